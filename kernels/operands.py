@@ -69,7 +69,10 @@ class LoadedOperand(Operand):
 
 @dataclass(frozen=True)
 class MatrixPart:
-    """A checkpoint tensor w[n, k] (or its transpose) that fills every `tile_step`-th tile of a packed matrix."""
+    """A checkpoint tensor w[n, k] (or its transpose) that fills every `tile_step`-th tile of a packed matrix.
+
+    With `tensor_n` it is the `n` rows from number `first` on of a tensor that has `tensor_n`.
+    """
 
     tensor: str
     n: int
@@ -77,16 +80,23 @@ class MatrixPart:
     transposed: bool = False
     first_tile: int = 0
     tile_step: int = 1
+    first: int = 0
+    tensor_n: int = 0
+
+    @property
+    def whole_n(self) -> int:
+        """Number of rows of the whole tensor."""
+        return self.tensor_n or self.n
 
     @property
     def shape(self) -> tuple[int, int]:
         """Shape of the tensor in the checkpoint."""
-        return (self.k, self.n) if self.transposed else (self.n, self.k)
+        return (self.k, self.whole_n) if self.transposed else (self.whole_n, self.k)
 
     @property
     def strides(self) -> tuple[int, int]:
         """Strides of n and of k in the checkpoint, in elements."""
-        return (1, self.n) if self.transposed else (self.k, 1)
+        return (1, self.whole_n) if self.transposed else (self.k, 1)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Tables of rotary position embeddings: default, linear, dynamic, yarn and llama3 scaling, as in transformers.
+"""Tables of rotary position embeddings with default, linear, dynamic, yarn, llama3 and longrope scaling (transformers).
 
 Angles are computed in f32 like the reference; their sine and cosine come from our own polynomial in f64, so that they
 are the same on every machine. The few frequencies come from libm's f64 `pow`, whose last bit rounding to f32 hides.
@@ -36,6 +36,7 @@ _HALF_PI = (1.570796325802803, 9.920935774287987e-10, 2.2517417741562176e-18)
 class Rope:
     """Rotary embedding of the first `dim` elements of a head: base `theta`, and the scaling of config.json.
 
+    It rotates the pairs (i, i + dim/2), or (2 i, 2 i + 1) if `interleaved`.
     `extended`: `max_position`, from `max_position_embeddings`, is the length with the scaling, not the one before it.
     """
 
@@ -45,6 +46,7 @@ class Rope:
     scaling: dict[str, Any]
     max_position: int
     extended: bool = False
+    interleaved: bool = False
 
     @classmethod
     def from_config(cls, config: ModelConfig, head_dim: int, partial: bool = False) -> Rope:
@@ -76,6 +78,15 @@ class Rope:
             raise ModelError(f"config.json: {name} of rope scaling {self.kind!r} {given}; it must be a number above 0")
         return float(value)
 
+    def factors(self, name: str) -> F64:
+        """Return a parameter of the scaling with a number above 0 for each frequency."""
+        values = self.scaling.get(name)
+        if not isinstance(values, list) or len(values) != self.dim // 2:
+            raise ModelError(
+                f"config.json: {name} of rope scaling {self.kind!r} must be a list of {self.dim // 2} numbers"
+            )
+        return np.asarray([replace(self, scaling={name: value}).number(name) for value in values])
+
     @property
     def original_length(self) -> float:
         """Number of positions that the model was trained for, without scaling."""
@@ -94,7 +105,8 @@ class Rope:
 
     def check(self) -> None:
         """Raise ModelError unless the parameters of the scaling are there and give frequencies."""
-        replace(self, dim=min(self.dim, _CHECKED_DIM)).frequencies(1)
+        small = self if self.kind == "longrope" else replace(self, dim=min(self.dim, _CHECKED_DIM))
+        small.frequencies(1)
 
     def frequencies(self, positions: int) -> tuple[F64, float]:
         """Return f64 [dim / 2], or that for each position, and the factor of attention. Raises ModelError."""
@@ -203,10 +215,27 @@ def _llama3(rope: Rope, positions: int) -> tuple[F64, float]:
     return (1 - smooth) * inverse / factor + smooth * inverse, 1.0
 
 
+def _longrope(rope: Rope, positions: int) -> tuple[F64, float]:
+    """Compute LongRoPE (Ding et al. 2024): each frequency has a factor, one in short and one in long contexts.
+
+    A context beyond the original length has the long factors from its first position on, so that all angles between
+    tokens belong to one embedding.
+    """
+    original = rope.original_length
+    short, long = rope.factors("short_factor"), rope.factors("long_factor")
+    factor = rope.number("factor", rope.max_position / original)
+    if rope.scaling.get("attention_factor") is not None:
+        attention = rope.number("attention_factor")
+    else:
+        attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return _inverse(rope) / (long if positions > original else short), attention
+
+
 _FREQUENCIES: dict[str, Callable[[Rope, int], tuple[F64, float]]] = {
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,
     "yarn": _yarn,
     "llama3": _llama3,
+    "longrope": _longrope,
 }

@@ -259,6 +259,32 @@ def test_an_unknown_architecture_is_rejected_with_the_known_ones(good: Path, eng
 
 
 @pytest.mark.parametrize(
+    ("architecture", "fields", "words"),
+    [
+        ("Gemma2ForCausalLM", {"attn_logit_softcapping": -1.0}, "attn_logit_softcapping is -1.0; it must be above 0"),
+        ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+        ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
+        ("Gemma3ForCausalLM", {"rope_parameters": {"rope_theta": 1e4}}, "an object for each of full_attention"),
+        ("Gemma3ForCausalLM", {"layer_types": ["full_attention"]}, "for each of the 2 layers"),
+        ("Gemma3ForConditionalGeneration", {"text_config": {"vocab_size": "x"}}, "text_config.vocab_size is 'x'"),
+        ("Phi3ForCausalLM", {"rope_scaling": {"type": "su", "long_factor": [1.0]}}, "short_factor of rope scaling"),
+        ("Starcoder2ForCausalLM", {"mlp_type": "gated"}, "mlp_type is 'gated'"),
+        ("GraniteForCausalLM", {"logits_scaling": 0.0}, "logits_scaling is 0.0; it must be above 0"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1]}, "no_rope_layers is [1]; it must list 0 or 1"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [0, 0]}, "no layer has a rotary embedding"),
+        ("Cohere2ForCausalLM", {"use_qk_norm": True}, "use_qk_norm is True"),
+        ("Cohere2ForCausalLM", {"layer_types": ["chunked_attention"] * 2}, "layer_types is"),
+    ],
+)  # fmt: skip
+def test_a_variant_that_is_not_carried_out_is_rejected_with_its_field(
+    good: Path, architecture: str, fields: dict[str, Any], words: str
+) -> None:
+    write(good, weights(), {**CONFIG, "architectures": [architecture], **fields})
+    with pytest.raises(ModelError, match=re.escape(words)):
+        describe(LoadOptions(str(good)))
+
+
+@pytest.mark.parametrize(
     "field", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "architectures"]
 )
 def test_a_config_without_a_field_is_rejected_with_its_name(good: Path, engine: EngineFactory, field: str) -> None:

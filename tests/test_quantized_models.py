@@ -16,7 +16,7 @@ from quire.kernels.errors import ModelError
 LENGTH = 90
 ODD_SHAPES = [
     "gpt2-untied", "llama-biases-linear", "mistral-window77", "qwen3-biases-window", "gemma2-window77",
-    "gemma3-window100",
+    "gemma3-window100", "phi3-long", "starcoder2-window77", "olmo2-joint-norms", "glm4-interleaved", "cohere2-window77",
 ]  # fmt: skip
 
 
@@ -92,9 +92,12 @@ def test_quantized_checkpoints(
         assert distance(twin, floats) > 3 * most  # the quantized weights do matter
 
 
-def test_quantized_gpt2_checkpoint(checkpoints: Path, tmp_path: Path) -> None:
-    weights = write_quantized(checkpoints / "gpt2-tied", tmp_path / "quantized", by_name("gptq-4-asymmetric"))
-    write_dequantized(checkpoints / "gpt2-tied", tmp_path / "floats", weights)
+@pytest.mark.parametrize(
+    ("model", "name"), [("gpt2-tied", "gptq-4-asymmetric"), ("phi3-window90-short", "gptq-4-asymmetric-reordered")]
+)
+def test_quantized_transposed_and_fused_layers(model: str, name: str, checkpoints: Path, tmp_path: Path) -> None:
+    weights = write_quantized(checkpoints / model, tmp_path / "quantized", by_name(name))
+    write_dequantized(checkpoints / model, tmp_path / "floats", weights)
     quantized = log_probabilities(tmp_path / "quantized", dtype="float32")
     floats = log_probabilities(tmp_path / "floats", dtype="float32")
     assert np.corrcoef(quantized, floats)[0, 1] > 0.99

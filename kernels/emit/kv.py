@@ -12,6 +12,7 @@ head are each followed by the f32 scales of the 32 tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from quire.kernels import _native
 from quire.kernels.emit.builder import BF16, F32, I16, I32, I64, VF32, VI32, Builder, Value, vector
@@ -73,12 +74,17 @@ class SplitHeadsKernel(Kernel):
     Work items are tokens times KV heads. Buffers: qkv f32 [m, (query + 2 kv) dim rounded up to 32], positions i32 [m],
     KV slots i64 [m] (tile * 32 + place), queries [kv][max tokens][group][dim padded], the layer's KV tiles, then if
     `rotary` the table f32 [position][cos, sin][rotary / 2], then if `norm` the f32 weights of the query and the key
-    norm [dim]. `rotary` is the number of leading elements of a head that are rotated, a multiple of 16.
+    norm [dim]. `rotary` is the number of leading elements of a head that are rotated, a multiple of 16; `interleaved`
+    rotates the pairs (2 d, 2 d + 1) and not (d, d + rotary/2).
+
+    A norm is of each head, or `joint` of all query heads and of all key heads, whose weights are [heads * dim]; each
+    work item then computes the sums of squares of its token.
     """
 
     heads: Heads
     rotary: int = 0
-    norm: bool = False
+    interleaved: bool = False
+    norm: Literal["", "head", "joint"] = ""
     epsilon: float = 0.0
 
     def emit(self, context: EmitContext) -> str:
@@ -93,22 +99,33 @@ class SplitHeadsKernel(Kernel):
             position = b.convert("arith.extui", b.load(positions, token * 4, I32), I64)
             slot = b.load(slots, token * 8, I64)
             base, place = layout.tile_at(b, pages, kv_head, slot // KV_TILE), slot % KV_TILE
+            keys = b.address(row, h.query * h.dim * 4)
+            query_scale, key_scale = self._joint_scale(b, row, h.query), self._joint_scale(b, keys, h.kv)
             with b.loop(0, h.group) as q:
-                self._prepare(b, row, kv_head * h.group + q.index, position, head, 0)
+                self._prepare(b, row, kv_head * h.group + q.index, position, head, 0, query_scale)
                 at = (kv_head * b.dim("max_num_batched_tokens") + token) * h.group + q.index
                 self._store_query(b, dtypes, head, b.address(queries, at * layout.query_bytes))
-            self._prepare(b, row, kv_head + h.query, position, head, 1)
+            self._prepare(b, keys, kv_head, position, head, 1, key_scale)
             self._store_key(b, dtypes, head, base, place)
             source = b.address(row, (kv_head + (h.query + h.kv)) * (h.dim * 4))
             self._store_value(b, dtypes, source, b.address(base, layout.value_offset), place)
         return b.text()
 
-    def _prepare(self, b: Builder, row: Value, number: Value, position: Value, head: Value, norm: int) -> None:
-        """Norm and rotate one head of the row, into the scratch `head`."""
+    def _joint_scale(self, b: Builder, first: Value, heads: int) -> Value | None:
+        """Return the factor of a joint norm of `heads` heads from address `first` on, in all lanes."""
+        return b.broadcast(self._rms(b, first, heads * self.heads.dim)) if self.norm == "joint" else None
+
+    def _prepare(
+        self, b: Builder, row: Value, number: Value, position: Value, head: Value, norm: int, scale: Value | None
+    ) -> None:
+        """Norm and rotate one head of the row, into the scratch `head`. `scale` is the factor of a joint norm."""
         h = self.heads
         source = b.address(row, number * (h.dim * 4))
-        scale = b.broadcast(self._rms(b, source)) if self.norm else None
         weight = b.buffer(5 + (self.rotary > 0) + norm) if self.norm else None
+        if self.norm == "head":
+            scale = b.broadcast(self._rms(b, source, h.dim))
+        elif weight is not None:
+            weight = b.address(weight, number * (h.dim * 4))
         with b.loop(0, h.dim // 16) as part:
             value = b.load(source, part.index * 64, VF32, 4)
             if scale is not None and weight is not None:
@@ -117,23 +134,29 @@ class SplitHeadsKernel(Kernel):
         if self.rotary:
             self._rotate(b, head, b.address(b.buffer(5), position * (self.rotary * 4)))
 
-    def _rms(self, b: Builder, source: Value) -> Value:
-        with b.loop(0, self.heads.dim // 16, state=[b.constant(0.0, VF32)]) as part:
+    def _rms(self, b: Builder, source: Value, size: int) -> Value:
+        with b.loop(0, size // 16, state=[b.constant(0.0, VF32)]) as part:
             value = b.load(source, part.index * 64, VF32, 4)
             part.carry(b.fma(value, value, part.state[0]))
         total = b.fold_lanes(part.results[0], lambda left, right: left + right)
-        return rsqrt(b, total / float(self.heads.dim) + self.epsilon)
+        return rsqrt(b, total / float(size) + self.epsilon)
 
     def _rotate(self, b: Builder, head: Value, table: Value) -> None:
-        """Rotate the pairs (d, d + rotary/2) in place, in 8 lanes, since rotary/2 may be an odd multiple of 8."""
+        """Rotate the pairs in place, in 8 lanes, since rotary/2 may be an odd multiple of 8."""
         half = self.rotary // 2
         lanes = vector(F32, 8)
         with b.loop(0, half // 8) as part:
             at = part.index * 32
             cos, sin = (b.load(table, at + offset * 4, lanes, 4) for offset in (0, half))
-            x, y = (b.load(head, at + offset * 4, lanes, 4) for offset in (0, half))
-            b.store(x * cos - y * sin, head, at, 4)
-            b.store(y * cos + x * sin, head, at + half * 4, 4)
+            if self.interleaved:
+                both = b.permute(b.load(head, at * 2, VF32, 4), [*range(0, 16, 2), *range(1, 16, 2)])
+                x, y = b.half(both, 0), b.half(both, 1)
+                both = b.join(x * cos - y * sin, y * cos + x * sin)
+                b.store(b.permute(both, [lane // 2 + lane % 2 * 8 for lane in range(16)]), head, at * 2, 4)
+            else:
+                x, y = (b.load(head, at + offset * 4, lanes, 4) for offset in (0, half))
+                b.store(x * cos - y * sin, head, at, 4)
+                b.store(y * cos + x * sin, head, at + half * 4, 4)
 
     def _store_query(self, b: Builder, dtypes: Dtypes, head: Value, target: Value) -> None:
         with b.loop(0, self.heads.dim // 16) as part:

@@ -24,7 +24,17 @@ from quire.kernels.emit.kv import KV_TILE, SplitHeadsKernel
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, Dtypes, QuantizedFormat, round_up
 from quire.kernels.emit.rows import EmbeddingKernel, NormKernel, QuantizeKernel
 from quire.kernels.errors import ModelError
-from quire.kernels.graph.operations import Attention, Embedding, FeedForward, Graph, Linear, Logits, Norm, Residual
+from quire.kernels.graph.operations import (
+    Attention,
+    Embedding,
+    FeedForward,
+    Graph,
+    Linear,
+    Logits,
+    Norm,
+    Parallel,
+    Residual,
+)
 from quire.kernels.operands import (
     Buffer,
     KvLayer,
@@ -173,7 +183,8 @@ class _Lowering:
         step = len(sizes) if linear.interleaved else 1
         parts, tile, columns = [], 0, 0
         for layer in linear.layers:
-            parts.append(MatrixPart(layer.weight, layer.outputs, k, layer.transposed, tile, step))
+            part = MatrixPart(layer.weight, layer.outputs, k, layer.transposed, tile, step)
+            parts.append(replace(part, first=layer.first, tensor_n=layer.tensor_outputs))
             tile += 1 if linear.interleaved else -(-layer.outputs // TILE_ROWS)
             columns += round_up(layer.outputs, TILE_ROWS) if linear.interleaved else layer.outputs
         return Matrix(tuple(parts), columns, k, quantized)
@@ -186,6 +197,8 @@ class _Lowering:
         matrix, layers = self._matrix(linear, x.columns), linear.layers
         operands: list[Operand] = [x.buffer, matrix, out]
         if layers[0].bias:
+            if any(layer.tensor_outputs for layer in layers):
+                raise ModelError(f"{layers[0].weight} is split into layers with biases, which is not supported")
             names, sizes = tuple(layer.bias for layer in layers), tuple(layer.outputs for layer in layers)
             operands.append(Vector(names, sizes, linear.interleaved))
         kernel = GemmKernel(
@@ -198,19 +211,30 @@ class _Lowering:
     # Residual blocks
 
     def _residual(self, hidden: Buffer, residual: Residual) -> None:
-        """Lower a residual block: a linear layer ends it and adds to the hidden states, or a norm after it does."""
-        match residual.block:
-            case Attention() as block:
-                x, last = self._attention(hidden, residual.before, block), FusedLinear((block.output,))
-            case FeedForward() as block:
-                x, last = self._feed_forward(hidden, residual.before, block), FusedLinear((block.down,))
+        """Lower a residual block: its last linear layers add to the hidden states, or a norm after them does.
+
+        Layers side by side read the hidden states before either adds to them.
+        """
+        block = residual.block
+        layers = (block.attention, block.feed_forward) if isinstance(block, Parallel) else (block,)
+        last = [self._layer(hidden, residual.before, layer) for layer in layers]
         if residual.after is None:
-            self._gemm("linear_add", x, last, hidden, epilogue="add", scale=residual.multiplier)
+            for x, linear in last:
+                self._gemm("linear_add", x, linear, hidden, epilogue="add", scale=residual.multiplier)
             return
         out = self._rows("block_output", self._plan.hidden_size)
-        self._gemm("linear", x, last, out)
+        for number, (x, linear) in enumerate(last):
+            self._gemm("linear_add" if number else "linear", x, linear, out, epilogue="add" if number else "store")
         kernel, operands = _norm_kernel("norm_add", residual.after, self._plan.hidden_size, out, hidden)
         self._plan.add(replace(kernel, output="residual", scale=residual.multiplier), operands, "tokens")
+
+    def _layer(
+        self, hidden: Buffer, before: Norm | None, layer: Attention | FeedForward
+    ) -> tuple[PackedActivations, FusedLinear]:
+        """Lower a layer up to its last linear layer, which is returned with its input."""
+        if isinstance(layer, Attention):
+            return self._attention(hidden, before, layer), FusedLinear((layer.output,))
+        return self._feed_forward(hidden, before, layer), FusedLinear((layer.down,))
 
     def _feed_forward(self, hidden: Buffer, before: Norm | None, operation: FeedForward) -> PackedActivations:
         if operation.gate is None:
@@ -259,10 +283,14 @@ class _Lowering:
             rotary.check()
             operands.append(RopeTable(rotary, self._plan.limits.max_model_len))
         if norms is not None:
-            operands += [Vector((name,), (heads.dim,), offset=norms.weight_offset) for name in (norms.query, norms.key)]
-        kernel = SplitHeadsKernel(
-            "split_heads", heads, rotary.dim if rotary else 0, norms is not None, norms.epsilon if norms else 0.0
-        )
+            sizes = (heads.query * heads.dim, heads.kv * heads.dim) if norms.joint else (heads.dim, heads.dim)
+            for name, size in zip((norms.query, norms.key), sizes, strict=True):
+                operands.append(Vector((name,), (size,), offset=norms.weight_offset))
+        kernel = SplitHeadsKernel("split_heads", heads)
+        if rotary is not None:
+            kernel = replace(kernel, rotary=rotary.dim, interleaved=rotary.interleaved)
+        if norms is not None:
+            kernel = replace(kernel, norm="joint" if norms.joint else "head", epsilon=norms.epsilon)
         self._plan.add(kernel, operands, "tokens", repeats=heads.kv)
 
 

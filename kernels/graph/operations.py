@@ -14,12 +14,17 @@ from quire.kernels.rope import MAX_POSITIONS, Rope
 
 @dataclass(frozen=True)
 class Linear:
-    """x W^T + b. The tensor `weight` is [outputs, inputs], or [inputs, outputs] if `transposed`; `bias` may be ""."""
+    """x W^T + b. The tensor `weight` is [outputs, inputs], or [inputs, outputs] if `transposed`; `bias` may be "".
+
+    With `tensor_outputs` the tensor has that many outputs, and this layer those from number `first` on.
+    """
 
     weight: str
     outputs: int
     bias: str = ""
     transposed: bool = False
+    first: int = 0
+    tensor_outputs: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,12 +69,16 @@ class Heads:
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """RMSNorms of query and key heads, before the rotation; the tensors `query` and `key` are [head_dim]."""
+    """RMSNorms of query and key heads, before the rotation; the tensors `query` and `key` are [head_dim].
+
+    `joint`: one norm of all query heads, and one of all key heads; the tensors are then [heads * head_dim].
+    """
 
     query: str
     key: str
     epsilon: float
     weight_offset: float = 0.0
+    joint: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,10 +113,18 @@ class FeedForward:
 
 
 @dataclass(frozen=True)
+class Parallel:
+    """The sum of an attention and a feed-forward layer that have the same input."""
+
+    attention: Attention
+    feed_forward: FeedForward
+
+
+@dataclass(frozen=True)
 class Residual:
     """x + multiplier * after(block(before(x))); either norm may be missing."""
 
-    block: Attention | FeedForward
+    block: Attention | FeedForward | Parallel
     before: Norm | None
     after: Norm | None = None
     multiplier: float = 1.0
@@ -134,7 +151,9 @@ class Graph:
     @property
     def attentions(self) -> list[Attention]:
         """Attention layers in order."""
-        return [residual.block for residual in self.residuals if isinstance(residual.block, Attention)]
+        blocks = [residual.block for residual in self.residuals]
+        layers = [block.attention if isinstance(block, Parallel) else block for block in blocks]
+        return [layer for layer in layers if isinstance(layer, Attention)]
 
     @property
     def max_positions(self) -> int:

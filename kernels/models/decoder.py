@@ -57,13 +57,17 @@ class Variant:
     """Differences from Llama.
 
     `window(config, layer)` is the sliding window in tokens, 0 for none, and `rotary(layer)` the rotary embedding; by
-    default that of config.json. `activation` is the field that names the activation, and its default.
+    default that of config.json. `activation` is the field that names the activation, and its default. Fused layers are
+    one tensor, `qkv_proj` or `gate_up_proj`.
     """
 
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     head_norms: bool = False
+    joint_head_norms: bool = False
+    fused_qkv: bool = False
+    fused_gate_up: bool = False
     window: Callable[[ModelConfig, int], int] = lambda config, layer: 0
     rotary: Callable[[int], Rope | None] | None = None
     activation: tuple[str, str] = ("hidden_act", "silu")
@@ -130,8 +134,12 @@ class _Layers:
     def attention(self, number: int) -> Residual:
         variant, heads, at = self._variant, self._heads, f"model.layers.{number}.self_attn"
         sizes = {"q": heads.query * heads.dim, "k": heads.kv * heads.dim, "v": heads.kv * heads.dim}
+        if variant.fused_qkv:
+            sizes = {"qkv": sum(sizes.values())}
         projections = tuple(_linear(f"{at}.{name}_proj", size, variant.qkv_bias) for name, size in sizes.items())
-        norms = HeadNorms(f"{at}.q_norm.weight", f"{at}.k_norm.weight", self._epsilon, variant.norm_offset)
+        norms = HeadNorms(
+            f"{at}.q_norm.weight", f"{at}.k_norm.weight", self._epsilon, variant.norm_offset, variant.joint_head_norms
+        )
         attention = Attention(
             projections, _linear(f"{at}.o_proj", self._hidden, variant.output_bias), heads,
             rotary=self._rotary(number), head_norms=norms if variant.head_norms else None,
@@ -143,6 +151,9 @@ class _Layers:
     def feed_forward(self, number: int) -> Residual:
         variant, mlp = self._variant, f"model.layers.{number}.mlp"
         gate, up = (_linear(f"{mlp}.{name}_proj", self._inner, variant.mlp_bias) for name in ("gate", "up"))
+        if variant.fused_gate_up:
+            weight, both = f"{mlp}.gate_up_proj.weight", 2 * self._inner
+            gate, up = (Linear(weight, self._inner, first=first, tensor_outputs=both) for first in (0, self._inner))
         down = _linear(f"{mlp}.down_proj", self._hidden, variant.mlp_bias)
         return self._residual(number, FeedForward(up, down, self._activation, gate), variant.mlp_norms)
 

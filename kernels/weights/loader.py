@@ -12,7 +12,7 @@ from quire.kernels._native import MatrixView, PackedWeights, QuantizedWeights, R
 from quire.kernels.emit.layout import Dtypes, QuantizedFormat
 from quire.kernels.errors import ModelError
 from quire.kernels.operands import Array, ArrayWeight, Matrix, MatrixPart, Operand, Weight
-from quire.kernels.weights.checkpoint import Checkpoint
+from quire.kernels.weights.checkpoint import FLOAT_DTYPES, Checkpoint
 from quire.kernels.weights.quantization import Quantization
 from quire.kernels.weights.weight_cache import CacheFile, key_of
 
@@ -112,7 +112,8 @@ class Loader:
     def _view(self, part: MatrixPart) -> MatrixView:
         """Return the part's tensor in the checkpoint."""
         tensor = self.checkpoint.get(part.tensor, part.shape)
-        return MatrixView(tensor.data, tensor.format, part.n, part.k, *part.strides)
+        start = part.first * part.strides[0] * FLOAT_DTYPES[tensor.dtype][1]
+        return MatrixView(tensor.data[start:], tensor.format, part.n, part.k, *part.strides)
 
     def _pack_quantized(self, target: int, part: MatrixPart, form: QuantizedFormat) -> None:
         packed = QuantizedWeights(target, form, part.k)

@@ -56,7 +56,10 @@ class Quantization:
         """Return the order in which the layers' weights take their inputs, i32 [k]; None for the natural order."""
         if self.scheme is None or self.format_of(layers) is None:
             return None
-        orders = [self.scheme.order(self.checkpoint, _module(layer.weight), layer.outputs, k) for layer in layers]
+        orders = [
+            self.scheme.order(self.checkpoint, _module(layer.weight), layer.tensor_outputs or layer.outputs, k)
+            for layer in layers
+        ]
         if any(not _same(order, orders[0]) for order in orders):
             raise _unlike(layers, "orders of inputs")
         return orders[0]
@@ -65,12 +68,12 @@ class Quantization:
         """Read `part` from a quantized checkpoint."""
         if self.scheme is None:
             raise ValueError("the checkpoint is not quantized")
-        return self.scheme.read(self.checkpoint, _module(part.tensor), part.n, part.k)
+        return self.scheme.read(self.checkpoint, _module(part.tensor), part.whole_n, part.k).rows(part.first, part.n)
 
     def check(self, part: MatrixPart) -> None:
         """Raise ModelError if the checkpoint lacks a tensor that the quantized `part` needs."""
         if self.scheme is not None:
-            self.scheme.check(self.checkpoint, _module(part.tensor), part.n, part.k)
+            self.scheme.check(self.checkpoint, _module(part.tensor), part.whole_n, part.k)
         else:
             self.checkpoint.get(part.tensor, part.shape)
 

@@ -46,6 +46,8 @@ _SCALINGS: list[dict[str, Any]] = [
      "attention_factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "truncate": False},
     {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
      "original_max_position_embeddings": 64},
+    {"rope_type": "longrope", "short_factor": [1.0] * 32, "long_factor": [2.0] * 32, "factor": 4.0,
+     "original_max_position_embeddings": 64},
 ]  # fmt: skip
 _QUANTIZATIONS: list[dict[str, Any]] = [
     {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": True, "dynamic": {"-:.*q_proj": {}}},
@@ -91,7 +93,7 @@ class Configs:
         """See Target."""
         names = ("rope_scaling", "rope_theta", "quantization_config", "sliding_window", "use_sliding_window")
         more = ("added_tokens_decoder", "tokenizer_class", "LlamaTokenizer", "Qwen2Tokenizer", "add_bos_token")
-        layers = ("layer_types", "max_window_layers")
+        layers = ("layer_types", "max_window_layers", "sliding_attention", "full_attention", "no_rope_layers")
         return (*tiny_model.CONFIG, *ARCHITECTURES, *SPECIAL_TOKEN_NAMES, *names, *more, *layers)
 
     def seeds(self) -> Iterator[bytes]:

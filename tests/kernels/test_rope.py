@@ -20,6 +20,11 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "llama3": {
         "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
     },
+    "longrope": {
+        "original_max_position_embeddings": 64,
+        "short_factor": [1 + 0.1 * i for i in range(32)],
+        "long_factor": [4 + 0.3 * i for i in range(32)],
+    },
 }  # fmt: skip
 
 
@@ -36,6 +41,10 @@ def make(kind: str, **extra: Any) -> Rope:
         ("yarn", {"beta_fast": 1e300, "original_max_position_embeddings": 1e-300}),
         ("llama3", {"factor": 1e-300, "original_max_position_embeddings": 1e-300}),
         ("yarn", {"attention_factor": 10**400}),
+        ("longrope", {"original_max_position_embeddings": 1}),
+        ("longrope", {"short_factor": [1.0] * 31}),
+        ("longrope", {"long_factor": [1.0] * 31 + [0.0]}),
+        ("longrope", {"long_factor": None}),
     ],
 )
 def test_numbers_that_give_no_finite_frequencies_are_rejected(kind: str, extra: dict[str, Any]) -> None:
@@ -55,8 +64,8 @@ def test_sine_and_cosine() -> None:
     assert np.abs(cosine - np.cos(angles)).max() < 1e-13
 
 
-@pytest.mark.parametrize("kind", SCALINGS)
-def test_tables_equal_those_of_transformers(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "length"), [*((kind, 256) for kind in SCALINGS), ("longrope", 64)])
+def test_tables_equal_those_of_transformers(kind: str, length: int) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -66,8 +75,8 @@ def test_tables_equal_those_of_transformers(kind: str) -> None:
         hidden_size=128, num_attention_heads=2, max_position_embeddings=256, rope_parameters=parameters
     )
     reference = LlamaRotaryEmbedding(config)
-    table = make(kind).table(256)
-    cosine, sine = reference(torch.zeros(1), torch.arange(256)[None])
+    table = make(kind).table(length)
+    cosine, sine = reference(torch.zeros(1), torch.arange(length)[None])
     np.testing.assert_allclose(
         table[:, 0], cosine[0, :, :32].numpy(), atol=2e-5
     )  # transformers rounds frequencies to f32
@@ -98,8 +107,8 @@ def test_a_part_of_the_head_is_rotated() -> None:
 
 
 def test_unsupported_fields_are_rejected_with_an_error_that_names_them() -> None:
-    with pytest.raises(ModelError, match="rope_type is 'longrope'; supported are default, linear, dynamic"):
-        make("longrope")
+    with pytest.raises(ModelError, match="rope_type is 'proportional'; supported are default, linear, dynamic"):
+        make("proportional")
     with pytest.raises(ModelError, match=r"partial_rotary_factor is 0\.5; this architecture supports only 1"):
         make("default", partial_rotary_factor=0.5)
     rope = Rope.from_config(ModelConfig({**BASE, "rope_scaling": {"type": "linear"}}), 64)
@@ -112,4 +121,4 @@ def test_unsupported_fields_are_rejected_with_an_error_that_names_them() -> None
 
 
 def test_scaling_extends_the_context() -> None:
-    assert [make(kind).reach for kind in SCALINGS] == [256, 1024, 512, 256, 256]
+    assert [make(kind).reach for kind in SCALINGS] == [256, 1024, 512, 256, 256, 256]

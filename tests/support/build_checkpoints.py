@@ -56,22 +56,23 @@ def _write_checkpoint(checkpoint: ReferenceCheckpoint, target: Path) -> None:
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            _fill(name, parameter, checkpoint.embedding)
+            _fill(name, parameter, checkpoint)
     model.to(getattr(torch, checkpoint.dtype))
     model.save_pretrained(target, max_shard_size=checkpoint.max_shard_size)
     _write_tokenizer(target, checkpoint.config["vocab_size"])
 
 
-def _fill(name: str, parameter: Any, embedding: float) -> None:
+def _fill(name: str, parameter: Any, checkpoint: ReferenceCheckpoint) -> None:
     """Fill with random values that make every part of the model matter: norms near 1, nonzero biases, spread logits."""
     if "norm" in name or "ln_" in name:
-        parameter.normal_(0.0 if name.endswith("bias") else 1.0, 0.2)
+        offset = checkpoint.model_type.startswith("gemma")  # which multiplies by 1 + weight
+        parameter.normal_(0.0 if name.endswith("bias") or offset else 1.0, 0.2)
     elif name.endswith("bias"):
         parameter.normal_(0.0, 0.2)
     elif "embed_tokens" in name or "wte" in name or "wpe" in name or "lm_head" in name:
-        parameter.normal_(0.0, embedding)
+        parameter.normal_(0.0, checkpoint.embedding)
     else:
-        fan_in = parameter.shape[0 if ".c_" in name else 1]
+        fan_in = parameter.shape[0 if name.startswith("transformer") else 1]
         # The layers must outweigh the embedding; otherwise a greedy continuation repeats one token.
         gain = 3.0 if "o_proj" in name or "down_proj" in name or "attn.c_proj" in name else 1.2
         if "attn.c_attn" in name:

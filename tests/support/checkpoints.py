@@ -25,6 +25,15 @@ GEMMA3_ROPES = {
 YARN_ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "rope_theta": 10000.0}
 
 
+def longrope(frequencies: int, **more: float) -> dict[str, Any]:
+    """Return LongRoPE with two different factors for each frequency."""
+    factors = {
+        "short_factor": [1 + i / frequencies for i in range(frequencies)],
+        "long_factor": [2 + 3 * i / frequencies for i in range(frequencies)],
+    }
+    return {"rope_type": "longrope", "rope_theta": 10000.0, **factors, **more}
+
+
 @dataclasses.dataclass(frozen=True)
 class ReferenceCheckpoint:
     """One checkpoint: the arguments of its config class, its storage dtype, and how its files are sharded.
@@ -161,6 +170,56 @@ CHECKPOINTS = (
         _decoder(256, 352, 3, 4, 2, 128, vocab_size=1021, sliding_window=77, query_pre_attn_scalar=96,
                  attn_logit_softcapping=3.0, final_logit_softcapping=3.0),
         embedding=0.05,
+    ),
+    ReferenceCheckpoint(
+        "phi3-window90-short",
+        "phi3",
+        _decoder(256, 352, 2, 4, 2, 64, vocab_size=503, sliding_window=90, partial_rotary_factor=0.75,
+                 rope_parameters=longrope(24, factor=4.0), original_max_position_embeddings=1024),
+    ),
+    ReferenceCheckpoint(
+        "phi3-long",
+        "phi3",
+        _decoder(320, 448, 3, 4, 4, 80, vocab_size=1021, tie_word_embeddings=True,
+                 rope_parameters=longrope(40, attention_factor=1.2), original_max_position_embeddings=1),
+        dtype="bfloat16",
+        max_shard_size="900KB",
+    ),
+    ReferenceCheckpoint(
+        "starcoder2-window77",
+        "starcoder2",
+        _decoder(256, 512, 3, 4, 1, 64, vocab_size=503, sliding_window=77),
+    ),
+    ReferenceCheckpoint(
+        "granite-multipliers",
+        "granite",
+        _decoder(256, 352, 2, 4, 2, 64, vocab_size=503, tie_word_embeddings=True, embedding_multiplier=3.0,
+                 logits_scaling=2.0, residual_multiplier=0.7, attention_multiplier=0.2),
+        embedding=0.15,
+    ),
+    ReferenceCheckpoint(
+        "smollm3-window100",
+        "smollm3",
+        _decoder(256, 352, 3, 4, 1, 64, vocab_size=503, no_rope_layers=[1, 0, 1], use_sliding_window=True,
+                 sliding_window=100),
+        dtype="bfloat16",
+    ),
+    ReferenceCheckpoint(
+        "olmo2-joint-norms",
+        "olmo2",
+        _decoder(256, 352, 2, 4, 2, 64, vocab_size=503),
+    ),
+    ReferenceCheckpoint(
+        "glm4-interleaved",
+        "glm4",
+        _decoder(320, 448, 2, 4, 2, 96, vocab_size=503, rope_parameters={"rope_theta": 10000.0,
+                 "partial_rotary_factor": 0.5}, attention_bias=True),
+        dtype="bfloat16",
+    ),
+    ReferenceCheckpoint(
+        "cohere2-window77",
+        "cohere2",
+        _decoder(256, 352, 4, 4, 2, 64, vocab_size=503, sliding_window=77, logit_scale=0.5),
     ),
 )  # fmt: skip
 

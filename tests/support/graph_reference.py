@@ -18,6 +18,7 @@ from quire.kernels.graph.operations import (
     Linear,
     Logits,
     Norm,
+    Parallel,
     Residual,
 )
 from quire.kernels.rope import Rope
@@ -46,9 +47,9 @@ class MemoryCheckpoint(Checkpoint):
         """Do nothing, since no file is mapped."""
 
 
-def rotary(dim: int = 32, theta: float = 10000.0) -> Rope:
+def rotary(dim: int = 32, theta: float = 10000.0, *, interleaved: bool = False) -> Rope:
     """Return rotary embeddings without scaling."""
-    return Rope(dim, theta, "default", {}, POSITIONS)
+    return Rope(dim, theta, "default", {}, POSITIONS, interleaved=interleaved)
 
 
 def attention(layer: int, query: int = 4, **attributes: Any) -> Attention:
@@ -84,45 +85,62 @@ def graph(
     return Graph(Embedding("embed", VOCAB, HIDDEN, **(embedding or {})), tuple(residuals), head)
 
 
+def layers_of(residual: Residual) -> tuple[Attention | FeedForward, ...]:
+    """Return the layers of a residual block, which have the same input."""
+    block = residual.block
+    return (block.attention, block.feed_forward) if isinstance(block, Parallel) else (block,)
+
+
 def random_tensors(model: Graph) -> Tensors:
     """Return random tensors for all names in the graph, of a size at which every operation matters."""
-    tensors: Tensors = {}
+    random = _RandomTensors()
+    random.add("embed", VOCAB, HIDDEN)
+    random.add(model.embedding.positions, POSITIONS, HIDDEN)
+    for residual in model.residuals:
+        random.add_norm(residual.before)
+        random.add_norm(residual.after)
+        for layer in layers_of(residual):
+            random.add_layer(layer)
+    random.add_norm(model.logits.norm)
+    random.add_linear(model.logits.linear, HIDDEN)
+    return random.tensors
 
-    def add(name: str, *shape: int, scale: float = 1.0, mean: float = 0.0) -> None:
+
+class _RandomTensors:
+    def __init__(self) -> None:
+        self.tensors: Tensors = {}
+
+    def add(self, name: str, *shape: int, scale: float = 1.0, mean: float = 0.0) -> None:
         if name:
             rng = np.random.default_rng(list(name.encode()))
-            tensors[name] = (mean + scale * rng.standard_normal(shape)).astype(np.float32)
+            self.tensors[name] = (mean + scale * rng.standard_normal(shape)).astype(np.float32)
 
-    def add_linear(linear: Linear, inputs: int) -> None:
-        add(linear.weight, *((inputs, linear.outputs)[:: 1 if linear.transposed else -1]), scale=1.2 * inputs**-0.5)
-        add(linear.bias, linear.outputs)
+    def add_linear(self, linear: Linear, inputs: int) -> None:
+        shape = inputs, linear.tensor_outputs or linear.outputs
+        self.add(linear.weight, *(shape[:: 1 if linear.transposed else -1]), scale=1.2 * inputs**-0.5)
+        self.add(linear.bias, linear.outputs)
 
-    def add_norm(norm: Norm | None) -> None:
+    def add_norm(self, norm: Norm | None) -> None:
         if norm is not None:
-            add(norm.weight, HIDDEN, scale=0.2, mean=1.0 - norm.weight_offset)
-            add(norm.bias, HIDDEN, scale=0.2)
+            self.add(norm.weight, HIDDEN, scale=0.2, mean=1.0 - norm.weight_offset)
+            self.add(norm.bias, HIDDEN, scale=0.2)
 
-    add("embed", VOCAB, HIDDEN)
-    add(model.embedding.positions, POSITIONS, HIDDEN)
-    for residual in model.residuals:
-        add_norm(residual.before)
-        add_norm(residual.after)
-        block = residual.block
-        if isinstance(block, Attention):
-            for linear in block.projections:
-                add_linear(linear, HIDDEN)
-            add_linear(block.output, block.heads.query * block.heads.dim)
-            add(block.sinks, block.heads.query, scale=2.0)
-            if block.head_norms is not None:
-                for name in (block.head_norms.query, block.head_norms.key):
-                    add(name, block.heads.dim, scale=0.3, mean=1.0 - block.head_norms.weight_offset)
+    def add_layer(self, layer: Attention | FeedForward) -> None:
+        if isinstance(layer, Attention):
+            inputs, last, width = layer.projections, layer.output, layer.heads.query * layer.heads.dim
+            self.add(layer.sinks, layer.heads.query, scale=2.0)
+            self.add_head_norms(layer.head_norms, layer.heads)
         else:
-            for linear in (block.up, *([block.gate] if block.gate else [])):
-                add_linear(linear, HIDDEN)
-            add_linear(block.down, block.up.outputs)
-    add_norm(model.logits.norm)
-    add_linear(model.logits.linear, HIDDEN)
-    return tensors
+            inputs, last, width = (layer.up, *([layer.gate] if layer.gate else [])), layer.down, layer.up.outputs
+        for linear in inputs:
+            self.add_linear(linear, HIDDEN)
+        self.add_linear(last, width)
+
+    def add_head_norms(self, norms: HeadNorms | None, heads: Heads) -> None:
+        if norms is not None:
+            for name, number in ((norms.query, heads.query), (norms.key, heads.kv)):
+                size = heads.dim * (number if norms.joint else 1)
+                self.add(name, size, scale=0.3, mean=1.0 - norms.weight_offset)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,12 +157,8 @@ class GraphReference:
         if embedding.positions:
             x = x + self._get(embedding.positions)[: len(tokens)]
         for residual in self.graph.residuals:
-            y = x if residual.before is None else self._norm(residual.before, x)
-            y = (
-                self._attention(residual.block, y)
-                if isinstance(residual.block, Attention)
-                else self._feed(residual.block, y)
-            )
+            normed = x if residual.before is None else self._norm(residual.before, x)
+            y = np.sum([self._layer(layer, normed) for layer in layers_of(residual)], axis=0)
             x = x + residual.multiplier * (y if residual.after is None else self._norm(residual.after, y))
         scores = _capped(logits.scale * self._linear(logits.linear, self._norm(logits.norm, x)), logits.softcap)
         normalizers = np.log(np.exp(scores).sum(-1))
@@ -156,6 +170,8 @@ class GraphReference:
 
     def _linear(self, linear: Linear, x: F64) -> F64:
         weight = self._get(linear.weight)
+        if linear.tensor_outputs:
+            weight = weight[linear.first : linear.first + linear.outputs]
         y = x @ (weight if linear.transposed else weight.T)
         return y + self._get(linear.bias) if linear.bias else y
 
@@ -165,6 +181,9 @@ class GraphReference:
             x / np.sqrt((x**2).mean(-1, keepdims=True) + norm.epsilon) * (self._get(norm.weight) + norm.weight_offset)
         )
         return y + self._get(norm.bias) if norm.bias else y
+
+    def _layer(self, layer: Attention | FeedForward, x: F64) -> F64:
+        return self._attention(layer, x) if isinstance(layer, Attention) else self._feed(layer, x)
 
     def _feed(self, block: FeedForward, x: F64) -> F64:
         assert block.activation == "silu"
@@ -192,8 +211,12 @@ class GraphReference:
         return self._linear(block.output, (weights / total @ v).transpose(1, 0, 2).reshape(n, -1))
 
     def _head_norm(self, norms: HeadNorms, name: str, x: F64) -> F64:
+        """Norm heads x [heads, tokens, dim]."""
         weight = self._get(name) + norms.weight_offset
-        y: F64 = x / np.sqrt((x**2).mean(-1, keepdims=True) + norms.epsilon) * weight
+        if norms.joint:
+            weight = weight.reshape(len(x), 1, -1)
+        square = (x**2).mean((0, 2) if norms.joint else 2, keepdims=True)
+        y: F64 = x / np.sqrt(square + norms.epsilon) * weight
         return y
 
 
@@ -204,6 +227,9 @@ def _capped(x: F64, cap: float) -> F64:
 def _rotated(x: F64, rope: Rope) -> F64:
     half = rope.dim // 2
     angles = np.arange(x.shape[1])[:, None] * rope.theta ** -(np.arange(half) / half)
-    first, second, rest = x[..., :half], x[..., half : rope.dim], x[..., rope.dim :]
-    cos, sin = np.cos(angles), np.sin(angles)
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
+    rotated, rest = x[..., : rope.dim], x[..., rope.dim :]
+    turned = [rotated[..., 0::2], rotated[..., 1::2]] if rope.interleaved else np.split(rotated, 2, axis=-1)
+    y = (turned[0] + 1j * turned[1]) * np.exp(1j * angles)
+    pairs = [y.real, y.imag]
+    rotated = np.stack(pairs, axis=-1).reshape(rotated.shape) if rope.interleaved else np.concatenate(pairs, axis=-1)
+    return np.concatenate([rotated, rest], axis=-1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -39,6 +39,12 @@ class QuantizedMatrix:
     scales: Floats
     zeros: Bytes | None
     order: npt.NDArray[np.int32] | None
+
+    def rows(self, first: int, count: int) -> QuantizedMatrix:
+        """Return the `count` outputs from number `first` on."""
+        rows = slice(first, first + count)
+        zeros = None if self.zeros is None else self.zeros[rows]
+        return replace(self, values=self.values[rows], scales=self.scales[rows], zeros=zeros)
 
 
 @dataclass(frozen=True)
