@@ -107,6 +107,6 @@ def test_the_checkpoints_cover_what_the_models_differ_in() -> None:
     assert head_dims == {64, 80, 96, 128, 256}
     assert all(c["vocab_size"] % 16 for c in configs)
     ropes = {c.get("rope_parameters", {}).get("rope_type", "default") for c in configs}
-    assert ropes == {"default", "llama3", "linear", "dynamic", "yarn"}
+    assert ropes == {"default", "llama3", "linear", "dynamic", "yarn", "longrope"}
     for architecture in ("gpt2", "llama", "mistral", "qwen2", "qwen3"):
         assert sum(checkpoint.model_type == architecture for checkpoint in CHECKPOINTS) >= 2
