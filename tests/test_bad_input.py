@@ -272,6 +272,7 @@ def test_an_unknown_architecture_is_rejected_with_the_known_ones(good: Path, eng
         ("GraniteForCausalLM", {"logits_scaling": 0.0}, "logits_scaling is 0.0; it must be above 0"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1]}, "no_rope_layers is [1]; it must list 0 or 1"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [0, 0]}, "no layer has a rotary embedding"),
+        ("Cohere2ForCausalLM", {"sliding_window": None}, "lacks sliding_window"),
         ("Cohere2ForCausalLM", {"use_qk_norm": True}, "use_qk_norm is True"),
         ("Cohere2ForCausalLM", {"layer_types": ["chunked_attention"] * 2}, "layer_types is"),
     ],

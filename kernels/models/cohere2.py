@@ -19,7 +19,7 @@ from quire.kernels.graph.operations import (
     Parallel,
     Residual,
 )
-from quire.kernels.models.decoder import activation_of, heads_of, sliding_layers, window_of
+from quire.kernels.models.decoder import activation_of, heads_of, sliding_layers
 from quire.kernels.rope import Rope
 
 
@@ -31,7 +31,8 @@ def build(config: ModelConfig) -> Graph:
     config.restrict("use_gated_activation", (True,))
     hidden, inner, vocab = (config.size(name) for name in ("hidden_size", "intermediate_size", "vocab_size"))
     bias, epsilon = config.get("attention_bias", False), config.get("layer_norm_eps", 1e-5)
-    heads, activation, window = heads_of(config), activation_of(config, "hidden_act", "silu"), window_of(config)
+    heads, activation = heads_of(config), activation_of(config, "hidden_act", "silu")
+    window = config.size("sliding_window")
     rope = replace(Rope.from_config(config, heads.dim), interleaved=True)
     sizes = {"q": heads.query * heads.dim, "k": heads.kv * heads.dim, "v": heads.kv * heads.dim}
 
