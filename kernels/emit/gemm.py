@@ -17,20 +17,26 @@ from quire.kernels.emit.layout import (
     store_activation,
 )
 from quire.kernels.emit.math import ACTIVATIONS, softcap
-from quire.kernels.emit.products import FAR_BYTES, ROWS_PER_BLOCK, STREAM_BYTES, PackedColumns, Panels, RowSink
+from quire.kernels.emit.products import (
+    BLOCKS_PER_PASS,
+    FAR_BYTES,
+    STREAM_BYTES,
+    PackedColumns,
+    Panels,
+    RowSink,
+    rows_of_block,
+)
 from quire.kernels.emit.quantized import QuantizedProducts
-
-ROWS_PER_ITEM = ROWS_PER_BLOCK
-"""Rows of one work item: few enough to spread a long prefill over threads, many enough to reuse a weight block."""
 
 
 @dataclass(frozen=True)
 class GemmKernel(Kernel):
     """One GEMM.
 
-    Work items are blocks of 32 columns times groups of 64 rows. Buffers: x (packed activations, `k` columns), w
-    (packed, `n` columns), y, and the f32 bias if `bias`. The dim called `dim` is m. `quantized` is the weights' format
-    if they are quantized; x is then quantized for it.
+    Work items are blocks of 32 columns times groups of `rows_of_block` rows: few enough to spread a long prefill over
+    threads, many enough to reuse a block of weights. Buffers: x (packed activations, `k` columns), w (packed, `n`
+    columns), y, and the f32 bias if `bias`. The dim called `dim` is m. `quantized` is the weights' format if they are
+    quantized; x is then quantized for it.
 
     `epilogue`: `store` writes f32 `scale * y[m, n]`, row-major with n rounded up to 32, with `softcap` as
     `softcap * tanh(scale * y / softcap)`; `add` adds `scale * y` to it; `activation` writes `act(y)` as packed
@@ -71,15 +77,16 @@ class GemmKernel(Kernel):
         x, w, y = b.buffer(0), b.buffer(1), b.buffer(2)
         bias = b.buffer(3) if self.bias else None
         rows = b.dim(self.dim)
-        groups = (rows + (ROWS_PER_ITEM - 1)) // ROWS_PER_ITEM
+        size = rows_of_block(context.dtypes)
+        groups = (rows + (size - 1)) // size
         with b.items() as item:
             column_block = item // groups
-            first = item % groups * ROWS_PER_ITEM
+            first = item % groups * size
 
             def sink(row: Value, values: Sequence[Value]) -> None:
                 self._finish(b, context.dtypes, y, bias, first + row, column_block, values)
 
-            count = (rows - first).min(ROWS_PER_ITEM)
+            count = (rows - first).min(size)
             self._multiply(b, context, x, w, first // TILE_ROWS, count, column_block, sink)
         return b.text()
 
@@ -100,8 +107,11 @@ class GemmKernel(Kernel):
         operand = Panels(b.address(x, panel * panel_bytes), row_bytes, TILE_ROWS * row_bytes, panel_bytes)
         base = b.address(w, block * (blocks * dtypes.block_bytes))
         size = dtypes.block_bytes
+        far: Value | int = FAR_BYTES
+        if context.products.uses_tiles:  # turns share prefetching the next pass; one alone prefetches its own
+            far = b.select(rows <= 2 * TILE_ROWS, b.index(FAR_BYTES), BLOCKS_PER_PASS * size)
         packed = PackedColumns(
-            blocks, lambda j: b.address(base, j * size), lambda j: [b.address(base, j * size + FAR_BYTES)], STREAM_BYTES
+            blocks, lambda j: b.address(base, j * size), lambda j: [b.address(base, j * size + far)], STREAM_BYTES
         )
         context.products.emit(b, operand, rows, packed, sink)
 

@@ -41,12 +41,14 @@ ROW_CHUNKS = {
 chains of even k (0) and of odd k (1) are computed together or in turn. In turn, 12 of the 16 registers of AVX2
 accumulate: six rows by one tile, and each value that is loaded is used for as many FMAs as the loads allow."""
 
-ROWS_PER_BLOCK = 64
-"""Rows that use blocks of weights while these are in a cache."""
+ROWS_PER_BLOCK, TILE_ROWS_PER_BLOCK = 64, 256
+"""Rows that use blocks of weights while these are in a cache; AMX tiles need many, to load blocks from memory while
+others are multiplied."""
 
 BLOCKS_PER_PASS = 16
-"""Blocks that all rows use before the next ones: few enough for any second-level cache. With four, which fit into the
-first-level cache, the loops over rows take 7 % of the time of `vdpbf16ps` and nothing is gained."""
+"""Blocks that all rows use before the next ones: few enough for any second-level cache, and in bf16 for the first-level
+cache of a CPU with AMX. With four, which fit into any first-level cache, the loops over rows take 7 % of the time of
+`vdpbf16ps` and nothing is gained."""
 
 PAIRS_PER_ITERATION = 4
 """Pairs of k in one iteration of the innermost loop. Fully unrolled, LLVM would hoist and spill its loads."""
@@ -108,19 +110,21 @@ class Products:
         return self.dtypes.activations == PAIRED
 
     def emit(self, b: Builder, x: Panels, rows: Value, columns: PackedColumns, sink: RowSink) -> None:
-        """Call `sink` with each of `rows` rows of x times the columns."""
-        if self.uses_tiles:
-            self._emit_tiles(b, x, rows, columns, sink)
-            return
-        totals = b.scratch(ROWS_PER_BLOCK * 2 * LINE)
-        with b.loop(0, rows, ROWS_PER_BLOCK) as first:
-            count = (rows - first.index).min(ROWS_PER_BLOCK)
+        """Call `sink` with each of `rows` rows of x times the columns.
+
+        All rows of a block use some blocks of weights before the next ones are read.
+        """
+        rows_per_block = rows_of_block(self.dtypes)
+        add_blocks = self._add_tiles if self.uses_tiles else self._add_blocks
+        totals = b.scratch(rows_per_block * 2 * LINE)
+        with b.loop(0, rows, rows_per_block) as first:
+            count = (rows - first.index).min(rows_per_block)
             with b.loop(0, count * 2) as line:
                 b.store(b.constant(0.0, VF32), totals, line.index * LINE, LINE)
             panels = replace(x, base=x.panel(b, first.index))
             with b.loop(0, columns.blocks, BLOCKS_PER_PASS) as start:
                 stop = (start.index + BLOCKS_PER_PASS).min(columns.blocks)
-                self._add_blocks(b, panels, count, columns, start.index, stop, totals)
+                add_blocks(b, panels, count, columns, start.index, stop, totals)
             with b.loop(0, count) as row:
                 at = b.address(totals, row.index * (2 * LINE))
                 sink(first.index + row.index, [b.load(at, column * LINE, VF32, LINE) for column in range(2)])
@@ -130,8 +134,7 @@ class Products:
     ) -> None:
         """Add the products with the blocks [start, stop) to `totals`, f32 [row][32 columns].
 
-        All rows use these weights before the next ones are read. The totals are in memory, so that the registers are
-        left to the chains.
+        The totals are in memory, so that the registers are left to the chains.
         """
         with b.loop(0, rows, TILE_ROWS) as panel:
             base, done = x.panel(b, panel.index), b.index(0)
@@ -200,51 +203,80 @@ class Products:
         halves = [b.convert("vector.bitcast", value, vector(BF16, 32)) for value in (weights, x)]
         return b.call("llvm.x86.avx512bf16.dpbf16ps.512", [total, *halves], VF32)
 
-    def _emit_tiles(self, b: Builder, x: Panels, rows: Value, columns: PackedColumns, sink: RowSink) -> None:
-        """Multiply two panels of 16 rows at a time with AMX tiles, so that each loaded tile is used twice; then the
-        last panel. Rows past the last are computed but not passed to `sink`."""
-        result = b.scratch(2 * 2 * TILE_ROWS * 64)
-        pairs = (rows + (TILE_ROWS - 1)) // (2 * TILE_ROWS) * (2 * TILE_ROWS)
-        for panels, start, stop in ((2, b.index(0), pairs), (1, pairs, rows)):
-            with b.loop(start, stop, panels * TILE_ROWS) as first:
-                self._tile_panels(b, x, first.index, panels, columns, result)
-                with b.loop(0, (rows - first.index).min(panels * TILE_ROWS)) as row:
-                    at = b.address(result, row.index * 128)
-                    sink(first.index + row.index, [b.load(at, 64 * c, VF32, 64) for c in range(2)])
-
-    def _tile_panels(
-        self, b: Builder, x: Panels, row: Value, panels: int, columns: PackedColumns, result: Value
+    def _add_tiles(
+        self, b: Builder, x: Panels, rows: Value, columns: PackedColumns, start: Value, stop: Value, totals: Value
     ) -> None:
-        """Store the products of `panels` panels from `row` on, as f32 [row][32 columns].
+        """Add the products with the blocks [start, stop) to `totals`, f32 [row][32 columns], in AMX tiles.
 
-        x is needed again for other columns, but it must not evict w from the first-level cache, so it is loaded with
-        the hint for the second.
+        A turn multiplies two panels of 16 rows, so that each loaded tile is used twice; the last one may be a single
+        panel. Totals of rows past the last are undefined. Each turn prefetches its share of the blocks.
+        """
+        turn_rows = 2 * TILE_ROWS
+        pairs = (rows + (TILE_ROWS - 1)) // turn_rows * turn_rows
+        turns = (rows + (turn_rows - 1)) // turn_rows
+        lines = self.dtypes.block_bytes // LINE
+        share = (turns + (lines - 1)) // turns  # of the lines of a block
+        unused = b.scratch(2 * TILE_ROWS * 2 * LINE)
+        for panels, first, last in ((2, b.index(0), pairs), (1, pairs, rows)):
+            zeros = [self._zero_tile(b) for _ in range(2 * panels)]
+            with b.loop(first, last, panels * TILE_ROWS, state=[unused, *zeros]) as row:
+                total = b.address(totals, row.index * (2 * LINE))
+                state = self._exchange(b, row.state[0], row.state[1:], total)
+                bases = [x.panel(b, row.index + TILE_ROWS * i) for i in range(panels)]
+                line = row.index // turn_rows * share
+                with b.loop(start, stop, state=state) as block:
+                    for later in columns.prefetch(block.index):
+                        with b.loop(line, (line + share).min(lines)) as prefetched:
+                            b.prefetch(later, prefetched.index * LINE, level=2)
+                    values = [b.address(base, block.index * x.block_bytes) for base in bases]
+                    block.carry(*self._multiply_tiles(b, values, x.row_bytes, columns.at(block.index), block.state))
+                row.carry(total, *block.results)
+            for i, tile in enumerate(row.results[1:]):
+                self._store_tile(b, tile, row.results[0], i)
+
+    def _exchange(self, b: Builder, target: Value, tiles: Sequence[Value], source: Value) -> list[Value]:
+        """Store the tiles at `target` and return those at `source`, in turns, so that products go on meanwhile."""
+        loaded = []
+        for i, tile in enumerate(tiles):
+            self._store_tile(b, tile, target, i)
+            loaded.append(self._load_tile(b, b.address(source, _tile_offset(i)), 2 * LINE))
+        return loaded
+
+    def _multiply_tiles(
+        self, b: Builder, values: Sequence[Value], row_bytes: int, weights: Value, totals: Sequence[Value]
+    ) -> list[Value]:
+        """Return `totals`, [panel][column], plus the products of the panels' `values` with a block of weights.
+
+        x is needed again for other columns, but it must not evict the weights from the first-level cache, so it is
+        loaded with the hint for the second.
         """
         height, width = b.constant(TILE_ROWS, I16), b.constant(64, I16)
-        bases = [x.panel(b, row + TILE_ROWS * i) for i in range(panels)]
-        zeros = [b.call("llvm.x86.tilezero.internal", [height, width], TILE) for _ in range(2 * panels)]
-        with b.loop(0, columns.blocks, state=zeros) as block:
-            tiles, stride = columns.at(block.index), b.constant(x.row_bytes, I64)
-            for later in columns.prefetch(block.index):
-                for line in range(0, self.dtypes.block_bytes, 64):
-                    b.prefetch(later, line, level=2)
-            weights = [self._weight_tile(b, b.address(tiles, i * self.dtypes.tile_bytes)) for i in range(2)]
-            sums = []
-            for i, base in enumerate(bases):
-                values = b.address(base, block.index * x.block_bytes)
-                a = b.call("llvm.x86.tileloaddt164.internal", [height, width, values, stride], TILE)
-                for column, w in enumerate(weights):
-                    operands = [height, width, width, block.state[2 * i + column], a, w]
-                    sums.append(b.call("llvm.x86.tdpbf16ps.internal", operands, TILE))
-            block.carry(*sums)
-        for i, total in enumerate(block.results):
-            at = b.address(result, i // 2 * (TILE_ROWS * 128) + i % 2 * 64)
-            b.call_void("llvm.x86.tilestored64.internal", [height, width, at, b.constant(128, I64), total])
+        columns = [
+            self._load_tile(b, self._bf16_tile(b, b.address(weights, i * self.dtypes.tile_bytes)), 64) for i in range(2)
+        ]
+        sums = []
+        for i, value in enumerate(values):
+            stride = b.constant(row_bytes, I64)
+            a = b.call("llvm.x86.tileloaddt164.internal", [height, width, value, stride], TILE)
+            for j, column in enumerate(columns):
+                operands = [height, width, width, totals[2 * i + j], a, column]
+                sums.append(b.call("llvm.x86.tdpbf16ps.internal", operands, TILE))
+        return sums
 
-    def _weight_tile(self, b: Builder, tile: Value) -> Value:
-        """Load a tile of w."""
-        operands = [b.constant(TILE_ROWS, I16), b.constant(64, I16), self._bf16_tile(b, tile), b.constant(64, I64)]
+    @staticmethod
+    def _zero_tile(b: Builder) -> Value:
+        return b.call("llvm.x86.tilezero.internal", [b.constant(TILE_ROWS, I16), b.constant(64, I16)], TILE)
+
+    @staticmethod
+    def _load_tile(b: Builder, at: Value, stride: int) -> Value:
+        operands = [b.constant(TILE_ROWS, I16), b.constant(64, I16), at, b.constant(stride, I64)]
         return b.call("llvm.x86.tileloadd64.internal", operands, TILE)
+
+    @staticmethod
+    def _store_tile(b: Builder, tile: Value, totals: Value, number: int) -> None:
+        at = b.address(totals, _tile_offset(number))
+        operands = [b.constant(TILE_ROWS, I16), b.constant(64, I16), at, b.constant(2 * LINE, I64), tile]
+        b.call_void("llvm.x86.tilestored64.internal", operands)
 
     def _bf16_tile(self, b: Builder, tile: Value) -> Value:
         """Return the tile as AMX reads it: int8 is converted to bf16, which is exact."""
@@ -255,3 +287,13 @@ class Products:
             even, odd = (value.bitcast(I32) for value in load_pair(b, self.dtypes, tile, pair.index))
             b.store(even >> 16 | odd, unpacked, pair.index * 64, 64)
         return unpacked
+
+
+def _tile_offset(number: int) -> int:
+    """Return the offset of a tile, [panel][column], in f32 [row][32 columns]."""
+    return number // 2 * (TILE_ROWS * 2 * LINE) + number % 2 * LINE
+
+
+def rows_of_block(dtypes: Dtypes) -> int:
+    """Return the number of rows that use blocks of weights while these are in a cache."""
+    return TILE_ROWS_PER_BLOCK if dtypes.activations == BF16 else ROWS_PER_BLOCK

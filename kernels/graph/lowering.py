@@ -19,9 +19,10 @@ from quire.kernels.emit.attention import (
     split_bytes,
     tokens_per_entry,
 )
-from quire.kernels.emit.gemm import ROWS_PER_ITEM, GemmKernel
+from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.kv import KV_TILE, SplitHeadsKernel
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, Dtypes, QuantizedFormat, round_up
+from quire.kernels.emit.products import rows_of_block
 from quire.kernels.emit.rows import EmbeddingKernel, NormKernel, QuantizeKernel
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import (
@@ -206,7 +207,8 @@ class _Lowering:
             softcap,
         )  # fmt: skip
         repeats = round_up(matrix.n, BLOCK) // BLOCK
-        self._plan.add(kernel, operands, linear.dim, rows_per_item=ROWS_PER_ITEM, repeats=repeats)
+        rows_per_item = rows_of_block(self._plan.dtypes)
+        self._plan.add(kernel, operands, linear.dim, rows_per_item=rows_per_item, repeats=repeats)
 
     # Residual blocks
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -16,6 +17,7 @@ from quire.kernels.emit.context import EmitContext
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.layout import PAIRED, Dtypes
 from quire.kernels.emit.math import ACTIVATIONS
+from quire.kernels.emit.products import rows_of_block
 from quire.kernels.emit.rows import EmbeddingKernel, NormKernel
 
 erf = np.vectorize(math.erf)
@@ -79,27 +81,33 @@ def test_gemm_adds_in_the_order_of_the_contract(isa: str, form: str, m: int, k: 
     assert not y[:, n:].any()
 
 
-@pytest.mark.parametrize(("isa", "form"), [*itertools.product(ISAS, FORMATS), ("avx512-bf16", "pairs")])
-def test_rows_do_not_depend_on_the_rows_computed_with_them(isa: str, form: str) -> None:
-    dtypes = Dtypes("bf16", "bf16", PAIRED) if form == "pairs" else FORMATS[form]
+UNITS = [*itertools.product(ISAS, FORMATS), ("avx512-bf16", "pairs"), ("amx", "tiles")]
+
+
+@pytest.mark.parametrize(("isa", "form"), UNITS)
+def test_rows_do_not_depend_on_the_rows_computed_with_them(isa: str, form: str, tmp_path: Path) -> None:
+    dtypes = {"pairs": Dtypes("bf16", "bf16", PAIRED), "tiles": Dtypes("bf16", "bf16", "bf16"), **FORMATS}[form]
     k, n = 550, 32
-    x, w, _ = inputs(150, k, n, dtypes.weights)
+    counts = [*range(1, 18), 63, 64, 65, 127, 150, *((255, 257, 289, 300) if form == "tiles" else ())]
+    x, w, _ = inputs(counts[-1], k, n, dtypes.weights)
     text = GemmKernel("g", k, n).emit(EmitContext(isa, dtypes))
     if isa not in ISAS:
+        soft_tiles.load_library(tmp_path)
         isa, text = "avx2", soft_tiles.software(text)
     kernel, weights, expected = CompiledKernel(isa, text, "g"), pack(w, dtypes.weights), contract(x, w)
     if form == "f32":  # the emulation may round twice
         each = [rows_of(kernel, x[i : i + 1], weights, dtypes) for i in range(len(x))]
         np.testing.assert_allclose(np.concatenate(each), expected, rtol=1e-5, atol=1e-4)
         expected = np.concatenate(each)
-    for m in (*range(1, 18), 63, 64, 65, 127, 150):
+    for m in counts:
         assert np.array_equal(rows_of(kernel, x[:m], weights, dtypes), expected[:m]), f"{m} rows"
 
 
 def rows_of(kernel: CompiledKernel, x: Array, weights: Array, dtypes: Dtypes) -> Array:
     """Return all rows of x times 32 packed columns."""
     y = aligned(np.full((len(x), 32), np.nan, np.float32))
-    kernel.run([pack_activations(x, dtypes.activations), weights, y], [len(x)], (0, -(-len(x) // 64)))
+    items = -(-len(x) // rows_of_block(dtypes))
+    kernel.run([pack_activations(x, dtypes.activations), weights, y], [len(x)], (0, items))
     return y
 
 

@@ -64,14 +64,15 @@ def pack(w: Array, weights: str) -> Array:
 
 
 def pack_activations(x: Array, storage: str = "f32") -> Array:
-    """Pack the activations x[m, k], f32 or rounded to bf16."""
+    """Pack the activations x[m, k], f32 or, for the other storages, rounded to bf16."""
     m, k = -(-x.shape[0] // 16) * 16, -(-x.shape[1] // 32) * 32
     padded = np.zeros((m, k), np.float32)
     padded[: x.shape[0], : x.shape[1]] = x
     packed = padded.reshape(m // 16, 16, k // 32, 32).transpose(0, 2, 1, 3).copy()
+    if storage != "f32":
+        packed = (packed.view(np.uint32) >> 16).astype(np.uint16)
     if storage == PAIRED:
-        fours = (packed.view(np.uint32) >> 16).astype(np.uint16).reshape(-1, 4)
-        packed = fours[:, PAIRED_ORDER].reshape(packed.shape)
+        packed = packed.reshape(-1, 4)[:, PAIRED_ORDER].reshape(packed.shape)
     return aligned(packed)
 
 
