@@ -12,7 +12,6 @@ instruction sets share their layout. Activations are stored in pairs.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -31,15 +30,29 @@ LINE = _native.CACHE_LINE
 RowSink = Callable[[Value, Sequence[Value]], None]
 """Called with a row number and its two vectors of 16 columns."""
 
-_TOGETHER, _IN_TURN = ((0, 1),), ((0,), (1,))
-_MANY = ((8, _TOGETHER), (4, _TOGETHER), (2, _TOGETHER), (1, _TOGETHER))
-_FEW = ((6, _IN_TURN), (4, _IN_TURN), (3, _IN_TURN), (2, _TOGETHER), (1, _TOGETHER))
-ROW_CHUNKS = {
-    "amx": _MANY, "avx512-bf16": _MANY, "avx512-vnni": _MANY, "avx512": _MANY, "avx2-vnni": _FEW, "avx2": _FEW
-}  # fmt: skip
-"""Numbers of rows computed at once, as many as the registers hold, then smaller ones for the remainder; and whether the
-chains of even k (0) and of odd k (1) are computed together or in turn. In turn, 12 of the 16 registers of AVX2
-accumulate: six rows by one tile, and each value that is loaded is used for as many FMAs as the loads allow."""
+Chain = tuple[int, int]
+"""The column of tiles, 0 or 1, and the parity of k, even (0) or odd (1), of a sum."""
+
+_IN_TURN = ([(0, 0)], [(0, 1)], [(1, 0)], [(1, 1)])
+_BY_COLUMN = ([(0, 0), (0, 1)], [(1, 0), (1, 1)])
+_TOGETHER = ([(0, 0), (0, 1), (1, 0), (1, 1)],)
+_WIDE = (8, _BY_COLUMN), (4, _BY_COLUMN), (2, _BY_COLUMN), (1, _BY_COLUMN)
+_WIDE_CACHED = (6, _TOGETHER), (4, _TOGETHER), (2, _TOGETHER), (1, _TOGETHER)
+_NARROW = (6, _IN_TURN), (4, _IN_TURN), (3, _IN_TURN), (2, _BY_COLUMN), (1, _BY_COLUMN)
+
+
+def _row_chunks(isa: str, cached: bool) -> Sequence[tuple[int, Sequence[Sequence[Chain]]]]:
+    """Return numbers of rows computed at once, as many as the registers hold, then smaller ones for the remainder; and
+    the chains that are computed together.
+
+    Weights that come from memory are read in memory order, one tile after the other: reading two at a time confuses the
+    hardware prefetcher and halves the speed (11 against 21 GB/s on a Zen 4). From a cache, two at a time share the
+    loads of x. With the 16 registers of AVX2, loads matter less than accumulators: 12 of them, six rows of one chain.
+    """
+    if isa.startswith("avx2"):
+        return _NARROW
+    return _WIDE_CACHED if cached else _WIDE
+
 
 ROWS_PER_BLOCK, TILE_ROWS_PER_BLOCK = 64, 256
 """Rows that use blocks of weights while these are in a cache; AMX tiles need many, to load blocks from memory while
@@ -134,58 +147,64 @@ class Products:
     ) -> None:
         """Add the products with the blocks [start, stop) to `totals`, f32 [row][32 columns].
 
-        The totals are in memory, so that the registers are left to the chains.
+        The totals are in memory, so that the registers are left to the chains. The first panel of rows reads the
+        weights from memory, the others find them in a cache.
         """
-        with b.loop(0, rows, TILE_ROWS) as panel:
-            base, done = x.panel(b, panel.index), b.index(0)
-            count = (rows - panel.index).min(TILE_ROWS)
-            for chunk, passes in ROW_CHUNKS[self.isa]:
-                end = done + (count - done) // chunk * chunk
-                with b.loop(done, end, chunk) as row, b.loop(start, stop) as block:
-                    values = b.address(base, row.index * x.row_bytes + block.index * x.block_bytes)
-                    total = b.address(totals, (panel.index + row.index) * (2 * LINE))
-                    self._add_block(b, values, x.row_bytes, chunk, passes, columns, block.index, total)
-                done = end
+        cached = replace(columns, prefetch=lambda _: (), near=0)
+        for first, last, weights in ((b.index(0), rows.min(TILE_ROWS), columns), (b.index(TILE_ROWS), rows, cached)):
+            with b.loop(first, last, TILE_ROWS) as panel:
+                base, done = x.panel(b, panel.index), b.index(0)
+                count = (last - panel.index).min(TILE_ROWS)
+                for chunk, passes in _row_chunks(self.isa, weights is cached):
+                    end = done + (count - done) // chunk * chunk
+                    with b.loop(done, end, chunk) as row, b.loop(start, stop) as block:
+                        values = b.address(base, row.index * x.row_bytes + block.index * x.block_bytes)
+                        total = b.address(totals, (panel.index + row.index) * (2 * LINE))
+                        self._add_block(b, values, x.row_bytes, chunk, passes, weights, block.index, total)
+                    done = end
 
     def _add_block(
         self, b: Builder, values: Value, row_bytes: int, rows: int, passes: Sequence[Sequence[int]],
         columns: PackedColumns, block: Value, total: Value,
     ) -> None:  # fmt: skip
-        """Add the products of `rows` rows with one block.
-
-        Tiles are read one after the other, in memory order: reading two at a time confuses the hardware prefetcher and
-        halves the speed (11 against 21 GB/s on a Zen 4).
-        """
+        """Add the products of `rows` rows with one block."""
         starts = columns.at(block), *columns.prefetch(block)
+        tiles = []
         for column in range(2):
             first, *later = (b.address(start, column * self.dtypes.tile_bytes) for start in starts)
-            tile = Tile(first, columns.near, later)
-            even, odd = (
-                chain for parities in passes for chain in self._chains(b, values, row_bytes, rows, tile, parities)
-            )
-            for r in range(rows):
-                at = r * (2 * LINE) + column * LINE
-                b.store(b.load(total, at, VF32, LINE) + (even[r] + odd[r]), total, at, LINE)
+            tiles.append(Tile(first, columns.near, later))
+        sums: dict[Chain, list[Value]] = {}
+        for chains in passes:
+            sums |= self._chains(b, values, row_bytes, rows, tiles, chains)
+            for column in {column for column, _ in chains}:
+                if (column, 0) in sums and (column, 1) in sums:
+                    for r in range(rows):
+                        at = r * (2 * LINE) + column * LINE
+                        both = sums[column, 0][r] + sums[column, 1][r]
+                        b.store(b.load(total, at, VF32, LINE) + both, total, at, LINE)
 
     def _chains(
-        self, b: Builder, values: Value, row_bytes: int, rows: int, tile: Tile, parities: Sequence[int]
-    ) -> list[list[Value]]:
-        """Return the chains of `rows` rows over the even k (0) and the odd ones (1), as far as in `parities`."""
+        self, b: Builder, values: Value, row_bytes: int, rows: int, tiles: Sequence[Tile], chains: Sequence[Chain]
+    ) -> dict[Chain, list[Value]]:
+        """Return the sums of `rows` rows in each of `chains`."""
         load, element, step = (load_quad, I32, 2) if self.uses_pairs else (load_pair, F32, 1)
-        zeros = [b.constant(0.0, VF32)] * (len(parities) * rows)
+        zeros = [b.constant(0.0, VF32)] * (len(chains) * rows)
         with b.loop(0, PAIRS, PAIRS_PER_ITERATION, state=zeros) as pairs:
             state = list(pairs.state)
-            if 0 in parities:
-                self._prefetch(b, tile, pairs.index)
+            for column, parity in chains:
+                if parity == 0:
+                    self._prefetch(b, tiles[column], pairs.index)
             for offset in range(0, PAIRS_PER_ITERATION, step):
                 pair = pairs.index + offset
-                weights = load(b, self.dtypes, tile.at, pair)
+                weights = {column: load(b, self.dtypes, tiles[column].at, pair) for column, _ in chains}
                 at = b.address(values, pair * (2 * self.dtypes.activation_bytes))
-                for i, (parity, row) in enumerate(itertools.product(parities, range(rows))):
-                    x = b.broadcast(b.load(at, row * row_bytes + 4 * parity, element))
-                    state[i] = self._multiply_add(b, x, weights[parity], state[i])
+                for r in range(rows):
+                    x = {p: b.broadcast(b.load(at, r * row_bytes + 4 * p, element)) for _, p in chains}
+                    for i, (column, parity) in enumerate(chains):
+                        number = i * rows + r
+                        state[number] = self._multiply_add(b, x[parity], weights[column][parity], state[number])
             pairs.carry(*state)
-        return [pairs.results[i * rows : (i + 1) * rows] for i in range(len(parities))]
+        return {chain: pairs.results[i * rows : (i + 1) * rows] for i, chain in enumerate(chains)}
 
     def _prefetch(self, b: Builder, tile: Tile, pair: Value) -> None:
         """Prefetch as many bytes as the next PAIRS_PER_ITERATION pairs of the tile have."""
