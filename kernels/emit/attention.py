@@ -38,7 +38,7 @@ from quire.kernels.graph.operations import Heads
 
 BLOCK_TOKENS = _native.BLOCK_TOKENS
 NO_SCORE = -1e30
-QUERY_ROWS = 32
+QUERY_ROWS = 64
 """Query rows (tokens times heads of a group) of one work item."""
 SPAN = 64
 """Tokens of a row whose probabilities are computed together, so that the latency of one hides behind the others."""

@@ -36,23 +36,20 @@ Chain = tuple[int, int]
 _IN_TURN = ([(0, 0)], [(0, 1)], [(1, 0)], [(1, 1)])
 _BY_COLUMN = ([(0, 0), (0, 1)], [(1, 0), (1, 1)])
 _TOGETHER = ([(0, 0), (0, 1), (1, 0), (1, 1)],)
-_WIDE = (8, _BY_COLUMN), (4, _BY_COLUMN), (2, _BY_COLUMN), (1, _BY_COLUMN)
-_WIDE_CACHED = (6, _TOGETHER), (4, _TOGETHER), (2, _TOGETHER), (1, _TOGETHER)
-_NARROW = (6, _IN_TURN), (4, _IN_TURN), (3, _IN_TURN), (2, _BY_COLUMN), (1, _BY_COLUMN)
 
+RowChunks = Sequence[tuple[int, Sequence[Sequence[Chain]]]]
+"""Numbers of rows computed at once, as many as the registers hold, then smaller ones for the remainder; and the chains
+that are computed together."""
 
-def _row_chunks(isa: str, cached: bool) -> Sequence[tuple[int, Sequence[Sequence[Chain]]]]:
-    """Return numbers of rows computed at once, as many as the registers hold, then smaller ones for the remainder; and
-    the chains that are computed together.
+NARROW: RowChunks = (6, _IN_TURN), (4, _IN_TURN), (3, _IN_TURN), (2, _BY_COLUMN), (1, _BY_COLUMN)
+"""Chunks of AVX2. With 16 registers, accumulators matter more than loads: 12 of them, six rows of one chain."""
 
-    Weights that come from memory are read in memory order, one tile after the other: reading two at a time confuses the
-    hardware prefetcher and halves the speed (11 against 21 GB/s on a Zen 4). From a cache, two at a time share the
-    loads of x. With the 16 registers of AVX2, loads matter less than accumulators: 12 of them, six rows of one chain.
-    """
-    if isa.startswith("avx2"):
-        return _NARROW
-    return _WIDE_CACHED if cached else _WIDE
+WIDE: RowChunks = (8, _BY_COLUMN), (4, _BY_COLUMN), (2, _BY_COLUMN), (1, _BY_COLUMN)
+"""Chunks of AVX-512 with weights from memory, whose tiles are read one after the other, in memory order: reading two at
+a time confuses the hardware prefetcher and halves the speed (11 against 21 GB/s on a Zen 4)."""
 
+WIDE_CACHED: RowChunks = (6, _TOGETHER), (4, _TOGETHER), (2, _TOGETHER), (1, _TOGETHER)
+"""Chunks of AVX-512 with weights from a cache: two tiles at a time share the loads of x, which else are the limit."""
 
 ROWS_PER_BLOCK, TILE_ROWS_PER_BLOCK = 64, 256
 """Rows that use blocks of weights while these are in a cache; AMX tiles need many, to load blocks from memory while
@@ -150,21 +147,31 @@ class Products:
         The totals are in memory, so that the registers are left to the chains. The first panel of rows reads the
         weights from memory, the others find them in a cache.
         """
+        if self.isa.startswith("avx2"):
+            self._add_panels(b, x, b.index(0), rows, NARROW, columns, start, stop, totals)
+            return
+        self._add_panels(b, x, b.index(0), rows.min(TILE_ROWS), WIDE, columns, start, stop, totals)
         cached = replace(columns, prefetch=lambda _: (), near=0)
-        for first, last, weights in ((b.index(0), rows.min(TILE_ROWS), columns), (b.index(TILE_ROWS), rows, cached)):
-            with b.loop(first, last, TILE_ROWS) as panel:
-                base, done = x.panel(b, panel.index), b.index(0)
-                count = (last - panel.index).min(TILE_ROWS)
-                for chunk, passes in _row_chunks(self.isa, weights is cached):
-                    end = done + (count - done) // chunk * chunk
-                    with b.loop(done, end, chunk) as row, b.loop(start, stop) as block:
-                        values = b.address(base, row.index * x.row_bytes + block.index * x.block_bytes)
-                        total = b.address(totals, (panel.index + row.index) * (2 * LINE))
-                        self._add_block(b, values, x.row_bytes, chunk, passes, weights, block.index, total)
-                    done = end
+        self._add_panels(b, x, b.index(TILE_ROWS), rows, WIDE_CACHED, cached, start, stop, totals)
+
+    def _add_panels(
+        self, b: Builder, x: Panels, first: Value, last: Value, chunks: RowChunks, columns: PackedColumns,
+        start: Value, stop: Value, totals: Value,
+    ) -> None:  # fmt: skip
+        """Add the products of the rows [first, last), whose first one starts a panel."""
+        with b.loop(first, last, TILE_ROWS) as panel:
+            base, done = x.panel(b, panel.index), b.index(0)
+            count = (last - panel.index).min(TILE_ROWS)
+            for chunk, passes in chunks:
+                end = done + (count - done) // chunk * chunk
+                with b.loop(done, end, chunk) as row, b.loop(start, stop) as block:
+                    values = b.address(base, row.index * x.row_bytes + block.index * x.block_bytes)
+                    total = b.address(totals, (panel.index + row.index) * (2 * LINE))
+                    self._add_block(b, values, x.row_bytes, chunk, passes, columns, block.index, total)
+                done = end
 
     def _add_block(
-        self, b: Builder, values: Value, row_bytes: int, rows: int, passes: Sequence[Sequence[int]],
+        self, b: Builder, values: Value, row_bytes: int, rows: int, passes: Sequence[Sequence[Chain]],
         columns: PackedColumns, block: Value, total: Value,
     ) -> None:  # fmt: skip
         """Add the products of `rows` rows with one block."""
