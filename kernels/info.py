@@ -76,7 +76,7 @@ def plan_info(plan: ModelPlan, architecture: str) -> dict[str, Any]:
         "layers": plan.layers,
         "vocab_size": plan.vocab_size,
         "max_model_len": plan.limits.max_model_len,
-        "weights": plan.dtypes.weights,
+        "weights": plan.dtypes.rounding,
         "quantized_weights": quantized_formats(plan),
         "kv": plan.dtypes.kv.weights,
         "weight_bytes": plan.weight_bytes,

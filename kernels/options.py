@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from quire.kernels import host
 from quire.kernels._native import HUGE_PAGE, default_threads
-from quire.kernels.emit.layout import Dtypes, bf16_activations
+from quire.kernels.emit.layout import PAIRED, Dtypes, bf16_activations
 from quire.kernels.errors import ModelError
 from quire.kernels.kv_file import KvFile
 from quire.kernels.memory import PROGRAM_BYTES, MemoryPlan, reserve_above, reserve_beside, reserve_within
@@ -70,7 +70,8 @@ def choose_numbers(options: LoadOptions, checkpoint: Checkpoint, quantized: bool
         dtype = "float32" if "f32" in checkpoint.formats and not quantized else "bfloat16"
     if dtype == "float32":
         return Dtypes("f32", "f32", "f32", integer_kv)
-    return Dtypes("bf16", "bf16", bf16_activations(isa), integer_kv)
+    activations = bf16_activations(isa)
+    return Dtypes(PAIRED if activations == PAIRED else "bf16", "bf16", activations, integer_kv)
 
 
 def check_options(options: LoadOptions) -> None:

@@ -172,7 +172,7 @@ class SplitHeadsKernel(Kernel):
         with b.loop(0, self.heads.dim // 2) as pair:
             even, odd = (b.load(head, pair.index * 8 + 4 * i, F32) for i in range(2))
             block = b.address(column, pair.index // PAIRS * dtypes.block_bytes)
-            if dtypes.weights == BF16:
+            if dtypes.kv.weights == BF16:
                 both = round_bf16(b, even) >> 16 | round_bf16(b, odd)
                 b.store(both, block, pair.index % PAIRS * 64)
             else:
@@ -188,7 +188,7 @@ class SplitHeadsKernel(Kernel):
             with b.loop(0, self.heads.dim // 16) as part:
                 values = nearest_int8(b, b.load(source, part.index * 64, VF32, 4) * factor)
                 b.store(values, line, part.index * dtypes.kv.tile_bytes, 16)
-        elif dtypes.weights == BF16:
+        elif dtypes.kv.weights == BF16:
             line = b.address(base, place // 2 * 64 + place % 2 * 2)
             with b.loop(0, self.heads.dim) as d:
                 bits = round_bf16(b, b.load(source, d.index * 4, F32)) >> 16

@@ -3,7 +3,8 @@
 **Packed weights** `w[n, k]` (and K and V in their pages): blocks of 32 columns n by 32 of k, each of two tiles of 16
 columns; a tile holds 16 pairs of k, each pair 16 columns by (even k, odd k). In bf16 a pair is one 64-byte line, AMX's
 B operand: `[n/32][k/32][2][16 pairs][16 n][2 k]`. In f32 the even and odd halves are separate, so both load as whole
-vectors: `[n/32][k/32][2][16 pairs][2 k][16 n]`. int8, used in KV pages, has the layout of f32.
+vectors: `[n/32][k/32][2][16 pairs][2 k][16 n]`. int8, used in KV pages, has the layout of f32. Paired weights are bf16
+whose lines hold (k + 2, k), then (k + 3, k + 1): `[n/32][k/32][2][8 fours][2 parities][16 n][2 k]`; see products.py.
 
 **Packed activations** `x[m, k]`, the inputs of a product: `[m/16][k/32][16][32]`, AMX's A operand. Paired activations,
 the operand of `vdpbf16ps`, are bf16 with each four of k as (2, 0), (3, 1): see products.py.
@@ -49,7 +50,7 @@ PAIRS = _native.TILE_PAIRS
 QuantizedFormat = _native.QuantizedFormat
 
 PAIRED = "bf16-paired"
-"""Storage of activations as bf16 in the order of PAIRED_ORDER."""
+"""Storage as bf16 for `vdpbf16ps`: activations in the order of PAIRED_ORDER, weights in pairs of even or of odd k."""
 PAIRED_ORDER = (2, 0, 3, 1)
 """Which of four consecutive k is stored first, second, third, last."""
 
@@ -65,10 +66,10 @@ def round_up(value: int, multiple: int) -> int:
 class Dtypes:
     """Dtypes of a model's kernels.
 
-    `weights`: storage of packed weights and KV pages. `rounding`: what activations are rounded to before a product
-    (bf16, or f32 for no rounding). `activations`: storage of the rounded values; f32 where products are FMAs, so that
-    they load by broadcast, bf16 where products are AMX tiles, PAIRED where they are `vdpbf16ps`. `quantized_kv`: KV
-    pages hold int8, with a scale for each token and head.
+    `weights`: storage of packed weights, PAIRED where products are `vdpbf16ps`. `rounding`: what activations are
+    rounded to before a product (bf16, or f32 for no rounding). `activations`: storage of the rounded values; f32 where
+    products are FMAs, so that they load by broadcast, bf16 where they are AMX tiles, PAIRED where they are
+    `vdpbf16ps`. `quantized_kv`: KV pages hold int8, with a scale for each token and head.
     """
 
     weights: str
@@ -78,8 +79,10 @@ class Dtypes:
 
     @property
     def kv(self) -> Dtypes:
-        """Dtypes of products with KV pages."""
-        return replace(self, weights=I8) if self.quantized_kv else self
+        """Dtypes of products with KV pages, whose layout is the same on all hosts."""
+        if self.quantized_kv:
+            return replace(self, weights=I8)
+        return replace(self, weights=BF16) if self.weights == PAIRED else self
 
     @property
     def tile_bytes(self) -> int:
@@ -118,8 +121,10 @@ def load_pair(b: Builder, dtypes: Dtypes, tile: Value, pair: Value) -> tuple[Val
 def load_quad(b: Builder, dtypes: Dtypes, tile: Value, pair: Value) -> tuple[Value, Value]:
     """Load two pairs of a tile for `vdpbf16ps`: i32 lanes of (k, k + 2) and of (k + 1, k + 3), the first one's bf16 in
     the upper half."""
-    if dtypes.weights == BF16:
+    if dtypes.weights in (BF16, PAIRED):
         first, second = (b.load(tile, (pair + i) * 64, VI32, 64) for i in range(2))
+        if dtypes.weights == PAIRED:
+            return first, second
         return first << 16 | second & 0xFFFF, first & -65536 | second >> 16
     pairs = [load_pair(b, dtypes, tile, pair + i) for i in range(2)]  # of int8, whose f32 are bf16 with zeros
     even, odd = (first.bitcast(I32) | second.bitcast(I32) >> 16 for first, second in zip(*pairs, strict=True))
@@ -175,5 +180,10 @@ def load_packed_pair(b: Builder, dtypes: Dtypes, matrix: Value, offset: Value, p
     if dtypes.weights == F32:
         base = b.address(matrix, offset + pair * 128)
         return b.load(base, 0, F32), b.load(base, 64, F32)
+    if dtypes.weights == PAIRED:
+        four = b.address(matrix, offset + pair // 2 * 128)
+        half = b.convert("arith.trunci", pair % 2 * 16, I32)
+        even, odd = ((b.load(four, 64 * i, I32) << half) & -65536 for i in range(2))
+        return even.bitcast(F32), odd.bitcast(F32)
     both = b.load(matrix, offset + pair * 64, I32)
     return (both << 16).bitcast(F32), (both & -65536).bitcast(F32)

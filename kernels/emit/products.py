@@ -6,8 +6,8 @@ so their bits are the same on every instruction set and for any number of rows.
 
 `vdpbf16ps` multiplies pairs of bf16 and adds the product of the upper halves, then that of the lower ones, each by an
 FMA. Pairs of (k, k + 2) and of (k + 1, k + 3), the first one above, therefore continue the chains of even and of odd k.
-Weights are paired when they are loaded, which is little work next to the products of a few rows, so that all
-instruction sets share their layout. Activations are stored in pairs.
+Weights and activations are stored in such pairs. KV pages, whose layout all hosts share, are paired when they are
+loaded.
 """
 
 from __future__ import annotations

@@ -81,15 +81,19 @@ def test_gemm_adds_in_the_order_of_the_contract(isa: str, form: str, m: int, k: 
     assert not y[:, n:].any()
 
 
-UNITS = [*itertools.product(ISAS, FORMATS), ("avx512-bf16", "pairs"), ("amx", "tiles")]
+UNITS = [*itertools.product(ISAS, FORMATS), ("avx512-bf16", "pairs"), ("avx512-bf16", "paired"), ("amx", "tiles")]
+UNIT_FORMATS = {
+    "pairs": Dtypes("bf16", "bf16", PAIRED), "paired": Dtypes(PAIRED, "bf16", PAIRED),
+    "tiles": Dtypes("bf16", "bf16", "bf16"), **FORMATS,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("isa", "form"), UNITS)
 def test_rows_do_not_depend_on_the_rows_computed_with_them(isa: str, form: str, tmp_path: Path) -> None:
-    dtypes = {"pairs": Dtypes("bf16", "bf16", PAIRED), "tiles": Dtypes("bf16", "bf16", "bf16"), **FORMATS}[form]
+    dtypes = UNIT_FORMATS[form]
     k, n = 550, 32
     counts = [*range(1, 18), 63, 64, 65, 127, 150, *((255, 257, 289, 300) if form == "tiles" else ())]
-    x, w, _ = inputs(counts[-1], k, n, dtypes.weights)
+    x, w, _ = inputs(counts[-1], k, n, dtypes.rounding)
     text = GemmKernel("g", k, n).emit(EmitContext(isa, dtypes))
     if isa not in ISAS:
         soft_tiles.load_library(tmp_path)
@@ -182,15 +186,15 @@ def test_scale_and_softcap_of_a_product(isa: str, cap: float, epilogue: str) -> 
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("dtypes", [*FORMATS.values(), UNIT_FORMATS["paired"]], ids=["bf16", "f32", "paired"])
 @pytest.mark.parametrize("scale", [1.0, 8.0])
-def test_embedding_reads_rows_of_the_packed_matrix(isa: str, form: str, scale: float) -> None:
+def test_embedding_reads_rows_of_the_packed_matrix(isa: str, dtypes: Dtypes, scale: float) -> None:
     vocab, hidden = 101, 48
     table = to_bf16(np.random.default_rng(2).standard_normal((vocab, hidden), np.float32))
     positions = np.random.default_rng(3).standard_normal((9, hidden), np.float32)
     ids, places = np.array([0, 100, 17, 33], np.int32), np.array([8, 0, 3, 1], np.int32)
     out = aligned(np.full((4, 64), np.nan, np.float32))
-    text = EmbeddingKernel("e", hidden, positions=True, scale=scale).emit(EmitContext(isa, FORMATS[form]))
-    run(isa, text, "e", [ids, pack(table, form), out, places, aligned(positions)], [], (0, 4))
+    text = EmbeddingKernel("e", hidden, positions=True, scale=scale).emit(EmitContext(isa, dtypes))
+    run(isa, text, "e", [ids, pack(table, dtypes.weights), out, places, aligned(positions)], [], (0, 4))
     assert np.array_equal(out[:, :hidden], scale * table[ids] + positions[places])
     assert not out[:, hidden:].any()

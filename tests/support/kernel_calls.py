@@ -59,6 +59,9 @@ def pack(w: Array, weights: str) -> Array:
     blocks = padded.reshape(n // 32, 2, 16, k // 32, 16, 2)  # n block, tile, n, k block, pair, parity
     if weights == "f32":
         return aligned(blocks.transpose(0, 3, 1, 4, 5, 2).copy())
+    if weights == PAIRED:  # n block, k block, tile, four, parity, n, pair of the four, the second one first
+        fours = blocks.reshape(n // 32, 2, 16, k // 32, 8, 2, 2).transpose(0, 3, 1, 4, 6, 2, 5)
+        return aligned((fours[..., ::-1].copy().view(np.uint32) >> 16).astype(np.uint16))
     bits = (blocks.transpose(0, 3, 1, 4, 2, 5).copy().view(np.uint32) >> 16).astype(np.uint16)
     return aligned(bits)
 

@@ -113,13 +113,13 @@ void bind_weights(nb::module_& m) {
             (new (self) MatrixView{data.data(), dtype_of(dtype), n, k, n_stride, k_stride})->check(data.nbytes());
           },
           "data"_a, "dtype"_a, "n"_a, "k"_a, "n_stride"_a, "k_stride"_a, nb::keep_alive<1, 2>());
-  nb::class_<PackedWeights>(m, "PackedWeights", "Memory of packed weights of `k` inputs, in bf16 or f32.")
+  nb::class_<PackedWeights>(m, "PackedWeights", "Memory of packed weights of `k` inputs, in bf16, bf16-paired or f32.")
       .def(
           "__init__",
-          [](PackedWeights* self, Address address, const std::string& dtype, std::int64_t k) {
-            new (self) PackedWeights{reinterpret_cast<std::byte*>(address), dtype_of(dtype), k};
+          [](PackedWeights* self, Address address, const std::string& storage, std::int64_t k) {
+            new (self) PackedWeights(reinterpret_cast<std::byte*>(address), storage, k);
           },
-          "address"_a, "dtype"_a, "k"_a);
+          "address"_a, "storage"_a, "k"_a);
   nb::class_<QuantizedWeights>(m, "QuantizedWeights", "Memory of packed quantized weights of `k` inputs.")
       .def(
           "__init__",

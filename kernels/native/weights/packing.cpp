@@ -65,7 +65,7 @@ T element(const MatrixView& source, std::int64_t n, std::int64_t k) {
 
 /// One tile: [16 pairs][16 n][2 k] in bf16, [16 pairs][2 k][16 n] in f32.
 template <class From, class To>
-void pack_tile(const MatrixView& source, std::int64_t n0, std::int64_t k0, To* tile, FiniteCheck& finite) {
+void pack_elements(const MatrixView& source, std::int64_t n0, std::int64_t k0, To* tile, FiniteCheck& finite) {
   constexpr std::int64_t n_step = std::is_same_v<To, float> ? 1 : 2, k_step = std::is_same_v<To, float> ? 16 : 1;
   const std::int64_t columns = std::min(kTileRows, source.n - n0), depth = std::min(kPackedBlock, source.k - k0);
   std::array<From, kPackedBlock> row;
@@ -99,6 +99,33 @@ void pack_whole_bf16_tile(const MatrixView& source, std::int64_t n0, std::int64_
   }
 }
 
+template <class From, class To>
+void pack_tile(const MatrixView& source, std::int64_t n0, std::int64_t k0, To* tile, FiniteCheck& finite) {
+  if constexpr (std::is_same_v<From, Bf16> && std::is_same_v<To, Bf16>) {
+    const bool whole = n0 + kTileRows <= source.n && k0 + kPackedBlock <= source.k;
+    if (whole && source.k_stride == 1) return pack_whole_bf16_tile(source, n0, k0, tile, finite);
+  }
+  pack_elements<From, To>(source, n0, k0, tile, finite);
+}
+
+/// Turns the lines of two pairs, (even, odd) each, into one of the even k and one of the odd ones, the first pair's in
+/// the upper halves.
+void pair_tile(Bf16* tile) {
+  std::array<std::uint32_t, kTileRows> first, second;
+  for (std::int64_t pair = 0; pair < kTilePairs; pair += 2) {
+    Bf16* lines = tile + pair * 2 * kTileRows;
+    std::memcpy(first.data(), lines, sizeof first);
+    std::memcpy(second.data(), lines + 2 * kTileRows, sizeof second);
+    for (std::int64_t n = 0; n < kTileRows; n++) {
+      const std::uint32_t even = first[n] << 16 | (second[n] & 0xffffu);
+      second[n] = (first[n] & 0xffff0000u) | second[n] >> 16;
+      first[n] = even;
+    }
+    std::memcpy(lines, first.data(), sizeof first);
+    std::memcpy(lines + 2 * kTileRows, second.data(), sizeof second);
+  }
+}
+
 constexpr std::int64_t kMostTiles = std::int64_t{1} << 31;
 
 std::int64_t blocks_of(std::int64_t k) { return (k + kPackedBlock - 1) / kPackedBlock; }
@@ -115,14 +142,10 @@ void pack_as(ThreadPool& pool, const MatrixView& source, const PackedWeights& ta
       To* column = reinterpret_cast<To*>(target.data) + (tile / 2 * target_blocks * 2 + tile % 2) * tile_elements;
       FiniteCheck finite;
       for (std::int64_t block = 0; block < k_blocks; block++, column += 2 * tile_elements) {
-        if constexpr (std::is_same_v<From, Bf16> && std::is_same_v<To, Bf16>) {
-          const bool whole = n0 + kTileRows <= source.n && (block + 1) * kPackedBlock <= source.k;
-          if (whole && source.k_stride == 1) {
-            pack_whole_bf16_tile(source, n0, block * kPackedBlock, column, finite);
-            continue;
-          }
-        }
         pack_tile<From, To>(source, n0, block * kPackedBlock, column, finite);
+        if constexpr (std::is_same_v<To, Bf16>) {
+          if (target.is_paired) pair_tile(column);
+        }
       }
       if (!finite.passed())
         throw std::invalid_argument("weight columns " + std::to_string(n0) + " to " +
@@ -192,6 +215,9 @@ std::int64_t TileRange::blocks(std::int64_t columns) const {
                                 " of " + std::to_string(columns) + " columns; give 0 or more, and 1 or more");
   return static_cast<std::int64_t>(last) / 2 + 1;
 }
+
+PackedWeights::PackedWeights(std::byte* data, const std::string& storage, std::int64_t k)
+    : data(data), dtype(dtype_of(storage == "bf16-paired" ? "bf16" : storage)), is_paired(storage == "bf16-paired"), k(k) {}
 
 std::size_t PackedWeights::block_bytes() const {
   if (k < 1 || k > kMaxInputs)

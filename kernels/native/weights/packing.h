@@ -45,8 +45,12 @@ struct TileRange {
 
 /// Packed weights of `k` inputs in bf16 or f32 (layout: emit/layout.py).
 struct PackedWeights {
+  /// Takes the name of their storage: `bf16`, `bf16-paired` or `f32`. Throws std::invalid_argument for any other name.
+  PackedWeights(std::byte* data, const std::string& storage, std::int64_t k);
+
   std::byte* data;
   Dtype dtype;
+  bool is_paired;
   std::int64_t k;
 
   /// Bytes of 32 columns. Throws std::invalid_argument unless k is from 1 to kMaxInputs.
