@@ -132,7 +132,7 @@ def _run(parsed: EngineProcessOptions, parent: int | None) -> int:
 
 @dataclass(frozen=True)
 class TextParts:
-    """What an engine knows of text: the tokenizer for grammars, and the hashes of the files that frontends read."""
+    """The model's text files: the tokenizer for grammars, and the hashes of the files that frontends read."""
 
     tokenizer: GrammarTokenizer
     files: dict[str, str]

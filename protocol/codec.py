@@ -15,7 +15,7 @@ from quire.protocol.fields import explain
 from quire.protocol.messages import ClientMessage, EngineMessage, KvPage
 
 Frame = bytes | memoryview
-"""What is sent and received; only data that is not to be copied is a memoryview."""
+"""One part of a ZeroMQ message; only data that is not to be copied is a memoryview."""
 
 MAX_FRAME_BYTES = 8 << 20
 """Largest frame that an engine accepts from a client: room for a prompt of 1.6 million tokens."""

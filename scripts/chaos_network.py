@@ -38,7 +38,10 @@ _KINDS = [kind for kind in KINDS if kind not in ("beams", "json")]
 
 
 class Line(NamedTuple):
-    """What happens to packets: seconds of delay, each with a random share more, the share that is lost, or all."""
+    """State of the network: its delay in seconds, of which up to `jitter` is random, and the share of packets it loses.
+
+    A cut line loses all packets.
+    """
 
     delay: float = 0.0
     jitter: float = 0.0

@@ -61,7 +61,7 @@ class PageFile(Protocol):
 
     num_slots: int
     replaced: str | None
-    """Why earlier contents were discarded, if they were."""
+    """Reason for which earlier contents were discarded; None if they were not."""
 
     def load(self) -> Iterator[DiskPage]:
         """Yield the pages that are there."""
@@ -86,7 +86,7 @@ class PageFile(Protocol):
 
 
 class Disk(Protocol):
-    """What DiskFiles use of the module `os`, which may raise OSError."""
+    """File operations of DiskFiles: the functions of `os` with these names. All may raise OSError."""
 
     def open(self, path: Path, flags: int, mode: int, /) -> int:
         """Open or make a file; return its descriptor."""

@@ -41,7 +41,7 @@ class ServerCounters(msgspec.Struct):
 
 
 class Sent(enum.Enum):
-    """What became of the frames of a message."""
+    """Outcome of sending a message."""
 
     YES = enum.auto()
     FULL = enum.auto()  # the client does not read

@@ -128,7 +128,7 @@ class CoreClient:
 
     @property
     def away(self) -> str | None:
-        """Why there is no engine now, although one may come back; None if there is one."""
+        """Reason for which there is no engine now, although one may come back; None if there is one."""
         return self._away
 
     @property

@@ -27,7 +27,7 @@ class HubFile(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where files come from, and the cache they go to."""
+    """A commit of a model at the hub, and the cache folder to which its files are downloaded."""
 
     name: str
     commit: str

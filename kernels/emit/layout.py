@@ -52,7 +52,7 @@ QuantizedFormat = _native.QuantizedFormat
 PAIRED = "bf16-paired"
 """Storage as bf16 for `vdpbf16ps`: activations in the order of PAIRED_ORDER, weights in pairs of even or of odd k."""
 PAIRED_ORDER = (2, 0, 3, 1)
-"""Which of four consecutive k is stored first, second, third, last."""
+"""Order in which four consecutive k are stored."""
 
 ELEMENT_BYTES = {I8: 1, BF16: 2, PAIRED: 2, F32: 4}
 

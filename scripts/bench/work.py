@@ -14,7 +14,7 @@ LEAST_SHARE = 0.5
 """Least share of a decode, from its first token to its last, in which all sequences must run."""
 
 Arrivals = Sequence[tuple[float, int]]
-"""When tokens of one sequence arrived, on the clock of its batch, and how many each time."""
+"""Times at which tokens of one sequence arrived, on the clock of its batch, and their numbers."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class BatchTiming:
 
     @property
     def window(self) -> tuple[float, float]:
-        """When the last sequence had its first token, and when the first one had its last."""
+        """Times of the last sequence's first token and of the first sequence's last token."""
         return max(arrivals[0][0] for arrivals in self.sequences), min(arrivals[-1][0] for arrivals in self.sequences)
 
     @property

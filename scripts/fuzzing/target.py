@@ -18,7 +18,7 @@ class Target(Protocol):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What inputs are made of, for the fuzzer's dictionary."""
+        """Words for the fuzzer's dictionary: the keywords and separators of which inputs are made."""
 
     def seeds(self) -> Iterator[bytes]:
         """Return valid inputs to start from."""

@@ -1,4 +1,4 @@
-"""What was computed once is not computed again by the next engine, and the answers are the same."""
+"""The next engine reads KV from disk instead of computing it again, and gives the same answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step's result means to its requests, for spans that the executors of other tests do not return."""
+"""Updates of requests by a step's result, for spans that the executors of other tests do not return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What loading a model and its first step leave resident, and take at the peak."""
+"""Resident memory after loading a model and after its first step, and the peak."""
 
 from __future__ import annotations
 

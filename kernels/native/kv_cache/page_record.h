@@ -8,7 +8,7 @@
 
 namespace quire {
 
-/// What a KvFile keeps of a page besides its tokens and tiles. Zeros are an empty record.
+/// Record of a page in a KvFile, besides its tokens and tiles. Zeros are an empty record.
 struct alignas(64) PageRecord {
   enum State : std::uint32_t {
     kEmpty,   ///< the page may be written

@@ -1,4 +1,4 @@
-"""What comes from disk is what was computed, whatever has happened to the files: the KV itself is compared."""
+"""KV read from disk equals the KV that was computed, whatever has happened to the files."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_the_next_process_finds_what_this_one_wrote(process: Process, tmp_path: 
 
 
 def test_pages_that_memory_has_kept_through_a_crash_are_written_too(process: Process, tmp_path: Path) -> None:
-    """What was sealed, and not written yet, is in the memory that the next engine takes over."""
+    """Sealed pages that are not written yet are in the memory that the next engine takes over."""
     assert process.engine.compute("", (1, 2)) is not None
     fd = process.engine.copy()
     later = Engine(fd, 12, log_sealed_pages=True)

@@ -46,7 +46,7 @@ _LONGEST_STEP = 0.3  # seconds
 
 
 class Misfortune(Protocol):
-    """What is in store for engines."""
+    """Faults that are planned for engines."""
 
     def load_seconds(self) -> float:
         """Return how long the next model takes to load."""

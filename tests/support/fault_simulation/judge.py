@@ -1,4 +1,4 @@
-"""Whether a request has ended as it should have: as if undisturbed, or for a reason that it has deserved."""
+"""Judgement of how a request ended: as if undisturbed, or for a reason that a fault explains."""
 
 from __future__ import annotations
 

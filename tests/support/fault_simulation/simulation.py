@@ -46,7 +46,7 @@ _EOS_TOKEN_IDS = [210, 220, 230, 240, 250, 260]
 
 @dataclass
 class Outcome:
-    """What a seed has led to. `problems` is empty if all is well."""
+    """Result of a simulation. `problems` is empty if it found none."""
 
     seed: int
     problems: list[str]

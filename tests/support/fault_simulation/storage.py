@@ -1,4 +1,4 @@
-"""What outlives an engine process: the KV memory that its supervisor keeps, and a disk; and how a process uses both."""
+"""Storage that outlives an engine process: the KV memory that its supervisor keeps, and a disk; and its use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SLACK_BYTES = 4096  # of a header, which the bound of the disk leaves out
 
 @dataclass
 class Storage:
-    """What outlives an engine process. `model` names what KV depends on besides tokens, and may change."""
+    """Storage that outlives an engine process. `model` names all that KV depends on besides tokens, and may change."""
 
     world: World
     limits: EngineShape

@@ -1,4 +1,4 @@
-"""What a request yields when nothing goes wrong."""
+"""Results of requests without faults."""
 
 from __future__ import annotations
 
