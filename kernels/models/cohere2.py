@@ -19,7 +19,7 @@ from quire.kernels.graph.operations import (
     Parallel,
     Residual,
 )
-from quire.kernels.models.decoder import activation_of, heads_of, sliding_layers
+from quire.kernels.models.decoder import activation_of, head_of, heads_of, sliding_layers
 from quire.kernels.rope import Rope
 
 
@@ -55,6 +55,6 @@ def build(config: ModelConfig) -> Graph:
         feed_forward = FeedForward(up, linear(f"{mlp}.down_proj", hidden), activation, gate)
         residuals.append(Residual(Parallel(attention, feed_forward), norm(f"{layer}.input_layernorm")))
     embedding = Embedding("model.embed_tokens.weight", vocab, hidden)
-    head = Linear(embedding.weight if config.get("tie_word_embeddings", True) else "lm_head.weight", vocab)
+    head = head_of(config, embedding, tied=True)
     logits = Logits(norm("model.norm"), head, config.positive("logit_scale", 0.0625))
     return Graph(embedding, tuple(residuals), logits)

@@ -97,6 +97,12 @@ def heads_of(config: ModelConfig) -> Heads:
     return Heads(query, config.size("num_key_value_heads", query), config.size("head_dim", hidden // query))
 
 
+def head_of(config: ModelConfig, embedding: Embedding, tied: bool) -> Linear:
+    """Return the layer of the logits; it has the weights of the embedding if config.json, or else `tied`, says so."""
+    is_tied = config.get("tie_word_embeddings", tied)
+    return Linear(embedding.weight if is_tied else "lm_head.weight", embedding.vocab_size)
+
+
 def build_decoder(config: ModelConfig, variant: Variant) -> Graph:
     """Return the graph of the whole model."""
     hidden, vocab = config.size("hidden_size"), config.size("vocab_size")
@@ -107,7 +113,7 @@ def build_decoder(config: ModelConfig, variant: Variant) -> Graph:
         for residual in (layers.attention(layer), layers.feed_forward(layer))
     ]
     embedding = Embedding("model.embed_tokens.weight", vocab, hidden, variant.embedding_scale)
-    head = Linear(embedding.weight if config.get("tie_word_embeddings", False) else "lm_head.weight", vocab)
+    head = head_of(config, embedding, tied=False)
     logits = Logits(layers.norm("model.norm"), head, variant.logits_scale, variant.logits_softcap)
     return Graph(embedding, tuple(residuals), logits)
 

@@ -15,7 +15,7 @@ from quire.kernels.graph.operations import (
     Norm,
     Residual,
 )
-from quire.kernels.models.decoder import activation_of
+from quire.kernels.models.decoder import activation_of, head_of
 
 
 def build(config: ModelConfig) -> Graph:
@@ -46,6 +46,4 @@ def build(config: ModelConfig) -> Graph:
         "transformer.wte.weight", vocab, hidden, positions="transformer.wpe.weight",
         num_positions=config.size("n_positions"),
     )  # fmt: skip
-    tied = config.get("tie_word_embeddings", True)
-    head = Linear(embedding.weight if tied else "lm_head.weight", vocab)
-    return Graph(embedding, tuple(residuals), Logits(norm("ln_f"), head))
+    return Graph(embedding, tuple(residuals), Logits(norm("ln_f"), head_of(config, embedding, tied=True)))

@@ -13,7 +13,7 @@ from quire.kernels.graph.operations import (
     Norm,
     Residual,
 )
-from quire.kernels.models.decoder import activation_of, heads_of, window_of
+from quire.kernels.models.decoder import activation_of, head_of, heads_of, window_of
 from quire.kernels.rope import Rope
 
 
@@ -45,5 +45,4 @@ def build(config: ModelConfig) -> Graph:
         residuals.append(Residual(attention, norm(f"{layer}.input_layernorm")))
         residuals.append(Residual(feed_forward, norm(f"{layer}.post_attention_layernorm")))
     embedding = Embedding("model.embed_tokens.weight", vocab, hidden)
-    head = Linear(embedding.weight if config.get("tie_word_embeddings", True) else "lm_head.weight", vocab)
-    return Graph(embedding, tuple(residuals), Logits(norm("model.norm"), head))
+    return Graph(embedding, tuple(residuals), Logits(norm("model.norm"), head_of(config, embedding, tied=True)))
