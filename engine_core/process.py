@@ -34,6 +34,7 @@ from quire.engine_core.supervisor_link import GAVE_WAY, SupervisorLink, read_lin
 from quire.engine_core.transport.server import EngineServer, Inbox
 from quire.engine_core.utilities import refuse_reload
 from quire.kernels.errors import ModelError
+from quire.kernels.fit import advised
 from quire.kernels.runner import ModelRunner, PreparedModel
 from quire.protocol.address import default_address
 from quire.protocol.codec import MAX_REPLY_BYTES
@@ -226,7 +227,9 @@ def _load(parsed: EngineProcessOptions, load: Callable[[], T]) -> T:
 
 def _prepare(parsed: EngineProcessOptions) -> PreparedModel:
     progress = _show_progress if sys.stderr.isatty() else None
-    return PreparedModel(load_options(parsed), progress, log_sealed_pages=parsed.kv_disk is not None)
+    options = load_options(parsed)
+    with advised(options):
+        return PreparedModel(options, progress, log_sealed_pages=parsed.kv_disk is not None)
 
 
 def _log_take_over(runner: ModelRunner) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from quire.kernels import host
 from quire.kernels._native import affinity_cpus, default_threads, llvm_version, physical_cores
 from quire.kernels.config import ModelConfig
+from quire.kernels.fit import advised
 from quire.kernels.memory import PROGRAM_BYTES
 from quire.kernels.operands import Matrix
 from quire.kernels.options import LoadOptions
@@ -106,7 +107,9 @@ def main() -> int:
                 memory_limit=arguments.memory_limit,
             )
             plan, checkpoint = describe(options)
-            info["plan"] = plan_info(plan, ModelConfig(checkpoint.config).architecture) | memory_info(plan, options)
+            with advised(options):
+                memory = memory_info(plan, options)
+            info["plan"] = plan_info(plan, ModelConfig(checkpoint.config).architecture) | memory
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from quire.kernels import host
 from quire.kernels._native import HUGE_PAGE, default_threads
 from quire.kernels.emit.layout import PAIRED, Dtypes, bf16_activations
-from quire.kernels.errors import ModelError
+from quire.kernels.errors import MemoryShortageError, ModelError
 from quire.kernels.kv_file import KvFile
 from quire.kernels.memory import PROGRAM_BYTES, MemoryPlan, reserve_above, reserve_beside, reserve_within
 from quire.kernels.operands import PlanLimits
@@ -115,7 +115,7 @@ def choose_num_pages(
     """
     free = host.available_memory()
     if free < other_bytes:  # whatever the file holds may be in use until the pool is mapped
-        raise ModelError(
+        raise MemoryShortageError(
             f"weights and buffers take {other_bytes} bytes, but {free} are free"
             f"{host.describe_address_limit()}; free some, or choose a smaller model or lower max_num_batched_tokens"
         )
@@ -143,7 +143,7 @@ def choose_num_pages(
     if within is not None and pages * page_bytes > within:
         raise _over_limit(options, other_bytes, pages * page_bytes)
     if pages * page_bytes > left:
-        raise ModelError(
+        raise MemoryShortageError(
             f"{pages} KV pages take {pages * page_bytes} bytes, but {left} are free next to the weights"
             f"{host.describe_address_limit()}; lower kv_cache_memory_bytes or num_pages"
         )
@@ -156,12 +156,12 @@ def _fixed_bytes(options: LoadOptions, other_bytes: int) -> int:
     return PROGRAM_BYTES + reserve_within(options.memory_limit) + other_bytes
 
 
-def _over_limit(options: LoadOptions, other_bytes: int, kv_bytes: int) -> ModelError:
+def _over_limit(options: LoadOptions, other_bytes: int, kv_bytes: int) -> MemoryShortageError:
     assert options.memory_limit is not None
     reserve = reserve_above(PROGRAM_BYTES + other_bytes + kv_bytes)
     needed = PROGRAM_BYTES + other_bytes + kv_bytes + reserve
     is_chosen = options.num_pages is not None or options.kv_cache_memory_bytes is not None
-    return ModelError(
+    return MemoryShortageError(
         f"memory_limit={options.memory_limit} is below the {needed} bytes that are needed: weights and buffers "
         f"{other_bytes}, KV pages {'as chosen' if is_chosen else 'for one sequence of max_model_len'} {kv_bytes}, "
         f"program {PROGRAM_BYTES}, requests {reserve}; raise it, or lower "

@@ -14,6 +14,7 @@ import msgspec
 from quire.kernels import host
 from quire.kernels.config import ModelConfig
 from quire.kernels.errors import ModelError
+from quire.kernels.fit import advised
 from quire.kernels.memory import PROGRAM_BYTES
 from quire.kernels.options import LoadOptions
 from quire.kernels.runner import choose_memory, describe
@@ -33,7 +34,8 @@ def survey(folder: str) -> dict[str, Any]:
     try:
         plan, _ = describe(options)
         found |= {"supported": True, "memory_bytes": PROGRAM_BYTES + plan.weight_bytes + plan.array_bytes}
-        pages, memory = choose_memory(plan, options)
+        with advised(options):
+            pages, memory = choose_memory(plan, options)
         found |= {
             "fits": True,
             "memory_bytes": PROGRAM_BYTES + memory.weights + memory.buffers,

@@ -1,0 +1,64 @@
+"""Advice on a model that does not fit into memory: the number formats and context lengths with which it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from quire.kernels.errors import MemoryShortageError, ModelError
+from quire.kernels.options import LoadOptions
+from quire.kernels.runner import choose_memory, describe
+
+_SMALLER_FORMATS = ("int8", "int4")
+_SHORTEST_CONTEXT = 1024
+"""Shortest context that is advised, in tokens."""
+
+
+@contextmanager
+def advised(options: LoadOptions) -> Iterator[None]:
+    """Add advice to a MemoryShortageError, and raise it as a ModelError."""
+    try:
+        yield
+    except MemoryShortageError as error:
+        raise ModelError(f"{error}; {advice(options)}") from None
+
+
+def advice(options: LoadOptions) -> str:
+    """Return a sentence that names the number formats, each with its longest context, with which the model fits."""
+    wanted = describe(options)[0].limits.max_model_len
+    fitting = []
+    for quantization in dict.fromkeys((options.quantization, *_SMALLER_FORMATS)):
+        candidate = replace(options, quantization=quantization)
+        if (length := _longest_context(candidate)) is None:
+            continue
+        changes = [] if quantization == options.quantization else [f"quantization={quantization}"]
+        changes += [] if length == wanted else [f"max_model_len={length}"]
+        fitting.append(" and ".join(changes))
+    if not fitting:
+        return f"no number format makes it fit at {_SHORTEST_CONTEXT} tokens of context; choose a smaller model"
+    return f"it fits with {', or with '.join(fitting)}"
+
+
+def _longest_context(options: LoadOptions) -> int | None:
+    """Return the longest context that fits, the chosen one or a power of two below it; None if there is none.
+
+    Also None if the checkpoint cannot be quantized so.
+    """
+    try:
+        length = describe(options)[0].limits.max_model_len
+        while not _fits(replace(options, max_model_len=length)):
+            length = 1 << (length - 1).bit_length() - 1
+            if length < _SHORTEST_CONTEXT:
+                return None
+    except ModelError:
+        return None
+    return length
+
+
+def _fits(options: LoadOptions) -> bool:
+    try:
+        choose_memory(describe(options)[0], options)
+    except MemoryShortageError:
+        return False
+    return True

@@ -1,0 +1,89 @@
+"""A model that does not fit is refused with what would fit, before its weights are read."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from quire.kernels import host
+from quire.kernels.errors import MemoryShortageError, ModelError
+from quire.kernels.fit import advised
+from quire.kernels.options import LoadOptions
+from quire.kernels.runner import PreparedModel, choose_memory, describe
+
+MIB = 1 << 20
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16,
+    "num_key_value_heads": 8, "num_hidden_layers": 16, "vocab_size": 32768, "max_position_embeddings": 40960,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> LoadOptions:
+    """A checkpoint of 0.5 GB that takes no space: its file has a header, and a hole for the weights."""
+    sizes = {"model.embed_tokens.weight": (32768, 1024), "model.norm.weight": (1024,)}
+    for layer in range(16):
+        at = f"model.layers.{layer}"
+        sizes |= {f"{at}.{name}_layernorm.weight": (1024,) for name in ("input", "post_attention")}
+        sizes |= {f"{at}.self_attn.{name}_proj.weight": (1024, 1024) for name in "qo"}
+        sizes |= {f"{at}.self_attn.{name}_proj.weight": (512, 1024) for name in "kv"}
+        sizes |= {f"{at}.mlp.{name}_proj.weight": (4096, 1024) for name in ("gate", "up")}
+        sizes[f"{at}.mlp.down_proj.weight"] = (1024, 4096)
+    header, end = {}, 0
+    for name, shape in sizes.items():
+        begin, end = end, end + 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"head_dim": 64}))
+    return LoadOptions(str(tmp_path), max_num_batched_tokens=256)
+
+
+def refusal(options: LoadOptions) -> str:
+    with pytest.raises(ModelError) as refused, advised(options):
+        PreparedModel(options)
+    return str(refused.value)
+
+
+def is_fit(options: LoadOptions) -> bool:
+    try:
+        choose_memory(describe(options)[0], options)
+    except MemoryShortageError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("limit", [700 * MIB, 1000 * MIB, 1600 * MIB])
+def test_advice_names_the_longest_context_of_each_format(model: LoadOptions, limit: int) -> None:
+    options = replace(model, memory_limit=limit)
+    message = refusal(options)
+    assert f"memory_limit={limit} is below" in message
+    _, _, ways = message.partition("it fits with ")
+    assert ways
+    for way in ways.split(", or with "):
+        format_ = re.search(r"quantization=(\w+)", way)
+        length = int(found[1]) if (found := re.search(r"max_model_len=(\d+)", way)) else 40960
+        advice = replace(options, quantization=format_ and format_[1], max_model_len=length)
+        assert is_fit(advice), way
+        assert length == 40960 or not is_fit(replace(advice, max_model_len=min(2 * length, 40960))), way
+
+
+def test_formats_that_fit_into_the_free_memory_are_named(model: LoadOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "available_memory", lambda: 450 * MIB)
+    message = refusal(model)
+    assert message.startswith("weights and buffers take")
+    assert message.endswith("it fits with quantization=int8, or with quantization=int4")
+
+
+def test_a_model_that_fits_in_no_format_is_refused(model: LoadOptions) -> None:
+    assert refusal(replace(model, memory_limit=400 * MIB)).endswith(
+        "no number format makes it fit at 1024 tokens of context; choose a smaller model"
+    )
