@@ -28,6 +28,8 @@ if TYPE_CHECKING:
         Logprob,
         RequestMetrics,
         RequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
     )
     from quire.frontend.structured_outputs import StructuredOutputsParams
     from quire.frontend.text.chat.assistant import AssistantMessage, ToolCall
@@ -58,6 +60,8 @@ __all__ = [
     "RequestOutput",
     "RequestTimeoutError",
     "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
@@ -88,6 +92,8 @@ _NAMES_OF_MODULES = {
         "Logprob",
         "RequestMetrics",
         "RequestOutput",
+        "ScoringOutput",
+        "ScoringRequestOutput",
     ),
     "quire.frontend.text.prompts": ("PromptType", "TextPrompt", "TokensPrompt"),
     "quire.frontend.structured_outputs": ("StructuredOutputsParams",),

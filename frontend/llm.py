@@ -17,9 +17,10 @@ from quire.frontend.client.request_table import RequestTable
 from quire.frontend.client.streams import DeliveryInbox, apply_delivery
 from quire.frontend.engine_args import DRAIN_SECONDS, EngineArgs, reload_arguments, takes_engine_args
 from quire.frontend.errors import EngineDeadError, RequestError
-from quire.frontend.outputs import EmbeddingRequestOutput, RequestOutput
+from quire.frontend.outputs import EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
 from quire.frontend.progress import progress_bar
 from quire.frontend.sampling import SamplingParams
+from quire.frontend.similarity import num_pairs, score
 from quire.frontend.text.chat.tool_grammar import tool_at_fault
 from quire.frontend.text.chat.tools import check_tools
 from quire.frontend.text.prompts import Message, Prompt, PromptType, split_batch
@@ -112,6 +113,41 @@ class LLM(AnswerParsing):
         options = _options(priority, cache_salt, timeout, len(made))
         requests = self._complete(self._engine.embedding, made, params, options, use_tqdm)
         return [request.output() for request in requests]
+
+    def score(
+        self,
+        text_1: PromptType | Sequence[PromptType],
+        text_2: PromptType | Sequence[PromptType],
+        *,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool = True,
+        truncate_prompt_tokens: int | None = None,
+        add_special_tokens: bool = True,
+        priority: int = 0,
+        cache_salt: str = "",
+        timeout: float | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """Score pairs of texts by the cosine of their embeddings: one with many, or each with the one of its index.
+
+        `pooling_params` cannot turn `normalize` off; the other parameters are those of `embed`. Raises `ValueError` for
+        lists that do not match.
+        """
+        first, second = split_batch(text_1), split_batch(text_2)
+        count = num_pairs(len(first), len(second))
+        if pooling_params is not None and not pooling_params.normalize:
+            raise ValueError("normalize=False is not allowed in a score, which is a cosine; leave it out")
+        embedded = self.embed(
+            [*first, *second],
+            pooling_params,
+            use_tqdm=use_tqdm,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            add_special_tokens=add_special_tokens,
+            priority=priority,
+            cache_salt=cache_salt,
+            timeout=timeout,
+        )
+        left, right = embedded[: len(first)], embedded[len(first) :]
+        return [score(left[index if len(left) > 1 else 0], right[index]) for index in range(count)]
 
     def chat(
         self,

@@ -58,6 +58,20 @@ class EmbeddingRequestOutput(msgspec.Struct, gc=False):
     num_cached_tokens: int = 0
 
 
+class ScoringOutput(msgspec.Struct, gc=False):
+    """The similarity of two texts: the cosine of their embeddings, from -1 to 1."""
+
+    score: float
+
+
+class ScoringRequestOutput(msgspec.Struct, gc=False):
+    """A pair of texts and its score; `prompt_token_ids` are those of both texts, one after the other."""
+
+    prompt_token_ids: list[int]
+    outputs: ScoringOutput
+    finished: bool = True
+
+
 class CompletionOutput(msgspec.Struct, gc=False):
     """One completion: all of it so far, or in a delta only the new part.
 

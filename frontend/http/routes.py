@@ -14,6 +14,7 @@ from quire.frontend.http.errors import AnthropicErrorResponse
 from quire.frontend.http.openai.chat import ChatBody, ChatChunk, ChatCompletion, ChatEndpoint
 from quire.frontend.http.openai.completions import CompletionBody, CompletionsEndpoint, TextCompletion
 from quire.frontend.http.openai.embeddings import EmbeddingBody, EmbeddingList, EmbeddingsEndpoint
+from quire.frontend.http.openai.ranking import Ranking, RankingEndpoints, RerankBody, ScoreBody, ScoreList
 from quire.frontend.http.openai.responses.body import ResponsesBody
 from quire.frontend.http.openai.responses.endpoint import ResponsesEndpoint
 from quire.frontend.http.openai.responses.response import EVENTS as RESPONSE_EVENTS
@@ -39,7 +40,7 @@ def routes(service: ModelService) -> list[Route]:
     recent = RecentRates()
     service.llm.add_observer(recent)
     view = EngineView(service.llm, recent, lambda: service.draining, service.args.shows_prompts())
-    table = [*_openai(service), *_anthropic(service), *_operator(service), *page_routes()]
+    table = [*_openai(service), *_ranking(service), *_anthropic(service), *_operator(service), *page_routes()]
     table += view_routes(view, service.stream)
     table += Documentation(service, table).routes()
     return table
@@ -86,6 +87,22 @@ def _openai(service: ModelService) -> list[Route]:
             example={"input": "Tell me a tale.", "max_output_tokens": 60},
         ),
         Route("/v1/responses/{id:path}", responses.stored, methods=["GET", "POST", "DELETE"], include_in_schema=False),
+    ]
+
+
+def _ranking(service: ModelService) -> list[Route]:
+    endpoints = RankingEndpoints(service)
+    pair = {"text_1": "A fox", "text_2": ["The fox sleeps.", "The king had a daughter."]}
+    query = {"query": "A fox", "documents": ["The king had a daughter.", "The fox sleeps."], "top_n": 1}
+    return [
+        *(
+            Operation(path, endpoints.score, body=ScoreBody, answer=ScoreList, generates=True, example=pair)
+            for path in ("/score", "/v1/score")
+        ),
+        *(
+            Operation(path, endpoints.rerank, body=RerankBody, answer=Ranking, generates=True, example=query)
+            for path in ("/rerank", "/v1/rerank", "/v2/rerank")
+        ),
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import struct
+from collections.abc import Iterable
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
@@ -13,7 +14,7 @@ from starlette.responses import Response
 
 from quire.frontend.client.observer import TraceContext
 from quire.frontend.http.openai.completions import prompts_of
-from quire.frontend.http.service import Endpoints
+from quire.frontend.http.service import Endpoints, ModelService
 from quire.frontend.http.transport.bodies import NOT_EMPTY, Body, Refusals
 from quire.frontend.http.transport.responses import json_response
 from quire.frontend.http.transport.sse import cancelled_on_disconnect
@@ -21,7 +22,18 @@ from quire.frontend.outputs import EmbeddingRequestOutput
 from quire.protocol.messages import PoolingParams, SamplingParams
 
 
-class EmbeddingBody(Body, kw_only=True):
+class PoolingBody(Body, kw_only=True):
+    """Fields of all requests whose texts become vectors, under vLLM's names."""
+
+    pooling_type: Literal["last", "mean"] | None = None
+    truncate_prompt_tokens: int | None = None
+    add_special_tokens: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    user: str | None = None
+
+
+class EmbeddingBody(PoolingBody, kw_only=True):
     """The body of an embedding request, with OpenAI's and vLLM's fields."""
 
     refused: ClassVar[Refusals] = {
@@ -36,12 +48,6 @@ class EmbeddingBody(Body, kw_only=True):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     normalize: bool | None = None
-    pooling_type: Literal["last", "mean"] | None = None
-    truncate_prompt_tokens: int | None = None
-    add_special_tokens: bool | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-    user: str | None = None
 
 
 class EmbeddingData(msgspec.Struct, kw_only=True):
@@ -59,6 +65,12 @@ class EmbeddingUsage(msgspec.Struct):
     total_tokens: int
 
 
+def usage_of_prompts(outputs: Iterable[EmbeddingRequestOutput]) -> EmbeddingUsage:
+    """Return the tokens of all texts."""
+    tokens = sum(len(output.prompt_token_ids) for output in outputs)
+    return EmbeddingUsage(tokens, tokens)
+
+
 class EmbeddingList(msgspec.Struct, kw_only=True):
     """The vectors of all texts."""
 
@@ -68,46 +80,27 @@ class EmbeddingList(msgspec.Struct, kw_only=True):
     usage: EmbeddingUsage
 
 
-class EmbeddingsEndpoint(Endpoints):
-    """Handler of the endpoint."""
-
-    async def create(self, request: Request) -> Response:
-        """Turn texts into vectors. The answer is an `EmbeddingList`."""
-        service = self._service
-        body = await service.read(request, EmbeddingBody)
-        prompts = prompts_of(body.input, "input")
-        service.check_count(len(prompts), SamplingParams())
-        async with cancelled_on_disconnect(request.receive):
-            outputs = await self._embed(body, prompts, request)
-        tokens = sum(len(output.prompt_token_ids) for output in outputs)
-        data = [
-            EmbeddingData(index=index, embedding=_written(output, body.encoding_format))
-            for index, output in enumerate(outputs)
-        ]
-        return json_response(EmbeddingList(data=data, model=service.name, usage=EmbeddingUsage(tokens, tokens)))
-
-    async def _embed(
-        self, body: EmbeddingBody, prompts: list[str | list[int]], request: Request
-    ) -> list[EmbeddingRequestOutput]:
-        """Return the embeddings of all prompts; if one fails, abort the others."""
-        params = PoolingParams(
-            pooling_type=body.pooling_type or "last", dimensions=body.dimensions, normalize=body.normalize is not False
-        )
-        special = body.add_special_tokens is not False
-        ready = await self._service.prepared(prompts, body.truncate_prompt_tokens, special)
+async def embed_all(
+    service: ModelService, prompts: list[str | list[int]], params: PoolingParams, body: PoolingBody, request: Request
+) -> list[EmbeddingRequestOutput]:
+    """Return the embeddings of all prompts of a body; if one fails, or the client leaves, abort the others."""
+    service.check_count(len(prompts), SamplingParams())
+    special = body.add_special_tokens is not False
+    async with cancelled_on_disconnect(request.receive):
+        ready = await service.prepared(prompts, body.truncate_prompt_tokens, special)
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
                     group.create_task(
-                        self._service.llm.embed(
+                        service.llm.embed(
                             prompt,
                             params,
                             truncate_prompt_tokens=body.truncate_prompt_tokens,
                             add_special_tokens=special,
                             priority=body.priority or 0,
                             cache_salt=body.cache_salt or "",
-                            timeout=self._service.timeout(request),
-                            tenant=self._service.tenant(request),
+                            timeout=service.timeout(request),
+                            tenant=service.tenant(request),
                             trace=TraceContext("embeddings", request.headers),
                         )
                     )
@@ -115,7 +108,26 @@ class EmbeddingsEndpoint(Endpoints):
                 ]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        return [task.result() for task in tasks]
+    return [task.result() for task in tasks]
+
+
+class EmbeddingsEndpoint(Endpoints):
+    """Handler of the endpoint."""
+
+    async def create(self, request: Request) -> Response:
+        """Turn texts into vectors. The answer is an `EmbeddingList`."""
+        service = self._service
+        body = await service.read(request, EmbeddingBody)
+        params = PoolingParams(
+            pooling_type=body.pooling_type or "last", dimensions=body.dimensions, normalize=body.normalize is not False
+        )
+        outputs = await embed_all(service, prompts_of(body.input, "input"), params, body, request)
+        usage = usage_of_prompts(outputs)
+        data = [
+            EmbeddingData(index=index, embedding=_written(output, body.encoding_format))
+            for index, output in enumerate(outputs)
+        ]
+        return json_response(EmbeddingList(data=data, model=service.name, usage=usage))
 
 
 def _written(output: EmbeddingRequestOutput, encoding: str | None) -> list[float] | str:
