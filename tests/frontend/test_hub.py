@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -191,7 +192,14 @@ def test_a_cut_download_goes_on(place: Place, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_connection_that_stays_cut_is_reported(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda _seconds: None)
+    others = set(NEEDED) - {"model-00002-of-00002.safetensors"}
+
+    def others_arrive(_seconds: float) -> None:
+        deadline = time.monotonic() + 30
+        while not others <= place.in_cache("org/sharded") and time.monotonic() < deadline:
+            threading.Event().wait(0.01)
+
+    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", others_arrive)  # before it tries again
     place.hub.cuts["model-00002-of-00002.safetensors"] = [0] * 100
     message = failure("org/sharded")
     assert message.startswith(f"the download of org/sharded to {place.cache} failed: ")
@@ -200,6 +208,7 @@ def test_a_connection_that_stays_cut_is_reported(place: Place, monkeypatch: pyte
     place.hub.cuts.clear()
     resolve_model("org/sharded")
     assert place.hub.downloads["model-00001-of-00002.safetensors"] == 1
+    assert all(place.hub.downloads[name] <= 1 for name in others)
 
 
 def test_a_wrong_checksum_or_size_is_found(place: Place) -> None:
