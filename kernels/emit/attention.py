@@ -150,9 +150,10 @@ class AttentionKernel(Kernel):
             if self.kv_split:
                 row, position, block = (b.load(at, i, I64) for i in (KvSplit.ROW, KvSplit.POSITION, KvSplit.BLOCK))
                 entry = Entry(row, 1, position, b.load(at, KvSplit.PAGES, PTR), kv_head)
-                self._attend(b, products, entry, queries, tiles, frame, block)
                 size = self.heads.group * split_bytes(self.heads)
-                self._write_split(b, frame, b.address(out, item * size))
+                with b.when(block >= _first_block(b, position, self.window)):
+                    self._attend(b, products, entry, queries, tiles, frame, block)
+                    self._write_split(b, frame, b.address(out, item * size))
             else:
                 fields = AttentionEntry.ROW, AttentionEntry.TOKENS, AttentionEntry.POSITION
                 row, tokens, position = (b.load(at, i, I64) for i in fields)
@@ -186,7 +187,7 @@ class AttentionKernel(Kernel):
             TILE_ROWS * query_bytes,
         )
         context = entry.position + entry.tokens
-        first = (entry.position + (1 - self.window)).max(0) // BLOCK_TOKENS if self.window else b.index(0)
+        first = _first_block(b, entry.position, self.window)
         stop = (context + (BLOCK_TOKENS - 1)) // BLOCK_TOKENS
         if only is not None:
             first, stop = first.max(only), stop.min(only + 1)
@@ -344,11 +345,13 @@ class AttentionKernel(Kernel):
 class SplitReductionKernel(Kernel):
     """Reduces the KV splits of query tokens in order, and writes the output.
 
-    Work items are query tokens times KV heads. Buffers: reductions i64 [n][row, first KV split, number of KV splits],
-    the results of the KV splits, out (packed activations of query * dim columns), and if `sinks` the sinks.
+    Splits before the `window` are not reduced: they belong to layers with a longer one. Work items are query tokens
+    times KV heads. Buffers: reductions i64 [n][row, position, first KV split, number of KV splits], the results of the
+    KV splits, out (packed activations of query * dim columns), and if `sinks` the sinks.
     """
 
     heads: Heads
+    window: int = 0
     sinks: bool = False
 
     def emit(self, context: EmitContext) -> str:
@@ -361,10 +364,14 @@ class SplitReductionKernel(Kernel):
         m, l, a, c = (b.scratch(h.group * 4) for _ in range(4))  # noqa: E741
         with b.items() as item:
             at, kv_head = b.address(reductions, item // h.kv * SplitReduction.BYTES), item % h.kv
-            fields = SplitReduction.ROW, SplitReduction.FIRST, SplitReduction.SPLITS
-            row, first, count = (b.load(at, i, I64) for i in fields)
+            fields = SplitReduction.ROW, SplitReduction.POSITION, SplitReduction.FIRST, SplitReduction.SPLITS
+            row, position, first, count = (b.load(at, i, I64) for i in fields)
+            stop = first + count
+            if self.window:
+                seen = position // BLOCK_TOKENS + 1 - _first_block(b, position, self.window)
+                first = first.max(stop - seen)
             _start(b, h, b.index(h.group), out, m, l, kv_head, sinks)
-            with b.loop(first, first + count) as block, b.loop(0, h.group) as query:
+            with b.loop(first, stop) as block, b.loop(0, h.group) as query:
                 number = (block.index * h.kv + kv_head) * h.group + query.index
                 split = b.address(splits, number * split_bytes(h))
                 m_block, l_block = (b.load(split, width * 64 + 4 * i, F32) for i in range(2))
@@ -381,6 +388,11 @@ class SplitReductionKernel(Kernel):
 def split_bytes(heads: Heads) -> int:
     """Return the bytes of the result of one KV split for one query row."""
     return blocks_of(heads) * BLOCK * 4 + 64
+
+
+def _first_block(b: Builder, position: Value, window: int) -> Value:
+    """Return the first block that a token attends to; `window` 0 means all."""
+    return (position + (1 - window)).max(0) // BLOCK_TOKENS if window else b.index(0)
 
 
 def _start(

@@ -271,7 +271,7 @@ class _Lowering:
             splits = plan.buffer("partials", MAX_KV_SPLITS * heads.query * split_bytes(heads))
             kernel = replace(kernel, name="attention_split", sinks=False, kv_split=True)
             plan.add(kernel, [Buffer("kv_splits", input=True), queries, layer, splits], "kv_splits", repeats=heads.kv)
-            reduction = SplitReductionKernel("split_reduction", heads, bool(sinks))
+            reduction = SplitReductionKernel("split_reduction", heads, kernel.window, bool(sinks))
             reductions = [Buffer("reductions", input=True), splits, out.buffer, *sinks]
             plan.add(reduction, reductions, "reductions", repeats=heads.kv)
         return out

@@ -6,6 +6,7 @@ import ctypes
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +108,17 @@ def test_a_split_window_gives_the_bits_of_an_unsplit_one(
     types = ["full_attention"] * full_layers + ["sliding_attention"] * (6 - full_layers)
     model = with_window(demo_model, tmp_path, types)
     assert answer(model, length, MANY_THREADS) == answer(model, length, 1)
+
+
+def test_layers_with_a_shorter_window_skip_the_splits_before_it(
+    demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reduction that begins at the first split finds no results of blocks before the window."""
+    model = with_window(demo_model, tmp_path, ["full_attention"] * 2 + ["sliding_attention"] * 4)
+    expected = answer(model, 1500, 1)
+    emit = attention.SplitReductionKernel.emit
+    monkeypatch.setattr(
+        attention.SplitReductionKernel, "emit", lambda kernel, context: emit(replace(kernel, window=0), context)
+    )
+    with pytest.raises(AssertionError):
+        assert answer(model, 1500, MANY_THREADS) == expected

@@ -51,6 +51,7 @@ void bind_abi(nb::module_& m) {
   split.attr("BYTES") = sizeof(KvSplit);
   nb::class_<SplitReduction> reduction(m, "SplitReduction", "Offsets of the fields of a split reduction, in bytes.");
   reduction.attr("ROW") = offsetof(SplitReduction, row);
+  reduction.attr("POSITION") = offsetof(SplitReduction, position);
   reduction.attr("FIRST") = offsetof(SplitReduction, first);
   reduction.attr("SPLITS") = offsetof(SplitReduction, splits);
   reduction.attr("BYTES") = sizeof(SplitReduction);

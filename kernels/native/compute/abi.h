@@ -51,7 +51,7 @@ struct KvSplit {
 
 /// The KV splits of one query token, whose results are combined in order.
 struct SplitReduction {
-  std::int64_t row;
+  std::int64_t row, position;
   std::int64_t first;   ///< split
   std::int64_t splits;  ///< how many
 };
@@ -61,8 +61,8 @@ static_assert(offsetof(AttentionEntry, tokens) == 8 && offsetof(AttentionEntry, 
               offsetof(AttentionEntry, pages) == 24 && sizeof(AttentionEntry) == 32);
 static_assert(offsetof(KvSplit, position) == 8 && offsetof(KvSplit, pages) == 16 && offsetof(KvSplit, block) == 24 &&
               sizeof(KvSplit) == 32);
-static_assert(offsetof(SplitReduction, first) == 8 && offsetof(SplitReduction, splits) == 16 &&
-              sizeof(SplitReduction) == 24);
+static_assert(offsetof(SplitReduction, position) == 8 && offsetof(SplitReduction, first) == 16 &&
+              offsetof(SplitReduction, splits) == 24 && sizeof(SplitReduction) == 32);
 
 /// The inputs of a step, which kernels read and the runner writes. The arrays stay where they are for the runner's
 /// life.

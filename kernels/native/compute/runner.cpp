@@ -264,7 +264,7 @@ void Runner::split_attention(Dims& dims) {
       inputs_.entries[kept++] = entry;
       continue;
     }
-    inputs_.reductions[reductions++] = {entry.row, kv_splits, blocks};
+    inputs_.reductions[reductions++] = {entry.row, entry.position, kv_splits, blocks};
     for (std::int64_t block = first; block < first + blocks; block++)
       inputs_.kv_splits[kv_splits++] = {entry.row, entry.position, entry.pages, block};
   }
