@@ -89,7 +89,8 @@ def pre_tokenizer(name: str) -> PreTokenizer:
     """Return the pre-tokenizer that `tokenizer.ggml.pre` names. Raises ValueError for an unknown one."""
     if name not in _KNOWN:
         raise ValueError(
-            f"tokenizer.ggml.pre is {name!r}, a pre-tokenizer that is not known; known are {', '.join(sorted(_KNOWN))}"
+            f"tokenizer.ggml.pre is {name[:40]!r}, a pre-tokenizer that is not known; "
+            f"known are {', '.join(sorted(_KNOWN))}"
         )
     return _KNOWN[name]
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from quire.kernels.gguf.pre_tokenizers import byte_level, pre_tokenizer
+from quire.kernels.gguf.pre_tokenizers import PreTokenizer, byte_level, pre_tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 """Types of tokens in `tokenizer.ggml.token_type`; 6 is a byte."""
@@ -47,12 +47,15 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, Component]:
     kind = _value(metadata, "tokenizer.ggml.model", str)
     if kind not in ("gpt2", "llama"):
         raise ValueError(
-            f"tokenizer.ggml.model is {kind!r}; supported are gpt2 (byte-level BPE) and llama (SentencePiece BPE)"
+            f"tokenizer.ggml.model is {kind[:40]!r}; supported are gpt2 (byte-level BPE) and llama (SentencePiece BPE)"
         )
     vocabulary = _Vocabulary.read(metadata, kind)
     special = _special_tokens(metadata, vocabulary, _LLAMA_IDS if kind == "llama" else {})
-    build = _sentencepiece if kind == "llama" else _byte_level_bpe
-    components, adds_bos = build(metadata, vocabulary, special)
+    if kind == "llama":
+        components, adds_bos = _sentencepiece(metadata, vocabulary, special.get("unk_token")), True
+    else:
+        words = pre_tokenizer(_value(metadata, "tokenizer.ggml.pre", str))
+        components, adds_bos = _byte_level_bpe(metadata, vocabulary, words), words.adds_bos
     ends = {
         "add_bos_token": _adds(metadata, "bos", special, adds_bos),
         "add_eos_token": _adds(metadata, "eos", special, False),
@@ -96,7 +99,7 @@ class _Vocabulary:
         if len(ids) < len(tokens):
             index = next(index for index, token in enumerate(tokens) if ids[token] != index)
             raise ValueError(
-                f"tokenizer.ggml.tokens has {tokens[index]!r} twice, as token {index} and {ids[tokens[index]]}"
+                f"tokenizer.ggml.tokens has {tokens[index][:40]!r} twice, as token {index} and {ids[tokens[index]]}"
             )
         return _Vocabulary(tokens, types, ids)
 
@@ -111,39 +114,32 @@ def _with_marks(tokens: list[str], types: list[int]) -> list[str]:
     ]
 
 
-def _byte_level_bpe(
-    metadata: Mapping[str, Any], vocabulary: _Vocabulary, special: Mapping[str, str]
-) -> tuple[Component, bool]:
-    """Return the components of a byte-level BPE, and whether it puts bos before a text by default."""
-    words = pre_tokenizer(_value(metadata, "tokenizer.ggml.pre", str))
-    components = {
+def _byte_level_bpe(metadata: Mapping[str, Any], vocabulary: _Vocabulary, words: PreTokenizer) -> Component:
+    """Return the components of a byte-level BPE."""
+    return {
         "normalizer": words.normalizer(),
         "pre_tokenizer": words.steps(),
         "decoder": byte_level(),
         "model": _bpe(vocabulary, _merges(metadata, vocabulary), ignore_merges=words.ignore_merges),
     }
-    return components, words.adds_bos
 
 
-def _sentencepiece(
-    metadata: Mapping[str, Any], vocabulary: _Vocabulary, special: Mapping[str, str]
-) -> tuple[Component, bool]:
-    """Return the components of SentencePiece's BPE, and whether it puts bos before a text by default."""
+def _sentencepiece(metadata: Mapping[str, Any], vocabulary: _Vocabulary, unk_token: str | None) -> Component:
+    """Return the components of SentencePiece's BPE."""
     prefix = _value(metadata, "tokenizer.ggml.add_space_prefix", bool, True)
     given = "tokenizer.ggml.merges" in metadata
     merges = _merges(metadata, vocabulary) if given else _merges_by_score(metadata, vocabulary)
     prepend = [{"type": "Prepend", "prepend": _SPACE}] if prefix else []
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
-    components = {
+    return {
         "normalizer": {"type": "Sequence", "normalizers": [*prepend, _replace(" ", _SPACE)]},
         "pre_tokenizer": None,
         "decoder": {
             "type": "Sequence",
             "decoders": [_replace(_SPACE, " "), {"type": "ByteFallback"}, {"type": "Fuse"}, *strip],
         },
-        "model": _bpe(vocabulary, merges, unk_token=special.get("unk_token"), fuse_unk=True, byte_fallback=True),
+        "model": _bpe(vocabulary, merges, unk_token=unk_token, fuse_unk=True, byte_fallback=True),
     }
-    return components, True
 
 
 def _replace(old: str, new: str) -> Component:
@@ -165,7 +161,7 @@ def _merges(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> list[tuple[
         left, _, right = merge.partition(" ")
         if left not in vocabulary.ids or right not in vocabulary.ids or left + right not in vocabulary.ids:
             raise ValueError(
-                f"tokenizer.ggml.merges has {merge!r} as merge {index}, which is not two tokens, with a space "
+                f"tokenizer.ggml.merges has {merge[:40]!r} as merge {index}, which is not two tokens, with a space "
                 "between them, that make a third one"
             )
         merges.append((left, right))
@@ -198,6 +194,11 @@ def _merges_by_score(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> li
         for cut in range(1, len(token))
         if token[:cut] in pieces and token[cut:] in pieces
     ]
+    if len(found) > 1 and len({score for _, score, *_ in found}) == 1:
+        raise ValueError(
+            f"tokenizer.ggml.scores are all {found[0][1]}, which does not tell the order of merges; "
+            "convert the model again, from its tokenizer.model"
+        )
     found.sort(reverse=True)
     pairs = [(vocabulary.tokens[-negative], cut) for _, _, cut, _, negative in found]
     return [(token[:cut], token[cut:]) for token, cut in pairs]

@@ -305,6 +305,10 @@ SPM_TOKENS = SPM["tokenizer.ggml.tokens"]
         ({"scores": None}, "tokenizer.ggml.scores is missing"),
         ({"scores": [0.0]}, "tokenizer.ggml.scores has 1 scores for 262 tokens"),
         ({"scores": [float("nan")] * 262}, "tokenizer.ggml.scores .*finite"),
+        (
+            {"scores": [-1000.0] * 264, "tokens": [*SPM_TOKENS, "ba", "aba"], "token_type": [1] * 264},
+            "all -1000.0, which",
+        ),
         ({"merges": ["a b", "a c"]}, "tokenizer.ggml.merges has 'a c' as merge 1, which is not two tokens"),
         ({"merges": ["ab"]}, "tokenizer.ggml.merges has 'ab' as merge 0"),
         ({"bos_token_id": 262}, "tokenizer.ggml.bos_token_id is 262, but there are 262 tokens"),
@@ -320,6 +324,28 @@ def test_metadata_that_does_not_make_a_tokenizer_is_rejected(changes: dict[str, 
     with pytest.raises(ValueError, match=message) as raised:
         tokenizer_files({key: value for key, value in changed.items() if value is not None})
     assert "\n" not in str(raised.value)
+
+
+VALUE = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["gpt2", "llama", "qwen2"])
+)
+LIST = st.lists(st.text("ab \u2581") | st.integers(0, 7), max_size=6)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.sampled_from([SPM, DEMO_METADATA]), st.data())
+def test_any_metadata_makes_a_tokenizer_or_is_rejected_in_one_line(metadata: Metadata, data: st.DataObject) -> None:
+    keys = st.sampled_from(
+        [*metadata, "tokenizer.ggml.merges", "tokenizer.chat_template", "tokenizer.ggml.add_eos_token"]
+    )
+    changes = data.draw(st.dictionaries(keys, VALUE | LIST, min_size=1, max_size=3))
+    problem = ""
+    try:
+        files = tokenizer_files({key: value for key, value in (metadata | changes).items() if value is not None})
+        Tokenizer.from_str(json.dumps(files["tokenizer.json"])).encode("ab <s> \u2581")
+    except ValueError as error:
+        problem = str(error)
+    assert "\n" not in problem
 
 
 def test_all_known_pre_tokenizers_are_tested() -> None:
