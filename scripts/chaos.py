@@ -163,8 +163,9 @@ class ShortMemory:
                 (self._folder / limit).write_text("4096")
 
     def move_in(self, pid: int) -> None:
-        """Move a process into it."""
-        (self._folder / "cgroup.procs").write_text(str(pid))
+        """Move a process into it, if it has not ended."""
+        with suppress(ProcessLookupError):
+            (self._folder / "cgroup.procs").write_text(str(pid))
 
     def move_out(self, pid: int) -> None:
         """Let a process have memory again, if it is still there."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import socket
+import time
 from typing import Any
 
 import zmq
@@ -33,14 +35,15 @@ class Connections:
         self._open: set[int] = set()
         self.events: zmq.Socket[Any] = router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
 
-    def update(self) -> None:
-        """Take libzmq's events."""
-        num_shut_down = 0
+    def update(self) -> set[int]:
+        """Take libzmq's events. Return the file descriptors of connections that were closed."""
+        closed, num_shut_down = set(), 0
         while self.events.poll(0):
             event = parse_monitor_message(self.events.recv_multipart())
             fd = event["value"]
             if event["event"] == zmq.EVENT_DISCONNECTED:
                 self._open.discard(fd)
+                closed.add(fd)
                 continue
             self._open.add(fd)
             if len(self._open) > self._most:
@@ -48,6 +51,14 @@ class Connections:
                 num_shut_down += 1
         if num_shut_down:
             _LOG.warning("%d connections are open, and no more may be; %d were shut down", self._most, num_shut_down)
+        return closed
+
+    def wait_closed(self, deadline: float) -> None:
+        """Wait until those that are open have been closed, at most to `deadline` of the monotonic clock."""
+        left = set(self._open)
+        while left and (seconds := deadline - time.monotonic()) > 0:
+            self.events.poll(math.ceil(seconds * 1000))
+            left -= self.update()
 
     def close(self) -> None:
         """Take no more events; before the ROUTER is closed."""

@@ -156,7 +156,8 @@ class EngineServer:
         self._waker.wake()
 
     def stop(self, linger: float = 1.0, reason: str = "the engine was stopped") -> None:
-        """Send what waits, for at most `linger` seconds, and EngineGoodbye to all; remove the socket file."""
+        """Send what waits and EngineGoodbye to all, and wait until clients disconnect, for at most `linger` seconds;
+        remove the socket file."""
         self._end(linger, EngineGoodbye(reason))
 
     def give_way(self, linger: float = 1.0) -> None:
@@ -259,6 +260,7 @@ class EngineServer:
         while self._sessions.blocked and time.monotonic() < deadline:
             time.sleep(_RETRY_SECONDS)
             self._sessions.flush()
+        self._connections.wait_closed(deadline)  # libzmq loses what a peer has not read when it finds the end
         self._connections.close()
         self._router.close(linger=max(100, math.ceil((deadline - time.monotonic()) * 1000)))
 

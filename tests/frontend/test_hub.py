@@ -30,7 +30,7 @@ NEEDED = {
     "config.json": b'{"architectures": ["Qwen3ForCausalLM"]}',
     "generation_config.json": b"{}",
     "tokenizer.json": b'{"model": {}}',
-    "tokenizer_config.json": b"{}",
+    "tokenizer_config.json": b'{"model_max_length": 99}',
     "chat_template.jinja": b"{{ messages }}",
     "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
     "model-00001-of-00002.safetensors": b"first" * 1000,

@@ -16,7 +16,7 @@ from patience import PATIENCE
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_model.py"
 FAKE_SERVER = Path(__file__).with_name("fake_llama_server.py")
 FAKE_TOKEN_SECONDS = 0.01
-SMALL = ["--threads", "1", "--prefill", "32", "--decode", "1x16,2x16", "--gen", "64"]
+SMALL = ["--threads", "1", "--prefill", "32", "--decode", "1x16,2x16", "--gen", "256"]
 
 
 def bench(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -103,7 +102,7 @@ class RankingEndpoints(Endpoints):
             raise bad_request(str(error), "text_1") from None
         scores, usage = await self._scores(first, second, body, request)
         data = [ScoreData(index=index, score=value) for index, value in enumerate(scores)]
-        name, created = self._service.name, int(time.time())
+        name, created = self._service.name, self._service.now()
         return json_response(ScoreList(id=new_id("score"), created=created, model=name, data=data, usage=usage))
 
     async def rerank(self, request: Request) -> Response:

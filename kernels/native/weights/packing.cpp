@@ -217,7 +217,10 @@ std::int64_t TileRange::blocks(std::int64_t columns) const {
 }
 
 PackedWeights::PackedWeights(std::byte* data, const std::string& storage, std::int64_t k)
-    : data(data), dtype(dtype_of(storage == "bf16-paired" ? "bf16" : storage)), is_paired(storage == "bf16-paired"), k(k) {}
+    : data(data),
+      dtype(dtype_of(storage == "bf16-paired" ? "bf16" : storage)),
+      is_paired(storage == "bf16-paired"),
+      k(k) {}
 
 std::size_t PackedWeights::block_bytes() const {
   if (k < 1 || k > kMaxInputs)

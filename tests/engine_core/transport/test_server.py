@@ -21,6 +21,7 @@ from zmq.utils.monitor import recv_monitor_message
 from quire.engine_core.transport.clients import MAX_CALLS
 from quire.engine_core.transport.server import EngineServer, Inbox
 from quire.engine_core.utilities import UTILITIES
+from quire.frontend.client.connection import Connection
 from quire.protocol.address import default_address, ipc_path, remove_address
 from quire.protocol.codec import MAX_FRAME_BYTES, ClientDecoder, encode
 from quire.protocol.errors import AddressError
@@ -605,7 +606,7 @@ def test_stop_sends_what_waits_and_says_goodbye(engine: ServerHarness) -> None:
     path = ipc_path(engine.server.address)
     assert path is not None
     engine.server.send(client_id, outputs("r", 1, finish=FinishReason.ABORT))
-    engine.server.stop(linger=PATIENCE, reason="SIGTERM")
+    engine.server.stop(reason="SIGTERM")
     assert client.receive() == outputs("r", 1, finish=FinishReason.ABORT)
     assert client.receive() == EngineGoodbye("SIGTERM")
     assert not path.exists()
@@ -623,6 +624,31 @@ def test_stop_waits_for_a_slow_client_that_reads(engine: ServerHarness) -> None:
         tokens += sum(len(output.new_token_ids) for output in message.outputs)
     assert isinstance(message, EngineGoodbye)
     assert tokens == 400_000
+    client.close()
+    stopper.join()
+
+
+def test_stop_loses_nothing_that_a_client_has_not_read_yet(engine: ServerHarness) -> None:
+    """A client takes the end of a connection for the end of what has been sent, so that comes after it has read."""
+    client = Connection(engine.server.address, NO_KEYS)
+    client.post(encode(Hello(PROTOCOL_VERSION, "test")))
+    client.post(encode(Abort(["nothing"])))
+    messages: list[EngineMessage] = []
+    while not messages:  # it returns early when it is woken
+        messages = client.exchange(PATIENCE)
+    assert isinstance(messages[0], Ready)
+    client_id, _ = engine.inbox.get(timeout=PATIENCE)
+    results = [UtilityResult(call_id, "x" * 1000) for call_id in range(200)]
+    for result in results:
+        engine.server.send(client_id, result)
+    stopper = threading.Thread(target=engine.server.stop, kwargs={"linger": PATIENCE})
+    stopper.start()
+    time.sleep(0.5)
+    messages.clear()
+    while not (messages and isinstance(messages[-1], EngineGoodbye)):
+        messages += client.exchange(PATIENCE)
+    assert messages[:-1] == results
+    client.close()
     stopper.join()
 
 
