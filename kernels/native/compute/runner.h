@@ -94,7 +94,8 @@ class Runner {
   Plan& hidden_states() { return hidden_states_; }  ///< from the hidden state to that which the head reads, as f32 rows
 
   /// Turns attention entries of a step into KV splits and reductions where that gives all threads work; `dims` count
-  /// them. Blocks before the longest window get no split. Throws std::invalid_argument if they count more than there can be.
+  /// them. Blocks before the longest window get no split. Throws std::invalid_argument if they count more than there
+  /// can be.
   void split_attention(Dims& dims);
 
   /// Computes tokens [start, start + count) of each slot's sequence, KV included. Where that reaches the sequence's
