@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec, cast
 
-from quire.frontend.hub.names import check_model, is_hub_name
+from quire.frontend.hub.names import check_model, is_gguf, is_hub_name
 from quire.frontend.hub.resolve import resolve_model
 from quire.frontend.vllm_args import reject
 from quire.protocol.engine_options import (
@@ -100,7 +100,7 @@ def reload_arguments(options: Mapping[str, Any], *, drain: bool, drain_timeout: 
             rows[name].check(value)
         is_path = value is not None and rows[name].metavar in ("FOLDER", "MODEL")
         settings[name] = str(Path(value).absolute()) if is_path else value
-    if (model := options.get("model")) is not None and (hub or is_hub_name(str(model))):
+    if (model := options.get("model")) is not None and (hub or is_gguf(str(model)) or is_hub_name(str(model))):
         settings["model"] = str(resolve_model(str(model), **hub))
     return Reload(settings, drain_timeout if drain else 0.0)
 

@@ -97,7 +97,12 @@ def cache_folder(chosen: str | None = None) -> Path:
     base = chosen or os.environ.get("QUIRE_CACHE_DIR")
     if base:
         return Path(base)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quire" / "kernels"
+    return user_cache() / "kernels"
+
+
+def user_cache() -> Path:
+    """Return the folder of all that is kept for a user."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quire"
 
 
 def describe_address_limit() -> str:

@@ -43,6 +43,7 @@ from quire.kernels.options import (
 )
 from quire.kernels.plan import ModelPlan
 from quire.kernels.weights.checkpoint import Checkpoint
+from quire.kernels.weights.gguf_checkpoint import open_checkpoint
 from quire.kernels.weights.loader import Loader, check
 from quire.kernels.weights.quantization import choose_quantization
 
@@ -198,7 +199,7 @@ def plan_of(options: LoadOptions, checkpoint: Checkpoint) -> ModelPlan:
 
 def describe(options: LoadOptions) -> tuple[ModelPlan, Checkpoint]:
     """Return the plan of a checkpoint folder, and the checkpoint; no weights are read."""
-    checkpoint = Checkpoint(options.model)
+    checkpoint = open_checkpoint(options.model)
     return plan_of(options, checkpoint), checkpoint
 
 

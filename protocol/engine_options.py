@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from quire.protocol.keys import Security
 
 DTYPES = ("auto", "bfloat16", "float32")
-QUANTIZATIONS = ("int8", "int4", "int4-g64", "int4-g32", "gptq", "awq", "compressed-tensors")
+QUANTIZATIONS = ("int8", "int4", "int4-g64", "int4-g32", "gptq", "awq", "compressed-tensors", "gguf")
 KV_CACHE_DTYPES = ("auto", "int8")
 BLOCK_SIZES = (32, 64, 128)
 SCHEDULING_POLICIES = ("fcfs", "priority", "lpm", "sjf")
@@ -38,11 +38,11 @@ class EngineOptions:
     """Options of the model and the scheduler. Raises `ValueError` for the first value that is not allowed.
 
     Model:
-        model: Folder of a checkpoint (config.json, *.safetensors, tokenizer.json), or its name at the Hugging Face
-            hub, as Qwen/Qwen3-0.6B. Default: the demo model.
+        model: Folder of a checkpoint (config.json, *.safetensors, tokenizer.json), a GGUF file, or a name at the
+            Hugging Face hub, as Qwen/Qwen3-0.6B. Default: the demo model.
         dtype: Dtype of the model; auto: bfloat16 for 16-bit and quantized checkpoints, else float32.
-        quantization: Quantize float weights: int8, int4 (a scale for each 128 weights), int4-g64, int4-g32. gptq, awq
-            and compressed-tensors confirm that a checkpoint is such a one. Default: as in the checkpoint.
+        quantization: Quantize float weights: int8, int4 (a scale for each 128 weights), int4-g64, int4-g32. gptq, awq,
+            compressed-tensors and gguf confirm that a checkpoint is such a one. Default: as in the checkpoint.
         max_model_len: Context length: tokens of a prompt and its answer. Default: the model's.
         threads: Threads that compute. Default: QUIRE_THREADS, or one for every usable core.
         pin_threads: Bind each thread to a CPU of its own.

@@ -40,7 +40,7 @@ _ROW = re.compile(r" {4}(?P<name>\w+): (?P<help>.+?)(?: Default: (?P<unset>.+)\.
 _TEXTS = {  # by metavar
     "FOLDER": "the path of a folder",
     "FILE": "the path of a file",
-    "MODEL": "the path of a folder, or a name",
+    "MODEL": "the path of a folder or a GGUF file, or a name",
 }
 
 

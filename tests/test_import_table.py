@@ -28,7 +28,8 @@ MAY_IMPORT = {
 LAYERS = {
     "protocol": "errors engine_shape totals < * < address messages < codec keys pipe simulation < engine_options"
     " < sockets",
-    "kernels": "errors < config < rope < graph.operations < emit < host weights.checkpoint < operands"
+    "kernels": "errors < config < rope < graph.operations < emit < host < gguf < weights.checkpoint"
+    " < weights.gguf_checkpoint < operands"
     " < weights.quantized < weights.quantization < plan < weights < graph kv_file memory models < options < *",
     "engine_core": "crash_journal executor grammar.text kv_tiers.page_server kv_tiers.tier transport.waker < request"
     " < validation < decoding < scheduling < grammar < trace transport < stats < *",

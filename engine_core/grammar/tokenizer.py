@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from quire.kernels.errors import ModelError
 from quire.kernels.runner import Vocabulary
-from quire.kernels.weights.checkpoint import Checkpoint
+from quire.kernels.weights.gguf_checkpoint import open_checkpoint
 from quire.protocol.resident_memory import trim_heap
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class GrammarTokenizer:
         path = Path(self._folder) / "tokenizer.json"
         try:
             text = path.read_text(encoding="utf-8")
-            own = LLTokenizer(text, eos_token=Checkpoint(self._folder).eos_token_ids() or None)
+            own = LLTokenizer(text, eos_token=open_checkpoint(self._folder).eos_token_ids() or None)
             return Vocabulary(_lib.__file__, _texts(own), own.eos_tokens, own.tokenize_bytes)
         except (OSError, ValueError, ModelError) as error:
             raise ValueError(

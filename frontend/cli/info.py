@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from quire.frontend.cli.flags import Flags, rows_of, switch, takes_flags
-from quire.frontend.cli.kernels import ask_kernels, readable_size
 from quire.frontend.cli.output import write
 from quire.frontend.http.args import ServerArgs
+from quire.frontend.kernels import ask_kernels, readable_size
 from quire.frontend.version import installed_version
 from quire.protocol.engine_options import (
     ClientOptions,

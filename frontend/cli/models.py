@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 from quire.frontend.cli.flags import Flags, rows_of, switch, takes_flags
-from quire.frontend.cli.kernels import ask_kernels, readable_size
 from quire.frontend.cli.output import say, write
+from quire.frontend.kernels import ask_kernels, readable_size
 from quire.protocol.engine_options import HubOptions
 
 if TYPE_CHECKING:

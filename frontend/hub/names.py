@@ -1,4 +1,4 @@
-"""Names of models: folders of this machine, and names at the Hugging Face hub."""
+"""Names of models: folders and GGUF files of this machine, and names at the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -14,19 +14,31 @@ def is_hub_name(model: str) -> bool:
     return _HUB_NAME.fullmatch(model) is not None and not any(part in model for part in _FORBIDDEN)
 
 
+def is_gguf(model: str) -> bool:
+    """Return True if a model is a GGUF file of this machine, or was meant to be one."""
+    return model.endswith(".gguf")
+
+
 def check_model(model: str, revision: str | None = None) -> None:
-    """Raise `ValueError` if `model` is neither a folder nor a possible name at the hub, or a folder has a revision."""
+    """Raise `ValueError` unless `model` is a folder, a GGUF file or a possible name, which alone has revisions."""
     path = Path(model)
-    if path.is_dir():
+    if path.is_dir() or (path.is_file() and is_gguf(model)):
         if revision is not None:
+            kind = "folder" if path.is_dir() else "file"
             raise ValueError(
-                f"revision={revision!r} applies to a model given by its name, and {model} is a folder; leave it out"
+                f"revision={revision!r} applies to a model given by its name, and {model} is a {kind}; leave it out"
             )
+    elif is_gguf(model):
+        raise ValueError(f"model={model!r} does not exist; give the path of a GGUF file")
     elif path.exists() or not is_hub_name(model):
-        what = "is a file, not a folder" if path.exists() else "is not a folder, nor a name at the Hugging Face hub"
+        what = (
+            "is a file, neither a folder nor a GGUF file"
+            if path.exists()
+            else "is not a folder, nor a name at the Hugging Face hub"
+        )
         raise ValueError(
             f"model={model!r} {what}; give the folder of a checkpoint (config.json, *.safetensors and tokenizer.json), "
-            "a name such as Qwen/Qwen3-0.6B, or leave model out for the demo model"
+            "a GGUF file, a name such as Qwen/Qwen3-0.6B, or leave model out for the demo model"
         )
 
 

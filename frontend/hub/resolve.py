@@ -20,7 +20,8 @@ from quire.frontend.hub.cache import (
     shards,
 )
 from quire.frontend.hub.download import HubFile, Place, download
-from quire.frontend.hub.names import check_model
+from quire.frontend.hub.names import check_model, is_gguf
+from quire.frontend.kernels import ask_kernels
 from quire.frontend.progress import download_bar, report
 
 if TYPE_CHECKING:
@@ -39,11 +40,18 @@ _OTHERS_SHOWN = 6
 def resolve_model(model: str, revision: str | None = None, download_dir: str | None = None) -> Path:
     """Return the folder of a model: `model` itself, or the files of that name, downloaded if the cache lacks them.
 
+    For a GGUF file it is a folder in the user's cache, with the files that its metadata stand for and a link to it.
+
     `revision` is a branch, a tag or a commit of a model given by its name; `download_dir` takes the place of the cache
     of the hub. Raises `ValueError` for a model or revision that cannot be, and `HubError` if there is no such model, it
     cannot be reached, or the download fails.
     """
     check_model(model, revision)
+    if is_gguf(model):
+        try:
+            return Path(ask_kernels("gguf.folder", model)["folder"])
+        except RuntimeError as error:
+            raise ValueError(str(error)) from None
     folder = Path(model)
     return folder.absolute() if folder.is_dir() else _Resolution(model, revision, cache_folder(download_dir)).folder()
 

@@ -116,7 +116,8 @@ class _Lowering:
     def _embedding(self, operation: Embedding, head: FusedLinear) -> Buffer:
         """Lower the embedding. If the head has the same tensor, it is packed once for both."""
         out, width = self._rows("hidden", operation.hidden_size), operation.hidden_size
-        quantized = self._format(head) if head.layers[0].weight == operation.weight else None
+        is_tied = head.layers[0].weight == operation.weight
+        quantized = self._format(head) if is_tied else self._quantization.format_of_embedding(operation.weight)
         matrix = Matrix(
             (MatrixPart(operation.weight, operation.vocab_size, width),), operation.vocab_size, width, quantized
         )

@@ -85,6 +85,10 @@ class Checkpoint:
         self._maps: dict[Path, mmap.mmap] = {}
         self._tensors: dict[str, Tensor] = {}
         self._foreign: dict[str, str] = {}  # unsupported dtypes of other tensors
+        self._open_all()
+
+    def _open_all(self) -> None:
+        """Map the files and enter their tensors into `_maps` and `_tensors`."""
         for file, names in self._files().items():
             self._open(file, names)
 
@@ -210,14 +214,17 @@ class Checkpoint:
         """Return a hash of the files' headers, sizes and times, and of samples of every tensor."""
         found = hashlib.blake2b(digest_size=32)
         for path, mapped in sorted(self._maps.items()):
-            header_bytes = int.from_bytes(mapped[:8], "little")
             status = path.stat()  # unlike mtime, ctime cannot be set
             times = f"{status.st_mtime_ns} {status.st_ctime_ns}"
-            found.update(f"{path.name} {len(mapped)} {times}".encode() + mapped[: 8 + header_bytes])
+            found.update(f"{path.name} {len(mapped)} {times}".encode() + self._header(path, mapped))
         for _, tensor in sorted(self._tensors.items()):
             for start in (0, len(tensor.data) // 2, max(0, len(tensor.data) - _SAMPLE_BYTES)):
                 found.update(tensor.data[start : start + _SAMPLE_BYTES].tobytes())
         return found.digest()
+
+    def _header(self, path: Path, mapped: mmap.mmap) -> bytes:
+        """Return the header of a file, or a hash of it."""
+        return mapped[: 8 + int.from_bytes(mapped[:8], "little")]
 
     def content_digest(self) -> bytes:
         """Return a hash of all that the files contain. It takes seconds where they are large."""

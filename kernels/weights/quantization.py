@@ -52,6 +52,10 @@ class Quantization:
             raise _unlike(layers, "formats")
         return formats.pop()
 
+    def format_of_embedding(self, weight: str) -> QuantizedFormat | None:
+        """Return the format of an embedding that is not the head as well: modes leave it alone."""
+        return None if self.scheme is None else self.scheme.format_of(_module(weight))
+
     def order_of(self, layers: Sequence[Linear], k: int) -> Order | None:
         """Return the order in which the layers' weights take their inputs, i32 [k]; None for the natural order."""
         if self.scheme is None or self.format_of(layers) is None:

@@ -262,7 +262,7 @@ def test_folders_come_before_names(place: Place, tmp_path: Path, monkeypatch: py
     ):
         EngineArgs.from_options("org/single", {"revision": "v1"})
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match="model='file' is a file, not a folder"):
+    with pytest.raises(ValueError, match="model='file' is a file, neither a folder nor a GGUF file"):
         resolve_model("file")
     assert not place.hub.tokens
 

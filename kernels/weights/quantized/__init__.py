@@ -9,6 +9,7 @@ from quire.kernels.emit.layout import QuantizedFormat
 from quire.kernels.errors import ModelError
 from quire.kernels.weights.quantized.awq import Awq
 from quire.kernels.weights.quantized.compressed import CompressedTensors
+from quire.kernels.weights.quantized.gguf import Gguf
 from quire.kernels.weights.quantized.gptq import Gptq
 from quire.kernels.weights.quantized.scheme import QuantizedMatrix, Scheme
 
@@ -18,6 +19,7 @@ METHODS: dict[str, Callable[[ModelConfig], Scheme]] = {
     "gptq": Gptq.from_config,
     "awq": Awq.from_config,
     "compressed-tensors": CompressedTensors.from_config,
+    "gguf": Gguf.from_config,
 }
 """Readers by `quant_method` in config.json's `quantization_config`."""
 

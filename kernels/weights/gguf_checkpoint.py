@@ -1,0 +1,54 @@
+"""Checkpoint folders whose weights are in a GGUF file, with the tensors under the names of a model folder."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+from dataclasses import replace
+from pathlib import Path
+
+from quire.kernels.errors import ModelError
+from quire.kernels.gguf.config import permuted_heads, tensor_name
+from quire.kernels.gguf.container import GgufModel, read_gguf
+from quire.kernels.weights.checkpoint import FLOAT_DTYPES, Checkpoint, Tensor
+
+_SUFFIX = ".gguf"
+
+
+def open_checkpoint(folder: str) -> Checkpoint:
+    """Return the checkpoint in a folder, of safetensors or GGUF files. Raises ModelError."""
+    has_gguf = any(Path(folder).glob(f"*{_SUFFIX}")) and not any(Path(folder).glob("*.safetensors*"))
+    return GgufCheckpoint(folder) if has_gguf else Checkpoint(folder)
+
+
+class GgufCheckpoint(Checkpoint):
+    """A folder made by `quire.kernels.gguf.folder`. Tensors keep their types and blocks; `format` is the type."""
+
+    _model: GgufModel
+
+    def _open_all(self) -> None:
+        self._model = read_gguf(sorted(self.folder.glob(f"*{_SUFFIX}")))
+        self._maps = self._model.maps
+        for tensor in self._model.tensors.values():
+            name = tensor_name(tensor.name)
+            if name in self._tensors:
+                raise ModelError(f"{self.folder}: there are two tensors {name} in the GGUF file; it is damaged")
+            self._tensors[name] = Tensor(name, tensor.type.lower(), tensor.shape, tensor.data)
+
+    def _get(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> Tensor:
+        """Return a tensor, with the rows of q and k in the order of a model folder."""
+        tensor = super()._get(name, shape, dtypes)
+        heads = permuted_heads(self._model.metadata, name)
+        if heads == 0:
+            return tensor
+        rows = tensor.data.reshape(heads, shape[0] // heads // 2, 2, -1)
+        return replace(tensor, data=rows.swapaxes(1, 2).reshape(-1))
+
+    @property
+    def formats(self) -> set[str]:
+        """Dtypes of the float matrices; norms are always f32."""
+        matrices = (tensor for tensor in self._tensors.values() if len(tensor.shape) > 1)
+        return {tensor.format for tensor in matrices if tensor.dtype in FLOAT_DTYPES}
+
+    def _header(self, path: Path, mapped: mmap.mmap) -> bytes:
+        return hashlib.blake2b(mapped[: self._model.header_bytes[path]]).digest()

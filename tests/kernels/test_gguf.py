@@ -1,0 +1,234 @@
+"""GGUF files: the container against the `gguf` package, damaged files, and the values of quantized types."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from quire.kernels.config import ModelConfig
+from quire.kernels.errors import ModelError
+from quire.kernels.gguf.config import config_of, generation_config_of, tensor_name
+from quire.kernels.gguf.container import GgufModel, gguf_files, read_gguf
+from quire.kernels.rope import Rope
+from quire.kernels.weights.checkpoint import Tensor
+from quire.kernels.weights.quantized.gguf import TYPES, Gguf
+
+METADATA: dict[str, Any] = {
+    "general.architecture": "qwen3", "qwen3.block_count": 2, "qwen3.context_length": 4096,
+    "qwen3.embedding_length": 64, "qwen3.feed_forward_length": 96, "qwen3.attention.head_count": 4,
+    "qwen3.attention.layer_norm_rms_epsilon": 1e-5, "tokenizer.ggml.eos_token_id": 7,
+    "tokenizer.ggml.eot_token_id": 5,
+}  # fmt: skip
+EMBEDDING = gguf.quants.quantize(np.ones((9, 64), np.float32), gguf.GGMLQuantizationType.Q8_0)
+
+
+def write(path: Path) -> Path:
+    """Write a small file with all kinds of values."""
+    writer = gguf.GGUFWriter(path, "qwen3")
+    for key, value in METADATA.items():
+        if key != "general.architecture":
+            add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+            add(key, value)
+    writer.add_string("some.text", "Grüße")
+    writer.add_array("some.texts", ["a", "", "b c"])
+    writer.add_array("some.numbers", [1, 2, 3])
+    writer.add_bool("some.switch", True)
+    writer.add_tensor("token_embd.weight", EMBEDDING, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.add_tensor("output_norm.weight", np.arange(64, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("gguf") / "small.gguf")
+
+
+def model(**changes: Any) -> GgufModel:
+    """Return a model without layers, with these keys of the architecture changed."""
+    changed = {f"qwen3.{key.replace('__', '.')}": value for key, value in changes.items()}
+    tensor = gguf_tensor("token_embd.weight", "Q8_0", (9, 64), EMBEDDING)
+    return GgufModel({**METADATA, **changed}, {tensor.name: tensor}, {}, {})
+
+
+def gguf_tensor(name: str, kind: str, shape: tuple[int, ...], data: np.ndarray) -> Any:
+    from quire.kernels.gguf.container import GgufTensor
+
+    return GgufTensor(name, kind, shape, np.ascontiguousarray(data).reshape(-1).view(np.uint8))
+
+
+def error_of(file: Path) -> str:
+    """Return the message of the ModelError that a file has, nothing if it has none."""
+    try:
+        config_of(read_gguf([file]))
+    except ModelError as error:
+        return str(error)
+    return ""
+
+
+def test_a_file_is_read_as_the_package_reads_it(file: Path) -> None:
+    found, reader = read_gguf([file]), gguf.GGUFReader(file)
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF."):
+            assert found.metadata[name] == field.contents(), name
+    assert set(found.tensors) == {tensor.name for tensor in reader.tensors}
+    for tensor in reader.tensors:
+        own = found.tensors[tensor.name]
+        assert own.type == tensor.tensor_type.name
+        assert own.shape == tuple(int(size) for size in tensor.shape[::-1])
+        assert own.data.tobytes() == tensor.data.tobytes()
+
+
+def test_no_cut_file_is_read(file: Path, tmp_path: Path) -> None:
+    content, cut = file.read_bytes(), tmp_path / "cut.gguf"
+    for length in range(len(content)):
+        cut.write_bytes(content[:length])
+        with pytest.raises(ModelError, match=r"empty|does not begin with|truncated") as caught:
+            read_gguf([cut])
+        assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_header_is_an_error_or_another_model(file: Path, tmp_path: Path) -> None:
+    content, damaged, random = file.read_bytes(), tmp_path / "damaged.gguf", np.random.default_rng(0)
+    header = content.index(b"output_norm.weight") + 60
+    for _ in range(3000):
+        changed = bytearray(content)
+        for place in random.integers(0, header, random.integers(1, 4)):
+            changed[place] = random.choice([0, 1, 127, 128, 255, changed[place] ^ 1 << random.integers(8)])
+        damaged.write_bytes(changed)
+        message = error_of(damaged)
+        assert "\n" not in message
+        assert len(message) < 1000
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: b"GGML" + data[4:], "does not begin with the letters GGUF"),
+        (lambda data: data[:4] + struct.pack("<I", 1) + data[8:], "of GGUF version 1; supported are 2 and 3"),
+        (lambda data: data[:4] + struct.pack(">I", 3) + data[8:], "big endian; supported"),
+        (lambda data: data[:8] + struct.pack("<Q", 1 << 60) + data[16:], "promises 1152921504606846976 tensors"),
+        (lambda data: data[:16] + struct.pack("<Q", 1 << 40) + data[24:], "promises 1099511627776 metadata entries"),
+        (lambda data: data.replace(b"qwen3.block_count", b"qwen3.head_counts"), "lacks qwen3.block_count"),
+        (lambda data: data.replace(b"some.text\x08", b"some.text\x0f"), "'some.text' of type 15"),
+        (lambda data: data.replace("Grüße".encode(), b"Gr\xff\xffeee"), "not UTF-8"),
+        (lambda data: _tensor_field(data, 20, struct.pack("<I", 99)), "token_embd.weight in ggml's type 99"),
+        (lambda data: _tensor_field(data, 24, struct.pack("<Q", 8)), "at offset 8"),
+        (lambda data: _tensor_field(data, 24, struct.pack("<Q", 1 << 62)), "truncated: tensor token_embd.weight"),
+        (lambda data: _tensor_field(data, 0, struct.pack("<I", 9)), "9 dimensions"),
+        (lambda data: _tensor_field(data, 4, struct.pack("<Q", 33)), "shape"),
+        (lambda data: _tensor_field(data, 12, struct.pack("<Q", 1 << 63)), "truncated: tensor token_embd.weight"),
+        (lambda data: data.replace(b"qwen3", b"qwen9", 1), "general.architecture 'qwen9'; supported"),
+    ],
+)
+def test_a_wrong_field_is_named(change: Callable[[bytes], bytes], message: str, file: Path, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.gguf"
+    content = file.read_bytes()
+    wrong.write_bytes(change(content))
+    if wrong.read_bytes() == content:
+        pytest.fail("nothing was changed")
+    with pytest.raises(ModelError, match=message):
+        config_of(read_gguf([wrong]))
+
+
+def _tensor_field(data: bytes, offset: int, value: bytes) -> bytes:
+    """Change what follows the name of the embedding: dimensions, sizes, type, offset."""
+    at = data.index(b"token_embd.weight") + len(b"token_embd.weight") + offset
+    return data[:at] + value + data[at + len(value) :]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention__head_count": [4, 4]}, r"has \[4, 4\] as qwen3.attention.head_count"),
+        ({"attention__head_count": 0}, "an integer above 0"),
+        ({"attention__value_length": 8}, "it must be 16, as attention.key_length"),
+        ({"rope__dimension_count": 8}, "the size of a head"),
+        ({"expert_count": 8}, "mixtures of experts"),
+        ({"rope__scaling__type": "longrope"}, "supported are none, linear, yarn"),
+        ({"rope__scaling__type": "linear", "rope__scaling__factor": float("nan")}, "a number above 0"),
+        ({"context_length": True}, "an integer above 0"),
+    ],
+)
+def test_metadata_that_no_model_has_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        config_of(model(**changes))
+
+
+def test_the_config_of_a_file() -> None:
+    config = config_of(model(rope__scaling__type="yarn", rope__scaling__factor=4.0))
+    assert config["architectures"] == ["Qwen3ForCausalLM"]
+    assert (config["vocab_size"], config["head_dim"], config["num_key_value_heads"]) == (9, 16, 4)
+    assert config["tie_word_embeddings"]
+    assert config["rope_scaling"] == {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+    assert config["quantization_config"]["types"] == {"model.embed_tokens": "Q8_0"}
+    assert generation_config_of(METADATA) == {"eos_token_id": [5, 7]}
+    assert tensor_name("blk.12.ffn_gate.weight") == "model.layers.12.mlp.gate_proj.weight"
+    assert tensor_name("blk.x") == "blk.x"
+
+
+def test_llama3_frequencies_come_from_the_factors_in_the_file() -> None:
+    llama3 = {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    fields = {"rope_theta": 500000.0, "max_position_embeddings": 131072}
+    expected = Rope.from_config(ModelConfig({**fields, "rope_scaling": llama3}), 128).frequencies(1)
+    plain = Rope.from_config(ModelConfig(fields), 128).frequencies(1)
+    given = model(context_length=131072, rope__freq_base=500000.0, attention__key_length=128)
+    tensor = gguf_tensor("rope_freqs.weight", "F32", (64,), np.asarray(plain[0] / expected[0], np.float32))
+    config = config_of(dataclasses.replace(given, tensors={**given.tensors, tensor.name: tensor}))
+    own = Rope.from_config(ModelConfig(config), 128)
+    assert own.reach == 131072
+    np.testing.assert_allclose(own.frequencies(1)[0], expected[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_integers_and_scales_give_the_values_of_the_package(kind: str) -> None:
+    random = np.random.default_rng(1)
+    type_ = gguf.GGMLQuantizationType[kind]
+    block_bytes = gguf.GGML_QUANT_SIZES[type_][1]
+    data = random.integers(0, 256, (48, 3 * block_bytes), np.uint8)
+    scales = random.normal(size=(48, 3)).astype(np.float16)
+    data.reshape(48, 3, block_bytes)[..., :2] = scales[..., None].view(np.uint8)
+    scheme = Gguf({"some": kind})
+    tensor = Tensor("some.weight", kind.lower(), (48, 96), data.reshape(-1))
+
+    class Source:
+        def get_integers(self, name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
+            assert (name, shape, dtype) == (tensor.name, tensor.shape, kind)
+            return tensor
+
+    read = scheme.read(Source(), "some", 48, 96)  # type: ignore[arg-type]
+    assert (read.format.group, read.zeros) == (32, None)
+    values = (read.values.astype(np.float32) - read.format.middle) * read.scales.repeat(32, axis=1)
+    np.testing.assert_array_equal(values, gguf.quants.dequantize(data, type_))
+
+
+def test_other_types_are_refused_by_name() -> None:
+    section = ModelConfig({"types": {"model.layers.0.mlp.up_proj": "Q6_K"}}, "quantization_config.")
+    with pytest.raises(ModelError, match=r"model.layers.0.mlp.up_proj in type Q6_K; supported are F32, F16"):
+        Gguf.from_config(section)
+
+
+def test_parts_of_a_model(file: Path, tmp_path: Path) -> None:
+    first = tmp_path / "m-00001-of-00002.gguf"
+    assert gguf_files(first) == [first, tmp_path / "m-00002-of-00002.gguf"]
+    assert gguf_files(file) == [file]
+    with pytest.raises(ModelError, match=r"give its first part, m-00001-of-00002.gguf"):
+        gguf_files(tmp_path / "m-00002-of-00002.gguf")
+    first.write_bytes(file.read_bytes())
+    with pytest.raises(ModelError, match=r"says that it is part 0 \(from 0\) of 1"):
+        read_gguf(gguf_files(first))
+    with pytest.raises(ModelError, match="No such file"):
+        read_gguf([tmp_path / "absent.gguf"])

@@ -1,0 +1,112 @@
+"""GGUF files as models: the same bits as the folder they were made of, and quantized types near the float model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from gguf_files import write_gguf
+
+from quire.frontend import SamplingParams
+from quire.frontend.hub.names import name_of
+from quire.frontend.hub.resolve import resolve_model
+from quire.kernels.weights.gguf_checkpoint import open_checkpoint
+
+if TYPE_CHECKING:
+    from conftest import EngineFactory
+
+    from quire.frontend import LLM
+
+PROMPTS = ["Once upon a time there was a king", "The fox", "In the wood there lived a poor woman and her children"]
+GREEDY = SamplingParams(temperature=0, max_tokens=48, logprobs=3, prompt_logprobs=1, ignore_eos=True)
+
+
+def answers(llm: LLM, prompts: list[Any]) -> list[tuple[Any, ...]]:
+    """Return tokens and log probabilities of prompts and greedy answers, to the last bit."""
+    outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+    return [(o.prompt_token_ids, o.prompt_logprobs, o.outputs[0].token_ids, o.outputs[0].logprobs) for o in outputs]
+
+
+@pytest.mark.parametrize("name", ["llama-biases-linear", "qwen2-yarn", "qwen3-tied"])
+def test_float_files_give_the_bits_of_the_folder(
+    name: str, checkpoints: Path, tmp_path: Path, engine: EngineFactory
+) -> None:
+    file, prompts = tmp_path / "model.gguf", [list(range(3, 40)), [5, 6, 7], list(range(300, 90, -1))]
+    write_gguf(checkpoints / name, file)
+    expected = answers(engine(checkpoints / name, dtype="float32"), prompts)
+    assert answers(engine(file), prompts) == expected
+
+
+def test_a_bf16_file_of_the_demo_model_is_the_demo_model(
+    demo_model: Path, tmp_path: Path, engine: EngineFactory
+) -> None:
+    file = tmp_path / "tales.gguf"
+    write_gguf(demo_model, file, "BF16")
+    llm = engine(file)
+    assert answers(llm, PROMPTS) == answers(engine(demo_model), PROMPTS)
+    folder = resolve_model(str(file))
+    assert name_of(str(folder)) == "tales"
+    assert folder == resolve_model(str(file)), "it is made once"
+    assert open_checkpoint(str(folder)).eos_token_ids() == [2, 4]
+
+
+@pytest.mark.parametrize(("kind", "most"), [("F16", 0.02), ("Q8_0", 0.05), ("Q5_0", 0.4), ("Q4_0", 0.6)])
+def test_types_are_near_the_float_model(
+    kind: str, most: float, demo_model: Path, tmp_path: Path, engine: EngineFactory
+) -> None:
+    file = tmp_path / "tales.gguf"
+    write_gguf(demo_model, file, kind)
+    text = " ".join(PROMPTS)
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+
+    def logprobs(llm: LLM) -> np.ndarray:
+        output = llm.generate([text], params, use_tqdm=False)[0]
+        assert output.prompt_logprobs is not None
+        return np.array([next(iter(entry.values())).logprob for entry in output.prompt_logprobs[1:] if entry])
+
+    difference = logprobs(engine(file)) - logprobs(engine(demo_model))
+    assert np.sqrt(np.mean(difference**2)) < most
+
+
+def test_parts_of_a_file(demo_model: Path, tmp_path: Path, engine: EngineFactory) -> None:
+    whole = tmp_path / "tales.gguf"
+    write_gguf(demo_model, whole, "Q8_0")
+    folder = resolve_model(str(whole))
+    assert (
+        json.loads((folder / "config.json").read_text())["quantization_config"]["types"]["model.embed_tokens"] == "Q8_0"
+    )
+    part = tmp_path / "tales-00002-of-00002.gguf"
+    part.write_bytes(whole.read_bytes())
+    with pytest.raises(ValueError, match=r"give its first part, tales-00001-of-00002.gguf"):
+        resolve_model(str(part))
+    part.rename(tmp_path / "tales-00001-of-00002.gguf")
+    with pytest.raises(ValueError, match=r"tales-00002-of-00002.gguf: No such file.*needs all of its parts"):
+        resolve_model(str(tmp_path / "tales-00001-of-00002.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"GGML" + bytes(100), "does not begin with the letters GGUF"),
+        (b"GGUF\x03\0\0\0" + b"\xff" * 16, "promises 18446744073709551615 tensors"),
+    ],
+)
+def test_a_bad_file_is_refused_in_one_line(content: bytes, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "bad.gguf"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        resolve_model(str(file))
+    assert "\n" not in str(caught.value)
+
+
+def test_types_that_cannot_be_loaded_are_named(demo_model: Path, tmp_path: Path, engine: EngineFactory) -> None:
+    from quire.frontend import EngineStartError
+
+    file = tmp_path / "tales.gguf"
+    write_gguf(demo_model, file, "Q5_1")
+    with pytest.raises(EngineStartError, match=r"in type Q5_1; supported are F32, F16, BF16, Q8_0, Q4_0, Q5_0, IQ4_NL"):
+        engine(file)
