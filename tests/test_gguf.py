@@ -71,6 +71,21 @@ def test_types_are_near_the_float_model(
     assert np.sqrt(np.mean(difference**2)) < most
 
 
+def test_a_model_in_parts_is_the_whole_model(demo_model: Path, tmp_path: Path, engine: EngineFactory) -> None:
+    whole = tmp_path / "tales.gguf"
+    tensors = write_gguf(demo_model, whole, "Q8_0")
+    write_gguf(demo_model, whole, "Q8_0", part_tensors=len(tensors) // 2 + 1)
+    parts = sorted(path.name for path in tmp_path.glob("tales-*"))
+    assert parts == ["tales-00001-of-00002.gguf", "tales-00002-of-00002.gguf"]
+    assert answers(engine(tmp_path / parts[0]), PROMPTS) == answers(engine(whole), PROMPTS)
+
+
+def test_a_folder_may_have_the_name_of_a_file(demo_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tales.gguf"
+    folder.symlink_to(demo_model)
+    assert resolve_model(str(folder)) == folder
+
+
 def test_parts_of_a_file(demo_model: Path, tmp_path: Path, engine: EngineFactory) -> None:
     whole = tmp_path / "tales.gguf"
     write_gguf(demo_model, whole, "Q8_0")

@@ -47,13 +47,15 @@ def resolve_model(model: str, revision: str | None = None, download_dir: str | N
     cannot be reached, or the download fails.
     """
     check_model(model, revision)
+    folder = Path(model)
+    if folder.is_dir():
+        return folder.absolute()
     if is_gguf(model):
         try:
             return Path(ask_kernels("gguf.folder", model)["folder"])
         except RuntimeError as error:
             raise ValueError(str(error)) from None
-    folder = Path(model)
-    return folder.absolute() if folder.is_dir() else _Resolution(model, revision, cache_folder(download_dir)).folder()
+    return _Resolution(model, revision, cache_folder(download_dir)).folder()
 
 
 class _UnreachableError(Exception):

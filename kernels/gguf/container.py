@@ -45,6 +45,7 @@ _SMALLEST_ENTRY = 8 + 4 + 1  # bytes of a key's length, a type and a value
 _SMALLEST_TENSOR = 8 + 4 + 8 + 4 + 8
 _MOST_DIMENSIONS = 4
 _LARGEST_VALUE = 1 << 28  # bytes
+_LONGEST_NAME = 256  # of a key or a tensor; llama.cpp takes tensors up to 63
 _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
@@ -114,8 +115,8 @@ def _check_shard(path: Path, metadata: dict[str, Any], number: int, count: int) 
     given = metadata.get("split.no", 0), metadata.get("split.count", 1) or 1
     if given != (number, count):
         raise ModelError(
-            f"{path} says that it is part {given[0]} (from 0) of {given[1]}, but its name that it is part {number} of "
-            f"{count}; give the files the names that they were published with"
+            f"{path} says that it is part {repr(given[0])[:40]} (from 0) of {repr(given[1])[:40]}, but its name that "
+            f"it is part {number} of {count}; give the files the names that they were published with"
         )
 
 
@@ -139,12 +140,12 @@ class _HeaderReader:
             raise self._error(f"is of GGUF version {version}{big_endian}; supported are 2 and 3, little endian")
         num_tensors = self._count("tensors", _SMALLEST_TENSOR)
         for _ in range(self._count("metadata entries", _SMALLEST_ENTRY)):
-            key = self._string()
+            key = self._name()
             if key in self.metadata:
-                raise self._error(f"has {key[:80]!r} twice in its metadata")
+                raise self._error(f"has {key} twice in its metadata")
             self.metadata[key] = self._value(key)
         for _ in range(num_tensors):
-            name = self._string()
+            name = self._name()
             num_dimensions = self._number(_U32)
             if not 1 <= num_dimensions <= _MOST_DIMENSIONS:
                 raise self._error(f"gives tensor {name} {num_dimensions} dimensions; 1 to {_MOST_DIMENSIONS} can be")
@@ -155,7 +156,7 @@ class _HeaderReader:
         """Yield the tensors, in the order of the data."""
         alignment = self.metadata.get("general.alignment", 32)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1) or alignment > 1 << 20:
-            raise self._error(f"has general.alignment {alignment!r}; it must be a power of two")
+            raise self._error(f"has general.alignment {repr(alignment)[:40]}; it must be a power of two")
         start = -(-self.position // alignment) * alignment
         data = np.frombuffer(self._bytes, np.uint8)
         last, last_end = "", start
@@ -207,6 +208,16 @@ class _HeaderReader:
         except UnicodeDecodeError:
             raise self._error(f"has text that is not UTF-8 in its header: {text[:40]!r}") from None
 
+    def _name(self) -> str:
+        """Read the name of a key or a tensor, which errors may quote: it has a bounded length and no line ends."""
+        name = self._string()
+        if len(name) > _LONGEST_NAME or not name.isprintable():
+            raise self._error(
+                f"is damaged: it has the name {name[:40]!r} of {len(name)} characters; names are printable, and have "
+                f"at most {_LONGEST_NAME}"
+            )
+        return name
+
     def _value(self, key: str) -> Any:
         kind = self._number(_U32)
         if kind == _STRING:
@@ -214,7 +225,7 @@ class _HeaderReader:
         if kind == _ARRAY:
             return self._array(key)
         if kind not in _SCALARS:
-            raise self._error(f"has {key[:80]!r} of type {kind} in its metadata, which is not known")
+            raise self._error(f"has {key} of type {kind} in its metadata, which is not known")
         return self._number(_SCALARS[kind])
 
     def _array(self, key: str) -> list[Any]:
@@ -222,7 +233,7 @@ class _HeaderReader:
         if kind == _STRING:
             return [self._string() for _ in range(self._count("strings", 8))]
         if kind not in _ARRAYS:
-            raise self._error(f"has a list of type {kind} at {key[:80]!r} in its metadata, which is not known")
+            raise self._error(f"has a list of type {kind} at {key} in its metadata, which is not known")
         dtype = np.dtype(_ARRAYS[kind])
         count = self._count("numbers", dtype.itemsize)
         values: list[Any] = np.frombuffer(self._take(count * dtype.itemsize), dtype).tolist()

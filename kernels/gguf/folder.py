@@ -2,7 +2,8 @@
 
 The folder is in the user's cache. It holds the files that a checkpoint has beside its weights, made from the metadata,
 and links to the GGUF file and its other parts; the weights stay where they are. Its name comes from the paths, sizes
-and times of the files, so it is made once for each of them, and it may be deleted at any time.
+and times of the files, so it is made once for each of them, and it may be deleted when nothing uses it. The folders
+used last are kept (`kept_folders.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from quire.kernels import host
 from quire.kernels.errors import ModelError
 from quire.kernels.gguf.config import config_of, generation_config_of
 from quire.kernels.gguf.container import gguf_files, read_gguf
+from quire.kernels.gguf.kept_folders import evict, use
 from quire.kernels.gguf.tokenizer import tokenizer_files
 
 LAYOUT = 2
@@ -31,7 +33,7 @@ def model_folder(file: Path) -> Path:
     """Return the model folder of a GGUF file, made if it is not there. Raises ModelError."""
     files = [path.absolute() for path in gguf_files(file)]
     folder = host.user_cache() / "gguf" / _key(files) / file.stem
-    if not folder.is_dir():
+    if not use(folder):
         _make(folder, files)
     return folder
 
@@ -65,6 +67,7 @@ def _make(folder: Path, files: list[Path]) -> None:
                 (made / folder.name / path.name).symlink_to(path)
             made.chmod(0o755)
             made.rename(folder.parent)
+            evict(folder.parent.parent)
         finally:
             shutil.rmtree(made, ignore_errors=True)
     except OSError as error:

@@ -47,12 +47,17 @@ class _Index(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor in a mapped file. `data` is its bytes, unaligned."""
+    """A tensor in a mapped file; `stored` are its bytes there, unaligned."""
 
     name: str
     format: str
     shape: tuple[int, ...]
-    data: npt.NDArray[np.uint8]
+    stored: npt.NDArray[np.uint8]
+
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        """The bytes, unaligned, with the rows in the order of a model folder."""
+        return self.stored
 
     @property
     def dtype(self) -> str:

@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from quire.kernels.errors import ModelError
 from quire.kernels.gguf.config import permuted_heads, tensor_name
 from quire.kernels.gguf.container import GgufModel, read_gguf
+from quire.kernels.gguf.kept_folders import hold
 from quire.kernels.weights.checkpoint import FLOAT_DTYPES, Checkpoint, Tensor
 
 _SUFFIX = ".gguf"
+
+
+@dataclass(frozen=True)
+class PermutedTensor(Tensor):
+    """A matrix of q or k whose rows are permuted within `heads`; `data` is a copy in the order of a model folder."""
+
+    heads: int
+
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        """The bytes with the rows in order."""
+        rows = self.stored.reshape(self.heads, self.shape[0] // self.heads // 2, 2, -1)
+        return rows.swapaxes(1, 2).reshape(-1)
 
 
 def open_checkpoint(folder: str) -> Checkpoint:
@@ -27,6 +44,7 @@ class GgufCheckpoint(Checkpoint):
     _model: GgufModel
 
     def _open_all(self) -> None:
+        hold(self.folder)
         self._model = read_gguf(sorted(self.folder.glob(f"*{_SUFFIX}")))
         self._maps = self._model.maps
         for tensor in self._model.tensors.values():
@@ -36,13 +54,10 @@ class GgufCheckpoint(Checkpoint):
             self._tensors[name] = Tensor(name, tensor.type.lower(), tensor.shape, tensor.data)
 
     def _get(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> Tensor:
-        """Return a tensor, with the rows of q and k in the order of a model folder."""
+        """Return a tensor, with the rows of q and k in the order of a model folder when they are read."""
         tensor = super()._get(name, shape, dtypes)
         heads = permuted_heads(self._model.metadata, name)
-        if heads == 0:
-            return tensor
-        rows = tensor.data.reshape(heads, shape[0] // heads // 2, 2, -1)
-        return replace(tensor, data=rows.swapaxes(1, 2).reshape(-1))
+        return PermutedTensor(tensor.name, tensor.format, shape, tensor.stored, heads) if heads else tensor
 
     @property
     def formats(self) -> set[str]:

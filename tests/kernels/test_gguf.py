@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +19,10 @@ from quire.kernels.config import ModelConfig
 from quire.kernels.errors import ModelError
 from quire.kernels.gguf.config import config_of, generation_config_of, tensor_name
 from quire.kernels.gguf.container import GgufModel, gguf_files, read_gguf
+from quire.kernels.gguf.kept_folders import evict, use
 from quire.kernels.rope import Rope
 from quire.kernels.weights.checkpoint import Tensor
+from quire.kernels.weights.gguf_checkpoint import open_checkpoint
 from quire.kernels.weights.quantized.gguf import TYPES, Gguf
 
 METADATA: dict[str, Any] = {
@@ -120,8 +125,9 @@ def test_a_damaged_header_is_an_error_or_another_model(file: Path, tmp_path: Pat
         (lambda data: data[:8] + struct.pack("<Q", 1 << 60) + data[16:], "promises 1152921504606846976 tensors"),
         (lambda data: data[:16] + struct.pack("<Q", 1 << 40) + data[24:], "promises 1099511627776 metadata entries"),
         (lambda data: data.replace(b"qwen3.block_count", b"qwen3.head_counts"), "lacks qwen3.block_count"),
-        (lambda data: data.replace(b"some.text\x08", b"some.text\x0f"), "'some.text' of type 15"),
+        (lambda data: data.replace(b"some.text\x08", b"some.text\x0f"), "some.text of type 15"),
         (lambda data: data.replace("Grüße".encode(), b"Gr\xff\xffeee"), "not UTF-8"),
+        (lambda data: data.replace(b"some.text\x08", b"some\ntext\x08"), "has the name 'some.ntext' of 9 characters"),
         (lambda data: _tensor_field(data, 20, struct.pack("<I", 99)), "token_embd.weight in ggml's type 99"),
         (lambda data: _tensor_field(data, 24, struct.pack("<Q", 8)), "at offset 8"),
         (lambda data: _tensor_field(data, 24, struct.pack("<Q", 1 << 62)), "truncated: tensor token_embd.weight"),
@@ -232,3 +238,39 @@ def test_parts_of_a_model(file: Path, tmp_path: Path) -> None:
         read_gguf(gguf_files(first))
     with pytest.raises(ModelError, match="No such file"):
         read_gguf([tmp_path / "absent.gguf"])
+
+
+def test_a_check_of_permuted_heads_copies_nothing(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    rows = np.arange(8 * 4, dtype=np.float32).reshape(8, 4)
+    writer.add_uint32("llama.attention.head_count", 2)
+    writer.add_tensor("blk.0.attn_q.weight", rows)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    (tmp_path / "config.json").write_text("{}")
+    tensor = open_checkpoint(str(tmp_path)).get("model.layers.0.self_attn.q_proj.weight", (8, 4))
+    assert not tensor.stored.flags.owndata
+    np.testing.assert_array_equal(tensor.to_f32(), rows[[0, 2, 1, 3, 4, 6, 5, 7]])
+
+
+def test_folders_used_last_are_kept_and_those_in_use(tmp_path: Path) -> None:
+    for number, name in enumerate("abcdef"):
+        (tmp_path / name / "model").mkdir(parents=True)
+        os.utime(tmp_path / name, (number, number))
+    code = (
+        "import sys; from pathlib import Path; from quire.kernels.gguf.kept_folders import hold; "
+        "hold(Path(sys.argv[1])); print(); sys.stdin.read()"
+    )
+    command = [sys.executable, "-P", "-c", code, str(tmp_path / "a" / "model")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        assert use(tmp_path / "b" / "model")
+        assert not use(tmp_path / "g" / "model")
+        evict(tmp_path, 2)
+        assert {folder.name for folder in tmp_path.iterdir()} == {"a", "b", "f"}
+        process.communicate()
+    evict(tmp_path, 2)
+    assert {folder.name for folder in tmp_path.iterdir()} == {"b", "f"}

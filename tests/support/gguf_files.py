@@ -23,14 +23,17 @@ def vocabulary(folder: Path) -> Metadata:
     return byte_level_bpe(Tokenizer.from_file(str(folder / "tokenizer.json")), "gpt-2", **SPECIAL, add_bos_token=True)
 
 
-def write_gguf(source: Path, target: Path, kind: str = "F32", **metadata: Any) -> dict[str, np.ndarray]:
+def write_gguf(
+    source: Path, target: Path, kind: str = "F32", part_tensors: int = 0, **metadata: Any
+) -> dict[str, np.ndarray]:
     """Write a folder's model as a GGUF file whose matrices are of type `kind`; return their values by our names.
 
-    `metadata`, by their last names in the file, take the place of the tokenizer's.
+    With `part_tensors`, it is divided into files of so many tensors, named after `target`. `metadata`, by their last
+    names in the file, take the place of the tokenizer's.
     """
     config = json.loads((source / "config.json").read_text())
     arch = next(name for name, entry in ARCHITECTURES.items() if entry.name == config["architectures"][0])
-    writer = gguf.GGUFWriter(target, arch)
+    writer = gguf.GGUFWriter(target, arch, split_max_tensors=part_tensors)
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     rope = {**config, **(config.get("rope_parameters") or {})}
