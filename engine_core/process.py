@@ -46,6 +46,7 @@ from quire.protocol.memory_limit import explain_failure
 from quire.protocol.messages import PROTOCOL_VERSION, Ping, Ready
 from quire.protocol.model_files import hash_of_all, hash_text_files
 from quire.protocol.options import parse_size
+from quire.protocol.pooling_info import PoolingInfo
 
 _PR_SET_PDEATHSIG = 1  # see prctl(2)
 _SWITCH_SECONDS = 3e-4  # about a step's Python for 256 requests
@@ -242,8 +243,11 @@ def _log_take_over(runner: ModelRunner) -> None:
 
 
 def _start_tiers(parsed: EngineProcessOptions, runner: ModelRunner) -> list[KvTier]:
-    """Start the tiers, those nearer to this engine first. Raises AddressError or KeyFileError."""
+    """Start the tiers, those nearer to this engine first. Raises AddressError, KeyFileError or ModelError."""
     tiers: list[KvTier] = []
+    if runner.computes_whole_prompts and (given := parsed.kv_disk or parsed.kv_peer) is not None:
+        name = "kv_peer" if parsed.kv_disk is None else "kv_disk"
+        raise ModelError(f"{name}={given} keeps KV of prompts that begin alike; an encoder has none, so leave it out")
     if parsed.kv_disk is not None:
         folder, size = Path(parsed.kv_disk), parse_size(str(parsed.kv_disk_bytes or DEFAULT_DISK_SIZE))
         disk = DiskTier(lambda: DiskFiles(folder, size, runner.kv_model, runner.page_bytes), runner)
@@ -262,7 +266,7 @@ def _start_page_server(
     parsed: EngineProcessOptions, runner: ModelRunner, server: EngineServer, wake: Callable[[], None]
 ) -> PageServer | None:
     """Start the page server, if there are pages to serve that a message can hold."""
-    if not parsed.enable_prefix_caching or runner.page_bytes > MAX_REPLY_BYTES:
+    if not parsed.enable_prefix_caching or runner.computes_whole_prompts or runner.page_bytes > MAX_REPLY_BYTES:
         return None
     pages = PageServer(runner, server.send, wake)
     pages.start()
@@ -274,19 +278,32 @@ def _make_limits(parsed: EngineProcessOptions, runner: ModelRunner) -> EngineSha
         vocab_size=runner.vocab_size,
         max_model_len=runner.max_model_len,
         max_num_seqs=runner.max_num_seqs,
-        max_num_batched_tokens=parsed.max_num_batched_tokens,
+        max_num_batched_tokens=runner.max_num_batched_tokens,
         block_size=runner.block_size,
         num_pages=runner.num_pages,
         attention_context=runner.attention_context,
-        enable_prefix_caching=parsed.enable_prefix_caching,
+        enable_prefix_caching=parsed.enable_prefix_caching and not runner.computes_whole_prompts,
         scheduling_policy=parsed.scheduling_policy,
         target_itl=parsed.target_itl,
         long_prefill_token_threshold=parsed.long_prefill_token_threshold,
         max_waiting_requests=parsed.max_waiting_requests,
         max_waiting_tokens=parsed.max_waiting_tokens,
-        hidden_size=runner.hidden_size,
+        hidden_size=runner.embedding_size,
         max_waiting_requests_per_client=parsed.max_waiting_requests_per_client,
+        pooling=_pooling_info(runner),
     )
+
+
+def _pooling_info(runner: ModelRunner) -> PoolingInfo:
+    pooler, own = runner.pooler, runner.pooler.embedding
+    return PoolingInfo(
+        generates=pooler.generates, embeds=pooler.embedding_size > 0, pooling_type=own.pooling_type,
+        normalize=own.normalize, labels=pooler.labels, activation=pooler.activation,
+        classifier_pooling=pooler.classifier_pooling, prompts=own.prompts,
+        default_prompt_name=own.default_prompt_name, includes_prompt=own.includes_prompt, similarity=own.similarity,
+        lowercase=own.lowercase, pair_template=pooler.pair_template, is_encoder=runner.computes_whole_prompts,
+        num_token_types=runner.num_token_types,
+    )  # fmt: skip
 
 
 def _make_ready(parsed: EngineProcessOptions, runner: ModelRunner, limits: EngineShape, text_files: str) -> Ready:
@@ -302,7 +319,7 @@ def _make_ready(parsed: EngineProcessOptions, runner: ModelRunner, limits: Engin
         engine_pid=os.getpid(),
         heartbeat_seconds=parsed.heartbeat_seconds,
         eos_token_ids=runner.eos_token_ids,
-        hidden_size=runner.hidden_size,
+        hidden_size=runner.embedding_size,
         shape=limits,
         kv_cache_dtype=runner.kv_dtype,
         kv_cache_bytes=runner.kv_bytes,

@@ -54,6 +54,10 @@ class GuiltyError(RejectedError):
 
 def check_generation(request: EngineCoreRequest, limits: EngineShape) -> None:
     """Raise RejectedError for the first thing that is wrong with a request that generates tokens."""
+    if not limits.pooling.generates:
+        raise RejectedError(f"this model generates no text; it {limits.pooling.tasks}")
+    if request.segment:
+        raise RejectedError(f"segment={request.segment} belongs to a pair of texts that is pooled; leave it out")
     _check_lengths(request, limits)
     check_service(request, limits)
     check_prompt(request, limits, room=1)

@@ -24,7 +24,12 @@ from quire.frontend.client.request_table import RequestTable
 from quire.frontend.client.streams import DeliveryQueue, RequestStreams
 from quire.frontend.engine_args import DRAIN_SECONDS, EngineArgs, reload_arguments, takes_engine_args
 from quire.frontend.errors import EngineDeadError
-from quire.frontend.outputs import EmbeddingRequestOutput, RequestOutput
+from quire.frontend.outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    RequestOutput,
+)
 from quire.frontend.sampling import SamplingParams, ranks
 from quire.frontend.text.chat.renderer import MAX_PROCESSES
 from quire.frontend.text.chat.tool_grammar import tool_at_fault
@@ -33,6 +38,7 @@ from quire.frontend.text.prompts import Message, Prompt, PromptType
 from quire.frontend.text.threads import TextThreads
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.protocol.messages import SAMPLING_LENGTHS, EngineSnapshot, Ready, Role, StepTrace
+from quire.protocol.pooling_info import PoolingInfo
 
 T = TypeVar("T")
 OutputKind = Literal["cumulative", "delta"]
@@ -109,6 +115,7 @@ class AsyncLLM(AnswerParsing):
         pooling_params: PoolingParams | None = None,
         request_id: str | None = None,
         *,
+        prompt_name: str | None = None,
         truncate_prompt_tokens: int | None = None,
         add_special_tokens: bool = True,
         priority: int = 0,
@@ -119,13 +126,18 @@ class AsyncLLM(AnswerParsing):
     ) -> EmbeddingRequestOutput:
         """Compute the embedding of one prompt, which may be as long as the context.
 
-        If the call is cancelled, the request is aborted. Raises the errors of `generate`; also `RequestError` if the
-        request is aborted, and `RequestTimeoutError` if it times out, since a partial embedding is useless.
+        A text follows the model's instruction `prompt_name`, None for its default and "" for none. If the call is
+        cancelled, the request is aborted. Raises the errors of `generate`; also `RequestError` if the request is
+        aborted, and `RequestTimeoutError` if it times out, since a partial embedding is useless.
         """
         arrived = time.monotonic()
         params = self._engine.pooling(pooling_params)
-        (made,) = await self.prompts(
-            [prompt], truncate_prompt_tokens=truncate_prompt_tokens, add_special_tokens=add_special_tokens
+        name = prompt_name if params.task == "embed" else ""
+        (made,) = await self.pooled_prompts(
+            [prompt],
+            prompt_name=name,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            add_special_tokens=add_special_tokens,
         )
         options = RequestOptions(priority, cache_salt, timeout, trace or TraceContext("embeddings"), tenant)
         request = self._engine.embedding(self._name(request_id), made, params, options, arrived)
@@ -138,6 +150,14 @@ class AsyncLLM(AnswerParsing):
         if request.error is not None:
             raise copy.copy(request.error)
         return request.output()
+
+    async def classify(
+        self, prompt: PromptType, pooling_params: PoolingParams | None = None, **options: Any
+    ) -> ClassificationRequestOutput:
+        """Score one prompt by the labels of a classification model; the options are those of `embed`."""
+        output = await self.embed(prompt, pooling_params or PoolingParams(task="classify"), **options)
+        scores = ClassificationOutput(output.outputs.embedding)
+        return ClassificationRequestOutput(output.request_id, output.prompt_token_ids, scores, output.metrics)
 
     async def beam_search(
         self,
@@ -287,6 +307,47 @@ class AsyncLLM(AnswerParsing):
             return [make_one(prompt) for prompt in prompts]
 
         return await self.run_long(make, prompts)
+
+    async def pooled_prompts(
+        self,
+        prompts: Sequence[PromptType],
+        *,
+        prompt_name: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        add_special_tokens: bool = True,
+    ) -> list[Prompt]:
+        """Tokenize prompts as `embed` does, which accepts the result unchanged. Raises `ValueError`."""
+        make_one = functools.partial(
+            self._engine.pooled_texts.prompt,
+            prompt_name=prompt_name,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            add_special_tokens=add_special_tokens,
+        )
+        return await self.run_long(lambda: [make_one(prompt) for prompt in prompts], prompts)
+
+    async def pair_prompts(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        instruction: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        add_special_tokens: bool = True,
+    ) -> list[Prompt]:
+        """Tokenize pairs of texts for a model that reads both; `classify` accepts the result. Raises `ValueError`."""
+        make_one = functools.partial(
+            self._engine.pooled_texts.pair,
+            instruction=instruction,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            add_special_tokens=add_special_tokens,
+        )
+        return await self.run_long(
+            lambda: [make_one(*pair) for pair in pairs], [text for pair in pairs for text in pair]
+        )
+
+    @property
+    def pooling_info(self) -> PoolingInfo:
+        """What the model makes of prompts besides text."""
+        return self._engine.pooling_info
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text, which may be longer than the context. Raises `ValueError`."""

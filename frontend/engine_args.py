@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -51,6 +52,8 @@ class EngineArgs(ClientOptions, SupervisionOptions, HubOptions, EngineOptions):
             if name not in rows:
                 reject(name, value, set(rows))
         given = {name: value for name, value in options.items() if name in rows and value is not None}
+        if isinstance(given.get("hf_overrides"), Mapping):
+            given["hf_overrides"] = json.dumps(given["hf_overrides"])
         if model is not None:
             given["model"] = str(model)
         if "engine_address" in given and (decided := sorted(given.keys() - options_of(ClientOptions).keys())):

@@ -9,20 +9,31 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar, Unpack, cast
 
+import msgspec
+
 from quire.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from quire.frontend.client.engine import AnswerParsing, ConnectedEngine, TemplateOptions
 from quire.frontend.client.observer import OpenRequest, RequestOptions
-from quire.frontend.client.request import PoolingParams
+from quire.frontend.client.request import EmbeddingRequest, PoolingParams
 from quire.frontend.client.request_table import RequestTable
 from quire.frontend.client.streams import DeliveryInbox, apply_delivery
 from quire.frontend.engine_args import DRAIN_SECONDS, EngineArgs, reload_arguments, takes_engine_args
 from quire.frontend.errors import EngineDeadError, RequestError
-from quire.frontend.outputs import EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
+from quire.frontend.outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+    ScoringRequestOutput,
+)
+from quire.frontend.pair_scores import pair_of, pair_params, pair_score, reads_pairs, similarity_params
 from quire.frontend.progress import progress_bar
 from quire.frontend.sampling import SamplingParams
 from quire.frontend.similarity import num_pairs, score
 from quire.frontend.text.chat.tool_grammar import tool_at_fault
 from quire.frontend.text.chat.tools import check_tools
+from quire.frontend.text.pooled import document_prompt_name, query_prompt_name
 from quire.frontend.text.prompts import Message, Prompt, PromptType, split_batch
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.protocol.messages import ErrorKind
@@ -100,6 +111,7 @@ class LLM(AnswerParsing):
         prompts: PromptType | Sequence[PromptType],
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
+        prompt_name: str | None = None,
         use_tqdm: bool = True,
         truncate_prompt_tokens: int | None = None,
         add_special_tokens: bool = True,
@@ -107,12 +119,65 @@ class LLM(AnswerParsing):
         cache_salt: str = "",
         timeout: float | None = None,
     ) -> list[EmbeddingRequestOutput]:
-        """Compute the embedding of one prompt or many, as long as the context; otherwise like `generate`."""
-        made = self._prompts(prompts, truncate_prompt_tokens, add_special_tokens)
-        params = _each(pooling_params, PoolingParams, self._engine.pooling, "pooling_params", len(made))
+        """Compute the embedding of one prompt or many, as long as the context; otherwise like `generate`.
+
+        A text follows the model's instruction `prompt_name`, None for its default and "" for none.
+        """
+        made = self._pooled_prompts(
+            prompts,
+            prompt_name=prompt_name,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            add_special_tokens=add_special_tokens,
+        )
         options = _options(priority, cache_salt, timeout, len(made))
-        requests = self._complete(self._engine.embedding, made, params, options, use_tqdm)
-        return [request.output() for request in requests]
+        return [request.output() for request in self._pool(made, pooling_params, options, use_tqdm)]
+
+    def classify(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        *,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        use_tqdm: bool = True,
+        truncate_prompt_tokens: int | None = None,
+        add_special_tokens: bool = True,
+        priority: int | Sequence[int] = 0,
+        cache_salt: str = "",
+        timeout: float | None = None,
+    ) -> list[ClassificationRequestOutput]:
+        """Score one prompt or many by the labels of a classification model; otherwise like `generate`."""
+        made = self._pooled_prompts(
+            prompts,
+            prompt_name="",
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            add_special_tokens=add_special_tokens,
+        )
+        options = _options(priority, cache_salt, timeout, len(made))
+        params = PoolingParams(task="classify") if pooling_params is None else pooling_params
+        return [request.classification() for request in self._pool(made, params, options, use_tqdm)]
+
+    def encode(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        pooling_params: PoolingParams | None = None,
+        *,
+        pooling_task: str | None = None,
+        use_tqdm: bool = True,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """Return the vectors of one prompt or many, of `embed` or `classify` by the task; None: what the model does."""
+        model = self._engine.pooling_info
+        task = pooling_task or ("embed" if model.embeds else "classify")
+        if task not in ("embed", "classify"):
+            raise ValueError(f"pooling_task={pooling_task!r} is not possible; it must be 'embed' or 'classify'")
+        params = msgspec.structs.replace(pooling_params or PoolingParams(), task=task)
+        name = None if task == "embed" else ""
+        made = self._pooled_prompts(prompts, prompt_name=name, truncate_prompt_tokens=truncate_prompt_tokens)
+        requests = self._pool(made, params, _options(0, "", None, len(made)), use_tqdm)
+        outputs = [request.output() for request in requests]
+        return [
+            PoolingRequestOutput(each.request_id, each.prompt_token_ids, PoolingOutput(each.outputs.embedding))
+            for each in outputs
+        ]
 
     def score(
         self,
@@ -120,6 +185,7 @@ class LLM(AnswerParsing):
         text_2: PromptType | Sequence[PromptType],
         *,
         pooling_params: PoolingParams | None = None,
+        instruction: str | None = None,
         use_tqdm: bool = True,
         truncate_prompt_tokens: int | None = None,
         add_special_tokens: bool = True,
@@ -127,27 +193,35 @@ class LLM(AnswerParsing):
         cache_salt: str = "",
         timeout: float | None = None,
     ) -> list[ScoringRequestOutput]:
-        """Score pairs of texts by the cosine of their embeddings: one with many, or each with the one of its index.
+        """Score pairs of texts: one with many, or each with the one of its index.
 
-        `pooling_params` cannot turn `normalize` off; the other parameters are those of `embed`. Raises `ValueError` for
-        lists that do not match.
+        A model that reads pairs, a cross-encoder or a reranker, scores each, after `instruction` if it was trained with
+        one. Else the score is the similarity of the embeddings, with the model's instructions for queries and
+        documents; `pooling_params` cannot turn `normalize` off where that is a cosine. The other parameters are those
+        of `embed`. Raises `ValueError` for lists that do not match, and for a model that can do neither.
         """
         first, second = split_batch(text_1), split_batch(text_2)
         count = num_pairs(len(first), len(second))
-        if pooling_params is not None and not pooling_params.normalize:
-            raise ValueError("normalize=False is not allowed in a score, which is a cosine; leave it out")
-        embedded = self.embed(
-            [*first, *second],
-            pooling_params,
-            use_tqdm=use_tqdm,
-            truncate_prompt_tokens=truncate_prompt_tokens,
-            add_special_tokens=add_special_tokens,
-            priority=priority,
-            cache_salt=cache_salt,
-            timeout=timeout,
-        )
+        model, texts = self._engine.pooling_info, self._engine.pooled_texts
+        shape: Any = {"truncate_prompt_tokens": truncate_prompt_tokens, "add_special_tokens": add_special_tokens}
+        if reads_pairs(model):
+
+            def make(index: int) -> Prompt:
+                return texts.pair(*pair_of(first, second, index), instruction=instruction, **shape)
+
+            made = [_named(index, make, index) for index in range(count)]
+            params = pair_params(pooling_params)
+            requests = self._pool(made, params, _options(priority, cache_salt, timeout, count), use_tqdm)
+            return [pair_score(request.output()) for request in requests]
+        params = similarity_params(model, pooling_params, instruction)
+        prompts = [
+            *self._pooled_prompts(first, prompt_name=query_prompt_name(model), **shape),
+            *self._pooled_prompts(second, len(first), prompt_name=document_prompt_name(model), **shape),
+        ]
+        requests = self._pool(prompts, params, _options(priority, cache_salt, timeout, len(prompts)), use_tqdm)
+        embedded = [request.output() for request in requests]
         left, right = embedded[: len(first)], embedded[len(first) :]
-        return [score(left[index if len(left) > 1 else 0], right[index]) for index in range(count)]
+        return [score(left[index if len(left) > 1 else 0], right[index], model.similarity) for index in range(count)]
 
     def chat(
         self,
@@ -250,6 +324,22 @@ class LLM(AnswerParsing):
             self._engine.prompt, truncate_prompt_tokens=last, add_special_tokens=add_special_tokens
         )
         return [_named(index, make, prompt) for index, prompt in enumerate(split_batch(prompts))]
+
+    def _pooled_prompts(
+        self, prompts: PromptType | Sequence[PromptType], first_index: int = 0, **options: Any
+    ) -> list[Prompt]:
+        make = functools.partial(self._engine.pooled_texts.prompt, **options)
+        return [_named(index, make, prompt) for index, prompt in enumerate(split_batch(prompts), first_index)]
+
+    def _pool(
+        self,
+        prompts: list[Prompt],
+        params: PoolingParams | Sequence[PoolingParams] | None,
+        options: list[RequestOptions],
+        use_tqdm: bool,
+    ) -> list[EmbeddingRequest]:
+        each = _each(params, PoolingParams, self._engine.pooling, "pooling_params", len(prompts))
+        return self._complete(self._engine.embedding, prompts, each, options, use_tqdm)
 
     def _run(
         self,

@@ -58,8 +58,44 @@ class EmbeddingRequestOutput(msgspec.Struct, gc=False):
     num_cached_tokens: int = 0
 
 
+class ClassificationOutput(msgspec.Struct, gc=False):
+    """A score for each label of the model: probabilities, or with `use_activation=False` logits."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        """Number of labels."""
+        return len(self.probs)
+
+
+class ClassificationRequestOutput(msgspec.Struct, gc=False):
+    """A prompt and the scores of the model's labels."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: ClassificationOutput
+    metrics: RequestMetrics
+    finished: bool = True
+
+
+class PoolingOutput(msgspec.Struct, gc=False):
+    """The vector of one prompt, whatever the task."""
+
+    data: list[float]
+
+
+class PoolingRequestOutput(msgspec.Struct, gc=False):
+    """A prompt and its vector: an embedding, or the scores of labels."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: PoolingOutput
+    finished: bool = True
+
+
 class ScoringOutput(msgspec.Struct, gc=False):
-    """The similarity of two texts: the cosine of their embeddings, from -1 to 1."""
+    """The score of two texts: the similarity of their embeddings, or what a model that reads both makes of them."""
 
     score: float
 

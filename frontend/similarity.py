@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from operator import mul
+import math
+from collections.abc import Callable, Sequence
+from operator import mul, sub
 
 from quire.frontend.outputs import EmbeddingRequestOutput, ScoringOutput, ScoringRequestOutput
 
@@ -21,7 +23,30 @@ def num_pairs(num_first: int, num_second: int) -> int:
     return num_second
 
 
-def score(first: EmbeddingRequestOutput, second: EmbeddingRequestOutput) -> ScoringRequestOutput:
-    """Return the cosine of two embeddings of length 1. Their dot product is summed in f64, in the order of values."""
-    cosine = sum(map(mul, first.outputs.embedding, second.outputs.embedding))
-    return ScoringRequestOutput(first.prompt_token_ids + second.prompt_token_ids, ScoringOutput(cosine))
+def _dot(left: Sequence[float], right: Sequence[float]) -> float:
+    return float(sum(map(mul, left, right)))
+
+
+def _negative_distance(left: Sequence[float], right: Sequence[float]) -> float:
+    return -math.sqrt(sum(value * value for value in map(sub, left, right)))
+
+
+def _negative_manhattan(left: Sequence[float], right: Sequence[float]) -> float:
+    return -float(sum(map(abs, map(sub, left, right))))
+
+
+SIMILARITIES: dict[str, Callable[[Sequence[float], Sequence[float]], float]] = {
+    "cosine": _dot,
+    "dot": _dot,
+    "euclidean": _negative_distance,
+    "manhattan": _negative_manhattan,
+}
+"""Similarities by the names of sentence-transformers; that of a cosine needs vectors of length 1."""
+
+
+def score(
+    first: EmbeddingRequestOutput, second: EmbeddingRequestOutput, similarity: str = "cosine"
+) -> ScoringRequestOutput:
+    """Return the similarity of two embeddings. Sums are in f64, in the order of values."""
+    value = SIMILARITIES[similarity](first.outputs.embedding, second.outputs.embedding)
+    return ScoringRequestOutput(first.prompt_token_ids + second.prompt_token_ids, ScoringOutput(value))

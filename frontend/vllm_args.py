@@ -20,7 +20,7 @@ _WHY: dict[str, str] = {
 _NONE = {
     "multimodal": "allowed_media_domains limit_mm_per_prompt mm_processor_kwargs",
     "parallel": "distributed_executor_backend",
-    "hub": "tokenizer_revision code_revision hf_token hf_overrides hf_config_path",
+    "hub": "tokenizer_revision code_revision hf_token hf_config_path",
     "kv": "num_gpu_blocks_override kv_transfer_config",
     "other": (
         "scheduler_cls speculative_config guided_decoding_backend structured_outputs_config "

@@ -203,11 +203,12 @@ class RopeTable(ArrayWeight):
 
 @dataclass(frozen=True)
 class TensorRows(ArrayWeight):
-    """A tensor of shape [rows, columns] as f32."""
+    """The last `rows` rows of a tensor of shape [first + rows, columns] as f32."""
 
     name: str
     rows: int
     columns: int
+    first: int = 0
 
     @property
     def row_bytes(self) -> int:
@@ -217,11 +218,11 @@ class TensorRows(ArrayWeight):
     @property
     def tensors(self) -> Mapping[str, tuple[int, ...]]:
         """See ArrayWeight."""
-        return {self.name: (self.rows, self.columns)}
+        return {self.name: (self.first + self.rows, self.columns)}
 
     def values(self, checkpoint: Checkpoint) -> Array:
         """See ArrayWeight."""
-        return np.ascontiguousarray(checkpoint.get(self.name, (self.rows, self.columns)).to_f32())
+        return np.ascontiguousarray(checkpoint.get(self.name, self.tensors[self.name]).to_f32()[self.first :])
 
 
 Weight = Matrix | ArrayWeight

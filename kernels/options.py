@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 from quire.kernels import host
 from quire.kernels._native import HUGE_PAGE, default_threads
@@ -40,7 +43,7 @@ class LoadOptions:
     one of host.INSTRUCTION_SETS. `quantization`: one of quantization.MODES for a float checkpoint, or the checkpoint's
     own method. `kv_cache_dtype`: `auto` or `int8`. `weight_cache`: folder where packed weights are kept for the next
     start. `kv_memory_fd`: file descriptor of the memory of KV pages, which the next engine takes over. `memory_limit`:
-    bytes of the whole process.
+    bytes of the whole process. `hf_overrides`: fields that replace those of config.json, as a JSON object.
     """
 
     model: str
@@ -60,6 +63,16 @@ class LoadOptions:
     weight_cache: str | None = None
     kv_memory_fd: int | None = None
     memory_limit: int | None = None
+    hf_overrides: str | None = None
+
+    def overrides(self) -> dict[str, Any]:
+        """Return the fields that replace those of config.json. Raises ModelError."""
+        if self.hf_overrides is None:
+            return {}
+        try:
+            return msgspec.json.decode(self.hf_overrides, type=dict[str, Any])
+        except (ValueError, RecursionError) as error:
+            raise ModelError(f"hf_overrides={self.hf_overrides[:100]!r} is not a JSON object: {error}") from None
 
 
 def choose_numbers(options: LoadOptions, checkpoint: Checkpoint, quantized: bool, isa: str) -> Dtypes:
@@ -88,14 +101,18 @@ def check_options(options: LoadOptions) -> None:
         raise ModelError("num_pages and kv_cache_memory_bytes both size the KV cache; give one of them")
 
 
-def choose_limits(options: LoadOptions, longest: int) -> PlanLimits:
-    """Return the sizes that the plan is made for; the model supports sequences of up to `longest` tokens."""
-    length = options.max_model_len or longest
+def choose_limits(options: LoadOptions, longest: int, default: int | None = None, *, whole: bool = False) -> PlanLimits:
+    """Return the sizes that the plan is made for; the model supports sequences of up to `longest` tokens.
+
+    `default`: the length if the options name none. `whole`: a step holds the longest sequence.
+    """
+    length = options.max_model_len or default or longest
     if length > longest:
         raise ModelError(f"max_model_len={length} exceeds the {longest} positions of the model; lower it")
     if length > MAX_POSITIONS:
         raise ModelError(f"the model has {length} positions; choose a max_model_len of at most {MAX_POSITIONS}")
-    return PlanLimits(options.max_num_batched_tokens, length, options.block_size)
+    most = max(options.max_num_batched_tokens, length) if whole else options.max_num_batched_tokens
+    return PlanLimits(most, length, options.block_size)
 
 
 def choose_num_pages(

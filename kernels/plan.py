@@ -34,6 +34,8 @@ class ModelPlan:
     heads: Heads
     layers: int
     tokens_per_entry: int
+    is_encoder: bool = False  # a sequence is computed in one step
+    num_token_types: int = 1
     launches: list[Launch] = field(default_factory=list)
     hidden_states: list[Launch] = field(default_factory=list)  # run only in steps that need the hidden states
     buffers: dict[str, Buffer] = field(default_factory=dict)
@@ -67,7 +69,7 @@ class ModelPlan:
     @property
     def weights(self) -> list[Weight]:
         """Distinct weights, in the order of their first use."""
-        operands = (operand for launch in self.launches for operand in launch.operands)
+        operands = (operand for launch in (*self.launches, *self.hidden_states) for operand in launch.operands)
         return list(dict.fromkeys(operand for operand in operands if isinstance(operand, Matrix | ArrayWeight)))
 
     @property

@@ -30,7 +30,7 @@ from quire.kernels.errors import ModelError
 from quire.kernels.graph.lowering import lower
 from quire.kernels.kv_file import KvFile, kv_format, model_name
 from quire.kernels.memory import MemoryPlan
-from quire.kernels.models import build_graph
+from quire.kernels.models import build_graph, classifier_of, logits_of
 from quire.kernels.operands import Launch, Memory
 from quire.kernels.options import (
     LoadOptions,
@@ -42,6 +42,8 @@ from quire.kernels.options import (
     plan_memory,
 )
 from quire.kernels.plan import ModelPlan
+from quire.kernels.pooling.pooler import Pooler, choose_pooler
+from quire.kernels.pooling.sentence_transformers import max_seq_length
 from quire.kernels.weights.checkpoint import Checkpoint
 from quire.kernels.weights.gguf_checkpoint import open_checkpoint
 from quire.kernels.weights.loader import Loader, check
@@ -51,6 +53,7 @@ __all__ = [
     "Constraint",
     "Matcher",
     "MemoryPlan",
+    "Pooler",
     "PoolingConfig",
     "SamplingConfig",
     "Sequences",
@@ -77,16 +80,20 @@ class ModelRunner:
     other threads may call: see native/kv_cache/sequences.h, native/compute/runner.h and native/kv_cache/page_io.h.
     """
 
-    def __init__(self, assembly: Assembly, options: LoadOptions) -> None:
+    def __init__(self, assembly: Assembly, options: LoadOptions, pooler: Pooler) -> None:
         self._native = native = assembly.native
         self._plan = assembly.plan
         self._isa = host.choose_isa(options.isa).name
         self._owners = (assembly.jit, assembly.loader)  # owners of the code that launches point to
         checkpoint, plan = assembly.loader.checkpoint, assembly.plan
+        self.pooler = pooler
+        self.computes_whole_prompts = plan.is_encoder
+        self.num_token_types = plan.num_token_types
+        self.max_num_batched_tokens = plan.limits.max_num_batched_tokens
         pages = native.sequences.free_pages + native.sequences.cached_pages
-        self.architecture = ModelConfig(checkpoint.config).architecture
+        self.architecture = config_of(options, checkpoint).architecture
         self.vocab_size = plan.vocab_size
-        self.hidden_size = plan.hidden_size
+        self.embedding_size = pooler.embedding_size
         self.max_model_len = plan.limits.max_model_len
         self.attention_context = plan.attention_context
         self.kv_model = assembly.kv_model
@@ -184,15 +191,22 @@ class Assembly:
         target.add(self.kernels[launch.kernel], operands, launch.dim, launch.rows_per_item, launch.repeats)
 
 
+def config_of(options: LoadOptions, checkpoint: Checkpoint) -> ModelConfig:
+    """Return config.json with the fields that the options replace."""
+    return ModelConfig(checkpoint.config | options.overrides())
+
+
 def plan_of(options: LoadOptions, checkpoint: Checkpoint) -> ModelPlan:
     """Return the plan of a checkpoint, once all tensors that it needs are there; no weights are read."""
     check_options(options)
-    config = ModelConfig(checkpoint.config)
+    config = config_of(options, checkpoint)
     quantization = choose_quantization(options.quantization, checkpoint, config)
     quantized = quantization.scheme is not None
     dtypes = choose_numbers(options, checkpoint, quantized, host.choose_isa(options.isa).name)
     graph = build_graph(config)
-    plan = lower(graph, dtypes, choose_limits(options, graph.max_positions), quantization)
+    longest = max_seq_length(checkpoint.folder) or graph.max_positions
+    limits = choose_limits(options, graph.max_positions, min(longest, graph.max_positions), whole=graph.is_encoder)
+    plan = lower(graph, dtypes, limits, quantization)
     check(quantization, plan.weights)
     return plan
 
@@ -204,8 +218,9 @@ def describe(options: LoadOptions) -> tuple[ModelPlan, Checkpoint]:
 
 
 def _logits_shape(plan: ModelPlan) -> tuple[int, int]:
-    """Return the rows of logits computed at once, and their stride."""
-    return min(LOGIT_ROWS_AT_ONCE, plan.limits.max_num_batched_tokens), round_up(plan.vocab_size, BLOCK)
+    """Return the rows of logits computed at once, and their stride, 0 for a model without logits."""
+    stride = round_up(plan.vocab_size, BLOCK) if any(launch.head for launch in plan.launches) else 0
+    return min(LOGIT_ROWS_AT_ONCE, plan.limits.max_num_batched_tokens), stride
 
 
 def choose_memory(plan: ModelPlan, options: LoadOptions, file: KvFile | None = None) -> tuple[int, MemoryPlan]:
@@ -233,7 +248,7 @@ def assemble(
         vocab_size=plan.vocab_size, kv_heads=heads.kv, max_num_batched_tokens=limits.max_num_batched_tokens,
         max_logit_rows=logit_rows, logit_stride=logit_stride, hidden_size=plan.hidden_size,
         tokens_per_entry=plan.tokens_per_entry, layers=plan.layers, tile_bytes=layout.tile_bytes,
-        value_offset=layout.value_offset, window=plan.window, kv_memory_fd=fd,
+        value_offset=layout.value_offset, window=plan.window, bidirectional=plan.is_encoder, kv_memory_fd=fd,
         kv_model="" if file is None else file.model, log_sealed_pages=log_sealed_pages,
     )  # fmt: skip
     native = Runner(config)
@@ -264,14 +279,17 @@ class PreparedModel:
         """
         self._options = options
         plan, checkpoint = describe(options)
+        config = config_of(options, checkpoint)
+        self._pooler = choose_pooler(config, build_graph(config), logits_of(config), classifier_of(config), checkpoint)
         self._assembly = assemble(plan, options, progress, log_sealed_pages=log_sealed_pages)
+        self._pooler.load(self._assembly.native)
         self.vocab_size = plan.vocab_size
         self.eos_token_ids = checkpoint.eos_token_ids()
 
     def open(self) -> ModelRunner:
         """Map KV memory, with the pages that an engine before has left there. Raises ModelError."""
         self._assembly.open_kv()
-        return ModelRunner(self._assembly, self._options)
+        return ModelRunner(self._assembly, self._options, self._pooler)
 
 
 def load_model(options: LoadOptions, progress: Progress | None = None) -> ModelRunner:

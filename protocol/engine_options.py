@@ -48,6 +48,8 @@ class EngineOptions:
         pin_threads: Bind each thread to a CPU of its own.
         memory_limit: Memory of the engine's process, as 16GiB: weights, KV pages and all else. KV pages take what is
             left of it; near it, new requests are rejected. Default: as planned, with KV pages by their own options.
+        hf_overrides: JSON object of fields that replace those of config.json, as {"architectures": ["BertModel"]}.
+            Default: none.
         cache_dir: Keep compiled kernels there. Default: quire in the user's cache folder.
         weight_cache: Keep packed weights there: later starts read them instead of packing.
 
@@ -90,6 +92,7 @@ class EngineOptions:
     threads: Annotated[int | None, Option("N", Range(1, 1024))] = None
     pin_threads: Annotated[bool, Option()] = False
     memory_limit: Annotated[int | str | None, Option("SIZE")] = None
+    hf_overrides: Annotated[str | None, Option("JSON")] = None
     cache_dir: Annotated[str | None, Option("FOLDER")] = None
     weight_cache: Annotated[str | None, Option("FOLDER")] = None
     kv_cache_dtype: Annotated[str, Option("TYPE", choices=KV_CACHE_DTYPES)] = "auto"

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import msgspec
 
+from quire.protocol.pooling_info import PoolingInfo
+
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 _Size = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -28,6 +30,7 @@ class EngineShape(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
     max_waiting_tokens: _Count = 1 << 24
     hidden_size: Annotated[int, msgspec.Meta(ge=0)] = 0  # values of an embedding
     max_waiting_requests_per_client: _Count | None = None
+    pooling: PoolingInfo = PoolingInfo()
 
     @property
     def tile(self) -> int:

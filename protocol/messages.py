@@ -15,7 +15,7 @@ import msgspec
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.options import F32_MAX, MAX_INT64, Length, Option, Range, lengths_of, options_of
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 
 
 class Role(enum.StrEnum):
@@ -191,17 +191,22 @@ STRUCTURED_LENGTHS = lengths_of(StructuredOutputs)
 
 
 class PoolingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, forbid_unknown_fields=True):
-    """Pooling of the hidden states of a prompt into its embedding. Names and defaults are vLLM's.
+    """Pooling of the hidden states of a prompt into its embedding, or the scores of its labels. Names are vLLM's.
 
-    `pooling_type`: the hidden state of the last token, or the mean over all tokens, after the model's final norm. A
-    mean computes every token, whatever the prefix cache holds, and fills the cache for others. `dimensions`: keep the
-    first values, this many, for models that were trained for it (Matryoshka embeddings); None keeps all. `normalize`:
-    scale the kept values to length 1.
+    `pooling_type`: the hidden state of the last or the first token, or the mean or the maximum over all tokens, after
+    the model's final norm. All but the last compute every token, whatever the prefix cache holds, and fill the cache
+    for others. `dimensions`: keep the first values, this many, for models that were trained for it (Matryoshka
+    embeddings); None keeps all. `normalize`: scale the kept values to length 1. `num_skipped`: tokens at the beginning
+    that a mean or a maximum leaves out. `task`: "embed", or "classify", to which only `use_activation` applies: False
+    gives logits instead of scores. None stands for the model's own.
     """
 
-    pooling_type: Literal["last", "mean"] = "last"
+    pooling_type: Literal["last", "mean", "cls", "max"] | None = None
     dimensions: int | None = None
-    normalize: bool = True
+    normalize: bool | None = None
+    num_skipped: Annotated[int, msgspec.Meta(ge=0)] = 0
+    task: Literal["embed", "classify"] = "embed"
+    use_activation: bool | None = None
 
 
 class EngineCoreEvent(msgspec.Struct, array_like=True, gc=False):
@@ -245,7 +250,8 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid
     every client is one, and an administrator may send a request for another, named in `tenant`. With `remote_prefill`
     another engine, the KV peer of this one, is about to compute the prompt: the request waits for its KV pages, as long
     as some come. `identity` is a random number that the request keeps when it is sent again: an engine knows by it
-    which requests the ones before it have died of. 0: the request has none, and is never suspected.
+    which requests the ones before it have died of. 0: the request has none, and is never suspected. `segment`: the
+    position at which the second text of a pair begins, for a model that tells them apart; 0: there is one.
     """
 
     request_id: str
@@ -262,6 +268,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid
     tenant: str = ""
     remote_prefill: bool = False
     identity: Annotated[int, msgspec.Meta(ge=0, le=MAX_INT64)] = 0
+    segment: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class Abort(msgspec.Struct, array_like=True, gc=False, tag=2, forbid_unknown_fields=True):

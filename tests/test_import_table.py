@@ -26,11 +26,12 @@ MAY_IMPORT = {
 # than its folder, and `*` for all others. A part may import lower layers and itself, but no other part of its layer.
 # Imports under `TYPE_CHECKING` and in functions count.
 LAYERS = {
-    "protocol": "errors engine_shape totals < * < address messages < codec keys pipe simulation < engine_options"
-    " < sockets",
+    "protocol": "errors pooling_info totals < engine_shape < * < address messages"
+    " < codec keys pipe pooling_tasks simulation < engine_options < sockets",
     "kernels": "errors < config < rope < graph.operations < emit < host < gguf < weights.checkpoint"
     " < weights.gguf_checkpoint < operands"
-    " < weights.quantized < weights.quantization < plan < weights < graph kv_file memory models < options < *",
+    " < weights.quantized < weights.quantization < plan < weights < pooling < graph kv_file memory models < options"
+    " < *",
     "engine_core": "crash_journal executor grammar.text kv_tiers.page_server kv_tiers.tier transport.waker < request"
     " < validation < decoding < scheduling < grammar < trace transport < stats < *",
     "frontend": "* < text < beam_search engine_args sampling < client < async_llm llm < metrics < evaluation http"

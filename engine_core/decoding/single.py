@@ -75,6 +75,7 @@ def open_sequence(
     *,
     sampling: SamplingConfig | None = None,
     pooling: PoolingConfig | None = None,
+    segment: int = 0,
 ) -> int:
     """Open a slot with the prompt, or these tokens, without pages. Raises ValueError if the executor rejects it."""
     return sequences.open(
@@ -84,6 +85,7 @@ def open_sequence(
         cache_salt=request.cache_salt,
         pooling=pooling,
         constraint=request.constraint,
+        segment=segment,
     )
 
 

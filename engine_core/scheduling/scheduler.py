@@ -22,10 +22,10 @@ from quire.engine_core.scheduling.batch import Batch, RunningRequests
 from quire.engine_core.scheduling.fetches import Fetches
 from quire.engine_core.scheduling.lifecycle import RequestLifecycle
 from quire.engine_core.scheduling.policies import POLICIES, Match
-from quire.engine_core.scheduling.prefill_budget import PrefillBudget
 from quire.engine_core.scheduling.prefix_match import PrefixMatcher
 from quire.engine_core.scheduling.trials import Trials
 from quire.engine_core.scheduling.waiting import WaitingQueue
+from quire.engine_core.scheduling.whole_prompts import prefill_budget_of
 from quire.protocol.engine_shape import EngineShape
 
 _MIN_PREFILLS = 4  # prompts in prefill before another has to wait for one of them, however small the steps
@@ -52,7 +52,7 @@ class Scheduler:
         self.holds_back = False  # only requests that have begun may start, maybe again
         policy = POLICIES[limits.scheduling_policy]()
         self.admission = Admission(limits)
-        self.prefill_budget = PrefillBudget(limits)
+        self.prefill_budget = prefill_budget_of(limits)
         self._sequences = executor.sequences
         self._clock = clock
         self._waits_for_pages = False  # that fetches hold: none can start before one of these is done

@@ -29,6 +29,7 @@ from quire.frontend.text.chat.assistant import AssistantMessage, parse_answer
 from quire.frontend.text.chat.renderer import TemplateRenderer
 from quire.frontend.text.chat.template_files import TemplateSource, find_template, template_sources
 from quire.frontend.text.chat.tools import ToolUse, check_tools
+from quire.frontend.text.pooled import PooledTexts
 from quire.frontend.text.prompts import (
     Message,
     Prompt,
@@ -41,6 +42,7 @@ from quire.frontend.text.prompts import (
 from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
 from quire.protocol.address import default_address
 from quire.protocol.messages import ClientMessage, Role
+from quire.protocol.pooling_info import PoolingInfo
 
 _DRAIN_SECONDS = 5.0  # for requests of other clients when the owner of the engine leaves
 _LONGEST_HANDSHAKE = 10.0  # seconds, with an engine that is running already
@@ -163,6 +165,8 @@ class ConnectedEngine:
         `arrival_time` is the `time.monotonic()` at which the user asked for it; None for now.
         """
         ready = self.client.ready
+        if not self.pooling_info.generates:
+            raise RequestError(f"this model generates no text; it {self.pooling_info.tasks}")
         _check_role(options, ready.role)
         check_length(params, len(prompt.token_ids), ready.max_model_len, ready.num_pages * ready.block_size)
         try:
@@ -175,9 +179,21 @@ class ConnectedEngine:
             request_id, prompt, params, each, self.tokenizer, arrival_time=arrived, options=options
         )
 
+    @property
+    def pooling_info(self) -> PoolingInfo:
+        """What the model makes of prompts besides text."""
+        shape = self.client.ready.shape
+        return PoolingInfo() if shape is None else shape.pooling
+
+    @property
+    def pooled_texts(self) -> PooledTexts:
+        """The maker of prompts that are pooled."""
+        ready = self.client.ready
+        return PooledTexts(self.pooling_info, self.tokenizer, ready.vocab_size, ready.max_model_len)
+
     def pooling(self, params: PoolingParams | None) -> PoolingParams:
         """Check the parameters of an embedding; None stands for the defaults. Raises `ValueError`."""
-        return validate_pooling(params, self.client.ready.hidden_size)
+        return validate_pooling(params, self.pooling_info, self.client.ready.hidden_size)
 
     def embedding(
         self,

@@ -12,6 +12,8 @@ import msgspec
 from quire.frontend.client.observer import RequestOptions
 from quire.frontend.errors import CONTEXT_LENGTH_EXCEEDED, RequestError, RequestTimeoutError
 from quire.frontend.outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
     CompletionOutput,
     EmbeddingOutput,
     EmbeddingRequestOutput,
@@ -34,6 +36,8 @@ from quire.protocol.messages import (
     SamplingParams,
     TokenLogprobs,
 )
+from quire.protocol.pooling_info import PoolingInfo
+from quire.protocol.pooling_tasks import check_pooling
 
 
 class CompletionState:
@@ -297,27 +301,26 @@ __all__ = ["EmbeddingRequest", "PoolingParams", "check_embedding", "validate_poo
 _TYPES: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(PoolingParams)}
 
 
-def validate_pooling(params: PoolingParams | None, hidden_size: int) -> PoolingParams:
+def validate_pooling(params: PoolingParams | None, model: PoolingInfo, embedding_size: int) -> PoolingParams:
     """Check the parameters; None stands for the defaults.
 
     Raises `TypeError`, or `ValueError` with the field, the given value and the allowed ones.
     """
     if params is None:
-        return PoolingParams()
+        params = PoolingParams()
     if not isinstance(params, PoolingParams):
         raise TypeError(f"pooling_params is a {type(params).__name__}; give a PoolingParams")
-    if params.pooling_type not in ("last", "mean"):
-        raise ValueError(f"pooling_type={params.pooling_type!r} is not known; it can be 'last' or 'mean'")
+    if params.pooling_type not in (None, "last", "mean", "cls", "max"):
+        raise ValueError(
+            f"pooling_type={params.pooling_type!r} is not known; it can be 'last', 'mean', 'cls' or 'max', or None for "
+            "the model's"
+        )
     for name, expected in _TYPES.items():
         try:
             msgspec.convert(getattr(params, name), expected)
         except msgspec.ValidationError as error:
             raise ValueError(f"{name}={getattr(params, name)!r} can't be used: {error}") from None
-    if params.dimensions is not None and not 1 <= params.dimensions <= hidden_size:
-        raise ValueError(
-            f"dimensions={params.dimensions} is out of range; the model's embeddings have {hidden_size} values, so it "
-            f"must be from 1 to {hidden_size}, or None for all"
-        )
+    check_pooling(params, model, embedding_size)
     return params
 
 
@@ -338,7 +341,10 @@ def check_embedding(num_prompt_tokens: int, max_model_len: int, pool_tokens: int
 
 
 class EmbeddingRequest:
-    """An embedding request: when it is `finished`, it has its embedding or the error that ended it."""
+    """A request whose prompt is pooled: when it is `finished`, it has its vector or the error that ended it.
+
+    The vector is an embedding, or has a score for each label.
+    """
 
     params = None
     num_output_tokens = longest_output = 0
@@ -349,6 +355,8 @@ class EmbeddingRequest:
         self.request_id = request_id
         self.options = options
         self.prompt = prompt
+        if prompt.num_skipped and params.task == "embed":
+            params = msgspec.structs.replace(params, num_skipped=prompt.num_skipped)
         self.pooling: PoolingParams | None = params
         self.engine_params: Sequence[SamplingParams] = (SamplingParams(),)
         self.metrics = RequestMetrics(arrival_time)
@@ -382,6 +390,12 @@ class EmbeddingRequest:
     def continuation(self, index: int) -> tuple[SamplingParams, list[int]]:
         """Return its parameters: it begins again with the prompt."""
         return self.engine_params[index], []
+
+    def classification(self) -> ClassificationRequestOutput:
+        """Return the scores of the labels. Raises the error that ended the request."""
+        output = self.output()
+        probs = ClassificationOutput(output.outputs.embedding)
+        return ClassificationRequestOutput(self.request_id, self.prompt.token_ids, probs, metrics=self.metrics)
 
     def output(self) -> EmbeddingRequestOutput:
         """Return the embedding. Raises the error that ended the request."""

@@ -257,6 +257,7 @@ class RequestTable:
                 generated,
                 request.options.tenant if self._names_tenants else "",
                 identity=completion.identity,
+                segment=request.prompt.segment,
             )
             self._send(message, session)
             completion.wire_id = wire_id

@@ -36,10 +36,16 @@ Message = Mapping[str, Any]  # of a conversation: "role", "content", and other k
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A checked prompt: its token ids, and its text if it was given as text."""
+    """A checked prompt: its token ids, and its text if it was given as text.
+
+    To be pooled, `segment` is the position at which the second text of a pair begins, if the model tells them apart,
+    and `num_skipped` the number of tokens of an instruction that takes no part.
+    """
 
     token_ids: list[int]
     text: str | None = None
+    segment: int = 0
+    num_skipped: int = 0
 
 
 PromptType = str | list[int] | TextPrompt | TokensPrompt | Prompt
@@ -97,6 +103,12 @@ def encode_within(
     tokenizer for which nothing is known (`FewestTokens.is_sound`), may have `MAX_TEXT_BYTES`, or 16 bytes for each
     token of the context.
     """
+    check_text(text, tokenizer, max_model_len, must_fit=must_fit)
+    return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+def check_text(text: str, tokenizer: Tokenizer, max_model_len: int, *, must_fit: bool) -> None:
+    """Raise `RequestError` for a text that is too long to tokenize, see `encode_within`."""
     if len(text) > LONG_TEXT:
         fewest = tokenizer.fewest_tokens
         if not (must_fit and fewest.is_sound):
@@ -105,7 +117,6 @@ def encode_within(
                 raise RequestError(f"the text has {size} bytes, and {most} can be tokenized; shorten it")
         elif (count := fewest(text)) > max_model_len:
             raise _too_long(f"at least {count}", max_model_len)
-    return tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
 def _too_long(count: str, max_model_len: int) -> RequestError:

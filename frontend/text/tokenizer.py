@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from quire.frontend.text.fewest_tokens import FewestTokens
 from quire.frontend.text.token_bytes import ByteRule, byte_rule
@@ -19,6 +19,14 @@ from quire.frontend.text.tokenizer_files import (
     read_json,
     special_tokens,
 )
+
+
+class Encoded(NamedTuple):
+    """A text, or a pair of them, as token ids; `parts` is None for special tokens, else 0 or 1, the token's text."""
+
+    token_ids: list[int]
+    type_ids: list[int]
+    parts: list[int | None]
 
 
 class Tokenizer:
@@ -86,6 +94,17 @@ class Tokenizer:
         with library_errors(f"{self.path}: the text cannot be encoded by this tokenizer"):
             encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
+
+    def encode_parts(self, text: str, pair: str | None = None, add_special_tokens: bool = True) -> Encoded:
+        """Return the tokens of a text or a pair, with the text and the type that each belongs to."""
+        _check_text(text)
+        texts: str | tuple[str, str] = text
+        if pair is not None:
+            _check_text(pair)
+            texts = text, pair
+        with library_errors(f"{self.path}: the text cannot be encoded by this tokenizer"):
+            (encoding,) = self.backend.encode_batch_fast([texts], add_special_tokens=add_special_tokens)
+        return Encoded(encoding.ids, encoding.type_ids, encoding.sequence_ids)
 
     @functools.cached_property
     def fewest_tokens(self) -> FewestTokens:

@@ -74,29 +74,31 @@ class Entry:
     position: Value
     pages: Value
     kv_head: Value
+    context: Value | None = None  # tokens of the whole sequence, of an encoder
 
 
 class _Tokens:
-    """The spans of a block's `count` KV tiles, and which of their tokens one row attends to.
+    """The spans of a block's `count` KV tiles, and which of their tokens one row attends to: from `first` to `last`.
 
-    `position` is the row's, relative to the block. All tokens of the first `whole` spans are valid, so that only the
-    others need masks. The last span may go beyond the tiles: what is there is masked, and its probabilities are unused.
+    These are relative to the block. All tokens of the first `whole` spans are valid, so that only the others need
+    masks. The last span may go beyond the tiles: what is there is masked, and its probabilities are unused.
     """
 
-    def __init__(self, b: Builder, position: Value, count: Value, window: int) -> None:
-        self._builder, self._window = b, window
-        self._last = b.broadcast(b.convert("arith.trunci", position, I32), SPAN)
+    def __init__(self, b: Builder, last: Value, count: Value, first: Value | None) -> None:
+        self._builder = b
+        self._last = b.broadcast(b.convert("arith.trunci", last, I32), SPAN)
+        self._first = None if first is None else b.broadcast(b.convert("arith.trunci", first, I32), SPAN)
         self.count = (count * KV_TILE + (SPAN - 1)) // SPAN
-        self.whole = ((position + 1).max(0) // SPAN).min(self.count)
-        if window:
-            self.whole = b.select(position < window, self.whole, b.index(0))
+        self.whole = ((last + 1).max(0) // SPAN).min(self.count)
+        if first is not None:
+            self.whole = b.select(first <= 0, self.whole, b.index(0))
 
     def _valid(self, span: Value) -> Value:
         b = self._builder
         first = b.convert("arith.trunci", span * SPAN, I32)
         token = b.lane_numbers(SPAN) + b.broadcast(first, SPAN)
         inside = token <= self._last
-        return inside & (self._last - (self._window - 1) <= token) if self._window else inside
+        return inside if self._first is None else inside & (self._first <= token)
 
     def fold(self, step: Callable[[Value, Value | None, Value], Value], start: Value) -> Value:
         """Return `start` carried through `step(span, valid, carried)` of all spans; `valid` is None if all are."""
@@ -113,10 +115,11 @@ class AttentionKernel(Kernel):
 
     Work items are entries times KV heads, the last entry first: later tokens of a prompt attend to more, and threads
     that begin with the longest items end together. Buffers: entries i64 [n][row, tokens, position, address of i32 page
-    numbers], queries [kv][max tokens][group][dim padded], the layer's KV tiles, out (packed activations of query * dim
-    columns), and if `sinks` one f32 score for each query head, which takes part in the softmax but has no value.
-    `page_tiles` is the number of KV tiles of a page; `window` > 0 limits each token to the last `window` tokens, itself
-    included.
+    numbers, context], queries [kv][max tokens][group][dim padded], the layer's KV tiles, out (packed activations of
+    query * dim columns), and if `sinks` one f32 score for each query head, which takes part in the softmax but has no
+    value. `page_tiles` is the number of KV tiles of a page; `window` > 0 limits each token to the last `window` tokens,
+    itself included. If `bidirectional`, tokens attend to later ones too: to all of the entry's context, or to the next
+    `window`, themselves included.
 
     With `kv_split`, an entry is one query token and one block, i64 [n][row, position, pages, block], and `out` receives
     the block's result, f32 [n][kv][group][dim padded, then m, l and padding], for SplitReductionKernel.
@@ -129,6 +132,7 @@ class AttentionKernel(Kernel):
     softcap: float = 0.0
     sinks: bool = False
     kv_split: bool = False
+    bidirectional: bool = False
 
     def operations(self, rows: int, pairs: int) -> int:
         """See Kernel."""
@@ -157,7 +161,8 @@ class AttentionKernel(Kernel):
             else:
                 fields = AttentionEntry.ROW, AttentionEntry.TOKENS, AttentionEntry.POSITION
                 row, tokens, position = (b.load(at, i, I64) for i in fields)
-                entry = Entry(row, tokens, position, b.load(at, AttentionEntry.PAGES, PTR), kv_head)
+                whole = b.load(at, AttentionEntry.CONTEXT, I64) if self.bidirectional else None
+                entry = Entry(row, tokens, position, b.load(at, AttentionEntry.PAGES, PTR), kv_head, whole)
                 self._attend(b, products, entry, queries, tiles, frame, sinks=sinks)
                 _write_output(b, self.heads, products.dtypes, entry, frame.out, frame.l, out)
         return b.text()
@@ -186,7 +191,7 @@ class AttentionKernel(Kernel):
             BLOCK * dtypes.activation_bytes,
             TILE_ROWS * query_bytes,
         )
-        context = entry.position + entry.tokens
+        context = self._context(entry)
         first = _first_block(b, entry.position, self.window)
         stop = (context + (BLOCK_TOKENS - 1)) // BLOCK_TOKENS
         if only is not None:
@@ -197,8 +202,24 @@ class AttentionKernel(Kernel):
             if dtypes.quantized_kv:
                 self._copy_scales(b, products, entry, tiles, start // KV_TILE, count, frame)
             self._scores(b, products, entry, q, rows, tiles, start // KV_TILE, count, frame)
-            self._softmax(b, products, frame, rows, entry.position - start, count)
+            self._softmax(b, products, frame, rows, entry, start, count)
             self._values(b, products, entry, rows, tiles, start // KV_TILE, count, frame)
+
+    def _context(self, entry: Entry) -> Value:
+        """Return the number of tokens up to the last one that any row of the entry attends to."""
+        end = entry.position + entry.tokens
+        if entry.context is None:
+            return end
+        return (end + (self.window - 1)).min(entry.context) if self.window else entry.context
+
+    def _attended(self, b: Builder, entry: Entry, row: Value, start: Value, count: Value) -> _Tokens:
+        """Return the tokens that one row attends to, of a block of `count` tiles that begins at `start`."""
+        position = entry.position - start + row // self.heads.group
+        first = position - (self.window - 1) if self.window else None
+        if entry.context is None:
+            return _Tokens(b, position, count, first)
+        last = entry.context - start - 1
+        return _Tokens(b, (position + (self.window - 1)).min(last) if self.window else last, count, first)
 
     def _tile(self, b: Builder, products: Products, entry: Entry, tiles: Value, number: Value) -> Value:
         """Return the address of the entry's KV head in the sequence's KV tile `number`."""
@@ -252,18 +273,17 @@ class AttentionKernel(Kernel):
         return softcap(b, score, self.softcap, self.scale) * LOG2_E
 
     def _softmax(
-        self, b: Builder, products: Products, frame: Frame, rows: Value, position: Value, count: Value
+        self, b: Builder, products: Products, frame: Frame, rows: Value, entry: Entry, start: Value, count: Value
     ) -> None:
-        """Compute the probabilities of `rows` rows in the block, and their m, l, a and c.
+        """Compute the probabilities of `rows` rows in the block that begins at `start`, and their m, l, a and c.
 
-        `position`, of the first token, is relative to the block. Until the rows are reduced, their m_b are in `c` and
-        their l_b in `a`.
+        Until the rows are reduced, their m_b are in `c` and their l_b in `a`.
         """
         with b.loop(0, rows) as row:
-            tokens = _Tokens(b, position + row.index // self.heads.group, count, self.window)
+            tokens = self._attended(b, entry, row.index, start, count)
             b.store(self._largest(b, frame, row.index, tokens), frame.c, row.index * 4)
         with b.loop(0, rows) as row:
-            tokens = _Tokens(b, position + row.index // self.heads.group, count, self.window)
+            tokens = self._attended(b, entry, row.index, start, count)
             b.store(self._probabilities(b, products, frame, row.index, tokens), frame.a, row.index * 4)
         with b.loop(0, rows, LANES) as first:
             m_block, l_block = (b.load(source, first.index * 4, VF32, 64) for source in (frame.c, frame.a))

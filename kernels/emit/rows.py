@@ -28,14 +28,16 @@ class EmbeddingKernel(Kernel):
     """Gathers rows of the packed embedding matrix, times `scale`, into the f32 hidden states.
 
     Buffers: token ids (i32), matrix (packed [vocabulary, width]), hidden states f32 [m, width rounded up to 32], and
-    with `positions` the positions (i32) and the table f32 [max, width] of the position embeddings to add. `quantized`
-    is the matrix's format if it is quantized, one without zero points.
+    with `types`, the number of token types, those (i32) and the table f32 [types, width] of the embeddings to add, then
+    with `positions` the same of positions. `quantized` is the matrix's format if it is quantized, one without zero
+    points.
     """
 
     width: int
     positions: bool = False
     quantized: QuantizedFormat | None = None
     scale: float = 1.0
+    types: int = 0
 
     def emit(self, context: EmitContext) -> str:
         """See Kernel."""
@@ -48,8 +50,11 @@ class EmbeddingKernel(Kernel):
                 self._gather_quantized(b, self.quantized, matrix, token, target)
             else:
                 self._gather(b, context.dtypes, matrix, token, target)
+            numbers = iter(range(3, 7))
+            if self.types:
+                self._add_row(b, target, row, b.buffer(next(numbers)), b.buffer(next(numbers)), only=self.types == 1)
             if self.positions:
-                self._add_position(b, target, row)
+                self._add_row(b, target, row, b.buffer(next(numbers)), b.buffer(next(numbers)))
         return b.text()
 
     def _scaled(self, value: Value) -> Value:
@@ -88,9 +93,13 @@ class EmbeddingKernel(Kernel):
                     floats = b.convert("arith.sitofp", values - quantized.middle, vector(F32, 4))
                     b.store(self._scaled(floats * factor), target, line.index * (4 * depth) + 16 * i, 4)
 
-    def _add_position(self, b: Builder, target: Value, row: Value) -> None:
-        position = b.convert("arith.extui", b.load(b.buffer(3), row * 4, I32), "i64")
-        table = b.address(b.buffer(4), position * (self.width * 4))
+    def _add_row(
+        self, b: Builder, target: Value, row: Value, numbers: Value, table: Value, *, only: bool = False
+    ) -> None:
+        """Add the row of `table` that `numbers` names, or the only one that there is."""
+        if not only:
+            number = b.convert("arith.extui", b.load(numbers, row * 4, I32), "i64")
+            table = b.address(table, number * (self.width * 4))
         with b.loop(0, self.width // 16) as part:
             at = part.index * 64
             b.store(b.load(target, at, VF32, 64) + b.load(table, at, VF32, 4), target, at, 64)
@@ -105,7 +114,8 @@ class NormKernel(Kernel):
     reduced 8, 4, 2, 1.
 
     `output`: `activations` are packed, and quantized for weights of the format `quantized`; `rows` are f32
-    [m, width]; `residual` adds `scale` times the norm to f32 [m, width rounded up to 32].
+    [m, width]; `hidden` is f32 [m, width rounded up to 32], which may be x; `residual` adds `scale` times the norm to
+    such rows.
     """
 
     width: int
@@ -114,7 +124,7 @@ class NormKernel(Kernel):
     bias: bool = False
     gather: bool = False
     quantized: QuantizedFormat | None = None
-    output: Literal["activations", "rows", "residual"] = "activations"
+    output: Literal["activations", "rows", "hidden", "residual"] = "activations"
     scale: float = 1.0
 
     def emit(self, context: EmitContext) -> str:
@@ -156,7 +166,9 @@ class NormKernel(Kernel):
         if self.output == "residual":
             hidden = b.address(out, item * (round_up(self.width, BLOCK) * 4))
             return lambda _, at, value: b.store(b.load(hidden, at, VF32, 64) + value * self.scale, hidden, at, 64)
-        target = b.address(out, item * (self.width * 4)) if self.output == "rows" else scratch
+        target = scratch
+        if self.output in ("rows", "hidden"):
+            target = b.address(out, item * ((self.width if self.output == "rows" else round_up(self.width, BLOCK)) * 4))
         if target is not None:
             return lambda _, at, value: b.store(value, target, at, 64)
         return lambda part, _, value: store_activation(

@@ -85,15 +85,19 @@ class _Lowering:
         self._plan = ModelPlan(
             dtypes, limits, quantization, graph.embedding.vocab_size, graph.embedding.hidden_size, attentions[0].heads,
             len(attentions), min(tokens_per_entry(attention.heads.group) for attention in attentions),
+            graph.is_encoder, max(1, graph.embedding.num_types),
         )  # fmt: skip
         self._next_layer = 0
 
     def lower(self) -> ModelPlan:
-        head = FusedLinear((self._graph.logits.linear,), head=True)
+        logits = self._graph.logits
+        head = FusedLinear((logits.linear,), head=True) if isinstance(logits, Logits) else None
         hidden = self._embedding(self._graph.embedding, head)
         for residual in self._graph.residuals:
             self._residual(hidden, residual)
-        self._logits(hidden, self._graph.logits, head)
+        self._hidden_states(hidden, logits.norm)
+        if isinstance(logits, Logits) and head is not None:
+            self._logits(hidden, logits, head)
         return self._plan
 
     # Buffers
@@ -113,26 +117,47 @@ class _Lowering:
 
     # Embedding, norms, logits
 
-    def _embedding(self, operation: Embedding, head: FusedLinear) -> Buffer:
+    def _embedding(self, operation: Embedding, head: FusedLinear | None) -> Buffer:
         """Lower the embedding. If the head has the same tensor, it is packed once for both."""
         out, width = self._rows("hidden", operation.hidden_size), operation.hidden_size
-        is_tied = head.layers[0].weight == operation.weight
-        quantized = self._format(head) if is_tied else self._quantization.format_of_embedding(operation.weight)
+        if head is not None and head.layers[0].weight == operation.weight:
+            quantized = self._format(head)
+        else:
+            quantized = self._quantization.format_of_embedding(operation.weight)
         matrix = Matrix(
             (MatrixPart(operation.weight, operation.vocab_size, width),), operation.vocab_size, width, quantized
         )
         operands: list[Operand] = [Buffer("token_ids", input=True), matrix, out]
+        if operation.types:
+            operands += [Buffer("token_types", input=True), TensorRows(operation.types, operation.num_types, width)]
         if operation.positions:
-            table = TensorRows(operation.positions, operation.num_positions, width)
+            table = TensorRows(operation.positions, operation.num_positions, width, operation.first_position)
             operands += [Buffer("positions", input=True), table]
-        kernel = EmbeddingKernel("embed", width, bool(operation.positions), quantized, operation.scale)
+        kernel = EmbeddingKernel(
+            "embed", width, bool(operation.positions), quantized, operation.scale, operation.num_types
+        )
         self._plan.add(kernel, operands, "tokens")
+        self._norm_around(out, operation.norm)
         return out
+
+    def _norm_around(self, hidden: Buffer, norm: Norm | None) -> None:
+        """Lower a norm of the hidden states that takes their place."""
+        if norm is not None:
+            kernel, operands = _norm_kernel("norm_around", norm, self._plan.hidden_size, hidden, hidden)
+            self._plan.add(replace(kernel, output="hidden"), operands, "tokens")
+
+    def _hidden_states(self, hidden: Buffer, norm: Norm | None) -> None:
+        """Lower the final norm for the rows that are pooled, as f32."""
+        states = Buffer("hidden_states", input=True)
+        kernel, operands = _norm_kernel("norm_states", norm, self._plan.hidden_size, hidden, states)
+        operands.append(Buffer("logit_rows", input=True))
+        gathering = self._plan.kernel(replace(kernel, gather=True, output="rows"))
+        self._plan.hidden_states.append(Launch(gathering, tuple(operands), "logit_rows"))
 
     def _norm(self, hidden: Buffer, norm: Norm | None, consumer: FusedLinear) -> PackedActivations:
         """Lower a norm of the hidden states, in the format that its consumer reads.
 
-        A norm of the head gathers the rows whose logits are needed, and also gives the f32 hidden states for pooling.
+        A norm of the head gathers the rows whose logits are needed.
         """
         width = self._plan.hidden_size
         in_order = self._quantization.order_of(consumer.layers, width) is None
@@ -142,11 +167,6 @@ class _Lowering:
         if consumer.head:
             operands.append(Buffer("logit_rows", input=True))
         self._plan.add(kernel, operands, consumer.dim)
-        if consumer.head:
-            rows = self._plan.kernel(replace(kernel, name="norm_states", quantized=None, output="rows"))
-            states = Buffer("hidden_states", input=True)
-            to_states = (states if operand is out.buffer else operand for operand in operands)
-            self._plan.hidden_states.append(Launch(rows, tuple(to_states), consumer.dim))
         return out
 
     def _logits(self, hidden: Buffer, operation: Logits, head: FusedLinear) -> None:
@@ -224,12 +244,14 @@ class _Lowering:
         if residual.after is None:
             for x, linear in last:
                 self._gemm("linear_add", x, linear, hidden, epilogue="add", scale=residual.multiplier)
+            self._norm_around(hidden, residual.around)
             return
         out = self._rows("block_output", self._plan.hidden_size)
         for number, (x, linear) in enumerate(last):
             self._gemm("linear_add" if number else "linear", x, linear, out, epilogue="add" if number else "store")
         kernel, operands = _norm_kernel("norm_add", residual.after, self._plan.hidden_size, out, hidden)
         self._plan.add(replace(kernel, output="residual", scale=residual.multiplier), operands, "tokens")
+        self._norm_around(hidden, residual.around)
 
     def _layer(
         self, hidden: Buffer, before: Norm | None, layer: Attention | FeedForward
@@ -263,12 +285,12 @@ class _Lowering:
         kernel = AttentionKernel(
             "attention", heads, operation.scale or 1.0 / math.sqrt(heads.dim), plan.limits.block_size // KV_TILE,
             operation.window if operation.window < plan.limits.max_model_len else 0, operation.softcap,
-            bool(operation.sinks),
+            bool(operation.sinks), bidirectional=operation.bidirectional,
         )  # fmt: skip
         sinks = [Vector((operation.sinks,), (heads.query,))] if operation.sinks else []
         entries = [Buffer("entries", input=True), queries, layer, out.buffer, *sinks]
         plan.add(kernel, entries, "entries", repeats=heads.kv)
-        if plan.limits.max_model_len > BLOCK_TOKENS:
+        if plan.limits.max_model_len > BLOCK_TOKENS and not operation.bidirectional:
             splits = plan.buffer("partials", MAX_KV_SPLITS * heads.query * split_bytes(heads))
             kernel = replace(kernel, name="attention_split", sinks=False, kv_split=True)
             plan.add(kernel, [Buffer("kv_splits", input=True), queries, layer, splits], "kv_splits", repeats=heads.kv)

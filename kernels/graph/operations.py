@@ -7,7 +7,7 @@ attribute is carried out for every weight format, or rejected by the lowering wi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.kernels.rope import MAX_POSITIONS, Rope
 
@@ -40,7 +40,11 @@ class Norm:
 
 @dataclass(frozen=True)
 class Embedding:
-    """Hidden states: `scale` times a row of `weight` [vocab_size, hidden_size], plus a row of `positions` if named."""
+    """Hidden states: `scale` times a row of `weight` [vocab_size, hidden_size], plus rows of other tensors if named.
+
+    The row of `positions` is that of the token's position, counted from row `first_position` on; that of `types` the
+    token's segment, 0 or 1. `norm` follows.
+    """
 
     weight: str
     vocab_size: int
@@ -48,6 +52,10 @@ class Embedding:
     scale: float = 1.0
     positions: str = ""
     num_positions: int = 0
+    first_position: int = 0
+    types: str = ""
+    num_types: int = 0
+    norm: Norm | None = None
 
 
 @dataclass(frozen=True)
@@ -83,12 +91,13 @@ class HeadNorms:
 
 @dataclass(frozen=True)
 class Attention:
-    """Causal attention over the sequence: output(softmax(scale * q k) v).
+    """Attention over the sequence: output(softmax(scale * q k) v); causal, or over all tokens if `bidirectional`.
 
     The outputs of `projections`, one after the other, are queries, keys and values. `rotary` rotates the first
     `rotary.dim` elements of each query and key head. `window` > 0 limits each token to the last `window` tokens, itself
-    included. `scale` is 1 / sqrt(head_dim) by default. `softcap` > 0 turns a score s into softcap * tanh(s / softcap).
-    `sinks` names a tensor [query heads] of scores that take part in the softmax but have no value.
+    included, and a bidirectional one to as many of the next. `scale` is 1 / sqrt(head_dim) by default. `softcap` > 0
+    turns a score s into softcap * tanh(s / softcap). `sinks` names a tensor [query heads] of scores that take part in
+    the softmax but have no value.
     """
 
     projections: tuple[Linear, ...]
@@ -100,6 +109,7 @@ class Attention:
     scale: float | None = None
     softcap: float = 0.0
     sinks: str = ""
+    bidirectional: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,12 +132,13 @@ class Parallel:
 
 @dataclass(frozen=True)
 class Residual:
-    """x + multiplier * after(block(before(x))); either norm may be missing."""
+    """around(x + multiplier * after(block(before(x)))); each norm may be missing."""
 
     block: Attention | FeedForward | Parallel
     before: Norm | None
     after: Norm | None = None
     multiplier: float = 1.0
+    around: Norm | None = None
 
 
 @dataclass(frozen=True)
@@ -141,12 +152,29 @@ class Logits:
 
 
 @dataclass(frozen=True)
+class HiddenStates:
+    """norm(x), the output of a model without logits; the norm may be missing."""
+
+    norm: Norm | None
+
+
+@dataclass(frozen=True)
 class Graph:
-    """A whole model: the embedding, the residual blocks in order, and the logits."""
+    """A whole model: the embedding, the residual blocks in order, and the logits, or hidden states that are pooled."""
 
     embedding: Embedding
     residuals: tuple[Residual, ...]
-    logits: Logits
+    logits: Logits | HiddenStates
+
+    @property
+    def without_logits(self) -> Graph:
+        """The same model up to its final norm."""
+        return replace(self, logits=HiddenStates(self.logits.norm))
+
+    @property
+    def is_encoder(self) -> bool:
+        """True if tokens attend to later ones, so that a sequence must be computed at once."""
+        return any(attention.bidirectional for attention in self.attentions)
 
     @property
     def attentions(self) -> list[Attention]:

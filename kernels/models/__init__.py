@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from quire.kernels.config import ModelConfig
 from quire.kernels.errors import ModelError
-from quire.kernels.graph.operations import Graph
+from quire.kernels.graph.operations import Graph, Logits
 from quire.kernels.models import (
+    bert,
     cohere2,
     gemma2,
     gemma3,
@@ -16,6 +17,7 @@ from quire.kernels.models import (
     granite,
     llama,
     mistral,
+    modernbert,
     olmo2,
     phi3,
     qwen2,
@@ -23,8 +25,11 @@ from quire.kernels.models import (
     smollm3,
     starcoder2,
 )
+from quire.kernels.pooling.heads import Classifier, HeadLinear, num_labels
 
-ARCHITECTURES: dict[str, Callable[[ModelConfig], Graph]] = {
+Builder = Callable[[ModelConfig], Graph]
+
+GENERATORS: dict[str, Builder] = {
     "Cohere2ForCausalLM": cohere2.build,
     "Gemma2ForCausalLM": gemma2.build,
     "Gemma3ForCausalLM": gemma3.build,
@@ -41,7 +46,59 @@ ARCHITECTURES: dict[str, Callable[[ModelConfig], Graph]] = {
     "SmolLM3ForCausalLM": smollm3.build,
     "Starcoder2ForCausalLM": starcoder2.build,
 }
-"""Builders by the class name in config.json's `architectures`."""
+"""Builders of models that generate, by the class name in config.json's `architectures`."""
+
+ENCODERS: dict[str, Builder] = {
+    "BertModel": bert.build,
+    "ModernBertModel": modernbert.build,
+    "RobertaModel": bert.build_roberta,
+    "XLMRobertaModel": bert.build_roberta,
+}
+"""Builders of encoders, which embed."""
+
+ENCODER_HEADS: dict[str, Callable[[ModelConfig], Classifier]] = {
+    "BertForSequenceClassification": bert.classifier,
+    "ModernBertForSequenceClassification": modernbert.classifier,
+    "RobertaForSequenceClassification": bert.roberta_classifier,
+    "XLMRobertaForSequenceClassification": bert.roberta_classifier,
+}
+"""Heads of encoders that classify."""
+
+_CAUSAL, _CLASSIFICATION = "ForCausalLM", "ForSequenceClassification"
+_DECODERS = {name.removesuffix(_CAUSAL): build for name, build in GENERATORS.items() if name.endswith(_CAUSAL)}
+_DECODERS["GPT2"] = gpt2.build
+
+
+def _without_logits(build: Builder) -> Builder:
+    return lambda config: build(config).without_logits
+
+
+ARCHITECTURES: dict[str, Builder] = {
+    **GENERATORS,
+    **ENCODERS,
+    **{name: ENCODERS[name.replace(_CLASSIFICATION, "Model")] for name in ENCODER_HEADS},
+    **{f"{name}Model": _without_logits(build) for name, build in _DECODERS.items()},
+    **{f"{name}{_CLASSIFICATION}": _without_logits(build) for name, build in _DECODERS.items()},
+}
+"""Builders of all models by their class name. A decoder without its logits embeds, or classifies by a layer `score`."""
+
+
+def classifier_of(config: ModelConfig) -> Classifier | None:
+    """Return the head of a model that classifies, None for any other. Raises ModelError."""
+    name = config.architecture
+    if name in ENCODER_HEADS:
+        return ENCODER_HEADS[name](config)
+    if not name.endswith(_CLASSIFICATION):
+        return None
+    return Classifier("last", (HeadLinear("score", num_labels(config), bias=False),))
+
+
+def logits_of(config: ModelConfig) -> Logits | None:
+    """Return the logits that a decoder has, though its class may give none; None for an encoder. Raises ModelError."""
+    name = config.architecture
+    build = GENERATORS.get(name, _DECODERS.get(name.removesuffix("Model").removesuffix(_CLASSIFICATION)))
+    logits = None if build is None else build(config).logits
+    return logits if isinstance(logits, Logits) else None
 
 
 def build_graph(config: ModelConfig) -> Graph:
@@ -49,6 +106,7 @@ def build_graph(config: ModelConfig) -> Graph:
     build = ARCHITECTURES.get(config.architecture)
     if build is None:
         raise ModelError(
-            f"architecture {config.architecture!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
+            f"architecture {config.architecture!r} is not supported; supported are "
+            f"{', '.join((*GENERATORS, *ENCODERS))}, and these as ...Model and ...ForSequenceClassification"
         )
     return build(config)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import mmap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -70,6 +70,11 @@ class Tensor:
             bits = self.data.view(np.uint16).astype(np.uint32) << np.uint32(16)
             return bits.view(np.float32).reshape(self.shape)
         return self.data.view(np.float16 if self.format == "f16" else np.float32).astype(np.float32).reshape(self.shape)
+
+    def row(self, index: int) -> npt.NDArray[np.float32]:
+        """Return a copy of a row of a float matrix as f32."""
+        data = self.data.reshape(self.shape[0], -1)[index]
+        return replace(self, shape=self.shape[1:], data=data).to_f32()
 
     def to_numpy(self) -> npt.NDArray[np.signedinteger | np.unsignedinteger]:
         """Return an integer tensor as a view of the mapped file: read-only, and possibly unaligned."""

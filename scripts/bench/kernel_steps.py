@@ -126,12 +126,18 @@ class StepInputs:
         self._table = np.arange(self.pages, dtype=np.int32)  # entries point into it
         positions = [np.arange(chunk.start, chunk.end) for chunk in chunks]
         slots = [first * size + places for first, places in zip(firsts, positions, strict=True)]
-        entries: list[tuple[int, int, int, int]] = []
+        entries: list[tuple[int, int, int, int, int]] = []
         row = 0
         for chunk, first in zip(chunks, firsts, strict=True):
             table = self._table[first:].ctypes.data
             entries += [
-                (row + done, min(at_once, chunk.tokens - done), chunk.start + done, table)
+                (
+                    row + done,
+                    tokens := min(at_once, chunk.tokens - done),
+                    position := chunk.start + done,
+                    table,
+                    position + tokens,
+                )
                 for done in range(0, chunk.tokens, at_once)
             ]
             row += chunk.tokens

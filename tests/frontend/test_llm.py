@@ -295,7 +295,7 @@ def test_embeddings_come_in_the_order_of_the_prompts(llm: LLM) -> None:
         ([], {}, "prompt 1: the prompt is empty"),
         ("a", {"dimensions": 100_000}, "prompt 1: dimensions=100000 is out of range"),
         ("a", {"dimensions": "3"}, "prompt 1: dimensions='3' can't be used"),
-        ("a", {"pooling_type": "cls"}, "prompt 1: pooling_type='cls' is not known; it can be 'last' or 'mean'"),
+        ("a", {"pooling_type": "first"}, "prompt 1: pooling_type='first' is not known; it can be 'last', 'mean'"),
     ],
 )
 def test_an_invalid_embedding_is_named_and_nothing_runs(

@@ -102,7 +102,7 @@ class Case:
         stops = np.minimum(np.cumsum(np.resize(sizes, self.tokens)), self.tokens)
         entries = np.array(
             [
-                (first, stop - first, self.position + first, pages.ctypes.data)
+                (first, stop - first, self.position + first, pages.ctypes.data, self.position + stop)
                 for first, stop in itertools.pairwise([0, *stops])
                 if stop > first
             ],

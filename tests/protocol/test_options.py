@@ -150,7 +150,7 @@ def test_lists_are_those_of_their_owners() -> None:
 
 
 def test_the_wire_has_the_same_names() -> None:
-    shape = {*EngineShape.__struct_fields__} - {"vocab_size", "hidden_size", "attention_context"}
+    shape = {*EngineShape.__struct_fields__} - {"vocab_size", "hidden_size", "attention_context", "pooling"}
     assert shape <= ENGINE.keys()
     assert {*ShapeFlags.rows} == shape - {"block_size"}
 

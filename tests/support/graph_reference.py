@@ -101,6 +101,7 @@ def random_tensors(model: Graph) -> Tensors:
         random.add_norm(residual.after)
         for layer in layers_of(residual):
             random.add_layer(layer)
+    assert isinstance(model.logits, Logits)
     random.add_norm(model.logits.norm)
     random.add_linear(model.logits.linear, HIDDEN)
     return random.tensors
@@ -153,6 +154,7 @@ class GraphReference:
     def log_probabilities(self, tokens: list[int]) -> F64:
         """Return the log probability of every token but the first."""
         embedding, logits = self.graph.embedding, self.graph.logits
+        assert isinstance(logits, Logits)
         x = embedding.scale * self._get(embedding.weight)[tokens]
         if embedding.positions:
             x = x + self._get(embedding.positions)[: len(tokens)]

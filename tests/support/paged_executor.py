@@ -258,7 +258,7 @@ class PagedExecutor:
         if request.sampling.prompt_logprobs is not None:
             self._add_prompt_logprobs(index, request, end, result)
         if isinstance(request.decoding, Pooling):
-            self._pool(index, request, request.decoding.params.pooling_type, start, end, result)
+            self._pool(index, request, request.decoding.pooling_type, start, end, result)
         if end < len(tokens) or isinstance(request.decoding, Pooling):
             return
         if request.constraint is not None:

@@ -42,6 +42,7 @@ void bind_abi(nb::module_& m) {
   entry.attr("TOKENS") = offsetof(AttentionEntry, tokens);
   entry.attr("POSITION") = offsetof(AttentionEntry, position);
   entry.attr("PAGES") = offsetof(AttentionEntry, pages);
+  entry.attr("CONTEXT") = offsetof(AttentionEntry, context);
   entry.attr("BYTES") = sizeof(AttentionEntry);
   nb::class_<KvSplit> split(m, "KvSplit", "Offsets of the fields of a KV split, in bytes.");
   split.attr("ROW") = offsetof(KvSplit, row);

@@ -163,8 +163,9 @@ void bind_runner(nb::module_& m) {
               field("logit_stride", &RunnerConfig::logit_stride), field("hidden_size", &RunnerConfig::hidden_size),
               field("tokens_per_entry", &RunnerConfig::tokens_per_entry), field("layers", &RunnerConfig::layers),
               field("tile_bytes", &RunnerConfig::tile_bytes), field("value_offset", &RunnerConfig::value_offset),
-              option("window", &RunnerConfig::window), option("kv_memory_fd", &RunnerConfig::kv_memory_fd),
-              option("kv_model", &RunnerConfig::kv_model), option("log_sealed_pages", &RunnerConfig::log_sealed_pages));
+              option("window", &RunnerConfig::window), option("bidirectional", &RunnerConfig::bidirectional),
+              option("kv_memory_fd", &RunnerConfig::kv_memory_fd), option("kv_model", &RunnerConfig::kv_model),
+              option("log_sealed_pages", &RunnerConfig::log_sealed_pages));
   nb::class_<Runner> runner(m, "Runner",
                             "Executes the steps of a model; owns its memory, threads, KV pages, sequences and plans.");
   runner.def(nb::init<const RunnerConfig&>(), "config"_a)
@@ -174,6 +175,20 @@ void bind_runner(nb::module_& m) {
       .def_prop_ro("head", &Runner::head, nb::rv_policy::reference_internal, "Plan from hidden states to logits.")
       .def_prop_ro("hidden_states", &Runner::hidden_states, nb::rv_policy::reference_internal,
                    "Plan from hidden states to those that are pooled.")
+      .def(
+          "add_head_linear",
+          [](Runner& r, std::vector<float> weight, std::vector<float> bias, std::size_t inputs,
+             std::string activation) {
+            r.pooling_head().add_linear(std::move(weight), std::move(bias), inputs, std::move(activation));
+          },
+          "weight"_a, "bias"_a, "inputs"_a, "activation"_a,
+          "Append activation(weight x + bias) to the pooling head; the weight is [outputs, inputs] as a list.")
+      .def(
+          "add_head_norm",
+          [](Runner& r, std::vector<float> weight, std::vector<float> bias, double epsilon) {
+            r.pooling_head().add_norm(std::move(weight), std::move(bias), epsilon);
+          },
+          "weight"_a, "bias"_a, "epsilon"_a, "Append a LayerNorm to the pooling head.")
       .def_prop_ro("threads", [](Runner& r) { return r.threads().size(); })
       .def_prop_ro(
           "pinned", [](Runner& r) { return r.threads().pinned(); }, "True if every thread has a CPU of its own.")

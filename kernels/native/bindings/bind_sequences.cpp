@@ -36,9 +36,10 @@ Tokens match_tokens(const RadixTree& tree, std::int32_t parent, const Tokens& to
 
 std::int32_t open_sequence(Sequences& sequences, Tokens tokens, std::int64_t num_prompt_tokens,
                            const SamplingConfig* sampling, const std::optional<std::string>& cache_salt,
-                           const std::optional<PoolingConfig>& pooling, std::shared_ptr<TokenConstraint> constraint) {
+                           const std::optional<PoolingConfig>& pooling, std::shared_ptr<TokenConstraint> constraint,
+                           std::int64_t segment) {
   return sequences.open(std::move(tokens), num_prompt_tokens, sampling == nullptr ? SamplingConfig() : *sampling,
-                        cache_salt, pooling, std::move(constraint));
+                        cache_salt, pooling, std::move(constraint), segment);
 }
 
 void bind_configs(nb::module_& m) {
@@ -57,9 +58,12 @@ void bind_configs(nb::module_& m) {
       option("logprobs", &Config::logprobs, "Likeliest tokens to report with each sampled one."),
       option("prompt_logprobs", &Config::prompt_logprobs, "Likeliest tokens to report with each prompt token."));
   bind_struct(m, "PoolingConfig", "Pooling of the hidden states of a prompt into one vector.",
-              option("type", &PoolingConfig::type, "mean, or last."),
+              option("type", &PoolingConfig::type, "last, mean, cls or max."),
               option("normalize", &PoolingConfig::normalize, "To length 1."),
-              option("dimensions", &PoolingConfig::dimensions, "Values to keep, the first ones; 0: all."));
+              option("dimensions", &PoolingConfig::dimensions, "Values to keep, the first ones; 0: all."),
+              option("skipped", &PoolingConfig::skipped, "Tokens at the beginning that mean and max leave out."),
+              option("head", &PoolingConfig::head, "Apply the model's pooling head."),
+              option("activation", &PoolingConfig::activation, "Of the final values: empty, sigmoid or softmax."));
 }
 
 std::tuple<std::int64_t, std::int32_t, std::int32_t> match_sequence(Sequences& sequences, std::int32_t slot) {
@@ -140,9 +144,10 @@ void bind_sequences(nb::module_& m) {
       .def(nb::init<std::int32_t, std::int32_t, std::int32_t>(), "num_pages"_a, "block_size"_a, "vocab_size"_a)
       .def("open", &open_sequence, "token_ids"_a, "num_prompt_tokens"_a, nb::kw_only(),
            "sampling"_a.none() = nb::none(), "cache_salt"_a.none() = nb::none(), "pooling"_a.none() = nb::none(),
-           "constraint"_a.none() = nb::none(),
+           "constraint"_a.none() = nb::none(), "segment"_a = 0,
            "Return the slot of a new sequence. It shares its pages under its salt; without one it shares none. With "
-           "`pooling` its hidden states are pooled, and no token is sampled.")
+           "`pooling` its hidden states are pooled, and no token is sampled. `segment` is where its second segment "
+           "begins.")
       .def("match", &match_sequence, "slot"_a,
            "Return the number of tokens that the prefix cache holds, the number of their pages that no sequence holds, "
            "and the last of these pages or -1.")

@@ -40,6 +40,7 @@ struct AttentionEntry {
   std::int64_t tokens;        ///< query tokens
   std::int64_t position;      ///< of the first token, in its sequence
   const std::int32_t* pages;  ///< of the sequence
+  std::int64_t context;       ///< tokens of the sequence up to the entry's last one; of an encoder, all of them
 };
 
 /// One query token and one block of the KV that it attends to (flash-decoding).
@@ -56,9 +57,10 @@ struct SplitReduction {
   std::int64_t splits;  ///< how many
 };
 
-// Benchmarks write entries as rows of four i64.
+// Benchmarks write entries as rows of five i64, KV splits and reductions as rows of four.
 static_assert(offsetof(AttentionEntry, tokens) == 8 && offsetof(AttentionEntry, position) == 16 &&
-              offsetof(AttentionEntry, pages) == 24 && sizeof(AttentionEntry) == 32);
+              offsetof(AttentionEntry, pages) == 24 && offsetof(AttentionEntry, context) == 32 &&
+              sizeof(AttentionEntry) == 40);
 static_assert(offsetof(KvSplit, position) == 8 && offsetof(KvSplit, pages) == 16 && offsetof(KvSplit, block) == 24 &&
               sizeof(KvSplit) == 32);
 static_assert(offsetof(SplitReduction, position) == 8 && offsetof(SplitReduction, first) == 16 &&
@@ -69,6 +71,7 @@ static_assert(offsetof(SplitReduction, position) == 8 && offsetof(SplitReduction
 struct StepInputs {
   std::int32_t* token_ids;     ///< [max_num_batched_tokens]
   std::int32_t* positions;     ///< [max_num_batched_tokens]
+  std::int32_t* token_types;   ///< [max_num_batched_tokens]: 0, or 1 in the second segment of a sequence
   std::int64_t* kv_slots;      ///< [max_num_batched_tokens]: page * block_size + offset in the page
   AttentionEntry* entries;     ///< [max_num_batched_tokens]
   KvSplit* kv_splits;          ///< [kMaxKvSplits]
@@ -82,6 +85,7 @@ struct StepInputs {
   void for_each(Visit visit) const {
     visit("token_ids", token_ids);
     visit("positions", positions);
+    visit("token_types", token_types);
     visit("kv_slots", kv_slots);
     visit("entries", entries);
     visit("kv_splits", kv_splits);

@@ -37,7 +37,7 @@ const RunnerConfig& checked(const RunnerConfig& config) {
   require("kv_heads", config.kv_heads, 1, kMost);
   require("max_num_batched_tokens", config.max_num_batched_tokens, 1, kMost);
   require("max_logit_rows", config.max_logit_rows, 1, kMost);
-  require("logit_stride", config.logit_stride, config.vocab_size, kMost);
+  if (config.logit_stride != 0) require("logit_stride", config.logit_stride, config.vocab_size, kMost);
   require("hidden_size", config.hidden_size, 0, kMost);
   require("tokens_per_entry", config.tokens_per_entry, 1, kMost);
   require("layers", config.layers, 1, kMost);
@@ -61,6 +61,7 @@ Runner::Runner(const RunnerConfig& config)
   };
   array(inputs_.token_ids, capacity);
   array(inputs_.positions, capacity);
+  array(inputs_.token_types, capacity);
   array(inputs_.kv_slots, capacity);
   array(inputs_.entries, capacity);
   array(inputs_.kv_splits, kMaxKvSplits);
@@ -193,12 +194,25 @@ void Runner::check(std::span<const std::int32_t> slots, std::span<const std::int
       throw std::invalid_argument("slot " + std::to_string(slots[i]) + ": the hidden state of token " +
                                   std::to_string(sequence.pooling->next()) + " is to be pooled next, and token " +
                                   std::to_string(starts[i]) + " to be computed");
+    if (config_.logit_stride == 0 && !sequence.pooling)
+      throw std::invalid_argument("slot " + std::to_string(slots[i]) +
+                                  " is to be sampled, but the model has no logits; only pool its hidden states");
+    if (config_.bidirectional) check_whole(slots[i], starts[i], counts[i]);
     if (!num_drafts.empty() && num_drafts[i] != 0) check_drafts(slots[i], end, counts[i], num_drafts[i]);
     total += counts[i];
   }
   if (total > config_.max_num_batched_tokens)
     throw std::invalid_argument("a step of " + std::to_string(total) + " tokens exceeds max_num_batched_tokens=" +
                                 std::to_string(config_.max_num_batched_tokens));
+}
+
+void Runner::check_whole(std::int32_t slot, std::int64_t start, std::int64_t count) {
+  const Sequence& sequence = sequences().at(slot);
+  if (start != 0 || count != std::ssize(sequence.tokens) || sequence.root != RadixTree::kNone)
+    throw std::invalid_argument("slot " + std::to_string(slot) + ": " + std::to_string(count) + " tokens from " +
+                                std::to_string(start) + " on of " + std::to_string(sequence.tokens.size()) +
+                                "; every token of an encoder attends to all others, so they are computed in one step, "
+                                "and share no pages");
 }
 
 void Runner::check_drafts(std::int32_t slot, std::int64_t end, std::int64_t count, std::int64_t num_drafts) {
@@ -222,19 +236,23 @@ void Runner::gather(std::int32_t index, std::int32_t slot, std::int64_t start, s
     const std::int64_t position = start + i;
     inputs_.token_ids[first + i] = sequence.tokens[position];
     inputs_.positions[first + i] = static_cast<std::int32_t>(position);
+    inputs_.token_types[first + i] = sequence.segment > 0 && position >= sequence.segment ? 1 : 0;
     inputs_.kv_slots[first + i] = std::int64_t{sequence.pages[position / config_.block_size]} * config_.block_size +
                                   position % config_.block_size;
   }
   clear_values(sequence, start, end);
-  for (std::int64_t i = 0; i < count; i += config_.tokens_per_entry)
-    inputs_.entries[dim(dims, Dim::entries)++] = {first + i, std::min(config_.tokens_per_entry, count - i), start + i,
-                                                  sequence.pages.data()};
+  for (std::int64_t i = 0; i < count; i += config_.tokens_per_entry) {
+    const std::int64_t tokens = std::min(config_.tokens_per_entry, count - i);
+    const std::int64_t context = config_.bidirectional ? length : start + i + tokens;
+    inputs_.entries[dim(dims, Dim::entries)++] = {first + i, tokens, start + i, sequence.pages.data(), context};
+  }
   if (sequence.sampling.config().prompt_logprobs)
     for (std::int64_t next = std::max(start + 1, sequence.prompt_logprobs_done);
          next <= end && next < sequence.num_prompt_tokens; next++)
       tasks_.push_back({index, slot, &sequence, static_cast<std::int32_t>(first + next - 1 - start), 1, next, false});
   if (sequence.pooling) {
-    for (std::int64_t next = std::max(start, sequence.pooling->next()); next < end; next++)
+    for (std::int64_t next = std::max(start, sequence.pooling->next()); next < std::min(end, sequence.pooling->end());
+         next++)
       state_rows_.push_back({index, static_cast<std::int32_t>(first + next - start)});
   } else if (end == length) {
     const std::int64_t position = length - num_drafts;
@@ -254,7 +272,8 @@ void Runner::split_attention(Dims& dims) {
       reductions > kv_splits || kv_splits > kMaxKvSplits)
     throw std::invalid_argument("entries=" + std::to_string(entries) + ", kv_splits=" + std::to_string(kv_splits) +
                                 ", reductions=" + std::to_string(reductions) + " exceed the step inputs");
-  if (threads_.size() == 1 || entries * config_.kv_heads >= kItemsPerThread * threads_.size()) return;
+  if (config_.bidirectional || threads_.size() == 1 || entries * config_.kv_heads >= kItemsPerThread * threads_.size())
+    return;
   std::int64_t kept = 0;
   for (std::int64_t i = 0; i < entries; i++) {
     const AttentionEntry entry = inputs_.entries[i];
@@ -299,9 +318,9 @@ void Runner::pool_states(std::span<const std::int32_t> slots, Dims& dims, StepRe
 
 void Runner::pool_state(std::int32_t index, Sequence& sequence, std::span<const float> state, StepResult& result) {
   sequence.pooling->add(state);
-  if (sequence.pooling->next() < std::ssize(sequence.tokens)) return;
+  if (sequence.pooling->next() < sequence.pooling->end()) return;
   try {
-    result.pooled[index] = sequence.pooling->vector();
+    result.pooled[index] = sequence.pooling->vector(pooling_head_);
   } catch (const std::runtime_error& error) {
     result.errors[index] = error.what();
   }

@@ -30,13 +30,14 @@ struct RunnerConfig {
   std::int64_t kv_heads;
   std::int64_t max_num_batched_tokens;
   std::int64_t max_logit_rows;    ///< logit rows computed at once; a step may have more, in turns
-  std::int64_t logit_stride;      ///< floats from one row of logits to the next
+  std::int64_t logit_stride;      ///< floats from one row of logits to the next; 0: the model has none
   std::int64_t hidden_size;       ///< floats of a hidden state
   std::int64_t tokens_per_entry;  ///< tokens of an attention entry at most
   std::int64_t layers;            ///< that have KV
   std::int64_t tile_bytes;        ///< of a KV tile of one head (emit/kv.py)
   std::int64_t value_offset;      ///< where V begins in it, in bytes
   std::int64_t window;            ///< last tokens that some layer attends to at most; 0: all
+  bool bidirectional;             ///< an encoder: every token attends to all, so a sequence is computed at once
 
   /// The file of KV memory that outlives the runner (KvFile), and the name of all that the bits of its KV depend on
   /// besides tokens. Without a file KV memory ends with the runner.
@@ -89,8 +90,9 @@ class Runner {
   /// Returns the KV tiles of a layer. Throws std::out_of_range for a layer that does not exist.
   std::byte* kv_layer(std::int64_t layer) const;
 
-  Plan& body() { return body_; }                    ///< from token ids to the hidden state
-  Plan& head() { return head_; }                    ///< from the hidden state to logits, for `logit_rows`
+  Plan& body() { return body_; }  ///< from token ids to the hidden state
+  Plan& head() { return head_; }  ///< from the hidden state to logits, for `logit_rows`
+  PoolingHead& pooling_head() { return pooling_head_; }
   Plan& hidden_states() { return hidden_states_; }  ///< from the hidden state to that which the head reads, as f32 rows
 
   /// Turns attention entries of a step into KV splits and reductions where that gives all threads work; `dims` count
@@ -132,6 +134,7 @@ class Runner {
 
   void check(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
              std::span<const std::int64_t> counts, std::span<const std::int64_t> num_drafts);
+  void check_whole(std::int32_t slot, std::int64_t start, std::int64_t count);
   void check_drafts(std::int32_t slot, std::int64_t end, std::int64_t count, std::int64_t num_drafts);
   void gather(std::int32_t index, std::int32_t slot, std::int64_t start, std::int64_t count, std::int64_t num_drafts,
               Dims& dims);
@@ -151,6 +154,7 @@ class Runner {
   std::optional<KvCache> kv_cache_;
   StepInputs inputs_;
   Plan body_, head_, hidden_states_;
+  PoolingHead pooling_head_;
   std::int64_t step_number_ = 0;  ///< of the last step
   std::vector<SamplingTask> tasks_;
   std::size_t num_taken_ = 0;                                    ///< tasks whose outcome has been taken, the first ones

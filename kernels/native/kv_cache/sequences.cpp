@@ -36,11 +36,14 @@ Sequences::~Sequences() {
 
 std::int32_t Sequences::open(std::vector<std::int32_t> tokens, std::int64_t num_prompt_tokens, SamplingConfig sampling,
                              const std::optional<std::string>& cache_salt, const std::optional<PoolingConfig>& pooling,
-                             std::shared_ptr<TokenConstraint> constraint) {
+                             std::shared_ptr<TokenConstraint> constraint, std::int64_t segment) {
   if (tokens.empty()) throw std::invalid_argument("a sequence needs at least one token");
   check_tokens(tokens, vocab_size_);
   SamplingState state(std::move(sampling), tokens, num_prompt_tokens, vocab_size_);
   const std::int64_t num_tokens = std::ssize(tokens);
+  if (segment < 0 || segment > num_tokens)
+    throw std::invalid_argument("segment=" + std::to_string(segment) + " is not among the positions of " +
+                                std::to_string(num_tokens) + " tokens");
   auto sequence = std::make_unique<Sequence>(Sequence{std::move(tokens),
                                                       num_prompt_tokens,
                                                       1,
@@ -50,7 +53,8 @@ std::int32_t Sequences::open(std::vector<std::int32_t> tokens, std::int64_t num_
                                                       std::move(state),
                                                       {},
                                                       std::move(constraint),
-                                                      num_tokens});
+                                                      num_tokens,
+                                                      segment});
   if (pooling) sequence->pooling.emplace(*pooling, num_tokens);
   if (cache_salt) sequence->root = tree_.enter(*cache_salt);
   if (free_.empty()) {

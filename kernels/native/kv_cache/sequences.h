@@ -30,6 +30,7 @@ struct Sequence {
   std::optional<Pooling> pooling;  ///< if its hidden states are wanted, and no token after them
   std::shared_ptr<TokenConstraint> constraint;
   std::int64_t num_followed;  ///< tokens up to the last one that the constraint has advanced past
+  std::int64_t segment;       ///< position at which its second segment begins; 0: it has one
 };
 
 /// The open sequences, and the KV pages that they and the prefix cache hold. A slot, a small number that is reused
@@ -50,11 +51,12 @@ class Sequences {
   Sequences& operator=(const Sequences&) = delete;
 
   /// Returns the slot of a new sequence, without pages. It shares full pages with the sequences of the same
-  /// `cache_salt`, and with none without a salt. Throws std::invalid_argument for invalid tokens or configurations.
+  /// `cache_salt`, and with none without a salt. `segment`: the position at which the second segment of a pair begins,
+  /// 0 for a sequence of one. Throws std::invalid_argument for invalid tokens or configurations.
   std::int32_t open(std::vector<std::int32_t> tokens, std::int64_t num_prompt_tokens, SamplingConfig sampling,
                     const std::optional<std::string>& cache_salt,
                     const std::optional<PoolingConfig>& pooling = std::nullopt,
-                    std::shared_ptr<TokenConstraint> constraint = nullptr);
+                    std::shared_ptr<TokenConstraint> constraint = nullptr, std::int64_t segment = 0);
 
   /// The tokens of a slot that the prefix cache holds now. At least one token is always left to compute, and every
   /// prompt token whose logprobs are still to be reported, or whose hidden state is still to be pooled.
