@@ -14,6 +14,7 @@ from quire.frontend.http.errors import AnthropicErrorResponse
 from quire.frontend.http.openai.chat import ChatBody, ChatChunk, ChatCompletion, ChatEndpoint
 from quire.frontend.http.openai.completions import CompletionBody, CompletionsEndpoint, TextCompletion
 from quire.frontend.http.openai.embeddings import EmbeddingBody, EmbeddingList, EmbeddingsEndpoint
+from quire.frontend.http.openai.pooling import ClassificationList, ClassifyBody, PoolBody, PooledList, PoolingEndpoints
 from quire.frontend.http.openai.ranking import Ranking, RankingEndpoints, RerankBody, ScoreBody, ScoreList
 from quire.frontend.http.openai.responses.body import ResponsesBody
 from quire.frontend.http.openai.responses.endpoint import ResponsesEndpoint
@@ -91,7 +92,8 @@ def _openai(service: ModelService) -> list[Route]:
 
 
 def _ranking(service: ModelService) -> list[Route]:
-    endpoints = RankingEndpoints(service)
+    endpoints, pooling = RankingEndpoints(service), PoolingEndpoints(service)
+    text = {"input": "The fox sleeps."}
     pair = {"text_1": "A fox", "text_2": ["The fox sleeps.", "The king had a daughter."]}
     query = {"query": "A fox", "documents": ["The king had a daughter.", "The fox sleeps."], "top_n": 1}
     return [
@@ -102,6 +104,16 @@ def _ranking(service: ModelService) -> list[Route]:
         *(
             Operation(path, endpoints.rerank, body=RerankBody, answer=Ranking, generates=True, example=query)
             for path in ("/rerank", "/v1/rerank", "/v2/rerank")
+        ),
+        *(
+            Operation(
+                path, pooling.classify, body=ClassifyBody, answer=ClassificationList, generates=True, example=text
+            )
+            for path in ("/classify", "/v1/classify")
+        ),
+        *(
+            Operation(path, pooling.pool, body=PoolBody, answer=PooledList, generates=True, example=text)
+            for path in ("/pooling", "/v1/pooling")
         ),
     ]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import mmap
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -74,7 +74,7 @@ class Tensor:
     def row(self, index: int) -> npt.NDArray[np.float32]:
         """Return a copy of a row of a float matrix as f32."""
         data = self.data.reshape(self.shape[0], -1)[index]
-        return replace(self, shape=self.shape[1:], data=data).to_f32()
+        return Tensor(self.name, self.format, self.shape[1:], data).to_f32()
 
     def to_numpy(self) -> npt.NDArray[np.signedinteger | np.unsignedinteger]:
         """Return an integer tensor as a view of the mapped file: read-only, and possibly unaligned."""

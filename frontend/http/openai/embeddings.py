@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import struct
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
@@ -19,13 +19,16 @@ from quire.frontend.http.transport.bodies import NOT_EMPTY, Body, Refusals
 from quire.frontend.http.transport.responses import json_response
 from quire.frontend.http.transport.sse import cancelled_on_disconnect
 from quire.frontend.outputs import EmbeddingRequestOutput
+from quire.frontend.text.prompts import Prompt
 from quire.protocol.messages import PoolingParams, SamplingParams
+
+TRUNCATION = ((), "a decoder keeps the last tokens of a text, an encoder the first ones")
+"""The values that `truncation_side` may have, and why no others."""
 
 
 class PoolingBody(Body, kw_only=True):
     """Fields of all requests whose texts become vectors, under vLLM's names."""
 
-    pooling_type: Literal["last", "mean"] | None = None
     truncate_prompt_tokens: int | None = None
     add_special_tokens: bool | None = None
     priority: int | None = None
@@ -40,14 +43,16 @@ class EmbeddingBody(PoolingBody, kw_only=True):
         "embed_dtype": (("float32",), "embeddings are float32"),
         "messages": ((), "use input; POST /tokenize writes a conversation as token ids"),
         "request_id": ((), "this answer has no id; use the header X-Request-Id to name a request"),
-        "task": (("embed",), "only embeddings are supported"),
-        "truncation_side": (("left",), "truncate_prompt_tokens keeps the last tokens"),
+        "task": (("embed",), "use POST /classify or POST /pooling for other tasks"),
+        "truncation_side": TRUNCATION,
     }
 
     input: str | Annotated[list[str | int | list[int]], NOT_EMPTY]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     normalize: bool | None = None
+    pooling_type: Literal["last", "mean", "cls", "max"] | None = None
+    prompt_name: str | None = None
 
 
 class EmbeddingData(msgspec.Struct, kw_only=True):
@@ -81,13 +86,38 @@ class EmbeddingList(msgspec.Struct, kw_only=True):
 
 
 async def embed_all(
-    service: ModelService, prompts: list[str | list[int]], params: PoolingParams, body: PoolingBody, request: Request
+    service: ModelService,
+    prompts: list[str | list[int]],
+    params: PoolingParams,
+    body: PoolingBody,
+    request: Request,
+    prompt_name: str | None = None,
 ) -> list[EmbeddingRequestOutput]:
-    """Return the embeddings of all prompts of a body; if one fails, or the client leaves, abort the others."""
-    service.check_count(len(prompts), SamplingParams())
-    special = body.add_special_tokens is not False
+    """Return the vectors of all prompts of a body, whose texts follow an instruction of the model."""
+
+    def make() -> Awaitable[list[Prompt]]:
+        return service.llm.pooled_prompts(
+            prompts,
+            prompt_name=prompt_name if params.task == "embed" else "",
+            truncate_prompt_tokens=body.truncate_prompt_tokens,
+            add_special_tokens=body.add_special_tokens is not False,
+        )
+
+    return await pool_all(service, len(prompts), make, params, body, request)
+
+
+async def pool_all(
+    service: ModelService,
+    count: int,
+    make: Callable[[], Awaitable[list[Prompt]]],
+    params: PoolingParams,
+    body: PoolingBody,
+    request: Request,
+) -> list[EmbeddingRequestOutput]:
+    """Return the vectors of the `count` prompts that `make` gives; if one fails, or the client leaves, abort all."""
+    service.check_count(count, SamplingParams())
     async with cancelled_on_disconnect(request.receive):
-        ready = await service.prepared(prompts, body.truncate_prompt_tokens, special)
+        ready = await make()
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
@@ -95,8 +125,6 @@ async def embed_all(
                         service.llm.embed(
                             prompt,
                             params,
-                            truncate_prompt_tokens=body.truncate_prompt_tokens,
-                            add_special_tokens=special,
                             priority=body.priority or 0,
                             cache_salt=body.cache_salt or "",
                             timeout=service.timeout(request),
@@ -118,18 +146,17 @@ class EmbeddingsEndpoint(Endpoints):
         """Turn texts into vectors. The answer is an `EmbeddingList`."""
         service = self._service
         body = await service.read(request, EmbeddingBody)
-        params = PoolingParams(
-            pooling_type=body.pooling_type or "last", dimensions=body.dimensions, normalize=body.normalize is not False
-        )
-        outputs = await embed_all(service, prompts_of(body.input, "input"), params, body, request)
+        params = PoolingParams(pooling_type=body.pooling_type, dimensions=body.dimensions, normalize=body.normalize)
+        outputs = await embed_all(service, prompts_of(body.input, "input"), params, body, request, body.prompt_name)
         usage = usage_of_prompts(outputs)
         data = [
-            EmbeddingData(index=index, embedding=_written(output, body.encoding_format))
+            EmbeddingData(index=index, embedding=written(output, body.encoding_format))
             for index, output in enumerate(outputs)
         ]
         return json_response(EmbeddingList(data=data, model=service.name, usage=usage))
 
 
-def _written(output: EmbeddingRequestOutput, encoding: str | None) -> list[float] | str:
+def written(output: EmbeddingRequestOutput, encoding: str | None) -> list[float] | str:
+    """Return the vector as a list, or as base64 of little-endian float32."""
     values = output.outputs.embedding
     return values if encoding != "base64" else base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()

@@ -3,22 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, ClassVar
+import functools
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.frontend.http.errors import bad_request
-from quire.frontend.http.openai.embeddings import EmbeddingUsage, PoolingBody, embed_all, usage_of_prompts
+from quire.frontend.http.openai.embeddings import (
+    TRUNCATION,
+    EmbeddingUsage,
+    PoolingBody,
+    embed_all,
+    pool_all,
+    usage_of_prompts,
+)
 from quire.frontend.http.service import Endpoints
 from quire.frontend.http.transport.bodies import NOT_EMPTY, Refusals
 from quire.frontend.http.transport.responses import json_response, new_id
+from quire.frontend.pair_scores import pair_of, pair_params, pair_score, reads_pairs, similarity_params
 from quire.frontend.similarity import num_pairs, score
-from quire.protocol.messages import PoolingParams
+from quire.frontend.text.pooled import document_prompt_name, query_prompt_name
+from quire.protocol.messages import PoolingParams, SamplingParams
 
 
-class ScoreBody(PoolingBody, kw_only=True):
+class PairBody(PoolingBody, kw_only=True):
+    """Fields of all requests for scores of pairs.
+
+    `instruction` is for a reranker that was trained with one, `use_activation` for a model that reads pairs, and
+    `pooling_type` for one whose embeddings are compared.
+    """
+
+    instruction: str | None = None
+    use_activation: bool | None = None
+    pooling_type: Literal["last", "mean", "cls", "max"] | None = None
+
+
+class ScoreBody(PairBody, kw_only=True):
     """The body of a request for scores of pairs, with vLLM's fields."""
 
     refused: ClassVar[Refusals] = {
@@ -26,6 +48,7 @@ class ScoreBody(PoolingBody, kw_only=True):
         "data_2": ((), "use text_2"),
         "queries": ((), "use text_1"),
         "documents": ((), "use text_2"),
+        "truncation_side": TRUNCATION,
     }
 
     text_1: str | Annotated[list[str], NOT_EMPTY]
@@ -57,13 +80,14 @@ class Document(msgspec.Struct, forbid_unknown_fields=True):
     text: str
 
 
-class RerankBody(PoolingBody, kw_only=True):
+class RerankBody(PairBody, kw_only=True):
     """The body of a request for a ranking, with the fields of Jina and Cohere."""
 
     refused: ClassVar[Refusals] = {
-        "max_chunks_per_doc": ((), "use truncate_prompt_tokens, which keeps the last tokens of each text"),
-        "max_tokens_per_doc": ((), "use truncate_prompt_tokens, which keeps the last tokens of each text"),
+        "max_chunks_per_doc": ((), "use truncate_prompt_tokens, which bounds the tokens of each pair"),
+        "max_tokens_per_doc": ((), "use truncate_prompt_tokens, which bounds the tokens of each pair"),
         "rank_fields": ((), "documents are texts, or objects with the only field text"),
+        "truncation_side": TRUNCATION,
     }
 
     query: str
@@ -90,7 +114,10 @@ class Ranking(msgspec.Struct, kw_only=True):
 
 
 class RankingEndpoints(Endpoints):
-    """Handlers of the endpoints. A score is the cosine of the embeddings of two texts."""
+    """Handlers of the endpoints.
+
+    A score is what a cross-encoder or a reranker makes of a pair, or the similarity of the embeddings of two texts.
+    """
 
     async def score(self, request: Request) -> Response:
         """Score pairs of texts: one with many, or each with the one of its index."""
@@ -123,16 +150,42 @@ class RankingEndpoints(Endpoints):
         return json_response(Ranking(id=new_id("rerank"), model=self._service.name, usage=usage, results=results))
 
     async def _scores(
-        self, first: list[str], second: list[str], body: PoolingBody, request: Request
+        self, first: list[str], second: list[str], body: PairBody, request: Request
     ) -> tuple[list[float], EmbeddingUsage]:
-        params = PoolingParams(pooling_type=body.pooling_type or "last")
-        outputs = await embed_all(self._service, [*first, *second], params, body, request)
-        left, right = outputs[: len(first)], outputs[len(first) :]
+        model = self._service.llm.pooling_info
+        try:
+            if reads_pairs(model):
+                return await self._scores_of_pairs(first, second, body, request)
+            params = similarity_params(model, _params_of(body), body.instruction)
+        except ValueError as error:
+            raise bad_request(str(error), "model") from None
+        self._service.check_count(len(first) + len(second), SamplingParams())
+        left = await embed_all(self._service, [*first], params, body, request, query_prompt_name(model))
+        right = await embed_all(self._service, [*second], params, body, request, document_prompt_name(model))
         scores = []
         for index, output in enumerate(right):
-            scores.append(score(left[index if len(left) > 1 else 0], output).outputs.score)
+            scores.append(score(left[index if len(left) > 1 else 0], output, model.similarity).outputs.score)
             await asyncio.sleep(0)  # other requests go on between the pairs
-        return scores, usage_of_prompts(outputs)
+        return scores, usage_of_prompts([*left, *right])
+
+    async def _scores_of_pairs(
+        self, first: list[str], second: list[str], body: PairBody, request: Request
+    ) -> tuple[list[float], EmbeddingUsage]:
+        pairs = [pair_of(first, second, index) for index in range(len(second))]
+        make = functools.partial(
+            self._service.llm.pair_prompts,
+            pairs,
+            instruction=body.instruction,
+            truncate_prompt_tokens=body.truncate_prompt_tokens,
+            add_special_tokens=body.add_special_tokens is not False,
+        )
+        params = pair_params(_params_of(body))
+        outputs = await pool_all(self._service, len(pairs), make, params, body, request)
+        return [pair_score(output).outputs.score for output in outputs], usage_of_prompts(outputs)
+
+
+def _params_of(body: PairBody) -> PoolingParams:
+    return PoolingParams(pooling_type=body.pooling_type, use_activation=body.use_activation)
 
 
 def _texts(given: str | list[str]) -> list[str]:

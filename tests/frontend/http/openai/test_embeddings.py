@@ -49,7 +49,7 @@ def test_dimensions_are_cut_and_normalised(openai: OpenAI) -> None:
         ({"input": "a", "dimensions": 0}, "dimensions"),
         ({"input": "a", "dimensions": 100000}, "dimensions"),
         ({"input": "a " * 5000}, "2048"),
-        ({"input": "a", "extra_body": {"pooling_type": "cls"}}, "pooling_type"),
+        ({"input": "a", "extra_body": {"pooling_type": "first"}}, "pooling_type"),
     ],
 )
 def test_bad_inputs_are_rejected(openai: OpenAI, arguments: dict[str, Any], words: str) -> None:
