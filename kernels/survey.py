@@ -1,4 +1,4 @@
-"""`python -m quire.kernels.survey FOLDER...`: whether checkpoints can be loaded on this host, as JSON.
+"""`python -m quire.kernels.survey PATH...`: whether folders and GGUF files can be loaded on this host, as JSON.
 
 Headers of the files are read, weights are not.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -15,35 +16,43 @@ from quire.kernels import host
 from quire.kernels.config import ModelConfig
 from quire.kernels.errors import ModelError
 from quire.kernels.fit import advised
+from quire.kernels.gguf.folder import model_folder
 from quire.kernels.memory import PROGRAM_BYTES
 from quire.kernels.options import LoadOptions
 from quire.kernels.runner import choose_memory, describe
 
 
-def survey(folder: str) -> dict[str, Any]:
-    """Return what a checkpoint needs of this host.
+def survey(path: str) -> dict[str, Any]:
+    """Return what a checkpoint, a folder or a GGUF file, needs of this host.
 
     `memory_bytes` is its memory without KV pages, `kv_tokens` what the KV pages next to it would hold. `problem` says
     why it cannot be loaded, None if it can.
     """
-    found = {
-        "architecture": _architecture(folder), "supported": False, "fits": False, "problem": None,
+    found: dict[str, Any] = {
+        "architecture": None, "supported": False, "fits": False, "problem": None,
         "memory_bytes": None, "available_bytes": host.available_memory(), "kv_tokens": None,
     }  # fmt: skip
-    options = LoadOptions(folder)
     try:
-        plan, _ = describe(options)
-        found |= {"supported": True, "memory_bytes": PROGRAM_BYTES + plan.weight_bytes + plan.array_bytes}
-        with advised(options):
-            pages, memory = choose_memory(plan, options)
-        found |= {
-            "fits": True,
-            "memory_bytes": PROGRAM_BYTES + memory.weights + memory.buffers,
-            "kv_tokens": pages * plan.limits.block_size,
-        }
+        with TemporaryDirectory(prefix="quire-survey-") as root:
+            _survey_folder(path if Path(path).is_dir() else str(model_folder(Path(path), Path(root))), found)
     except ModelError as error:
         found["problem"] = str(error)
     return found
+
+
+def _survey_folder(folder: str, found: dict[str, Any]) -> None:
+    """Enter what the checkpoint in a folder needs into `found`. Raises ModelError for its problem."""
+    found["architecture"] = _architecture(folder)
+    options = LoadOptions(folder)
+    plan, _ = describe(options)
+    found |= {"supported": True, "memory_bytes": PROGRAM_BYTES + plan.weight_bytes + plan.array_bytes}
+    with advised(options):
+        pages, memory = choose_memory(plan, options)
+    found |= {
+        "fits": True,
+        "memory_bytes": PROGRAM_BYTES + memory.weights + memory.buffers,
+        "kv_tokens": pages * plan.limits.block_size,
+    }
 
 
 def _architecture(folder: str) -> str | None:
@@ -54,4 +63,4 @@ def _architecture(folder: str) -> str | None:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(msgspec.json.encode([survey(folder) for folder in sys.argv[1:]]).decode() + "\n")
+    sys.stdout.write(msgspec.json.encode([survey(path) for path in sys.argv[1:]]).decode() + "\n")

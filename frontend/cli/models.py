@@ -11,7 +11,7 @@ from quire.frontend.kernels import ask_kernels, readable_size
 from quire.protocol.engine_options import HubOptions
 
 if TYPE_CHECKING:
-    from quire.frontend.hub.cache import Snapshot
+    from quire.frontend.hub.cache import CachedModel
 
 
 class CacheFlags(Flags):
@@ -23,11 +23,11 @@ class CacheFlags(Flags):
 @takes_flags
 def models(as_json: Annotated[bool, switch(None, "--json", "Print JSON.")] = False, *, cache: CacheFlags) -> None:
     """List the downloaded models: their sizes, and whether this version can load them and this machine hold them."""
-    from quire.frontend.hub.cache import all_snapshots, cache_folder
+    from quire.frontend.hub.cache import all_models, cache_folder
 
     folder = cache_folder(cache.download_dir)
-    snapshots = list(all_snapshots(folder))
-    rows = [_row(snapshot, facts) for snapshot, facts in zip(snapshots, _survey(snapshots), strict=True)]
+    models = list(all_models(folder))
+    rows = [_row(model, facts) for model, facts in zip(models, _survey(models), strict=True)]
     if as_json:
         write(json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
     elif rows:
@@ -36,21 +36,21 @@ def models(as_json: Annotated[bool, switch(None, "--json", "Print JSON.")] = Fal
         say(f"{folder} has no models; `quire serve Qwen/Qwen3-0.6B` would download one")
 
 
-def _survey(snapshots: list[Snapshot]) -> list[dict[str, Any]]:
-    facts: list[dict[str, Any]] = ask_kernels("survey", *(str(snapshot.folder) for snapshot in snapshots))
+def _survey(models: list[CachedModel]) -> list[dict[str, Any]]:
+    facts: list[dict[str, Any]] = ask_kernels("survey", *(str(model.path) for model in models))
     return facts
 
 
-def _row(snapshot: Snapshot, facts: dict[str, Any]) -> dict[str, Any]:
+def _row(model: CachedModel, facts: dict[str, Any]) -> dict[str, Any]:
     row = {
-        "name": snapshot.name,
-        "revisions": snapshot.revisions,
-        "commit": snapshot.commit,
-        "folder": str(snapshot.folder),
-        "size_bytes": snapshot.size,
+        "name": model.name,
+        "revisions": model.snapshot.revisions,
+        "commit": model.snapshot.commit,
+        "folder": str(model.snapshot.folder),
+        "size_bytes": model.size,
         **facts,
     }
-    if missing := snapshot.missing_files():
+    if missing := model.missing_files():
         row |= {"supported": None, "fits": None, "problem": f"incomplete: {', '.join(missing)} missing"}
     return row
 

@@ -21,7 +21,7 @@ from quire.frontend.cli.flags import (
 )
 from quire.frontend.cli.model import Model, open_model
 from quire.frontend.cli.output import PrintedAnswer, say, tolerate_encoding
-from quire.frontend.hub.names import is_hub_name
+from quire.frontend.hub.names import is_gguf, is_hub_name
 
 if TYPE_CHECKING:
     from quire.frontend.evaluation.workload.recorder import TraceRecorder
@@ -66,11 +66,13 @@ def serve(
 
 
 def _is_model(argument: str) -> bool:
-    """Return True for a folder or a name with a slash. Raises `BadParameter` for a path to no folder."""
-    if Path(argument).is_dir():
+    """Return True for a folder, a GGUF file or a name with a slash. Raises `BadParameter` for a path to no folder."""
+    if Path(argument).is_dir() or (is_gguf(argument) and Path(argument).is_file()):
         return True
-    if "/" not in argument or len(argument.split()) != 1:
+    if len(argument.split()) != 1 or not ("/" in argument or is_gguf(argument)):
         return False
+    if is_gguf(argument):
+        raise typer.BadParameter(f"there is no file {argument}; give the path of a GGUF file")
     if not is_hub_name(argument):
         raise typer.BadParameter(
             f"there is no folder {argument}, and no model of the Hugging Face hub has such a name; give the folder of "

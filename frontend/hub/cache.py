@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire.frontend.hub.gguf_files import HubGguf, gguf_models
 from quire.frontend.hub.names import name_of
 
 WEIGHTS = "model.safetensors"
@@ -42,17 +43,56 @@ class Snapshot:
         return [str(path.relative_to(refs)) for path in files if path.read_text().strip() == self.commit]
 
     @property
-    def size(self) -> int:
-        """Bytes of the files."""
-        return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+    def files(self) -> list[str]:
+        """Paths of the files in the folder."""
+        return [str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()]
 
     def missing_files(self) -> list[str]:
-        """Return the names of needed files that are not there, such as those of a download that was interrupted."""
+        """Return the names of a checkpoint's files that are not there, such as after an interrupted download."""
         needed = ["config.json"]
         if not (self.folder / WEIGHTS).is_file():
             index = self.folder / INDEX
             needed += shards(index) if index.is_file() else [WEIGHTS]
         return [name for name in needed if not (self.folder / name).is_file()]
+
+    def models(self) -> list[CachedModel]:
+        """Return the models in the folder: the checkpoint, unless there are only GGUF files, and each GGUF model."""
+        files = self.files
+        found = [CachedModel(self, model) for model in gguf_models(files)]
+        return found if found and not {WEIGHTS, INDEX} & set(files) else [CachedModel(self), *found]
+
+
+@dataclass(frozen=True)
+class CachedModel:
+    """A model of a snapshot, its checkpoint or a GGUF model."""
+
+    snapshot: Snapshot
+    gguf: HubGguf | None = None
+
+    @property
+    def name(self) -> str:
+        """The name by which it can be asked for."""
+        return self.snapshot.name if self.gguf is None else f"{self.snapshot.name}:{self.gguf.tag}"
+
+    @property
+    def path(self) -> Path:
+        """The folder of the checkpoint, or the GGUF file."""
+        return self.snapshot.folder if self.gguf is None else self.snapshot.folder / self.gguf.files[0]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the files."""
+        own = gguf_models(self.snapshot.files) if self.gguf is None else []
+        others = {file for model in own for file in model.files}
+        files = self.snapshot.files if self.gguf is None else self.gguf.files
+        paths = (self.snapshot.folder / file for file in files if file not in others)
+        return sum(path.stat().st_size for path in paths if path.is_file())
+
+    def missing_files(self) -> list[str]:
+        """Return the names of needed files that are not there."""
+        if self.gguf is None:
+            return self.snapshot.missing_files()
+        return [file for file in self.gguf.files if not (self.snapshot.folder / file).is_file()]
 
 
 def cache_folder(download_dir: str | None = None) -> Path:
@@ -77,11 +117,11 @@ def find_snapshot(cache: Path, name: str, revision: str | None) -> Snapshot | No
     return Snapshot(found) if found.is_dir() else None
 
 
-def all_snapshots(cache: Path) -> Iterator[Snapshot]:
+def all_models(cache: Path) -> Iterator[CachedModel]:
     """Yield all models of a cache in the order of their names, each commit on its own."""
     for folder in sorted(cache.glob("models--*/snapshots/*"), key=lambda path: str(path).lower()):
         if folder.is_dir():
-            yield Snapshot(folder)
+            yield from Snapshot(folder).models()
 
 
 def shards(index: Path) -> list[str]:

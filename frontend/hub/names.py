@@ -5,18 +5,30 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from quire.frontend.hub.gguf_files import SUFFIX, tag_of
+
 _HUB_NAME = re.compile(r"(\w[\w.-]*/)?\w[\w.-]{0,95}(?<![.-])", re.ASCII)
+_TAG = re.compile(r"\w[\w.-]{0,127}", re.ASCII)
 _FORBIDDEN = ("--", "..")  # anywhere in a name; in the cache `--` stands for the slash
 
 
 def is_hub_name(model: str) -> bool:
-    """Return True if a model at the hub may have this name, such as `Qwen/Qwen3-0.6B` or `gpt2`."""
-    return _HUB_NAME.fullmatch(model) is not None and not any(part in model for part in _FORBIDDEN)
+    """Return True if a model at the hub may have this name, such as `Qwen/Qwen3-0.6B`, `gpt2` or `org/repo:Q4_K_M`."""
+    name, tag = split_tag(model)
+    if tag is not None and ("/" not in name or _TAG.fullmatch(tag) is None):
+        return False
+    return _HUB_NAME.fullmatch(name) is not None and not any(part in name for part in _FORBIDDEN)
+
+
+def split_tag(model: str) -> tuple[str, str | None]:
+    """Return the name of a model at the hub, and the tag that chooses one of its GGUF files, None if there is none."""
+    name, colon, tag = model.partition(":")
+    return name, tag if colon else None
 
 
 def is_gguf(model: str) -> bool:
     """Return True if a model is a GGUF file of this machine, or was meant to be one."""
-    return model.endswith(".gguf")
+    return model.endswith(SUFFIX) and (":" not in model or Path(model).exists())
 
 
 def check_model(model: str, revision: str | None = None) -> None:
@@ -38,16 +50,27 @@ def check_model(model: str, revision: str | None = None) -> None:
         )
         raise ValueError(
             f"model={model!r} {what}; give the folder of a checkpoint (config.json, *.safetensors and tokenizer.json), "
-            "a GGUF file, a name such as Qwen/Qwen3-0.6B, or leave model out for the demo model"
+            "a GGUF file, a name such as Qwen/Qwen3-0.6B or org/repo:Q4_K_M, or leave model out for the demo model"
         )
 
 
 def name_of(folder: str) -> str:
-    """Return the name of a model: at the hub if its folder is one of a cache, else the name of the folder.
+    """Return the name of a model: at the hub if its folder or GGUF file is in a cache, else the name of the folder.
 
     In a cache it is `models--Qwen--Qwen3-0.6B/snapshots/COMMIT`.
     """
-    snapshots = Path(folder).parent
-    kind, *parts = snapshots.parent.name.split("--")
-    is_cached = snapshots.name == "snapshots" and kind == "models" and parts
-    return "/".join(parts) if is_cached else Path(folder).name
+    path = Path(folder)
+    if (name := _cached_name(path)) is not None:
+        return name
+    for link in sorted(path.glob(f"*{SUFFIX}")):
+        file = link.readlink() if link.is_symlink() else link
+        for name in filter(None, map(_cached_name, file.parents)):
+            return f"{name}:{tag_of(file.name)}"
+    return path.name
+
+
+def _cached_name(snapshot: Path) -> str | None:
+    """Return the name at the hub of a model whose snapshot this folder would be."""
+    kind, *parts = snapshot.parent.parent.name.split("--")
+    is_cached = snapshot.parent.name == "snapshots" and kind == "models" and parts
+    return "/".join(parts) if is_cached else None

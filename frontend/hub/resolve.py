@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,15 +13,17 @@ from quire.frontend.hub.cache import (
     DEFAULT_REVISION,
     INDEX,
     WEIGHTS,
+    CachedModel,
     Snapshot,
-    all_snapshots,
+    all_models,
     cache_folder,
     find_snapshot,
     model_folder,
     shards,
 )
 from quire.frontend.hub.download import HubFile, Place, download
-from quire.frontend.hub.names import check_model, is_gguf
+from quire.frontend.hub.gguf_files import HubGguf, choose_gguf, gguf_models
+from quire.frontend.hub.names import check_model, is_gguf, split_tag
 from quire.frontend.kernels import ask_kernels
 from quire.frontend.progress import download_bar, report
 
@@ -41,6 +44,7 @@ def resolve_model(model: str, revision: str | None = None, download_dir: str | N
     """Return the folder of a model: `model` itself, or the files of that name, downloaded if the cache lacks them.
 
     For a GGUF file it is a folder in the user's cache, with the files that its metadata stand for and a link to it.
+    After a name, `:TAG` chooses one of its GGUF files; a model that has only these needs none.
 
     `revision` is a branch, a tag or a commit of a model given by its name; `download_dir` takes the place of the cache
     of the hub. Raises `ValueError` for a model or revision that cannot be, and `HubError` if there is no such model, it
@@ -50,12 +54,16 @@ def resolve_model(model: str, revision: str | None = None, download_dir: str | N
     folder = Path(model)
     if folder.is_dir():
         return folder.absolute()
-    if is_gguf(model):
-        try:
-            return Path(ask_kernels("gguf.folder", model)["folder"])
-        except RuntimeError as error:
-            raise ValueError(str(error)) from None
-    return _Resolution(model, revision, cache_folder(download_dir)).folder()
+    if not is_gguf(model):
+        folder = _Resolution(model, revision, cache_folder(download_dir)).path()
+    return folder if folder.is_dir() else _gguf_folder(folder)
+
+
+def _gguf_folder(file: Path) -> Path:
+    try:
+        return Path(ask_kernels("gguf.folder", str(file))["folder"])
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
 
 
 class _UnreachableError(Exception):
@@ -65,15 +73,16 @@ class _UnreachableError(Exception):
 class _Resolution:
     """The search for one model, which translates the errors of `huggingface_hub` into lines for users."""
 
-    def __init__(self, name: str, revision: str | None, cache: Path) -> None:
+    def __init__(self, model: str, revision: str | None, cache: Path) -> None:
         from huggingface_hub import constants
 
-        self._name, self._revision, self._cache = name, revision, cache
+        self._name, self._tag = split_tag(model)
+        self._model, self._revision, self._cache = model, revision, cache
         self._hub = constants.ENDPOINT
         self._is_offline = constants.HF_HUB_OFFLINE
 
-    def folder(self) -> Path:
-        """Return the folder of the model's files. Raises `HubError`."""
+    def path(self) -> Path:
+        """Return the folder of the model's files, or the first of its GGUF files. Raises `HubError`."""
         try:
             commit, files = self._list()
         except _UnreachableError as error:
@@ -83,18 +92,24 @@ class _Resolution:
         return self._cached(reason)
 
     def _fetched(self, commit: str, files: dict[str, HubFile]) -> Path:
-        """Return the folder of the model's files after those that the cache lacks have been downloaded."""
+        """Return the model's path after files that the cache lacks have been downloaded."""
         place = Place(self._name, commit, self._cache)
         snapshot = Snapshot(model_folder(self._cache, self._name) / "snapshots" / commit)
+        gguf = self._choose_gguf(files, gguf_models(files))
         try:
-            self._check_files(files)
-            self._download(files, snapshot, place)
+            needed = self._checkpoint_files(files, snapshot, place) if gguf is None else gguf.files
+            self._download(needed, files, snapshot, place)
             self._note_commit(commit)
         except HubError:
             raise
         except Exception as error:
             raise self._download_error(error, snapshot) from error
-        return snapshot.folder
+        return CachedModel(snapshot, gguf).path
+
+    def _choose_gguf(self, files: Iterable[str], models: list[HubGguf]) -> HubGguf | None:
+        """Return the GGUF model that is asked for, None for the checkpoint. Raises `HubError`."""
+        is_wanted = self._tag is not None or (models and not {WEIGHTS, INDEX} & set(files))
+        return choose_gguf(self._name, models, self._tag) if is_wanted else None
 
     def _list(self) -> tuple[str, dict[str, HubFile]]:
         """Return the commit and the files of the model at the hub. Raises `_UnreachableError` or `HubError`."""
@@ -154,8 +169,9 @@ class _Resolution:
                 f"{listed or 'no files'}; choose a model with config.json and safetensors"
             )
 
-    def _download(self, files: dict[str, HubFile], snapshot: Snapshot, place: Place) -> None:
-        """Download what is missing. Raises `HubError`, and the errors of `huggingface_hub`."""
+    def _checkpoint_files(self, files: dict[str, HubFile], snapshot: Snapshot, place: Place) -> list[str]:
+        """Return the files of a checkpoint that are read. Raises `HubError`, and the errors of `huggingface_hub`."""
+        self._check_files(files)
         names = [name for name in files if name in _FILES or _is_template(name)]
         if WEIGHTS in files:
             names.append(WEIGHTS)
@@ -163,15 +179,20 @@ class _Resolution:
             if not (snapshot.folder / INDEX).is_file():
                 download([files[INDEX]], place, lambda _num_bytes: None)
             names += shards(snapshot.folder / INDEX)
+        return names
+
+    def _download(self, names: Sequence[str], files: dict[str, HubFile], snapshot: Snapshot, place: Place) -> None:
+        """Download what is missing. Raises `HubError`, and the errors of `huggingface_hub`."""
         if absent := [name for name in names if name not in files]:
-            raise HubError(f"{self._name} lacks {absent[0]}, which its {INDEX} names; choose another revision")
+            other = names[0] if is_gguf(names[0]) else INDEX
+            raise HubError(f"{self._name} lacks {absent[0]}, which its {other} names; choose another revision")
         missing = [files[name] for name in names if not (snapshot.folder / name).is_file()]
         if not missing:
             return
         num_bytes = sum(file.size for file in missing)
         self._check_space(num_bytes)
         details = f"{len(missing)} files of commit {place.commit[:7]}"
-        with download_bar(self._name, details, num_bytes) as advance:
+        with download_bar(self._model, details, num_bytes) as advance:
             download(missing, place, advance)
 
     def _check_space(self, num_bytes: int) -> None:
@@ -199,16 +220,24 @@ class _Resolution:
         return HubError(f"{what}: {_line(error)}; try again, it goes on after the files that are complete ({kept})")
 
     def _cached(self, reason: str) -> Path:
-        """Return the folder of the model in the cache. Raises `HubError` that says what the cache has."""
+        """Return the model's path in the cache. Raises `HubError` that says what the cache has."""
         snapshot = find_snapshot(self._cache, self._name, self._revision)
-        missing = [] if snapshot is None else snapshot.missing_files()
-        if snapshot is not None and not missing:
-            if not self._is_offline:
-                report(f"{reason}; using the files of {self._name} in {snapshot.folder}")
-            return snapshot.folder
+        missing = []
+        if snapshot is not None:
+            files = snapshot.files
+            models = gguf_models(files)
+            whole = [model for model in models if set(model.files) <= set(files)] if self._tag is None else []
+            try:
+                found = CachedModel(snapshot, self._choose_gguf(files, whole or models))
+            except HubError as error:
+                raise HubError(f"{reason}, and in the cache {error}") from None
+            if not (missing := found.missing_files()):
+                if not self._is_offline:
+                    report(f"{reason}; using the files of {self._model} in {snapshot.folder}")
+                return found.path
         at = "" if self._revision is None else f" at revision {self._revision!r}"
-        lacks = f"{', '.join(missing)} of {self._name}{at}" if missing else f"{self._name}{at}"
-        names = sorted({each.name for each in all_snapshots(self._cache) if not each.missing_files()})
+        lacks = f"{', '.join(missing)} of {self._model}{at}" if missing else f"{self._model}{at}"
+        names = sorted({each.name for each in all_models(self._cache) if not each.missing_files()})
         others = f"which has {', '.join(names)}" if names else "which has no model"
         raise HubError(f"{reason}, there is no such folder, and {lacks} is not in the cache {self._cache}, {others}")
 

@@ -29,10 +29,13 @@ LAYOUT = 2
 """Version of what is made from the metadata."""
 
 
-def model_folder(file: Path) -> Path:
-    """Return the model folder of a GGUF file, made if it is not there. Raises ModelError."""
+def model_folder(file: Path, root: Path | None = None) -> Path:
+    """Return the model folder of a GGUF file, made if it is not there. Raises ModelError.
+
+    `root` is the folder of all such folders, that of the user by default.
+    """
     files = [path.absolute() for path in gguf_files(file)]
-    folder = host.user_cache() / "gguf" / _key(files) / file.stem
+    folder = (root or host.user_cache() / "gguf") / _key(files) / file.stem
     if not use(folder):
         _make(folder, files)
     return folder

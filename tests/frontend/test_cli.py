@@ -200,6 +200,7 @@ def test_version(place: Workplace) -> None:
         (["complete", "x", "--max-tokens", "0"], "--max-tokens"),
         (["keys"], "Missing argument"),
         (["trace", "x"], "Missing option '--out'"),
+        (["serve", "tales.gguf"], "there is no file tales.gguf; give the path of a GGUF file"),
         (["serve", "x", "--record", "r.jsonl"], "--record applies to the server; omit it, or the text"),
         (["serve", "--port", "0", "--record-text"], "give --record FILE as well"),
         (["trace", "--out", "/nowhere/t.json"], "give prompts, or --engine-address of a running engine"),

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import huggingface_hub
 import pytest
+from gguf_files import write_gguf
 from http_server import Server
 from huggingface_hub import constants
 from patience import PATIENCE
@@ -23,6 +24,7 @@ from small_hub import COMMIT, SmallHub, files_of, small_hub
 from quire.frontend import LLM
 from quire.frontend.engine_args import EngineArgs, reload_arguments
 from quire.frontend.errors import HubError
+from quire.frontend.hub.gguf_files import choose_gguf, gguf_models
 from quire.frontend.hub.names import is_hub_name, name_of
 from quire.frontend.hub.resolve import resolve_model
 
@@ -173,13 +175,16 @@ def test_an_unknown_name_or_revision_is_named(place: Place) -> None:
 
 
 def test_a_model_without_safetensors_is_rejected_before_a_download(place: Place) -> None:
-    place.hub.models["org/single"] = {"tiny.gguf": b"x", "README.md": b"x"}
-    assert "it lacks config.json and model.safetensors, and has README.md, tiny.gguf" in failure("org/single")
+    place.hub.models["org/single"] = {"tiny.bin": b"x", "README.md": b"x"}
+    assert "it lacks config.json and model.safetensors, and has README.md, tiny.bin" in failure("org/single")
     place.hub.models["org/single"] = {
         "config.json": b"{}",
         "model.safetensors.index.json": b'{"weight_map": {"a": "b"}}',
     }
     assert "org/single lacks b, which its model.safetensors.index.json names" in failure("org/single")
+    place.hub.models["org/single"] = {"a-Q8_0-00001-of-00002.gguf": b"x"}
+    message = "lacks a-Q8_0-00002-of-00002.gguf, which its a-Q8_0-00001-of-00002.gguf names"
+    assert message in failure("org/single")
     place.hub.models["org/sharded"] |= {"model.safetensors.index.json": b'{"weight_map": {"a": "../../b"}}'}
     assert "names files outside of its folder" in failure("org/sharded")
 
@@ -240,10 +245,26 @@ def test_a_full_disk_is_reported(place: Place, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     ("model", "is_name"),
-    [("Qwen/Qwen3-0.6B", True), ("gpt2", True), ("a/b.c_d", True)]
+    [(name, True) for name in ("Qwen/Qwen3-0.6B", "gpt2", "a/b.c_d", "a/b:Q4_K_M", "a/b:c-q8_0.gguf")]
     + [
         (model, False)
-        for model in ("", "/a/b", "./a", "../a", "~/a", "a/b/c", "a b", "a/", "a--b", "a/..", "a:b", "a/b.")
+        for model in (
+            "",
+            "/a/b",
+            "./a",
+            "../a",
+            "~/a",
+            "a/b/c",
+            "a b",
+            "a/",
+            "a--b",
+            "a/..",
+            "a:b",
+            "a/b.",
+            "a/b:",
+            "a/b:c/d",
+            "a/b:c:d",
+        )
     ],
 )
 def test_names_are_told_from_paths(model: str, is_name: bool) -> None:
@@ -336,3 +357,76 @@ def test_a_name_is_served_and_listed(place: Place, demo_model: Path) -> None:
     assert "safetensors" in rows["org/other"]["problem"] or "BertModel" in rows["org/other"]["problem"]
     assert not rows["org/other"]["fits"]
     assert rows["org/sharded"]["problem"] == "incomplete: model-00002-of-00002.safetensors missing"
+
+
+QUANTS = [
+    "README.md", "tiny-Q8_0.gguf", "tiny-Q4_K_S.gguf", "tiny-q4_k_m.gguf", "tiny-UD-Q4_K_XL.gguf",
+    "mmproj-tiny-F16.gguf", "BF16/tiny-BF16-00001-of-00002.gguf", "BF16/tiny-BF16-00002-of-00002.gguf",
+    "imatrix_tiny.gguf",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tag", "first"),
+    [
+        (None, "tiny-q4_k_m.gguf"),
+        ("Q4_K_M", "tiny-q4_k_m.gguf"),
+        ("q8_0", "tiny-Q8_0.gguf"),
+        ("ud-q4_k_xl", "tiny-UD-Q4_K_XL.gguf"),
+        ("Q4_K_XL", "tiny-UD-Q4_K_XL.gguf"),
+        ("bf16", "BF16/tiny-BF16-00001-of-00002.gguf"),
+        ("tiny-Q8_0", "tiny-Q8_0.gguf"),
+        ("tiny-q8_0.gguf", "tiny-Q8_0.gguf"),
+    ],
+)
+def test_a_tag_chooses_a_gguf_model(tag: str | None, first: str) -> None:
+    assert choose_gguf("org/tiny", gguf_models(QUANTS), tag).files[0] == first
+
+
+@pytest.mark.parametrize("tag", ["Q4_K", "F16", "Q4", "imatrix_tiny", "00001-of-00002", "8_0"])
+def test_a_tag_that_no_file_has_is_answered_with_all(tag: str) -> None:
+    with pytest.raises(HubError) as raised:
+        choose_gguf("org/tiny", gguf_models(QUANTS), tag)
+    found = "BF16, Q4_K_S, UD-Q4_K_XL, Q8_0, q4_k_m"
+    expected = f"org/tiny has no GGUF model for the tag {tag}; it has "
+    assert str(raised.value).startswith(expected)
+    assert sorted(str(raised.value).removeprefix(expected).split(", ")) == sorted(found.split(", "))
+
+
+def test_several_files_of_a_tag_are_told_apart_by_their_names() -> None:
+    models = gguf_models(["a-Q4_K_M.gguf", "b-Q4_K_M.gguf", "b-Q8_0.gguf"])
+    with pytest.raises(HubError, match=r"has 2 GGUF models for the tag Q4_K_M; choose one of a-Q4_K_M, b-Q4_K_M$"):
+        choose_gguf("org/two", models, None)
+    assert choose_gguf("org/two", models, "b-q4_k_m").files == ("b-Q4_K_M.gguf",)
+    assert choose_gguf("org/two", models[:1] + models[2:], "Q4_K_M").files == ("a-Q4_K_M.gguf",)
+    assert choose_gguf("org/two", gguf_models(["x-Q6_K.gguf", "x-Q5_0.gguf"]), None).files == ("x-Q5_0.gguf",)
+
+
+def test_a_gguf_file_of_a_name_is_served_and_listed(
+    place: Place, demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = write_gguf(demo_model, tmp_path / "demo-Q8_0.gguf", "Q8_0")
+    write_gguf(demo_model, tmp_path / "demo-BF16.gguf", "BF16", part_tensors=len(tensors) // 2 + 1)
+    parts = [f"demo-BF16-0000{number}-of-00002.gguf" for number in (1, 2)]
+    files = {name: (tmp_path / name).read_bytes() for name in ("demo-Q8_0.gguf", *parts)}
+    place.hub.models["org/demo-GGUF"] = {**files, "README.md": b"x", "mmproj-F16.gguf": b"x"}
+    environment = place.hub.environment(place.cache)
+    with Server.start("org/demo-GGUF:q8_0", environment=environment) as server:
+        assert server.model == "org/demo-GGUF:Q8_0"
+    assert place.in_cache("org/demo-GGUF") == {"demo-Q8_0.gguf"}
+    folder = resolve_model("org/demo-GGUF:bf16", "main")
+    assert sorted(path.name for path in folder.glob("*.gguf")) == parts
+    assert set(place.hub.downloads) == {*files}
+    (place.snapshot("org/demo-GGUF") / parts[1]).unlink()
+    done = subprocess.run(quire(place, "models", "--json"), env=environment, capture_output=True, text=True, check=True)
+    rows = {row["name"]: row for row in json.loads(done.stdout)}
+    assert list(rows) == ["org/demo-GGUF:BF16", "org/demo-GGUF:Q8_0"]
+    whole = rows["org/demo-GGUF:Q8_0"]
+    assert (whole["size_bytes"], whole["architecture"]) == (len(files["demo-Q8_0.gguf"]), "Qwen3ForCausalLM")
+    assert whole["supported"]
+    assert whole["fits"]
+    assert rows["org/demo-GGUF:BF16"]["problem"] == f"incomplete: {parts[1]} missing"
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert name_of(str(resolve_model("org/demo-GGUF"))) == "org/demo-GGUF:Q8_0", "the only one whose files are there"
+    assert f"{parts[1]} of org/demo-GGUF:BF16 is not in the cache" in failure("org/demo-GGUF:BF16")
+    assert "in the cache org/demo-GGUF has no GGUF model for the tag Q6_K; it has " in failure("org/demo-GGUF:Q6_K")

@@ -72,7 +72,7 @@ def small_hub(**models: dict[str, bytes]) -> Iterator[SmallHub]:
 
 
 def _is_large(name: str) -> bool:
-    return name.endswith(".safetensors")
+    return name.endswith((".safetensors", ".gguf"))
 
 
 def _checksum(name: str, content: bytes) -> str:
