@@ -230,7 +230,10 @@ def _prepare(parsed: EngineProcessOptions) -> PreparedModel:
     progress = _show_progress if sys.stderr.isatty() else None
     options = load_options(parsed)
     with advised(options):
-        return PreparedModel(options, progress, log_sealed_pages=parsed.kv_disk is not None)
+        prepared = PreparedModel(options, progress, log_sealed_pages=parsed.kv_disk is not None)
+    if prepared.computes_whole_prompts:
+        _check_encoder(parsed)
+    return prepared
 
 
 def _log_take_over(runner: ModelRunner) -> None:
@@ -243,11 +246,8 @@ def _log_take_over(runner: ModelRunner) -> None:
 
 
 def _start_tiers(parsed: EngineProcessOptions, runner: ModelRunner) -> list[KvTier]:
-    """Start the tiers, those nearer to this engine first. Raises AddressError, KeyFileError or ModelError."""
+    """Start the tiers, those nearer to this engine first. Raises AddressError or KeyFileError."""
     tiers: list[KvTier] = []
-    if runner.computes_whole_prompts and (given := parsed.kv_disk or parsed.kv_peer) is not None:
-        name = "kv_peer" if parsed.kv_disk is None else "kv_disk"
-        raise ModelError(f"{name}={given} keeps KV of prompts that begin alike; an encoder has none, so leave it out")
     if parsed.kv_disk is not None:
         folder, size = Path(parsed.kv_disk), parse_size(str(parsed.kv_disk_bytes or DEFAULT_DISK_SIZE))
         disk = DiskTier(lambda: DiskFiles(folder, size, runner.kv_model, runner.page_bytes), runner)
@@ -260,6 +260,18 @@ def _start_tiers(parsed: EngineProcessOptions, runner: ModelRunner) -> list[KvTi
         peer.start()
         tiers.append(peer)
     return tiers
+
+
+def _check_encoder(parsed: EngineProcessOptions) -> None:
+    """Raise ModelError for an option that an encoder cannot honour, as it computes each prompt in one step."""
+    reasons = {
+        "kv_disk": "keeps KV of prompts that begin alike, of which an encoder keeps none",
+        "kv_peer": "fetches KV of prompts that begin alike, of which an encoder keeps none",
+        "long_prefill_token_threshold": "splits prompts, and an encoder computes each in one step",
+    }
+    for name, reason in reasons.items():
+        if given := getattr(parsed, name):
+            raise ModelError(f"{name}={given} {reason}; leave it out")
 
 
 def _start_page_server(

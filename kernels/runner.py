@@ -284,6 +284,7 @@ class PreparedModel:
         self._assembly = assemble(plan, options, progress, log_sealed_pages=log_sealed_pages)
         self._pooler.load(self._assembly.native)
         self.vocab_size = plan.vocab_size
+        self.computes_whole_prompts = plan.is_encoder
         self.eos_token_ids = checkpoint.eos_token_ids()
 
     def open(self) -> ModelRunner:

@@ -67,7 +67,7 @@ class EngineOptions:
 
     Scheduling:
         max_num_seqs: Sequences that run at once.
-        max_num_batched_tokens: Token budget of a step.
+        max_num_batched_tokens: Token budget of a step; that of an encoder is its context length at least.
         scheduling_policy: Order of waiting requests: fcfs (first come, first served), priority (lowest `priority`
             first), lpm (longest cached prefix first), sjf (fewest tokens to prefill first).
         target_itl: Milliseconds that a step with prompts may take in any case. Where decoding alone takes longer than

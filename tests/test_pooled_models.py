@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from pooled_checkpoints import CLASSIFIERS, ENCODERS, PooledCheckpoint, hidden_states, logits, make, prompts
+from pooled_checkpoints import (
+    CLASSIFIERS,
+    ENCODERS,
+    RERANKER_TEMPLATE,
+    PooledCheckpoint,
+    hidden_states,
+    logits,
+    make,
+    make_reranker,
+    next_logits,
+    prompts,
+)
 
 if TYPE_CHECKING:
     from conftest import EngineFactory
@@ -90,3 +102,133 @@ def test_a_classifier_equals_transformers(reference: tuple[Path, Any], engine: E
     expected = np.array([softmax(row) if len(row) > 1 else 1 / (1 + np.exp(-row)) for row in expected])
     found = [output.outputs.probs for output in llm.classify(PROMPTS, use_tqdm=False)]
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+
+
+def write_modules(folder: Path, pooling: dict[str, Any], *more: str, **texts: Any) -> None:
+    """Write a sentence-transformers configuration with a Pooling and further modules."""
+    kinds = ["Transformer", "Pooling", *more]
+    entries = [
+        {"idx": index, "name": "", "path": f"{index}_{kind}" if index else "", "type": f"sentence_transformers.{kind}"}
+        for index, kind in enumerate(kinds)
+    ]
+    (folder / "modules.json").write_text(json.dumps(entries))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(texts))
+
+
+@each(ENCODERS[:1])
+def test_the_modules_of_sentence_transformers(reference: tuple[Path, Any], engine: EngineFactory) -> None:
+    """Pooling without the prompt, two Dense layers, and a normalization after the cut to some dimensions."""
+    from quire.frontend import PoolingParams
+
+    folder, model = reference
+    modules = ("Dense", "Dense", "Normalize")
+    write_modules(
+        folder, {"pooling_mode": "mean", "include_prompt": False}, *modules, prompts={"query": "the fox said "},
+        default_prompt_name="query",
+    )  # fmt: skip
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 100}')
+    torch, safetensors = pytest.importorskip("torch"), pytest.importorskip("safetensors.torch")
+    rng = np.random.default_rng(2)
+    weights = [rng.normal(size=shape).astype(np.float32) for shape in ((40, 96), (24, 40))]
+    bias = rng.normal(size=40).astype(np.float32)
+    for index, weight in enumerate(weights):
+        config = {"in_features": weight.shape[1], "out_features": weight.shape[0], "bias": index == 0}
+        activation = "torch.nn.modules.activation.Tanh" if index == 0 else "torch.nn.modules.linear.Identity"
+        target = folder / f"{2 + index}_Dense"
+        target.mkdir()
+        (target / "config.json").write_text(json.dumps({**config, "activation_function": activation}))
+        tensors = {"linear.weight": torch.from_numpy(weight)} | (
+            {"linear.bias": torch.from_numpy(bias)} if index == 0 else {}
+        )
+        safetensors.save_file(tensors, target / "model.safetensors")
+    llm = engine(folder, dtype="float32")
+    text = "Once upon a time there was a fox"
+    tokenizer = llm.get_tokenizer()
+    skipped = len(tokenizer.encode("the fox said ", add_special_tokens=False)) + 1
+    vector = hidden_states(model, tokenizer.encode("the fox said " + text))[skipped:].mean(0)
+    expected = weights[1] @ np.tanh(weights[0] @ vector + bias)
+    for dimensions in (24, 10):
+        [output] = llm.embed(text, PoolingParams(dimensions=dimensions), use_tqdm=False)
+        cut = expected[:dimensions]
+        np.testing.assert_allclose(output.outputs.embedding, cut / np.linalg.norm(cut), rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match="maximum context length is 100"):
+        llm.embed([[5] * 101], use_tqdm=False)
+    with pytest.raises(ValueError, match="dimensions=25 is out of range; the model's embeddings have 24 values"):
+        llm.embed(text, PoolingParams(dimensions=25), use_tqdm=False)
+    with pytest.raises(ValueError, match="this model generates no text; it embeds"):
+        llm.generate(text, use_tqdm=False)
+    with pytest.raises(ValueError, match="this model has no labels to classify by; it embeds"):
+        llm.classify(text, use_tqdm=False)
+
+
+@each(CLASSIFIERS[:1] + CLASSIFIERS[2:3] + CLASSIFIERS[4:5])
+def test_a_cross_encoder_reads_pairs(reference: tuple[Path, Any], engine: EngineFactory) -> None:
+    """With the second text's token type, where the model has two; long pairs are cut at the end of the longer text."""
+    folder, model = reference
+    llm = engine(folder, dtype="float32")
+    backend = llm.get_tokenizer().backend
+    query, documents = "the fox", ["Once upon a time", "I'll eat you! " * 9, "fox"]
+    for last in (None, 20):
+        if last is not None:
+            backend.enable_truncation(last, strategy="longest_first")
+        pairs = [backend.encode(query, document) for document in documents]
+        backend.no_truncation()
+        segments = [pair.type_ids.index(1) if 1 in pair.type_ids else 0 for pair in pairs]
+        raw = [logits(model, pair.ids, segment) for pair, segment in zip(pairs, segments, strict=True)]
+        scored = llm.score(query, documents, truncate_prompt_tokens=last, use_tqdm=False)
+        expected = 1 / (1 + np.exp(-np.array(raw)[:, 0]))
+        np.testing.assert_allclose([output.outputs.score for output in scored], expected, rtol=0, atol=1e-5)
+        assert [output.prompt_token_ids for output in scored] == [pair.ids for pair in pairs]
+    with pytest.raises(ValueError, match="give texts, not token ids"):
+        llm.score([[5, 6]], "a", use_tqdm=False)
+    with pytest.raises(ValueError, match="this model gives no embeddings; it scores by one label"):
+        llm.embed("a", use_tqdm=False)
+
+
+def test_qwen3_reranker_scores_by_yes_and_no(tmp_path: Path, engine: EngineFactory) -> None:
+    """As its authors compute it: the softmax of two logits after their template; converted ones have a layer score."""
+    from quire.frontend import SamplingParams
+
+    model = make_reranker(tmp_path)
+    overrides = {"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": True}
+    llm = engine(tmp_path, dtype="float32", hf_overrides=overrides, max_num_batched_tokens=48)
+    tokenizer = llm.get_tokenizer()
+    ids = tokenizer.backend.encode("noyes", add_special_tokens=False).ids
+    documents = ["Once upon a time", "the fox said " * 30]
+    prompts = [
+        tokenizer.encode(RERANKER_TEMPLATE.format("Find foxes.", "fox", document), add_special_tokens=False)
+        for document in documents
+    ]
+    values = np.array([next_logits(model, prompt).take(ids) for prompt in prompts])
+    expected = [softmax(pair)[1] for pair in values]
+    scored = llm.score("fox", documents, instruction="Find foxes.", use_tqdm=False)
+    np.testing.assert_allclose([output.outputs.score for output in scored], expected, rtol=0, atol=1e-5)
+    again = llm.score("fox", documents, instruction="Find foxes.", use_tqdm=False)
+    assert [output.outputs.score for output in again] == [output.outputs.score for output in scored]
+    other = llm.score("fox", documents, use_tqdm=False)
+    assert [output.outputs.score for output in other] != [output.outputs.score for output in scored]
+    assert llm.generate("fox", SamplingParams(max_tokens=2), use_tqdm=False)[0].finished
+    as_vllm = {"architectures": ["Qwen3ForSequenceClassification"], **overrides}
+    only = engine(tmp_path, dtype="float32", hf_overrides=json.dumps(as_vllm))
+    found = only.score("fox", documents, instruction="Find foxes.", use_tqdm=False)
+    assert [output.outputs.score for output in found] == [output.outputs.score for output in scored]
+    with pytest.raises(ValueError, match="this model generates no text; it scores by one label"):
+        only.generate("fox", use_tqdm=False)
+
+
+@each(ENCODERS[:1])
+def test_options_that_an_encoder_cannot_honour(reference: tuple[Path, Any], tmp_path: Path) -> None:
+    from quire.frontend import LLM, EngineStartError
+
+    folder, _ = reference
+    for options, words in (
+        ({"kv_disk": str(tmp_path / "disk")}, "kv_disk=.* of which an encoder keeps none; leave it out"),
+        ({"long_prefill_token_threshold": 64}, "long_prefill_token_threshold=64 splits prompts"),
+        ({"max_model_len": 513}, "max_model_len=513 exceeds the 512 positions of the model"),
+        ({"hf_overrides": "[]"}, "hf_overrides='\\[\\]' is not a JSON object"),
+        ({"hf_overrides": {"classifier_from_token": ["a"]}}, "needs a decoder with logits; BertModel has none"),
+    ):
+        with pytest.raises(EngineStartError, match=words):
+            LLM(str(folder), **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -35,8 +36,10 @@ _FILES = frozenset({
     "config.json", "generation_config.json",
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "chat_template.jinja", "chat_template.json",
+    "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json",
 })  # fmt: skip
 _TEMPLATES = "additional_chat_templates"
+_MODULE = re.compile(r"\d+_\w+/(config\.json|model\.safetensors)")  # of sentence-transformers
 _OTHERS_SHOWN = 6
 
 
@@ -172,7 +175,7 @@ class _Resolution:
     def _checkpoint_files(self, files: dict[str, HubFile], snapshot: Snapshot, place: Place) -> list[str]:
         """Return the files of a checkpoint that are read. Raises `HubError`, and the errors of `huggingface_hub`."""
         self._check_files(files)
-        names = [name for name in files if name in _FILES or _is_template(name)]
+        names = [name for name in files if name in _FILES or _is_template(name) or _MODULE.fullmatch(name)]
         if WEIGHTS in files:
             names.append(WEIGHTS)
         else:

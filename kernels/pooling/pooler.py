@@ -9,7 +9,7 @@ from quire.kernels.config import ModelConfig
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import Graph, Logits
 from quire.kernels.pooling.heads import Classifier, HeadLayer, HeadTokens, num_labels, read_head
-from quire.kernels.pooling.sentence_transformers import SentenceTransformer, read_sentence_transformer
+from quire.kernels.pooling.sentence_transformers import SentenceTransformer, read_sentence_transformer, scoring_tokens
 from quire.kernels.pooling.token_ids import token_ids_of
 from quire.kernels.weights.checkpoint import Checkpoint
 
@@ -112,14 +112,20 @@ def _activation_of(config: ModelConfig, count: int) -> str:
 
 
 def _from_tokens(config: ModelConfig, logits: Logits | None, checkpoint: Checkpoint) -> _Labels | None:
-    """Return the labels of a decoder that answers by one of a few tokens, as `classifier_from_token` lists them."""
+    """Return the labels of a decoder that answers by one of a few tokens, as its configuration lists them."""
     tokens = config.strings("classifier_from_token")
-    if not tokens:
+    scoring = None if tokens else scoring_tokens(checkpoint.folder)
+    if not tokens and scoring is None:
         return None
     if logits is None:
-        raise ModelError(
-            f"config.json: classifier_from_token needs a decoder with logits; {config.architecture} has none"
-        )
+        raise ModelError(f"a classifier from tokens needs a decoder with logits; {config.architecture} has none")
+    if scoring is not None:
+        if not config.architecture.startswith("Qwen3For"):
+            raise ModelError(
+                f"{checkpoint.folder}: the module LogitScore is supported for Qwen3-Reranker, whose pairs have a known "
+                f"form, and not for {config.architecture}"
+            )
+        return _of_tokens(logits, ("no", "yes"), scoring, QWEN3_RERANKER)
     is_qwen3 = config.get("is_original_qwen3_reranker", False)
     method = config.get("method", "from_2_way_softmax" if is_qwen3 else "no_post_processing")
     if method not in ("from_2_way_softmax", "no_post_processing"):
@@ -127,11 +133,16 @@ def _from_tokens(config: ModelConfig, logits: Logits | None, checkpoint: Checkpo
             f"config.json: method is {method!r}; a classifier from tokens is made by 'from_2_way_softmax' or "
             "'no_post_processing'"
         )
-    difference = method == "from_2_way_softmax"
-    if difference and len(tokens) != 2:
-        raise ModelError(f"config.json: classifier_from_token has {len(tokens)} tokens; {method} needs 2")
-    linear = logits.linear
-    part = HeadTokens(linear.weight, linear.outputs, token_ids_of(checkpoint.folder, tokens), difference)
-    names = (tokens[1],) if difference else tokens
-    activation = "sigmoid" if difference else _activation_of(config, len(tokens))
-    return _Labels(names, activation, Classifier("last", (part,)), QWEN3_RERANKER if is_qwen3 else "")
+    ids = token_ids_of(checkpoint.folder, tokens)
+    if method == "from_2_way_softmax":
+        if len(tokens) != 2:
+            raise ModelError(f"config.json: classifier_from_token has {len(tokens)} tokens; {method} needs 2")
+        return _of_tokens(logits, tokens, ids, QWEN3_RERANKER if is_qwen3 else "")
+    part = HeadTokens(logits.linear.weight, logits.linear.outputs, ids)
+    return _Labels(tokens, _activation_of(config, len(tokens)), Classifier("last", (part,)))
+
+
+def _of_tokens(logits: Logits, names: tuple[str, ...], token_ids: tuple[int, ...], pair_template: str) -> _Labels:
+    """Return the label of the second of two tokens, whose score is its softmax over both."""
+    part = HeadTokens(logits.linear.weight, logits.linear.outputs, token_ids, difference=True)
+    return _Labels((names[1],), "sigmoid", Classifier("last", (part,)), pair_template)

@@ -57,6 +57,13 @@ class _Dense(msgspec.Struct):
     activation_function: str = "torch.nn.modules.activation.Tanh"
 
 
+class _LogitScore(msgspec.Struct):
+    """config.json of a LogitScore module."""
+
+    true_token_id: int
+    false_token_id: int
+
+
 @dataclass(frozen=True)
 class SentenceTransformer:
     """How a checkpoint's hidden states become embeddings; `max_seq_length` None is the model's own."""
@@ -80,16 +87,23 @@ def max_seq_length(folder: Path) -> int | None:
     return own.max_seq_length
 
 
+def scoring_tokens(folder: Path) -> tuple[int, int] | None:
+    """Return the tokens whose logits score a pair, that for no and that for yes; None if the folder names none."""
+    scores = [module for module in _modules_of(folder) if module.kind == "LogitScore"]
+    if not scores:
+        return None
+    score: _LogitScore = _read(folder / scores[0].path / "config.json", _LogitScore)
+    return score.false_token_id, score.true_token_id
+
+
 def read_sentence_transformer(folder: Path, hidden_size: int) -> SentenceTransformer | None:
-    """Return the configuration of a folder, None if it has no modules.json.
+    """Return the configuration of a folder, None if it has no modules.json, or scores pairs by the logits of tokens.
 
     Raises ModelError for a module or a setting that is not supported.
     """
-    if not (folder / "modules.json").exists():
+    if not (folder / "modules.json").exists() or scoring_tokens(folder) is not None:
         return None
-    first, *modules = _read(folder / "modules.json", list[_Module]) or [_Module("")]
-    if first.kind != "Transformer":
-        raise ModelError(f"{folder / 'modules.json'} begins with {first.type!r}; it must be a Transformer")
+    modules = _modules_of(folder)[1:]
     texts: _Texts = _read(folder / "config_sentence_transformers.json", _Texts)
     own: _Transformer = _read(folder / "sentence_bert_config.json", _Transformer)
     pooling, includes_prompt = "mean", True
@@ -120,6 +134,14 @@ def read_sentence_transformer(folder: Path, hidden_size: int) -> SentenceTransfo
         pooling, normalize, tuple(layers), includes_prompt, texts.prompts, texts.default_prompt_name, similarity,
         own.max_seq_length, own.do_lower_case,
     )  # fmt: skip
+
+
+def _modules_of(folder: Path) -> list[_Module]:
+    """Return the modules of a folder, the first of which is the model; none without modules.json."""
+    modules: list[_Module] = _read(folder / "modules.json", list[_Module])
+    if modules and modules[0].kind != "Transformer":
+        raise ModelError(f"{folder / 'modules.json'} begins with {modules[0].type!r}; it must be a Transformer")
+    return modules
 
 
 def _pooling_of(folder: Path) -> tuple[str, bool]:

@@ -35,6 +35,9 @@ NEEDED = {
     "tokenizer_config.json": b'{"model_max_length": 99}',
     "chat_template.jinja": b"{{ messages }}",
     "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
+    "modules.json": b"[]",
+    "1_Pooling/config.json": b"{}",
+    "2_Dense/model.safetensors": b"dense",
     "model-00001-of-00002.safetensors": b"first" * 1000,
     "model-00002-of-00002.safetensors": b"second" * 1000,
     "model.safetensors.index.json": json.dumps(
@@ -44,7 +47,9 @@ NEEDED = {
 NOT_NEEDED = {
     **dict.fromkeys(("README.md", ".gitattributes", "trainer_state.json", "tiny-Q4_K_M.gguf"), b"x"),
     **dict.fromkeys(("pytorch_model.bin", "consolidated.00.pth", "consolidated.safetensors"), b"x"),
-    **dict.fromkeys(("original/params.json", "original/tokenizer.model", "onnx/model.onnx"), b"x"),
+    **dict.fromkeys(
+        ("original/params.json", "original/tokenizer.model", "onnx/model.onnx", "2_Dense/pytorch_model.bin"), b"x"
+    ),
 }
 SINGLE = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": b"weights" * 1000}
 NOWHERE = "http://127.0.0.1:9"
@@ -98,7 +103,7 @@ def test_the_needed_files_are_downloaded_once(place: Place, capfd: pytest.Captur
     assert place.in_cache("org/sharded") == set(NEEDED)
     assert {name: (place.snapshot("org/sharded") / name).read_bytes() for name in NEEDED} == NEEDED
     begin, end = capfd.readouterr().err.splitlines()
-    assert begin == "quire: downloading org/sharded (8 files of commit 0123456), 11.1 kB"
+    assert begin == "quire: downloading org/sharded (11 files of commit 0123456), 11.1 kB"
     assert end.startswith("quire: downloaded org/sharded")
     assert resolve_model("org/sharded", "main") == resolve_model("org/sharded", COMMIT) == place.snapshot("org/sharded")
     assert set(place.hub.downloads.values()) == {1}

@@ -65,6 +65,45 @@ CLASSIFIERS = (
     PooledCheckpoint("qwen2-reward", "Qwen2ForSequenceClassification", {**_DECODER, "num_labels": 1}),
 )  # fmt: skip
 
+RERANKER_TEMPLATE = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: {}\n'
+    "<Query>: {}\n<Document>: {}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
+"""Instruction, query and document as the model card of Qwen3-Reranker joins them."""
+
+
+def make_reranker(folder: Path) -> Any:
+    """Write a random Qwen3ForCausalLM whose tokenizer has the tokens of Qwen3-Reranker; return the model."""
+    import torch
+    import transformers
+    from small_tokenizers import byte_level
+    from tokenizers import AddedToken
+
+    torch.manual_seed(3)
+    config = {**_DECODER, "max_position_embeddings": 1024, "tie_word_embeddings": True}
+    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**config)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, 1.5 * parameter.shape[1] ** -0.5)
+    model.save_pretrained(folder)
+    tokenizer = byte_level()
+    special = ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "yes", "no"]
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in special])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text("{}")
+    return model
+
+
+def next_logits(model: Any, prompt: list[int]) -> Floats:
+    """Return the logits of the token after a prompt."""
+    import torch
+
+    with torch.inference_mode():
+        values: Floats = model(torch.tensor([prompt])).logits[0, -1].double().numpy()
+    return values
+
 
 def make(checkpoint: PooledCheckpoint, folder: Path) -> Any:
     """Write the checkpoint with a small tokenizer; return the model of `transformers`."""
