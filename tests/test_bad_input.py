@@ -421,9 +421,38 @@ def test_a_header_that_is_not_utf8_is_rejected(good: Path) -> None:
 
 def test_a_shard_with_an_impossible_name_is_rejected(good: Path) -> None:
     shard(good)
-    (good / INDEX).write_text(json.dumps({"weight_map": {"lm_head.weight": "a\0b"}}))
+    (good / INDEX).write_text(json.dumps({"weight_map": {"lm_head.weight": "../b"}}))
     with pytest.raises(ModelError, match="is said to be in"):
         Checkpoint(str(good))
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"a\nb": {"dtype": "F32", "shape": [], "data_offsets": [0, 4]}},
+        {"a" * 5000: {"dtype": "F32", "shape": [], "data_offsets": [0, 5]}},
+        {"a": {"dtype": "F" * 5000, "shape": [], "data_offsets": [0, 5]}},
+        {"a": {"dtype": "F32", "shape": [1] * 5000, "data_offsets": [0, 8]}},
+        {"a": {"dtype": "F32", "shape": [10**600], "data_offsets": [0, 10**600]}},
+    ],
+)
+def test_an_error_does_not_quote_at_length(good: Path, entries: dict[str, Any]) -> None:
+    header = json.dumps(entries).encode()
+    (good / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(ModelError) as raised:
+        Checkpoint(str(good))
+    assert str(raised.value).isprintable()
+    assert len(str(raised.value)) < 500
+
+
+def test_an_index_does_not_get_quoted_at_length(good: Path) -> None:
+    shard(good)
+    for name, file in (("lm_head.weight", "a\nb"), ("lm_head.weight", "a" * 5000), ("a" * 5000, "b"), ("a\nb", "b")):
+        (good / INDEX).write_text(json.dumps({"weight_map": {name: file}}))
+        with pytest.raises(ModelError, match=r"characters is not allowed; names of tensors and files") as raised:
+            Checkpoint(str(good))
+        assert str(raised.value).isprintable()
+        assert len(str(raised.value)) < 500
 
 
 def test_ids_that_no_vocabulary_has_end_no_answer(good: Path) -> None:

@@ -28,6 +28,8 @@ INTEGER_DTYPES = {"I64": ("i64", 8), "I32": ("i32", 4), "I8": ("i8", 1), "U8": (
 
 _KNOWN = FLOAT_DTYPES | INTEGER_DTYPES
 _MAX_HEADER_BYTES = 100_000_000
+_LONGEST_NAME = 256
+_MOST_DIMENSIONS = 32
 _SAMPLE_BYTES = 1024
 _LARGEST_VOCABULARY = 1 << 31
 
@@ -133,7 +135,9 @@ class Checkpoint:
             )
         files: dict[Path, list[str]] = {}
         for name, file in _read(index, _Index, "a safetensors index").weight_map.items():
-            if Path(file).name != file or "\0" in file:
+            _check_name(index, name)
+            _check_name(index, file)
+            if Path(file).name != file:
                 raise ModelError(
                     f"{index}: tensor {name} is said to be in {file!r}, which is not a file of this folder"
                 )
@@ -155,6 +159,8 @@ class Checkpoint:
         problem = f"{path}: its safetensors header can't be read"
         header = _decoded(mapped[8 : 8 + header_bytes], dict[str, msgspec.Raw], problem)
         header.pop("__metadata__", None)
+        for name in header:
+            _check_name(path, name)
         entries = {name: _decoded(entry, _Entry, f"{problem}, tensor {name}") for name, entry in header.items()}
         self._maps[path] = mapped
         data = np.frombuffer(mapped, np.uint8, offset=8 + header_bytes)
@@ -265,9 +271,21 @@ def _decoded(text: bytes | msgspec.Raw, kind: type[T], problem: str) -> T:
         raise ModelError(f"{problem}: {error}") from None
 
 
+def _check_name(path: Path, name: str) -> None:
+    """Raise ModelError for a name that errors could not quote in one line."""
+    if len(name) > _LONGEST_NAME or not name.isprintable():
+        raise ModelError(
+            f"{path}: the name {name[:40]!r} of {len(name)} characters is not allowed; names of tensors and files are "
+            f"printable, and have at most {_LONGEST_NAME}"
+        )
+
+
 def _check_entry(path: Path, name: str, entry: _Entry, size: int) -> None:
     """Raise ModelError unless the tensor lies in the `size` bytes of data and has the bytes of its shape."""
     begin, end = entry.data_offsets
+    _check_name(path, entry.dtype)
+    if len(entry.shape) > _MOST_DIMENSIONS or max(begin, end, *entry.shape) >> 63:
+        raise ModelError(f"{path}: tensor {name} has a shape or a range of bytes that no file can have")
     if min(entry.shape, default=0) < 0 or not 0 <= begin <= end:
         raise ModelError(
             f"{path}: tensor {name} can't have the shape {entry.shape} and the bytes from {begin} to {end}; "

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from fuzzing.target import mutate_json, replace
+from fuzzing.target import check_message, mutate_json, replace
 
 from quire.kernels.errors import ModelError
 from quire.kernels.weights.checkpoint import FLOAT_DTYPES, Checkpoint
@@ -65,6 +65,7 @@ class Safetensors:
         except ModelError as error:
             if str(self._folder) not in str(error):
                 raise AssertionError("the error does not name the file") from error
+            check_message(str(error))
             return
         assert len(checkpoint.digest()) == 32
         for name in json.loads(data[1:])["weight_map"] if is_index else _names(data):

@@ -12,6 +12,8 @@ from typing import Protocol
 
 from fuzzing.mutation import mutated
 
+LONGEST_MESSAGE = 2000
+
 
 class Target(Protocol):
     """Code under test. An input is a byte string of a form of the target's own."""
@@ -37,6 +39,14 @@ class Setup:
     make: Callable[[Path], Target]
     max_bytes: int
     max_seconds: int = 20  # for one input, under instrumentation, next to other processes
+
+
+def check_message(message: str) -> None:
+    """Raise AssertionError unless an error's message is one line of bounded length."""
+    if not message.isprintable():
+        raise AssertionError("the error is not one line")
+    if len(message) > LONGEST_MESSAGE:
+        raise AssertionError("the error has no bounds")
 
 
 def mutate_json(text: bytes, random: Random) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fuzzing.checkpoints import Safetensors
 from fuzzing.codec import Codec
 from fuzzing.configs import Configs
+from fuzzing.gguf_files import GgufFiles
 from fuzzing.pages import Pages
 from fuzzing.target import Setup
 from fuzzing.traces import Traces
@@ -13,6 +14,7 @@ TARGETS = {
     "codec": Setup(Codec, max_bytes=8192),
     "traces": Setup(Traces, max_bytes=8192),
     "safetensors": Setup(Safetensors, max_bytes=8192),
+    "gguf": Setup(GgufFiles, max_bytes=16384),
     "configs": Setup(Configs, max_bytes=32768),
     "pages": Setup(Pages, max_bytes=8192),
 }
