@@ -26,7 +26,7 @@ FLOAT_DTYPES = {"BF16": ("bf16", 2), "F16": ("f16", 2), "F32": ("f32", 4)}
 INTEGER_DTYPES = {"I64": ("i64", 8), "I32": ("i32", 4), "I8": ("i8", 1), "U8": ("u8", 1)}
 """safetensors dtypes of quantized weights and their indices: our name, bytes of an element."""
 
-_KNOWN = FLOAT_DTYPES | INTEGER_DTYPES
+_KNOWN = FLOAT_DTYPES | INTEGER_DTYPES | {"F8_E4M3": ("f8_e4m3", 1)}
 _MAX_HEADER_BYTES = 100_000_000
 _LONGEST_NAME = 256
 _MOST_DIMENSIONS = 32
@@ -93,7 +93,7 @@ class Checkpoint:
             raise ModelError(
                 f"model {folder!r} is not a folder; give a checkpoint folder with config.json and model.safetensors"
             )
-        self.config = self._read_config()
+        self.config = read_config(self.folder)
         self._maps: dict[Path, mmap.mmap] = {}
         self._tensors: dict[str, Tensor] = {}
         self._foreign: dict[str, str] = {}  # unsupported dtypes of other tensors
@@ -103,14 +103,6 @@ class Checkpoint:
         """Map the files and enter their tensors into `_maps` and `_tensors`."""
         for file, names in self._files().items():
             self._open(file, names)
-
-    def _read_config(self) -> dict[str, Any]:
-        path = self.folder / "config.json"
-        try:
-            text = path.read_bytes()
-        except OSError as error:
-            raise ModelError(f"{path}: {error.strerror}; a checkpoint folder needs a config.json") from None
-        return _decoded(text, dict[str, Any], f"{path} is not a JSON object")
 
     def eos_token_ids(self) -> list[int]:
         """Return the tokens that end an answer, from generation_config.json or else config.json.
@@ -251,6 +243,16 @@ class Checkpoint:
         """Release the mapped pages, so that they do not count as resident memory."""
         for mapped in self._maps.values():
             mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return config.json of a folder. Raises ModelError."""
+    path = folder / "config.json"
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{path}: {error.strerror}; a checkpoint folder needs a config.json") from None
+    return _decoded(text, dict[str, Any], f"{path} is not a JSON object")
 
 
 def _read(path: Path, kind: type[T], what: str) -> T:

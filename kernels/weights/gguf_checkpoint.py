@@ -14,7 +14,9 @@ from quire.kernels.errors import ModelError
 from quire.kernels.gguf.config import permuted_heads, tensor_name
 from quire.kernels.gguf.container import GgufModel, read_gguf
 from quire.kernels.gguf.kept_folders import hold
-from quire.kernels.weights.checkpoint import FLOAT_DTYPES, Checkpoint, Tensor
+from quire.kernels.weights.checkpoint import FLOAT_DTYPES, Checkpoint, Tensor, read_config
+from quire.kernels.weights.fp8_checkpoint import Fp8Checkpoint
+from quire.kernels.weights.quantized.fp8 import fp8_of
 
 _SUFFIX = ".gguf"
 
@@ -35,7 +37,10 @@ class PermutedTensor(Tensor):
 def open_checkpoint(folder: str) -> Checkpoint:
     """Return the checkpoint in a folder, of safetensors or GGUF files. Raises ModelError."""
     has_gguf = any(Path(folder).glob(f"*{_SUFFIX}")) and not any(Path(folder).glob("*.safetensors*"))
-    return GgufCheckpoint(folder) if has_gguf else Checkpoint(folder)
+    if has_gguf:
+        return GgufCheckpoint(folder)
+    fp8 = fp8_of(read_config(Path(folder))) if Path(folder).is_dir() else None
+    return Checkpoint(folder) if fp8 is None else Fp8Checkpoint(folder, fp8)
 
 
 class GgufCheckpoint(Checkpoint):

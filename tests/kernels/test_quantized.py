@@ -375,7 +375,11 @@ def update_inputs(**fields: Any) -> Callable[[dict[str, Any]], None]:
 
 
 REJECTIONS = [
-    ("gptq-4", update(quant_method="fp8"), ["quant_method", "'fp8'", "gptq", "awq", "compressed-tensors"]),
+    (
+        "gptq-4",
+        update(quant_method="bitsandbytes"),
+        ["quant_method", "'bitsandbytes'", "gptq", "awq", "compressed-tensors"],
+    ),
     ("gptq-4", update(quant_method=None), ["quant_method", "None"]),
     ("gptq-4", update(quant_method=["gptq"]), ["quant_method", "['gptq']"]),
     ("gptq-4", update(bits=3), ["bits", "3", "4, 8"]),
@@ -401,7 +405,7 @@ REJECTIONS = [
     ("awq", update(backend="llm-awq"), ["backend", "'llm-awq'"]),
     ("awq", update(dynamic={"-:.*": {}}), ["dynamic"]),
     ("awq", update(modules_to_not_convert=[1]), ["modules_to_not_convert", "strings"]),
-    ("pack-4", update(format="float-quantized"), ["format", "'float-quantized'", "pack-quantized", "int-quantized"]),
+    ("pack-4", update(format="mxfp4-quantized"), ["format", "'mxfp4-quantized'", "pack-quantized", "int-quantized"]),
     ("pack-4", update(format="nvfp4-pack-quantized"), ["format", "'nvfp4-pack-quantized'"]),
     ("pack-4", update(format="marlin-24"), ["format", "'marlin-24'"]),
     ("pack-4", update(format=None), ["format", "None"]),

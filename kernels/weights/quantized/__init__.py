@@ -9,6 +9,8 @@ from quire.kernels.emit.layout import QuantizedFormat
 from quire.kernels.errors import ModelError
 from quire.kernels.weights.quantized.awq import Awq
 from quire.kernels.weights.quantized.compressed import CompressedTensors
+from quire.kernels.weights.quantized.fp8 import METHODS as FP8_METHODS
+from quire.kernels.weights.quantized.fp8 import is_fp8
 from quire.kernels.weights.quantized.gguf import Gguf
 from quire.kernels.weights.quantized.gptq import Gptq
 from quire.kernels.weights.quantized.scheme import QuantizedMatrix, Scheme
@@ -25,17 +27,22 @@ METHODS: dict[str, Callable[[ModelConfig], Scheme]] = {
 
 
 def scheme_of(config: ModelConfig) -> Scheme | None:
-    """Return the quantization scheme of a model, None if it has none. Raises ModelError for an unsupported one."""
+    """Return the quantization scheme of a model, None if it has none. Raises ModelError for an unsupported one.
+
+    FP8 has none: its weights are read as floats.
+    """
     fields = ("quantization_config", "compression_config")  # the second is the older name
     name = next((name for name in fields if config.options(name)), None)
     if name is None:
         return None
     section = config.section(name)
+    if is_fp8(section.fields):
+        return None
     method = section.fields.get("quant_method")
     read = METHODS.get(method) if isinstance(method, str) else None
     if read is None:
         raise ModelError(
             f"config.json: {name}.quant_method is {method!r}; supported are gptq and compressed-tensors "
-            "with integers of 4 or 8 bits, and awq with 4 bits"
+            f"with integers of 4 or 8 bits, awq with 4 bits, and FP8 as compressed-tensors or {', '.join(FP8_METHODS)}"
         )
     return read(section)
