@@ -29,8 +29,8 @@ LAYERS = {
     "protocol": "errors pooling_info totals < engine_shape < * < address messages"
     " < codec keys pipe pooling_tasks simulation < engine_options < sockets",
     "kernels": "errors < config < rope < graph.operations < emit < host < gguf < weights.checkpoint"
-    " < weights.gguf_checkpoint < operands"
-    " < weights.quantized < weights.quantization < plan < weights < pooling < graph kv_file memory models < options"
+    " < operands < weights.quantized < weights.fp8_checkpoint < weights.gguf_checkpoint"
+    " < weights.quantization < plan < weights < pooling < graph kv_file memory models < options"
     " < *",
     "engine_core": "crash_journal executor grammar.text kv_tiers.page_server kv_tiers.tier transport.waker < request"
     " < validation < decoding < scheduling < grammar < trace transport < stats < *",
