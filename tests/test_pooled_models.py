@@ -72,7 +72,7 @@ def test_an_encoder_equals_transformers(reference: tuple[Path, Any], engine: Eng
         np.testing.assert_allclose(embed(llm, kind), expected, rtol=0, atol=2e-4 * np.abs(expected).max())
 
 
-@each(ENCODERS[:1] + ENCODERS[4:5])
+@each(ENCODERS[:1] + ENCODERS[7:8])
 @pytest.mark.parametrize("formats", [{"dtype": "bfloat16"}, {"quantization": "int8", "kv_cache_dtype": "int8"}])
 def test_the_same_bits_in_any_batch(
     reference: tuple[Path, Any], formats: dict[str, str], engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
@@ -115,6 +115,46 @@ def write_modules(folder: Path, pooling: dict[str, Any], *more: str, **texts: An
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
     (folder / "config_sentence_transformers.json").write_text(json.dumps(texts))
+
+
+def rewrite_config(folder: Path, **fields: Any) -> None:
+    """Replace fields of config.json; None removes one."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | fields
+    path.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
+
+
+@each(ENCODERS[4:5])
+def test_gte_with_the_fields_and_the_scaling_of_its_authors(reference: tuple[Path, Any], engine: EngineFactory) -> None:
+    """Their `ntk` multiplies the base by the factor, and divides the frequencies by a power of it."""
+    torch = pytest.importorskip("torch")
+    folder, model = reference
+    rewrite_config(
+        folder, architectures=["NewModel"], model_type="new", rope_parameters=None, rope_theta=20000,
+        rope_scaling={"type": "ntk", "factor": 8.0}, position_embedding_type="rope", pack_qkv=True,
+        layer_norm_type="layer_norm", logn_attention_scale=False,
+    )  # fmt: skip
+    frequencies = (20000 * 8.0) ** -(np.arange(0, 16, 2) / 16) / 8.0 ** (2 / 16)
+    model.rotary_emb.inv_freq.copy_(torch.from_numpy(frequencies.astype(np.float32)))
+    expected = np.array([pooled(hidden_states(model, prompt), "mean") for prompt in PROMPTS])
+    found = embed(engine(folder, dtype="float32"), "mean")
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-4 * np.abs(expected).max())
+
+
+@each(ENCODERS[6:7])
+def test_nomic_with_the_fields_of_its_authors(reference: tuple[Path, Any], engine: EngineFactory) -> None:
+    folder, _ = reference
+    expected = embed(engine(folder), "mean")
+    rewrite_config(
+        folder, rope_parameters=None, rotary_emb_base=1000, n_embd=96, hidden_size=None, n_inner=160,
+        intermediate_size=None, n_layer=3, num_hidden_layers=None, n_head=6, num_attention_heads=None, n_positions=8192,
+        max_position_embeddings=None, max_trained_positions=512, layer_norm_epsilon=1e-12, layer_norm_eps=None,
+        activation_function="swiglu", hidden_act=None, qkv_proj_bias=False, rotary_emb_fraction=1.0, prenorm=False,
+    )  # fmt: skip
+    llm = engine(folder)
+    assert embed(llm, "mean") == expected
+    with pytest.raises(ValueError, match="maximum context length is 512"):
+        llm.embed([[5] * 513], use_tqdm=False)
 
 
 @each(ENCODERS[:1])
@@ -163,7 +203,7 @@ def test_the_modules_of_sentence_transformers(reference: tuple[Path, Any], engin
         llm.classify(text, use_tqdm=False)
 
 
-@each(CLASSIFIERS[:1] + CLASSIFIERS[2:3] + CLASSIFIERS[4:5])
+@each(CLASSIFIERS[:1] + CLASSIFIERS[2:3] + CLASSIFIERS[5:6])
 def test_a_cross_encoder_reads_pairs(reference: tuple[Path, Any], engine: EngineFactory) -> None:
     """With the second text's token type, where the model has two; long pairs are cut at the end of the longer text."""
     folder, model = reference

@@ -15,9 +15,11 @@ from quire.kernels.models import (
     glm4,
     gpt2,
     granite,
+    gte,
     llama,
     mistral,
     modernbert,
+    nomic_bert,
     olmo2,
     phi3,
     qwen2,
@@ -50,7 +52,10 @@ GENERATORS: dict[str, Builder] = {
 
 ENCODERS: dict[str, Builder] = {
     "BertModel": bert.build,
+    "GteModel": gte.build,
     "ModernBertModel": modernbert.build,
+    "NewModel": gte.build,
+    "NomicBertModel": nomic_bert.build,
     "RobertaModel": bert.build_roberta,
     "XLMRobertaModel": bert.build_roberta,
 }
@@ -58,7 +63,9 @@ ENCODERS: dict[str, Builder] = {
 
 ENCODER_HEADS: dict[str, Callable[[ModelConfig], Classifier]] = {
     "BertForSequenceClassification": bert.classifier,
+    "GteForSequenceClassification": gte.classifier,
     "ModernBertForSequenceClassification": modernbert.classifier,
+    "NewForSequenceClassification": gte.classifier,
     "RobertaForSequenceClassification": bert.roberta_classifier,
     "XLMRobertaForSequenceClassification": bert.roberta_classifier,
 }

@@ -23,7 +23,10 @@ KV_HEADS = 2
 
 @dataclass(frozen=True)
 class Case:
-    """Attention of `tokens` tokens from `position` on, with random queries, keys, values and sinks."""
+    """Attention of `tokens` tokens from `position` on, with random queries, keys, values and sinks.
+
+    With `later` tokens after them it is an encoder's: all tokens of the sequence attend to each other.
+    """
 
     group: int
     dim: int
@@ -33,6 +36,7 @@ class Case:
     softcap: float = 0.0
     sinks: bool = False
     quantized: bool = False
+    later: int | None = None
 
     @property
     def heads(self) -> Heads:
@@ -40,7 +44,7 @@ class Case:
 
     @property
     def context(self) -> int:
-        return self.position + self.tokens
+        return self.position + self.tokens + (self.later or 0)
 
     def dtypes(self, isa: str, weights: str) -> Dtypes:
         activations = bf16_activations(isa) if weights == "bf16" else "f32"
@@ -102,7 +106,13 @@ class Case:
         stops = np.minimum(np.cumsum(np.resize(sizes, self.tokens)), self.tokens)
         entries = np.array(
             [
-                (first, stop - first, self.position + first, pages.ctypes.data, self.position + stop)
+                (
+                    first,
+                    stop - first,
+                    self.position + first,
+                    pages.ctypes.data,
+                    self.position + stop if self.later is None else self.context,
+                )
                 for first, stop in itertools.pairwise([0, *stops])
                 if stop > first
             ],
@@ -112,7 +122,13 @@ class Case:
         out = np.full((-(-self.tokens // 16), -(-width // 32), 16, 32), 1, queries.dtype)
         sinks = aligned(np.linspace(-1, 3, self.heads.query).astype(np.float32))
         kernel = AttentionKernel(
-            "attention", self.heads, self.dim**-0.5, window=self.window, softcap=self.softcap, sinks=self.sinks
+            "attention",
+            self.heads,
+            self.dim**-0.5,
+            window=self.window,
+            softcap=self.softcap,
+            sinks=self.sinks,
+            bidirectional=self.later is not None,
         )
         out = aligned(out)
         buffers = [aligned(entries), aligned(queries), self.pool(k, v, scales, weights), out, sinks]
@@ -129,8 +145,10 @@ class Case:
         scores = np.einsum("thgd,hcd->thgc", q, k) * self.dim**-0.5
         if self.softcap:
             scores = self.softcap * np.tanh(scores / self.softcap)
-        query, key = np.arange(self.position, self.context)[:, None], np.arange(self.context)
-        valid = (key <= query) & (query - key < (self.window or self.context))
+        query, key = np.arange(self.position, self.position + self.tokens)[:, None], np.arange(self.context)
+        valid = np.abs(query - key) < (self.window or self.context)
+        if self.later is None:
+            valid &= key <= query
         weight = np.exp(scores) * valid[:, None, None, :]
         total = weight.sum(-1, keepdims=True)
         if self.sinks:
@@ -149,6 +167,9 @@ CASES = [
     Case(group=2, dim=128, tokens=64, position=230, window=5),
     Case(group=40, dim=64, tokens=3, position=600, quantized=True),
     Case(group=1, dim=128, tokens=35, position=300, window=1),
+    Case(group=1, dim=32, tokens=40, position=230, later=300),
+    Case(group=2, dim=64, tokens=30, position=240, later=20, quantized=True),
+    Case(group=1, dim=64, tokens=64, position=220, window=65, later=100),
 ]
 
 

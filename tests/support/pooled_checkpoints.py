@@ -48,6 +48,9 @@ ENCODERS = (
     PooledCheckpoint("bert-one-head", "BertModel", _encoder(hidden_size=80, num_attention_heads=1, hidden_act="relu")),
     PooledCheckpoint("xlm-roberta", "XLMRobertaModel", _encoder(**_ROBERTA)),
     PooledCheckpoint("roberta", "RobertaModel", _encoder(**_ROBERTA, hidden_act="gelu_new")),
+    PooledCheckpoint("gte", "GteModel", _encoder(pad_token_id=1)),
+    PooledCheckpoint("gte-without-types", "GteModel", _encoder(type_vocab_size=0, num_attention_heads=3)),
+    PooledCheckpoint("nomic-bert", "NomicBertModel", _encoder(), has_types=True),
     PooledCheckpoint("modernbert", "ModernBertModel", _encoder(**_MODERN)),
     PooledCheckpoint("modernbert-biases", "ModernBertModel", _encoder(**_MODERN, norm_bias=True, attention_bias=True)),
 )
@@ -56,6 +59,7 @@ CLASSIFIERS = (
     PooledCheckpoint("bert-labels", "BertForSequenceClassification", _encoder(num_labels=5), has_types=True),
     PooledCheckpoint("xlm-roberta-pair", "XLMRobertaForSequenceClassification", _encoder(**_ROBERTA, num_labels=1)),
     PooledCheckpoint("roberta-labels", "RobertaForSequenceClassification", _encoder(**_ROBERTA, num_labels=3)),
+    PooledCheckpoint("gte-pair", "GteForSequenceClassification", _encoder(num_labels=1)),
     PooledCheckpoint("modernbert-pair", "ModernBertForSequenceClassification", _encoder(**_MODERN, num_labels=1)),
     PooledCheckpoint(
         "modernbert-mean", "ModernBertForSequenceClassification",
