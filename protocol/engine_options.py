@@ -20,8 +20,8 @@ QUANTIZATIONS = ("int8", "int4", "int4-g64", "int4-g32", "gptq", "awq", "compres
 KV_CACHE_DTYPES = ("auto", "int8")
 BLOCK_SIZES = (32, 64, 128)
 SCHEDULING_POLICIES = ("fcfs", "priority", "lpm", "sjf")
-TOOL_CALL_PARSERS = ("none", "hermes", "llama3_json", "json_call")
-REASONING_PARSERS = ("none", "think", "qwen3", "deepseek_r1")
+TOOL_CALL_PARSERS = ("none", "hermes", "llama3_json", "granite", "phi4_mini_json", "cohere2", "json_call")
+REASONING_PARSERS = ("none", "think", "qwen3", "deepseek_r1", "granite", "cohere2")
 STANDBYS = ("program", "model")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 

@@ -27,6 +27,15 @@ values = st.recursive(
 calls = st.tuples(names, st.dictionaries(tricky, values, max_size=3))
 FRAGMENTS = [
     *("<tool_call>", "</tool_call>", "<think>", "</think>", "<|python_tag|>", "<tool", "</", "<", ">", "\n", " ", "\t"),
+    *(
+        "<|tool_call|>",
+        "functools",
+        "functools[",
+        "<|/tool_call|>",
+        "<|START_ACTION|>",
+        "<|END_ACTION|>",
+        '"tool_name"',
+    ),
     *("{", "}", "[", "]", ",", ":", ";", '"', "\\", '\\"', "1", "null", "é", "words", "\\ud83d", " " * 9),
     *(
         '"name"',

@@ -90,3 +90,39 @@ DEEPSEEK = (
 )
 
 PLAIN = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant: "
+
+GRANITE = """\
+{%- if tools %}
+    {{- '<|start_of_role|>system<|end_of_role|>Answer with <|tool_call|> and a list of calls.<|end_of_text|>\\n' }}
+    {{- '<|start_of_role|>tools<|end_of_role|>' + (tools | tojson) + '<|end_of_text|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|start_of_role|>' + message.role + '<|end_of_role|>' + message.content + '<|end_of_text|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_of_role|>assistant<|end_of_role|>' }}
+    {%- if thinking %}{{- 'Write after Here is my thought process: and Here is my response:' }}{%- endif %}
+{%- endif %}
+"""
+
+COHERE = """\
+{%- if tools %}
+    {{- '<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>' + (tools | tojson) + ' Think between <|START_THINKING|> and ' }}
+    {{- '<|END_THINKING|>, call between <|START_ACTION|> and <|END_ACTION|>.<|END_OF_TURN_TOKEN|>' }}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|START_OF_TURN_TOKEN|><|USER_TOKEN|>' + message.content + '<|END_OF_TURN_TOKEN|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' }}
+{%- endif %}
+"""
+
+PHI4_MINI = """\
+{%- for message in messages %}
+    {{- '<|' + message.role + '|>' + message.content }}
+    {%- if loop.first and tools %}{{- '<|tool|>' + (tools | tojson) + '<|/tool|>' }}{%- endif %}
+    {{- '<|end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}
+"""

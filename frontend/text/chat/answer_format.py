@@ -10,10 +10,10 @@ import msgspec
 from quire.frontend.text.chat.answer_grammar import after_thinking, answer_rule
 from quire.frontend.text.chat.assistant import AssistantParser
 from quire.frontend.text.chat.reasoning import (
-    CLOSE,
-    OPEN,
     REASONING_PARSERS,
+    THINK,
     AnswerStart,
+    ReasoningFormat,
     ReasoningParser,
     answer_start,
     detect_reasoning,
@@ -56,14 +56,10 @@ class AnswerFormat:
 
     @property
     def reads_special_tokens(self) -> bool:
-        """True if marks are special tokens, so that answers must be decoded with `skip_special_tokens=False`.
-
-        A bare format does not need its mark.
-        """
-        parser = None if self.tool_parser is None else TOOL_PARSERS[self.tool_parser]
-        marks = set() if parser is None or parser.bare else {parser.tag, parser.closing}
+        """True if marks are special tokens, so that answers must be decoded with `skip_special_tokens=False`."""
+        marks = set() if self.tool_parser is None else TOOL_PARSERS[self.tool_parser].marks()
         if self.reasoning_parser is not None:
-            marks |= {OPEN, CLOSE}
+            marks |= self._thoughts.marks
         return not marks.isdisjoint(self.special_tokens)
 
     def parser(
@@ -77,7 +73,9 @@ class AnswerFormat:
         calls = None
         if tools is not None and name is not None:
             calls = TOOL_PARSERS[name]({tool.name for tool in tools.callable_tools}, new_id)
-        thoughts = None if self.reasoning_parser is None else ReasoningParser(self._answer_start(prompt))
+        thoughts = (
+            None if self.reasoning_parser is None else ReasoningParser(self._answer_start(prompt), self._thoughts)
+        )
         parallel, forced = tools is None or tools.parallel, tools is not None and tools.forced
         return AssistantParser(calls, thoughts, parallel, only_calls=forced)
 
@@ -103,7 +101,7 @@ class AnswerFormat:
         name = self._tool_parser(tools)
         if tools is None or name is None:
             return None
-        return tool_grammar(tools, name, self._answer_start(prompt), self.special_tokens, content)
+        return tool_grammar(tools, name, self._answer_start(prompt), self.special_tokens, content, self._thoughts)
 
     def after_thinking(self, prompt: str, body: str) -> str | None:
         """Return the Lark grammar of an answer that may or must think before `body`, the right side of a rule.
@@ -111,7 +109,7 @@ class AnswerFormat:
         None if the answer begins at once, so that `body` is all there is.
         """
         start = self._answer_start(prompt)
-        return None if start is AnswerStart.ANSWER else after_thinking(body, start, self.special_tokens)
+        return None if start is AnswerStart.ANSWER else after_thinking(body, start, self.special_tokens, self._thoughts)
 
     def _constraint(
         self, structured: StructuredOutputs | None, prompt: str, tools: ToolUse | None
@@ -132,6 +130,10 @@ class AnswerFormat:
                 "give fewer tools, or shorter schemas",
             )
         return None if grammar is None else StructuredOutputs(grammar=grammar)
+
+    @property
+    def _thoughts(self) -> ReasoningFormat:
+        return THINK if self.reasoning_parser is None else REASONING_PARSERS[self.reasoning_parser]
 
     def _answer_start(self, prompt: str) -> AnswerStart:
         return AnswerStart.ANSWER if self.reasoning_parser is None else answer_start(self.reasoning_parser, prompt)

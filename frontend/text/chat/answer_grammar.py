@@ -8,7 +8,7 @@ from collections.abc import Container
 from typing import Any
 
 from quire.frontend.errors import RequestError
-from quire.frontend.text.chat.reasoning import CLOSE, OPEN, AnswerStart
+from quire.frontend.text.chat.reasoning import THINK, AnswerStart, ReasoningFormat
 from quire.protocol.messages import StructuredOutputs
 
 # The engine's own default for a plain schema. Bounded, since a small model may write blanks forever.
@@ -55,26 +55,30 @@ def _schema(structured: StructuredOutputs) -> dict[str, Any]:
     return {**schema, "x-guidance": options}
 
 
-def after_thinking(body: str, start: AnswerStart, special_tokens: Container[str] = ()) -> str:
+def after_thinking(
+    body: str, start: AnswerStart, special_tokens: Container[str] = (), form: ReasoningFormat = THINK
+) -> str:
     """Return a grammar of thoughts and then `body`, the right side of a rule such as `%json {...}`.
 
     Without room to think, a model that was prompted to think would put its constrained answer among its thoughts.
     `special_tokens` are the texts that the tokenizer has as special tokens.
     """
-    root = f"start: {thinking(start, special_tokens)} answer\nanswer: {body}\n"
-    return root + "\n".join(thinking_rules(start, special_tokens)) + "\n"
+    root = f"start: {thinking(start, special_tokens, form)} answer\nanswer: {body}\n"
+    return root + "\n".join(thinking_rules(start, special_tokens, form)) + "\n"
 
 
-def thinking(start: AnswerStart, special_tokens: Container[str] = ()) -> str:
+def thinking(start: AnswerStart, special_tokens: Container[str] = (), form: ReasoningFormat = THINK) -> str:
     """Return the part of a rule that precedes the answer; it refers to `thinking_rules`."""
     if start is AnswerStart.ANSWER:
         return ""
-    return f"({tag(OPEN, special_tokens)} thought GAP)?" if start is AnswerStart.EITHER else "thought GAP"
+    return f"({tag(form.open, special_tokens)} thought GAP)?" if start is AnswerStart.EITHER else "thought GAP"
 
 
-def thinking_rules(start: AnswerStart, special_tokens: Container[str] = ()) -> list[str]:
+def thinking_rules(start: AnswerStart, special_tokens: Container[str] = (), form: ReasoningFormat = THINK) -> list[str]:
     """Return the rules that `thinking` refers to."""
-    return [] if start is AnswerStart.ANSWER else [*text_up_to("thought", CLOSE, special_tokens), r"GAP: /\n{0,2}/"]
+    if start is AnswerStart.ANSWER:
+        return []
+    return [*text_up_to("thought", form.close, special_tokens), r"GAP: /\n{0,2}/"]
 
 
 def text_up_to(rule: str, mark: str, special_tokens: Container[str] = ()) -> list[str]:

@@ -9,11 +9,14 @@ from quire.frontend.text.chat.events import Event, ToolCallArguments, ToolCallSt
 from quire.frontend.text.chat.scanning import WHITE_SPACE, JsonScanner
 
 ARGUMENT_KEYS = ("arguments", "parameters")
+NAME_KEYS = ("name", "tool_name")
 BARE_KEYS = (*ARGUMENT_KEYS, "name", "type", "id")
 
 
 class CallReader:
-    """Reader of `{"name": ..., "arguments": {...}}`, where the key may also be "parameters"; other keys are skipped.
+    """Reader of `{"name": ..., "arguments": {...}}`, where the keys may also be "tool_name" and "parameters".
+
+    Other keys are skipped.
 
     The call starts when its name is known and its arguments have begun, in either order; until then `raw` holds the
     text, which becomes content again if it turns out not to be a call. The call ends with the object (`ended`), or
@@ -131,7 +134,7 @@ class CallReader:
     def _end_value(self) -> None:
         self._phase = self._comma
         value = "".join(self._value)
-        if self._key == "name" and self._name is None:
+        if self._key in NAME_KEYS and self._name is None:
             self._name = _string(value)
             self.broken = not self._name or not self._accepts(self._name)
             if not self.broken:

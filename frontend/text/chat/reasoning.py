@@ -1,9 +1,10 @@
-"""Reasoning parsers: they split an answer into thoughts, between `<think>` and `</think>`, and content."""
+"""Reasoning parsers: they split an answer into thoughts, between marks such as `<think>`, and content."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from quire.frontend.text.chat.events import ContentDelta, Event, ReasoningDelta
 from quire.frontend.text.chat.scanning import gap_before, match_mark, partial_mark
@@ -12,8 +13,35 @@ OPEN = "<think>"
 CLOSE = "</think>"
 DEEPSEEK_ASSISTANT = "<\N{FULLWIDTH VERTICAL LINE}Assistant\N{FULLWIDTH VERTICAL LINE}>"
 
-# True if a model always thinks first, even if neither the prompt nor the model writes <think>.
-REASONING_PARSERS = {"deepseek_r1": True, "qwen3": False, "think": False}
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """Marks around thoughts, and around the content (`response`), which are dropped.
+
+    `always` is True if a model thinks first even if neither the prompt nor the model writes `open`.
+    """
+
+    open: str = OPEN
+    close: str = CLOSE
+    always: bool = False
+    response: tuple[str, ...] = ()
+
+    @property
+    def marks(self) -> set[str]:
+        """All marks."""
+        return {self.open, self.close, *self.response}
+
+
+THINK = ReasoningFormat()
+REASONING_PARSERS = {
+    "cohere2": ReasoningFormat(
+        "<|START_THINKING|>", "<|END_THINKING|>", response=("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+    ),
+    "deepseek_r1": ReasoningFormat(always=True),
+    "granite": ReasoningFormat("Here is my thought process:", "Here is my response:"),
+    "qwen3": THINK,
+    "think": THINK,
+}
 
 
 class AnswerStart(enum.Enum):
@@ -26,10 +54,11 @@ class AnswerStart(enum.Enum):
 
 def answer_start(parser: str, prompt: str) -> AnswerStart:
     """Return the part that the answer to `prompt` begins with, for the reasoning parser named `parser`."""
+    form = REASONING_PARSERS[parser]
     end = prompt[-64:].rstrip()
-    if end.endswith(CLOSE):
+    if end.endswith((form.close, *form.response[:1])):
         return AnswerStart.ANSWER
-    return AnswerStart.THINKING if REASONING_PARSERS[parser] or end.endswith(OPEN) else AnswerStart.EITHER
+    return AnswerStart.THINKING if form.always or end.endswith(form.open) else AnswerStart.EITHER
 
 
 def detect_reasoning(template_source: str, added_tokens: Iterable[str] = ()) -> str | None:
@@ -38,6 +67,9 @@ def detect_reasoning(template_source: str, added_tokens: Iterable[str] = ()) -> 
         if "enable_thinking" in template_source:
             return "qwen3"
         return "deepseek_r1" if DEEPSEEK_ASSISTANT in template_source else "think"
+    for name in ("cohere2", "granite"):
+        if REASONING_PARSERS[name].open in template_source:
+            return name
     return "think" if {OPEN, CLOSE} <= set(added_tokens) else None
 
 
@@ -54,7 +86,8 @@ class ReasoningParser:
     the end; tags after the first closing one are content.
     """
 
-    def __init__(self, start: AnswerStart) -> None:
+    def __init__(self, start: AnswerStart, form: ReasoningFormat = THINK) -> None:
+        self._format = form
         self._part = _Part.CONTENT if start is AnswerStart.ANSWER else _Part.START
         self._untagged = _Part.REASONING if start is AnswerStart.THINKING else _Part.CONTENT
         self._after_tag = start is AnswerStart.THINKING  # line breaks are dropped
@@ -69,7 +102,7 @@ class ReasoningParser:
         if self._part is _Part.REASONING:
             self._read_reasoning(events)
         if self._part is _Part.CONTENT:
-            self._emit(events, self._take(len(self._buffer)))
+            self._read_content(events)
         return events
 
     def finish(self) -> list[Event]:
@@ -81,7 +114,7 @@ class ReasoningParser:
         return events
 
     def _start(self) -> None:
-        end = match_mark(self._buffer, OPEN)
+        end = match_mark(self._buffer, self._format.open)
         if end == 0:
             return
         self._part = self._untagged if end is None else _Part.REASONING
@@ -90,13 +123,23 @@ class ReasoningParser:
             self._after_tag = True
 
     def _read_reasoning(self, events: list[Event]) -> None:
-        at = self._buffer.find(CLOSE)
-        end = at if at >= 0 else len(self._buffer) - partial_mark(self._buffer, CLOSE)
+        close = self._format.close
+        at = self._buffer.find(close)
+        end = at if at >= 0 else len(self._buffer) - partial_mark(self._buffer, close)
         self._emit(events, self._take(end - gap_before(self._buffer, end)))
         if at >= 0:
-            self._take(self._buffer.index(CLOSE) + len(CLOSE))
+            self._take(self._buffer.index(close) + len(close))
             self._part = _Part.CONTENT
             self._after_tag = True
+
+    def _read_content(self, events: list[Event]) -> None:
+        marks = self._format.response
+        while found := [(at, mark) for mark in marks if (at := self._buffer.find(mark)) >= 0]:
+            at, mark = min(found)
+            self._emit(events, self._take(at))
+            self._take(len(mark))
+        kept = max((partial_mark(self._buffer, mark) for mark in marks), default=0)
+        self._emit(events, self._take(len(self._buffer) - kept))
 
     def _take(self, length: int) -> str:
         text, self._buffer = self._buffer[:length], self._buffer[length:]

@@ -102,6 +102,7 @@ class ChatTemplate:
         conversation = check_messages(messages, self.source)
         values = {
             **self._variables,
+            **({"xml_tools": tools} if "xml_tools" in self.source else {}),  # SmolLM 3's name for tools in JSON
             **variables,
             "messages": conversation,
             "tools": tools,

@@ -9,7 +9,7 @@ from typing import Any
 
 from quire.frontend.errors import RequestError
 from quire.frontend.text.chat.answer_grammar import literal, tag, text_up_to, thinking, thinking_rules
-from quire.frontend.text.chat.reasoning import AnswerStart
+from quire.frontend.text.chat.reasoning import THINK, AnswerStart, ReasoningFormat
 from quire.frontend.text.chat.tools import Tool, ToolError, ToolUse
 from quire.protocol.messages import ErrorKind
 
@@ -21,23 +21,35 @@ COMPOSING = {"$ref", "allOf", "anyOf", "oneOf", "additionalProperties", "pattern
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """The text around calls: `tag` `before` call `after` `end_tag`, and `opening` and `closing` around all of them."""
+    """The text around calls: `tag` `before` call `after` `end_tag`, and around all of them `list_tag` `opening` and
+    `closing` `list_end_tag`. A call has the keys `call_id`, if there is one, `name` and `arguments`.
+    """
 
+    call_id: str = ""
+    name: str = "name"
     arguments: str = "arguments"
     tag: str = ""
     before: str = ""
     after: str = ""
     end_tag: str = ""
     separator: str = ""
+    list_tag: str = ""
     opening: str = ""
     closing: str = ""
+    list_end_tag: str = ""
 
 
 FORMATS = {
+    "cohere2": _Format(
+        call_id="tool_call_id", name="tool_name", arguments="parameters", list_tag="<|START_ACTION|>",
+        opening="[\n    ", separator=",\n    ", closing="\n]", list_end_tag="<|END_ACTION|>",
+    ),
+    "granite": _Format(list_tag="<|tool_call|>", opening="[", separator=", ", closing="]"),
     "hermes": _Format(tag="<tool_call>", before="\n", after="\n", end_tag="</tool_call>", separator="\n"),
     "json_call": _Format(opening="[", separator=", ", closing="]"),
     "llama3_json": _Format(arguments="parameters", separator="; "),
-}
+    "phi4_mini_json": _Format(list_tag="functools", opening="[", separator=", ", closing="]"),
+}  # fmt: skip
 
 
 def tool_grammar(
@@ -46,18 +58,20 @@ def tool_grammar(
     start: AnswerStart = AnswerStart.ANSWER,
     special_tokens: Container[str] = (),
     content: str | None = None,
+    thoughts: ReasoningFormat = THINK,
 ) -> str | None:
     """Return a grammar of the answers that `use` allows, with calls in the format of `parser`; None if all are allowed.
 
     The arguments of forced calls, and of all calls if a tool is strict, follow the tools' schemas; keywords that
     llguidance does not support are ignored, unless the tool is strict. `start` leaves room to think first.
+    `thoughts` has the marks around thoughts.
     `special_tokens` are the texts that the tokenizer has as special tokens. `content`, the right side of a rule,
     constrains an answer that calls no tool; a forced call has no content.
     """
     tools = use.callable_tools
     if not tools or not (use.forced or content is not None or any(tool.strict for tool in tools)):
         return None
-    return _Writer(FORMATS[parser], use, special_tokens).write(start, content)
+    return _Writer(FORMATS[parser], use, special_tokens).write(start, content, thoughts)
 
 
 def rejected_schema(use: ToolUse) -> ToolError | None:
@@ -83,16 +97,17 @@ class _Writer:
         self._use = use
         self._special = special_tokens
 
-    def write(self, start: AnswerStart, content: str | None) -> str:
+    def write(self, start: AnswerStart, content: str | None, thoughts: ReasoningFormat) -> str:
         """Return the rules, `start` first."""
         tools = self._use.callable_tools
         form = self._format
         rules = [
-            f"start: {thinking(start, self._special)} {'calls' if self._use.forced else 'answer'}",
-            f"calls: {literal(form.opening)} {self._tag(form.tag)} rest",
-            f"rest: call {self._more()} {literal(form.closing)}",
+            f"start: {thinking(start, self._special, thoughts)} {'calls' if self._use.forced else 'answer'}",
+            f"calls: {self._tag(form.list_tag)} {literal(form.opening)} {self._tag(form.tag)} rest",
+            f"rest: call {self._more()} {literal(form.closing)} {self._tag(form.list_end_tag)}",
             f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}",
-            *thinking_rules(start, self._special),
+            *thinking_rules(start, self._special, thoughts),
+            *(["ID: /[0-9]{1,2}/"] if form.call_id else []),
         ]
         if not self._use.forced:
             rules += self._answer() if content is None else ["answer: words | calls", f"words: {content}"]
@@ -102,10 +117,11 @@ class _Writer:
 
     def _answer(self) -> list[str]:
         """Return rules for text, calls, or both where a tag separates them; else the text must not look like a call."""
-        mark = self._format.tag
+        mark = self._format.tag or self._format.list_tag
         if not mark:
             return ["answer: PROSE? | calls", r"PROSE: /[ \n]*[^ \n{\[](.|\n)*/"]
-        return ["answer: WORDS | lead rest", r"WORDS: /(.|\n)*/", *text_up_to("lead", mark, self._special)]
+        lead = f"answer: WORDS | lead {literal(self._format.opening)} rest"
+        return [lead, r"WORDS: /(.|\n)*/", *text_up_to("lead", mark, self._special)]
 
     def _more(self) -> str:
         if not self._use.parallel:
@@ -113,8 +129,11 @@ class _Writer:
         return f"({literal(self._format.separator)} {self._tag(self._format.tag)} call)*"
 
     def _call(self, index: int, tool: Tool) -> list[str]:
-        head = f'{{"name": {json.dumps(tool.name)}, "{self._format.arguments}": '
-        before, after = literal(self._format.before + head), literal("}" + self._format.after)
+        form = self._format
+        head = f'"{form.name}": {json.dumps(tool.name)}, "{form.arguments}": '
+        before, after = literal(f"{form.before}{{{head}"), literal("}" + form.after)
+        if form.call_id:
+            before = literal(f'{form.before}{{"{form.call_id}": "') + " ID " + literal(f'", {head}')
         return [
             f"call_{index}: {before} arguments_{index} {after} {self._tag(self._format.end_tag)}",
             f"arguments_{index}: %json {json.dumps(_schema(tool))}",

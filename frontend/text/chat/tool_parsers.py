@@ -20,8 +20,10 @@ def new_call_id() -> str:
 class _State(enum.Enum):
     START = enum.auto()  # of the answer
     TEXT = enum.auto()
+    LIST = enum.auto()  # after a tag that a list of calls follows
     CALL = enum.auto()
     AFTER_CALL = enum.auto()
+    END = enum.auto()  # after the calls
 
 
 class ToolParser:
@@ -34,10 +36,13 @@ class ToolParser:
     in JSON, accepts only these names; a marked format accepts any name, so that the client can report the mistake.
     """
 
-    tag: str | None = None  # begins a call anywhere in the text
+    tag: str | None = None  # begins a call, or a list of calls, anywhere in the text
+    other_tags: tuple[str, ...] = ()  # with the same meaning
+    list_opening: str | None = None  # between the tag and the first call of a list
     opening: str | None = None  # begins the first call at the start of the text; "" for the call itself
     separator: str | None = None  # between a call and the next
     closing: str | None = None  # ends the calls
+    end_tag: str | None = None  # after it, if the model writes it
     bare = False
 
     def __init__(self, names: Collection[str] | None = None, new_id: Callable[[], str] = new_call_id) -> None:
@@ -55,6 +60,11 @@ class ToolParser:
         elif not self.opening:
             self._enter(_State.CALL)
 
+    @classmethod
+    def marks(cls) -> set[str]:
+        """Return the marks that are needed to find calls; a bare format does not need its own."""
+        return set() if cls.bare else set(filter(None, (cls.tag, *cls.other_tags, cls.closing, cls.end_tag)))
+
     def feed(self, delta: str) -> list[Event]:
         """Parse the next piece of the text; return the events that are certain now."""
         self._buffer += delta
@@ -66,7 +76,9 @@ class ToolParser:
         """End the text; return the events that were held back."""
         if self._state is _State.CALL and not self._reader.started:
             self._add_content(self._mark + self._reader.raw)
-        elif self._state is not _State.AFTER_CALL and not (self._after_call and not self._buffer.strip()):
+        elif self._state is _State.LIST:
+            self._add_content(self._mark + self._buffer)
+        elif self._state not in (_State.AFTER_CALL, _State.END) and not (self._after_call and not self._buffer.strip()):
             self._add_content(self._buffer)
         self._buffer = ""
         return self._take_events()
@@ -88,7 +100,12 @@ class ToolParser:
         if self._state is _State.START:
             return self._step_marks((self.opening, _State.CALL))
         if self._state is _State.AFTER_CALL:
-            return self._step_marks((self.separator, _State.CALL), (self.closing, _State.TEXT))
+            after = _State.TEXT if self.end_tag is None else _State.END
+            return self._step_marks((self.separator, _State.CALL), (self.closing, after))
+        if self._state is _State.END:
+            return self._step_marks((self.end_tag, _State.TEXT))
+        if self._state is _State.LIST:
+            return self._open_list()
         return self._read_call() if self._state is _State.CALL else self._read_text()
 
     def _step_marks(self, *ways: tuple[str | None, _State]) -> bool:
@@ -101,22 +118,38 @@ class ToolParser:
         self._enter(state)
         return True
 
+    def _open_list(self) -> bool:
+        """Enter the first call of a list; a tag without a list is text."""
+        end = match_mark(self._buffer, self.list_opening or "")
+        if end == 0:
+            return False
+        if end is None:
+            self._add_content(self._mark)
+            self._enter(_State.TEXT)
+        else:
+            self._mark, self._buffer = self._mark + self._buffer[:end], self._buffer[end:]
+            self._enter(_State.CALL)
+        return True
+
     def _enter(self, state: _State) -> None:
         self._state = state
         if state is _State.CALL:
             self._reader = CallReader(self._num_calls, self._new_id, self._accepts, self.bare)
 
     def _read_text(self) -> bool:
-        at = self._buffer.find(self.tag) if self.tag else -1
-        kept = at if at >= 0 else len(self._buffer) - partial_mark(self._buffer, self.tag or "")
-        gap = gap_before(self._buffer, kept) if self.tag or self._after_call else 0
+        tags = (self.tag, *self.other_tags) if self.tag else ()
+        found = [(at, tag) for tag in tags if (at := self._buffer.find(tag)) >= 0]
+        at, tag = min(found, default=(-1, ""))
+        partial = max((partial_mark(self._buffer, tag) for tag in tags), default=0)
+        kept = at if at >= 0 else len(self._buffer) - partial
+        gap = gap_before(self._buffer, kept) if tags or self._after_call else 0
         self._add_content(self._buffer[: kept - gap])
         if at < 0:
             self._buffer = self._buffer[kept - gap :]
             return False
-        end = at + len(self.tag or "")
+        end = at + len(tag)
         self._mark, self._buffer = self._buffer[kept - gap : end], self._buffer[end:]
-        self._enter(_State.CALL)
+        self._enter(_State.CALL if self.list_opening is None else _State.LIST)
         return True
 
     def _read_call(self) -> bool:
@@ -162,10 +195,44 @@ class Llama3JsonParser(ToolParser):
     bare = True
 
 
+class GraniteParser(ToolParser):
+    """Granite 3: `<|tool_call|>[{"name": ..., "arguments": {...}}, ...]`, in later versions after `<tool_call>`."""
+
+    tag = "<|tool_call|>"
+    other_tags = ("<tool_call>",)
+    list_opening = "["
+    separator = ","
+    closing = "]"
+
+
+class Phi4MiniParser(ToolParser):
+    """Phi-4-mini: `functools[{"name": ..., "arguments": {...}}, ...]`, or the list between tokens for it."""
+
+    tag = "functools"
+    other_tags = ("<|tool_call|>",)
+    list_opening = "["
+    separator = ","
+    closing = "]"
+    end_tag = "<|/tool_call|>"
+
+
+class Cohere2Parser(ToolParser):
+    """Command R7B: `[{"tool_call_id": ..., "tool_name": ..., "parameters": {...}}, ...]` between tags."""
+
+    tag = "<|START_ACTION|>"
+    list_opening = "["
+    separator = ","
+    closing = "]"
+    end_tag = "<|END_ACTION|>"
+
+
 TOOL_PARSERS: dict[str, type[ToolParser]] = {
+    "cohere2": Cohere2Parser,
+    "granite": GraniteParser,
     "hermes": HermesParser,
     "json_call": JsonCallParser,
     "llama3_json": Llama3JsonParser,
+    "phi4_mini_json": Phi4MiniParser,
 }
 
 
@@ -176,8 +243,12 @@ def detect_parser(template_source: str) -> str | None:
     """
     if "tools" not in template_source:
         return None
+    if "<|START_ACTION|>" in template_source:
+        return "cohere2"
     if "<tool_call>" in template_source and '"arguments"' in template_source.replace("\\", ""):
         return "hermes"
     if "<|start_header_id|>" in template_source and '"parameters"' in template_source.replace("\\", ""):
         return "llama3_json"
-    return None
+    if "<|start_of_role|>" in template_source and "<|tool_call|>" in template_source:
+        return "granite"
+    return "phi4_mini_json" if "<|tool|>" in template_source or "functools[" in template_source else None

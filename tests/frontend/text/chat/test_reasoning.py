@@ -2,13 +2,19 @@ from __future__ import annotations
 
 import pytest
 from chat_answers import garbage, pieces, read
-from chat_templates import DEEPSEEK, LLAMA, PLAIN, QWEN, QWEN_THINKING
+from chat_templates import COHERE, DEEPSEEK, GRANITE, LLAMA, PLAIN, QWEN, QWEN_THINKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.frontend.text.chat.assistant import AssistantMessage, AssistantParser
 from quire.frontend.text.chat.events import ContentDelta, ReasoningDelta
-from quire.frontend.text.chat.reasoning import AnswerStart, ReasoningParser, answer_start, detect_reasoning
+from quire.frontend.text.chat.reasoning import (
+    REASONING_PARSERS,
+    AnswerStart,
+    ReasoningParser,
+    answer_start,
+    detect_reasoning,
+)
 
 
 def message(start: AnswerStart, text: str) -> AssistantMessage:
@@ -84,3 +90,41 @@ def test_the_parser_is_detected_from_the_template() -> None:
     sources = [QWEN_THINKING, DEEPSEEK, QWEN, LLAMA, PLAIN, "{{ '<think>' }}{{ x.split('</think>') }}"]
     assert [detect_reasoning(source) for source in sources] == ["qwen3", "deepseek_r1", None, None, None, "think"]
     assert detect_reasoning(PLAIN, ["<think>", "</think>", "<x>"]) == "think"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reasoning", "content"),
+    [
+        ("cohere2", "<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>", "Hm.", "Yes."),
+        ("cohere2", "<|START_RESPONSE|>Yes. <|END_RESP", None, "Yes. <|END_RESP"),
+        ("cohere2", "Yes.<|END_RESPONSE|>", None, "Yes."),
+        ("cohere2", "<|START_THINKING|>Hm. <|END_", "Hm. <|END_", ""),
+        ("granite", "Here is my thought process: Hm.\n\nHere is my response:\n\nYes.", " Hm.", "Yes."),
+        ("granite", "Here is my answer.", None, "Here is my answer."),
+    ],
+)
+def test_other_marks(name: str, text: str, reasoning: str | None, content: str) -> None:
+    found = []
+    for texts in ([text], text):
+        parser = ReasoningParser(AnswerStart.EITHER, REASONING_PARSERS[name])
+        found.append(read(AssistantParser(None, parser), texts)[0])
+    assert found == [AssistantMessage(content, reasoning)] * 2
+
+
+@settings(max_examples=50)
+@given(data=st.data(), start=st.sampled_from(AnswerStart), words=st.lists(st.sampled_from([
+    "<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|", "<|END_", "words", "\n",
+]), max_size=10))  # fmt: skip
+def test_other_marks_in_any_pieces(data: st.DataObject, start: AnswerStart, words: list[str]) -> None:
+    text, form = "".join(words), REASONING_PARSERS["cohere2"]
+    whole, _ = read(AssistantParser(None, ReasoningParser(start, form)), [text])
+    cut, _ = read(AssistantParser(None, ReasoningParser(start, form)), data.draw(pieces(text)))
+    assert cut == whole
+    assert not any(mark in (whole.content or "") for mark in form.response)
+
+
+def test_other_marks_are_detected_and_found_in_the_prompt() -> None:
+    assert [detect_reasoning(source) for source in (COHERE, GRANITE)] == ["cohere2", "granite"]
+    assert answer_start("cohere2", "<|CHATBOT_TOKEN|>") is AnswerStart.EITHER
+    assert answer_start("cohere2", "<|CHATBOT_TOKEN|><|START_THINKING|>") is AnswerStart.THINKING
+    assert answer_start("cohere2", "<|START_THINKING|><|END_THINKING|><|START_RESPONSE|>") is AnswerStart.ANSWER

@@ -189,3 +189,11 @@ def test_a_long_conversation_passes() -> None:
     assert text.count("USER") == 500
     one = [{"role": "user", "content": "abc " * 2_000_000}]
     assert len(render(CHATML, one)) > 8_000_000
+
+
+def test_a_template_may_call_its_tools_xml_tools() -> None:
+    template = ChatTemplate("{% if xml_tools %}{{ xml_tools | tojson }}{% endif %}{{ messages[0].content }}")
+    messages = [{"role": "user", "content": "x"}]
+    assert template.render(messages, tools=[{"name": "f"}]) == '[{"name": "f"}]x'
+    assert template.render(messages) == "x"
+    assert template.render(messages, tools=[{"name": "f"}], xml_tools=None) == "x"

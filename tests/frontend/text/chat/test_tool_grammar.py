@@ -18,7 +18,9 @@ from quire.frontend.text.chat.tool_parsers import TOOL_PARSERS
 from quire.frontend.text.chat.tools import ToolUse, check_tools
 
 FORMATS = sorted(TOOL_PARSERS)
-SPECIAL = frozenset({"<tool_call>", "</tool_call>", "<think>", "</think>"})
+SPECIAL = frozenset(
+    {"<tool_call>", "</tool_call>", "<think>", "</think>", "<|tool_call|>", "<|START_ACTION|>", "<|END_ACTION|>"}
+)
 PLACE = {
     "type": "object",
     "properties": {"city": {"enum": ["Rome", "Oslo"]}, "at": {"$ref": "#/$defs/hour"}},
@@ -82,11 +84,18 @@ def allows(lark: str, text: str, special: bool = False) -> bool:
 
 
 def written(name: str, *calls: tuple[str, str]) -> str:
+    if name == "cohere2":
+        made = [
+            f'{{"tool_call_id": "{index}", "tool_name": "{call}", "parameters": {arguments}}}'
+            for index, (call, arguments) in enumerate(calls)
+        ]
+        return "<|START_ACTION|>[\n    " + ",\n    ".join(made) + "\n]<|END_ACTION|>"
     key = "parameters" if name == "llama3_json" else "arguments"
     objects = [f'{{"name": "{call}", "{key}": {arguments}}}' for call, arguments in calls]
     if name == "hermes":
         return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in objects)
-    return "; ".join(objects) if name == "llama3_json" else f"[{', '.join(objects)}]"
+    mark = {"granite": "<|tool_call|>", "phi4_mini_json": "functools"}.get(name, "")
+    return "; ".join(objects) if name == "llama3_json" else f"{mark}[{', '.join(objects)}]"
 
 
 def sampled(driven: LLMatcher, source: random.Random, limit: int = 2000) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from chat_answers import calls, garbage, json_texts, numbered_ids, pieces, read
-from chat_templates import DEEPSEEK, LLAMA, PLAIN, QWEN, QWEN_THINKING
+from chat_templates import COHERE, DEEPSEEK, GRANITE, LLAMA, PHI4_MINI, PLAIN, QWEN, QWEN_THINKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,6 +34,10 @@ def written(name: str, objects: list[str], gap: str) -> str:
         return gap.join(f"<tool_call>{gap}{call}{gap}</tool_call>" for call in objects) + gap
     if name == "llama3_json":
         return gap + f"{gap};{gap}".join(objects)
+    tags = {"granite": "<|tool_call|>", "phi4_mini_json": "functools", "cohere2": "<|START_ACTION|>"}
+    ends = {"cohere2": "<|END_ACTION|>"}
+    if name in tags:
+        return f"{tags[name]}{gap}[{gap}" + f"{gap},{gap}".join(objects) + f"{gap}]{gap}{ends.get(name, '')}{gap}"
     return f"{gap}[{gap}" + f"{gap},{gap}".join(objects) + f"{gap}]{gap}"
 
 
@@ -174,6 +178,21 @@ def test_a_bare_call_needs_arguments_and_a_known_name() -> None:
         ("llama3_json", '{"name": "f", "parameters": {}}; words', "; words", ["{}"]),
         ("llama3_json", '{"name": "f", "parameters": {}} words', " words", ["{}"]),
         ("llama3_json", 'words <|python_tag|>{"name": "f", "parameters": {}}', "words", ["{}"]),
+        ("granite", 'x <tool_call>\n[{"name": "f"}, {"name": "f"}', "x", ["{}", "{}"]),
+        ("granite", "the <|tool_call|> mark", "the <|tool_call|> mark", []),
+        ("granite", "the <|tool_call|>", "the <|tool_call|>", []),
+        ("granite", '<|tool_call|>[{"name": "f"}] more', " more", ["{}"]),
+        ("phi4_mini_json", "import functools\n", "import functools\n", []),
+        ("phi4_mini_json", "functools[0] functools", "functools[0] functools", []),
+        ("phi4_mini_json", '<|tool_call|>[{"name": "f"}]<|/tool_call|>', None, ["{}"]),
+        (
+            "cohere2",
+            '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 1}}\n]',
+            None,
+            ['{"a": 1}'],
+        ),
+        ("cohere2", '<|START_ACTION|>\n[{"tool_name": "f"}]<|END_ACTION|> more', " more", ["{}"]),
+        ("cohere2", '<|START_ACTION|>[{"tool_name": "f"}]<|END', None, ["{}"]),
         ("json_call", '[{"name": "f", "arguments": {}}, {"name"', ', {"name"', ["{}"]),
         ("json_call", '[{"name": "f", "arguments": {}}] more', " more", ["{}"]),
     ],
@@ -193,5 +212,6 @@ def test_ids_have_the_form_of_openais() -> None:
 
 
 def test_the_format_is_detected_from_the_template() -> None:
-    sources = [QWEN, QWEN_THINKING, LLAMA, DEEPSEEK, PLAIN]
-    assert [detect_parser(source) for source in sources] == ["hermes", "hermes", "llama3_json", None, None]
+    sources = [QWEN, QWEN_THINKING, LLAMA, DEEPSEEK, PLAIN, GRANITE, COHERE, PHI4_MINI]
+    expected = ["hermes", "hermes", "llama3_json", None, None, "granite", "cohere2", "phi4_mini_json"]
+    assert [detect_parser(source) for source in sources] == expected
