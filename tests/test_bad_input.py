@@ -480,3 +480,10 @@ def test_folders_instead_of_files_are_rejected(good: Path, engine: EngineFactory
     (good / "model.safetensors").unlink()
     (good / INDEX).mkdir()
     assert INDEX in start_error(engine, good)
+
+
+def test_a_huge_config_is_refused(good: Path) -> None:
+    with (good / "config.json").open("r+b") as sparse:
+        sparse.truncate(8 << 30)
+    with pytest.raises(ModelError, match=r"config.json has more than 100000000 bytes"):
+        Checkpoint(str(good))

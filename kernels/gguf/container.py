@@ -44,7 +44,8 @@ _U32, _U64 = _SCALARS[4], _SCALARS[10]
 _SMALLEST_ENTRY = 8 + 4 + 1  # bytes of a key's length, a type and a value
 _SMALLEST_TENSOR = 8 + 4 + 8 + 4 + 8
 _MOST_DIMENSIONS = 4
-_LARGEST_VALUE = 1 << 28  # bytes
+_LARGEST_HEADER = 1 << 26  # bytes; vocabularies of 262,144 tokens take some 15 MB
+_LONGEST_LIST = 1 << 22
 _LONGEST_NAME = 256  # of a key or a tensor; llama.cpp takes tensors up to 63
 _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
@@ -185,8 +186,8 @@ class _HeaderReader:
     def _take(self, count: int) -> bytes:
         if count > len(self._bytes) - self.position:
             raise self._error(f"is truncated, or damaged: its header goes on after its {len(self._bytes)} bytes")
-        if count > _LARGEST_VALUE:
-            raise self._error(f"is damaged: its header has a value of {count} bytes; the most is {_LARGEST_VALUE}")
+        if self.position + count > _LARGEST_HEADER:
+            raise self._error(f"is damaged: its header goes on beyond byte {_LARGEST_HEADER}")
         taken = self._bytes[self.position : self.position + count]
         self.position += count
         return taken
@@ -199,6 +200,8 @@ class _HeaderReader:
         count: int = self._number(_U64)
         if count * smallest > len(self._bytes) - self.position:
             raise self._error(f"is truncated, or damaged: it promises {count} {what}, but has {len(self._bytes)} bytes")
+        if count > _LONGEST_LIST:
+            raise self._error(f"is damaged: it promises {count} {what}; the most is {_LONGEST_LIST}")
         return count
 
     def _string(self) -> str:

@@ -27,7 +27,7 @@ INTEGER_DTYPES = {"I64": ("i64", 8), "I32": ("i32", 4), "I8": ("i8", 1), "U8": (
 """safetensors dtypes of quantized weights and their indices: our name, bytes of an element."""
 
 _KNOWN = FLOAT_DTYPES | INTEGER_DTYPES | {"F8_E4M3": ("f8_e4m3", 1)}
-_MAX_HEADER_BYTES = 100_000_000
+_MAX_HEADER_BYTES = 100_000_000  # also of JSON files
 _LONGEST_NAME = 256
 _MOST_DIMENSIONS = 32
 _SAMPLE_BYTES = 1024
@@ -249,17 +249,25 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Return config.json of a folder. Raises ModelError."""
     path = folder / "config.json"
     try:
-        text = path.read_bytes()
+        text = _bounded(path)
     except OSError as error:
         raise ModelError(f"{path}: {error.strerror}; a checkpoint folder needs a config.json") from None
     return _decoded(text, dict[str, Any], f"{path} is not a JSON object")
+
+
+def _bounded(path: Path) -> bytes:
+    with path.open("rb") as file:
+        text = file.read(_MAX_HEADER_BYTES + 1)
+    if len(text) > _MAX_HEADER_BYTES:
+        raise ModelError(f"{path} has more than {_MAX_HEADER_BYTES} bytes; it is not the JSON file of a checkpoint")
+    return text
 
 
 def _read(path: Path, kind: type[T], what: str) -> T:
     """Return the JSON in a file as `kind`. Raises ModelError."""
     problem = f"{path} can't be read as {what}"
     try:
-        text = path.read_bytes()
+        text = _bounded(path)
     except OSError as error:
         raise ModelError(f"{problem}: {error.strerror}") from None
     return _decoded(text, kind, problem)

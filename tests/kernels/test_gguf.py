@@ -274,3 +274,20 @@ def test_folders_used_last_are_kept_and_those_in_use(tmp_path: Path) -> None:
         process.communicate()
     evict(tmp_path, 2)
     assert {folder.name for folder in tmp_path.iterdir()} == {"b", "f"}
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (struct.pack("<IIQ", 9, 8, 1 << 28), "promises 268435456 strings; the most is 4194304"),
+        (struct.pack("<IIQ", 9, 0, 1 << 30), "promises 1073741824 numbers; the most is 4194304"),
+        (struct.pack("<IQ", 8, 1 << 30), "its header goes on beyond byte 67108864"),
+    ],
+)
+def test_a_large_file_that_is_all_header_is_refused_at_once(entry: bytes, message: str, tmp_path: Path) -> None:
+    large = tmp_path / "large.gguf"
+    with large.open("wb") as sparse:
+        sparse.write(b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + entry)
+        sparse.truncate(4 << 30)
+    with pytest.raises(ModelError, match=message):
+        read_gguf([large])
