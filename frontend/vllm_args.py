@@ -13,6 +13,7 @@ _WHY: dict[str, str] = {
     "multimodal": "only text is supported",
     "always": "it cannot be changed",
     "logs": "statistics are read with stats()",
+    "tasks": "a model does the tasks that its checkpoint is for, and a decoder also embeds",
     "other": "it is not supported",
 }
 
@@ -53,9 +54,9 @@ _VLLM: dict[str, tuple[tuple[object, ...], str]] = {
     "max_num_partial_prefills": ((), "always"),
     "async_scheduling": ((False, None), "always"),
     "enable_lora": ((False,), "lora"),
-    "task": ((None, "auto", "generate"), "other"),
-    "runner": ((None, "auto", "generate"), "other"),
-    "convert": ((None, "auto", "none"), "other"),
+    "task": ((None, "auto", "generate", "embed", "classify", "score"), "tasks"),
+    "runner": ((None, "auto", "generate", "pooling"), "tasks"),
+    "convert": ((None, "auto", "none", "embed"), "tasks"),
     "generation_config": (("vllm",), "other"),
     "max_logprobs": ((20,), "always"),
     "logprobs_mode": (("raw_logprobs",), "other"),
