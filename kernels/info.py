@@ -18,7 +18,8 @@ from quire.kernels.memory import PROGRAM_BYTES
 from quire.kernels.operands import Matrix
 from quire.kernels.options import LoadOptions
 from quire.kernels.plan import ModelPlan
-from quire.kernels.runner import choose_memory, describe
+from quire.kernels.pooling.pooler import Pooler
+from quire.kernels.runner import choose_memory, describe, pooler_of
 from quire.kernels.weights.quantization import MODES
 
 
@@ -67,6 +68,12 @@ def memory_info(plan: ModelPlan, options: LoadOptions) -> dict[str, int]:
     }
 
 
+def tasks_of(pooler: Pooler) -> list[str]:
+    """Return what the model can do."""
+    tasks = {"generate": pooler.generates, "embed": pooler.embedding_size > 0, "classify": bool(pooler.labels)}
+    return [name for name, can in tasks.items() if can]
+
+
 def plan_info(plan: ModelPlan, architecture: str) -> dict[str, Any]:
     """Return a model's plan: sizes in bytes, and the number of launches of each kernel in a step."""
     launches: dict[str, int] = {}
@@ -109,7 +116,8 @@ def main() -> int:
             plan, checkpoint = describe(options)
             with advised(options):
                 memory = memory_info(plan, options)
-            info["plan"] = plan_info(plan, ModelConfig(checkpoint.config).architecture) | memory
+            shape = plan_info(plan, ModelConfig(checkpoint.config).architecture)
+            info["plan"] = {**shape, "tasks": tasks_of(pooler_of(options, checkpoint)), **memory}
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 1

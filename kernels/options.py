@@ -22,6 +22,7 @@ DTYPES = ("auto", "bfloat16", "float32")
 KV_CACHE_DTYPES = ("auto", "int8")
 BLOCK_SIZES = (32, 64, 128)
 DEFAULT_KV_BYTES = 4 << 30
+_STEPS_OF_PAGES = 4  # of an encoder, whose prompts leave nothing behind
 
 # Largest values of the options that count something, at least 1 of each.
 MOST = {
@@ -122,13 +123,15 @@ def choose_num_pages(
     other_bytes: int,
     *,
     kv_heads: int,
+    whole: bool = False,
     file: KvFile | None = None,
 ) -> int:
     """Return the pages of a pool next to weights and buffers of `other_bytes`, maybe in a file.
 
     A page's bytes lie in `kv_heads` places, one for each KV head of all layers. By default as many as the file holds
     already, or else as all sequences together could fill, up to 4 GiB or half of the memory that is left; with a
-    memory_limit up to what it leaves, and at least for one sequence of max_model_len.
+    memory_limit up to what it leaves, and at least for one sequence of max_model_len. With `whole` prompts, which are
+    computed in one step each and then gone, no more than a few steps fill.
     """
     free = host.available_memory()
     if free < other_bytes:  # whatever the file holds may be in use until the pool is mapped
@@ -147,7 +150,11 @@ def choose_num_pages(
         pages = _whole_stripes(options.kv_cache_memory_bytes // page_bytes, longest, page_bytes // kv_heads)
     else:
         most = min(DEFAULT_KV_BYTES, left // 2) if within is None else min(within, left)
-        pages = min(most // page_bytes, longest * options.max_num_seqs)
+        useful = longest * options.max_num_seqs
+        if whole:
+            step = -(-limits.max_num_batched_tokens // limits.block_size) + options.max_num_seqs
+            useful = min(useful, max(longest, _STEPS_OF_PAGES * step))
+        pages = min(most // page_bytes, useful)
         if within is not None:
             pages = max(pages, longest)  # what is served at all is served at any length, or there is an error
         pages = _whole_stripes(pages, longest, page_bytes // kv_heads)

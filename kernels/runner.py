@@ -211,6 +211,12 @@ def plan_of(options: LoadOptions, checkpoint: Checkpoint) -> ModelPlan:
     return plan
 
 
+def pooler_of(options: LoadOptions, checkpoint: Checkpoint) -> Pooler:
+    """Return the pooler of a checkpoint, with the weights of its head. Raises ModelError."""
+    config = config_of(options, checkpoint)
+    return choose_pooler(config, build_graph(config), logits_of(config), classifier_of(config), checkpoint)
+
+
 def describe(options: LoadOptions) -> tuple[ModelPlan, Checkpoint]:
     """Return the plan of a checkpoint folder, and the checkpoint; no weights are read."""
     checkpoint = open_checkpoint(options.model)
@@ -228,7 +234,9 @@ def choose_memory(plan: ModelPlan, options: LoadOptions, file: KvFile | None = N
     logit_rows, logit_stride = _logits_shape(plan)
     buffers = sum(b.bytes for b in plan.buffers.values()) + logit_rows * 4 * (logit_stride + plan.hidden_size)
     weights, kv_heads = plan.weight_bytes + plan.array_bytes, plan.layers * plan.heads.kv
-    pages = choose_num_pages(options, plan.limits, plan.page_bytes, weights + buffers, kv_heads=kv_heads, file=file)
+    pages = choose_num_pages(
+        options, plan.limits, plan.page_bytes, weights + buffers, kv_heads=kv_heads, whole=plan.is_encoder, file=file
+    )
     return pages, plan_memory(options, weights, buffers, pages * plan.page_bytes)
 
 
@@ -279,8 +287,7 @@ class PreparedModel:
         """
         self._options = options
         plan, checkpoint = describe(options)
-        config = config_of(options, checkpoint)
-        self._pooler = choose_pooler(config, build_graph(config), logits_of(config), classifier_of(config), checkpoint)
+        self._pooler = pooler_of(options, checkpoint)
         self._assembly = assemble(plan, options, progress, log_sealed_pages=log_sealed_pages)
         self._pooler.load(self._assembly.native)
         self.vocab_size = plan.vocab_size

@@ -90,3 +90,10 @@ def test_heads_need_not_end_on_huge_pages(max_model_len: int, page_bytes: int, n
 def test_by_default_nearly_all_sequences_fit_at_their_longest() -> None:
     options = LoadOptions("model", max_num_seqs=41)
     assert choose_num_pages(options, PlanLimits(2048, 4000, 32), 4 * 16384, 0, kv_heads=4) == 41 * 125 - 5
+
+
+@pytest.mark.parametrize(("whole", "chosen"), [(False, 16 * 256), (True, 4 * (64 + 16))])
+def test_an_encoder_gets_pages_for_a_few_steps(whole: bool, chosen: int) -> None:
+    """A decoder gets pages for 16 sequences of 256 pages; a step of 2048 tokens fills 64 pages, and 16 in part."""
+    options = LoadOptions("model", max_num_seqs=16)
+    assert choose_num_pages(options, PlanLimits(2048, 8192, 32), 4096, 0, kv_heads=1, whole=whole) == chosen
