@@ -40,11 +40,10 @@ class HeadLayer:
 
     def add_to(self, runner: Runner) -> None:
         """Append the layer to the runner's pooling head."""
-        weight, bias = self.weight.reshape(-1).tolist(), self.bias.tolist()
         if self.epsilon is None:
-            runner.add_head_linear(weight, bias, self.weight.shape[1], self.activation)
+            runner.add_head_linear(self.weight.reshape(-1), self.bias, self.weight.shape[1], self.activation)
         else:
-            runner.add_head_norm(weight, bias, self.epsilon)
+            runner.add_head_norm(self.weight, self.bias, self.epsilon)
 
 
 class HeadPart(ABC):

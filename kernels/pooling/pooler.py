@@ -16,7 +16,7 @@ from quire.kernels.weights.checkpoint import Checkpoint
 QWEN3_RERANKER = "qwen3-reranker"
 """The template of query and document that Qwen3-Reranker was trained with."""
 
-_MOST_LABELS = 1 << 16
+_MOST_LABELS = 4096
 _ACTIVATIONS = {"Sigmoid": "sigmoid", "Softmax": "softmax", "Identity": "identity"}  # of sentence-transformers
 _PROBLEMS = {
     "single_label_classification": "softmax",

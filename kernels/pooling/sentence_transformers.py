@@ -141,6 +141,9 @@ def _modules_of(folder: Path) -> list[_Module]:
     modules: list[_Module] = _read(folder / "modules.json", list[_Module])
     if modules and modules[0].kind != "Transformer":
         raise ModelError(f"{folder / 'modules.json'} begins with {modules[0].type!r}; it must be a Transformer")
+    for module in modules:
+        if module.path == ".." or Path(module.path).name != module.path or "\0" in module.path:
+            raise ModelError(f"{folder / 'modules.json'}: the path {module.path!r} is not a folder of this folder")
     return modules
 
 

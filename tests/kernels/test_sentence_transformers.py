@@ -81,6 +81,14 @@ def test_the_tokens_of_a_reranker(tmp_path: Path) -> None:
     assert read_sentence_transformer(folder, 16) is None
 
 
+@pytest.mark.parametrize("path", ["../other", "/etc", "a/b", "..", "a\0b"])
+def test_modules_lie_in_the_folder(tmp_path: Path, path: str) -> None:
+    entries = [{"type": "Transformer", "path": ""}, {"type": "Pooling", "path": path}]
+    (tmp_path / "modules.json").write_text(json.dumps(entries))
+    with pytest.raises(ModelError, match="is not a folder of this folder"):
+        read_sentence_transformer(tmp_path, 16)
+
+
 @pytest.mark.parametrize(
     ("modules", "files", "words"),
     [

@@ -40,6 +40,10 @@ void add_launch(Plan& plan, Address kernel, const std::vector<Address>& buffers,
   plan.add(std::move(launch));
 }
 
+using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+std::vector<float> copy_of(const Floats& values) { return {values.data(), values.data() + values.size()}; }
+
 using Sizes = std::map<std::string, std::int64_t>;
 
 Dims dims_of(const Sizes& sizes) {
@@ -177,16 +181,15 @@ void bind_runner(nb::module_& m) {
                    "Plan from hidden states to those that are pooled.")
       .def(
           "add_head_linear",
-          [](Runner& r, std::vector<float> weight, std::vector<float> bias, std::size_t inputs,
-             std::string activation) {
-            r.pooling_head().add_linear(std::move(weight), std::move(bias), inputs, std::move(activation));
+          [](Runner& r, Floats weight, Floats bias, std::size_t inputs, std::string activation) {
+            r.pooling_head().add_linear(copy_of(weight), copy_of(bias), inputs, std::move(activation));
           },
           "weight"_a, "bias"_a, "inputs"_a, "activation"_a,
-          "Append activation(weight x + bias) to the pooling head; the weight is [outputs, inputs] as a list.")
+          "Append activation(weight x + bias) to the pooling head; the weight is [outputs, inputs], flat.")
       .def(
           "add_head_norm",
-          [](Runner& r, std::vector<float> weight, std::vector<float> bias, double epsilon) {
-            r.pooling_head().add_norm(std::move(weight), std::move(bias), epsilon);
+          [](Runner& r, Floats weight, Floats bias, double epsilon) {
+            r.pooling_head().add_norm(copy_of(weight), copy_of(bias), epsilon);
           },
           "weight"_a, "bias"_a, "epsilon"_a, "Append a LayerNorm to the pooling head.")
       .def_prop_ro("threads", [](Runner& r) { return r.threads().size(); })
