@@ -53,13 +53,23 @@ class GrammarTokenizer:
         path = Path(self._folder) / "tokenizer.json"
         try:
             text = path.read_text(encoding="utf-8")
-            own = LLTokenizer(text, eos_token=open_checkpoint(self._folder).eos_token_ids() or None)
+            own = _read(LLTokenizer, text, open_checkpoint(self._folder).eos_token_ids())
             return Vocabulary(_lib.__file__, _texts(own), own.eos_tokens, own.tokenize_bytes)
         except (OSError, ValueError, ModelError) as error:
             raise ValueError(
                 f"structured_outputs need the model's tokenizer, and {path} can't be read: {error}; put the model's "
                 "tokenizer.json there, or leave structured_outputs out"
             ) from None
+
+
+def _read(reader: type[LLTokenizer], text: str, eos_token_ids: list[int]) -> LLTokenizer:
+    """Return the tokenizer in a JSON text. Raises ValueError, also for a panic of the library, which is in Rust."""
+    try:
+        return reader(text, eos_token=eos_token_ids or None)
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise ValueError(str(error)) from error
 
 
 def _texts(tokenizer: LLTokenizer) -> list[bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -20,6 +20,10 @@ _MODES = {
     "lasttoken": "last", "pooling_mode_lasttoken": "last",
 }  # fmt: skip
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+
+
+_Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
+_TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 class _Module(msgspec.Struct):
@@ -44,15 +48,15 @@ class _Texts(msgspec.Struct):
 class _Transformer(msgspec.Struct):
     """The fields of sentence_bert_config.json that matter."""
 
-    max_seq_length: int | None = None
+    max_seq_length: _Size | None = None
     do_lower_case: bool = False
 
 
 class _Dense(msgspec.Struct):
     """config.json of a Dense module."""
 
-    in_features: int
-    out_features: int
+    in_features: _Size
+    out_features: _Size
     bias: bool = True
     activation_function: str = "torch.nn.modules.activation.Tanh"
 
@@ -60,8 +64,8 @@ class _Dense(msgspec.Struct):
 class _LogitScore(msgspec.Struct):
     """config.json of a LogitScore module."""
 
-    true_token_id: int
-    false_token_id: int
+    true_token_id: _TokenId
+    false_token_id: _TokenId
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,12 @@ from quire.kernels.errors import ModelError
 from quire.kernels.models import ARCHITECTURES
 from quire.kernels.operands import ArrayWeight, RopeTable
 from quire.kernels.options import LoadOptions
-from quire.kernels.runner import describe
+from quire.kernels.runner import describe, pooler_of
 
 FILES = (
     "config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.json",
     "vocab.json", "added_tokens.json", "chat_template.json",
+    "modules.json", "pooling/config.json", "config_sentence_transformers.json", "sentence_bert_config.json",
 )  # fmt: skip
 _TEXT = "Once upon a time, ab <added></s>"
 _MERGES = "#version: 0.2\na b\n"
@@ -61,7 +62,20 @@ _GPT2: dict[str, Any] = {
     "architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_head": 1, "n_layer": 2, "n_positions": 256, "n_inner": None,
     "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new",
 }  # fmt: skip
-_MODELS = [
+_MODULES: list[tuple[str, dict[str, Any]]] = [
+    ("a.Pooling", {"pooling_mode_mean_tokens": True, "include_prompt": False}),
+    ("a.Pooling", {"pooling_mode": "lasttoken"}),
+    ("a.Dense", {"in_features": 64, "out_features": 8, "activation_function": "a.Tanh"}),
+    ("a.LogitScore", {"true_token_id": 3, "false_token_id": 2}),
+]
+_FROM_TOKENS = {
+    "id2label": {"0": "a"},
+    "problem_type": "regression",
+    "sentence_transformers": {"activation_fn": "a.Sigmoid"},
+}
+_MODELS: list[dict[str, Any]] = [
+    {"classifier_from_token": ["a", "b"], "method": "from_2_way_softmax"},
+    {"classifier_from_token": ["a", "b"], "is_original_qwen3_reranker": True},
     _GPT2,
     *({"rope_scaling": scaling} for scaling in _SCALINGS),
     *({"quantization_config": quantization} for quantization in _QUANTIZATIONS),
@@ -86,6 +100,7 @@ class Configs:
     def __init__(self, folder: Path) -> None:
         self._folder = tiny_model.write(folder, tiny_model.weights())
         (folder / "merges.txt").write_text(_MERGES)
+        (folder / "pooling").mkdir(exist_ok=True)
         self._options = LoadOptions(str(folder), max_num_seqs=4, max_num_batched_tokens=64)
 
     @property
@@ -104,6 +119,18 @@ class Configs:
         for architecture in ARCHITECTURES:
             config = {**tiny_model.CONFIG, "architectures": [architecture], "sliding_window": 64, "layer_types": None}
             yield _joined({"config.json": config, "generation_config.json": eos, "tokenizer_config.json": tokenizer})
+        for kind, own in _MODULES:
+            modules = [{"type": "a.Transformer", "path": ""}, {"type": kind, "path": "pooling"}]
+            texts = {"prompts": {"query": "a"}, "default_prompt_name": "query", "similarity_fn_name": "dot"}
+            written: dict[str, Any] = {
+                "config.json": tiny_model.CONFIG | _FROM_TOKENS,
+                "pooling/config.json": own,
+                "modules.json": modules,
+                "sentence_bert_config.json": {"max_seq_length": 8},
+                "config_sentence_transformers.json": texts,
+                "tokenizer.json": _small_tokenizer("byte_level"),
+            }
+            yield _joined(written)
         for more in _MODELS:
             yield _joined({"config.json": tiny_model.CONFIG | more})
         templates = [{"name": "a", "template": "b"}]
@@ -135,6 +162,10 @@ class Configs:
         assert all(0 <= token_id < 1 << 31 for token_id in eos_token_ids)
         assert plan.page_bytes > 0
         assert 0 < plan.attention_context < math.inf
+        with suppress(ModelError):
+            pooler = pooler_of(self._options, checkpoint)
+            assert all(np.isfinite(layer.weight).all() for layer in pooler.head)
+            assert pooler.embedding_size > 0 or pooler.labels
         for weight in plan.weights:
             if isinstance(weight, ArrayWeight) and not (
                 isinstance(weight, RopeTable) and weight.positions > _MOST_POSITIONS

@@ -108,6 +108,7 @@ def test_modules_lie_in_the_folder(tmp_path: Path, path: str) -> None:
         (["Transformer"], {"config_sentence_transformers": {"similarity_fn_name": "x"}}, "similarity_fn_name is 'x'"),
         (["Transformer"], {"config_sentence_transformers": {"default_prompt_name": "q"}}, "default_prompt_name is 'q'"),
         (["Transformer"], {"config_sentence_transformers": {"prompts": 3}}, "can't be read as a sentence-transformers"),
+        (["Transformer"], {"sentence_bert_config": {"max_seq_length": -5}}, "Expected `int` >= 1"),
         (["Transformer"], {"sentence_bert_config": "{"}, "can't be read as a sentence-transformers"),
         (
             ["Transformer", "Dense"],

@@ -121,6 +121,15 @@ def text_of(native: LLTokenizer) -> Callable[[list[int]], str]:
     return lambda token_ids: native.decode_str([token for token in token_ids if token != EOS])
 
 
+def test_a_broken_tokenizer_is_an_error_and_no_panic(demo_model: Path, tmp_path: Path) -> None:
+    """The library panics where the decoder is no JSON, which would end the process."""
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).symlink_to(demo_model / name)
+    (tmp_path / "tokenizer.json").write_text('{"decoder": {"type": "ByteLevel", "use_regex": truX}}')
+    with pytest.raises(ValueError, match=r"structured_outputs need the model's tokenizer, and .* can't be read"):
+        GrammarTokenizer(str(tmp_path)).get()
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_no_request_waits_for_the_grammar_of_another(
     tokenizer: GrammarTokenizer, text_of: Callable[[list[int]], str], policy: str
