@@ -85,6 +85,7 @@ ARCHITECTURES: dict[str, Builder] = {
     **ENCODERS,
     **{name: ENCODERS[name.replace(_CLASSIFICATION, "Model")] for name in ENCODER_HEADS},
     **{f"{name}Model": _without_logits(build) for name, build in _DECODERS.items()},
+    "Gemma3TextModel": _without_logits(gemma3.build),
     **{f"{name}{_CLASSIFICATION}": _without_logits(build) for name, build in _DECODERS.items()},
 }
 """Builders of all models by their class name. A decoder without its logits embeds, or classifies by a layer `score`."""

@@ -76,6 +76,7 @@ class Variant:
     norm_offset: float = 0.0
     attention_scale: float | None = None
     attention_softcap: float = 0.0
+    bidirectional: bool = False
     embedding_scale: float = 1.0
     residual_multiplier: float = 1.0
     logits_scale: float = 1.0
@@ -150,7 +151,7 @@ class _Layers:
             projections, _linear(f"{at}.o_proj", self._hidden, variant.output_bias), heads,
             rotary=self._rotary(number), head_norms=norms if variant.head_norms else None,
             window=variant.window(self._config, number), scale=variant.attention_scale,
-            softcap=variant.attention_softcap,
+            softcap=variant.attention_softcap, bidirectional=variant.bidirectional,
         )  # fmt: skip
         return self._residual(number, attention, variant.attention_norms)
 

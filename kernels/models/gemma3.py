@@ -31,13 +31,16 @@ _THETA = {"full_attention": 1e6, "sliding_attention": 1e4}
 
 
 def build(config: ModelConfig) -> Graph:
-    """Return the graph of a Gemma3ForCausalLM."""
+    """Return the graph of a Gemma3ForCausalLM, or of a Gemma3TextModel, which EmbeddingGemma has as an encoder."""
     config = config.with_defaults(
         vocab_size=262208, hidden_size=2304, intermediate_size=9216, num_hidden_layers=26, num_attention_heads=8,
         num_key_value_heads=4, head_dim=256, max_position_embeddings=131072, sliding_window=4096,
         tie_word_embeddings=True,
     )  # fmt: skip
-    config.restrict("use_bidirectional_attention", (False,))
+    if config.architecture != "Gemma3TextModel":
+        config.restrict("use_bidirectional_attention", (False,))
+    bidirectional = config.get("use_bidirectional_attention", False)
+    window = window_of(config) // 2 + 1 if bidirectional and window_of(config) else window_of(config)
     config.restrict("attn_logit_softcapping")
     sliding, bias = (
         sliding_layers(config, config.size("sliding_window_pattern", 6)),
@@ -50,7 +53,8 @@ def build(config: ModelConfig) -> Graph:
             qkv_bias=bias,
             output_bias=bias,
             head_norms=True,
-            window=lambda config, layer: window_of(config) if sliding[layer] else 0,
+            window=lambda config, layer: window if sliding[layer] else 0,
+            bidirectional=bidirectional,
             rotary=lambda layer: local if sliding[layer] else full,
             activation=ACTIVATION,
             attention_norms=ATTENTION_NORMS,

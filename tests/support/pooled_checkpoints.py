@@ -43,6 +43,12 @@ _DECODER = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
 }  # fmt: skip
 
+_GEMMA = {
+    "head_dim": 32, "num_key_value_heads": 2, "num_attention_heads": 4, "use_bidirectional_attention": True,
+    "sliding_window": 50, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "query_pre_attn_scalar": 32,
+}  # fmt: skip
+
 ENCODERS = (
     PooledCheckpoint("bert", "BertModel", _encoder(), has_types=True),
     PooledCheckpoint("bert-one-head", "BertModel", _encoder(hidden_size=80, num_attention_heads=1, hidden_act="relu")),
@@ -52,6 +58,7 @@ ENCODERS = (
     PooledCheckpoint("gte-without-types", "GteModel", _encoder(type_vocab_size=0, num_attention_heads=3)),
     PooledCheckpoint("nomic-bert", "NomicBertModel", _encoder(), has_types=True),
     PooledCheckpoint("modernbert", "ModernBertModel", _encoder(**_MODERN)),
+    PooledCheckpoint("embedding-gemma", "Gemma3TextModel", _encoder(**_GEMMA)),
     PooledCheckpoint("modernbert-biases", "ModernBertModel", _encoder(**_MODERN, norm_bias=True, attention_bias=True)),
 )
 CLASSIFIERS = (
@@ -120,7 +127,7 @@ def make(checkpoint: PooledCheckpoint, folder: Path) -> Any:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1 and name.endswith("weight"):  # of a norm
-                parameter.normal_(1.0, 0.2)
+                parameter.normal_(0.0 if "Gemma" in checkpoint.model_class else 1.0, 0.2)  # Gemma adds 1
             elif parameter.dim() == 1:
                 parameter.normal_(0.0, 0.2)
             else:
