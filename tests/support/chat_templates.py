@@ -126,3 +126,20 @@ PHI4_MINI = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}
 """
+
+GLM4 = """\
+{{- '[gMASK]<sop>' }}
+{%- if tools %}{{- '<|system|>\\n' + (tools | tojson) }}{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'tool' %}
+        {{- '<|observation|>\\n' + message.content }}
+    {%- elif message.tool_calls %}
+        {%- for call in message.tool_calls %}
+            {{- '<|assistant|>' + call.function.name + '\\n' + (call.function.arguments | tojson) }}
+        {%- endfor %}
+    {%- else %}
+        {{- '<|' + message.role + '|>\\n' + message.content }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}
+"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,8 @@ COMPOSING = {"$ref", "allOf", "anyOf", "oneOf", "additionalProperties", "pattern
 @dataclass(frozen=True, slots=True)
 class _Format:
     """The text around calls: `tag` `before` call `after` `end_tag`, and around all of them `list_tag` `opening` and
-    `closing` `list_end_tag`. A call has the keys `call_id`, if there is one, `name` and `arguments`.
+    `closing` `list_end_tag`. A call has the keys `call_id`, if there is one, `name` and `arguments`;
+    without `name` it is a line with the function's name, and the object of the arguments.
     """
 
     call_id: str = ""
@@ -44,6 +46,7 @@ FORMATS = {
         call_id="tool_call_id", name="tool_name", arguments="parameters", list_tag="<|START_ACTION|>",
         opening="[\n    ", separator=",\n    ", closing="\n]", list_end_tag="<|END_ACTION|>",
     ),
+    "glm4": _Format(name=""),
     "granite": _Format(list_tag="<|tool_call|>", opening="[", separator=", ", closing="]"),
     "hermes": _Format(tag="<tool_call>", before="\n", after="\n", end_tag="</tool_call>", separator="\n"),
     "json_call": _Format(opening="[", separator=", ", closing="]"),
@@ -117,6 +120,9 @@ class _Writer:
 
     def _answer(self) -> list[str]:
         """Return rules for text, calls, or both where a tag separates them; else the text must not look like a call."""
+        if not self._format.name:
+            names = "|".join(re.escape(tool.name) for tool in self._use.callable_tools)
+            return ["answer: PROSE? | calls", rf"PROSE: /(.|\n)+/ & ~/\s*({names})\n\s*\{{(.|\n)*/"]
         mark = self._format.tag or self._format.list_tag
         if not mark:
             return ["answer: PROSE? | calls", r"PROSE: /[ \n]*[^ \n{\[](.|\n)*/"]
@@ -124,7 +130,7 @@ class _Writer:
         return [lead, r"WORDS: /(.|\n)*/", *text_up_to("lead", mark, self._special)]
 
     def _more(self) -> str:
-        if not self._use.parallel:
+        if not (self._use.parallel and self._format.separator):
             return ""
         return f"({literal(self._format.separator)} {self._tag(self._format.tag)} call)*"
 
@@ -132,6 +138,8 @@ class _Writer:
         form = self._format
         head = f'"{form.name}": {json.dumps(tool.name)}, "{form.arguments}": '
         before, after = literal(f"{form.before}{{{head}"), literal("}" + form.after)
+        if not form.name:
+            before, after = literal(f"{tool.name}\n"), ""
         if form.call_id:
             before = literal(f'{form.before}{{"{form.call_id}": "') + " ID " + literal(f'", {head}')
         return [

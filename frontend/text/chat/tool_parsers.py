@@ -1,4 +1,4 @@
-"""Tool parsers: the formats in which models write tool calls, JSON objects told from text by the marks around them."""
+"""Tool parsers: the formats in which models write tool calls, JSON objects told from text by what is around them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 
 from quire.frontend.text.chat.call_reader import CallReader
 from quire.frontend.text.chat.events import ContentDelta, Event
+from quire.frontend.text.chat.line_call_reader import LineCallReader
 from quire.frontend.text.chat.scanning import gap_before, match_mark, partial_mark
 
 
@@ -44,6 +45,7 @@ class ToolParser:
     closing: str | None = None  # ends the calls
     end_tag: str | None = None  # after it, if the model writes it
     bare = False
+    reader: type[CallReader] | type[LineCallReader] = CallReader
 
     def __init__(self, names: Collection[str] | None = None, new_id: Callable[[], str] = new_call_id) -> None:
         self._names = names if self.bare else None
@@ -54,7 +56,7 @@ class ToolParser:
         self._num_calls = 0
         self._after_call = False  # only white space since the last call
         self._events: list[Event] = []
-        self._reader: CallReader
+        self._reader: CallReader | LineCallReader
         if self.opening is None:
             self._enter(_State.TEXT)
         elif not self.opening:
@@ -134,7 +136,7 @@ class ToolParser:
     def _enter(self, state: _State) -> None:
         self._state = state
         if state is _State.CALL:
-            self._reader = CallReader(self._num_calls, self._new_id, self._accepts, self.bare)
+            self._reader = self.reader(self._num_calls, self._new_id, self._accepts, self.bare)
 
     def _read_text(self) -> bool:
         tags = (self.tag, *self.other_tags) if self.tag else ()
@@ -226,8 +228,17 @@ class Cohere2Parser(ToolParser):
     end_tag = "<|END_ACTION|>"
 
 
+class Glm4Parser(ToolParser):
+    """GLM-4: the name of a function alone on the first line, then its arguments; one call in an answer."""
+
+    opening = ""
+    bare = True
+    reader = LineCallReader
+
+
 TOOL_PARSERS: dict[str, type[ToolParser]] = {
     "cohere2": Cohere2Parser,
+    "glm4": Glm4Parser,
     "granite": GraniteParser,
     "hermes": HermesParser,
     "json_call": JsonCallParser,
@@ -236,19 +247,25 @@ TOOL_PARSERS: dict[str, type[ToolParser]] = {
 }
 
 
+_SIGNS = (
+    ("cohere2", ("<|START_ACTION|>",)),
+    ("hermes", ("<tool_call>", '"arguments"')),
+    ("llama3_json", ("<|start_header_id|>", '"parameters"')),
+    ("glm4", ("[gMASK]<sop>", "<|observation|>")),
+    ("granite", ("<|start_of_role|>", "<|tool_call|>")),
+    ("phi4_mini_json", ("<|tool|>",)),
+    ("phi4_mini_json", ("functools[",)),
+)
+"""Texts that are all in the chat templates of a format; the first that fits is meant."""
+_OTHERS = ("<arg_key>",)  # texts of formats that are not known, GLM-4.5's
+
+
 def detect_parser(template_source: str) -> str | None:
     """Return the name of the format that a chat template shows; None if it has no tools, or an unknown format.
 
     `json_call` is never detected: no model is trained on it.
     """
-    if "tools" not in template_source:
+    source = template_source.replace("\\", "")
+    if "tools" not in source or any(other in source for other in _OTHERS):
         return None
-    if "<|START_ACTION|>" in template_source:
-        return "cohere2"
-    if "<tool_call>" in template_source and '"arguments"' in template_source.replace("\\", ""):
-        return "hermes"
-    if "<|start_header_id|>" in template_source and '"parameters"' in template_source.replace("\\", ""):
-        return "llama3_json"
-    if "<|start_of_role|>" in template_source and "<|tool_call|>" in template_source:
-        return "granite"
-    return "phi4_mini_json" if "<|tool|>" in template_source or "functools[" in template_source else None
+    return next((name for name, signs in _SIGNS if all(sign in source for sign in signs)), None)

@@ -93,7 +93,9 @@ def test_the_format_of_a_model() -> None:
     assert AnswerFormat.detect(LLAMA, special_tokens=["<s>"]) == AnswerFormat("llama3_json", None, frozenset(["<s>"]))
     assert AnswerFormat.detect(QWEN_THINKING, tool_parser="none", reasoning_parser="none") == AnswerFormat()
     assert AnswerFormat.detect(PLAIN, tool_parser="hermes", reasoning_parser="think") == AnswerFormat("hermes", "think")
-    with pytest.raises(ValueError, match="tool_parser='x' is not known; give one of none, cohere2, granite, hermes,"):
+    with pytest.raises(
+        ValueError, match="tool_parser='x' is not known; give one of none, cohere2, glm4, granite, hermes"
+    ):
         AnswerFormat.detect(PLAIN, tool_parser="x")
     with pytest.raises(ValueError, match="reasoning_parser='x' is not known; give one of none, cohere2, deepseek_r1"):
         AnswerFormat.detect(PLAIN, reasoning_parser="x")

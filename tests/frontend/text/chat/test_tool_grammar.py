@@ -17,7 +17,7 @@ from quire.frontend.text.chat.tool_grammar import rejected_schema
 from quire.frontend.text.chat.tool_parsers import TOOL_PARSERS
 from quire.frontend.text.chat.tools import ToolUse, check_tools
 
-FORMATS = sorted(TOOL_PARSERS)
+FORMATS = sorted(TOOL_PARSERS.keys() - {"glm4"})  # which makes one call
 SPECIAL = frozenset(
     {"<tool_call>", "</tool_call>", "<think>", "</think>", "<|tool_call|>", "<|START_ACTION|>", "<|END_ACTION|>"}
 )
@@ -201,6 +201,27 @@ def test_strict_tools_under_auto_without_a_mark(name: str) -> None:
     lark = grammar(name, "auto", strict=True)
     assert all(allows(lark, text) for text in ("", "words {", "\nwords", written(name, ROME)))
     assert not allows(lark, written(name, ("look", '{"city": "Bonn"}')))
+
+
+@pytest.mark.parametrize("name", ["granite", "phi4_mini_json", "cohere2"])
+@pytest.mark.parametrize("special", [False, True])
+def test_strict_tools_under_auto_in_a_list(name: str, special: bool) -> None:
+    lark = grammar(name, "auto", strict=True, special=special)
+    calls = written(name, ROME, STOP)
+    assert all(allows(lark, text, special) for text in ("", "words [", calls, f"words\n{calls}"))
+    assert not allows(lark, f"words {written(name, ('look', '{}'))}", special)
+
+
+def test_a_call_by_line() -> None:
+    forced, auto = grammar("glm4"), grammar("glm4", "auto", strict=True)
+    for lark in (forced, auto):
+        assert allows(lark, 'look\n{"city": "Rome", "at": 7}')
+        assert allows(lark, "stop\n{}")
+        assert not any(allows(lark, f"look\n{arguments}") for arguments in ("{}", '{"city": "Bonn"}'))
+    assert all(allows(auto, text) for text in ("", "look", "Look at it.\n{}", "look\nup", '{"a": 1}'))
+    assert not any(allows(forced, text) for text in ("", "look", "words"))
+    found = parse_answer("stop\n{}", AnswerFormat("glm4").parser("", check_tools(tools(), "required")))
+    assert [(call.name, call.arguments) for call in found.tool_calls] == [STOP]
 
 
 def with_parameter(schema: Any, strict: bool = False) -> ToolUse:
