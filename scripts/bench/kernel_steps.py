@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,7 @@ class RandomCheckpoint(Checkpoint):
     """A checkpoint with every requested tensor, in bf16: matrices with deviation 0.02, vectors around 1."""
 
     def __init__(self, config: dict[str, object]) -> None:
+        self.folder = Path("random weights")
         self.config = config
         self._random = np.random.default_rng(0)
         normal = self._random.standard_normal(_POOL, np.float32)

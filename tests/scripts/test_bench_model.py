@@ -15,7 +15,7 @@ from patience import PATIENCE
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_model.py"
 FAKE_SERVER = Path(__file__).with_name("fake_llama_server.py")
-FAKE_TOKEN_SECONDS = 0.01
+FAKE_TOKEN_SECONDS = 0.002
 SMALL = ["--threads", "1", "--prefill", "32", "--decode", "1x16,2x16", "--gen", "256"]
 
 
@@ -90,7 +90,7 @@ def test_quire_alone(tmp_path: Path, demo_model: Path) -> None:
 
 
 def test_quire_and_a_peer_take_turns(tmp_path: Path) -> None:
-    work = ["--prefill", "", "--decode", "2x16", "--gen", "64", "--reps", "2", "--threads", "1"]
+    work = ["--prefill", "", "--decode", "2x16", "--gen", "400", "--reps", "2", "--threads", "1"]
     done = bench(*work, *fake_server(tmp_path), "--json", tmp_path / "samples.json")
     assert done.returncode == 0, done.stderr
     turns = [line.split(": ")[0] for line in done.stderr.splitlines() if line.startswith("decode")]
