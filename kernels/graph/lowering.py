@@ -73,23 +73,26 @@ class FusedLinear:
 
 def lower(graph: Graph, dtypes: Dtypes, limits: PlanLimits, quantization: Quantization) -> ModelPlan:
     """Return the plan of a model. Raises ModelError for an operation that no kernel can compute."""
-    return _Lowering(graph, dtypes, limits, quantization).lower()
+    return Lowering(graph, dtypes, limits, quantization).lower()
 
 
-class _Lowering:
+class Lowering:
+    """State of a lowering; other modules of this package lower their operations with its public methods."""
+
     def __init__(self, graph: Graph, dtypes: Dtypes, limits: PlanLimits, quantization: Quantization) -> None:
         self._graph = graph
-        self._quantization = quantization
+        self.quantization = quantization
         attentions = graph.attentions
         _check(graph, attentions)
-        self._plan = ModelPlan(
+        self.plan = ModelPlan(
             dtypes, limits, quantization, graph.embedding.vocab_size, graph.embedding.hidden_size, attentions[0].heads,
             len(attentions), min(tokens_per_entry(attention.heads.group) for attention in attentions),
             graph.is_encoder, max(1, graph.embedding.num_types),
         )  # fmt: skip
-        self._next_layer = 0
+        self.next_layer = 0
 
     def lower(self) -> ModelPlan:
+        """Return the plan."""
         logits = self._graph.logits
         head = FusedLinear((logits.linear,), head=True) if isinstance(logits, Logits) else None
         hidden = self._embedding(self._graph.embedding, head)
@@ -98,32 +101,33 @@ class _Lowering:
         self._hidden_states(hidden, logits.norm)
         if isinstance(logits, Logits) and head is not None:
             self._logits(hidden, logits, head)
-        return self._plan
+        return self.plan
 
     # Buffers
 
-    def _rows(self, name: str, columns: int) -> Buffer:
+    def rows(self, name: str, columns: int) -> Buffer:
         """Return a buffer of f32 rows."""
-        return self._plan.buffer(name, self._plan.limits.max_num_batched_tokens * round_up(columns, BLOCK) * 4)
+        return self.plan.buffer(name, self.plan.limits.max_num_batched_tokens * round_up(columns, BLOCK) * 4)
 
-    def _activations(self, name: str, columns: int, quantized: QuantizedFormat | None = None) -> PackedActivations:
-        panels = -(-self._plan.limits.max_num_batched_tokens // TILE_ROWS)
+    def activations(self, name: str, columns: int, quantized: QuantizedFormat | None = None) -> PackedActivations:
+        """Return a buffer of packed activations, quantized for weights of the format `quantized`."""
+        panels = -(-self.plan.limits.max_num_batched_tokens // TILE_ROWS)
         if quantized is not None:
             # One buffer for each width and grouping: its padding is never written and stays zero.
             name, size = f"quantized_{columns}_{quantized.group}", panels * quantized.panel_bytes(columns)
         else:
-            size = panels * TILE_ROWS * round_up(columns, BLOCK) * self._plan.dtypes.activation_bytes
-        return PackedActivations(self._plan.buffer(name, size), columns, quantized)
+            size = panels * TILE_ROWS * round_up(columns, BLOCK) * self.plan.dtypes.activation_bytes
+        return PackedActivations(self.plan.buffer(name, size), columns, quantized)
 
     # Embedding, norms, logits
 
     def _embedding(self, operation: Embedding, head: FusedLinear | None) -> Buffer:
         """Lower the embedding. If the head has the same tensor, it is packed once for both."""
-        out, width = self._rows("hidden", operation.hidden_size), operation.hidden_size
+        out, width = self.rows("hidden", operation.hidden_size), operation.hidden_size
         if head is not None and head.layers[0].weight == operation.weight:
-            quantized = self._format(head)
+            quantized = self.format_of(head)
         else:
-            quantized = self._quantization.format_of_embedding(operation.weight)
+            quantized = self.quantization.format_of_embedding(operation.weight)
         matrix = Matrix(
             (MatrixPart(operation.weight, operation.vocab_size, width),), operation.vocab_size, width, quantized
         )
@@ -136,68 +140,69 @@ class _Lowering:
         kernel = EmbeddingKernel(
             "embed", width, bool(operation.positions), quantized, operation.scale, operation.num_types
         )
-        self._plan.add(kernel, operands, "tokens")
+        self.plan.add(kernel, operands, "tokens")
         self._norm_around(out, operation.norm)
         return out
 
     def _norm_around(self, hidden: Buffer, norm: Norm | None) -> None:
         """Lower a norm of the hidden states that takes their place."""
         if norm is not None:
-            kernel, operands = _norm_kernel("norm_around", norm, self._plan.hidden_size, hidden, hidden)
-            self._plan.add(replace(kernel, output="hidden"), operands, "tokens")
+            kernel, operands = norm_kernel("norm_around", norm, self.plan.hidden_size, hidden, hidden)
+            self.plan.add(replace(kernel, output="hidden"), operands, "tokens")
 
     def _hidden_states(self, hidden: Buffer, norm: Norm | None) -> None:
         """Lower the final norm for the rows that are pooled, as f32."""
         states = Buffer("hidden_states", input=True)
-        kernel, operands = _norm_kernel("norm_states", norm, self._plan.hidden_size, hidden, states)
+        kernel, operands = norm_kernel("norm_states", norm, self.plan.hidden_size, hidden, states)
         operands.append(Buffer("logit_rows", input=True))
-        gathering = self._plan.kernel(replace(kernel, gather=True, output="rows"))
-        self._plan.hidden_states.append(Launch(gathering, tuple(operands), "logit_rows"))
+        gathering = self.plan.kernel(replace(kernel, gather=True, output="rows"))
+        self.plan.hidden_states.append(Launch(gathering, tuple(operands), "logit_rows"))
 
-    def _norm(self, hidden: Buffer, norm: Norm | None, consumer: FusedLinear) -> PackedActivations:
+    def norm(self, hidden: Buffer, norm: Norm | None, consumer: FusedLinear) -> PackedActivations:
         """Lower a norm of the hidden states, in the format that its consumer reads.
 
         A norm of the head gathers the rows whose logits are needed.
         """
-        width = self._plan.hidden_size
-        in_order = self._quantization.order_of(consumer.layers, width) is None
-        out = self._activations("normed", width, self._format(consumer) if in_order else None)
-        kernel, operands = _norm_kernel("norm", norm, width, hidden, out.buffer)
+        width = self.plan.hidden_size
+        in_order = self.quantization.order_of(consumer.layers, width) is None
+        out = self.activations("normed", width, self.format_of(consumer) if in_order else None)
+        kernel, operands = norm_kernel("norm", norm, width, hidden, out.buffer)
         kernel = replace(kernel, gather=consumer.head, quantized=out.quantized)
         if consumer.head:
             operands.append(Buffer("logit_rows", input=True))
-        self._plan.add(kernel, operands, consumer.dim)
+        self.plan.add(kernel, operands, consumer.dim)
         return out
 
     def _logits(self, hidden: Buffer, operation: Logits, head: FusedLinear) -> None:
-        x = self._norm(hidden, operation.norm, head)
-        self._gemm("logits", x, head, Buffer("logits", input=True), scale=operation.scale, softcap=operation.softcap)
+        x = self.norm(hidden, operation.norm, head)
+        self.gemm("logits", x, head, Buffer("logits", input=True), scale=operation.scale, softcap=operation.softcap)
 
     # Linear layers
 
-    def _format(self, linear: FusedLinear) -> QuantizedFormat | None:
-        return self._quantization.format_of(linear.layers, linear.head)
+    def format_of(self, linear: FusedLinear) -> QuantizedFormat | None:
+        """Return the format of a fused linear layer's weights, None if they are not quantized."""
+        return self.quantization.format_of(linear.layers, linear.head)
 
-    def _quantized(self, x: PackedActivations, linear: FusedLinear) -> PackedActivations:
+    def quantized(self, x: PackedActivations, linear: FusedLinear) -> PackedActivations:
         """Convert x to the format that the linear layer reads."""
-        quantized = self._format(linear)
+        quantized = self.format_of(linear)
         if quantized is None or x.quantized is not None:
             return x
-        out = self._activations("", x.columns, quantized)
+        out = self.activations("", x.columns, quantized)
         operands: list[Operand] = [x.buffer, out.buffer]
-        order = self._quantization.order_of(linear.layers, x.columns)
+        order = self.quantization.order_of(linear.layers, x.columns)
         if order is not None:
             operands.append(Table("order", order))
         kernel = QuantizeKernel("quantize", x.columns, quantized, gather=order is not None)
-        self._plan.add(kernel, operands, linear.dim)
+        self.plan.add(kernel, operands, linear.dim)
         return out
 
-    def _matrix(self, linear: FusedLinear, k: int) -> Matrix:
+    def matrix(self, linear: FusedLinear, k: int) -> Matrix:
         """Return the packed tensors of the layers, one after the other or 16 columns of each in turn."""
         sizes = [layer.outputs for layer in linear.layers]
         if not linear.interleaved and any(size % TILE_ROWS for size in sizes[:-1]):
             raise ModelError(f"linear layers with {sizes} outputs share their input; they must be multiples of 16")
-        quantized = self._format(linear)
+        quantized = self.format_of(linear)
         if quantized is not None and k > MAX_QUANTIZED_INPUTS:
             raise ModelError(
                 f"{linear.layers[0].weight} has {k} inputs; quantized layers may have up to {MAX_QUANTIZED_INPUTS}"
@@ -211,12 +216,13 @@ class _Lowering:
             columns += round_up(layer.outputs, TILE_ROWS) if linear.interleaved else layer.outputs
         return Matrix(tuple(parts), columns, k, quantized)
 
-    def _gemm(
+    def gemm(
         self, name: str, x: PackedActivations, linear: FusedLinear, out: Buffer, *,
         epilogue: str = "store", activation: str = "", scale: float = 1.0, softcap: float = 0.0,
     ) -> None:  # fmt: skip
-        x = self._quantized(x, linear)
-        matrix, layers = self._matrix(linear, x.columns), linear.layers
+        """Lower a linear layer whose results go to `out`, by an epilogue of GemmKernel."""
+        x = self.quantized(x, linear)
+        matrix, layers = self.matrix(linear, x.columns), linear.layers
         operands: list[Operand] = [x.buffer, matrix, out]
         if layers[0].bias:
             if any(layer.tensor_outputs for layer in layers):
@@ -228,8 +234,8 @@ class _Lowering:
             softcap,
         )  # fmt: skip
         repeats = round_up(matrix.n, BLOCK) // BLOCK
-        rows_per_item = rows_of_block(self._plan.dtypes)
-        self._plan.add(kernel, operands, linear.dim, rows_per_item=rows_per_item, repeats=repeats)
+        rows_per_item = rows_of_block(self.plan.dtypes)
+        self.plan.add(kernel, operands, linear.dim, rows_per_item=rows_per_item, repeats=repeats)
 
     # Residual blocks
 
@@ -243,14 +249,14 @@ class _Lowering:
         last = [self._layer(hidden, residual.before, layer) for layer in layers]
         if residual.after is None:
             for x, linear in last:
-                self._gemm("linear_add", x, linear, hidden, epilogue="add", scale=residual.multiplier)
+                self.gemm("linear_add", x, linear, hidden, epilogue="add", scale=residual.multiplier)
             self._norm_around(hidden, residual.around)
             return
-        out = self._rows("block_output", self._plan.hidden_size)
+        out = self.rows("block_output", self.plan.hidden_size)
         for number, (x, linear) in enumerate(last):
-            self._gemm("linear_add" if number else "linear", x, linear, out, epilogue="add" if number else "store")
-        kernel, operands = _norm_kernel("norm_add", residual.after, self._plan.hidden_size, out, hidden)
-        self._plan.add(replace(kernel, output="residual", scale=residual.multiplier), operands, "tokens")
+            self.gemm("linear_add" if number else "linear", x, linear, out, epilogue="add" if number else "store")
+        kernel, operands = norm_kernel("norm_add", residual.after, self.plan.hidden_size, out, hidden)
+        self.plan.add(replace(kernel, output="residual", scale=residual.multiplier), operands, "tokens")
         self._norm_around(hidden, residual.around)
 
     def _layer(
@@ -266,22 +272,22 @@ class _Lowering:
             widen, name, epilogue = FusedLinear((operation.up,)), "linear_act", "activation"
         else:
             widen, name, epilogue = FusedLinear((operation.gate, operation.up), interleaved=True), "linear_gate", "gate"
-        x = self._norm(hidden, before, widen)
-        out = self._activations("intermediate", operation.up.outputs)
-        self._gemm(name, x, widen, out.buffer, epilogue=epilogue, activation=operation.activation)
+        x = self.norm(hidden, before, widen)
+        out = self.activations("intermediate", operation.up.outputs)
+        self.gemm(name, x, widen, out.buffer, epilogue=epilogue, activation=operation.activation)
         return out
 
     def _attention(self, hidden: Buffer, before: Norm | None, operation: Attention) -> PackedActivations:
         """Lower attention up to its output layer: writes this step's K and V to their pages first."""
         projections = FusedLinear(operation.projections)
-        qkv = self._rows("qkv", sum(layer.outputs for layer in operation.projections))
-        self._gemm("linear", self._norm(hidden, before, projections), projections, qkv)
-        plan, heads, layer = self._plan, operation.heads, KvLayer(self._next_layer)
-        self._next_layer += 1
+        qkv = self.rows("qkv", sum(layer.outputs for layer in operation.projections))
+        self.gemm("linear", self.norm(hidden, before, projections), projections, qkv)
+        plan, heads, layer = self.plan, operation.heads, KvLayer(self.next_layer)
+        self.next_layer += 1
         query_rows = plan.limits.max_num_batched_tokens * heads.query + TILE_ROWS  # AMX reads whole tiles of rows
         queries = plan.buffer("queries", query_rows * plan.kv_layout.query_bytes)
         self._split_heads(qkv, operation, queries, layer)
-        out = self._activations("attended", heads.query * heads.dim)
+        out = self.activations("attended", heads.query * heads.dim)
         kernel = AttentionKernel(
             "attention", heads, operation.scale or 1.0 / math.sqrt(heads.dim), plan.limits.block_size // KV_TILE,
             operation.window if operation.window < plan.limits.max_model_len else 0, operation.softcap,
@@ -306,7 +312,7 @@ class _Lowering:
         ]  # fmt: skip
         if rotary is not None:
             rotary.check()
-            operands.append(RopeTable(rotary, self._plan.limits.max_model_len))
+            operands.append(RopeTable(rotary, self.plan.limits.max_model_len))
         if norms is not None:
             sizes = (heads.query * heads.dim, heads.kv * heads.dim) if norms.joint else (heads.dim, heads.dim)
             for name, size in zip((norms.query, norms.key), sizes, strict=True):
@@ -316,10 +322,10 @@ class _Lowering:
             kernel = replace(kernel, rotary=rotary.dim, interleaved=rotary.interleaved)
         if norms is not None:
             kernel = replace(kernel, norm="joint" if norms.joint else "head", epsilon=norms.epsilon)
-        self._plan.add(kernel, operands, "tokens", repeats=heads.kv)
+        self.plan.add(kernel, operands, "tokens", repeats=heads.kv)
 
 
-def _norm_kernel(
+def norm_kernel(
     name: str, norm: Norm | None, width: int, source: Buffer, out: Buffer
 ) -> tuple[NormKernel, list[Operand]]:
     """Return the kernel of a norm, or of a conversion without a norm, and its operands."""
