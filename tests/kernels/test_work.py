@@ -16,8 +16,8 @@ from quire.kernels.weights.quantization import choose_quantization
 from quire.kernels.work import Chunk, Step, Work, work_of
 
 
-def works(step: Step, mode: str | None = None) -> dict[str, list[Work]]:
-    config = ModelConfig(CONFIG | {"max_position_embeddings": 512})
+def works(step: Step, mode: str | None = None, **fields: object) -> dict[str, list[Work]]:
+    config = ModelConfig(CONFIG | {"max_position_embeddings": 512} | fields)
     quantization = choose_quantization(mode, RandomCheckpoint(CONFIG), config)
     plan = lower(build_graph(config), Dtypes("bf16", "bf16", "f32"), PlanLimits(64, 512, 32), quantization)
     found: dict[str, list[Work]] = {}
@@ -35,6 +35,17 @@ def test_a_token_reads_every_weight_once() -> None:
     assert sum(work.operations for work in products) == 2 * parameters
     assert found["embed"][0].memory == 2 * 64
     assert {work.unit for work in products} == {"fma"}
+
+
+def test_experts_that_are_not_chosen_are_not_read() -> None:
+    moe = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8, "num_experts_per_tok": 2}
+    one, many = (works(Step((Chunk(0, rows),), 1), None, **moe) for rows in (1, 50))
+    gates, downs = 2 * 64 * 96, 96 * 64  # of an expert
+    entries = one["expert_gate"][0], one["expert_down"][0]
+    assert [work.memory for work in entries] == [2 * 2 * gates, 2 * 2 * downs]
+    assert [work.operations for work in entries] == [2 * 2 * gates, 2 * 2 * downs]
+    assert many["expert_gate"][0].memory == pytest.approx(8 * 2 * gates, rel=0.001)
+    assert many["expert_gate"][0].operations == 50 * one["expert_gate"][0].operations
 
 
 def test_more_rows_take_more_operations_over_the_same_weights() -> None:
