@@ -1,8 +1,10 @@
 """Distributions of GGUF files against llama.cpp's on the same files: `.venv/bin/python scripts/compare_gguf.py --help`.
 
 llama.cpp's `llama-perplexity` reads a text in pieces and writes the logits of their second halves; Quire computes those
-of the same tokens. For each file the table has the mean KL divergence and the share of positions whose likeliest token
-is the same: of both from the first file, usually one of floats, as llama.cpp computes it, and of Quire from llama.cpp.
+of the same tokens. A model that wants a token before each text has it as the first one of each piece. For each file the
+table has the mean KL divergence and the share of positions whose likeliest token is the same: of both from the first
+file, usually one of floats, as llama.cpp computes it, and of Quire from llama.cpp. Logits that are more than 16 below
+the largest one count as that, since llama.cpp writes them so.
 
     .venv/bin/python scripts/compare_gguf.py --llama BIN --text README.md model-F32.gguf model-Q4_K_M.gguf
 """
@@ -20,6 +22,7 @@ import numpy.typing as npt
 
 from quire.kernels._native import SamplingConfig
 from quire.kernels.errors import ModelError
+from quire.kernels.gguf.container import gguf_files, read_gguf
 from quire.kernels.gguf.folder import model_folder
 from quire.kernels.options import LoadOptions
 from quire.kernels.runner import ModelRunner, load_model
@@ -28,6 +31,7 @@ LogProbabilities = npt.NDArray[np.float64]
 
 HEADER = f"{'file':<28}{'KL llama.cpp':>14}{'KL Quire':>12}{'same top':>10}{'KL between':>12}{'same top':>10}"
 _MAGIC = b"_logits_"
+_RANGE = 16.0  # of the logits that llama-perplexity writes
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ def read_logits(file: Path) -> Logits:
     if data[:8] != _MAGIC:
         raise ValueError(f"{file} does not begin with {_MAGIC.decode()}; is it of this version of llama.cpp?")
     length, vocabulary, pieces = np.frombuffer(data, "<i4", 3, 8).tolist()
-    tokens = np.frombuffer(data, "<i4", pieces * length, 20).reshape(pieces, length)
+    tokens = np.frombuffer(data, "<i4", pieces * length, 20).reshape(pieces, length).copy()
     first, words = length // 2, 2 * ((vocabulary + 1) // 2) + 4
     positions = length - 1 - first
     rows = np.frombuffer(data, "<u2", pieces * positions * words, 20 + tokens.nbytes).reshape(-1, words)
@@ -82,7 +86,7 @@ def quire_logits(model: ModelRunner, tokens: list[int], first: int) -> LogProbab
     values = np.empty((len(rows), model.vocab_size))
     for target, (ids, logprobs, _) in zip(values, rows, strict=True):
         target[ids] = logprobs
-    return values
+    return np.maximum(values, values.max(-1, keepdims=True) - _RANGE)
 
 
 def divergence(base: LogProbabilities, other: LogProbabilities) -> float:
@@ -97,6 +101,14 @@ def agreement(base: LogProbabilities, other: LogProbabilities) -> float:
     return float((base.argmax(-1) == other.argmax(-1)).mean() * 100)
 
 
+def first_token(gguf: Path, given: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Return the token that llama.cpp puts in the place of the `given` ones at the begin of the pieces."""
+    metadata = read_gguf(gguf_files(gguf)).metadata
+    if not metadata.get("tokenizer.ggml.add_bos_token"):
+        return given
+    return np.full_like(given, metadata["tokenizer.ggml.bos_token_id"])
+
+
 def compare(arguments: argparse.Namespace) -> None:
     """Print the table."""
     print(HEADER)
@@ -109,6 +121,7 @@ def compare(arguments: argparse.Namespace) -> None:
             str(model_folder(gguf)), dtype=arguments.dtype, max_model_len=arguments.length + 1,
             max_num_batched_tokens=arguments.length, num_pages=arguments.length // 32 + 2, threads=arguments.threads,
         )  # fmt: skip
+        theirs.tokens[:, :1] = first_token(gguf, theirs.tokens[:, :1])
         model = load_model(options)
         ours = np.stack([quire_logits(model, piece.tolist(), theirs.first) for piece in theirs.tokens])
         base = theirs.values if base is None else base
