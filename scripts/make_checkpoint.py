@@ -140,9 +140,10 @@ def write_weights(folder: Path, config: dict[str, Any], seed: int) -> int:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Write a byte-level tokenizer without merges; token 0 ends a text."""
+    """Write a byte-level tokenizer with a single merge, without which converters fail; token 0 ends a text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({END: 0, **{token: i for i, token in enumerate(alphabet, 1)}}, []))
+    vocabulary = {token: i for i, token in enumerate([END, *alphabet, "th"])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [("t", "h")]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([END])
