@@ -18,6 +18,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from quire.frontend.errors import ChatTemplateError
+from quire.frontend.text.chat.harmony import is_harmony
+from quire.frontend.text.chat.harmony_messages import check_variables
 from quire.frontend.text.chat.messages import Message, check_messages
 
 
@@ -99,6 +101,8 @@ class ChatTemplate:
             raise ChatTemplateError(
                 "continue_final_message=True continues the last message; set add_generation_prompt=False with it"
             )
+        if is_harmony(self.source):
+            check_variables(variables)
         conversation = check_messages(messages, self.source)
         values = {
             **self._variables,
