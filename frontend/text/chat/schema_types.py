@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
 STRING = frozenset({"string"})
-_MAX_DEPTH = 64  # of schemas within or referred to by each other
+_MAX_DEPTH = 200  # of schemas within or referred to by each other
 _PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}
 
 

@@ -167,8 +167,10 @@ class Olmo3Parser(ToolParser):
     closing = "</function_calls>"
 
     def _step_after_call(self) -> bool:
-        if self._buffer.lstrip()[:1] in ("", "<"):
-            return self._step_marks((self.closing, State.TEXT)) if self._buffer.strip() else False
+        if not self._reader.ended or self._buffer.lstrip().startswith("<"):
+            return self._step_marks((self.closing, State.TEXT))
+        if not self._buffer.strip():
+            return False
         self._mark = ""
         self._enter(State.CALL)
         return True
