@@ -127,6 +127,17 @@ PHI4_MINI = """\
 {%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}
 """
 
+PHI4_MINI_PUBLISHED = """\
+{%- for message in messages %}
+    {{- '<|' + message['role'] + '|>' + message['content'] }}
+    {%- if message['role'] == 'system' and 'tools' in message %}
+        {{- '<|tool|>' + message['tools'] + '<|/tool|>' }}
+    {%- endif %}
+    {{- '<|end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}
+"""
+
 GLM4 = """\
 {{- '[gMASK]<sop>' }}
 {%- if tools %}{{- '<|system|>\\n' + (tools | tojson) }}{%- endif %}

@@ -28,6 +28,7 @@ _JOINS_ARGUMENTS = re.compile(
     """,
     re.VERBOSE,
 )
+_READS_TOOLS_OF_SYSTEM = re.compile(r"""message(?:\[['"]tools['"]\]|\.tools\b)""")
 
 
 def check_messages(messages: Sequence[Message], template_source: str = "") -> list[dict[str, Any]]:
@@ -56,7 +57,8 @@ def check_messages(messages: Sequence[Message], template_source: str = "") -> li
     if not template_source or "tool_calls" in template_source:
         return checked
     if "tool" in template_source:
-        write = _hermes if "<tool_call>" in template_source else _listed
+        writers = {"<tool_call>": _hermes, "<|tool|>": _functools}
+        write = next((writer for mark, writer in writers.items() if mark in template_source), _listed)
         return [_with_calls(message, message.get("tool_calls", ()), write) for message in checked]
     return calls_as_text(checked)
 
@@ -203,6 +205,25 @@ def _listed(functions: list[dict[str, Any]]) -> str:
 def _hermes(functions: list[dict[str, Any]]) -> str:
     made = (json.dumps(function, ensure_ascii=False) for function in functions)
     return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in made)
+
+
+def _functools(functions: list[dict[str, Any]]) -> str:
+    return "functools" + _listed(functions)
+
+
+def with_tools(
+    messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], template_source: str
+) -> list[dict[str, Any]]:
+    """Return checked `messages` with the tools in the system's one, if that is where the template looks for them.
+
+    The template of Phi-4-mini does, for the JSON text of a list of functions.
+    """
+    if not _READS_TOOLS_OF_SYSTEM.search(template_source):
+        return messages
+    has_system = messages[0]["role"] == "system"
+    system = messages[0] if has_system else {"role": "system", "content": ""}
+    functions = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+    return [{**system, "tools": functions}, *messages[has_system:]]
 
 
 def _with_calls(

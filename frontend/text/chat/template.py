@@ -20,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from quire.frontend.errors import ChatTemplateError
 from quire.frontend.text.chat.harmony import is_harmony
 from quire.frontend.text.chat.harmony_messages import check_variables
-from quire.frontend.text.chat.messages import Message, check_messages
+from quire.frontend.text.chat.messages import Message, check_messages, with_tools
 
 
 class GenerationExtension(Extension):
@@ -104,6 +104,8 @@ class ChatTemplate:
         if is_harmony(self.source):
             check_variables(variables)
         conversation = check_messages(messages, self.source)
+        if tools:
+            conversation = with_tools(conversation, tools, self.source)
         values = {
             **self._variables,
             **({"xml_tools": tools} if "xml_tools" in self.source else {}),  # SmolLM 3's name for tools in JSON
