@@ -20,8 +20,13 @@ QUANTIZATIONS = ("int8", "int4", "int4-g64", "int4-g32", "gptq", "awq", "compres
 KV_CACHE_DTYPES = ("auto", "int8")
 BLOCK_SIZES = (32, 64, 128)
 SCHEDULING_POLICIES = ("fcfs", "priority", "lpm", "sjf")
-TOOL_CALL_PARSERS = ("none", "hermes", "llama3_json", "granite", "phi4_mini_json", "cohere2", "glm4", "json_call")
-REASONING_PARSERS = ("none", "think", "qwen3", "deepseek_r1", "granite", "cohere2")
+TOOL_CALL_PARSERS = (
+    "none", "hermes", "qwen3_coder", "llama3_json", "openai", "deepseek_v3", "deepseek_v31", "mistral", "granite",
+    "phi4_mini_json", "cohere2", "glm4", "olmo3", "json_call",
+)  # fmt: skip
+REASONING_PARSERS = (
+    "none", "think", "qwen3", "openai_gptoss", "deepseek_r1", "deepseek_v3", "mistral", "granite", "cohere2", "olmo3",
+)  # fmt: skip
 STANDBYS = ("program", "model")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 

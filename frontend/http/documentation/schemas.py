@@ -87,7 +87,7 @@ DESCRIPTIONS: Mapping[str, str] = {
     "include": "Additional output: the log probabilities of the text.",
     "reasoning": "The reasoning effort, which goes to the chat template. Thoughts are returned in full.",
     "thinking": "Thinking before the answer, where the chat template has a choice. Default: the template's.",
-    "reasoning_effort": "The reasoning effort, for the chat template; none also sets its enable_thinking to false.",
+    "reasoning_effort": "The reasoning effort, for the chat template; none also turns its thinking off.",
     # Making the prompt
     "chat_template": "A Jinja template instead of the model's; rejected unless the server trusts its clients.",
     "chat_template_kwargs": "Variables for the chat template.",
