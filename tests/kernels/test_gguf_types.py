@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import soft_tiles
+from gguf_blocks import HALVES, dequantized, random_blocks
 from kernel_calls import Array, CompiledKernel, aligned, pack_quantized_activations, run
 
 from quire.kernels import host
@@ -22,31 +23,8 @@ from quire.kernels.weights.quantized.gguf import TYPES
 DTYPES = Dtypes("bf16", "bf16", "f32")
 ISAS = [isa for isa in host.available_isas() if isa != "amx"]
 IN_SOFTWARE = ("amx", "avx2-vnni")
-HALVES = {
-    "Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,),
-    "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": (),
-}  # fmt: skip
-"""Offsets of the f16 numbers of a block."""
 ROWS = (1, 2, 3, 5, 16, 17, 40, 70)
 every_type = pytest.mark.parametrize("kind", TYPES)
-
-
-def random_blocks(kind: str, n: int, k: int, seed: int = 0) -> npt.NDArray[np.uint8]:
-    """Return the bytes of a matrix [n, bytes], random but for scales, which are of either sign."""
-    elements, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
-    rng = np.random.default_rng([seed, n, k])
-    blocks = rng.integers(0, 256, (n, k // elements, size), np.uint8)
-    for offset in HALVES[kind]:
-        scales = rng.uniform(1e-4, 1e-2, blocks.shape[:2]) * rng.choice([-1, 1], blocks.shape[:2])
-        blocks[:, :, offset : offset + 2] = scales.astype("<f2")[..., None].view(np.uint8)
-    if kind == "MXFP4":
-        blocks[:, :, 0] = rng.integers(115, 125, blocks.shape[:2])
-    return blocks.reshape(n, -1)
-
-
-def dequantized(kind: str, blocks: npt.NDArray[np.uint8]) -> Array:
-    """Return the values as the `gguf` package computes them, f32 [n, k]."""
-    return gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[kind])
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +134,7 @@ def test_matrices_that_do_not_fit_are_rejected(kind: str, runner: Runner) -> Non
     matrix = GgufMatrix(blocks, kind, 32, 256)
     target = QuantizedWeights(runner.allocate(form.block_bytes(256)), form, 256)
     for first, count in ((-1, 2), (31, 2), (0, 0)):
-        with pytest.raises(ValueError, match="rows|columns"):
+        with pytest.raises(ValueError, match=r"rows|columns"):
             runner.pack_gguf(matrix, target, first, count)
 
 
