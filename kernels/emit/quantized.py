@@ -16,10 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.kernels.emit.builder import F32, I8, I16, I32, I64, TILE, VF32, VI32, Builder, Value
-from quire.kernels.emit.layout import BLOCK, TILE_ROWS
+from quire.kernels.emit.layout import BLOCK, TILE_ROWS, round_up
 from quire.kernels.emit.products import NEAR_BYTES, RowSink
 from quire.kernels.emit.quantized_avx2 import Avx2Products
 from quire.kernels.emit.quantized_operands import LINE, QUADS, QuantizedOperands
+
+LINES_AT_ONCE = 2
+"""Lines of each tile in one iteration of the innermost loop, where lines have whole values."""
 
 QUADS_AT_ONCE = 4
 """Fours of k of each tile whose weights are loaded before they are multiplied."""
@@ -75,6 +78,8 @@ class QuantizedProducts(QuantizedOperands):
         with b.loop(0, self.format.groups(self.k) // self.shared, state=[zero] * (2 * chunk)) as group:
             x_scales = b.address(self.panel_scales(b, panel, group.index), row * 4)
             state = list(group.state)
+            if self.format.scales == "super":
+                self._prefetch_share(b, block, group.index)
             for part in range(self.shared):
                 number = group.index * self.shared + part
                 header = self.header(b, block, number)
@@ -88,6 +93,17 @@ class QuantizedProducts(QuantizedOperands):
             group.carry(*state)
         for r in range(chunk):
             sink(row + r, group.results[2 * r : 2 * r + 2])
+
+    def _prefetch_share(self, b: Builder, block: Value, x_group: Value) -> None:
+        """Prefetch a share of the next header and its values, in the order of memory.
+
+        Reading them goes to and fro between header and values, which the hardware prefetcher does not follow.
+        """
+        units = self.format.super_groups // self.shared
+        size, share = self.format.super_bytes(self.k), round_up(-(-self.format.super_bytes(self.k) // units), LINE)
+        later = b.address(block, (x_group // units + 1) * size + x_group % units * share)
+        for line in range(0, share, LINE):
+            b.prefetch(later, line, level=1)
 
     def _start(self, b: Builder, header: Value, total: Value) -> list[Value]:
         """Return -zero * sum x for the two tiles of a row."""
@@ -119,21 +135,40 @@ class QuantizedProducts(QuantizedOperands):
         A group of 16 is half number `part` of a unit of 32.
         """
         span = self.format.span(self.k)
-        with b.loop(0, max(span // BLOCK, 1), state=start) as unit:
-            k = (group // self.shared * self.shared) * span + unit.index * BLOCK
+        step = min(span, LINE) if self.is_direct else BLOCK  # elements of k that lie together in a panel
+        with b.loop(0, max(span // step, 1), state=start) as piece:
+            k = group // self.shared * self.shared * span + piece.index * step
             x = b.address(panel, k // LINE * (TILE_ROWS * LINE) + k % LINE + row * LINE)
-            at, state = b.address(lines, unit.index * (self.format.bits * 2 * LINE)), list(unit.state)
-            for line in range(self.format.bits * 2 if part == 0 else 0):
-                b.prefetch(at, line * LINE + NEAR_BYTES, level=1)  # one, FAR_BYTES ahead, costs more than it gains
-            for first in range(part * QUADS // self.shared, (part + 1) * QUADS // self.shared, QUADS_AT_ONCE):
-                tiles = [self.quads(b, at, tile, first, QUADS_AT_ONCE) for tile in range(2)]
-                for i in range(QUADS_AT_ONCE):
-                    for r in range(chunk):
-                        quad = b.broadcast(b.load(x, r * LINE + (first + i) * 4, I32))
-                        for tile in range(2):
-                            state[2 * r + tile] = self._dot(b, state[2 * r + tile], tiles[tile][i], quad)
-            unit.carry(*state)
-        return unit.results
+            at = b.address(lines, piece.index * (step * self.format.bits // 16 * LINE))
+            if not self.is_direct:
+                first = part * QUADS // self.shared
+                piece.carry(*self._add_quads(b, x, at, chunk, first, QUADS // self.shared, piece.state))
+            else:
+                quads = LINES_AT_ONCE * 8 // self.format.bits
+                with b.loop(0, step // (4 * quads), state=piece.state) as some:
+                    values = b.address(x, some.index * (4 * quads))
+                    unit = b.address(at, some.index * (LINES_AT_ONCE * 2 * LINE))
+                    some.carry(*self._add_quads(b, values, unit, chunk, 0, quads, some.state))
+                piece.carry(*some.results)
+        return piece.results
+
+    def _add_quads(
+        self, b: Builder, x: Value, unit: Value, chunk: int, first: int, count: int, sums: Sequence[Value]
+    ) -> list[Value]:
+        """Return `sums` plus the products of `count` fours of k, from number `first` on of a unit, with x."""
+        sums = list(sums)
+        lines = LINES_AT_ONCE if self.is_direct else self.format.bits
+        for line in range(lines * 2) if first == 0 else ():
+            b.prefetch(unit, line * LINE + NEAR_BYTES, level=1)  # another, FAR_BYTES ahead, costs more than it gains
+        for start in range(first, first + count, QUADS_AT_ONCE):
+            some = min(QUADS_AT_ONCE, count)
+            tiles = [self.quads(b, unit, tile, start, some) for tile in range(2)]
+            for i in range(some):
+                for r in range(chunk):
+                    quad = b.broadcast(b.load(x, r * LINE + (start + i) * 4, I32))
+                    for tile in range(2):
+                        sums[2 * r + tile] = self._dot(b, sums[2 * r + tile], tiles[tile][i], quad)
+        return sums
 
     def _lookup(self, b: Builder, codes: Value) -> Value:
         if self.isa.startswith("avx2"):

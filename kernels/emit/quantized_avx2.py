@@ -87,11 +87,6 @@ class Avx2Products(QuantizedOperands):
         return not self.vnni and not self.by_words
 
     @property
-    def is_direct(self) -> bool:
-        """True if lines are steps, or become steps by a shift."""
-        return self.format.bits in (4, 8) and not self.format.codebook and self.shared == 1
-
-    @property
     def line_steps(self) -> int:
         """Steps of a line; there are two of what has been unpacked."""
         return 1 if self.format.bits == 8 and self.vnni and self.is_direct else 2

@@ -28,6 +28,11 @@ class QuantizedOperands:
         return 2 if self.format.group == 16 else 1
 
     @property
+    def is_direct(self) -> bool:
+        """True if each line has whole values, which are not codes."""
+        return self.format.bits in (4, 8) and not self.format.codebook and self.shared == 1
+
+    @property
     def narrow_steps(self) -> int:
         """Sums of two products of bytes that add up in 16 bits without overflow: 0 to the number in a unit."""
         return min(QUADS, 32767 // (2 * self.format.largest * 127))

@@ -73,7 +73,7 @@ class Products:
 
 @every_type
 def test_products_are_those_of_the_values_on_every_instruction_set(kind: str, runner: Runner, soft: None) -> None:
-    n, k, rng = 48, 768, np.random.default_rng(1)
+    n, k, rng = 41, 768, np.random.default_rng(1)
     blocks = random_blocks(kind, n, k)
     values, w = dequantized(kind, blocks).astype(np.float64), packed(runner, kind, blocks, k)
     q = rng.integers(-127, 128, (max(ROWS), k)).astype(np.int8)
