@@ -54,18 +54,29 @@ def refusal(options: LoadOptions) -> str:
 
 
 def is_fit(options: LoadOptions) -> bool:
+    plan, _ = describe(options)
     try:
-        choose_memory(describe(options)[0], options)
+        pages, _ = choose_memory(plan, options)
     except MemoryShortageError:
         return False
-    return True
+    return pages * options.block_size >= plan.limits.max_model_len
 
 
-@pytest.mark.parametrize("limit", [700 * MIB, 1000 * MIB, 1600 * MIB])
-def test_advice_names_the_longest_context_of_each_format(model: LoadOptions, limit: int) -> None:
-    options = replace(model, memory_limit=limit)
-    message = refusal(options)
-    assert f"memory_limit={limit} is below" in message
+@pytest.mark.parametrize("has_limit", [True, False])
+@pytest.mark.parametrize("memory", [700 * MIB, 1000 * MIB, 1600 * MIB])
+def test_advice_names_the_longest_context_of_each_format(
+    model: LoadOptions, memory: int, has_limit: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if has_limit:
+        options = replace(model, memory_limit=memory)
+        message = refusal(options)
+        assert f"memory_limit={memory} is below" in message
+    else:
+        options = model
+        monkeypatch.setattr(host, "available_memory", lambda: memory // 2)
+        with pytest.raises(ModelError) as refused, advised(options):
+            raise MemoryShortageError("short")
+        message = str(refused.value)
     _, _, ways = message.partition("it fits with ")
     assert ways
     for way in ways.split(", or with "):
@@ -76,14 +87,25 @@ def test_advice_names_the_longest_context_of_each_format(model: LoadOptions, lim
         assert length == 40960 or not is_fit(replace(advice, max_model_len=min(2 * length, 40960))), way
 
 
-def test_formats_that_fit_into_the_free_memory_are_named(model: LoadOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_beyond_the_free_memory_are_refused(model: LoadOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "available_memory", lambda: 450 * MIB)
     message = refusal(model)
     assert message.startswith("weights and buffers take")
-    assert message.endswith("it fits with quantization=int8, or with quantization=int4")
+    assert re.search(
+        r"; it fits with quantization=int8 and max_model_len=\d+, or with quantization=int4 and max_model_len=\d+$",
+        message,
+    )
+
+
+def test_a_pool_below_the_context_is_reported(model: LoadOptions, caplog: pytest.LogCaptureFixture) -> None:
+    PreparedModel(replace(model, quantization="int4", max_model_len=1024, num_pages=31))
+    assert "31 KV pages hold 992 tokens, and max_model_len is 1024: longer requests will be rejected" in caplog.text
+    caplog.clear()
+    PreparedModel(replace(model, quantization="int4", max_model_len=1024, num_pages=32))
+    assert not caplog.text
 
 
 def test_a_model_that_fits_in_no_format_is_refused(model: LoadOptions) -> None:
     assert refusal(replace(model, memory_limit=400 * MIB)).endswith(
-        "no number format makes it fit at 1024 tokens of context; choose a smaller model"
+        "no number format makes it fit at 512 tokens of context; choose a smaller model"
     )
