@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import struct
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,3 +111,16 @@ def test_a_model_that_fits_in_no_format_is_refused(model: LoadOptions) -> None:
     assert refusal(replace(model, memory_limit=400 * MIB)).endswith(
         "no number format makes it fit at 512 tokens of context; choose a smaller model"
     )
+
+
+def test_a_file_beyond_the_address_space_is_no_damaged_one(model: LoadOptions) -> None:
+    code = (
+        "import resource, sys; from quire.kernels.weights.checkpoint import Checkpoint; "
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize(); "
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (200 << 20),) * 2); Checkpoint(sys.argv[1])"
+    )
+    command = [sys.executable, "-P", "-c", code, model.model]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    message = done.stderr.splitlines()[-1]
+    assert re.search(r"model.safetensors can't be mapped: its \d+ bytes exceed .* \(`ulimit -v` limits", message)
+    assert "incomplete" not in message
