@@ -38,7 +38,7 @@ def survey(path: str) -> dict[str, Any]:
     except ModelError as error:
         found["problem"] = str(error)
     except Exception as error:  # noqa: BLE001 - one folder must not keep the others from being listed
-        found["problem"] = f"it cannot be read: {error or type(error).__name__}"
+        found["problem"] = f"it cannot be read: {type(error).__name__}: {error}"
     return found
 
 

@@ -36,6 +36,7 @@ def compressed(strategy: str, **weights: Any) -> dict[str, Any]:
 CASES: dict[str, tuple[dict[str, Any], tuple[int, int] | None, str, str]] = {
     "blocks": ({**FP8, "weight_block_size": [128, 128]}, (128, 128), "weight_scale_inv", "BF16"),
     "blocks-f32": ({**FP8, "weight_block_size": [128, 64]}, (128, 64), "weight_scale_inv", "F32"),
+    "blocks-cut": ({**FP8, "weight_block_size": [96, 40]}, (96, 40), "weight_scale_inv", "BF16"),
     "tensor": ({**FP8, "activation_scheme": "static"}, None, "weight_scale", "F32"),
     "rows": ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, (1, 1 << 16), "weight_scale", "F32"),
     "compressed-channel": (compressed("channel"), (1, 1 << 16), "weight_scale", "BF16"),

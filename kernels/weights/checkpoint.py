@@ -82,7 +82,7 @@ class Tensor:
 
     def row(self, index: int) -> npt.NDArray[np.float32]:
         """Return a copy of a row of a float matrix as f32."""
-        return self.rows(index, 1).to_f32()[0]
+        return self.rows(index, 1).to_f32().reshape(self.shape[1:])
 
     def to_numpy(self) -> npt.NDArray[np.signedinteger | np.unsignedinteger]:
         """Return an integer tensor as a view of the mapped file: read-only, and possibly unaligned."""
