@@ -90,7 +90,8 @@ class Fp8:
         for start in range(0, count, _ROWS):
             part = out[start : start + _ROWS]
             numbers = np.arange(first + start, first + start + len(part))
-            np.take(VALUES, codes[first + start : first + start + len(part)], out=part)
+            # All codes are in the table; the default mode would fill a copy of `out` first.
+            np.take(VALUES, codes[first + start : first + start + len(part)], out=part, mode="clip")
             part *= _wide(scales[numbers // rows], columns, k)
         if np.isnan(out).any():
             raise ValueError("it holds a NaN (code 0x7f or 0xff); the checkpoint may be damaged")
