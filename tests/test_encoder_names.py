@@ -1,4 +1,4 @@
-"""Encoders under other names than those of `transformers`: of classes, and of tensors."""
+"""Encoders and rerankers under other names: of classes, of tensors, and converted to classification models."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
-from pooled_checkpoints import CLASSIFIERS, ENCODERS, make
+from pooled_checkpoints import CLASSIFIERS, ENCODERS, make, make_reranker
 from test_pooled_models import embed, rewrite_config
 
 from quire.kernels.errors import ModelError
@@ -53,6 +54,29 @@ def test_jina_reranker_is_an_xlm_roberta_with_other_names(tmp_path: Path, engine
     documents = ["Once upon a time", "the fox said"]
     expected = [output.outputs.score for output in plain.score("fox", documents, use_tqdm=False)]
     assert [output.outputs.score for output in jina.score("fox", documents, use_tqdm=False)] == expected
+
+
+def test_a_converted_qwen3_reranker_scores_as_the_original(tmp_path: Path, engine: EngineFactory) -> None:
+    """The layer `score` of converted checkpoints is the difference of the rows of "yes" and "no" of the head."""
+    from safetensors.torch import save_file
+
+    model = make_reranker(tmp_path / "original")
+    shutil.copytree(tmp_path / "original", tmp_path / "converted")
+    overrides = {"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": True}
+    original = engine(tmp_path / "original", dtype="float32", hf_overrides=overrides)
+    no, yes = original.get_tokenizer().backend.encode("noyes", add_special_tokens=False).ids
+    tensors = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    head = tensors["model.embed_tokens.weight"]
+    save_file({**tensors, "score.weight": head[[yes]] - head[[no]]}, tmp_path / "converted" / "model.safetensors")
+    rewrite_config(tmp_path / "converted", architectures=["Qwen3ForSequenceClassification"], num_labels=1)
+    converted = engine(tmp_path / "converted", dtype="float32")
+    documents = ["Once upon a time", "the fox said", "fox " * 40]
+    first, second = (
+        [output.outputs.score for output in llm.score("fox", documents, instruction="Find foxes.", use_tqdm=False)]
+        for llm in (original, converted)
+    )
+    np.testing.assert_allclose(second, first, rtol=0, atol=1e-5)
+    assert max(first) - min(first) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["roberta", "modernbert"])

@@ -179,9 +179,14 @@ class _Resolution:
         if lacks:
             others = [name for name in sorted(files) if not name.startswith(".")]
             listed = ", ".join(others[:_OTHERS_SHOWN]) + ", ..." * (len(others) > _OTHERS_SHOWN)
+            advice = "choose a model with config.json and safetensors"
+            if "adapter_config.json" in files:
+                advice = "it is an adapter: give the model that it was trained on"
+            elif any(name.endswith((".bin", ".pth", ".pt")) for name in others):
+                advice += ", or convert this one with `save_pretrained` of transformers"
             raise HubError(
                 f"{self._name} is not a checkpoint that can be loaded: it lacks {' and '.join(lacks)}, and has "
-                f"{listed or 'no files'}; choose a model with config.json and safetensors"
+                f"{listed or 'no files'}; {advice}"
             )
 
     def _checkpoint_files(self, files: dict[str, HubFile], snapshot: Snapshot, place: Place) -> list[str]:

@@ -182,7 +182,11 @@ def test_an_unknown_name_or_revision_is_named(place: Place) -> None:
 
 def test_a_model_without_safetensors_is_rejected_before_a_download(place: Place) -> None:
     place.hub.models["org/single"] = {"tiny.bin": b"x", "README.md": b"x"}
-    assert "it lacks config.json and model.safetensors, and has README.md, tiny.bin" in failure("org/single")
+    message = failure("org/single")
+    assert "it lacks config.json and model.safetensors, and has README.md, tiny.bin; choose a model with" in message
+    assert message.endswith(", or convert this one with `save_pretrained` of transformers")
+    place.hub.models["org/single"] = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"x"}
+    assert failure("org/single").endswith("; it is an adapter: give the model that it was trained on")
     place.hub.models["org/single"] = {
         "config.json": b"{}",
         "model.safetensors.index.json": b'{"weight_map": {"a": "b"}}',

@@ -99,11 +99,16 @@ def test_weights_beyond_the_free_memory_are_refused(model: LoadOptions, monkeypa
     )
 
 
-def test_a_pool_below_the_context_is_reported(model: LoadOptions, caplog: pytest.LogCaptureFixture) -> None:
-    PreparedModel(replace(model, quantization="int4", max_model_len=1024, num_pages=31))
-    assert "31 KV pages hold 992 tokens, and max_model_len is 1024: longer requests will be rejected" in caplog.text
+def test_a_pool_below_the_context_is_reported(
+    model: LoadOptions, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = replace(model, quantization="int4")
+    monkeypatch.setattr(host, "available_memory", lambda: 1000 * MIB)
+    PreparedModel(options)
+    assert "tokens, and max_model_len is 40960: longer requests will be rejected" in caplog.text
     caplog.clear()
-    PreparedModel(replace(model, quantization="int4", max_model_len=1024, num_pages=32))
+    PreparedModel(replace(options, max_model_len=1024))
+    PreparedModel(replace(options, num_pages=31))  # as chosen
     assert not caplog.text
 
 
