@@ -6,6 +6,7 @@ byte range, then the data. A folder holds `model.safetensors`, or `model.safeten
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import math
 import mmap
@@ -19,6 +20,7 @@ import numpy.typing as npt
 
 from quire.kernels._native import checksum
 from quire.kernels.errors import ModelError
+from quire.kernels.host import describe_address_limit
 
 FLOAT_DTYPES = {"BF16": ("bf16", 2), "F16": ("f16", 2), "F32": ("f32", 4)}
 """safetensors dtypes of float tensors: our name, bytes of an element."""
@@ -78,10 +80,14 @@ class Tensor:
             return bits.view(np.float32).reshape(self.shape)
         return self.data.view(np.float16 if self.format == "f16" else np.float32).astype(np.float32).reshape(self.shape)
 
+    def rows(self, first: int, count: int) -> Tensor:
+        """Return the `count` rows of a matrix from number `first` on."""
+        data = self.data.reshape(self.shape[0], -1)[first : first + count]
+        return Tensor(self.name, self.format, (count, *self.shape[1:]), data.reshape(-1))
+
     def row(self, index: int) -> npt.NDArray[np.float32]:
         """Return a copy of a row of a float matrix as f32."""
-        data = self.data.reshape(self.shape[0], -1)[index]
-        return Tensor(self.name, self.format, self.shape[1:], data).to_f32()
+        return self.rows(index, 1).to_f32().reshape(self.shape[1:])
 
     def to_numpy(self) -> npt.NDArray[np.signedinteger | np.unsignedinteger]:
         """Return an integer tensor as a view of the mapped file: read-only, and possibly unaligned."""
@@ -147,7 +153,7 @@ class Checkpoint:
                 size = path.stat().st_size
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else None
         except OSError as error:
-            raise ModelError(f"{path}: {error.strerror}; the checkpoint is incomplete") from None
+            raise _unopened(path, error) from None
         header_bytes = int.from_bytes(mapped[:8], "little") if mapped and size >= 8 else -1
         if mapped is None or not 0 < header_bytes <= min(size - 8, _MAX_HEADER_BYTES):
             raise ModelError(
@@ -248,6 +254,16 @@ class Checkpoint:
         """Release the mapped pages, so that they do not count as resident memory."""
         for mapped in self._maps.values():
             mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def _unopened(path: Path, error: OSError) -> ModelError:
+    """Return the error for a file that cannot be opened or mapped."""
+    if error.errno == errno.ENOMEM:
+        limit = describe_address_limit()
+        return ModelError(
+            f"{path} can't be mapped: its {path.stat().st_size} bytes exceed the address space left{limit}"
+        )
+    return ModelError(f"{path}: {error.strerror}; the checkpoint is incomplete")
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -20,6 +20,9 @@ DESCRIPTIONS: Mapping[str, str] = {
     "messages": "The conversation so far, oldest message first.",
     "input": "A text, a list of texts, a list of token ids, or a list of such lists.",
     "tokens": "Token ids.",
+    "data_1": "Another name of text_1.",
+    "data_2": "Another name of text_2.",
+    "queries": "Another name of text_1.",
     "text_1": "A text, or as many as text_2 has.",
     "text_2": "A text, or a list of texts, each to be compared with text_1 or the text of its index there.",
     "query": "The text to which documents are compared.",
@@ -93,7 +96,7 @@ DESCRIPTIONS: Mapping[str, str] = {
     "chat_template_kwargs": "Variables for the chat template.",
     "add_generation_prompt": "End the prompt with the beginning of the assistant's answer, which is the default.",
     "continue_final_message": "Continue the last message instead of answering it.",
-    "documents": "The texts to rank; in a chat, passed to the chat template.",
+    "documents": "The texts to rank, or another name of text_2; in a chat, passed to the chat template.",
     "add_special_tokens": "Begin the prompt with the tokenizer's special tokens. Default: true, but false for a chat, "
     "whose template writes them.",
     "truncate_prompt_tokens": "Keep only the last tokens of the prompt, this many; -1: as many as the context holds.",
