@@ -106,7 +106,8 @@ class Loader:
 
     def _pieces(self, matrix: Matrix, part: MatrixPart) -> Iterator[MatrixPart]:
         """Yield the parts of a part that are read at once: the whole one where rows do not follow one another."""
-        if part.transposed or (matrix.quantized is not None and self.quantization.scheme is not None):
+        is_read_whole = self.quantization.scheme is not None and self.quantization.blocks(part) is None
+        if part.transposed or (matrix.quantized is not None and is_read_whole):
             return iter([part])
         return part.slices(max(TILE_ROWS, _PIECE_BYTES // (4 * part.k) // TILE_ROWS * TILE_ROWS))
 

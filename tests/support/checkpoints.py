@@ -221,6 +221,56 @@ CHECKPOINTS = (
         "cohere2",
         _decoder(256, 352, 4, 4, 2, 64, vocab_size=503, sliding_window=77, logit_scale=0.5),
     ),
+    ReferenceCheckpoint(
+        "mixtral-window100",
+        "mixtral",
+        _decoder(256, 176, 3, 4, 2, 64, vocab_size=503, num_local_experts=8, num_experts_per_tok=2,
+                 sliding_window=100),
+        max_shard_size="900KB",
+    ),
+    ReferenceCheckpoint(
+        "qwen2-moe-shared-window",
+        "qwen2_moe",
+        _decoder(256, 352, 4, 4, 4, 64, vocab_size=1021, num_experts=20, num_experts_per_tok=4,
+                 moe_intermediate_size=80, shared_expert_intermediate_size=208, decoder_sparse_step=2,
+                 use_sliding_window=True, sliding_window=90, max_window_layers=3),
+        dtype="bfloat16",
+    ),
+    ReferenceCheckpoint(
+        "qwen2-moe-normalized",
+        "qwen2_moe",
+        _decoder(320, 352, 2, 4, 4, 80, vocab_size=503, num_experts=12, num_experts_per_tok=3,
+                 moe_intermediate_size=96, shared_expert_intermediate_size=160, norm_topk_prob=True,
+                 mlp_only_layers=[0]),
+    ),
+    ReferenceCheckpoint(
+        "qwen3-moe",
+        "qwen3_moe",
+        _decoder(256, 352, 3, 8, 2, 128, vocab_size=503, num_experts=40, num_experts_per_tok=6,
+                 moe_intermediate_size=64, norm_topk_prob=True, mlp_only_layers=[1]),
+        dtype="bfloat16",
+        max_shard_size="900KB",
+    ),
+    ReferenceCheckpoint(
+        "qwen3-moe-window",
+        "qwen3_moe",
+        _decoder(256, 352, 2, 4, 1, 64, vocab_size=1021, num_experts=16, num_experts_per_tok=4,
+                 moe_intermediate_size=112, attention_bias=True, use_sliding_window=True, sliding_window=150),
+    ),
+    ReferenceCheckpoint(
+        "olmoe",
+        "olmoe",
+        _decoder(256, 112, 2, 4, 2, 64, vocab_size=503, num_experts=24, num_experts_per_tok=5),
+    ),
+    ReferenceCheckpoint(
+        "gpt-oss-window100",
+        "gpt_oss",
+        _decoder(320, 208, 4, 8, 2, 64, vocab_size=503, num_local_experts=12, num_experts_per_tok=4,
+                 sliding_window=100, swiglu_limit=2.0,
+                 rope_parameters={**YARN_ROPE, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}),
+        dtype="bfloat16",
+        max_shard_size="900KB",
+    ),
 )  # fmt: skip
 
 
