@@ -86,7 +86,8 @@ def quire_logits(model: ModelRunner, tokens: list[int], first: int) -> LogProbab
     values = np.empty((len(rows), model.vocab_size))
     for target, (ids, logprobs, _) in zip(values, rows, strict=True):
         target[ids] = logprobs
-    return np.maximum(values, values.max(-1, keepdims=True) - _RANGE)
+    np.maximum(values, values.max(-1, keepdims=True) - _RANGE, out=values)
+    return values
 
 
 def divergence(base: LogProbabilities, other: LogProbabilities) -> float:

@@ -162,7 +162,13 @@ def main() -> None:
     parser.add_argument("--vocab-size", type=int, default=32000, help="number of tokens (default 32000)")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    config = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "bos_token_id": 0, "eos_token_id": 0, "dtype": "bfloat16"}
+    config: dict[str, Any] = {
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "dtype": "bfloat16",
+    }
     config |= SHAPES[arguments.shape] | {"vocab_size": arguments.vocab_size}
     experts = next((name for name in ("num_experts", "num_local_experts") if name in config), None)
     if arguments.experts is not None and experts is None:

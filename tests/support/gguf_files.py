@@ -89,7 +89,8 @@ def _quantized(array: np.ndarray, kind: gguf.GGMLQuantizationType) -> tuple[np.n
     try:
         data = gguf.quants.quantize(array, kind)
     except NotImplementedError:
-        data = random_blocks(kind.name, *array.shape, deviation=float(array.std()))
+        n, k = array.shape
+        data = random_blocks(kind.name, n, k, deviation=float(array.std()))
     return data, gguf.quants.dequantize(data, kind)
 
 
