@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from quire.kernels.config import ModelConfig
-from quire.kernels.emit.math import ClampedSwiglu
 from quire.kernels.errors import ModelError
-from quire.kernels.graph.operations import Experts, FeedForward, Linear, Router
+from quire.kernels.graph.operations import ClampedSwiglu, ExpertRouter, Experts, FeedForward, Linear
 
 _MOST_EXPERTS = 4096
 
@@ -28,14 +27,14 @@ def experts(
     config: ModelConfig, layer: int, count: int, inner: int, activation: str | ClampedSwiglu, *, bias: bool = False,
     **routing: Any,
 ) -> Experts:  # fmt: skip
-    """Return the `count` experts of a layer, each of `inner` hidden units; `routing` are fields of Router.
+    """Return the `count` experts of a layer, each of `inner` hidden units; `routing` are fields of ExpertRouter.
 
     `bias`: the router and the experts have biases.
     """
     if count > _MOST_EXPERTS:
         raise ModelError(f"config.json has {count} experts in a layer; supported are up to {_MOST_EXPERTS}")
     hidden, mlp = config.size("hidden_size"), f"model.layers.{layer}.mlp"
-    router = Router(
+    router = ExpertRouter(
         Linear(f"{mlp}.gate.weight", count, f"{mlp}.gate.bias" if bias else ""), config.size("num_experts_per_tok")
     )
     layers = (feed_forward(f"{mlp}.experts.{number}", hidden, inner, activation, bias=bias) for number in range(count))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from quire.kernels.config import ModelConfig
-from quire.kernels.emit.math import ClampedSwiglu
-from quire.kernels.graph.operations import Experts, Graph
+from quire.kernels.graph.operations import ClampedSwiglu, Experts, Graph
 from quire.kernels.models.decoder import Variant, build_decoder, sliding_layers, window_of
 from quire.kernels.models.experts import experts
 
