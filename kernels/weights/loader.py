@@ -106,8 +106,8 @@ class Loader:
 
     def _pieces(self, matrix: Matrix, part: MatrixPart) -> Iterator[MatrixPart]:
         """Yield the parts of a part that are read at once: the whole one where rows do not follow one another."""
-        is_read_whole = self.quantization.scheme is not None and self.quantization.blocks(part) is None
-        if part.transposed or (matrix.quantized is not None and is_read_whole):
+        is_read = matrix.quantized is not None and self.quantization.scheme is not None
+        if part.transposed or (is_read and self.quantization.blocks(part) is None):
             return iter([part])
         return part.slices(max(TILE_ROWS, _PIECE_BYTES // (4 * part.k) // TILE_ROWS * TILE_ROWS))
 
@@ -141,7 +141,7 @@ class Loader:
             return
         blocks = self.quantization.blocks(part)
         if blocks is not None:
-            self.runner.pack_gguf(blocks, packed, part.first, part.n, part.first_tile, part.tile_step)
+            self.runner.pack_blocks(blocks, packed, part.first, part.n, part.first_tile, part.tile_step)
             return
         read = self.quantization.read(part)
         zeros = None if read.zeros is None else read.zeros.astype(np.int16)

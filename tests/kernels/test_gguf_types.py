@@ -48,7 +48,7 @@ def packed(runner: Runner, kind: str, blocks: npt.NDArray[np.uint8], k: int, hea
     size = -(-n // 32) * form.block_bytes(k)
     address = runner.allocate(size)
     matrix = GgufMatrix(blocks.reshape(-1), kind, n, k, heads)
-    runner.pack_gguf(matrix, QuantizedWeights(address, form, k), 0, n)
+    runner.pack_blocks(matrix, QuantizedWeights(address, form, k), 0, n)
     return aligned(np.frombuffer(ctypes.string_at(address, size), np.uint8).reshape(-1, form.block_bytes(k)))
 
 
@@ -135,7 +135,7 @@ def test_matrices_that_do_not_fit_are_rejected(kind: str, runner: Runner) -> Non
     target = QuantizedWeights(runner.allocate(form.block_bytes(256)), form, 256)
     for first, count in ((-1, 2), (31, 2), (0, 0)):
         with pytest.raises(ValueError, match=r"rows|columns"):
-            runner.pack_gguf(matrix, target, first, count)
+            runner.pack_blocks(matrix, target, first, count)
 
 
 def test_every_type_takes_about_the_bits_of_its_file() -> None:

@@ -15,6 +15,7 @@
 #include "bindings/bindings.h"
 #include "compute/runner.h"
 #include "weights/gguf_blocks.h"
+#include "weights/mxfp4.h"
 #include "weights/packing.h"
 #include "weights/quantization.h"
 
@@ -163,10 +164,12 @@ void bind_quantized_format(nb::module_& m) {
       .def("__repr__", &repr);
 }
 
-void pack_gguf_rows(Runner& runner, const GgufMatrix& source, const QuantizedWeights& target, std::int64_t first,
-                    std::int64_t count, std::int64_t first_tile, std::int64_t tile_step) {
+/// Packs rows of a matrix in blocks, by `pack`.
+template <auto pack, class Source>
+void pack_rows(Runner& runner, const Source& source, const QuantizedWeights& target, std::int64_t first,
+               std::int64_t count, std::int64_t first_tile, std::int64_t tile_step) {
   check_target(runner, target, block_bytes_of(target), std::max<std::int64_t>(count, 1), {first_tile, tile_step});
-  pack_gguf(runner.threads(), source, first, count, target, {first_tile, tile_step});
+  pack(runner.threads(), source, first, count, target, {first_tile, tile_step});
 }
 
 }  // namespace
@@ -191,6 +194,20 @@ void bind_weights(nb::module_& m) {
             (new (self) GgufMatrix{data.data(), &gguf_type(type), n, k, heads})->check(data.nbytes());
           },
           "data"_a, "type"_a, "n"_a, "k"_a, "heads"_a = 0, nb::keep_alive<1, 2>());
+  nb::class_<Mxfp4Matrix>(
+      m, "Mxfp4Matrix",
+      "A matrix w[n, k] in MXFP4 as gpt-oss stores it: bytes of two `codes`, and apart from them an "
+      "exponent for each 32 of k. Strides are in bytes.")
+      .def(
+          "__init__",
+          [](Mxfp4Matrix* self, const Bytes& codes, const Bytes& scales, std::int64_t n, std::int64_t k,
+             std::int64_t code_stride, std::int64_t scale_stride) {
+            const Mxfp4Matrix matrix{codes.data(), scales.data(), n, k, code_stride, scale_stride};
+            matrix.check(codes.nbytes(), scales.nbytes());
+            new (self) Mxfp4Matrix(matrix);
+          },
+          "codes"_a, "scales"_a, "n"_a, "k"_a, "code_stride"_a, "scale_stride"_a, nb::keep_alive<1, 2>(),
+          nb::keep_alive<1, 3>());
   nb::class_<PackedWeights>(m, "PackedWeights", "Memory of packed weights of `k` inputs, in bf16, bf16-paired or f32.")
       .def(
           "__init__",
@@ -214,8 +231,11 @@ void bind_packing(nb::class_<Runner>& runner) {
            "Pack the matrix into every `tile_step`-th tile of 16 columns, from `first_tile` on.")
       .def("quantize", &quantize_tiles, "source"_a, "target"_a, "first_tile"_a = 0, "tile_step"_a = 1,
            nb::call_guard<nb::gil_scoped_release>(), "Quantize the matrix and pack it, as `pack` does.")
-      .def("pack_gguf", &pack_gguf_rows, "source"_a, "target"_a, "first"_a, "count"_a, "first_tile"_a = 0,
-           "tile_step"_a = 1, nb::call_guard<nb::gil_scoped_release>(),
+      .def("pack_blocks", &pack_rows<&pack_gguf, GgufMatrix>, "source"_a, "target"_a, "first"_a, "count"_a,
+           "first_tile"_a = 0, "tile_step"_a = 1, nb::call_guard<nb::gil_scoped_release>(),
+           "Pack `count` rows of the matrix from number `first` on, as `pack` does.")
+      .def("pack_blocks", &pack_rows<&pack_mxfp4, Mxfp4Matrix>, "source"_a, "target"_a, "first"_a, "count"_a,
+           "first_tile"_a = 0, "tile_step"_a = 1, nb::call_guard<nb::gil_scoped_release>(),
            "Pack `count` rows of the matrix from number `first` on, as `pack` does.")
       .def("pack_quantized", &pack_quantized_arrays, "values"_a, "scales"_a, "zeros"_a.none(), "target"_a,
            "first_tile"_a = 0, "tile_step"_a = 1, "Pack a quantized matrix, as `pack` does.");

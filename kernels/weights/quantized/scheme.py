@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from quire.kernels._native import GgufMatrix
+from quire.kernels._native import GgufMatrix, Mxfp4Matrix
 from quire.kernels.emit.layout import QuantizedFormat
 from quire.kernels.errors import ModelError
 from quire.kernels.weights.checkpoint import Checkpoint, Tensor
@@ -103,7 +103,7 @@ class Scheme(ABC):
             values = np.take(values, order, axis=1)
         return QuantizedMatrix(layer.format, values, scales, zeros, order)
 
-    def blocks(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> GgufMatrix | None:
+    def blocks(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> GgufMatrix | Mxfp4Matrix | None:
         """Return a module's matrix in blocks that are packed as they are, None if it has to be read."""
         return None
 
