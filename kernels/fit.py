@@ -11,7 +11,7 @@ from quire.kernels.options import LoadOptions
 from quire.kernels.runner import choose_memory, describe
 
 _SMALLER_FORMATS = ("int8", "int4")
-_SHORTEST_CONTEXT = 1024
+_SHORTEST_CONTEXT = 512
 """Shortest context that is advised, in tokens."""
 
 
@@ -57,8 +57,11 @@ def _longest_context(options: LoadOptions) -> int | None:
 
 
 def _fits(options: LoadOptions) -> bool:
+    """Return True if the model fits, and with it the KV of one sequence of the context unless its size is chosen."""
+    plan = describe(options)[0]
     try:
-        choose_memory(describe(options)[0], options)
+        pages, _ = choose_memory(plan, options)
     except MemoryShortageError:
         return False
-    return True
+    is_chosen = options.num_pages is not None or options.kv_cache_memory_bytes is not None
+    return is_chosen or pages * plan.limits.block_size >= plan.limits.max_model_len

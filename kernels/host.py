@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.kernels._native import adds_pairs_by_fma, host_features, pair_products_cost, request_amx
+from quire.kernels.cgroups import memory_left
 from quire.kernels.errors import ModelError
 
 logger = logging.getLogger(__name__)
@@ -126,8 +127,8 @@ def available_memory() -> int:
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024
-    limits = [_address_space(), *(_cgroup_memory(folder) for folder in _cgroups())]
-    return min([available, *(left for left in limits if left is not None)])
+    space = _address_space()
+    return min([available, *memory_left(), *([] if space is None else [space])])
 
 
 def _address_space() -> int | None:
@@ -136,26 +137,3 @@ def _address_space() -> int | None:
         return None
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     return max(0, limit - used - _SPARE_BYTES)
-
-
-def _cgroups() -> list[Path]:
-    """Return the folders of this process's cgroup (version 2) and its parents, if there are any."""
-    root = Path("/sys/fs/cgroup")
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    own = [root / line[3:].lstrip("/") for line in lines if line.startswith("0::")]
-    return [folder for path in own for folder in (path, *path.parents) if folder.is_relative_to(root)]
-
-
-def _cgroup_memory(folder: Path) -> int | None:
-    """Return the bytes left of the cgroup's limit, with its page cache counted as free; None without a limit."""
-    try:
-        limit = (folder / "memory.max").read_text().strip()
-        used = int((folder / "memory.current").read_text())
-        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    except OSError:
-        return None
-    cache = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
-    return None if limit == "max" else max(0, int(limit) - used + cache)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -97,6 +97,12 @@ class MatrixPart:
     def strides(self) -> tuple[int, int]:
         """Strides of n and of k in the checkpoint, in elements."""
         return (1, self.whole_n) if self.transposed else (self.k, 1)
+
+    def slices(self, rows: int) -> Iterator[MatrixPart]:
+        """Yield parts of at most `rows` rows, a multiple of the columns of a tile, that fill the same tiles."""
+        for start in range(0, self.n, rows):
+            tile, n = self.first_tile + start // TILE_ROWS * self.tile_step, min(rows, self.n - start)
+            yield replace(self, n=n, first=self.first + start, tensor_n=self.whole_n, first_tile=tile)
 
 
 @dataclass(frozen=True)

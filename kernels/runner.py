@@ -252,6 +252,13 @@ def assemble(
         fd = os.memfd_create("quire-kv")  # until this process ends
     file = None if fd is None else KvFile(fd, model_name(plan, isa.name))
     pages, memory = choose_memory(plan, options, file)
+    is_chosen = options.num_pages is not None or options.kv_cache_memory_bytes is not None
+    if not is_chosen and pages * limits.block_size < limits.max_model_len:
+        logger.warning(
+            "%d KV pages hold %d tokens, and max_model_len is %d: longer requests will be rejected; set "
+            "kv_cache_memory_bytes, or lower max_model_len",
+            pages, pages * limits.block_size, limits.max_model_len,
+        )  # fmt: skip
     config = RunnerConfig(
         threads=choose_threads(options), pin=options.pin_threads, num_pages=pages, block_size=limits.block_size,
         vocab_size=plan.vocab_size, kv_heads=heads.kv, max_num_batched_tokens=limits.max_num_batched_tokens,

@@ -37,6 +37,8 @@ def survey(path: str) -> dict[str, Any]:
             _survey_folder(path if Path(path).is_dir() else str(model_folder(Path(path), Path(root))), found)
     except ModelError as error:
         found["problem"] = str(error)
+    except Exception as error:  # noqa: BLE001 - one folder must not keep the others from being listed
+        found["problem"] = f"it cannot be read: {type(error).__name__}: {error}"
     return found
 
 

@@ -16,12 +16,17 @@ if TYPE_CHECKING:
     from quire.protocol.keys import Security
 
 DTYPES = ("auto", "bfloat16", "float32")
-QUANTIZATIONS = ("int8", "int4", "int4-g64", "int4-g32", "gptq", "awq", "compressed-tensors", "gguf")
+QUANTIZATIONS = ("int8", "int4", "int4-g64", "int4-g32", "gptq", "awq", "compressed-tensors", "gguf", "mxfp4")
 KV_CACHE_DTYPES = ("auto", "int8")
 BLOCK_SIZES = (32, 64, 128)
 SCHEDULING_POLICIES = ("fcfs", "priority", "lpm", "sjf")
-TOOL_CALL_PARSERS = ("none", "hermes", "llama3_json", "granite", "phi4_mini_json", "cohere2", "glm4", "json_call")
-REASONING_PARSERS = ("none", "think", "qwen3", "deepseek_r1", "granite", "cohere2")
+TOOL_CALL_PARSERS = (
+    "none", "hermes", "qwen3_coder", "llama3_json", "openai", "deepseek_v3", "deepseek_v31", "mistral", "granite",
+    "phi4_mini_json", "cohere2", "glm4", "olmo3", "json_call",
+)  # fmt: skip
+REASONING_PARSERS = (
+    "none", "think", "qwen3", "openai_gptoss", "deepseek_r1", "deepseek_v3", "mistral", "granite", "cohere2", "olmo3",
+)  # fmt: skip
 STANDBYS = ("program", "model")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
@@ -42,7 +47,7 @@ class EngineOptions:
             Hugging Face hub, as Qwen/Qwen3-0.6B. Default: the demo model.
         dtype: Dtype of the model; auto: bfloat16 for 16-bit and quantized checkpoints, else float32.
         quantization: Quantize float weights: int8, int4 (a scale for each 128 weights), int4-g64, int4-g32. gptq, awq,
-            compressed-tensors and gguf confirm that a checkpoint is such a one. Default: as in the checkpoint.
+            compressed-tensors, gguf and mxfp4 confirm that a checkpoint is such a one. Default: as in the checkpoint.
         max_model_len: Context length: tokens of a prompt and its answer. Default: the model's.
         threads: Threads that compute. Default: QUIRE_THREADS, or one for every usable core.
         pin_threads: Bind each thread to a CPU of its own.

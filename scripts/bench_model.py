@@ -43,7 +43,7 @@ def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--model", default=DEMO_MODEL, help="checkpoint folder; the demo model by default")
+    add("--model", default=DEMO_MODEL, help="checkpoint folder or GGUF file; the demo model by default")
     add("--threads", type=int, help="threads of every engine; by default one for each available CPU")
     add("--dtype", default="auto", help="of Quire and vLLM: auto, bfloat16 or float32")
     add("--prefill", metavar="LENGTHS", help=f"prompt lengths, by default those of {PREFILL} that fit")

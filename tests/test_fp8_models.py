@@ -15,6 +15,7 @@ from test_quantized_models import log_probabilities
 from quire.kernels.errors import ModelError
 from quire.kernels.options import LoadOptions
 from quire.kernels.runner import describe
+from quire.kernels.weights import loader
 
 torch = pytest.importorskip("torch")
 
@@ -35,6 +36,7 @@ def compressed(strategy: str, **weights: Any) -> dict[str, Any]:
 CASES: dict[str, tuple[dict[str, Any], tuple[int, int] | None, str, str]] = {
     "blocks": ({**FP8, "weight_block_size": [128, 128]}, (128, 128), "weight_scale_inv", "BF16"),
     "blocks-f32": ({**FP8, "weight_block_size": [128, 64]}, (128, 64), "weight_scale_inv", "F32"),
+    "blocks-cut": ({**FP8, "weight_block_size": [96, 40]}, (96, 40), "weight_scale_inv", "BF16"),
     "tensor": ({**FP8, "activation_scheme": "static"}, None, "weight_scale", "F32"),
     "rows": ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, (1, 1 << 16), "weight_scale", "F32"),
     "compressed-channel": (compressed("channel"), (1, 1 << 16), "weight_scale", "BF16"),
@@ -83,6 +85,17 @@ def test_an_fp8_model_is_its_float_twin(case: str, demo_model: Path, tmp_path: P
         np.testing.assert_array_equal(log_probabilities(tmp_path / "fp8", **options), twin)
     auto = log_probabilities(tmp_path / "fp8")
     np.testing.assert_array_equal(auto, log_probabilities(tmp_path / "floats", dtype="bfloat16"))
+
+
+@pytest.mark.parametrize("case", ["blocks", "rows"])
+@pytest.mark.parametrize("quantization", [None, "int4"])
+def test_a_model_that_is_read_in_pieces_has_the_same_bits(
+    case: str, quantization: str | None, demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_fp8(demo_model, tmp_path / "fp8", case)
+    whole = log_probabilities(tmp_path / "fp8", quantization=quantization)
+    monkeypatch.setattr(loader, "_PIECE_BYTES", 4 * 256 * 48)  # 48 rows of 256 inputs, which no block of 128 ends with
+    np.testing.assert_array_equal(log_probabilities(tmp_path / "fp8", quantization=quantization), whole)
 
 
 def test_the_memory_of_an_fp8_model_is_that_of_bf16(demo_model: Path, tmp_path: Path) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 from quire.frontend.cli.flags import Flags, rows_of, switch, takes_flags
-from quire.frontend.cli.output import say, write
+from quire.frontend.cli.output import CONTROLS, say, write
 from quire.frontend.kernels import ask_kernels, readable_size
 from quire.protocol.engine_options import HubOptions
 
 if TYPE_CHECKING:
     from quire.frontend.hub.cache import CachedModel
+
+
+_WIDEST = 10_000  # columns
 
 
 class CacheFlags(Flags):
@@ -50,8 +54,8 @@ def _row(model: CachedModel, facts: dict[str, Any]) -> dict[str, Any]:
         "size_bytes": model.size,
         **facts,
     }
-    if missing := model.missing_files():
-        row |= {"supported": None, "fits": None, "problem": f"incomplete: {', '.join(missing)} missing"}
+    if problem := model.problem():
+        row |= {"supported": None, "fits": None, "problem": problem}
     return row
 
 
@@ -64,8 +68,10 @@ def _show(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         revision = ", ".join(row["revisions"]) or row["commit"][:7]
         cells = (row["name"], revision, readable_size(row["size_bytes"]), row["architecture"] or "-", _verdict(row))
-        table.add_row(*map(escape, cells))
-    Console(highlight=False).print(table)
+        table.add_row(*(escape(cell.translate(CONTROLS)) for cell in cells))
+    # One line for each model where programs read: `quire models | grep Qwen`.
+    width = None if sys.stdout.isatty() else max(80, Console(width=_WIDEST).measure(table).maximum)
+    Console(highlight=False, width=width).print(table)
 
 
 def _verdict(row: dict[str, Any]) -> str:

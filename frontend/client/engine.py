@@ -24,6 +24,7 @@ from quire.frontend.engine_args import EngineArgs
 from quire.frontend.errors import RequestError
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.sampling import SamplingParams, SeedSource, check_length, engine_params, validate
+from quire.frontend.text.chat import harmony
 from quire.frontend.text.chat.answer_format import AnswerFormat
 from quire.frontend.text.chat.assistant import AssistantMessage, parse_answer
 from quire.frontend.text.chat.renderer import TemplateRenderer
@@ -102,8 +103,15 @@ class ConnectedEngine:
             raise
         ready_eos = self.client.ready.eos_token_ids
         tokenizer_eos = [] if self.tokenizer is None else self.tokenizer.eos_token_ids
-        known = [token for token in (*ready_eos, *tokenizer_eos) if token < self.client.ready.vocab_size]
+        eos = (*ready_eos, *tokenizer_eos, *self._format_stops)
+        known = [token for token in eos if token < self.client.ready.vocab_size]
         self.eos_token_ids = list(dict.fromkeys(known))
+
+    @property
+    def _format_stops(self) -> list[int]:
+        """Tokens that end an answer in the format of the chat template, whatever the configuration says."""
+        added = {} if self.tokenizer is None else {text: token for token, text in self.tokenizer.added_tokens.items()}
+        return [added[stop] for stop in harmony.STOPS if stop in added and self.answer_format.is_harmony]
 
     @property
     def model(self) -> str:
@@ -271,7 +279,7 @@ class ConnectedEngine:
         return AnswerFormat.detect(
             "" if tokenizer is None else template_sources(tokenizer.path).get("default", ""),
             added_tokens=added.values(),
-            special_tokens=[] if tokenizer is None else [added[token] for token in tokenizer.special_token_ids],
+            special_tokens={} if tokenizer is None else {added[token]: token for token in tokenizer.special_token_ids},
             tool_parser=self.args.tool_call_parser,
             reasoning_parser=self.args.reasoning_parser,
         )

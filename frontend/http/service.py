@@ -192,6 +192,20 @@ class ModelService:
                 "prompt" if num_prompts > 1 else name,
             )
 
+    def check_texts(self, count: int, characters: int = 0) -> None:
+        """Raise `ApiError` 400 for more texts than one body may have, or more characters of pairs than of a body."""
+        if count > self.args.max_prompts:
+            raise bad_request(
+                f"{count} prompts are given, and one request may have {self.args.max_prompts}; send several requests, "
+                "or raise --max-prompts"
+            )
+        if characters > self.args.max_body_bytes:
+            raise bad_request(
+                f"the texts of all pairs have {characters} characters, since each document is read with its query, and "
+                f"{self.args.max_body_bytes} are allowed; send fewer documents, shorten the query, or raise "
+                "--max-body-bytes"
+            )
+
     def check_template(self, chat_template: str | None) -> None:
         """Raise `ApiError` 400 for a client's own chat template, unless the server trusts them."""
         if chat_template is not None and not self.args.trust_request_chat_template:

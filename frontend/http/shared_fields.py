@@ -34,7 +34,12 @@ def effort_kwargs(effort: str | None, field: str) -> dict[str, Any]:
         return {}
     if effort not in _EFFORTS:
         raise bad_request(f"{field}={effort!r} is not known; it can be {', '.join(_EFFORTS)}", field, "invalid_value")
-    return {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}
+    return {"reasoning_effort": effort, **(thinking_kwargs(False) if effort == "none" else {})}
+
+
+def thinking_kwargs(thinks: bool) -> dict[str, Any]:
+    """Return the chat template's variables for thinking or not: Qwen's name, and DeepSeek's and Granite's."""
+    return {"enable_thinking": thinks, "thinking": thinks}
 
 
 def only_one(

@@ -7,6 +7,7 @@ each commit in `snapshots`, and in `refs` the commit of each branch or tag that 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from quire.frontend.hub.names import name_of
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 DEFAULT_REVISION = "main"
+
+_COMMIT = re.compile(r"[0-9a-f]{7,64}")
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Snapshot:
         """Branches and tags that stood at this commit when they were last asked for."""
         refs = self.folder.parent.parent / "refs"
         files = sorted(path for path in refs.rglob("*") if path.is_file())
-        return [str(path.relative_to(refs)) for path in files if path.read_text().strip() == self.commit]
+        return [str(path.relative_to(refs)) for path in files if _commit_of(path) == self.commit]
 
     @property
     def files(self) -> list[str]:
@@ -48,7 +51,10 @@ class Snapshot:
         return [str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()]
 
     def missing_files(self) -> list[str]:
-        """Return the names of a checkpoint's files that are not there, such as after an interrupted download."""
+        """Return the names of a checkpoint's files that are not there, such as after an interrupted download.
+
+        Raises `ValueError` for an index that does not list files.
+        """
         needed = ["config.json"]
         if not (self.folder / WEIGHTS).is_file():
             index = self.folder / INDEX
@@ -89,10 +95,18 @@ class CachedModel:
         return sum(path.stat().st_size for path in paths if path.is_file())
 
     def missing_files(self) -> list[str]:
-        """Return the names of needed files that are not there."""
+        """Return the names of needed files that are not there. Raises `ValueError` as `Snapshot.missing_files` does."""
         if self.gguf is None:
             return self.snapshot.missing_files()
         return [file for file in self.gguf.files if not (self.snapshot.folder / file).is_file()]
+
+    def problem(self) -> str | None:
+        """Return why it cannot be loaded as it lies there, None if all of its files are there."""
+        try:
+            missing = self.missing_files()
+        except (ValueError, OSError) as error:
+            return f"damaged: {error}"
+        return f"incomplete: {', '.join(missing)} missing" if missing else None
 
 
 def cache_folder(download_dir: str | None = None) -> Path:
@@ -112,9 +126,17 @@ def model_folder(cache: Path, name: str) -> Path:
 def find_snapshot(cache: Path, name: str, revision: str | None) -> Snapshot | None:
     """Return the files of a model at a branch, tag or commit as the cache knows them, maybe incomplete."""
     folder, wanted = model_folder(cache, name), revision or DEFAULT_REVISION
-    ref = folder / "refs" / wanted
-    found = folder / "snapshots" / (ref.read_text().strip() if ref.is_file() else wanted)
+    found = folder / "snapshots" / (_commit_of(folder / "refs" / wanted) or wanted)
     return Snapshot(found) if found.is_dir() else None
+
+
+def _commit_of(ref: Path) -> str | None:
+    """Return the commit that a branch or tag of the cache stands for, None if there is none or it cannot be read."""
+    try:
+        commit = ref.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return None
+    return commit if _COMMIT.fullmatch(commit) else None
 
 
 def all_models(cache: Path) -> Iterator[CachedModel]:
@@ -126,10 +148,13 @@ def all_models(cache: Path) -> Iterator[CachedModel]:
 
 def shards(index: Path) -> list[str]:
     """Return the names of the weight files that an index lists. Raises `ValueError` for another kind of file."""
+    problem = f"{index} is not a safetensors index"
     try:
         files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ValueError(f"{index} is not a safetensors index") from None
-    if not all(isinstance(file, str) and Path(file).name == file for file in files):
+        raise ValueError(problem) from None
+    if not files or not all(isinstance(file, str) for file in files):
+        raise ValueError(problem)
+    if not all(Path(file).name == file for file in files):
         raise ValueError(f"{index} names files outside of its folder")
     return sorted(files)

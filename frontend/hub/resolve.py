@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import shutil
 from collections.abc import Iterable, Sequence
@@ -41,6 +42,8 @@ _FILES = frozenset({
 _TEMPLATES = "additional_chat_templates"
 _MODULE = re.compile(r"\d+_\w+/(config\.json|model\.safetensors)")  # of sentence-transformers
 _OTHERS_SHOWN = 6
+_CACHED_SECONDS = 3.0
+"""How long the hub may take to list a model whose files the cache has."""
 
 
 def resolve_model(model: str, revision: str | None = None, download_dir: str | None = None) -> Path:
@@ -116,14 +119,14 @@ class _Resolution:
 
     def _list(self) -> tuple[str, dict[str, HubFile]]:
         """Return the commit and the files of the model at the hub. Raises `_UnreachableError` or `HubError`."""
-        from huggingface_hub import HfApi, constants
+        from huggingface_hub import HfApi
         from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]
 
         if self._is_offline:
             raise _UnreachableError("HF_HUB_OFFLINE is set")
         try:
             info = HfApi(library_name="quire").model_info(
-                self._name, revision=self._revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
+                self._name, revision=self._revision, files_metadata=True, timeout=self._timeout()
             )
         except HfHubHTTPError as error:
             status = error.response.status_code
@@ -137,6 +140,15 @@ class _Resolution:
         if info.sha is None:
             raise _UnreachableError(f"{self._hub} does not answer as a hub does (it names no commit)")
         return info.sha, {file.rfilename: _hub_file(file) for file in info.siblings or []}
+
+    def _timeout(self) -> float:
+        """Return the seconds that the hub may take to list the model: fewer where that brings only news."""
+        from huggingface_hub import constants
+
+        own = float(constants.HF_HUB_ETAG_TIMEOUT)
+        snapshot = find_snapshot(self._cache, self._name, self._revision)
+        is_cached = snapshot is not None and any(model.problem() is None for model in snapshot.models())
+        return min(own, _CACHED_SECONDS) if is_cached and "HF_HUB_ETAG_TIMEOUT" not in os.environ else own
 
     def _refusal(self, error: HfHubHTTPError) -> str:
         from huggingface_hub import errors, get_token
@@ -167,9 +179,14 @@ class _Resolution:
         if lacks:
             others = [name for name in sorted(files) if not name.startswith(".")]
             listed = ", ".join(others[:_OTHERS_SHOWN]) + ", ..." * (len(others) > _OTHERS_SHOWN)
+            advice = "choose a model with config.json and safetensors"
+            if "adapter_config.json" in files:
+                advice = "it is an adapter: give the model that it was trained on"
+            elif any(name.endswith((".bin", ".pth", ".pt")) for name in others):
+                advice += ", or convert this one with `save_pretrained` of transformers"
             raise HubError(
                 f"{self._name} is not a checkpoint that can be loaded: it lacks {' and '.join(lacks)}, and has "
-                f"{listed or 'no files'}; choose a model with config.json and safetensors"
+                f"{listed or 'no files'}; {advice}"
             )
 
     def _checkpoint_files(self, files: dict[str, HubFile], snapshot: Snapshot, place: Place) -> list[str]:
@@ -189,9 +206,11 @@ class _Resolution:
         if absent := [name for name in names if name not in files]:
             other = names[0] if is_gguf(names[0]) else INDEX
             raise HubError(f"{self._name} lacks {absent[0]}, which its {other} names; choose another revision")
-        missing = [files[name] for name in names if not (snapshot.folder / name).is_file()]
+        missing = [files[name] for name in names if not _is_whole(snapshot.folder / name, files[name].size)]
         if not missing:
             return
+        for file in missing:
+            _remove(snapshot.folder / file.path)
         num_bytes = sum(file.size for file in missing)
         self._check_space(num_bytes)
         details = f"{len(missing)} files of commit {place.commit[:7]}"
@@ -217,7 +236,7 @@ class _Resolution:
         what = f"the download of {self._name} to {self._cache} failed"
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return HubError(f"{what}: the disk is full; make room there, or choose another folder with download_dir")
-        if isinstance(error, PermissionError):
+        if isinstance(error, PermissionError | FileExistsError | NotADirectoryError) or _is_read_only(error):
             return HubError(f"{what}: {_line(error)}; choose another folder with download_dir")
         kept = ", ".join(sorted(path.name for path in snapshot.folder.glob("*"))) or "no file"
         return HubError(f"{what}: {_line(error)}; try again, it goes on after the files that are complete ({kept})")
@@ -234,13 +253,17 @@ class _Resolution:
                 found = CachedModel(snapshot, self._choose_gguf(files, whole or models))
             except HubError as error:
                 raise HubError(f"{reason}, and in the cache {error}") from None
-            if not (missing := found.missing_files()):
+            try:
+                missing = found.missing_files()
+            except ValueError as error:
+                raise HubError(f"{reason}, and in the cache {error}; remove it, and download the model again") from None
+            if not missing:
                 if not self._is_offline:
                     report(f"{reason}; using the files of {self._model} in {snapshot.folder}")
                 return found.path
         at = "" if self._revision is None else f" at revision {self._revision!r}"
         lacks = f"{', '.join(missing)} of {self._model}{at}" if missing else f"{self._model}{at}"
-        names = sorted({each.name for each in all_models(self._cache) if not each.missing_files()})
+        names = sorted({each.name for each in all_models(self._cache) if each.problem() is None})
         others = f"which has {', '.join(names)}" if names else "which has no model"
         raise HubError(f"{reason}, there is no such folder, and {lacks} is not in the cache {self._cache}, {others}")
 
@@ -253,9 +276,25 @@ def _is_template(name: str) -> bool:
     return folder == _TEMPLATES and file.endswith(".jinja") and "/" not in file
 
 
+def _is_whole(path: Path, size: int) -> bool:
+    """Return True if a file of the cache is there, and not shorter than at the hub."""
+    return path.is_file() and path.stat().st_size >= size
+
+
+def _remove(path: Path) -> None:
+    """Remove a truncated file of the cache, whose name is a link to its contents, so that it is downloaded again."""
+    if path.is_file():
+        path.resolve().unlink()
+        path.unlink(missing_ok=True)
+
+
 def _hub_file(file: RepoSibling) -> HubFile:
     checksum = file.blob_id if file.lfs is None else file.lfs.sha256
     return HubFile(file.rfilename, file.size or 0, checksum)
+
+
+def _is_read_only(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno == errno.EROFS
 
 
 def _line(error: Exception) -> str:

@@ -9,14 +9,21 @@ whose lines hold (k + 2, k), then (k + 3, k + 1): `[n/32][k/32][2][8 fours][2 pa
 **Packed activations** `x[m, k]`, the inputs of a product: `[m/16][k/32][16][32]`, AMX's A operand. Paired activations,
 the operand of `vdpbf16ps`, are bf16 with each four of k as (2, 0), (3, 1): see products.py.
 
-**Packed quantized weights**: blocks of 32 columns n, each a sequence of groups along k. A group holds the scales of its
-32 columns, their zero points if it has any, then its values as lines of 64 bytes, alternating between two tiles of 16
-columns: `[k/4][2][16 n][4 k]` bytes for int8, `[k/8][2][16 n][4 bytes]` for int4, where a byte holds k in its low and
-k + 4 in its high half. This is the operand of VNNI and, with a stride of 128 bytes, of AMX. Values are offset binary:
-w = (value - zero) * scale.
+**Packed quantized weights**: blocks of 32 columns n, each a sequence of groups along k. A group has the scales of its
+32 columns, their zero points or minima if it has any, then its values in lines of 64 bytes, alternating between two
+tiles of 16 columns. Each unit of 32 k has a plane for the low bits of its values and maybe another one for the rest: 8
+bits are one plane, 6 are 4 + 2, 5 are 4 + 1, 3 are 2 + 1. A plane of p bits is `[p lines][2][16 n][4 bytes]`; byte b of
+a line holds element b of each of its fours of k, the first four in the lowest bits. So int8 is `[k/4][2][16 n][4 k]`,
+and in int4 a byte holds k in its low and k + 4 in its high half: the operand of VNNI and, with a stride of 128 bytes,
+of AMX. Values are offset binary, w = (value - zero) * scale, or with minima w = value * scale - minimum.
+
+Super scales are those of 256 k at a time: an f16 for each column, and with minima another one; then a signed byte for
+each group and column, and an unsigned one for its minimum; then the values of all groups. A scale is the product of
+both, exact in f32. The e8m0 scales of two groups, a byte each, fill a line; their values follow.
 
 **Quantized activations**: panels of 16 rows; a panel holds `[k/64][16][64]` int8, then for each group the scales (f32)
-and the sums (int32) of its 16 rows.
+and the sums (int32) of its 16 rows, in groups of 32 also the sums of the first 16 elements. Weights in groups of 16
+share the activations of those in groups of 32.
 """
 
 from __future__ import annotations

@@ -172,9 +172,13 @@ class Lowering(LinearLowering):
 
     def _attention(self, hidden: Buffer, before: Norm | None, operation: Attention) -> PackedActivations:
         """Lower attention up to its output layer: writes this step's K and V to their pages first."""
-        projections = FusedLinear(operation.projections)
-        qkv = self.rows("qkv", sum(layer.outputs for layer in operation.projections))
-        self.gemm("linear", self.norm(hidden, before, projections), projections, qkv)
+        width = sum(layer.outputs for layer in operation.projections)
+        qkv, first = self.rows("qkv", width), 0
+        runs = self.runs(FusedLinear(operation.projections))
+        x = self.norm(hidden, before, *runs)
+        for run in runs:
+            self.gemm("linear", x, run, qkv, out_columns=width if len(runs) > 1 else 0, first=first)
+            first += sum(layer.outputs for layer in run.layers)
         plan, heads, layer = self.plan, operation.heads, KvLayer(self.next_layer)
         self.next_layer += 1
         query_rows = plan.limits.max_num_batched_tokens * heads.query + TILE_ROWS  # AMX reads whole tiles of rows

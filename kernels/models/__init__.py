@@ -94,11 +94,20 @@ ARCHITECTURES: dict[str, Builder] = {
     **GENERATORS,
     **ENCODERS,
     **{name: ENCODERS[name.replace(_CLASSIFICATION, "Model")] for name in ENCODER_HEADS},
+    **{name.replace("Model", "ForMaskedLM"): build for name, build in ENCODERS.items()},
     **{f"{name}Model": _without_logits(build) for name, build in _DECODERS.items()},
     "Gemma3TextModel": _without_logits(gemma3.build),
     **{f"{name}{_CLASSIFICATION}": _without_logits(build) for name, build in _DECODERS.items()},
 }
-"""Builders of all models by their class name. A decoder without its logits embeds, or classifies by a layer `score`."""
+"""Builders of all models by their class name. A decoder without its logits embeds, or classifies by a layer `score`.
+
+An encoder whose class predicts masked tokens embeds: sentence-transformers does not read the layers for that.
+"""
+
+_REASONS = {
+    "JinaBert": "its attention adds ALiBi to the scores, which the kernels of attention cannot",
+}
+"""Why a family of models is not supported, where more is missing than a file here."""
 
 
 def classifier_of(config: ModelConfig) -> Classifier | None:
@@ -123,8 +132,10 @@ def build_graph(config: ModelConfig) -> Graph:
     """Return the graph of a model. Raises ModelError for an architecture or a field that is not supported."""
     build = ARCHITECTURES.get(config.architecture)
     if build is None:
+        reason = next((f": {why}" for family, why in _REASONS.items() if config.architecture.startswith(family)), "")
         raise ModelError(
-            f"architecture {config.architecture!r} is not supported; supported are "
-            f"{', '.join((*GENERATORS, *ENCODERS))}, and these as ...Model and ...ForSequenceClassification"
+            f"architecture {config.architecture!r} is not supported{reason}; supported are "
+            f"{', '.join((*GENERATORS, *ENCODERS))}, and these as ...Model, ...ForMaskedLM and "
+            "...ForSequenceClassification"
         )
     return build(config)

@@ -1,8 +1,12 @@
 """BERT, RoBERTa and XLM-RoBERTa (Devlin et al. 2018, Liu et al. 2019, Conneau et al. 2019): encoders with norms after
 their blocks and learned positions. They differ in the names of tensors, and in the row of the first position.
+
+jina-reranker-v2 is an XLM-RoBERTa whose tensors have the names of the flash-attn package, with q, k and v in one.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from quire.kernels.config import ModelConfig
 from quire.kernels.errors import ModelError
@@ -21,9 +25,28 @@ from quire.kernels.models.decoder import activation_of
 from quire.kernels.pooling.heads import Classifier, HeadLinear, num_labels
 
 
+@dataclass(frozen=True)
+class _Names:
+    """Names of tensors, without `.weight` and `.bias`: in the model, then within a layer."""
+
+    norm: str = "embeddings.LayerNorm"
+    layer: str = "encoder.layer.{}"
+    qkv: tuple[str, ...] = ("attention.self.query", "attention.self.key", "attention.self.value")
+    attention_output: str = "attention.output.dense"
+    attention_norm: str = "attention.output.LayerNorm"
+    up: str = "intermediate.dense"
+    down: str = "output.dense"
+    output_norm: str = "output.LayerNorm"
+
+
+_FLASH_NAMES = _Names(
+    "emb_ln", "encoder.layers.{}", ("mixer.Wqkv",), "mixer.out_proj", "norm1", "mlp.fc1", "mlp.fc2", "norm2"
+)
+
+
 def build(config: ModelConfig) -> Graph:
     """Return the graph of a BertModel or BertForSequenceClassification."""
-    return _encoder(config, "bert", first_position=0)
+    return _encoder(config, "bert", _Names(), first_position=0)
 
 
 def build_roberta(config: ModelConfig) -> Graph:
@@ -31,7 +54,9 @@ def build_roberta(config: ModelConfig) -> Graph:
 
     Positions are counted from the row after that of padding, so that as many rows less are left for tokens.
     """
-    return _encoder(config, "roberta", first_position=config.get("pad_token_id", 1) + 1)
+    config.restrict("lora_adaptations")
+    names = _Names() if config.fields.get("use_flash_attn") is None else _FLASH_NAMES
+    return _encoder(config, "roberta", names, first_position=config.get("pad_token_id", 1) + 1)
 
 
 def classifier(config: ModelConfig) -> Classifier:
@@ -47,7 +72,7 @@ def roberta_classifier(config: ModelConfig) -> Classifier:
     return Classifier("cls", (dense, HeadLinear("classifier.out_proj", num_labels(config))))
 
 
-def _encoder(config: ModelConfig, prefix: str, first_position: int) -> Graph:
+def _encoder(config: ModelConfig, prefix: str, names: _Names, first_position: int) -> Graph:
     config.restrict("position_embedding_type", ("absolute",))
     config.restrict("is_decoder", (False,))
     config.restrict("add_cross_attention", (False,))
@@ -63,24 +88,25 @@ def _encoder(config: ModelConfig, prefix: str, first_position: int) -> Graph:
     activation = activation_of(config, "hidden_act", "gelu")
 
     def norm(name: str) -> Norm:
-        return Norm(f"{prefix}.{name}.LayerNorm.weight", epsilon, f"{prefix}.{name}.LayerNorm.bias", center=True)
+        return Norm(f"{prefix}.{name}.weight", epsilon, f"{prefix}.{name}.bias", center=True)
 
     def linear(name: str, outputs: int) -> Linear:
         return Linear(f"{prefix}.{name}.weight", outputs, f"{prefix}.{name}.bias")
 
     residuals = []
     for i in range(config.size("num_hidden_layers")):
-        layer = f"encoder.layer.{i}"
-        projections = tuple(linear(f"{layer}.attention.self.{name}", hidden) for name in ("query", "key", "value"))
-        output = linear(f"{layer}.attention.output.dense", hidden)
+        layer = names.layer.format(i)
+        projections = tuple(linear(f"{layer}.{name}", 3 * hidden // len(names.qkv)) for name in names.qkv)
+        output = linear(f"{layer}.{names.attention_output}", hidden)
         attention = Attention(projections, output, heads, bidirectional=True)
-        up, down = linear(f"{layer}.intermediate.dense", inner), linear(f"{layer}.output.dense", hidden)
-        residuals.append(Residual(attention, None, around=norm(f"{layer}.attention.output")))
-        residuals.append(Residual(FeedForward(up, down, activation), None, around=norm(f"{layer}.output")))
+        up, down = linear(f"{layer}.{names.up}", inner), linear(f"{layer}.{names.down}", hidden)
+        residuals.append(Residual(attention, None, around=norm(f"{layer}.{names.attention_norm}")))
+        feed_forward = FeedForward(up, down, activation)
+        residuals.append(Residual(feed_forward, None, around=norm(f"{layer}.{names.output_norm}")))
     tables = f"{prefix}.embeddings"
     embedding = Embedding(
         f"{tables}.word_embeddings.weight", vocab, hidden, positions=f"{tables}.position_embeddings.weight",
         num_positions=positions, first_position=first_position, types=f"{tables}.token_type_embeddings.weight",
-        num_types=config.size("type_vocab_size", 2), norm=norm("embeddings"),
+        num_types=config.size("type_vocab_size", 2), norm=norm(names.norm),
     )  # fmt: skip
     return Graph(embedding, tuple(residuals), HiddenStates(None))

@@ -6,6 +6,7 @@ byte range, then the data. A folder holds `model.safetensors`, or `model.safeten
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import math
 import mmap
@@ -18,6 +19,7 @@ import numpy.typing as npt
 
 from quire.kernels._native import checksum
 from quire.kernels.errors import ModelError
+from quire.kernels.host import describe_address_limit
 from quire.kernels.weights.expert_tensors import find_expert, other_names
 from quire.kernels.weights.tensor import FLOAT_DTYPES, INTEGER_DTYPES, Tensor
 
@@ -102,7 +104,7 @@ class Checkpoint:
                 size = path.stat().st_size
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else None
         except OSError as error:
-            raise ModelError(f"{path}: {error.strerror}; the checkpoint is incomplete") from None
+            raise _unopened(path, error) from None
         header_bytes = int.from_bytes(mapped[:8], "little") if mapped and size >= 8 else -1
         if mapped is None or not 0 < header_bytes <= min(size - 8, _MAX_HEADER_BYTES):
             raise ModelError(
@@ -211,6 +213,16 @@ class Checkpoint:
         """Release the mapped pages, so that they do not count as resident memory."""
         for mapped in self._maps.values():
             mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def _unopened(path: Path, error: OSError) -> ModelError:
+    """Return the error for a file that cannot be opened or mapped."""
+    if error.errno == errno.ENOMEM:
+        limit = describe_address_limit()
+        return ModelError(
+            f"{path} can't be mapped: its {path.stat().st_size} bytes exceed the address space left{limit}"
+        )
+    return ModelError(f"{path}: {error.strerror}; the checkpoint is incomplete")
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -25,11 +25,15 @@ class Fp8Tensor(Tensor):
     @property
     def data(self) -> npt.NDArray[np.uint8]:
         """The bytes of the products."""
+        return self.rows(0, self.shape[0]).stored
+
+    def rows(self, first: int, count: int) -> Tensor:
+        """See Tensor; only these rows are multiplied."""
         try:
-            values = self.fp8.dequantize(self.stored.reshape(self.shape), self.scales)
+            values = self.fp8.dequantize(self.stored.reshape(self.shape), self.scales, first, count)
         except ValueError as error:
             raise ModelError(f"tensor {self.name} can't be loaded: {error}") from None
-        return values.reshape(-1).view(np.uint8)
+        return Tensor(self.name, self.format, values.shape, values.reshape(-1).view(np.uint8))
 
 
 class Fp8Checkpoint(Checkpoint):

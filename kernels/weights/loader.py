@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from quire.kernels._native import MatrixView, PackedWeights, QuantizedWeights, Runner
-from quire.kernels.emit.layout import Dtypes, QuantizedFormat
+from quire.kernels.emit.layout import TILE_ROWS, Dtypes, QuantizedFormat
 from quire.kernels.errors import ModelError
 from quire.kernels.operands import Array, ArrayWeight, Matrix, MatrixPart, Operand, Weight
 from quire.kernels.weights.checkpoint import FLOAT_DTYPES, Checkpoint
 from quire.kernels.weights.quantization import Quantization
 from quire.kernels.weights.weight_cache import CacheFile, key_of
+
+_PIECE_BYTES = 16 << 20
+"""Most bytes of a float matrix, as f32, that are read at once."""
 
 
 def check(quantization: Quantization, weights: list[Weight]) -> None:
@@ -89,36 +92,56 @@ class Loader:
         return values
 
     def _pack_all(self, sizes: Mapping[Matrix, int]) -> None:
-        count = self._counter(sizes)
-        for matrix, size in sizes.items():
-            self._pack(matrix)
-            self.checkpoint.drop_pages()
+        """Pack the matrices, the largest first: what is read for it is in memory while little else is."""
+        count, unreleased = self._counter(sizes), 0
+        for matrix, size in sorted(sizes.items(), key=lambda item: -item[1]):
+            for piece in (piece for part in matrix.parts for piece in self._pieces(matrix, part)):
+                self._pack(matrix, piece)
+                unreleased += 4 * piece.n * piece.k
+                if unreleased >= _PIECE_BYTES:
+                    self.checkpoint.drop_pages()
+                    unreleased = 0
             count(size)
+        self.checkpoint.drop_pages()
 
-    def _pack(self, matrix: Matrix) -> None:
+    def _pieces(self, matrix: Matrix, part: MatrixPart) -> Iterator[MatrixPart]:
+        """Yield the parts of a part that are read at once: the whole one where rows do not follow one another."""
+        is_read = matrix.quantized is not None and self.quantization.scheme is not None
+        if part.transposed or (is_read and self.quantization.blocks(part) is None):
+            return iter([part])
+        return part.slices(max(TILE_ROWS, _PIECE_BYTES // (4 * part.k) // TILE_ROWS * TILE_ROWS))
+
+    def _pack(self, matrix: Matrix, part: MatrixPart) -> None:
         target = self.addresses[matrix]
-        for part in matrix.parts:
-            try:
-                if matrix.quantized is None:
-                    packed = PackedWeights(target, self.dtypes.weights, matrix.k)
-                    self.runner.pack(self._view(part), packed, part.first_tile, part.tile_step)
-                else:
-                    self._pack_quantized(target, part, matrix.quantized)
-            except ModelError:
-                raise
-            except ValueError as error:
-                raise ModelError(f"{self.checkpoint.folder}: tensor {part.tensor} can't be packed: {error}") from None
+        try:
+            if matrix.quantized is None:
+                packed = PackedWeights(target, self.dtypes.weights, matrix.k)
+                self.runner.pack(self._view(part), packed, part.first_tile, part.tile_step)
+            else:
+                self._pack_quantized(target, part, matrix.quantized)
+        except ModelError:
+            raise
+        except ValueError as error:
+            rows = f", rows from {part.first} on," if part.first else ""
+            raise ModelError(f"{self.checkpoint.folder}: tensor {part.tensor}{rows} can't be packed: {error}") from None
 
     def _view(self, part: MatrixPart) -> MatrixView:
         """Return the part's tensor in the checkpoint."""
         tensor = self.checkpoint.get(part.tensor, part.shape)
-        start = part.first * part.strides[0] * FLOAT_DTYPES[tensor.dtype][1]
-        return MatrixView(tensor.data[start:], tensor.format, part.n, part.k, *part.strides)
+        if part.transposed:
+            start = part.first * FLOAT_DTYPES[tensor.dtype][1]
+            return MatrixView(tensor.data[start:], tensor.format, part.n, part.k, *part.strides)
+        rows = tensor.rows(part.first, part.n)
+        return MatrixView(rows.data, rows.format, part.n, part.k, *part.strides)
 
     def _pack_quantized(self, target: int, part: MatrixPart, form: QuantizedFormat) -> None:
         packed = QuantizedWeights(target, form, part.k)
         if self.quantization.scheme is None:
             self.runner.quantize(self._view(part), packed, part.first_tile, part.tile_step)
+            return
+        blocks = self.quantization.blocks(part)
+        if blocks is not None:
+            self.runner.pack_blocks(blocks, packed, part.first, part.n, part.first_tile, part.tile_step)
             return
         read = self.quantization.read(part)
         zeros = None if read.zeros is None else read.zeros.astype(np.int16)

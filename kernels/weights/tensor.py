@@ -29,6 +29,11 @@ class Tensor:
         return self.stored
 
     @property
+    def permuted_heads(self) -> int:
+        """Number of heads within which `stored` has pairs of rows from both halves beside each other; 0 for none."""
+        return 0
+
+    @property
     def dtype(self) -> str:
         """The safetensors dtype."""
         return self.format.upper()
@@ -40,10 +45,14 @@ class Tensor:
             return bits.view(np.float32).reshape(self.shape)
         return self.data.view(np.float16 if self.format == "f16" else np.float32).astype(np.float32).reshape(self.shape)
 
+    def rows(self, first: int, count: int) -> Tensor:
+        """Return the `count` rows of a matrix from number `first` on."""
+        data = self.data.reshape(self.shape[0], -1)[first : first + count]
+        return Tensor(self.name, self.format, (count, *self.shape[1:]), data.reshape(-1))
+
     def row(self, index: int) -> npt.NDArray[np.float32]:
         """Return a copy of a row of a float matrix as f32."""
-        data = self.data.reshape(self.shape[0], -1)[index]
-        return Tensor(self.name, self.format, self.shape[1:], data).to_f32()
+        return self.rows(index, 1).to_f32().reshape(self.shape[1:])
 
     def to_numpy(self) -> npt.NDArray[np.signedinteger | np.unsignedinteger]:
         """Return an integer tensor as a view of the mapped file: read-only, and possibly unaligned."""

@@ -30,7 +30,7 @@ from quire.kernels.errors import ModelError
 from quire.kernels.operands import Matrix, Operand
 from quire.kernels.weights.quantization import Quantization
 
-_LAYOUT = 2
+_LAYOUT = 3
 """Version of the file's contents; increase it whenever a checkpoint would be packed into other bytes."""
 
 _KEY_BYTES = 16

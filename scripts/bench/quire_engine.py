@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -16,6 +17,7 @@ from quire.frontend import LLM, AsyncLLM, SamplingParams
 from quire.frontend.client.observer import OpenRequest
 from quire.frontend.client.request_table import RequestTable
 from quire.kernels import host
+from quire.kernels.gguf.folder import model_folder
 from quire.kernels.options import LoadOptions
 from quire.kernels.plan import ModelPlan
 from quire.kernels.runner import describe
@@ -40,8 +42,9 @@ class Configuration:
 
     def plan(self) -> ModelPlan:
         """Return the plan that the engine makes. Raises `ValueError`."""
+        folder = model_folder(Path(self.model)) if self.model.endswith(".gguf") else self.model
         options = LoadOptions(
-            self.model, self.dtype, quantization=self.quantization, kv_cache_dtype=self.kv_cache_dtype
+            str(folder), self.dtype, quantization=self.quantization, kv_cache_dtype=self.kv_cache_dtype
         )
         return describe(options)[0]
 

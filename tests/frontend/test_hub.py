@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ import pytest
 from gguf_files import write_gguf
 from http_server import Server
 from huggingface_hub import constants
+from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 from patience import PATIENCE
 from small_hub import COMMIT, SmallHub, files_of, small_hub
 
@@ -181,7 +182,11 @@ def test_an_unknown_name_or_revision_is_named(place: Place) -> None:
 
 def test_a_model_without_safetensors_is_rejected_before_a_download(place: Place) -> None:
     place.hub.models["org/single"] = {"tiny.bin": b"x", "README.md": b"x"}
-    assert "it lacks config.json and model.safetensors, and has README.md, tiny.bin" in failure("org/single")
+    message = failure("org/single")
+    assert "it lacks config.json and model.safetensors, and has README.md, tiny.bin; choose a model with" in message
+    assert message.endswith(", or convert this one with `save_pretrained` of transformers")
+    place.hub.models["org/single"] = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"x"}
+    assert failure("org/single").endswith("; it is an adapter: give the model that it was trained on")
     place.hub.models["org/single"] = {
         "config.json": b"{}",
         "model.safetensors.index.json": b'{"weight_map": {"a": "b"}}',
@@ -362,6 +367,84 @@ def test_a_name_is_served_and_listed(place: Place, demo_model: Path) -> None:
     assert "safetensors" in rows["org/other"]["problem"] or "BertModel" in rows["org/other"]["problem"]
     assert not rows["org/other"]["fits"]
     assert rows["org/sharded"]["problem"] == "incomplete: model-00002-of-00002.safetensors missing"
+
+
+def test_a_truncated_file_of_the_cache_is_downloaded_again(place: Place) -> None:
+    weights = resolve_model("org/single") / "model.safetensors"
+    with weights.open("r+b") as file:
+        file.truncate(100)
+    resolve_model("org/single")
+    assert weights.read_bytes() == SINGLE["model.safetensors"]
+    assert place.hub.downloads["model.safetensors"] == 2
+
+
+def test_a_hub_that_is_silent_is_not_waited_for_where_the_cache_has_the_model(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeouts = []
+
+    def model_info(*_arguments: object, timeout: float, **_options: object) -> None:
+        timeouts.append(timeout)
+        raise HTTPError("timed out")
+
+    cached = resolve_model("org/single")
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
+    assert resolve_model("org/single") == cached
+    (cached / "model.safetensors").unlink()
+    failure("org/single")
+    assert timeouts == [3, constants.HF_HUB_ETAG_TIMEOUT]
+    monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "10")
+    (cached / "model.safetensors").write_bytes(b"")
+    assert resolve_model("org/single") == cached
+    assert timeouts[2:] == [10]
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_folder_that_cannot_be_written_to_is_named(place: Place, tmp_path: Path, is_file: bool) -> None:
+    (tmp_path / "other").write_text("")
+    folder = tmp_path / "other" if is_file else tmp_path / "other" / "below"
+    message = failure("org/single", None, str(folder))
+    assert str(folder) in message
+    assert message.endswith("; choose another folder with download_dir")
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "an index that is none": lambda folder: (folder / "model.safetensors.index.json").write_bytes(b"\xff{}"),
+    "an index without files": lambda folder: (folder / "model.safetensors.index.json").write_text('{"weight_map": {}}'),
+    "an index of other folders": lambda folder: (folder / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"a": "../../b"}}'
+    ),
+    "a config that is none": lambda folder: (folder / "config.json").write_text("["),
+    "a link to itself": lambda folder: (folder / "model.safetensors").symlink_to("model.safetensors"),
+}
+
+
+def test_a_damaged_model_does_not_keep_others_from_being_listed_or_used(place: Place) -> None:
+    for name, damage in DAMAGES.items():
+        folder = place.cache / f"models--org--{name.replace(' ', '-')}" / "snapshots" / COMMIT
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        damage(folder)
+    (folder.parent.parent / "refs").mkdir()
+    (folder.parent.parent / "refs" / "main").write_bytes(b"\xff\x00")
+    resolve_model("org/single")
+    environment = place.hub.environment(place.cache) | {"HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(quire(place, "models"), env=environment, capture_output=True, text=True, check=True)
+    problems = dict(line.split(maxsplit=1) for line in done.stdout.splitlines()[1:])
+    assert len(problems) == len(DAMAGES) + 1
+    assert "index.json is not a safetensors index" in problems["org/an-index-that-is-none"]
+    assert "index.json is not a safetensors index" in problems["org/an-index-without-files"]
+    assert "names files outside of its folder" in problems["org/an-index-of-other-folders"]
+    assert "model.safetensors missing" in problems["org/a-config-that-is-none"]
+    assert "model.safetensors missing" in problems["org/a-link-to-itself"]
+    done = subprocess.run(
+        quire(place, "info", "--model", "org/an-index-that-is-none", "--revision", COMMIT),
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith("quire: HF_HUB_OFFLINE is set, and in the cache ")
+    assert "index.json is not a safetensors index; remove it" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 QUANTS = [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import struct
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,18 +56,29 @@ def refusal(options: LoadOptions) -> str:
 
 
 def is_fit(options: LoadOptions) -> bool:
+    plan, _ = describe(options)
     try:
-        choose_memory(describe(options)[0], options)
+        pages, _ = choose_memory(plan, options)
     except MemoryShortageError:
         return False
-    return True
+    return pages * options.block_size >= plan.limits.max_model_len
 
 
-@pytest.mark.parametrize("limit", [700 * MIB, 1000 * MIB, 1600 * MIB])
-def test_advice_names_the_longest_context_of_each_format(model: LoadOptions, limit: int) -> None:
-    options = replace(model, memory_limit=limit)
-    message = refusal(options)
-    assert f"memory_limit={limit} is below" in message
+@pytest.mark.parametrize("has_limit", [True, False])
+@pytest.mark.parametrize("memory", [700 * MIB, 1000 * MIB, 1600 * MIB])
+def test_advice_names_the_longest_context_of_each_format(
+    model: LoadOptions, memory: int, has_limit: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if has_limit:
+        options = replace(model, memory_limit=memory)
+        message = refusal(options)
+        assert f"memory_limit={memory} is below" in message
+    else:
+        options = model
+        monkeypatch.setattr(host, "available_memory", lambda: memory // 2)
+        with pytest.raises(ModelError) as refused, advised(options):
+            raise MemoryShortageError("short")
+        message = str(refused.value)
     _, _, ways = message.partition("it fits with ")
     assert ways
     for way in ways.split(", or with "):
@@ -76,14 +89,43 @@ def test_advice_names_the_longest_context_of_each_format(model: LoadOptions, lim
         assert length == 40960 or not is_fit(replace(advice, max_model_len=min(2 * length, 40960))), way
 
 
-def test_formats_that_fit_into_the_free_memory_are_named(model: LoadOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_beyond_the_free_memory_are_refused(model: LoadOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "available_memory", lambda: 450 * MIB)
     message = refusal(model)
     assert message.startswith("weights and buffers take")
-    assert message.endswith("it fits with quantization=int8, or with quantization=int4")
+    assert re.search(
+        r"; it fits with quantization=int8 and max_model_len=\d+, or with quantization=int4 and max_model_len=\d+$",
+        message,
+    )
+
+
+def test_a_pool_below_the_context_is_reported(
+    model: LoadOptions, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = replace(model, quantization="int4")
+    monkeypatch.setattr(host, "available_memory", lambda: 1000 * MIB)
+    PreparedModel(options)
+    assert "tokens, and max_model_len is 40960: longer requests will be rejected" in caplog.text
+    caplog.clear()
+    PreparedModel(replace(options, max_model_len=1024))
+    PreparedModel(replace(options, num_pages=31))  # as chosen
+    assert not caplog.text
 
 
 def test_a_model_that_fits_in_no_format_is_refused(model: LoadOptions) -> None:
     assert refusal(replace(model, memory_limit=400 * MIB)).endswith(
-        "no number format makes it fit at 1024 tokens of context; choose a smaller model"
+        "no number format makes it fit at 512 tokens of context; choose a smaller model"
     )
+
+
+def test_a_file_beyond_the_address_space_is_no_damaged_one(model: LoadOptions) -> None:
+    code = (
+        "import resource, sys; from quire.kernels.weights.checkpoint import Checkpoint; "
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize(); "
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (200 << 20),) * 2); Checkpoint(sys.argv[1])"
+    )
+    command = [sys.executable, "-P", "-c", code, model.model]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    message = done.stderr.splitlines()[-1]
+    assert re.search(r"model.safetensors can't be mapped: its \d+ bytes exceed .* \(`ulimit -v` limits", message)
+    assert "incomplete" not in message

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from control_groups import cgroup
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,14 +18,6 @@ from quire.kernels import _native
 def no_setting(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.delenv("QUIRE_THREADS", raising=False)
     return monkeypatch
-
-
-def cgroup(root: Path, membership: str, files: dict[str, str]) -> str:
-    """Make a file system with /proc/self/cgroup and the given cgroup files only; return its root."""
-    for name, text in {"proc/self/cgroup": membership, **{f"sys/fs/cgroup/{k}": v for k, v in files.items()}}.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return str(root)
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,7 @@ from quire.frontend.engine_args import EngineArgs
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.openai.fields import RANGES, GenerationFields
 from quire.frontend.sampling import validate
-from quire.frontend.text.chat.reasoning import REASONING_PARSERS
-from quire.frontend.text.chat.tool_parsers import TOOL_PARSERS
+from quire.frontend.text.chat.answer_format import REASONING_PARSER_NAMES, TOOL_PARSER_NAMES
 from quire.frontend.vllm_args import _VLLM
 from quire.kernels import options as kernel_options
 from quire.kernels.weights import quantization
@@ -141,8 +140,8 @@ def test_lists_are_those_of_their_owners() -> None:
     assert ENGINE["scheduling_policy"].choices == tuple(POLICIES)
     for name in ("dtype", "kv_cache_dtype", "block_size"):
         assert ENGINE[name].choices == getattr(kernel_options, f"{name.upper()}S")
-    assert {*options_of(ClientOptions)["tool_call_parser"].choices} == {"none", *TOOL_PARSERS}
-    assert {*options_of(ClientOptions)["reasoning_parser"].choices} == {"none", *REASONING_PARSERS}
+    assert {*options_of(ClientOptions)["tool_call_parser"].choices} == {"none", *TOOL_PARSER_NAMES}
+    assert {*options_of(ClientOptions)["reasoning_parser"].choices} == {"none", *REASONING_PARSER_NAMES}
     for name, most in kernel_options.MOST.items():
         allowed = ENGINE[name].range
         assert allowed is not None

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from quire.frontend.text.chat.assistant import AssistantMessage, AssistantParser, ToolCall
 from quire.frontend.text.chat.events import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallStart
+from quire.frontend.text.chat.tool_parsers import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEP
 
 names = st.from_regex(r"[a-zA-Z0-9_-]{1,64}", fullmatch=True)
 tricky = st.lists(
@@ -36,6 +37,9 @@ FRAGMENTS = [
         "<|END_ACTION|>",
         '"tool_name"',
     ),
+    *("<function=f>", "<function=", "<parameter=a>", "\n</parameter>\n", "</function>", "</parameter"),
+    *(CALLS_BEGIN, CALL_BEGIN, SEP, CALL_END, CALLS_END, "```json", "```", f"{CALL_BEGIN}function{SEP}f\n```json\n"),
+    *("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "f[ARGS]", "<function_calls>", "</function_calls>", "f(", "a=", ")", "'"),
     *("{", "}", "[", "]", ",", ":", ";", '"', "\\", '\\"', "1", "null", "é", "words", "\\ud83d", " " * 9),
     *(
         '"name"',

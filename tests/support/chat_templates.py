@@ -127,6 +127,17 @@ PHI4_MINI = """\
 {%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}
 """
 
+PHI4_MINI_PUBLISHED = """\
+{%- for message in messages %}
+    {{- '<|' + message['role'] + '|>' + message['content'] }}
+    {%- if message['role'] == 'system' and 'tools' in message %}
+        {{- '<|tool|>' + message['tools'] + '<|/tool|>' }}
+    {%- endif %}
+    {{- '<|end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}
+"""
+
 GLM4 = """\
 {{- '[gMASK]<sop>' }}
 {%- if tools %}{{- '<|system|>\\n' + (tools | tojson) }}{%- endif %}
@@ -142,4 +153,183 @@ GLM4 = """\
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}
+"""
+
+GPT_OSS = """\
+{{- "<|start|>system<|message|>Reasoning: " + (reasoning_effort or "medium") + "\\n\\n# Valid channels: analysis, " }}
+{{- "commentary, final.<|end|>" }}
+{%- if messages[0].role == "developer" or messages[0].role == "system" %}
+    {%- set instructions = messages[0].content %}
+    {%- set messages = messages[1:] %}
+{%- endif %}
+{%- if instructions or tools %}
+    {{- "<|start|>developer<|message|># Instructions\\n\\n" + (instructions or "") }}
+    {%- if tools %}{{- "\\n\\nnamespace functions {" + (tools | tojson) + "}" }}{%- endif %}
+    {{- "<|end|>" }}
+{%- endif %}
+{%- set last = namespace(name=none) %}
+{%- for message in messages %}
+    {%- if message.role == "assistant" and "tool_calls" in message %}
+        {%- set later = namespace(answer=false) %}
+        {%- for other in messages[loop.index:] if other.role == "assistant" and "tool_calls" not in other %}
+            {%- set later.answer = true %}
+        {%- endfor %}
+        {%- if message.content and message.thinking %}
+            {{- raise_exception("either content or thinking") }}
+        {%- elif message.thinking and not later.answer %}
+            {{- "<|start|>assistant<|channel|>analysis<|message|>" + message.thinking + "<|end|>" }}
+        {%- endif %}
+        {%- set call = message.tool_calls[0].function %}
+        {{- "<|start|>assistant to=functions." + call.name + "<|channel|>commentary json<|message|>" }}
+        {{- (call.arguments | tojson) + "<|call|>" }}
+        {%- set last.name = call.name %}
+    {%- elif message.role == "assistant" %}
+        {{- "<|start|>assistant<|channel|>final<|message|>" + message.content }}
+        {{- "<|return|>" if loop.last and not add_generation_prompt else "<|end|>" }}
+    {%- elif message.role == "tool" %}
+        {{- "<|start|>functions." + last.name + " to=assistant<|channel|>commentary<|message|>" }}
+        {{- (message.content | tojson) + "<|end|>" }}
+    {%- else %}
+        {{- "<|start|>user<|message|>" + message.content + "<|end|>" }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- "<|start|>assistant" }}{%- endif %}
+"""
+
+_DEEPSEEK_MESSAGES = """\
+{%- for message in messages %}
+    {%- if message.role == 'tool' %}
+        {{- '<|tool_output_begin|>' + message.content + '<|tool_output_end|>' }}
+    {%- elif message.tool_calls %}
+        {{- 'OPENING' + (message.content or '') + '<|tool_calls_begin|>' }}
+        {%- for call in message.tool_calls %}
+            {{- CALL }}
+        {%- endfor %}
+        {{- '<|tool_calls_end|><|end_of_sentence|>' }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|Assistant|>' + message.content.split('</think>')[-1] + '<|end_of_sentence|>' }}
+    {%- else %}
+        {{- '<|' + message.role + '|>' + message.content }}
+    {%- endif %}
+{%- endfor %}
+"""
+
+
+def _deepseek(head: str, call: str, tail: str, opening: str = "<|Assistant|>") -> str:
+    """Return a template whose marks have the characters that DeepSeek's have."""
+    source = head + _DEEPSEEK_MESSAGES.replace("CALL", call).replace("OPENING", opening) + tail
+    for mark in ("tool_calls", "tool_call", "tool_sep", "tool_output"):
+        for part in ("_begin|>", "_end|>", "|>"):
+            source = source.replace(f"<|{mark}{part}", f"<|{mark}{part}".replace("_", "\N{LOWER ONE EIGHTH BLOCK}"))
+    return source.replace("<|", "<" + BAR).replace("|>", BAR + ">")
+
+
+_TOOLS = "{%- if tools %}{{- 'Tools: ' + (tools | tojson) }}{% endif %}"
+_FENCED = """'<|tool_call_begin|>function<|tool_sep|>' + call.function.name + '\\n```json\\n'
+            + (call.function.arguments | tojson) + '\\n```<|tool_call_end|>' + ('' if loop.last else '\\n')"""
+DEEPSEEK_V3 = _deepseek(
+    _TOOLS,
+    _FENCED,
+    "{%- if add_generation_prompt %}{{- '<|Assistant|>' }}{% endif %}",
+).replace(".split('</think>')[-1]", "")
+DEEPSEEK_R1 = _deepseek(
+    _TOOLS,
+    _FENCED,
+    "{%- if add_generation_prompt %}{{- '<|Assistant|><think>\\n' }}{% endif %}",
+)
+DEEPSEEK_V31 = _deepseek(
+    "{%- if not thinking is defined %}{% set thinking = false %}{% endif %}" + _TOOLS,
+    "'<|tool_call_begin|>' + call.function.name + '<|tool_sep|>' + (call.function.arguments | tojson) "
+    "+ '<|tool_call_end|>'",
+    "{%- if add_generation_prompt and messages[-1].role == 'user' %}"
+    "{{- '<|Assistant|>' + ('<think>' if thinking else '</think>') }}{% endif %}",
+    "<|Assistant|></think>",
+)
+
+QWEN3_CODER = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n<tools>' + (tools | tojson) + '</tools>\\nReply in the format:\\n<tool_call>\\n' }}
+    {{- '<function=NAME>\\n<parameter=KEY>\\nvalue\\n</parameter>\\n</function>\\n</tool_call><|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + (message.content or '') }}
+    {%- for call in message.tool_calls or [] %}
+        {{- ('\\n' if message.content or not loop.first else '') }}
+        {{- '<tool_call>\\n<function=' + call.function.name + '>\\n' }}
+        {%- for key, value in call.function.arguments | items %}
+            {{- '<parameter=' + key + '>\\n' + (value | string if value is not mapping else value | tojson) }}
+            {{- '\\n</parameter>\\n' }}
+        {%- endfor %}
+        {{- '</function>\\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+
+_MISTRAL = """\
+{{- bos_token }}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}
+        {%- if tools and loop.last %}{{- '[AVAILABLE_TOOLS]' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}{%- endif %}
+        {{- '[INST]' + message.content + '[/INST]' }}
+    {%- elif message.tool_calls %}
+        {%- for call in message.tool_calls if call.id | length != 9 %}
+            {{- raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}
+        {%- endfor %}
+        CALLS
+        {{- eos_token }}
+    {%- elif message.role == 'tool' %}
+        {{- '[TOOL_RESULTS]' + message.tool_call_id + '[TOOL_CONTENT]' + message.content + '[/TOOL_RESULTS]' }}
+    {%- else %}
+        {{- message.content + eos_token }}
+    {%- endif %}
+{%- endfor %}
+"""
+MISTRAL_LIST = _MISTRAL.replace(
+    "CALLS",
+    """{{- '[TOOL_CALLS][' }}{% for call in message.tool_calls %}{{- (call.function | tojson)[:-1] }}\
+{{- ', "id": "' + call.id + '"}' + ('' if loop.last else ', ') }}{% endfor %}{{- ']' }}""",
+)
+MISTRAL = _MISTRAL.replace(
+    "CALLS",
+    """{%- for call in message.tool_calls %}{{- '[TOOL_CALLS]' + call.function.name + '[ARGS]' }}\
+{{- call.function.arguments | tojson }}{% endfor %}""",
+)
+
+SMOLLM3 = """\
+{%- if enable_thinking is not defined %}{% set enable_thinking = true %}{% endif %}
+{%- if xml_tools %}
+    {{- '<|im_start|>system\\n<tools>\\n' + (xml_tools | string) + '\\n</tools>\\n<tool_call>\\n' }}
+    {{- '{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call><|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- set content = message.content if message.content is string else "" %}
+    {{- '<|im_start|>' + ('user' if message.role == 'tool' else message.role) + '\\n' }}
+    {%- if message.role == 'assistant' and not enable_thinking %}{{- '<think>\\n\\n</think>\\n' }}{%- endif %}
+    {{- content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' + ('' if enable_thinking else '<think>\\n\\n</think>\\n') }}
+{%- endif %}
+"""
+
+OLMO3 = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\nOutput calls within <function_calls></function_calls> XML tags.' }}
+    {{- '<functions>' + (tools | tojson) + '</functions><|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + (message.content or '') }}
+    {%- for call in message.tool_calls or [] %}
+        {{- ('\\n' if message.content and loop.first else '') + ('<function_calls>\\n' if loop.first else '') }}
+        {{- call.function.name + '(' }}
+        {%- for key, value in call.function.arguments | items %}
+            {{- key + '=' + (value | tojson) + ('' if loop.last else ', ') }}
+        {%- endfor %}
+        {{- ')\\n' + ('</function_calls>' if loop.last else '') }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
 """

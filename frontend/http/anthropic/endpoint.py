@@ -22,7 +22,7 @@ from quire.frontend.http.anthropic.writer import MessageWriter, TokenCount
 from quire.frontend.http.conversation import Conversation, Turn
 from quire.frontend.http.errors import bad_request, errors_renamed
 from quire.frontend.http.service import Endpoints
-from quire.frontend.http.shared_fields import effort_kwargs
+from quire.frontend.http.shared_fields import effort_kwargs, thinking_kwargs
 from quire.frontend.http.transport.responses import json_response, new_id
 from quire.protocol.messages import SAMPLING_RANGES, SamplingParams
 
@@ -91,7 +91,7 @@ def _template(body: PromptFields, last: dict[str, Any]) -> dict[str, Any]:
     effort = None if body.output_config is None else body.output_config.effort
     kwargs = effort_kwargs(effort, "output_config.effort")
     if body.thinking is not None:
-        kwargs["enable_thinking"] = body.thinking.type != "disabled"
+        kwargs |= thinking_kwargs(body.thinking.type != "disabled")
     continues = last["role"] == "assistant"
     if continues and "tool_calls" in last:
         raise bad_request(

@@ -20,7 +20,7 @@ from quire.frontend.http.transport.responses import json_response
 from quire.frontend.http.transport.sse import cancelled_on_disconnect
 from quire.frontend.outputs import EmbeddingRequestOutput
 from quire.frontend.text.prompts import Prompt
-from quire.protocol.messages import PoolingParams, SamplingParams
+from quire.protocol.messages import PoolingParams
 
 TRUNCATION = ((), "a decoder keeps the last tokens of a text, an encoder the first ones")
 """The values that `truncation_side` may have, and why no others."""
@@ -115,7 +115,7 @@ async def pool_all(
     request: Request,
 ) -> list[EmbeddingRequestOutput]:
     """Return the vectors of the `count` prompts that `make` gives; if one fails, or the client leaves, abort all."""
-    service.check_count(count, SamplingParams())
+    service.check_texts(count)
     async with cancelled_on_disconnect(request.receive):
         ready = await make()
         try:

@@ -25,7 +25,7 @@ from quire.frontend.http.transport.responses import json_response, new_id
 from quire.frontend.pair_scores import pair_of, pair_params, pair_score, reads_pairs, similarity_params
 from quire.frontend.similarity import num_pairs, score
 from quire.frontend.text.pooled import document_prompt_name, query_prompt_name
-from quire.protocol.messages import PoolingParams, SamplingParams
+from quire.protocol.messages import PoolingParams
 
 
 class PairBody(PoolingBody, kw_only=True):
@@ -40,19 +40,27 @@ class PairBody(PoolingBody, kw_only=True):
     pooling_type: Literal["last", "mean", "cls", "max"] | None = None
 
 
+_Texts = str | Annotated[list[str], NOT_EMPTY]
+
+
 class ScoreBody(PairBody, kw_only=True):
-    """The body of a request for scores of pairs, with vLLM's fields."""
+    """The body of a request for scores of pairs, with vLLM's fields, which give each side three names."""
 
-    refused: ClassVar[Refusals] = {
-        "data_1": ((), "use text_1"),
-        "data_2": ((), "use text_2"),
-        "queries": ((), "use text_1"),
-        "documents": ((), "use text_2"),
-        "truncation_side": TRUNCATION,
-    }
+    refused: ClassVar[Refusals] = {"items": ((), "use text_2"), "truncation_side": TRUNCATION}
 
-    text_1: str | Annotated[list[str], NOT_EMPTY]
-    text_2: str | Annotated[list[str], NOT_EMPTY]
+    text_1: _Texts | None = None
+    text_2: _Texts | None = None
+    queries: _Texts | None = None
+    documents: _Texts | None = None
+    data_1: _Texts | None = None
+    data_2: _Texts | None = None
+
+    def sides(self) -> tuple[list[str], list[str]]:
+        """Return the texts of both sides. Raises `ApiError` 400 unless each side is given once."""
+        return (
+            _side({"text_1": self.text_1, "queries": self.queries, "data_1": self.data_1}),
+            _side({"text_2": self.text_2, "documents": self.documents, "data_2": self.data_2}),
+        )
 
 
 class ScoreData(msgspec.Struct, kw_only=True):
@@ -122,7 +130,7 @@ class RankingEndpoints(Endpoints):
     async def score(self, request: Request) -> Response:
         """Score pairs of texts: one with many, or each with the one of its index."""
         body = await self._service.read(request, ScoreBody)
-        first, second = _texts(body.text_1), _texts(body.text_2)
+        first, second = body.sides()
         try:
             num_pairs(len(first), len(second))
         except ValueError as error:
@@ -159,7 +167,7 @@ class RankingEndpoints(Endpoints):
             params = similarity_params(model, _params_of(body), body.instruction)
         except ValueError as error:
             raise bad_request(str(error), "model") from None
-        self._service.check_count(len(first) + len(second), SamplingParams())
+        self._service.check_texts(len(first) + len(second))
         left = await embed_all(self._service, [*first], params, body, request, query_prompt_name(model))
         right = await embed_all(self._service, [*second], params, body, request, document_prompt_name(model))
         scores = []
@@ -172,6 +180,7 @@ class RankingEndpoints(Endpoints):
         self, first: list[str], second: list[str], body: PairBody, request: Request
     ) -> tuple[list[float], EmbeddingUsage]:
         pairs = [pair_of(first, second, index) for index in range(len(second))]
+        self._service.check_texts(len(pairs), sum(len(text) for pair in pairs for text in pair))
         make = functools.partial(
             self._service.llm.pair_prompts,
             pairs,
@@ -188,5 +197,11 @@ def _params_of(body: PairBody) -> PoolingParams:
     return PoolingParams(pooling_type=body.pooling_type, use_activation=body.use_activation)
 
 
-def _texts(given: str | list[str]) -> list[str]:
-    return [given] if isinstance(given, str) else given
+def _side(names: dict[str, _Texts | None]) -> list[str]:
+    given = {name: texts for name, texts in names.items() if texts is not None}
+    if len(given) != 1:
+        name, *others = names
+        what = f"{' and '.join(given)} are the same" if given else f"{name} is missing"
+        raise bad_request(f"{what}; give {name}, or in its place {' or '.join(others)}", name)
+    [texts] = given.values()
+    return [texts] if isinstance(texts, str) else texts

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Container
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from quire.frontend.errors import RequestError
 from quire.frontend.text.chat.reasoning import THINK, AnswerStart, ReasoningFormat
 from quire.protocol.messages import StructuredOutputs
 
+NO_TOKENS: Mapping[str, int] = MappingProxyType({})
 # The engine's own default for a plain schema. Bounded, since a small model may write blanks forever.
 WHITESPACE = r"[ ]{1,2}|\r?\n[ \t]{0,16}"
 
@@ -56,41 +58,45 @@ def _schema(structured: StructuredOutputs) -> dict[str, Any]:
 
 
 def after_thinking(
-    body: str, start: AnswerStart, special_tokens: Container[str] = (), form: ReasoningFormat = THINK
+    body: str, start: AnswerStart, special_tokens: Mapping[str, int] = NO_TOKENS, form: ReasoningFormat = THINK
 ) -> str:
     """Return a grammar of thoughts and then `body`, the right side of a rule such as `%json {...}`.
 
     Without room to think, a model that was prompted to think would put its constrained answer among its thoughts.
-    `special_tokens` are the texts that the tokenizer has as special tokens.
+    `special_tokens` are the ids of the tokenizer's special tokens, by their texts.
     """
     root = f"start: {thinking(start, special_tokens, form)} answer\nanswer: {body}\n"
     return root + "\n".join(thinking_rules(start, special_tokens, form)) + "\n"
 
 
-def thinking(start: AnswerStart, special_tokens: Container[str] = (), form: ReasoningFormat = THINK) -> str:
+def thinking(start: AnswerStart, special_tokens: Mapping[str, int] = NO_TOKENS, form: ReasoningFormat = THINK) -> str:
     """Return the part of a rule that precedes the answer; it refers to `thinking_rules`."""
     if start is AnswerStart.ANSWER:
         return ""
     return f"({tag(form.open, special_tokens)} thought GAP)?" if start is AnswerStart.EITHER else "thought GAP"
 
 
-def thinking_rules(start: AnswerStart, special_tokens: Container[str] = (), form: ReasoningFormat = THINK) -> list[str]:
+def thinking_rules(
+    start: AnswerStart, special_tokens: Mapping[str, int] = NO_TOKENS, form: ReasoningFormat = THINK
+) -> list[str]:
     """Return the rules that `thinking` refers to."""
     if start is AnswerStart.ANSWER:
         return []
     return [*text_up_to("thought", form.close, special_tokens), r"GAP: /\n{0,2}/"]
 
 
-def text_up_to(rule: str, mark: str, special_tokens: Container[str] = ()) -> list[str]:
+def text_up_to(rule: str, mark: str, special_tokens: Mapping[str, int] = NO_TOKENS) -> list[str]:
     """Return rules for text up to the end of the first `mark`; the terminal of the text is named after `rule`."""
     terminal = f"{rule.upper()}_TEXT"
     lazy = "" if mark in special_tokens else "[lazy]"
     return [f"{rule}{lazy}: {terminal} {tag(mark, special_tokens)}", rf"{terminal}: /(.|\n)*/"]
 
 
-def tag(mark: str, special_tokens: Container[str] = ()) -> str:
-    """Return a mark such as `<think>` as a grammar names it: in another way if it is a special token."""
-    return mark if mark in special_tokens else literal(mark)
+def tag(mark: str, special_tokens: Mapping[str, int] = NO_TOKENS) -> str:
+    """Return a mark such as `<think>` as a grammar names it; a special token may need its id."""
+    if mark not in special_tokens:
+        return literal(mark)
+    return mark if mark.startswith("<") else f"<[{special_tokens[mark]}]>"
 
 
 def literal(text: str) -> str:

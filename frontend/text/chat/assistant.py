@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -16,8 +16,7 @@ from quire.frontend.text.chat.events import (
     ToolCallStart,
     merged,
 )
-from quire.frontend.text.chat.reasoning import ReasoningParser
-from quire.frontend.text.chat.tool_parsers import ToolParser
+from quire.frontend.text.chat.marked_calls import ToolParser
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -55,23 +54,33 @@ class _Call:
     arguments: list[str]
 
 
+class AnswerSplitter(Protocol):
+    """What splits an answer into events, such as a `ReasoningParser`, which finds no calls."""
+
+    def feed(self, delta: str) -> list[Event]:
+        """Parse the next piece of the text; return the events that are certain now."""
+
+    def finish(self) -> list[Event]:
+        """End the text; return the events that were held back."""
+
+
 class AssistantParser:
     """Parser of an answer that arrives in pieces, cut anywhere; it accumulates the message.
 
-    Without a reasoning parser nothing is reasoning, without a tool parser nothing is a call. Calls after the first
-    are dropped unless `parallel_tool_calls`. With `only_calls` the answer must consist of calls: other text can only be
-    the start of a call that was cut off, and is dropped.
+    Without a splitter nothing is reasoning; a tool parser finds calls in the content that the splitter leaves. Calls
+    after the first are dropped unless `parallel_tool_calls`. With `only_calls` the answer must consist of calls: other
+    text can only be the start of a call that was cut off, and is dropped.
     """
 
     def __init__(
         self,
         tool_parser: ToolParser | None = None,
-        reasoning_parser: ReasoningParser | None = None,
+        splitter: AnswerSplitter | None = None,
         parallel_tool_calls: bool = True,
         only_calls: bool = False,
     ) -> None:
         self._tools = tool_parser
-        self._reasoning = reasoning_parser
+        self._splitter = splitter
         self._parallel = parallel_tool_calls
         self._only_calls = only_calls
         self._content: list[str] = []
@@ -80,12 +89,12 @@ class AssistantParser:
 
     def feed(self, delta: str) -> list[Event]:
         """Parse the next piece of the text; return the events that are certain now, adjacent ones merged."""
-        split: list[Event] = [ContentDelta(delta)] if self._reasoning is None else self._reasoning.feed(delta)
+        split: list[Event] = [ContentDelta(delta)] if self._splitter is None else self._splitter.feed(delta)
         return self._keep(self._find_calls(split))
 
     def finish(self) -> list[Event]:
         """End the text; return the events that were held back."""
-        events = self._find_calls([] if self._reasoning is None else self._reasoning.finish())
+        events = self._find_calls([] if self._splitter is None else self._splitter.finish())
         return self._keep(events + ([] if self._tools is None else self._tools.finish()))
 
     @property

@@ -12,16 +12,13 @@ _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
 class LineCallReader:
-    """Reader of a name, a line's end and `{...}`, with the interface of CallReader; `bare` is without meaning.
+    """Reader of a name, a line's end and `{...}`, with the interface of CallReader.
 
     The call starts with the object, if `accepts` takes the name. Text is given up as soon as it cannot be a name alone
     on its line, so that an answer in words is not held back.
     """
 
-    def __init__(
-        self, index: int, new_id: Callable[[], str], accepts: Callable[[str], bool], bare: bool = True
-    ) -> None:
-        del bare
+    def __init__(self, index: int, new_id: Callable[[], str], accepts: Callable[[str], bool]) -> None:
         self.index = index
         self.started = False
         self.ended = False

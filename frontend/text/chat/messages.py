@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from quire.frontend.errors import ChatTemplateError, kind_of
+from quire.frontend.text.chat.harmony import is_harmony
+from quire.frontend.text.chat.harmony_messages import harmony_messages
 
 Message = Mapping[str, Any]
 
@@ -26,6 +28,7 @@ _JOINS_ARGUMENTS = re.compile(
     """,
     re.VERBOSE,
 )
+_READS_TOOLS_OF_SYSTEM = re.compile(r"""message(?:\[['"]tools['"]\]|\.tools\b)""")
 
 
 def check_messages(messages: Sequence[Message], template_source: str = "") -> list[dict[str, Any]]:
@@ -33,9 +36,9 @@ def check_messages(messages: Sequence[Message], template_source: str = "") -> li
 
     Contents become strings (text parts are joined by line breaks), or None next to tool calls. Arguments of tool calls
     become objects, unless the template joins them to text. The role `developer` becomes `system`, unless the template
-    supports it. Null fields are dropped. If the template does not support tools, calls and results are written as text
-    (see `calls_as_text`); without a source it is assumed to support them. Raises ChatTemplateError that names the
-    message and the problem.
+    supports it. Null fields are dropped. If the template does not write calls, they are written as text, and so are
+    results if it has no tools at all (see `calls_as_text`); without a source it is assumed to write them. Raises
+    ChatTemplateError that names the message and the problem.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise ChatTemplateError(
@@ -49,7 +52,15 @@ def check_messages(messages: Sequence[Message], template_source: str = "") -> li
     for message in checked:
         if message["role"] == "developer" and to_system:
             message["role"] = "system"
-    return checked if "tool" in template_source or not template_source else calls_as_text(checked)
+    if is_harmony(template_source):
+        return harmony_messages(checked)
+    if not template_source or "tool_calls" in template_source:
+        return checked
+    if "tool" in template_source:
+        writers = {"<tool_call>": _hermes, "<|tool|>": _functools}
+        write = next((writer for mark, writer in writers.items() if mark in template_source), _listed)
+        return [_with_calls(message, message.get("tool_calls", ()), write) for message in checked]
+    return calls_as_text(checked)
 
 
 def _check_message(message: Message, where: str, parse: Callable[[str, str], Any]) -> dict[str, Any]:
@@ -175,7 +186,7 @@ def calls_as_text(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
         names |= {call["id"]: call["function"]["name"] for call in calls if isinstance(call.get("id"), str)}
         if message["role"] != "tool":
             results = None
-            written.append(_with_calls(message, calls) if calls else dict(message))
+            written.append(_with_calls(message, calls))
             continue
         name = names.get(message.get("tool_call_id", ""), message.get("name", "the call"))
         text = f"Result of {name}: {message['content']}"
@@ -187,10 +198,44 @@ def calls_as_text(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
     return written
 
 
-def _with_calls(message: Mapping[str, Any], calls: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def _listed(functions: list[dict[str, Any]]) -> str:
+    return json.dumps(functions, ensure_ascii=False)
+
+
+def _hermes(functions: list[dict[str, Any]]) -> str:
+    made = (json.dumps(function, ensure_ascii=False) for function in functions)
+    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in made)
+
+
+def _functools(functions: list[dict[str, Any]]) -> str:
+    return "functools" + _listed(functions)
+
+
+def with_tools(
+    messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], template_source: str
+) -> list[dict[str, Any]]:
+    """Return checked `messages` with the tools in the system's one, if that is where the template looks for them.
+
+    The template of Phi-4-mini does, for the JSON text of a list of functions.
+    """
+    if not _READS_TOOLS_OF_SYSTEM.search(template_source):
+        return messages
+    has_system = messages[0]["role"] == "system"
+    system = messages[0] if has_system else {"role": "system", "content": ""}
+    functions = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+    return [{**system, "tools": functions}, *messages[has_system:]]
+
+
+def _with_calls(
+    message: Mapping[str, Any],
+    calls: Iterable[Mapping[str, Any]],
+    write: Callable[[list[dict[str, Any]]], str] = _listed,
+) -> dict[str, Any]:
+    if not calls:
+        return dict(message)
     functions = [{key: call["function"][key] for key in ("name", "arguments")} for call in calls]
     try:
-        text = json.dumps(functions, ensure_ascii=False)
+        text = write(functions)
     except RecursionError:
         raise ChatTemplateError("tool_calls have arguments that are nested too deep; give flatter ones") from None
     content = f"{message['content']}\n{text}" if message["content"] else text

@@ -38,7 +38,10 @@ REASONING_PARSERS = {
         "<|START_THINKING|>", "<|END_THINKING|>", response=("<|START_RESPONSE|>", "<|END_RESPONSE|>")
     ),
     "deepseek_r1": ReasoningFormat(always=True),
+    "deepseek_v3": THINK,
     "granite": ReasoningFormat("Here is my thought process:", "Here is my response:"),
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
+    "olmo3": THINK,
     "qwen3": THINK,
     "think": THINK,
 }
@@ -64,13 +67,15 @@ def answer_start(parser: str, prompt: str) -> AnswerStart:
 def detect_reasoning(template_source: str, added_tokens: Iterable[str] = ()) -> str | None:
     """Return the reasoning parser that a chat template or the added tokens imply; None if they imply none."""
     if CLOSE in template_source:
-        if "enable_thinking" in template_source:
+        if "enable_thinking" in template_source and DEEPSEEK_ASSISTANT not in template_source:
             return "qwen3"
-        return "deepseek_r1" if DEEPSEEK_ASSISTANT in template_source else "think"
-    for name in ("cohere2", "granite"):
+        if DEEPSEEK_ASSISTANT in template_source:
+            return "deepseek_v3" if "not thinking" in template_source else "deepseek_r1"
+        return "think"
+    for name in ("cohere2", "granite", "mistral"):
         if REASONING_PARSERS[name].open in template_source:
             return name
-    return "think" if {OPEN, CLOSE} <= set(added_tokens) else None
+    return "think" if OPEN in template_source or {OPEN, CLOSE} <= set(added_tokens) else None
 
 
 class _Part(enum.Enum):

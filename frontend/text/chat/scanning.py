@@ -40,19 +40,20 @@ class JsonScanner:
 
     It tracks strings and nesting only: it takes `[1,,2}` for a value, since the model's text is passed on unchanged.
     But a character that JSON has only in strings (such as `<`) makes the value `broken` elsewhere.
+    `in_string` is True while it is within a string.
     """
 
     def __init__(self) -> None:
         self.ended = False
         self.broken = False
         self._depth = 0
-        self._in_string = False
+        self.in_string = False
         self._escaped = False
 
     def scan(self, text: str, at: int) -> int:
         """Scan from `text[at]`; return where it stopped: at the end of the text, of the value, or of valid JSON."""
         while at < len(text) and not (self.ended or self.broken):
-            at = self._scan_string(text, at) if self._in_string else self._scan_outside(text, at)
+            at = self._scan_string(text, at) if self.in_string else self._scan_outside(text, at)
         return at
 
     def _scan_string(self, text: str, at: int) -> int:
@@ -65,7 +66,7 @@ class JsonScanner:
         if text[at] == "\\":
             self._escaped = True
         else:
-            self._in_string = False
+            self.in_string = False
             self.ended = self._depth == 0
         return at + 1
 
@@ -75,7 +76,7 @@ class JsonScanner:
             return between.end()
         char = text[at]
         if char == '"':
-            self._in_string = True
+            self.in_string = True
         elif char in "{[":
             self._depth += 1
         elif self._depth and char in "}]":

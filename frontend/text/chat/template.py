@@ -18,7 +18,9 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from quire.frontend.errors import ChatTemplateError
-from quire.frontend.text.chat.messages import Message, check_messages
+from quire.frontend.text.chat.harmony import is_harmony
+from quire.frontend.text.chat.harmony_messages import check_variables
+from quire.frontend.text.chat.messages import Message, check_messages, with_tools
 
 
 class GenerationExtension(Extension):
@@ -99,7 +101,11 @@ class ChatTemplate:
             raise ChatTemplateError(
                 "continue_final_message=True continues the last message; set add_generation_prompt=False with it"
             )
+        if is_harmony(self.source):
+            check_variables(variables)
         conversation = check_messages(messages, self.source)
+        if tools:
+            conversation = with_tools(conversation, tools, self.source)
         values = {
             **self._variables,
             **({"xml_tools": tools} if "xml_tools" in self.source else {}),  # SmolLM 3's name for tools in JSON

@@ -2,64 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Container
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from quire.frontend.errors import RequestError
-from quire.frontend.text.chat.answer_grammar import literal, tag, text_up_to, thinking, thinking_rules
+from quire.frontend.text.chat.answer_grammar import NO_TOKENS, literal, tag, text_up_to, thinking, thinking_rules
+from quire.frontend.text.chat.argument_rules import closed_schema
+from quire.frontend.text.chat.call_formats import FORMATS, CallFormat
+from quire.frontend.text.chat.named_call_reader import ID, NAME
 from quire.frontend.text.chat.reasoning import THINK, AnswerStart, ReasoningFormat
 from quire.frontend.text.chat.tools import Tool, ToolError, ToolUse
 from quire.protocol.messages import ErrorKind
-
-# The style of json.dumps and of the models. With free white space, a confused model may write nothing else.
-JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-# Keywords with which a schema's properties depend on more than `properties`.
-COMPOSING = {"$ref", "allOf", "anyOf", "oneOf", "additionalProperties", "patternProperties", "unevaluatedProperties"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Format:
-    """The text around calls: `tag` `before` call `after` `end_tag`, and around all of them `list_tag` `opening` and
-    `closing` `list_end_tag`. A call has the keys `call_id`, if there is one, `name` and `arguments`;
-    without `name` it is a line with the function's name, and the object of the arguments.
-    """
-
-    call_id: str = ""
-    name: str = "name"
-    arguments: str = "arguments"
-    tag: str = ""
-    before: str = ""
-    after: str = ""
-    end_tag: str = ""
-    separator: str = ""
-    list_tag: str = ""
-    opening: str = ""
-    closing: str = ""
-    list_end_tag: str = ""
-
-
-FORMATS = {
-    "cohere2": _Format(
-        call_id="tool_call_id", name="tool_name", arguments="parameters", list_tag="<|START_ACTION|>",
-        opening="[\n    ", separator=",\n    ", closing="\n]", list_end_tag="<|END_ACTION|>",
-    ),
-    "glm4": _Format(name=""),
-    "granite": _Format(list_tag="<|tool_call|>", opening="[", separator=", ", closing="]"),
-    "hermes": _Format(tag="<tool_call>", before="\n", after="\n", end_tag="</tool_call>", separator="\n"),
-    "json_call": _Format(opening="[", separator=", ", closing="]"),
-    "llama3_json": _Format(arguments="parameters", separator="; "),
-    "phi4_mini_json": _Format(list_tag="functools", opening="[", separator=", ", closing="]"),
-}  # fmt: skip
 
 
 def tool_grammar(
     use: ToolUse,
     parser: str,
     start: AnswerStart = AnswerStart.ANSWER,
-    special_tokens: Container[str] = (),
+    special_tokens: Mapping[str, int] = NO_TOKENS,
     content: str | None = None,
     thoughts: ReasoningFormat = THINK,
 ) -> str | None:
@@ -68,7 +30,7 @@ def tool_grammar(
     The arguments of forced calls, and of all calls if a tool is strict, follow the tools' schemas; keywords that
     llguidance does not support are ignored, unless the tool is strict. `start` leaves room to think first.
     `thoughts` has the marks around thoughts.
-    `special_tokens` are the texts that the tokenizer has as special tokens. `content`, the right side of a rule,
+    `special_tokens` are the ids of the tokenizer's special tokens, by their texts. `content`, the right side of a rule,
     constrains an answer that calls no tool; a forced call has no content.
     """
     tools = use.callable_tools
@@ -85,7 +47,7 @@ def rejected_schema(use: ToolUse) -> ToolError | None:
     for index, tool in enumerate(use.tools):
         if tool not in callable_tools:
             continue  # not part of the grammar
-        grammar = LLMatcher.grammar_from_json_schema(json.dumps(_schema(tool)))
+        grammar = LLMatcher.grammar_from_json_schema(json.dumps(closed_schema(tool)))
         is_rejected, messages = LLMatcher.validate_grammar_with_warnings(grammar)
         if is_rejected:
             advice = ", or omit strict to ignore unsupported keywords" if tool.strict else ""
@@ -95,69 +57,62 @@ def rejected_schema(use: ToolUse) -> ToolError | None:
 
 
 class _Writer:
-    def __init__(self, form: _Format, use: ToolUse, special_tokens: Container[str]) -> None:
-        self._format = form
+    def __init__(self, forms: Sequence[CallFormat], use: ToolUse, special_tokens: Mapping[str, int]) -> None:
+        self._forms = forms
         self._use = use
         self._special = special_tokens
+        self._arguments: dict[str, list[str]] = {}  # rules by the name of the first
 
     def write(self, start: AnswerStart, content: str | None, thoughts: ReasoningFormat) -> str:
         """Return the rules, `start` first."""
-        tools = self._use.callable_tools
-        form = self._format
+        marks = list(dict.fromkeys(form.mark for form in self._forms))
         rules = [
             f"start: {thinking(start, self._special, thoughts)} {'calls' if self._use.forced else 'answer'}",
-            f"calls: {self._tag(form.list_tag)} {literal(form.opening)} {self._tag(form.tag)} rest",
-            f"rest: call {self._more()} {literal(form.closing)} {self._tag(form.list_end_tag)}",
-            f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}",
+            f"calls: {self._tag(marks[0])} after_0",
             *thinking_rules(start, self._special, thoughts),
-            *(["ID: /[0-9]{1,2}/"] if form.call_id else []),
         ]
         if not self._use.forced:
-            rules += self._answer() if content is None else ["answer: words | calls", f"words: {content}"]
-        for index, tool in enumerate(tools):
-            rules += self._call(index, tool)
-        return "\n".join(rules) + "\n"
+            rules += self._answer(marks) if content is None else ["answer: words | calls", f"words: {content}"]
+        for index, mark in enumerate(marks):
+            forms = [f"form_{number}" for number, form in enumerate(self._forms) if form.mark == mark]
+            rules.append(f"after_{index}: {' | '.join(forms)}")
+        for number, form in enumerate(self._forms):
+            rules += self._calls(number, form)
+        return "\n".join([*rules, *itertools.chain(*self._arguments.values()), "ID: /[0-9]{1,2}/"]) + "\n"
 
-    def _answer(self) -> list[str]:
+    def _answer(self, marks: list[str]) -> list[str]:
         """Return rules for text, calls, or both where a tag separates them; else the text must not look like a call."""
-        if not self._format.name:
+        if marks == [""]:
             names = "|".join(re.escape(tool.name) for tool in self._use.callable_tools)
-            return ["answer: PROSE? | calls", rf"PROSE: /(.|\n)+/ & ~/\s*({names})\n\s*\{{(.|\n)*/"]
-        mark = self._format.tag or self._format.list_tag
-        if not mark:
-            return ["answer: PROSE? | calls", r"PROSE: /[ \n]*[^ \n{\[](.|\n)*/"]
-        lead = f"answer: WORDS | lead {literal(self._format.opening)} rest"
-        return [lead, r"WORDS: /(.|\n)*/", *text_up_to("lead", mark, self._special)]
+            return ["answer: PROSE? | calls", f"PROSE: {self._forms[0].prose.replace('NAMES', names)}"]
+        ways = ["WORDS", *(f"lead_{index} after_{index}" for index in range(len(marks)))]
+        leads = [text_up_to(f"lead_{index}", mark, self._special) for index, mark in enumerate(marks)]
+        return [f"answer: {' | '.join(ways)}", r"WORDS: /(.|\n)*/", *itertools.chain(*leads)]
 
-    def _more(self) -> str:
-        if not (self._use.parallel and self._format.separator):
-            return ""
-        return f"({literal(self._format.separator)} {self._tag(self._format.tag)} call)*"
-
-    def _call(self, index: int, tool: Tool) -> list[str]:
-        form = self._format
-        head = f'"{form.name}": {json.dumps(tool.name)}, "{form.arguments}": '
-        before, after = literal(f"{form.before}{{{head}"), literal("}" + form.after)
-        if not form.name:
-            before, after = literal(f"{tool.name}\n"), ""
-        if form.call_id:
-            before = literal(f'{form.before}{{"{form.call_id}": "') + " ID " + literal(f'", {head}')
+    def _calls(self, number: int, form: CallFormat) -> list[str]:
+        """Return the rules of all calls in a form, after its mark."""
+        call, tools = f"call_{number}", self._use.callable_tools
+        first = self._tag(form.tag) if form.list_tag else ""
+        more = ""
+        if self._use.parallel and form.separator is not None:
+            more = f"({literal(form.separator)} {self._tag(form.tag)} {call})*"
+        end = f"{literal(form.closing)} {self._tag(form.list_end_tag)}"
         return [
-            f"call_{index}: {before} arguments_{index} {after} {self._tag(self._format.end_tag)}",
-            f"arguments_{index}: %json {json.dumps(_schema(tool))}",
+            f"form_{number}: {literal(form.opening)} {first} {call} {more} {end}",
+            f"{call}: {' | '.join(f'{call}_{index}' for index in range(len(tools)))}",
+            *(self._call(f"{call}_{index}", tool, form) for index, tool in enumerate(tools)),
         ]
+
+    def _call(self, rule: str, tool: Tool, form: CallFormat) -> str:
+        head = " ".join(part if part == ID else self._tag(part.replace(NAME, tool.name)) for part in form.head)
+        index = self._use.tools.index(tool)
+        arguments = f"{form.arguments.__name__}_{index}"
+        if arguments not in self._arguments:
+            self._arguments[arguments] = form.arguments(arguments, tool, f"tools[{index}].function.parameters")
+        return f"{rule}: {head} {arguments} {literal(form.after)} {self._tag(form.end_tag)}"
 
     def _tag(self, mark: str) -> str:
         return tag(mark, self._special)
-
-
-def _schema(tool: Tool) -> dict[str, Any]:
-    """Return the schema of the arguments, closed to unnamed properties, which the model would invent."""
-    schema = dict(tool.parameters or {"type": "object"})
-    if not COMPOSING & set(schema):
-        schema["additionalProperties"] = False
-    schema["x-guidance"] = {**JSON_STYLE, "lenient": not tool.strict}
-    return schema
 
 
 _TOOK_TOO_LONG = "--grammar-timeout"  # in the engine's message

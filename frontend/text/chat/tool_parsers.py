@@ -1,172 +1,15 @@
-"""Tool parsers: the formats in which models write tool calls, JSON objects told from text by what is around them."""
+"""Tool parsers: the formats in which models write tool calls."""
 
 from __future__ import annotations
 
-import enum
 import secrets
-import string
-from collections.abc import Callable, Collection
 
-from quire.frontend.text.chat.call_reader import CallReader
-from quire.frontend.text.chat.events import ContentDelta, Event
+from quire.frontend.text.chat.keyword_call_reader import KeywordCallReader
 from quire.frontend.text.chat.line_call_reader import LineCallReader
-from quire.frontend.text.chat.scanning import gap_before, match_mark, partial_mark
-
-
-def new_call_id() -> str:
-    """Return a random id in the form of OpenAI's tool calls."""
-    return "call_" + "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(24))
-
-
-class _State(enum.Enum):
-    START = enum.auto()  # of the answer
-    TEXT = enum.auto()
-    LIST = enum.auto()  # after a tag that a list of calls follows
-    CALL = enum.auto()
-    AFTER_CALL = enum.auto()
-    END = enum.auto()  # after the calls
-
-
-class ToolParser:
-    """Parser that splits an answer that arrives in pieces, cut anywhere, into content and tool calls.
-
-    Text that turns out not to be a call is content, to the last character. A call that breaks off after it was emitted
-    ends there, and the text that follows is content. White space and marks around a call belong to the call.
-
-    `names` are the functions that exist; None for any. A bare format, which only its shape distinguishes from an answer
-    in JSON, accepts only these names; a marked format accepts any name, so that the client can report the mistake.
-    """
-
-    tag: str | None = None  # begins a call, or a list of calls, anywhere in the text
-    other_tags: tuple[str, ...] = ()  # with the same meaning
-    list_opening: str | None = None  # between the tag and the first call of a list
-    opening: str | None = None  # begins the first call at the start of the text; "" for the call itself
-    separator: str | None = None  # between a call and the next
-    closing: str | None = None  # ends the calls
-    end_tag: str | None = None  # after it, if the model writes it
-    bare = False
-    reader: type[CallReader] | type[LineCallReader] = CallReader
-
-    def __init__(self, names: Collection[str] | None = None, new_id: Callable[[], str] = new_call_id) -> None:
-        self._names = names if self.bare else None
-        self._new_id = new_id
-        self._state = _State.START
-        self._buffer = ""  # arrived, not parsed yet
-        self._mark = ""  # the mark before the call that is being read
-        self._num_calls = 0
-        self._after_call = False  # only white space since the last call
-        self._events: list[Event] = []
-        self._reader: CallReader | LineCallReader
-        if self.opening is None:
-            self._enter(_State.TEXT)
-        elif not self.opening:
-            self._enter(_State.CALL)
-
-    @classmethod
-    def marks(cls) -> set[str]:
-        """Return the marks that are needed to find calls; a bare format does not need its own."""
-        return set() if cls.bare else set(filter(None, (cls.tag, *cls.other_tags, cls.closing, cls.end_tag)))
-
-    def feed(self, delta: str) -> list[Event]:
-        """Parse the next piece of the text; return the events that are certain now."""
-        self._buffer += delta
-        while self._buffer and self._step():
-            pass
-        return self._take_events()
-
-    def finish(self) -> list[Event]:
-        """End the text; return the events that were held back."""
-        if self._state is _State.CALL and not self._reader.started:
-            self._add_content(self._mark + self._reader.raw)
-        elif self._state is _State.LIST:
-            self._add_content(self._mark + self._buffer)
-        elif self._state not in (_State.AFTER_CALL, _State.END) and not (self._after_call and not self._buffer.strip()):
-            self._add_content(self._buffer)
-        self._buffer = ""
-        return self._take_events()
-
-    def _take_events(self) -> list[Event]:
-        events, self._events = self._events, []
-        return events
-
-    def _accepts(self, name: str) -> bool:
-        return self._names is None or name in self._names
-
-    def _add_content(self, text: str) -> None:
-        if text:
-            self._after_call = False
-            self._events.append(ContentDelta(text))
-
-    def _step(self) -> bool:
-        """Parse more of the buffer; return False if that needs more text."""
-        if self._state is _State.START:
-            return self._step_marks((self.opening, _State.CALL))
-        if self._state is _State.AFTER_CALL:
-            after = _State.TEXT if self.end_tag is None else _State.END
-            return self._step_marks((self.separator, _State.CALL), (self.closing, after))
-        if self._state is _State.END:
-            return self._step_marks((self.end_tag, _State.TEXT))
-        if self._state is _State.LIST:
-            return self._open_list()
-        return self._read_call() if self._state is _State.CALL else self._read_text()
-
-    def _step_marks(self, *ways: tuple[str | None, _State]) -> bool:
-        """Enter the state whose mark comes next; if none can come, the rest is text."""
-        matches = [(match_mark(self._buffer, mark), state) for mark, state in ways if mark is not None]
-        end, state = next(((end, state) for end, state in matches if end), (0, _State.TEXT))
-        if not end and any(match is not None for match, _ in matches):
-            return False
-        self._mark, self._buffer = self._buffer[:end], self._buffer[end:]
-        self._enter(state)
-        return True
-
-    def _open_list(self) -> bool:
-        """Enter the first call of a list; a tag without a list is text."""
-        end = match_mark(self._buffer, self.list_opening or "")
-        if end == 0:
-            return False
-        if end is None:
-            self._add_content(self._mark)
-            self._enter(_State.TEXT)
-        else:
-            self._mark, self._buffer = self._mark + self._buffer[:end], self._buffer[end:]
-            self._enter(_State.CALL)
-        return True
-
-    def _enter(self, state: _State) -> None:
-        self._state = state
-        if state is _State.CALL:
-            self._reader = self.reader(self._num_calls, self._new_id, self._accepts, self.bare)
-
-    def _read_text(self) -> bool:
-        tags = (self.tag, *self.other_tags) if self.tag else ()
-        found = [(at, tag) for tag in tags if (at := self._buffer.find(tag)) >= 0]
-        at, tag = min(found, default=(-1, ""))
-        partial = max((partial_mark(self._buffer, tag) for tag in tags), default=0)
-        kept = at if at >= 0 else len(self._buffer) - partial
-        gap = gap_before(self._buffer, kept) if tags or self._after_call else 0
-        self._add_content(self._buffer[: kept - gap])
-        if at < 0:
-            self._buffer = self._buffer[kept - gap :]
-            return False
-        end = at + len(tag)
-        self._mark, self._buffer = self._buffer[kept - gap : end], self._buffer[end:]
-        self._enter(_State.CALL if self.list_opening is None else _State.LIST)
-        return True
-
-    def _read_call(self) -> bool:
-        events, self._buffer = self._reader.feed(self._buffer)
-        self._events += events
-        if self._reader.started and (self._reader.ended or self._reader.broken):
-            self._num_calls += 1
-            self._after_call = True
-            self._state = _State.AFTER_CALL
-        elif self._reader.broken:
-            # The text that looked like a call may hold a mark. The mark before it becomes content, so this terminates.
-            self._add_content(self._mark)
-            self._buffer = self._reader.raw + self._buffer
-            self._state = _State.TEXT
-        return bool(self._buffer)
+from quire.frontend.text.chat.marked_calls import ALPHANUMERIC, Reader, State, ToolParser
+from quire.frontend.text.chat.named_call_reader import ID, NAME, NamedCallReader
+from quire.frontend.text.chat.scanning import match_mark
+from quire.frontend.text.chat.xml_call_reader import FUNCTION, PARAMETER, XmlCallReader
 
 
 class HermesParser(ToolParser):
@@ -233,28 +76,138 @@ class Glm4Parser(ToolParser):
 
     opening = ""
     bare = True
-    reader = LineCallReader
+
+    def _new_reader(self) -> Reader:
+        return LineCallReader(self._num_calls, self._new_id, self._accepts)
+
+
+BAR = "\N{FULLWIDTH VERTICAL LINE}"
+BLOCK = "\N{LOWER ONE EIGHTH BLOCK}"
+CALLS_BEGIN = f"<{BAR}tool{BLOCK}calls{BLOCK}begin{BAR}>"
+CALLS_END = f"<{BAR}tool{BLOCK}calls{BLOCK}end{BAR}>"
+CALL_BEGIN = f"<{BAR}tool{BLOCK}call{BLOCK}begin{BAR}>"
+CALL_END = f"<{BAR}tool{BLOCK}call{BLOCK}end{BAR}>"
+SEP = f"<{BAR}tool{BLOCK}sep{BAR}>"
+
+
+class DeepSeekV31Parser(ToolParser):
+    """DeepSeek V3.1: `<begin of call>NAME<sep>{...}<end of call>` for each call, between tags for all of them."""
+
+    tag = CALLS_BEGIN
+    list_opening = CALL_BEGIN
+    separator = CALL_BEGIN
+    closing = CALLS_END
+    heads: tuple[tuple[str, ...], ...] = ((NAME, SEP),)
+    tail: tuple[str, ...] = (CALL_END,)
+
+    def _new_reader(self) -> Reader:
+        return NamedCallReader(self._num_calls, self._new_id, self._accepts, self.heads, self.tail)
+
+
+class DeepSeekV3Parser(DeepSeekV31Parser):
+    """DeepSeek V3 and R1: the same, but for `function<sep>NAME` and the arguments in a block of Markdown."""
+
+    heads = (("function", SEP, NAME, "```json"), ("function", SEP, NAME, "```"))
+    tail = ("```", CALL_END)
+
+
+class MistralParser(ToolParser):
+    """Mistral: `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or since its eleventh tokenizer
+    `[TOOL_CALLS]NAME[ARGS]{...}` for each call, maybe with `[CALL_ID]` and an id after the name.
+    """
+
+    tag = "[TOOL_CALLS]"
+    list_opening = "["
+    separator = ","
+    closing = "]"
+    heads = ((NAME,), (NAME, "[ARGS]"), (NAME, "[CALL_ID]", ID, "[ARGS]"))
+    _is_list = True
+
+    @staticmethod
+    def make_id() -> str:
+        """Return a random id as the chat templates of Mistral demand it."""
+        return "".join(secrets.choice(ALPHANUMERIC) for _ in range(9))
+
+    def _open_list(self) -> bool:
+        self._is_list = match_mark(self._buffer, "[") is not None
+        if self._is_list:
+            return super()._open_list()
+        self._enter(State.CALL)
+        return True
+
+    def _step_after_call(self) -> bool:
+        return super()._step_after_call() if self._is_list else self._step_marks()
+
+    def _new_reader(self) -> Reader:
+        if self._is_list:
+            return super()._new_reader()
+        return NamedCallReader(self._num_calls, self._new_id, self._accepts, self.heads)
+
+
+class Qwen3CoderParser(ToolParser):
+    r"""Qwen3-Coder: `<tool_call>\n<function=NAME>\n`, the arguments in tags, `</function>\n</tool_call>`.
+
+    The model sometimes omits the outer tag.
+    """
+
+    tag = "<tool_call>"
+    call_tags = (FUNCTION,)
+    list_opening = FUNCTION
+    separator = FUNCTION
+    closing = "</tool_call>"
+
+    def _new_reader(self) -> Reader:
+        return XmlCallReader(self._num_calls, self._new_id, self._accepts, self._schemas)
+
+
+class Olmo3Parser(ToolParser):
+    """OLMo 3: `NAME(KEY=VALUE, ...)` with literals of Python, a call on each line, between tags."""
+
+    tag = "<function_calls>"
+    closing = "</function_calls>"
+
+    def _step_after_call(self) -> bool:
+        if not self._reader.ended or self._buffer.lstrip().startswith("<"):
+            return self._step_marks((self.closing, State.TEXT))
+        if not self._buffer.strip():
+            return False
+        self._mark = ""
+        self._enter(State.CALL)
+        return True
+
+    def _new_reader(self) -> Reader:
+        return KeywordCallReader(self._num_calls, self._new_id, self._accepts)
 
 
 TOOL_PARSERS: dict[str, type[ToolParser]] = {
     "cohere2": Cohere2Parser,
+    "deepseek_v3": DeepSeekV3Parser,
+    "deepseek_v31": DeepSeekV31Parser,
     "glm4": Glm4Parser,
     "granite": GraniteParser,
     "hermes": HermesParser,
     "json_call": JsonCallParser,
     "llama3_json": Llama3JsonParser,
+    "mistral": MistralParser,
+    "olmo3": Olmo3Parser,
     "phi4_mini_json": Phi4MiniParser,
+    "qwen3_coder": Qwen3CoderParser,
 }
 
 
 _SIGNS = (
     ("cohere2", ("<|START_ACTION|>",)),
+    ("qwen3_coder", ("<tool_call>", FUNCTION, PARAMETER)),
     ("hermes", ("<tool_call>", '"arguments"')),
+    ("olmo3", ("<function_calls>", "<functions>")),
+    ("deepseek_v3", (CALLS_BEGIN, SEP, "```json")),
+    ("deepseek_v31", (CALLS_BEGIN, SEP)),
     ("llama3_json", ("<|start_header_id|>", '"parameters"')),
     ("glm4", ("[gMASK]<sop>", "<|observation|>")),
     ("granite", ("<|start_of_role|>", "<|tool_call|>")),
     ("phi4_mini_json", ("<|tool|>",)),
     ("phi4_mini_json", ("functools[",)),
+    ("mistral", ("[TOOL_CALLS]", "[AVAILABLE_TOOLS]")),
 )
 """Texts that are all in the chat templates of a format; the first that fits is meant."""
 _OTHERS = ("<arg_key>",)  # texts of formats that are not known, GLM-4.5's

@@ -13,6 +13,7 @@ from quire.kernels.weights.quantized.fp8 import METHODS as FP8_METHODS
 from quire.kernels.weights.quantized.fp8 import is_fp8
 from quire.kernels.weights.quantized.gguf import Gguf
 from quire.kernels.weights.quantized.gptq import Gptq
+from quire.kernels.weights.quantized.mxfp4 import Mxfp4
 from quire.kernels.weights.quantized.scheme import QuantizedMatrix, Scheme
 
 __all__ = ["METHODS", "QuantizedFormat", "QuantizedMatrix", "Scheme", "scheme_of"]
@@ -22,6 +23,7 @@ METHODS: dict[str, Callable[[ModelConfig], Scheme]] = {
     "awq": Awq.from_config,
     "compressed-tensors": CompressedTensors.from_config,
     "gguf": Gguf.from_config,
+    "mxfp4": Mxfp4.from_config,
 }
 """Readers by `quant_method` in config.json's `quantization_config`."""
 
@@ -43,6 +45,7 @@ def scheme_of(config: ModelConfig) -> Scheme | None:
     if read is None:
         raise ModelError(
             f"config.json: {name}.quant_method is {method!r}; supported are gptq and compressed-tensors "
-            f"with integers of 4 or 8 bits, awq with 4 bits, and FP8 as compressed-tensors or {', '.join(FP8_METHODS)}"
+            f"with integers of 4 or 8 bits, awq with 4 bits, mxfp4, and FP8 as compressed-tensors or "
+            f"{', '.join(FP8_METHODS)}"
         )
     return read(section)

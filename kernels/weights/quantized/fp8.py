@@ -77,19 +77,30 @@ class Fp8:
             raise ModelError(f"tensor {name} holds an infinity or a NaN; the checkpoint may be damaged")
         return scales.reshape(forms[scales.shape])
 
-    def dequantize(self, codes: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Return the products of codes u8 [n, k] and a grid of scales, f32 [n, k]. Raises ValueError for a NaN."""
+    def dequantize(
+        self, codes: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32], first: int, count: int
+    ) -> npt.NDArray[np.float32]:
+        """Return `count` rows, from number `first` on, of the products of codes u8 [n, k] and a grid of scales: f32.
+
+        Raises ValueError for a NaN.
+        """
         n, k = codes.shape
         rows, columns = {(1, 1): (n, k), (n, 1): (1, k)}.get(scales.shape) or self.block or (n, k)
-        wide = scales if scales.shape[1] == 1 else np.repeat(scales, columns, axis=1)[:, :k]
-        out = np.empty((n, k), np.float32)
-        for start in range(0, n, _ROWS):
+        out = np.empty((count, k), np.float32)
+        for start in range(0, count, _ROWS):
             part = out[start : start + _ROWS]
-            np.take(VALUES, codes[start : start + _ROWS], out=part)
-            part *= wide[np.arange(start, start + len(part)) // rows]
+            numbers = np.arange(first + start, first + start + len(part))
+            # All codes are in the table; the default mode would fill a copy of `out` first.
+            np.take(VALUES, codes[first + start : first + start + len(part)], out=part, mode="clip")
+            part *= _wide(scales[numbers // rows], columns, k)
         if np.isnan(out).any():
             raise ValueError("it holds a NaN (code 0x7f or 0xff); the checkpoint may be damaged")
         return out
+
+
+def _wide(scales: npt.NDArray[np.float32], columns: int, k: int) -> npt.NDArray[np.float32]:
+    """Return scales [rows, blocks] as [rows, k], or [rows, 1] where a scale is of the whole row."""
+    return scales if scales.shape[1] == 1 else np.repeat(scales, columns, axis=1)[:, :k]
 
 
 def fp8_of(fields: dict[str, Any]) -> Fp8 | None:

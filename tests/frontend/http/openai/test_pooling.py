@@ -111,6 +111,12 @@ def test_pairs_are_scored_one_to_one_and_one_to_many(reranker: Server) -> None:
         ("reranker", "/score", {"text_1": "a", "text_2": "b", "pooling_type": "mean"}, "pooling_type='mean' has no"),
         ("reranker", "/rerank", {"query": "a", "documents": ["b " * 3000]}, "maximum context length is 512"),
         (
+            "reranker",
+            "/rerank",
+            {"query": "a " * 5000, "documents": ["b"] * 1000, "truncate_prompt_tokens": 9},
+            "the texts of all pairs have 10001000 characters",
+        ),
+        (
             "classifier",
             "/score",
             {"text_1": "a", "text_2": "b"},

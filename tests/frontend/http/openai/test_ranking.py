@@ -60,8 +60,8 @@ def test_equal_scores_keep_the_order_of_the_request(server: Server) -> None:
         ("/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "2 texts can't be paired with 3"),
         ("/score", {"text_1": [], "text_2": ["a"]}, "no text to score"),
         ("/score", {"text_1": "a", "text_2": ""}, "the prompt is empty"),
-        ("/score", {"text_1": "a"}, "text_2"),
-        ("/score", {"text_1": "a", "text_2": "b", "queries": ["c"]}, "use text_1"),
+        ("/score", {"text_1": "a"}, "text_2 is missing; give text_2, or in its place documents or data_2"),
+        ("/score", {"text_1": "a", "text_2": "b", "queries": ["c"]}, "text_1 and queries are the same; give text_1"),
         ("/score", {"text_1": "a", "text_2": ["b"] * 5000}, "5001 prompts"),
         ("/rerank", {"query": "a", "documents": []}, "documents is an empty list"),
         ("/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n is -1"),
@@ -74,6 +74,12 @@ def test_bad_inputs_are_rejected(server: Server, path: str, body: dict[str, Any]
     answer = server.request(path, body)
     assert answer.status == 400
     assert words in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("first", "second"), [("queries", "documents"), ("data_1", "data_2"), ("queries", "text_2")])
+def test_the_sides_of_a_score_have_the_names_of_vllm(server: Server, first: str, second: str) -> None:
+    expected = server.request("/score", {"text_1": TEXTS[0], "text_2": TEXTS}).json()["data"]
+    assert server.request("/score", {first: TEXTS[0], second: TEXTS}).json()["data"] == expected
 
 
 def test_a_score_needs_vectors_of_length_one_and_lists_that_match(server: Server) -> None:

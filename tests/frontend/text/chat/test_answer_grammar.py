@@ -103,7 +103,7 @@ def test_a_constraint_without_thoughts_or_calls_is_sent_unchanged() -> None:
 
 
 def test_marks_that_are_special_tokens_stay_in_the_text() -> None:
-    form = AnswerFormat("hermes", "think", frozenset({"<think>", "</think>"}))
+    form = AnswerFormat("hermes", "think", {"<think>": 1, "</think>": 2})
     assert not form.params(SamplingParams(), OPEN).skip_special_tokens
 
 

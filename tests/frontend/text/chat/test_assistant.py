@@ -90,11 +90,11 @@ def test_the_next_turn_has_the_answer_as_the_model_wrote_it(source: str) -> None
 
 def test_the_format_of_a_model() -> None:
     assert AnswerFormat.detect(QWEN_THINKING) == AnswerFormat("hermes", "qwen3")
-    assert AnswerFormat.detect(LLAMA, special_tokens=["<s>"]) == AnswerFormat("llama3_json", None, frozenset(["<s>"]))
+    assert AnswerFormat.detect(LLAMA, special_tokens={"<s>": 1}) == AnswerFormat("llama3_json", None, {"<s>": 1})
     assert AnswerFormat.detect(QWEN_THINKING, tool_parser="none", reasoning_parser="none") == AnswerFormat()
     assert AnswerFormat.detect(PLAIN, tool_parser="hermes", reasoning_parser="think") == AnswerFormat("hermes", "think")
     with pytest.raises(
-        ValueError, match="tool_parser='x' is not known; give one of none, cohere2, glm4, granite, hermes"
+        ValueError, match="tool_parser='x' is not known; give one of none, cohere2, deepseek_v3, deepseek_v31, glm4"
     ):
         AnswerFormat.detect(PLAIN, tool_parser="x")
     with pytest.raises(ValueError, match="reasoning_parser='x' is not known; give one of none, cohere2, deepseek_r1"):
@@ -102,11 +102,11 @@ def test_the_format_of_a_model() -> None:
 
 
 def test_special_tokens_are_kept_if_they_are_marks() -> None:
-    tags = frozenset({"<tool_call>", "<|python_tag|>"})
+    tags = {"<tool_call>": 1, "<|python_tag|>": 2}
     formats = [
         AnswerFormat("hermes", None, tags),
         AnswerFormat("hermes", "think"),
-        AnswerFormat(None, "think", frozenset({"</think>"})),
+        AnswerFormat(None, "think", {"</think>": 1}),
         AnswerFormat("llama3_json", None, tags),
         AnswerFormat(None, None, tags),
     ]

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from chat_templates import DEEPSEEK, LLAMA, PLAIN, QWEN
+from chat_templates import DEEPSEEK, LLAMA, PHI4_MINI_PUBLISHED, PLAIN, QWEN, SMOLLM3
 
 from quire.frontend.errors import ChatTemplateError
 from quire.frontend.text.chat.messages import check_messages
@@ -140,3 +140,24 @@ def test_calls_and_results_are_text_if_the_template_has_no_tools() -> None:
         "user: Result of look: Sunny.\nResult of the call: Mild.\nuser: Hello\nassistant: "
     )
     assert f"assistant: I look.\n{text}\n" in render(PLAIN, HELLO, calling(call(), content="I look."))
+
+
+def test_calls_are_written_as_the_model_would_if_the_template_drops_them() -> None:
+    said = calling(call("{}"), call("{}"), content="Well.")
+    written = '{"name": "look", "arguments": {}}'
+    hermes = f"<tool_call>\n{written}\n</tool_call>"
+    assert f"Well.\n{hermes}\n{hermes}<|im_end|>" in render(SMOLLM3, HELLO, said, RESULT)
+    assert "<|im_start|>user\nSunny.<|im_end|>" in render(SMOLLM3, HELLO, said, RESULT)
+    phi = render(PHI4_MINI_PUBLISHED, HELLO, calling(call("{}")), RESULT)
+    assert phi == f"<|user|>Hello<|end|><|assistant|>functools[{written}]<|end|><|tool|>Sunny.<|end|><|assistant|>"
+
+
+def test_tools_are_where_the_template_looks_for_them() -> None:
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    shown = '<|tool|>[{"name": "look", "parameters": {"type": "object"}}]<|/tool|><|end|><|user|>Hello'
+    template = ChatTemplate(PHI4_MINI_PUBLISHED)
+    assert template.render([HELLO], tools=tools).startswith(f"<|system|>{shown}")
+    brief = {"role": "system", "content": "Be brief."}
+    assert template.render([brief, HELLO], tools=tools).startswith(f"<|system|>Be brief.{shown}")
+    assert template.render([brief, HELLO]).startswith("<|system|>Be brief.<|end|>")
+    assert brief == {"role": "system", "content": "Be brief."}

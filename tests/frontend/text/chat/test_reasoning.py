@@ -1,11 +1,27 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from chat_answers import garbage, pieces, read
-from chat_templates import COHERE, DEEPSEEK, GRANITE, LLAMA, PLAIN, QWEN, QWEN_THINKING
+from chat_templates import (
+    COHERE,
+    DEEPSEEK,
+    DEEPSEEK_R1,
+    DEEPSEEK_V3,
+    DEEPSEEK_V31,
+    GRANITE,
+    LLAMA,
+    MISTRAL,
+    PLAIN,
+    QWEN,
+    QWEN_THINKING,
+    SMOLLM3,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.frontend.http.shared_fields import effort_kwargs, thinking_kwargs
 from quire.frontend.text.chat.assistant import AssistantMessage, AssistantParser
 from quire.frontend.text.chat.events import ContentDelta, ReasoningDelta
 from quire.frontend.text.chat.reasoning import (
@@ -15,6 +31,7 @@ from quire.frontend.text.chat.reasoning import (
     answer_start,
     detect_reasoning,
 )
+from quire.frontend.text.chat.template import ChatTemplate
 
 
 def message(start: AnswerStart, text: str) -> AssistantMessage:
@@ -128,3 +145,31 @@ def test_other_marks_are_detected_and_found_in_the_prompt() -> None:
     assert answer_start("cohere2", "<|CHATBOT_TOKEN|>") is AnswerStart.EITHER
     assert answer_start("cohere2", "<|CHATBOT_TOKEN|><|START_THINKING|>") is AnswerStart.THINKING
     assert answer_start("cohere2", "<|START_THINKING|><|END_THINKING|><|START_RESPONSE|>") is AnswerStart.ANSWER
+
+
+@pytest.mark.parametrize(
+    ("source", "parser", "variables", "start"),
+    [
+        (DEEPSEEK_V3, None, {}, None),
+        (DEEPSEEK_R1, "deepseek_r1", {}, AnswerStart.THINKING),
+        (DEEPSEEK_V31, "deepseek_v3", {}, AnswerStart.ANSWER),
+        (DEEPSEEK_V31, "deepseek_v3", thinking_kwargs(True), AnswerStart.THINKING),
+        (DEEPSEEK_V31, "deepseek_v3", thinking_kwargs(False), AnswerStart.ANSWER),
+        (SMOLLM3, "qwen3", {}, AnswerStart.EITHER),
+        (SMOLLM3, "qwen3", effort_kwargs("none", "reasoning_effort"), AnswerStart.ANSWER),
+        (SMOLLM3, "qwen3", effort_kwargs("low", "reasoning_effort"), AnswerStart.EITHER),
+        (MISTRAL + "{# [THINK] #}", "mistral", {}, AnswerStart.EITHER),
+        (PLAIN + "<think>", "think", {}, AnswerStart.THINKING),
+    ],
+)
+def test_a_template_and_its_variables_determine_the_start(
+    source: str, parser: str | None, variables: dict[str, Any], start: AnswerStart | None
+) -> None:
+    assert detect_reasoning(source) == parser
+    prompt = ChatTemplate(source, {"bos_token": "<s>"}).render([{"role": "user", "content": "Hello"}], **variables)
+    assert parser is None or answer_start(parser, prompt) is start
+
+
+def test_a_template_of_deepseek_goes_on_after_a_result_without_thoughts() -> None:
+    """Its answer follows the result, with no mark of thoughts in between."""
+    assert answer_start("deepseek_v3", "<tool_output_end>") is AnswerStart.EITHER

@@ -9,17 +9,18 @@ import jsonschema
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 from small_tokenizers import byte_level
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer
 
 from quire.frontend.text.chat.answer_format import AnswerFormat
 from quire.frontend.text.chat.assistant import AssistantMessage, parse_answer
 from quire.frontend.text.chat.tool_grammar import rejected_schema
-from quire.frontend.text.chat.tool_parsers import TOOL_PARSERS
+from quire.frontend.text.chat.tool_parsers import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEP, TOOL_PARSERS
 from quire.frontend.text.chat.tools import ToolUse, check_tools
 
 FORMATS = sorted(TOOL_PARSERS.keys() - {"glm4"})  # which makes one call
 SPECIAL = frozenset(
     {"<tool_call>", "</tool_call>", "<think>", "</think>", "<|tool_call|>", "<|START_ACTION|>", "<|END_ACTION|>"}
+    | {CALLS_BEGIN, CALL_BEGIN, SEP, CALL_END, CALLS_END, "[TOOL_CALLS]", "[ARGS]"}
 )
 PLACE = {
     "type": "object",
@@ -53,10 +54,22 @@ def grammar(
     special: bool = False,
     **options: Any,
 ) -> str:
-    form = AnswerFormat(name, "think", SPECIAL if special else frozenset())
+    form = AnswerFormat(name, "think", special_tokens() if special else {})
     written = form.grammar(prompt, check_tools(tools(strict), choice, **options))
     assert written is not None
     return written
+
+
+@functools.cache
+def special_tokens() -> dict[str, int]:
+    return {text: token for text, token in backend().get_vocab().items() if text in SPECIAL}
+
+
+@functools.cache
+def backend() -> Tokenizer:
+    made = byte_level()
+    made.add_special_tokens([AddedToken(text, normalized=False) for text in sorted(SPECIAL)])
+    return made
 
 
 @functools.cache
@@ -64,9 +77,7 @@ def tokenizer(special: bool = False) -> LLTokenizer:
     """Return a tokenizer of single bytes, or one that also has the tags as special tokens."""
     if not special:
         return LLTokenizer("byte")
-    backend = byte_level()
-    backend.add_special_tokens([AddedToken(text, normalized=False) for text in sorted(SPECIAL)])
-    return LLTokenizer(backend.to_str(), eos_token=backend.token_to_id("<|end|>"))
+    return LLTokenizer(backend().to_str(), eos_token=backend().token_to_id("<|end|>"))
 
 
 def matcher(lark: str, special: bool = False) -> LLMatcher:
@@ -83,6 +94,17 @@ def allows(lark: str, text: str, special: bool = False) -> bool:
     return driven.try_consume_tokens(tokens) == len(tokens) and driven.is_accepting()
 
 
+def in_tags(call: str, arguments: str) -> str:
+    values = json.loads(arguments).items()
+    tags = [f"<parameter={key}>\n{value if isinstance(value, str) else json.dumps(value)}\n</parameter>\n"
+            for key, value in values]  # fmt: skip
+    return f"<function={call}>\n{''.join(tags)}</function>"
+
+
+def keywords(arguments: str) -> str:
+    return ", ".join(f"{key}={json.dumps(value)}" for key, value in json.loads(arguments).items())
+
+
 def written(name: str, *calls: tuple[str, str]) -> str:
     if name == "cohere2":
         made = [
@@ -90,11 +112,21 @@ def written(name: str, *calls: tuple[str, str]) -> str:
             for index, (call, arguments) in enumerate(calls)
         ]
         return "<|START_ACTION|>[\n    " + ",\n    ".join(made) + "\n]<|END_ACTION|>"
+    if name == "deepseek_v3":
+        made = [f"{CALL_BEGIN}function{SEP}{call}\n```json\n{arguments}\n```{CALL_END}" for call, arguments in calls]
+        return CALLS_BEGIN + "\n".join(made) + CALLS_END
+    if name == "deepseek_v31":
+        return CALLS_BEGIN + "".join(f"{CALL_BEGIN}{call}{SEP}{given}{CALL_END}" for call, given in calls) + CALLS_END
+    if name == "qwen3_coder":
+        return "\n".join(f"<tool_call>\n{in_tags(call, given)}\n</tool_call>" for call, given in calls)
+    if name == "olmo3":
+        made = [f"{call}({keywords(arguments)})" for call, arguments in calls]
+        return "<function_calls>\n" + "\n".join(made) + "\n</function_calls>"
     key = "parameters" if name == "llama3_json" else "arguments"
     objects = [f'{{"name": "{call}", "{key}": {arguments}}}' for call, arguments in calls]
     if name == "hermes":
         return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in objects)
-    mark = {"granite": "<|tool_call|>", "phi4_mini_json": "functools"}.get(name, "")
+    mark = {"granite": "<|tool_call|>", "phi4_mini_json": "functools", "mistral": "[TOOL_CALLS]"}.get(name, "")
     return "; ".join(objects) if name == "llama3_json" else f"{mark}[{', '.join(objects)}]"
 
 
@@ -176,7 +208,7 @@ def test_a_model_may_think_first(name: str, special: bool) -> None:
 
 @pytest.mark.parametrize("special", [False, True])
 def test_an_answer_of_another_grammar_may_think_first(special: bool) -> None:
-    form = AnswerFormat(None, "qwen3", SPECIAL if special else frozenset())
+    form = AnswerFormat(None, "qwen3", special_tokens() if special else {})
     either = form.after_thinking("assistant\n", f"%json {json.dumps(CITIES)}") or ""
     assert all(allows(either, text, special) for text in ('{"n": 1}', '<think>\n{"n": 9}\n</think>\n\n{"n": 1}'))
     assert not any(allows(either, text, special) for text in ("", '{"n": 9}', 'Hm</think>{"n": 1}', "<think>{}"))
@@ -203,7 +235,9 @@ def test_strict_tools_under_auto_without_a_mark(name: str) -> None:
     assert not allows(lark, written(name, ("look", '{"city": "Bonn"}')))
 
 
-@pytest.mark.parametrize("name", ["granite", "phi4_mini_json", "cohere2"])
+@pytest.mark.parametrize(
+    "name", ["granite", "phi4_mini_json", "cohere2", "deepseek_v3", "deepseek_v31", "mistral", "qwen3_coder", "olmo3"]
+)
 @pytest.mark.parametrize("special", [False, True])
 def test_strict_tools_under_auto_in_a_list(name: str, special: bool) -> None:
     lark = grammar(name, "auto", strict=True, special=special)

@@ -1,0 +1,201 @@
+"""Rules of a grammar for the arguments of a call: as a JSON object, in tags, or as keyword arguments."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from quire.frontend.text.chat.schema_types import STRING, resolve, value_types
+from quire.frontend.text.chat.tools import Tool, ToolError
+from quire.frontend.text.chat.xml_call_reader import END_PARAMETER, MAX_KEY, PARAMETER
+
+# The style of json.dumps and of the models. With free white space, a confused model may write nothing else.
+JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# Keywords with which a schema's properties depend on more than `properties`.
+COMPOSING = {"$ref", "allOf", "anyOf", "oneOf", "additionalProperties", "patternProperties", "unevaluatedProperties"}
+
+ArgumentRules = Callable[[str, Tool, str], list[str]]
+"""Makes the rule of a given name for the arguments of a tool, whose schema is at the given place of the request."""
+
+_ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"}
+_OF_OBJECTS = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "$id"}
+_OF_TEXTS = {"type", "enum", "const", "minLength", "maxLength"}
+_KEY = re.compile(rf"[^<>\s]{{1,{MAX_KEY}}}")
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_NO_END = rf"~/(.|\n)*{re.escape(END_PARAMETER).replace('/', chr(92) + '/')}(.|\n)*/"
+_REFERENCE_ROOT = "quire_root"  # the name under which the whole schema is among the $defs of a part of it
+
+
+def json_arguments(rule: str, tool: Tool, _where: str = "") -> list[str]:
+    """Return the rule of a JSON object."""
+    return [f"{rule}: %json {json.dumps(closed_schema(tool))}"]
+
+
+def closed_schema(tool: Tool) -> dict[str, Any]:
+    """Return the schema of the arguments, closed to unnamed properties, which the model would invent."""
+    schema = dict(tool.parameters or {"type": "object"})
+    if not COMPOSING & set(schema):
+        schema["additionalProperties"] = False
+    schema["x-guidance"] = _style(tool)
+    return schema
+
+
+def xml_arguments(rule: str, tool: Tool, where: str) -> list[str]:
+    r"""Return the rules of `<parameter=KEY>\nVALUE\n</parameter>\n` for each argument, in the order of the schema.
+
+    Raises ToolError for a key that a tag can't hold, and if the tool is strict for a keyword that is not enforced.
+    """
+    parts, rules = [], []
+    for index, (key, schema, is_required) in enumerate(_properties(tool, where)):
+        if not _KEY.fullmatch(key):
+            raise _not_written(where, key)
+        part = f"{rule}_{index}"
+        parts.append(part if is_required else f"{part}?")
+        rules += [f"{part}: {json.dumps(f'{PARAMETER}{key}>{chr(10)}')} {part}_value"]
+        rules += _xml_value(f"{part}_value", schema, tool, f"{where}.properties.{key}")
+    if _is_open(tool):
+        parts.append(f"{rule}_any*")
+        rules += [rf'{rule}_any: "{PARAMETER}" /[^<>\s]{{1,64}}/ ">\n" {rule}_any_value', *_text(f"{rule}_any_value")]
+    return [f"{rule}: {' '.join(parts) or _EMPTY}", *rules]
+
+
+_EMPTY = '""'
+
+
+def keyword_arguments(rule: str, tool: Tool, where: str) -> list[str]:
+    """Return the rules of `KEY=VALUE, ...` with values in JSON, in the order of the schema.
+
+    Raises ToolError for a key that is no identifier, and if the tool is strict for a keyword that is not enforced.
+    """
+    properties, rules = list(_properties(tool, where)), list[str]()
+    for index, (key, schema, _) in enumerate(properties):
+        if not _IDENTIFIER.fullmatch(key):
+            raise _not_written(where, key)
+        rules.append(f"{rule}_{index}: {json.dumps(key + '=')} {_json_value(schema, tool)}")
+    items = [(f"{rule}_{index}", is_required) for index, (*_, is_required) in enumerate(properties)]
+    more = ""
+    if _is_open(tool):
+        rules.append(
+            rf'{rule}_any: /[A-Za-z_][A-Za-z0-9_]{{0,63}}/ "=" %json {json.dumps({"x-guidance": _style(tool)})}'
+        )
+        more = f'(", " {rule}_any)*'
+    return [f"{rule}: {_separated(items, more, f'{rule}_any')}", *rules]
+
+
+def _separated(items: list[tuple[str, bool]], more: str, other: str) -> str:
+    """Return the right side of a rule for items in order, separated by commas; those that are not required may lack."""
+    ways, rest = list[str](), more
+    for item, is_required in reversed(items):
+        ways = [f"{item} {rest}", *([] if is_required else ways)]
+        rest = f'", " {item} {rest}' if is_required else f'(", " {item})? {rest}'
+    if not any(is_required for _, is_required in items):
+        ways += [f"{other} {more}"] * bool(more) + [_EMPTY]
+    return " | ".join(way.strip() for way in ways)
+
+
+def _properties(tool: Tool, where: str) -> Iterator[tuple[str, Any, bool]]:
+    """Yield the key and the schema of each argument, and whether it is required."""
+    schema = tool.parameters or {}
+    additional = schema.get("additionalProperties", False)
+    unknown = sorted(schema.keys() - _OF_OBJECTS - _ANNOTATIONS)
+    if tool.strict and (unknown or not isinstance(additional, bool)):
+        raise _not_enforced(where, unknown[0] if unknown else "additionalProperties")
+    required = schema.get("required")
+    names = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+    properties = schema.get("properties", {})
+    yield from ((key, each, key in names) for key, each in properties.items())
+    yield from ((key, True, True) for key in dict.fromkeys(names) if key not in properties)
+
+
+def _is_open(tool: Tool) -> bool:
+    """Return True if there may be arguments that the schema does not name."""
+    schema = tool.parameters or {}
+    return bool(COMPOSING & set(schema)) and schema.get("additionalProperties", True) is not False
+
+
+def _xml_value(rule: str, schema: Any, tool: Tool, where: str) -> list[str]:
+    r"""Return rules for a value and the `\n</parameter>\n` after it."""
+    schema = _resolved(schema, tool)
+    types = value_types(schema, tool.parameters)
+    if "string" not in types:
+        return [rf'{rule}: {_json_value(schema, tool)} "\n{END_PARAMETER}\n"']
+    fields = schema if isinstance(schema, Mapping) else {}
+    if tool.strict and (unknown := _unenforced(fields, tool, is_text=types == STRING)):
+        raise _not_enforced(where, unknown)
+    if "const" in fields or isinstance(fields.get("enum"), list):
+        values = [fields["const"]] if "const" in fields else fields["enum"]
+        texts = [each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in values]
+        if any(END_PARAMETER in text for text in texts):
+            raise ToolError(
+                where, f"allows a text with {END_PARAMETER}, which this model's calls can't hold; change it"
+            )
+        return [f"{rule}: {' | '.join(json.dumps(f'{text}{chr(10)}{END_PARAMETER}{chr(10)}') for text in texts)}"]
+    return _text(rule, fields if types == STRING else {})
+
+
+def _text(rule: str, fields: Mapping[str, Any] | None = None) -> list[str]:
+    """Return rules for a text without quotes, and the end of its tag."""
+    least, most = ((fields or {}).get(key) for key in ("minLength", "maxLength"))
+    bounds = f"{least if type(least) is int else 0},{most if type(most) is int else ''}"
+    terminal = f"{rule.upper()}_TEXT"
+    length = "*" if bounds == "0," else f"{{{bounds}}}"
+    return [rf'{rule}[lazy]: {terminal} "\n{END_PARAMETER}\n"', rf"{terminal}: /(.|\n){length}/ & {_NO_END}"]
+
+
+def _resolved(schema: Any, tool: Tool) -> Any:
+    """Return the schema that a mere reference refers to, or else the schema itself."""
+    for _ in range(8):
+        if not isinstance(schema, Mapping) or schema.keys() - _ANNOTATIONS != {"$ref"}:
+            break
+        schema = resolve(schema["$ref"], tool.parameters)
+    return schema
+
+
+def _unenforced(schema: Mapping[str, Any], tool: Tool, is_text: bool) -> str | None:
+    """Return a keyword of the schema of a text, or of texts and other values, that is not enforced; None if all are."""
+    unknown = sorted(
+        schema.keys() - _ANNOTATIONS - (_OF_TEXTS if is_text else {"type", "enum", "const", "anyOf", "oneOf"})
+    )
+    inner = [_resolved(each, tool) for key in ("anyOf", "oneOf") for each in schema.get(key, ())]
+    found = (_unenforced(each, tool, is_text=False) for each in inner if isinstance(each, Mapping))
+    return next((keyword for keyword in (*unknown, *found) if keyword is not None), None)
+
+
+def _json_value(schema: Any, tool: Tool) -> str:
+    """Return the part of a rule for a value in JSON; references in its schema refer to that of all arguments."""
+    part = dict(schema) if isinstance(schema, Mapping) else {}
+    if "$ref" in json.dumps(part):
+        part = {**_rerooted(part), "$defs": {_REFERENCE_ROOT: _rerooted(tool.parameters)}}
+    return f"%json {json.dumps({**part, 'x-guidance': _style(tool)})}"
+
+
+def _rerooted(schema: Any) -> Any:
+    """Return `schema` with references to parts of the root as `_REFERENCE_ROOT` has them."""
+    if isinstance(schema, list):
+        return [_rerooted(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        key: f"#/$defs/{_REFERENCE_ROOT}{value[1:]}"
+        if key == "$ref" and isinstance(value, str) and value.startswith("#")
+        else _rerooted(value)
+        for key, value in schema.items()
+    }
+
+
+def _style(tool: Tool) -> dict[str, Any]:
+    return {**JSON_STYLE, "lenient": not tool.strict}
+
+
+def _not_written(where: str, key: str) -> ToolError:
+    return ToolError(f"{where}.properties", f"has the name {key!r}, which this model's calls can't hold; change it")
+
+
+def _not_enforced(where: str, keyword: str) -> ToolError:
+    return ToolError(
+        where,
+        f"cannot be enforced: {keyword!r} is not supported in this model's calls; change the schema, or omit strict to "
+        "ignore unsupported keywords",
+    )

@@ -1,0 +1,91 @@
+"""The text around the calls of each format, as grammars enforce it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.frontend.text.chat.argument_rules import ArgumentRules, json_arguments, keyword_arguments, xml_arguments
+from quire.frontend.text.chat.named_call_reader import ID, NAME
+from quire.frontend.text.chat.tool_parsers import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEP
+from quire.frontend.text.chat.xml_call_reader import END_FUNCTION, FUNCTION
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """The text around calls: `tag` `head` ARGUMENTS `after` `end_tag`, and around all of them `list_tag` `opening` and
+    `closing` `list_end_tag`. Without a `separator` there is one call. In `head` `NAME` stands for the function's name,
+    and a part that is `ID` for a number. `prose` are the texts that are no calls, in a format without tags; in it
+    `NAMES` stands for the functions' names.
+    """
+
+    head: tuple[str, ...] = (f'{{"name": "{NAME}", "arguments": ',)
+    after: str = "}"
+    arguments: ArgumentRules = json_arguments
+    tag: str = ""
+    end_tag: str = ""
+    separator: str | None = None
+    list_tag: str = ""
+    opening: str = ""
+    closing: str = ""
+    list_end_tag: str = ""
+    prose: str = r"/[ \n]*[^ \n{\[](.|\n)*/"
+
+    @property
+    def mark(self) -> str:
+        """The tag before all calls; empty if they begin with the answer."""
+        return self.list_tag or self.tag
+
+
+_DEEPSEEK_V31 = CallFormat(
+    head=(NAME, SEP), after="", tag=CALL_BEGIN, end_tag=CALL_END, separator="", list_tag=CALLS_BEGIN,
+    list_end_tag=CALLS_END,
+)  # fmt: skip
+
+FORMATS = {
+    "cohere2": (
+        CallFormat(
+            head=('{"tool_call_id": "', ID, f'", "tool_name": "{NAME}", "parameters": '), list_tag="<|START_ACTION|>",
+            opening="[\n    ", separator=",\n    ", closing="\n]", list_end_tag="<|END_ACTION|>",
+        ),
+    ),
+    "deepseek_v3": (
+        CallFormat(
+            head=("function", SEP, f"{NAME}\n```json\n"), after="\n```", tag=CALL_BEGIN, end_tag=CALL_END,
+            separator="\n", list_tag=CALLS_BEGIN, list_end_tag=CALLS_END,
+        ),
+    ),
+    "deepseek_v31": (_DEEPSEEK_V31,),
+    "glm4": (
+        CallFormat(head=(f"{NAME}\n",), after="", prose=r"/(.|\n)+/ & ~/\s*(NAMES)\n\s*\{(.|\n)*/"),
+    ),
+    "granite": (CallFormat(list_tag="<|tool_call|>", opening="[", separator=", ", closing="]"),),
+    "hermes": (
+        CallFormat(
+            head=(f'\n{{"name": "{NAME}", "arguments": ',), after="}\n", tag="<tool_call>", end_tag="</tool_call>",
+            separator="\n",
+        ),
+    ),
+    "json_call": (CallFormat(opening="[", separator=", ", closing="]"),),
+    "llama3_json": (CallFormat(head=(f'{{"name": "{NAME}", "parameters": ',), separator="; "),),
+    "mistral": (
+        CallFormat(list_tag="[TOOL_CALLS]", opening="[", separator=", ", closing="]"),
+        CallFormat(head=(NAME, "[ARGS]"), after="", tag="[TOOL_CALLS]", separator=""),
+    ),
+    "olmo3": (
+        CallFormat(
+            head=(f"{NAME}(",), after=")", arguments=keyword_arguments, separator="\n", list_tag="<function_calls>",
+            opening="\n", closing="\n", list_end_tag="</function_calls>",
+        ),
+    ),
+    "phi4_mini_json": (CallFormat(list_tag="functools", opening="[", separator=", ", closing="]"),),
+    "qwen3_coder": (
+        CallFormat(
+            head=(f"\n{FUNCTION}{NAME}>\n",), after=f"{END_FUNCTION}\n", arguments=xml_arguments, tag="<tool_call>",
+            end_tag="</tool_call>", separator="\n",
+        ),
+        CallFormat(head=(f"{NAME}>\n",), after=END_FUNCTION, arguments=xml_arguments, tag=FUNCTION),
+    ),
+}  # fmt: skip
+"""The ways in which calls may be written, by the parser that reads them. The first is that of a forced answer, with
+others that have the same mark.
+"""

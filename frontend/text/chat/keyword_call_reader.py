@@ -1,0 +1,131 @@
+"""The reader of one tool call that a model writes as a call of Python, as OLMo 3 does."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+from quire.frontend.text.chat.events import Event, ToolCallArguments, ToolCallStart
+from quire.frontend.text.chat.scanning import MAX_GAP
+from quire.frontend.text.chat.schema_types import parse_json, python_as_json
+
+_NAME = re.compile(r"\s*([A-Za-z_][\w.-]{0,63})?(\s*\()?", re.ASCII)
+_KEY = re.compile(r"\s*(\)|([A-Za-z_]\w*)\s*=)", re.ASCII)
+_KEY_BEGINS = re.compile(r"\s*[\w\s]{0,256}", re.ASCII)
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+
+
+class KeywordCallReader:
+    """Reader of `NAME(KEY=VALUE, ...)`, with the interface of CallReader.
+
+    The arguments become a JSON object. Values are literals of Python or JSON; each comes when it is complete. A value
+    that is neither breaks the call.
+    """
+
+    def __init__(self, index: int, new_id: Callable[[], str], accepts: Callable[[str], bool]) -> None:
+        self.index = index
+        self.started = False
+        self.ended = False
+        self.broken = False
+        self._new_id = new_id
+        self._accepts = accepts
+        self._phase: Callable[[], bool] = self._read_name
+        self._buffer = ""  # read, but not parsed yet
+        self._events: list[Event] = []
+        self._key = ""
+        self._num_values = 0
+        self._begin_value()
+
+    @property
+    def raw(self) -> str:
+        """The text read so far, while the call has not started."""
+        return self._buffer
+
+    def feed(self, text: str) -> tuple[list[Event], str]:
+        """Read on; return the new events, and the rest of `text` after the call's end or break."""
+        self._buffer += text
+        while not (self.ended or self.broken) and self._phase():
+            pass
+        events, self._events = self._events, []
+        rest = ""
+        if self.ended or (self.broken and self.started):
+            rest, self._buffer = self._buffer, ""
+        return events, rest
+
+    def _read_name(self) -> bool:
+        found = _NAME.match(self._buffer)
+        name, opening = (found[1], found[2]) if found else (None, None)
+        if not name or opening is None:
+            rest = self._buffer[found.end() if found else 0 :]
+            self.broken = bool(rest.strip() or (opening and not name)) or len(self._buffer) > 64 + MAX_GAP
+            return False
+        if not self._accepts(name):
+            self.broken = True
+            return False
+        self._buffer = self._buffer[found.end() if found else 0 :]
+        self.started = True
+        self._events += [ToolCallStart(self.index, self._new_id(), name), ToolCallArguments(self.index, "{")]
+        self._phase = self._read_key
+        return True
+
+    def _read_key(self) -> bool:
+        """Read the name of an argument, or the end of the call."""
+        found = _KEY.match(self._buffer)
+        if found is None:
+            self.broken = _KEY_BEGINS.fullmatch(self._buffer) is None
+            return False
+        self._buffer = self._buffer[found.end() :]
+        if found[2] is None:
+            self._end()
+            return False
+        self._key = found[2]
+        self._begin_value()
+        self._phase = self._read_value
+        return True
+
+    def _begin_value(self) -> None:
+        self._scanned = 0
+        self._brackets: list[str] = []
+        self._quote = ""
+
+    def _read_value(self) -> bool:
+        """Read a value up to the comma or bracket after it."""
+        while self._scanned < len(self._buffer):
+            char = self._buffer[self._scanned]
+            if self._quote:
+                if char == "\\" and self._scanned + 1 == len(self._buffer):
+                    return False
+                self._scanned += char == "\\"
+                self._quote = "" if char == self._quote else self._quote
+            elif char in "'\"":
+                self._quote = char
+            elif char in _CLOSING:
+                self._brackets.append(_CLOSING[char])
+            elif not self._brackets and char in ",)":
+                return self._end_value(is_last=char == ")")
+            elif char in ")]}" and (not self._brackets or self._brackets.pop() != char):
+                self.broken = True
+                return False
+            self._scanned += 1
+        return False
+
+    def _end_value(self, is_last: bool) -> bool:
+        text = self._buffer[: self._scanned].strip()
+        value = text if parse_json(text) is not None else python_as_json(text)
+        if value is None:
+            self.broken = True
+            return False
+        self._buffer = self._buffer[self._scanned + 1 :]
+        comma = ", " if self._num_values else ""
+        self._num_values += 1
+        self._events.append(ToolCallArguments(self.index, f"{comma}{json.dumps(self._key)}: {value}"))
+        if is_last:
+            self._end()
+        else:
+            self._phase = self._read_key
+        return not is_last
+
+    def _end(self) -> None:
+        self._events.append(ToolCallArguments(self.index, "}"))
+        self.ended = True

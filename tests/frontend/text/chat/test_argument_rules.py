@@ -1,0 +1,169 @@
+"""Grammars of arguments in tags and as keyword arguments, against the schema and the parser."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from quire.frontend.text.chat.answer_format import AnswerFormat
+from quire.frontend.text.chat.assistant import parse_answer
+from quire.frontend.text.chat.tools import ToolError, ToolUse, check_tools
+
+TOKENIZER = LLTokenizer("byte")
+NAMES = ["qwen3_coder", "olmo3"]
+
+
+def use_of(parameters: Any, strict: bool = False) -> ToolUse:
+    function = {"name": "f", "parameters": parameters, "strict": strict}
+    use = check_tools([{"type": "function", "function": function}], "required", parallel_tool_calls=False)
+    assert use is not None
+    return use
+
+
+def matcher(name: str, use: ToolUse) -> LLMatcher:
+    grammar = LLMatcher.grammar_from_lark(AnswerFormat(name).grammar("", use) or "")
+    error, messages = LLMatcher.validate_grammar_with_warnings(grammar, TOKENIZER)
+    assert not error, messages
+    return LLMatcher(TOKENIZER, grammar)
+
+
+def written(name: str, arguments: dict[str, Any]) -> str:
+    """Return a call; in tags a text is given as it is."""
+    if name == "olmo3":
+        items = ", ".join(f"{key}={json.dumps(each)}" for key, each in arguments.items())
+        return f"<function_calls>\nf({items})\n</function_calls>"
+    texts = {key: each if isinstance(each, str) else json.dumps(each) for key, each in arguments.items()}
+    tags = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items())
+    return f"<tool_call>\n<function=f>\n{tags}</function>\n</tool_call>"
+
+
+def allows(name: str, use: ToolUse, arguments: dict[str, Any]) -> bool:
+    """Return True if the grammar allows the call; the parser must then read these arguments."""
+    text = written(name, arguments)
+    driven, tokens = matcher(name, use), TOKENIZER.tokenize_str(text)
+    is_allowed = driven.try_consume_tokens(tokens) == len(tokens) and driven.is_accepting()
+    if is_allowed:
+        [call] = parse_answer(text, AnswerFormat(name).parser("", use)).tool_calls
+        assert json.loads(call.arguments) == arguments
+    return bool(is_allowed)
+
+
+def properties(required: list[str] | None = None, **schemas: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": schemas, "required": required or []}
+
+
+TEXT, NUMBER = {"type": "string"}, {"type": "integer", "maximum": 9}
+MANY = properties(["b", "d"], a=TEXT, b=NUMBER, c=NUMBER, d=TEXT, e={"type": "boolean"})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_arguments_that_may_lack(name: str) -> None:
+    use = use_of(MANY)
+    right: list[dict[str, Any]] = [
+        {"b": 1, "d": "x"},
+        {"a": "", "b": 1, "c": 2, "d": "x", "e": True},
+        {"b": 1, "c": 2, "d": "y", "e": False},
+    ]
+    assert all(allows(name, use, arguments) for arguments in right)
+    wrong: list[dict[str, Any]] = [
+        {},
+        {"b": 1},
+        {"d": "x"},
+        {"d": "x", "b": 1},
+        {"b": 10, "d": "x"},
+        {"b": 1, "d": "x", "z": 1},
+    ]
+    assert not any(allows(name, use, arguments) for arguments in wrong)
+    optional = use_of(properties(a=TEXT, b=NUMBER))
+    some: list[dict[str, Any]] = [{}, {"a": "x"}, {"b": 1}, {"a": "x", "b": 1}]
+    assert all(allows(name, optional, each) for each in some)
+    assert not allows(name, optional, {"b": 1, "a": "x"})
+    assert allows(name, use_of(None), {})
+    assert not allows(name, use_of(None), {"a": 1})
+
+
+def test_texts_in_tags() -> None:
+    free = use_of(properties(["a"], a=TEXT))
+    for text in ("", "\n", 'He said "no\\yes".\n\n', "<parameter=b>\n", "</function>", "5", "null", "é🙂"):
+        assert allows("qwen3_coder", free, {"a": text})
+    assert not allows("qwen3_coder", free, {"a": "x</parameter>"})
+    short = use_of(properties(["a"], a={"type": "string", "minLength": 1, "maxLength": 3}))
+    assert [allows("qwen3_coder", short, {"a": text}) for text in ("", "a", "a\nb", "abcd")] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+    chosen = use_of(properties(["a"], a={"enum": ["x", "two\nlines", 3, None]}))
+    assert all(allows("qwen3_coder", chosen, {"a": value}) for value in ("x", "two\nlines", 3, None))
+    assert not allows("qwen3_coder", chosen, {"a": "y"})
+    maybe = use_of(properties(["a"], a={"anyOf": [TEXT, {"type": "null"}]}), strict=True)
+    assert all(allows("qwen3_coder", maybe, {"a": value}) for value in ("x", "5", None))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_references_are_to_the_schema_of_all_arguments(name: str) -> None:
+    node = {"type": "object", "properties": {"n": NUMBER, "next": {"$ref": "#/$defs/node"}}, "required": ["n"]}
+    schema = {**properties(["a"], a={"$ref": "#/$defs/node"}), "$defs": {"node": node}}
+    use = use_of(schema)
+    assert allows(name, use, {"a": {"n": 1, "next": {"n": 2}}})
+    assert not allows(name, use, {"a": {"n": 1, "next": {}}})
+    again = use_of(properties(a={"type": "array", "items": {"$ref": "#"}}))
+    assert allows(name, again, {"a": [{}, {"a": []}]})
+    assert not allows(name, again, {"a": [1]})
+    text = use_of({**properties(["a"], a={"$ref": "#/$defs/text"}), "$defs": {"text": {**TEXT, "maxLength": 2}}})
+    assert [allows(name, text, {"a": each}) for each in ("ab", "abc")] == [True, False]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_open_schemas_allow_other_arguments(name: str) -> None:
+    use = use_of({**properties(["a"], a=NUMBER), "additionalProperties": True})
+    assert all(allows(name, use, each) for each in ({"a": 1}, {"a": 1, "x": "words", "y": [2]}))
+    assert not allows(name, use, {"x": 1})
+    composed = use_of({"type": "object", "anyOf": [{"required": ["a"]}, {"required": ["b"]}]})
+    assert all(allows(name, composed, each) for each in ({}, {"b": 1}, {"b": 1, "a": {"c": "d"}}))
+
+
+@pytest.mark.parametrize(
+    ("schema", "where", "keyword"),
+    [
+        (properties(a={"type": "string", "pattern": "^a"}), ".properties.a", "pattern"),
+        (properties(a={"type": ["string", "integer"], "maximum": 3}), ".properties.a", "maximum"),
+        (properties(a={"anyOf": [{"type": "string", "format": "date"}, {"type": "null"}]}), ".properties.a", "format"),
+        ({"type": "object", "minProperties": 1}, "", "minProperties"),
+        ({"type": "object", "additionalProperties": NUMBER}, "", "additionalProperties"),
+    ],
+)
+def test_what_strict_tools_cannot_have(schema: Any, where: str, keyword: str) -> None:
+    with pytest.raises(ToolError, match=f"{keyword!r} is not supported in this model's calls") as caught:
+        AnswerFormat("qwen3_coder").grammar("", use_of(schema, strict=True))
+    assert caught.value.param == f"tools[0].function.parameters{where}"
+    assert AnswerFormat("qwen3_coder").grammar("", use_of(schema))
+
+
+@pytest.mark.parametrize(("name", "key"), [("qwen3_coder", "a>b"), ("qwen3_coder", "a b"), ("olmo3", "a-b")])
+def test_names_that_a_call_cannot_hold(name: str, key: str) -> None:
+    with pytest.raises(ToolError, match=f"has the name '{key}', which this model's calls can't hold"):
+        AnswerFormat(name).grammar("", use_of({"type": "object", "properties": {key: TEXT}}))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_random_model_follows_the_schema(name: str) -> None:
+    source = random.Random(name)
+    short = {"type": "string", "maxLength": 5}
+    schema = properties(["b", "d"], a=short, b=NUMBER, c={"type": ["integer", "null"]}, d={**short, "minLength": 2})
+    use = use_of(schema)
+    for _ in range(20):
+        driven, tokens = matcher(name, use), list[int]()
+        while not driven.is_stopped():
+            token = source.choice([token for token, bias in enumerate(driven.compute_logit_bias()) if bias])
+            driven.consume_token(token)
+            tokens.append(token)
+        text = bytes(token for token in tokens if token < 256).decode()
+        [call] = parse_answer(text, AnswerFormat(name).parser("", use)).tool_calls
+        jsonschema.validate(json.loads(call.arguments), schema)

@@ -1,0 +1,196 @@
+"""Calls whose names are outside of JSON: DeepSeek's, Mistral's, those of Qwen3-Coder and OLMo 3."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from chat_answers import calls, json_texts, numbered_ids, pieces, read, tricky, values
+from chat_templates import DEEPSEEK_V3, DEEPSEEK_V31, MISTRAL, MISTRAL_LIST, OLMO3, QWEN3_CODER, SMOLLM3
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.frontend.text.chat.answer_format import AnswerFormat
+from quire.frontend.text.chat.assistant import AssistantMessage, AssistantParser, ToolCall, parse_answer
+from quire.frontend.text.chat.events import ContentDelta, ToolCallArguments, ToolCallStart
+from quire.frontend.text.chat.template import ChatTemplate
+from quire.frontend.text.chat.tool_parsers import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEP, TOOL_PARSERS
+from quire.frontend.text.chat.tools import check_tools
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"text": {"type": "string"}, "n": {"type": "integer"}, "o": {"type": "object"},
+                   "any": {"type": ["string", "null"]}, "b": {"type": "boolean"}},
+}  # fmt: skip
+V31 = f"{CALLS_BEGIN}{CALL_BEGIN}f{SEP}"
+V3 = f"{CALLS_BEGIN}{CALL_BEGIN}function{SEP}f\n```json\n"
+
+
+def parser(name: str) -> AssistantParser:
+    return AssistantParser(TOOL_PARSERS[name](None, numbered_ids(), {"f": SCHEMA}))
+
+
+def message(name: str, text: str) -> AssistantMessage:
+    whole, _ = read(parser(name), [text])
+    for end in range(len(text)):
+        assert read(parser(name), [text[:end], text[end:]])[0] == whole
+    assert read(parser(name), text)[0] == whole
+    return whole
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v31", "mistral", "with_ids"])
+@settings(max_examples=50)
+@given(data=st.data(), made=st.lists(calls, min_size=1, max_size=3), gap=st.sampled_from(["", " ", "\n", " \n  "]))
+def test_named_calls(name: str, data: st.DataObject, made: list[tuple[str, dict[str, Any]]], gap: str) -> None:
+    texts = [data.draw(json_texts(arguments)) for _, arguments in made]
+    pairs = [(call, text) for (call, _), text in zip(made, texts, strict=True)]
+    if name == "deepseek_v3":
+        each = [f"{CALL_BEGIN}function{SEP}{call}\n```json{gap}{text}{gap}```{CALL_END}" for call, text in pairs]
+    elif name == "deepseek_v31":
+        each = [f"{CALL_BEGIN}{gap}{call}{gap}{SEP}{gap}{text}{gap}{CALL_END}" for call, text in pairs]
+    else:
+        key = "[CALL_ID]a1b2c3d4e" if name == "with_ids" else ""
+        each = [f"[TOOL_CALLS]{gap}{call}{key}[ARGS]{gap}{text}" for call, text in pairs]
+    answer = gap.join(each)
+    answer = f"{CALLS_BEGIN}{gap}{answer}{gap}{CALLS_END}" if name.startswith("deepseek") else answer
+    found, _ = read(parser("mistral" if name == "with_ids" else name), data.draw(pieces(answer)))
+    expected = tuple(ToolCall(f"call_{index}", *pair) for index, pair in enumerate(pairs))
+    assert found == AssistantMessage(None, None, expected)
+
+
+@settings(max_examples=100)
+@given(data=st.data(), text=tricky | st.text(), n=st.integers(), inner=st.dictionaries(tricky, values, max_size=3))
+def test_arguments_in_tags(data: st.DataObject, text: str, n: int, inner: dict[str, Any]) -> None:
+    """A text may hold anything but the end of its tag; JSON may hold that too, within its strings."""
+    text = text.replace("</parameter>", "")
+    inner = {**inner, "<": "</parameter>"}
+    answer = (
+        f"Well.\n<tool_call>\n<function=f>\n<parameter=text>\n{text}\n</parameter>\n<parameter=n>\n{n}\n</parameter>\n"
+        f"<parameter=o>\n{data.draw(json_texts(inner))}\n</parameter>\n</function>\n</tool_call>"
+    )
+    found, _ = read(parser("qwen3_coder"), data.draw(pieces(answer)))
+    assert found.content == "Well."
+    assert json.loads(found.tool_calls[0].arguments) == {"text": text, "n": n, "o": inner}
+
+
+@settings(max_examples=100)
+@given(
+    data=st.data(),
+    text=tricky,
+    inner=st.dictionaries(tricky, values, max_size=3),
+    style=st.sampled_from([repr, json.dumps]),
+)
+def test_keyword_arguments(data: st.DataObject, text: str, inner: dict[str, Any], style: Any) -> None:
+    answer = f"<function_calls>\nf(text={style(text)}, o={style(inner)}, b=true)\ng()\n</function_calls>"
+    found, _ = read(parser("olmo3"), data.draw(pieces(answer)))
+    assert [call.name for call in found.tool_calls] == ["f", "g"]
+    assert json.loads(found.tool_calls[0].arguments) == {"text": text, "o": inner, "b": True}
+    assert (found.content, found.tool_calls[1].arguments) == (None, "{}")
+
+
+def test_a_text_in_tags_streams() -> None:
+    reader = TOOL_PARSERS["qwen3_coder"](None, numbered_ids(), {"f": SCHEMA})
+    assert reader.feed("<tool_call>\n<function=f") == []
+    assert reader.feed(">") == [ToolCallStart(0, "call_0", "f"), ToolCallArguments(0, "{")]
+    events = reader.feed('\n<parameter=text>\na "b\n')
+    assert "".join(event.delta for event in events if isinstance(event, ToolCallArguments)) == '"text": "a \\"b'
+    assert reader.feed("c\n</par") == [ToolCallArguments(0, "\\nc")]
+    assert reader.feed("ameter>") == [ToolCallArguments(0, '"')]
+    assert reader.feed("</function>") == [ToolCallArguments(0, "}")]
+    assert reader.feed("</tool_call> So") == [ContentDelta(" So")]
+
+
+P = "<parameter"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "content", "arguments"),
+    [
+        ("deepseek_v31", f'Hi.{V31}{{"a": 1}}{CALL_END}{CALLS_END} So', "Hi. So", ['{"a": 1}']),
+        ("deepseek_v31", f'{V31}{{"a": 1', None, ['{"a": 1']),
+        ("deepseek_v31", f"{V31}{{}}{CALL_END[:-3]}", None, ["{}"]),
+        ("deepseek_v31", f"{V31}{{}} so", " so", ["{}"]),
+        ("deepseek_v31", f"{V31}words", f"{V31}words", []),
+        ("deepseek_v31", f"{CALLS_BEGIN}words", f"{CALLS_BEGIN}words", []),
+        ("deepseek_v3", f'{V3}{{"a": "```"}}\n```{CALL_END}{CALLS_END}', None, ['{"a": "```"}']),
+        ("deepseek_v3", f"{V3.replace('json', '')}{{}}\n```{CALL_END}{CALLS_END}", None, ["{}"]),
+        ("deepseek_v3", f"{V3}{{}}{CALL_END}{CALLS_END}", None, ["{}"]),
+        ("deepseek_v3", f"{V31}{{}}{CALL_END}{CALLS_END}", f"{V31}{{}}{CALL_END}{CALLS_END}", []),
+        ("mistral", '[TOOL_CALLS]f{"a": 1}', None, ['{"a": 1}']),
+        ("mistral", "Hi.[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS] [{\"name\": \"f\"}]", "Hi.", ["{}", "{}"]),
+        ("mistral", "[TOOL_CALLS]f[ARGS]{}, so]", ", so]", ["{}"]),
+        ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}, "id": "abc"}, {"name": "f"}]', None, ["{}", "{}"]),
+        ("mistral", "[TOOL_CALLS]", "[TOOL_CALLS]", []),
+        ("mistral", "[TOOL_CALLS] some words [ARGS]{}", "[TOOL_CALLS] some words [ARGS]{}", []),
+        ("qwen3_coder", f"<function=f>\n{P}=n>\n5\n</parameter>\n</function>\n so", "\n so", ['{"n": 5}']),
+        ("qwen3_coder", f"<tool_call>\n<function=f>\n{P}=n>5</parameter></tool_call>", None, ['{"n": 5}']),
+        ("qwen3_coder", f"<function=f>{P}=b>True</parameter>{P}=any>null</parameter></function>", None,
+         ['{"b": true, "any": null}']),
+        ("qwen3_coder", f"<function=f>{P}=any>5</parameter>{P}=x>5</parameter></function>", None,
+         ['{"any": "5", "x": 5}']),
+        ("qwen3_coder", f"<function=f>{P}=text>\n\n a \n\n</parameter></function>", None, ['{"text": "\\n a \\n"}']),
+        ("qwen3_coder", f"<function=f>{P}=o>['a', 'b'</parameter></function>", None, ['{"o": "[\'a\', \'b\'"}']),
+        ("qwen3_coder", f"<function=f>\n{P}=text>\ncut o", None, ['{"text": "cut o']),
+        ("qwen3_coder", "<function=f>\n</function>\n<function=f>\n</function>\n</tool_call>", None, ["{}", "{}"]),
+        ("qwen3_coder", "the <function= of f>", "the <function= of f>", []),
+        ("qwen3_coder", "<tool_call> {}", "<tool_call> {}", []),
+        ("qwen3_coder", "<function=f> and so on", " and so on", ["{}"]),
+        ("olmo3", "<function_calls>\nf(n=5,\n  b=False)", None, ['{"n": 5, "b": false}']),
+        ("olmo3", "<function_calls>f(text='a)', o={'b': [1, (2,)]})</function_calls> so", " so",
+         ['{"text": "a)", "o": {"b": [1, [2]]}}']),
+        ("olmo3", "<function_calls>f(n=5", None, ["{"]),
+        ("olmo3", "<function_calls>f(n=g(5))", "g(5))", ["{"]),
+        ("olmo3", "<function_calls>f(n=])", "])", ["{"]),
+        ("olmo3", "<function_calls>words", "<function_calls>words", []),
+        ("olmo3", "<function_calls>some words(", "<function_calls>some words(", []),
+        ("olmo3", "<function_calls>(n=5)", "<function_calls>(n=5)", []),
+        ("olmo3", "<function_calls>f()\nwords</function_calls>", "\nwords</function_calls>", ["{}"]),
+    ],
+)  # fmt: skip
+def test_calls_that_break_off(name: str, text: str, content: str | None, arguments: list[str]) -> None:
+    found = message(name, text)
+    assert (found.content, [call.arguments for call in found.tool_calls]) == (content, arguments)
+
+
+FIRST, SECOND = f'{V3}{{"text": "a"}}\n```{CALL_END}', f"{V3.removeprefix(CALLS_BEGIN)}{{}}\n```{CALL_END}"
+HERMES = '<tool_call>\n{"name": "f", "arguments": {"text": "a"}}\n</tool_call>'
+TAGS = f'{P}=text>\na\n</parameter>\n{P}=o>\n{{"b": 1}}\n</parameter>\n'
+
+
+@pytest.mark.parametrize(
+    ("source", "answer"),
+    [
+        (DEEPSEEK_V3, f"{FIRST}\n{SECOND}{CALLS_END}"),
+        (DEEPSEEK_V31, f'Well.{V31}{{"text": "a"}}{CALL_END}{V31.removeprefix(CALLS_BEGIN)}{{}}{CALL_END}{CALLS_END}'),
+        (MISTRAL, '[TOOL_CALLS]f[ARGS]{"text": "a"}[TOOL_CALLS]f[ARGS]{}'),
+        (
+            QWEN3_CODER,
+            "Well.\n" + "\n".join(f"<tool_call>\n<function=f>\n{TAGS}</function>\n</tool_call>" for _ in "12"),
+        ),
+        (OLMO3, 'Well.\n<function_calls>\nf(text="a", b=true)\nf()\n</function_calls>'),
+        (SMOLLM3, f"Well.\n{HERMES}\n{HERMES}"),
+    ],
+)
+def test_the_next_turn_has_the_calls_as_the_model_wrote_them(source: str, answer: str) -> None:
+    use = check_tools([{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}])
+    assert use is not None
+    ask: dict[str, Any] = {"role": "user", "content": "Hello"}
+    template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
+    tools = None if source == MISTRAL else use.for_template()  # which it writes before the last message of the user
+    prompt = template.render([ask], tools=tools)
+    found = parse_answer(answer, AnswerFormat.detect(source).parser(prompt, use))
+    assert len(found.tool_calls) == 2
+    results = [{"role": "tool", "tool_call_id": made.id, "content": "Sunny."} for made in found.tool_calls]
+    assert template.render([ask, found.as_message(), *results], tools=tools).startswith(prompt + answer)
+
+
+def test_ids_that_mistrals_templates_take() -> None:
+    use = check_tools([{"type": "function", "function": {"name": "f"}}])
+    found = parse_answer('[TOOL_CALLS][{"name": "f"}, {"name": "f"}]', AnswerFormat("mistral").parser("", use))
+    first, second = (made.id for made in found.tool_calls)
+    assert first != second
+    assert all(len(each) == 9 and each.isalnum() for each in (first, second))
+    ask: dict[str, Any] = {"role": "user", "content": "Hello"}
+    template = ChatTemplate(MISTRAL_LIST, {"bos_token": "<s>", "eos_token": "</s>"})
+    assert f'"id": "{first}"' in template.render([ask, found.as_message()])
