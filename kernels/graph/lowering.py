@@ -30,6 +30,8 @@ from quire.kernels.graph.operations import (
     Embedding,
     FeedForward,
     Graph,
+    Heads,
+    LatentAttention,
     Linear,
     Logits,
     Norm,
@@ -260,9 +262,13 @@ class Lowering:
         self._norm_around(hidden, residual.around)
 
     def _layer(
-        self, hidden: Buffer, before: Norm | None, layer: Attention | FeedForward
+        self, hidden: Buffer, before: Norm | None, layer: Attention | LatentAttention | FeedForward
     ) -> tuple[PackedActivations, FusedLinear]:
         """Lower a layer up to its last linear layer, which is returned with its input."""
+        if isinstance(layer, LatentAttention):
+            from quire.kernels.graph.latent_attention import lower_latent_attention
+
+            return lower_latent_attention(self, hidden, before, layer), FusedLinear((layer.output,))
         if isinstance(layer, Attention):
             return self._attention(hidden, before, layer), FusedLinear((layer.output,))
         return self._feed_forward(hidden, before, layer), FusedLinear((layer.down,))
@@ -282,21 +288,36 @@ class Lowering:
         projections = FusedLinear(operation.projections)
         qkv = self.rows("qkv", sum(layer.outputs for layer in operation.projections))
         self.gemm("linear", self.norm(hidden, before, projections), projections, qkv)
-        plan, heads, layer = self.plan, operation.heads, KvLayer(self.next_layer)
-        self.next_layer += 1
+        plan, heads, layer = self.plan, operation.heads, self.take_layer()
         query_rows = plan.limits.max_num_batched_tokens * heads.query + TILE_ROWS  # AMX reads whole tiles of rows
         queries = plan.buffer("queries", query_rows * plan.kv_layout.query_bytes)
         self._split_heads(qkv, operation, queries, layer)
-        out = self.activations("attended", heads.query * heads.dim)
+        scale = operation.scale or 1.0 / math.sqrt(heads.dim)
+        window = operation.window if operation.window < plan.limits.max_model_len else 0
+        return self.attend(
+            heads, scale, queries, layer, window, operation.softcap, operation.sinks, operation.bidirectional
+        )
+
+    def take_layer(self) -> KvLayer:
+        """Return the KV pages of the next attention layer."""
+        self.next_layer += 1
+        return KvLayer(self.next_layer - 1)
+
+    def attend(
+        self, heads: Heads, scale: float, queries: Buffer, layer: KvLayer, window: int = 0, softcap: float = 0.0,
+        sinks_name: str = "", bidirectional: bool = False,
+    ) -> PackedActivations:  # fmt: skip
+        """Lower the attention of packed queries to the KV pages of a layer."""
+        plan = self.plan
+        out = self.activations("attended", heads.query * heads.value_dim)
         kernel = AttentionKernel(
-            "attention", heads, operation.scale or 1.0 / math.sqrt(heads.dim), plan.limits.block_size // KV_TILE,
-            operation.window if operation.window < plan.limits.max_model_len else 0, operation.softcap,
-            bool(operation.sinks), bidirectional=operation.bidirectional,
+            "attention", heads, scale, plan.limits.block_size // KV_TILE, window, softcap, bool(sinks_name),
+            bidirectional=bidirectional,
         )  # fmt: skip
-        sinks = [Vector((operation.sinks,), (heads.query,))] if operation.sinks else []
+        sinks = [Vector((sinks_name,), (heads.query,))] if sinks_name else []
         entries = [Buffer("entries", input=True), queries, layer, out.buffer, *sinks]
         plan.add(kernel, entries, "entries", repeats=heads.kv)
-        if plan.limits.max_model_len > BLOCK_TOKENS and not operation.bidirectional:
+        if plan.limits.max_model_len > BLOCK_TOKENS and not bidirectional:
             splits = plan.buffer("partials", MAX_KV_SPLITS * heads.query * split_bytes(heads))
             kernel = replace(kernel, name="attention_split", sinks=False, kv_split=True)
             plan.add(kernel, [Buffer("kv_splits", input=True), queries, layer, splits], "kv_splits", repeats=heads.kv)
@@ -338,7 +359,7 @@ def norm_kernel(
     return NormKernel(name, width, norm.epsilon, kind, bool(norm.bias)), operands
 
 
-def _check(graph: Graph, attentions: list[Attention]) -> None:
+def _check(graph: Graph, attentions: list[Attention | LatentAttention]) -> None:
     """Raise ModelError for sizes that no kernel can compute."""
     hidden_size = graph.embedding.hidden_size
     if hidden_size % 16:
@@ -353,11 +374,13 @@ def _check(graph: Graph, attentions: list[Attention]) -> None:
                 f"config.json: num_attention_heads ({heads.query}) must be a multiple of num_key_value_heads "
                 f"({heads.kv}), and head_dim ({heads.dim}) a multiple of 16"
             )
-        if (heads.kv, heads.dim) != (first.kv, first.dim):
+        if (heads.kv, heads.dim, heads.latent) != (first.kv, first.dim, first.latent):
             raise ModelError(
                 f"attention of layer {number} has {heads.kv} KV heads of {heads.dim} elements, but that of layer 0 has "
                 f"{first.kv} of {first.dim}; KV pages have the same layout in every layer"
             )
+        if isinstance(attention, LatentAttention):
+            continue
         outputs = sum(layer.outputs for layer in attention.projections)
         needed = (heads.query + 2 * heads.kv) * heads.dim
         if outputs != needed:

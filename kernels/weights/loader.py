@@ -112,7 +112,7 @@ class Loader:
     def _view(self, part: MatrixPart) -> MatrixView:
         """Return the part's tensor in the checkpoint."""
         tensor = self.checkpoint.get(part.tensor, part.shape)
-        start = part.first * part.strides[0] * FLOAT_DTYPES[tensor.dtype][1]
+        start = part.start * FLOAT_DTYPES[tensor.dtype][1]
         return MatrixView(tensor.data[start:], tensor.format, part.n, part.k, *part.strides)
 
     def _pack_quantized(self, target: int, part: MatrixPart, form: QuantizedFormat) -> None:

@@ -1,0 +1,122 @@
+"""DeepSeek-V2, V2-Lite, V3 and R1: multi-head latent attention (arXiv 2405.04434, 2412.19437)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from quire.kernels.config import ModelConfig
+from quire.kernels.errors import ModelError
+from quire.kernels.graph.operations import (
+    Embedding,
+    FeedForward,
+    Graph,
+    LatentAttention,
+    LatentHeads,
+    Linear,
+    Logits,
+    Norm,
+    Residual,
+)
+from quire.kernels.models.decoder import activation_of, head_of
+from quire.kernels.rope import Rope
+
+_LATENT_EPSILON = 1e-6
+"""Epsilon of the norms of latents, whatever `rms_norm_eps` is."""
+
+
+def build_v2(config: ModelConfig) -> Graph:
+    """Return the graph of a DeepseekV2ForCausalLM."""
+    config = config.with_defaults(kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
+    return _Decoder(config, interleaved=True).build()
+
+
+def build_v3(config: ModelConfig) -> Graph:
+    """Return the graph of a DeepseekV3ForCausalLM."""
+    config = config.with_defaults(
+        kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, max_position_embeddings=4096,
+        first_k_dense_replace=3,
+    )  # fmt: skip
+    return _Decoder(config, interleaved=config.get("rope_interleave", True)).build()
+
+
+class _Decoder:
+    """Builder of the residual blocks."""
+
+    def __init__(self, config: ModelConfig, interleaved: bool) -> None:
+        self._config = config
+        self._hidden = config.size("hidden_size")
+        self._epsilon = config.get("rms_norm_eps", 1e-6)
+        self._activation = activation_of(config, "hidden_act", "silu")
+        sizes = ("num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank")
+        self._heads = LatentHeads(*(config.size(name) for name in sizes))
+        config.restrict("num_key_value_heads", (self._heads.query,))
+        self._rotary = replace(Rope.from_config(config, self._heads.rope), interleaved=interleaved)
+        self._scale = _attention_scale(self._rotary) / math.sqrt(self._heads.nope + self._heads.rope)
+        self._compressed = 0 if config.fields.get("q_lora_rank") is None else config.size("q_lora_rank")
+        self._bias = config.get("attention_bias", False)
+        if self._bias and not self._compressed:
+            raise ModelError("config.json: attention_bias is True, which is supported only with a q_lora_rank")
+
+    def build(self) -> Graph:
+        """Return the graph of the whole model."""
+        embedding = Embedding("model.embed_tokens.weight", self._config.size("vocab_size"), self._hidden)
+        residuals = [
+            residual
+            for layer in range(self._config.size("num_hidden_layers"))
+            for residual in (self._attention(layer), self._feed_forward(layer))
+        ]
+        logits = Logits(self._norm("model.norm"), head_of(self._config, embedding, tied=False))
+        return Graph(embedding, tuple(residuals), logits)
+
+    def _norm(self, name: str) -> Norm:
+        return Norm(f"{name}.weight", self._epsilon)
+
+    def _attention(self, number: int) -> Residual:
+        heads, at = self._heads, f"model.layers.{number}.self_attn"
+        queries = heads.query * (heads.nope + heads.rope)
+
+        def linear(name: str, outputs: int, bias: bool = False) -> Linear:
+            return Linear(f"{at}.{name}.weight", outputs, f"{at}.{name}.bias" if bias else "")
+
+        attention = LatentAttention(
+            linear("q_b_proj" if self._compressed else "q_proj", queries),
+            linear("kv_a_proj_with_mqa", heads.rank + heads.rope, self._bias),
+            Norm(f"{at}.kv_a_layernorm.weight", _LATENT_EPSILON),
+            linear("kv_b_proj", heads.query * heads.expanded),
+            linear("o_proj", self._hidden, self._bias), heads, self._rotary, self._scale,
+        )  # fmt: skip
+        if self._compressed:
+            norm = Norm(f"{at}.q_a_layernorm.weight", _LATENT_EPSILON)
+            compress = linear("q_a_proj", self._compressed, self._bias)
+            attention = replace(attention, compress=compress, query_norm=norm)
+        return Residual(attention, self._norm(f"model.layers.{number}.input_layernorm"))
+
+    def _feed_forward(self, number: int) -> Residual:
+        if self._has_experts(number):
+            raise ModelError(
+                f"config.json: layer {number} has a mixture of experts (first_k_dense_replace, moe_layer_freq), which "
+                "is not supported; only dense layers are"
+            )
+        block = self._gated(f"model.layers.{number}.mlp", self._config.size("intermediate_size"))
+        return Residual(block, self._norm(f"model.layers.{number}.post_attention_layernorm"))
+
+    def _has_experts(self, number: int) -> bool:
+        dense = self._config.get("first_k_dense_replace", 0)
+        return number >= dense and number % self._config.size("moe_layer_freq", 1) == 0
+
+    def _gated(self, at: str, inner: int) -> FeedForward:
+        bias = self._config.get("mlp_bias", False)
+        gate, up, down = (
+            Linear(f"{at}.{name}_proj.weight", size, f"{at}.{name}_proj.bias" if bias else "")
+            for name, size in (("gate", inner), ("up", inner), ("down", self._hidden))
+        )
+        return FeedForward(up, down, self._activation, gate)
+
+
+def _attention_scale(rope: Rope) -> float:
+    """Return the square of YaRN's `mscale_all_dim`, by which scores are scaled; 1 without it."""
+    if rope.kind == "default" or not rope.scaling.get("mscale_all_dim"):
+        return 1.0
+    factor, weight = rope.number("factor"), rope.number("mscale_all_dim")
+    return (0.1 * weight * math.log(factor) + 1.0) ** 2 if factor > 1 else 1.0
