@@ -175,6 +175,22 @@ class Vector(ArrayWeight):
         return np.pad(values, (0, round_up(len(values), BLOCK) - len(values)))
 
 
+@dataclass(frozen=True)
+class Vectors(ArrayWeight):
+    """Vectors one after the other, each with its padding."""
+
+    parts: tuple[Vector, ...]
+
+    @property
+    def tensors(self) -> Mapping[str, tuple[int, ...]]:
+        """See ArrayWeight."""
+        return {name: shape for part in self.parts for name, shape in part.tensors.items()}
+
+    def values(self, checkpoint: Checkpoint) -> Array:
+        """See ArrayWeight."""
+        return np.concatenate([part.values(checkpoint) for part in self.parts])
+
+
 @dataclass(frozen=True, eq=False)
 class Table(ArrayWeight):
     """An array that the lowering computed."""
@@ -252,7 +268,11 @@ class PackedActivations:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel over its operands, of `repeats` * ceil(dim / rows_per_item) work items; `head` computes logits."""
+    """A kernel over its operands, of `repeats` * ceil(dim / rows_per_item) work items; `head` computes logits.
+
+    With `groups`, `copies` * dim rows are divided among that many groups, each group into items of up to rows_per_item.
+    The step decides how; the work items are the most that this can be.
+    """
 
     kernel: Kernel
     operands: tuple[Operand, ...]
@@ -260,6 +280,8 @@ class Launch:
     rows_per_item: int = 1
     repeats: int = 1
     head: bool = False
+    copies: int = 1
+    groups: int = 0
 
 
 @dataclass(frozen=True)

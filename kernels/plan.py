@@ -56,11 +56,13 @@ class ModelPlan:
         return self._kernels[kernel]
 
     def add(
-        self, kernel: Kernel, operands: Sequence[Operand], dim: str, *, rows_per_item: int = 1, repeats: int = 1
-    ) -> None:
+        self, kernel: Kernel, operands: Sequence[Operand], dim: str, *, rows_per_item: int = 1, repeats: int = 1,
+        copies: int = 1, groups: int = 0,
+    ) -> None:  # fmt: skip
         """Append a launch."""
         head = dim == "logit_rows"
-        self.launches.append(Launch(self.kernel(kernel), tuple(operands), dim, rows_per_item, repeats, head))
+        launch = Launch(self.kernel(kernel), tuple(operands), dim, rows_per_item, repeats, head, copies, groups)
+        self.launches.append(launch)
 
     @property
     def kernels(self) -> list[Kernel]:

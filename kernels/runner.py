@@ -188,7 +188,8 @@ class Assembly:
     def add(self, target: Plan, launch: Launch, memory: Memory) -> None:
         """Append a launch to a native plan."""
         operands = [operand.address(memory) for operand in launch.operands]
-        target.add(self.kernels[launch.kernel], operands, launch.dim, launch.rows_per_item, launch.repeats)
+        sizes = (launch.rows_per_item, launch.repeats, launch.copies, launch.groups)
+        target.add(self.kernels[launch.kernel], operands, launch.dim, *sizes)
 
 
 def config_of(options: LoadOptions, checkpoint: Checkpoint) -> ModelConfig:

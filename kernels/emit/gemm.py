@@ -16,7 +16,7 @@ from quire.kernels.emit.layout import (
     round_up,
     store_activation,
 )
-from quire.kernels.emit.math import ACTIVATIONS, softcap
+from quire.kernels.emit.math import ACTIVATIONS, ClampedSwiglu, softcap
 from quire.kernels.emit.products import (
     BLOCKS_PER_PASS,
     FAR_BYTES,
@@ -41,14 +41,14 @@ class GemmKernel(Kernel):
     `epilogue`: `store` writes f32 `scale * y[m, n]`, row-major with n rounded up to 32, with `softcap` as
     `softcap * tanh(scale * y / softcap)`; `add` adds `scale * y` to it; `activation` writes `act(y)` as packed
     activations; `gate` takes columns in pairs of tiles (16 gates, 16 ups) and writes `act(gate) * up` as packed
-    activations of n / 2 columns.
+    activations of n / 2 columns; a ClampedSwiglu takes both.
     """
 
     k: int
     n: int
     epilogue: str = "store"
     bias: bool = False
-    activation: str = ""
+    activation: str | ClampedSwiglu = ""
     dim: str = "tokens"
     quantized: QuantizedFormat | None = None
     scale: float = 1.0
@@ -131,11 +131,15 @@ class GemmKernel(Kernel):
                 total = value + b.load(at, 64 * i, VF32, 64) if self.epilogue == "add" else value
                 b.store(total, at, 64 * i, 64)
             return
-        act = ACTIVATIONS[self.activation]
-        if self.epilogue == "gate":
-            outputs, width = [act(b, values[0]) * values[1]], round_up(self.n, BLOCK) // 2
-        else:
-            outputs, width = [act(b, v) for v in values], round_up(self.n, BLOCK)
+        outputs = self._activated(b, values)
+        width = round_up(self.n, BLOCK) // (3 - len(outputs))
         for i, value in enumerate(outputs):
             column = block * (16 * len(outputs)) + 16 * i
             store_activation(b, dtypes, value, y, packed_offset(dtypes, width, row, column))
+
+    def _activated(self, b: Builder, values: Sequence[Value]) -> list[Value]:
+        """Return the activations of two tiles of columns: one tile if they are gates and ups."""
+        if isinstance(self.activation, ClampedSwiglu):
+            return [self.activation.emit(b, *values)]
+        act = ACTIVATIONS[self.activation]
+        return [act(b, values[0]) * values[1]] if self.epilogue == "gate" else [act(b, value) for value in values]

@@ -192,18 +192,27 @@ class NormKernel(Kernel):
 class QuantizeKernel(Kernel):
     """Quantizes packed activations of `width` columns for weights of the format `quantized`.
 
-    Buffers: x, out, and if `gather` the i32 columns of x to take, in order [width].
+    Buffers: x, out, if `gather` the i32 columns of x to take, in order [width], and unless `rows` is `same` the slots
+    of emit/experts.py. With these, work items are assignments: each quantizes its grouped row (`slots`), or its token's
+    row into the grouped one (`scatter`).
     """
 
     width: int
     quantized: QuantizedFormat
     gather: bool = False
+    rows: Literal["same", "slots", "scatter"] = "same"
+    top_k: int = 1
 
     def emit(self, context: EmitContext) -> str:
         """See Kernel."""
         b, dtypes = Builder(self.name), context.dtypes
         x, out = b.buffer(0), b.buffer(1)
-        with b.items() as row:
+        with b.items() as item:
+            row = target = item
+            if self.rows != "same":
+                slots = b.buffer(3 if self.gather else 2)
+                target = b.convert("arith.extui", b.load(slots, item * 4, I32), "i64")
+                row = target if self.rows == "slots" else item // self.top_k
 
             def load(part: Value) -> Value:
                 if not self.gather:
@@ -216,7 +225,7 @@ class QuantizeKernel(Kernel):
                 return b.load(gathered, 0, VF32, 64)
 
             gathered = b.scratch(64)
-            _store_quantized(b, self.quantized, self.width, out, row, load)
+            _store_quantized(b, self.quantized, self.width, out, target, load)
         return b.text()
 
 

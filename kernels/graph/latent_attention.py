@@ -15,7 +15,7 @@ from quire.kernels.emit.latent_heads import LatentHeadsKernel
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, round_up
 from quire.kernels.emit.products import rows_of_block
 from quire.kernels.errors import ModelError
-from quire.kernels.graph.lowering import FusedLinear, norm_kernel
+from quire.kernels.graph.fused import FusedLinear, norm_kernel
 from quire.kernels.graph.operations import LatentAttention, Linear, Norm
 from quire.kernels.operands import Buffer, KvLayer, Matrix, MatrixPart, PackedActivations, RopeTable, Vector
 

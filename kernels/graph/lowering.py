@@ -8,8 +8,7 @@ layer is quantized. Hidden states stay in f32; inputs of products are packed act
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 from quire.kernels._native import MAX_KV_SPLITS
 from quire.kernels.emit.attention import (
@@ -22,17 +21,21 @@ from quire.kernels.emit.attention import (
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.kv import KV_TILE, SplitHeadsKernel
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, Dtypes, QuantizedFormat, round_up
+from quire.kernels.emit.math import ClampedSwiglu
 from quire.kernels.emit.products import rows_of_block
-from quire.kernels.emit.rows import EmbeddingKernel, NormKernel, QuantizeKernel
+from quire.kernels.emit.rows import EmbeddingKernel, QuantizeKernel
 from quire.kernels.errors import ModelError
+from quire.kernels.graph.experts import Sum, lower_experts
+from quire.kernels.graph.fused import FusedLinear, norm_kernel
+from quire.kernels.graph.latent_attention import lower_latent_attention
 from quire.kernels.graph.operations import (
     Attention,
     Embedding,
+    Experts,
     FeedForward,
     Graph,
     Heads,
     LatentAttention,
-    Linear,
     Logits,
     Norm,
     Parallel,
@@ -57,20 +60,6 @@ from quire.kernels.weights.quantization import Quantization
 
 MAX_QUANTIZED_INPUTS = 65536
 """Most inputs of a quantized layer: more could overflow its sums."""
-
-
-@dataclass(frozen=True)
-class FusedLinear:
-    """Linear layers that share their input, as one GEMM. `head`: it computes the logits."""
-
-    layers: tuple[Linear, ...]
-    interleaved: bool = False
-    head: bool = False
-
-    @property
-    def dim(self) -> str:
-        """Dim that counts the rows of the input."""
-        return "logit_rows" if self.head else "tokens"
 
 
 def lower(graph: Graph, dtypes: Dtypes, limits: PlanLimits, quantization: Quantization) -> ModelPlan:
@@ -111,12 +100,15 @@ class Lowering:
         """Return a buffer of f32 rows."""
         return self.plan.buffer(name, self.plan.limits.max_num_batched_tokens * round_up(columns, BLOCK) * 4)
 
-    def activations(self, name: str, columns: int, quantized: QuantizedFormat | None = None) -> PackedActivations:
-        """Return a buffer of packed activations, quantized for weights of the format `quantized`."""
-        panels = -(-self.plan.limits.max_num_batched_tokens // TILE_ROWS)
+    def activations(
+        self, name: str, columns: int, quantized: QuantizedFormat | None = None, *, rows: int | None = None
+    ) -> PackedActivations:
+        """Return a buffer of packed activations of a step's tokens, or of `rows` rows, for weights of a format."""
+        panels = -(-(rows or self.plan.limits.max_num_batched_tokens) // TILE_ROWS)
         if quantized is not None:
             # One buffer for each width and grouping: its padding is never written and stays zero.
-            name, size = f"quantized_{columns}_{quantized.group}", panels * quantized.panel_bytes(columns)
+            prefix = "quantized" if rows is None else name
+            name, size = f"{prefix}_{columns}_{quantized.group}", panels * quantized.panel_bytes(columns)
         else:
             size = panels * TILE_ROWS * round_up(columns, BLOCK) * self.plan.dtypes.activation_bytes
         return PackedActivations(self.plan.buffer(name, size), columns, quantized)
@@ -183,7 +175,7 @@ class Lowering:
 
     def format_of(self, linear: FusedLinear) -> QuantizedFormat | None:
         """Return the format of a fused linear layer's weights, None if they are not quantized."""
-        return self.quantization.format_of(linear.layers, linear.head)
+        return None if linear.router else self.quantization.format_of(linear.layers, linear.head)
 
     def quantized(self, x: PackedActivations, linear: FusedLinear) -> PackedActivations:
         """Convert x to the format that the linear layer reads."""
@@ -220,7 +212,7 @@ class Lowering:
 
     def gemm(
         self, name: str, x: PackedActivations, linear: FusedLinear, out: Buffer, *,
-        epilogue: str = "store", activation: str = "", scale: float = 1.0, softcap: float = 0.0,
+        epilogue: str = "store", activation: str | ClampedSwiglu = "", scale: float = 1.0, softcap: float = 0.0,
     ) -> None:  # fmt: skip
         """Lower a linear layer whose results go to `out`, by an epilogue of GemmKernel."""
         x = self.quantized(x, linear)
@@ -229,8 +221,7 @@ class Lowering:
         if layers[0].bias:
             if any(layer.tensor_outputs for layer in layers):
                 raise ModelError(f"{layers[0].weight} is split into layers with biases, which is not supported")
-            names, sizes = tuple(layer.bias for layer in layers), tuple(layer.outputs for layer in layers)
-            operands.append(Vector(names, sizes, linear.interleaved))
+            operands.append(linear.biases)
         kernel = GemmKernel(
             name, matrix.k, matrix.n, epilogue, bool(layers[0].bias), activation, linear.dim, matrix.quantized, scale,
             softcap,
@@ -246,41 +237,52 @@ class Lowering:
 
         Layers side by side read the hidden states before either adds to them.
         """
-        block = residual.block
-        layers = (block.attention, block.feed_forward) if isinstance(block, Parallel) else (block,)
-        last = [self._layer(hidden, residual.before, layer) for layer in layers]
-        if residual.after is None:
-            for x, linear in last:
-                self.gemm("linear_add", x, linear, hidden, epilogue="add", scale=residual.multiplier)
-            self._norm_around(hidden, residual.around)
-            return
-        out = self.rows("block_output", self.plan.hidden_size)
-        for number, (x, linear) in enumerate(last):
-            self.gemm("linear_add" if number else "linear", x, linear, out, epilogue="add" if number else "store")
-        kernel, operands = norm_kernel("norm_add", residual.after, self.plan.hidden_size, out, hidden)
-        self.plan.add(replace(kernel, output="residual", scale=residual.multiplier), operands, "tokens")
+        block, after = residual.block, residual.after
+        target = Sum(hidden, residual.multiplier)
+        if after is not None:
+            target = Sum(self.rows("block_output", self.plan.hidden_size), add=False)
+        if isinstance(block, Experts):
+            lower_experts(self, hidden, residual.before, block, target)
+        else:
+            self._dense(hidden, residual.before, block, target)
+        if after is not None:
+            kernel, operands = norm_kernel("norm_add", after, self.plan.hidden_size, target.out, hidden)
+            self.plan.add(replace(kernel, output="residual", scale=residual.multiplier), operands, "tokens")
         self._norm_around(hidden, residual.around)
+
+    def _dense(
+        self, hidden: Buffer, before: Norm | None, block: Attention | LatentAttention | FeedForward | Parallel,
+        target: Sum,
+    ) -> None:  # fmt: skip
+        """Lower attention, a feed-forward layer, or both side by side."""
+        layers = (block.attention, block.feed_forward) if isinstance(block, Parallel) else (block,)
+        last = [self._layer(hidden, before, layer) for layer in layers]
+        for number, (x, linear) in enumerate(last):
+            add = target.add or number > 0
+            name, epilogue = ("linear_add", "add") if add else ("linear", "store")
+            self.gemm(name, x, linear, target.out, epilogue=epilogue, scale=target.scale)
 
     def _layer(
         self, hidden: Buffer, before: Norm | None, layer: Attention | LatentAttention | FeedForward
     ) -> tuple[PackedActivations, FusedLinear]:
         """Lower a layer up to its last linear layer, which is returned with its input."""
         if isinstance(layer, LatentAttention):
-            from quire.kernels.graph.latent_attention import lower_latent_attention
-
             return lower_latent_attention(self, hidden, before, layer), FusedLinear((layer.output,))
         if isinstance(layer, Attention):
             return self._attention(hidden, before, layer), FusedLinear((layer.output,))
         return self._feed_forward(hidden, before, layer), FusedLinear((layer.down,))
 
     def _feed_forward(self, hidden: Buffer, before: Norm | None, operation: FeedForward) -> PackedActivations:
-        if operation.gate is None:
-            widen, name, epilogue = FusedLinear((operation.up,)), "linear_act", "activation"
-        else:
-            widen, name, epilogue = FusedLinear((operation.gate, operation.up), interleaved=True), "linear_gate", "gate"
-        x = self.norm(hidden, before, widen)
+        return self.widen(self.norm(hidden, before, _widening(operation)), operation)
+
+    def widen(self, x: PackedActivations, operation: FeedForward) -> PackedActivations:
+        """Lower a feed-forward layer but for its last linear layer, whose input is returned."""
+        gated = operation.gate is not None
+        if not gated and isinstance(operation.activation, ClampedSwiglu):
+            raise ModelError(f"{operation.up.weight} has no gate, which a clamped SwiGLU needs")
+        name, epilogue = ("linear_gate", "gate") if gated else ("linear_act", "activation")
         out = self.activations("intermediate", operation.up.outputs)
-        self.gemm(name, x, widen, out.buffer, epilogue=epilogue, activation=operation.activation)
+        self.gemm(name, x, _widening(operation), out.buffer, epilogue=epilogue, activation=operation.activation)
         return out
 
     def _attention(self, hidden: Buffer, before: Norm | None, operation: Attention) -> PackedActivations:
@@ -346,17 +348,11 @@ class Lowering:
         self.plan.add(kernel, operands, "tokens", repeats=heads.kv)
 
 
-def norm_kernel(
-    name: str, norm: Norm | None, width: int, source: Buffer, out: Buffer
-) -> tuple[NormKernel, list[Operand]]:
-    """Return the kernel of a norm, or of a conversion without a norm, and its operands."""
-    if norm is None:
-        return NormKernel(name, width, 0.0, "none"), [source, out]
-    kind: Literal["rms", "layer"] = "layer" if norm.center else "rms"
-    operands: list[Operand] = [source, Vector((norm.weight,), (width,), offset=norm.weight_offset), out]
-    if norm.bias:
-        operands.append(Vector((norm.bias,), (width,)))
-    return NormKernel(name, width, norm.epsilon, kind, bool(norm.bias)), operands
+def _widening(operation: FeedForward) -> FusedLinear:
+    """Return the layers of a feed-forward layer that read its input."""
+    if operation.gate is None:
+        return FusedLinear((operation.up,))
+    return FusedLinear((operation.gate, operation.up), interleaved=True)
 
 
 def _check(graph: Graph, attentions: list[Attention | LatentAttention]) -> None:

@@ -8,7 +8,9 @@ attribute is carried out for every weight format, or rejected by the lowering wi
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
+from quire.kernels.emit.math import ClampedSwiglu
 from quire.kernels.rope import MAX_POSITIONS, Rope
 
 
@@ -178,12 +180,53 @@ class LatentAttention:
 
 @dataclass(frozen=True)
 class FeedForward:
-    """down(activation(up(x))), or down(activation(gate(x)) * up(x)) with a `gate`."""
+    """down(activation(up(x))), or down(activation(gate(x)) * up(x)) with a `gate`.
+
+    A ClampedSwiglu is the activation of gate and up together.
+    """
 
     up: Linear
     down: Linear
-    activation: str
+    activation: str | ClampedSwiglu
     gate: Linear | None = None
+
+
+@dataclass(frozen=True)
+class Router:
+    """Choice of `top_k` experts for each token, and their weights.
+
+    The outputs of `linear`, one for each expert, become scores: by a softmax over all experts, or a sigmoid each. The
+    experts with the largest scores are chosen, the lower number first if scores are equal; `correction` names a tensor
+    [experts] that is added to the scores for the choice only. With `groups`, consecutive experts of equal number, only
+    those in the `top_groups` best groups are candidates; a group's score is its largest one, or the sum of its
+    largest two. The weights are the scores, divided by their sum if `normalize`, times `scale`.
+
+    A softmax over the chosen experts' outputs alone is the `softmax` of all with `normalize`.
+    """
+
+    linear: Linear
+    top_k: int
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    correction: str = ""
+    normalize: bool = False
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    group_score: Literal["max", "top2"] = "max"
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Mixture of experts: the sum of weight * expert(x) over those that the router chooses, in the order of scores.
+
+    Experts are gated feed-forward layers of equal sizes. `shared` is one that all tokens use; `shared_gate`, a layer
+    of one output, scales it by sigmoid(shared_gate(x)).
+    """
+
+    router: Router
+    experts: tuple[FeedForward, ...]
+    shared: FeedForward | None = None
+    shared_gate: Linear | None = None
 
 
 @dataclass(frozen=True)
@@ -198,7 +241,7 @@ class Parallel:
 class Residual:
     """around(x + multiplier * after(block(before(x)))); each norm may be missing."""
 
-    block: Attention | LatentAttention | FeedForward | Parallel
+    block: Attention | LatentAttention | FeedForward | Experts | Parallel
     before: Norm | None
     after: Norm | None = None
     multiplier: float = 1.0

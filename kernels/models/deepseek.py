@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 from quire.kernels.config import ModelConfig
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import (
     Embedding,
+    Experts,
     FeedForward,
     Graph,
     LatentAttention,
@@ -17,34 +19,67 @@ from quire.kernels.graph.operations import (
     Logits,
     Norm,
     Residual,
+    Router,
 )
 from quire.kernels.models.decoder import activation_of, head_of
 from quire.kernels.rope import Rope
 
 _LATENT_EPSILON = 1e-6
 """Epsilon of the norms of latents, whatever `rms_norm_eps` is."""
+_MOST_EXPERTS = 4096
+_SIZES = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 
 
 def build_v2(config: ModelConfig) -> Graph:
     """Return the graph of a DeepseekV2ForCausalLM."""
-    config = config.with_defaults(kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
-    return _Decoder(config, interleaved=True).build()
+    config = config.with_defaults(
+        **_SIZES, q_lora_rank=1536, n_routed_experts=64, n_shared_experts=2, moe_intermediate_size=1407,
+        routed_scaling_factor=1.0,
+    )  # fmt: skip
+    return _Decoder(config, interleaved=True, routing=_routing_of_v2).build()
 
 
 def build_v3(config: ModelConfig) -> Graph:
     """Return the graph of a DeepseekV3ForCausalLM."""
     config = config.with_defaults(
-        kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, max_position_embeddings=4096,
-        first_k_dense_replace=3,
+        **_SIZES, q_lora_rank=1536, n_routed_experts=256, n_shared_experts=1, moe_intermediate_size=2048,
+        routed_scaling_factor=2.5, num_experts_per_tok=8, n_group=8, topk_group=4, first_k_dense_replace=3,
+        max_position_embeddings=4096,
     )  # fmt: skip
-    return _Decoder(config, interleaved=config.get("rope_interleave", True)).build()
+    return _Decoder(config, interleaved=config.get("rope_interleave", True), routing=_routing_of_v3).build()
+
+
+def _routing_of_v2(config: ModelConfig, router: Router) -> Router:
+    config.restrict("scoring_func", ("softmax",))
+    normalize = config.get("norm_topk_prob", False)
+    if normalize and router.scale != 1:
+        raise ModelError(
+            f"config.json: routed_scaling_factor is {router.scale} and norm_topk_prob is True, which implementations "
+            "of DeepSeek-V2 understand in different ways; one of them must be left out"
+        )
+    router = replace(router, normalize=normalize)
+    if config.choice("topk_method", ("greedy", "group_limited_greedy"), "greedy") == "greedy":
+        return router
+    return replace(router, groups=config.size("n_group"), top_groups=config.size("topk_group"))
+
+
+def _routing_of_v3(config: ModelConfig, router: Router) -> Router:
+    config.restrict("scoring_func", ("sigmoid",))
+    config.restrict("topk_method", ("noaux_tc",))
+    correction = f"{router.linear.weight.removesuffix('weight')}e_score_correction_bias"
+    return replace(
+        router, scoring="sigmoid", correction=correction, normalize=config.get("norm_topk_prob", True),
+        groups=config.size("n_group"), top_groups=config.size("topk_group"), group_score="top2",
+    )  # fmt: skip
 
 
 class _Decoder:
     """Builder of the residual blocks."""
 
-    def __init__(self, config: ModelConfig, interleaved: bool) -> None:
-        self._config = config
+    def __init__(
+        self, config: ModelConfig, interleaved: bool, routing: Callable[[ModelConfig, Router], Router]
+    ) -> None:
+        self._config, self._routing = config, routing
         self._hidden = config.size("hidden_size")
         self._epsilon = config.get("rms_norm_eps", 1e-6)
         self._activation = activation_of(config, "hidden_act", "silu")
@@ -93,20 +128,37 @@ class _Decoder:
         return Residual(attention, self._norm(f"model.layers.{number}.input_layernorm"))
 
     def _feed_forward(self, number: int) -> Residual:
-        if self._has_experts(number):
-            raise ModelError(
-                f"config.json: layer {number} has a mixture of experts (first_k_dense_replace, moe_layer_freq), which "
-                "is not supported; only dense layers are"
-            )
-        block = self._gated(f"model.layers.{number}.mlp", self._config.size("intermediate_size"))
+        at, bias = f"model.layers.{number}.mlp", self._config.get("mlp_bias", False)
+        block = (
+            self._experts(at)
+            if self._has_experts(number)
+            else self._gated(at, self._config.size("intermediate_size"), bias)
+        )
         return Residual(block, self._norm(f"model.layers.{number}.post_attention_layernorm"))
 
     def _has_experts(self, number: int) -> bool:
-        dense = self._config.get("first_k_dense_replace", 0)
-        return number >= dense and number % self._config.size("moe_layer_freq", 1) == 0
+        """Return whether a layer has experts; there are none if `n_routed_experts` is null."""
+        config, dense = self._config, self._config.get("first_k_dense_replace", 0)
+        experts = config.fields.get("n_routed_experts") is not None
+        return experts and number >= dense and number % config.size("moe_layer_freq", 1) == 0
 
-    def _gated(self, at: str, inner: int) -> FeedForward:
-        bias = self._config.get("mlp_bias", False)
+    def _experts(self, at: str) -> Experts:
+        config = self._config
+        count, inner = config.size("n_routed_experts"), config.size("moe_intermediate_size")
+        if count > _MOST_EXPERTS:
+            raise ModelError(f"config.json: n_routed_experts is {count}; supported are up to {_MOST_EXPERTS}")
+        router = Router(
+            Linear(f"{at}.gate.weight", count), config.size("num_experts_per_tok"),
+            scale=config.positive("routed_scaling_factor"),
+        )  # fmt: skip
+        shared = None
+        if config.fields.get("n_shared_experts") is not None:
+            shared_inner = inner * config.size("n_shared_experts")
+            shared = self._gated(f"{at}.shared_experts", shared_inner, config.get("mlp_bias", False))
+        experts = tuple(self._gated(f"{at}.experts.{number}", inner, bias=False) for number in range(count))
+        return Experts(self._routing(config, router), experts, shared)
+
+    def _gated(self, at: str, inner: int, bias: bool) -> FeedForward:
         gate, up, down = (
             Linear(f"{at}.{name}_proj.weight", size, f"{at}.{name}_proj.bias" if bias else "")
             for name, size in (("gate", inner), ("up", inner), ("down", self._hidden))

@@ -16,16 +16,19 @@ from graph_reference import (
     GraphReference,
     MemoryCheckpoint,
     attention,
+    experts,
     feed_forward,
     graph,
     random_tensors,
     rotary,
+    with_experts,
 )
 
 from quire.kernels import host, runner
 from quire.kernels._native import SamplingConfig
 from quire.kernels.config import ModelConfig
 from quire.kernels.emit.layout import Dtypes, bf16_activations
+from quire.kernels.emit.math import ClampedSwiglu
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.lowering import lower
 from quire.kernels.graph.operations import FeedForward, Graph, HeadNorms, Heads, Linear, Norm, Parallel, Residual
@@ -109,12 +112,40 @@ GRAPHS: dict[str, Graph] = {
     "heads-by-layer": graph(attention(0, query=8), attention(1, query=2)),
     "plain-feed-forward": replace(BASE, residuals=(BASE.residuals[0], replace(BASE.residuals[1], block=PLAIN))),
 }
+SWIGLU = ClampedSwiglu(limit=1.5, gain=1.702)
+EXPERTS: dict[str, Graph] = {
+    name: with_experts(BASE, *(experts(layer, **attributes) for layer in range(2)))
+    for name, attributes in {
+        "experts": {},
+        "experts-many": {"count": 40, "top_k": 5, "inner": 32},
+        "experts-all": {"count": 16, "top_k": 16, "normalize": True},
+        "experts-normalized": {"top_k": 3, "normalize": True, "scale": 1.7},
+        "experts-biases": {"bias": True, "activation": SWIGLU, "normalize": True},
+        "experts-shared": {"shared": "plain"},
+        "experts-shared-gate": {"shared": "gated", "inner": 96},
+        "experts-sigmoid": {"scoring": "sigmoid", "correction": "correction", "normalize": True, "scale": 2.5},
+        "experts-groups": {"count": 12, "top_k": 3, "groups": 4, "top_groups": 2},
+        "experts-groups-of-two": {
+            "count": 40, "top_k": 3, "groups": 5, "top_groups": 2, "group_score": "top2", "scoring": "sigmoid",
+            "correction": "correction_40", "normalize": True,
+        },
+    }.items()
+}  # fmt: skip
+GRAPHS |= EXPERTS
+GRAPHS["experts-norm-after"] = with_experts(
+    graph(residual={"after": "norm", "multiplier": 0.6}), experts(0, shared="plain"), experts(1, shared="gated")
+)
 EVERYTHING = graph(
     attention(0, query=8, rotary=rotary(16), head_norms=NORMS, softcap=4.0, sinks="sinks_0", scale=0.3),
     attention(1, rotary=None, window=300, sinks="sinks_1"),
     embedding={"scale": 3.0}, residual={"after": "norm", "multiplier": 0.7}, logits={"scale": 0.5, "softcap": 5.0},
     offset=1.0,
 )  # fmt: skip
+MIXTURES = with_experts(
+    BASE,
+    experts(0, count=40, top_k=5, shared="gated", bias=True, activation=SWIGLU),
+    experts(1, count=12, top_k=3, groups=4, top_groups=2, shared="plain", normalize=True),
+)
 OTHERS = replace(
     BASE,
     residuals=(
@@ -150,8 +181,16 @@ def test_all_attributes_together_in_a_long_context() -> None:
 
 @pytest.mark.parametrize(
     ("model", "form"),
-    [(EVERYTHING, "bfloat16"), (EVERYTHING, "int4-g32"), (EVERYTHING, "int8-kv"), (OTHERS, "int4-g32")],
-    ids=["bfloat16", "int4-g32", "int8-kv", "others"],
+    [
+        (EVERYTHING, "bfloat16"),
+        (EVERYTHING, "int4-g32"),
+        (EVERYTHING, "int8-kv"),
+        (OTHERS, "int4-g32"),
+        (MIXTURES, "bfloat16"),
+        (MIXTURES, "int8"),
+        (MIXTURES, "int4-g32"),
+    ],
+    ids=["bfloat16", "int4-g32", "int8-kv", "others", "experts-bfloat16", "experts-int8", "experts-int4-g32"],
 )
 def test_the_bits_depend_on_neither_chunks_nor_threads_nor_instruction_set(model: Graph, form: str) -> None:
     tokens = random_tokens(560)

@@ -249,6 +249,36 @@ CHECKPOINTS = (
     ReferenceCheckpoint(
         "deepseek3-dense-halves", "deepseek_v3", _deepseek(2, 4, q_lora_rank=None, rope_interleave=False)
     ),
+    ReferenceCheckpoint(
+        "deepseek2-experts",
+        "deepseek_v2",
+        _deepseek(3, 4, q_lora_rank=None, first_k_dense_replace=1, n_routed_experts=12, num_experts_per_tok=3,
+                  moe_intermediate_size=96, n_shared_experts=2),
+        dtype="bfloat16",
+        max_shard_size="900KB",
+    ),
+    ReferenceCheckpoint(
+        "deepseek2-groups-yarn",
+        "deepseek_v2",
+        _deepseek(2, 4, q_lora_rank=80, first_k_dense_replace=0, n_routed_experts=16, num_experts_per_tok=3,
+                  moe_intermediate_size=80, n_shared_experts=1, topk_method="group_limited_greedy", n_group=4,
+                  topk_group=2, routed_scaling_factor=4.0, rope_parameters=DEEPSEEK_ROPE),
+    ),
+    ReferenceCheckpoint(
+        "deepseek3-experts-yarn",
+        "deepseek_v3",
+        _deepseek(3, 4, q_lora_rank=96, first_k_dense_replace=1, n_routed_experts=16, num_experts_per_tok=4,
+                  moe_intermediate_size=80, n_shared_experts=1, n_group=4, topk_group=2,
+                  rope_parameters=DEEPSEEK_ROPE),
+        dtype="bfloat16",
+    ),
+    ReferenceCheckpoint(
+        "deepseek3-plain-weights",
+        "deepseek_v3",
+        _deepseek(2, 8, q_lora_rank=None, first_k_dense_replace=0, n_routed_experts=12, num_experts_per_tok=3,
+                  moe_intermediate_size=96, n_shared_experts=2, n_group=1, topk_group=1, norm_topk_prob=False,
+                  routed_scaling_factor=1.5),
+    ),
 )  # fmt: skip
 
 

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quire.kernels.emit.math import ClampedSwiglu
 from quire.kernels.graph.operations import (
     Attention,
     Embedding,
+    Experts,
     FeedForward,
     Graph,
     HeadNorms,
@@ -20,6 +22,7 @@ from quire.kernels.graph.operations import (
     Norm,
     Parallel,
     Residual,
+    Router,
 )
 from quire.kernels.rope import Rope
 from quire.kernels.weights.checkpoint import Checkpoint, Tensor
@@ -68,6 +71,38 @@ def feed_forward(layer: int) -> FeedForward:
     )
 
 
+def experts(
+    layer: int, count: int = 6, inner: int = 48, *, bias: bool = False, shared: str = "",
+    activation: str | ClampedSwiglu = "silu", **router: Any,
+) -> Experts:  # fmt: skip
+    """Return a mixture of experts; `shared` is "plain" or "gated" with a shared expert."""
+
+    def linear(name: str, outputs: int, biased: bool = bias) -> Linear:
+        return Linear(f"{layer}.{name}", outputs, f"{layer}.{name}_b" if biased else "")
+
+    def expert(name: str, inner: int) -> FeedForward:
+        up, gate, down = (linear(f"{name}.{part}", inner) for part in ("up", "gate", "down"))
+        return FeedForward(up, dataclasses.replace(down, outputs=HIDDEN), activation, gate)
+
+    fields = {"top_k": 2, **router}
+    return Experts(
+        Router(linear("router", count), **fields),
+        tuple(expert(f"expert_{number}", inner) for number in range(count)),
+        expert("shared", INNER) if shared else None,
+        linear("shared_gate", 1, biased=False) if shared == "gated" else None,
+    )
+
+
+def with_experts(model: Graph, *blocks: Experts) -> Graph:
+    """Return a graph with these blocks instead of its feed-forward layers."""
+    remaining = iter(blocks)
+    residuals = [
+        dataclasses.replace(residual, block=next(remaining)) if isinstance(residual.block, FeedForward) else residual
+        for residual in model.residuals
+    ]
+    return dataclasses.replace(model, residuals=tuple(residuals))
+
+
 def graph(
     *attentions: Attention, embedding: dict[str, Any] | None = None, residual: dict[str, Any] | None = None,
     logits: dict[str, Any] | None = None, offset: float = 0.0,
@@ -85,7 +120,7 @@ def graph(
     return Graph(Embedding("embed", VOCAB, HIDDEN, **(embedding or {})), tuple(residuals), head)
 
 
-def layers_of(residual: Residual) -> tuple[Attention | FeedForward, ...]:
+def layers_of(residual: Residual) -> tuple[Attention | FeedForward | Experts, ...]:
     """Return the layers of a residual block, which have the same input."""
     block = residual.block
     return (block.attention, block.feed_forward) if isinstance(block, Parallel) else (block,)
@@ -126,7 +161,15 @@ class _RandomTensors:
             self.add(norm.weight, HIDDEN, scale=0.2, mean=1.0 - norm.weight_offset)
             self.add(norm.bias, HIDDEN, scale=0.2)
 
-    def add_layer(self, layer: Attention | FeedForward) -> None:
+    def add_layer(self, layer: Attention | FeedForward | Experts) -> None:
+        if isinstance(layer, Experts):
+            self.add_linear(layer.router.linear, HIDDEN)
+            self.add(layer.router.correction, len(layer.experts), scale=0.3)
+            for expert in (*layer.experts, *([layer.shared] if layer.shared else [])):
+                self.add_layer(expert)
+            if layer.shared_gate is not None:
+                self.add_linear(layer.shared_gate, HIDDEN)
+            return
         if isinstance(layer, Attention):
             inputs, last, width = layer.projections, layer.output, layer.heads.query * layer.heads.dim
             self.add(layer.sinks, layer.heads.query, scale=2.0)
@@ -184,10 +227,45 @@ class GraphReference:
         )
         return y + self._get(norm.bias) if norm.bias else y
 
-    def _layer(self, layer: Attention | FeedForward, x: F64) -> F64:
+    def _layer(self, layer: Attention | FeedForward | Experts, x: F64) -> F64:
+        if isinstance(layer, Experts):
+            return self._experts(layer, x)
         return self._attention(layer, x) if isinstance(layer, Attention) else self._feed(layer, x)
 
+    def _experts(self, block: Experts, x: F64) -> F64:
+        y: F64 = np.zeros_like(x)
+        for token, logits in enumerate(self._linear(block.router.linear, x)):
+            for number, weight in self._routed(block.router, logits):
+                y[token] += weight * self._feed(block.experts[number], x[token : token + 1])[0]
+        if block.shared is not None:
+            shared = self._feed(block.shared, x)
+            gate = 1.0 if block.shared_gate is None else 1 / (1 + np.exp(-self._linear(block.shared_gate, x)))
+            y = y + gate * shared
+        return y
+
+    def _routed(self, router: Router, logits: F64) -> list[tuple[int, float]]:
+        """Return the chosen experts of a token, the best first, and their weights."""
+        if router.scoring == "softmax":
+            scores = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+        else:
+            scores = 1 / (1 + np.exp(-logits))
+        choice = scores + self._get(router.correction) if router.correction else scores
+        grouped = choice.reshape(router.groups, -1)
+        largest = -np.sort(-grouped, axis=1)
+        ranking = largest[:, 0] if router.group_score == "max" else largest[:, :2].sum(1)
+        allowed = np.isin(np.arange(router.groups), np.argsort(-ranking, kind="stable")[: router.top_groups])
+        choice = np.where(np.repeat(allowed, grouped.shape[1]), choice, -np.inf)
+        chosen = np.argsort(-choice, kind="stable")[: router.top_k]
+        weights = scores[chosen] / (scores[chosen].sum() if router.normalize else 1.0) * router.scale
+        return list(zip(chosen.tolist(), weights.tolist(), strict=True))
+
     def _feed(self, block: FeedForward, x: F64) -> F64:
+        if isinstance(block.activation, ClampedSwiglu):
+            assert block.gate is not None
+            limit, gain = block.activation.limit, block.activation.gain
+            gate = np.minimum(self._linear(block.gate, x), limit)
+            up = np.clip(self._linear(block.up, x), -limit, limit)
+            return self._linear(block.down, gate / (1 + np.exp(-gain * gate)) * (up + 1))
         assert block.activation == "silu"
         inner = self._linear(block.up if block.gate is None else block.gate, x)
         inner = inner / (1 + np.exp(-inner))

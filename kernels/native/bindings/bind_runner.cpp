@@ -34,8 +34,8 @@ Dim dim_of(std::string_view name) {
 }
 
 void add_launch(Plan& plan, Address kernel, const std::vector<Address>& buffers, const std::string& dim,
-                std::int64_t rows_per_item, std::int64_t repeats) {
-  Launch launch{reinterpret_cast<Kernel>(kernel), {}, dim_of(dim), rows_per_item, repeats};
+                std::int64_t rows_per_item, std::int64_t repeats, std::int64_t copies, std::int64_t groups) {
+  Launch launch{reinterpret_cast<Kernel>(kernel), {}, dim_of(dim), rows_per_item, repeats, copies, groups};
   for (Address buffer : buffers) launch.buffers.push_back(reinterpret_cast<void*>(buffer));
   plan.add(std::move(launch));
 }
@@ -150,7 +150,9 @@ void bind_runner(nb::module_& m) {
   nb::class_<Plan>(m, "Plan", "Kernel launches that run one after the other.")
       .def(nb::init<>())
       .def("add", &add_launch, "kernel"_a, "buffers"_a, "dim"_a, "rows_per_item"_a = 1, "repeats"_a = 1,
-           "Append a launch of `repeats * ceil(dims[dim] / rows_per_item)` work items.")
+           "copies"_a = 1, "groups"_a = 0,
+           "Append a launch of `repeats * ceil(dims[dim] / rows_per_item)` work items, or with `groups` of as many as "
+           "parts of `copies * dims[dim]` rows in groups can be.")
       .def(
           "run", [](Plan& plan, ThreadPool& pool, const Sizes& sizes) { plan.run(pool, dims_of(sizes)); }, "pool"_a,
           "dims"_a, nb::call_guard<nb::gil_scoped_release>(), "Run the launches with these dims, by name.")

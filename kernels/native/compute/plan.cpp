@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::int64_t kChunksPerThread = 8;
 constexpr std::int64_t kMostRepeats = std::int64_t{1} << 31;
+constexpr std::int64_t kMostGroups = std::int64_t{1} << 20;
 
 }  // namespace
 
@@ -20,6 +21,10 @@ void Plan::add(Launch launch) {
     throw std::invalid_argument(
         "a launch needs a kernel, rows_per_item >= 1 and repeats from 1 to " + std::to_string(kMostRepeats) +
         "; got rows_per_item=" + std::to_string(launch.rows_per_item) + ", repeats=" + std::to_string(launch.repeats));
+  if (launch.copies < 1 || launch.copies > kMostGroups || launch.groups < 0 || launch.groups > kMostGroups)
+    throw std::invalid_argument("a launch has copies from 1 and groups from 0 to " + std::to_string(kMostGroups) +
+                                "; got copies=" + std::to_string(launch.copies) +
+                                ", groups=" + std::to_string(launch.groups));
   launches_.push_back(std::move(launch));
 }
 
@@ -76,7 +81,8 @@ std::vector<double> Plan::profile(ThreadPool& pool, const Dims& dims) {
 /// Computes chunks of a launch until none is left. Returns the number of items computed.
 std::int64_t Plan::compute(const ThreadPool& pool, int thread, std::size_t launch, std::int64_t items,
                            const Dims& dims) {
-  const auto& [kernel, buffers, dim, rows_per_item, repeats] = launches_[launch];
+  const Kernel kernel = launches_[launch].kernel;
+  const std::vector<void*>& buffers = launches_[launch].buffers;
   const std::int64_t chunk = std::max<std::int64_t>(1, items / (pool.size() * kChunksPerThread));
   std::int64_t computed = 0;
   for (int i = 0, node = pool.place(thread).node; i < pool.nodes();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <vector>
@@ -11,15 +12,22 @@ namespace quire {
 
 /// A kernel over its buffers, of `repeats * ceil(dims[dim] / rows_per_item)` work items. Results never depend on which
 /// thread computes an item.
+///
+/// With `groups`, `copies * dims[dim]` rows are divided among that many groups, and each group into parts of up to
+/// rows_per_item rows. Only the step decides how, so there are items for as many parts as this can give.
 struct Launch {
   Kernel kernel;
   std::vector<void*> buffers;
   Dim dim;
   std::int64_t rows_per_item = 1;
   std::int64_t repeats = 1;
+  std::int64_t copies = 1;
+  std::int64_t groups = 0;
 
   std::int64_t items(const Dims& dims) const {
-    return repeats * ((dims[static_cast<std::size_t>(dim)] + rows_per_item - 1) / rows_per_item);
+    const std::int64_t rows = copies * dims[static_cast<std::size_t>(dim)];
+    if (groups > 0) return repeats * (std::min(rows, groups) + rows / rows_per_item);
+    return repeats * ((rows + rows_per_item - 1) / rows_per_item);
   }
 };
 

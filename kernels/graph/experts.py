@@ -1,0 +1,226 @@
+"""Lowering of mixtures of experts.
+
+A step's tokens are routed, grouped by expert, computed by groups, and added up (emit/experts.py). The experts of a
+layer are one packed matrix, one expert after the other, so that a thread streams the columns of one expert at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from quire.kernels.emit.experts import (
+    ENTRY_BYTES,
+    CombineKernel,
+    ExpertGemmKernel,
+    GroupKernel,
+    RouteKernel,
+    ScatterKernel,
+)
+from quire.kernels.emit.layout import BLOCK, TILE_ROWS, round_up
+from quire.kernels.emit.math import ClampedSwiglu
+from quire.kernels.emit.products import rows_of_block
+from quire.kernels.emit.rows import QuantizeKernel
+from quire.kernels.errors import ModelError
+from quire.kernels.graph.fused import FusedLinear, norm_kernel
+from quire.kernels.graph.operations import Experts, FeedForward, Norm
+from quire.kernels.operands import Buffer, Matrix, Operand, PackedActivations, Table, Vector, Vectors
+
+if TYPE_CHECKING:
+    from quire.kernels.graph.lowering import Lowering
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Where the output of a residual block goes: `scale` times it is added to the f32 rows `out`, or stored there."""
+
+    out: Buffer
+    scale: float = 1.0
+    add: bool = True
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """Buffers of a step's assignments: the experts chosen, their weights, the grouped rows, and the list of entries."""
+
+    numbers: Buffer
+    weights: Buffer
+    slots: Buffer
+    entries: Buffer
+
+
+def lower_experts(lowering: Lowering, hidden: Buffer, before: Norm | None, operation: Experts, target: Sum) -> None:
+    """Lower a mixture of experts whose input are the hidden states after the norm `before`."""
+    _check(operation, lowering.plan.hidden_size)
+    _ExpertsLowering(lowering, operation, target).lower(hidden, before)
+
+
+class _ExpertsLowering:
+    def __init__(self, lowering: Lowering, operation: Experts, target: Sum) -> None:
+        self._lowering, self._plan = lowering, lowering.plan
+        self._operation, self._target = operation, target
+        self._top_k, self._count = operation.router.top_k, len(operation.experts)
+        assignments = self._plan.limits.max_num_batched_tokens * self._top_k
+        self._assignments = assignments
+        self._grouped_rows = round_up(assignments + (TILE_ROWS - 1) * min(assignments, self._count), TILE_ROWS)
+
+    def lower(self, hidden: Buffer, before: Norm | None) -> None:
+        """Append the launches."""
+        lowering, width = self._lowering, self._plan.hidden_size
+        normed = lowering.activations("normed", width)
+        kernel, operands = norm_kernel("norm", before, width, hidden, normed.buffer)
+        self._plan.add(kernel, operands, "tokens")
+        groups = self._route(normed)
+        first = self._operation.experts[0]
+        gates = [_gates(expert) for expert in self._operation.experts]
+        x = self._scatter(normed, gates, groups)
+        inner = self._activations("expert_intermediate", first.up.outputs)
+        self._gemm("expert_gate", x, gates, inner.buffer, groups, "gate", first.activation)
+        downs = [FusedLinear((expert.down,)) for expert in self._operation.experts]
+        outputs = self._plan.buffer("expert_outputs", self._grouped_rows * round_up(width, BLOCK) * 4)
+        self._gemm("expert_down", self._quantized(inner, downs, groups), downs, outputs, groups, "store", "")
+        operands = [outputs, groups.slots, groups.weights, self._target.out]
+        shared = self._shared(normed)
+        combine = CombineKernel("combine", width, self._top_k, self._target.scale, self._target.add, bool(shared))
+        self._plan.add(combine, [*operands, *shared], "tokens")
+        self._add_shared(normed)
+
+    def _route(self, x: PackedActivations) -> _Groups:
+        """Lower the router and the grouping."""
+        plan, router, count = self._plan, self._operation.router, self._count
+        outputs = self._lowering.rows("router_outputs", count)
+        self._lowering.gemm("router", x, FusedLinear((router.linear,), router=True), outputs)
+        names = ("expert_numbers", "expert_weights", "expert_slots")
+        per_assignment = [plan.buffer(name, self._assignments * 4) for name in names]
+        most = min(self._assignments, count) + self._assignments // rows_of_block(plan.dtypes)
+        groups = _Groups(*per_assignment, plan.buffer("expert_entries", 8 + most * ENTRY_BYTES))
+        kernel = RouteKernel(
+            "route", count, self._top_k, router.scoring, bool(router.correction), router.normalize, router.scale,
+            router.groups, router.top_groups, router.group_score,
+        )  # fmt: skip
+        operands: list[Operand] = [outputs, groups.numbers, groups.weights]
+        if router.correction:
+            operands.append(Vector((router.correction,), (count,)))
+        plan.add(kernel, operands, "tokens")
+        group = GroupKernel("group", count, self._top_k)
+        rows = plan.limits.max_num_batched_tokens  # all in one item
+        plan.add(group, [groups.numbers, groups.slots, groups.entries], "tokens", rows_per_item=rows)
+        return groups
+
+    def _activations(self, name: str, columns: int) -> PackedActivations:
+        """Return a buffer of grouped rows. Its padding columns stay zero: no other width shares it."""
+        return self._lowering.activations(f"{name}_{columns}", columns, rows=self._grouped_rows)
+
+    def _scatter(self, x: PackedActivations, linears: list[FusedLinear], groups: _Groups) -> PackedActivations:
+        """Lower the copy of the tokens to grouped rows, in the format that the experts read."""
+        if self._lowering.format_of(self._all(linears)) is not None:
+            return self._quantized(x, linears, groups, scatter=True)
+        out = self._activations("expert_inputs", x.columns)
+        kernel = ScatterKernel("scatter", x.columns, self._top_k)
+        self._plan.add(kernel, [x.buffer, out.buffer, groups.slots], "tokens", repeats=self._top_k)
+        return out
+
+    def _quantized(
+        self, x: PackedActivations, linears: list[FusedLinear], groups: _Groups, *, scatter: bool = False
+    ) -> PackedActivations:
+        """Convert grouped rows, or tokens that are to be grouped (`scatter`), to the format that the experts read."""
+        layers = self._all(linears)
+        quantized = self._lowering.format_of(layers)
+        if quantized is None:
+            return x
+        out = self._lowering.activations("grouped", x.columns, quantized, rows=self._grouped_rows)
+        order = self._lowering.quantization.order_of(layers.layers, x.columns)
+        operands: list[Operand] = [x.buffer, out.buffer]
+        if order is not None:
+            operands.append(Table("order", order))
+        rows_of = "scatter" if scatter else "slots"
+        kernel = QuantizeKernel("quantize", x.columns, quantized, order is not None, rows_of, self._top_k)
+        self._plan.add(kernel, [*operands, groups.slots], "tokens", repeats=self._top_k)
+        return out
+
+    @staticmethod
+    def _all(linears: list[FusedLinear]) -> FusedLinear:
+        """Return the layers of all experts, which have one number format and one order of inputs."""
+        return FusedLinear(tuple(layer for linear in linears for layer in linear.layers))
+
+    def _gemm(
+        self, name: str, x: PackedActivations, linears: list[FusedLinear], out: Buffer, groups: _Groups, epilogue: str,
+        activation: str | ClampedSwiglu,
+    ) -> None:  # fmt: skip
+        """Lower the products of grouped rows with linear layers, one for each expert."""
+        plan, first = self._plan, linears[0]
+        matrices = [self._lowering.matrix(linear, x.columns) for linear in linears]
+        n = matrices[0].n
+        blocks = round_up(n, BLOCK) // BLOCK
+        parts = [
+            replace(part, first_tile=part.first_tile + number * 2 * blocks)
+            for number, matrix in enumerate(matrices)
+            for part in matrix.parts
+        ]
+        quantized = self._lowering.format_of(self._all(linears))
+        packed = Matrix(tuple(parts), len(matrices) * blocks * BLOCK, x.columns, quantized)
+        operands: list[Operand] = [x.buffer, packed, out]
+        has_bias = bool(first.layers[0].bias)
+        if has_bias:
+            operands.append(Vectors(tuple(linear.biases for linear in linears)))
+        kernel = ExpertGemmKernel(
+            name, x.columns, n, epilogue, has_bias, activation, quantized=quantized, experts=self._count,
+            top_k=self._top_k,
+        )  # fmt: skip
+        plan.add(
+            kernel, [*operands, groups.entries], "tokens", rows_per_item=rows_of_block(plan.dtypes), repeats=blocks,
+            copies=self._top_k, groups=self._count,
+        )  # fmt: skip
+
+    def _shared(self, x: PackedActivations) -> list[Operand]:
+        """Lower a shared expert with a gate; return its outputs and those of the gate."""
+        shared, gate = self._operation.shared, self._operation.shared_gate
+        if shared is None or gate is None:
+            return []
+        outputs, gates = self._lowering.rows("shared_outputs", self._plan.hidden_size), self._lowering.rows("gates", 1)
+        self._lowering.gemm("linear", self._lowering.widen(x, shared), FusedLinear((shared.down,)), outputs)
+        self._lowering.gemm("shared_gate", x, FusedLinear((gate,), router=True), gates)
+        return [outputs, gates]
+
+    def _add_shared(self, x: PackedActivations) -> None:
+        """Lower a shared expert without a gate, which adds to the output."""
+        shared = self._operation.shared
+        if shared is not None and self._operation.shared_gate is None:
+            down, target = FusedLinear((shared.down,)), self._target
+            inner = self._lowering.widen(x, shared)
+            self._lowering.gemm("linear_add", inner, down, target.out, epilogue="add", scale=target.scale)
+
+
+def _gates(expert: FeedForward) -> FusedLinear:
+    """Return the gate and up of an expert, which `_check` found to be there."""
+    layers = [layer for layer in (expert.gate, expert.up) if layer is not None]
+    return FusedLinear(tuple(layers), interleaved=True)
+
+
+def _check(operation: Experts, hidden_size: int) -> None:
+    """Raise ModelError for a router or experts that no kernel can compute."""
+    router, experts = operation.router, operation.experts
+    name = router.linear.weight
+    if router.linear.outputs != len(experts):
+        raise ModelError(f"{name} has {router.linear.outputs} outputs for {len(experts)} experts")
+    if len({_sizes(expert) for expert in experts}) != 1 or experts[0].gate is None:
+        raise ModelError(f"the experts of {name} must have a gate, and be of equal sizes with the same activation")
+    if experts[0].down.outputs != hidden_size:
+        raise ModelError(f"the experts of {name} have {experts[0].down.outputs} outputs; hidden_size is {hidden_size}")
+    if len(experts) % router.groups or not 1 <= router.top_groups <= router.groups:
+        raise ModelError(
+            f"{len(experts)} experts of {name} can't be divided into {router.groups} groups (n_group) "
+            f"of which {router.top_groups} are chosen (topk_group)"
+        )
+    candidates = len(experts) // router.groups * router.top_groups
+    if not 1 <= router.top_k <= candidates:
+        raise ModelError(
+            f"{router.top_k} experts for each token (num_experts_per_tok) can't be chosen from {candidates} of {name}"
+        )
+    if operation.shared is None and operation.shared_gate is not None:
+        raise ModelError(f"{operation.shared_gate.weight} gates a shared expert, but there is none")
+
+
+def _sizes(expert: FeedForward) -> tuple[object, ...]:
+    layers = [(layer.outputs, bool(layer.bias)) for layer in (expert.up, expert.down, expert.gate) if layer is not None]
+    return (*layers, expert.activation)

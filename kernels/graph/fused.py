@@ -1,0 +1,47 @@
+"""Linear layers that are fused into one GEMM, and the kernels of norms: what lowerings share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from quire.kernels.emit.rows import NormKernel
+from quire.kernels.graph.operations import Linear, Norm
+from quire.kernels.operands import Buffer, Operand, Vector
+
+
+@dataclass(frozen=True)
+class FusedLinear:
+    """Linear layers that share their input, as one GEMM.
+
+    `head`: it computes the logits. `router`: it chooses experts, or gates a shared one, and is never quantized.
+    """
+
+    layers: tuple[Linear, ...]
+    interleaved: bool = False
+    head: bool = False
+    router: bool = False
+
+    @property
+    def dim(self) -> str:
+        """Dim that counts the rows of the input."""
+        return "logit_rows" if self.head else "tokens"
+
+    @property
+    def biases(self) -> Vector:
+        """Biases of all layers, in the order of the GEMM's columns."""
+        names, sizes = tuple(layer.bias for layer in self.layers), tuple(layer.outputs for layer in self.layers)
+        return Vector(names, sizes, self.interleaved)
+
+
+def norm_kernel(
+    name: str, norm: Norm | None, width: int, source: Buffer, out: Buffer
+) -> tuple[NormKernel, list[Operand]]:
+    """Return the kernel of a norm, or of a conversion without a norm, and its operands."""
+    if norm is None:
+        return NormKernel(name, width, 0.0, "none"), [source, out]
+    kind: Literal["rms", "layer"] = "layer" if norm.center else "rms"
+    operands: list[Operand] = [source, Vector((norm.weight,), (width,), offset=norm.weight_offset), out]
+    if norm.bias:
+        operands.append(Vector((norm.bias,), (width,)))
+    return NormKernel(name, width, norm.epsilon, kind, bool(norm.bias)), operands
