@@ -123,12 +123,13 @@ ODD: list[tuple[str, dict[str, str]]] = [
     ("gpt2-untied", {"dtype": "bfloat16", "quantization": "int4"}),
     ("mistral-window77", {"dtype": "float32", "kv_cache_dtype": "int8"}),
     ("qwen3-biases-window", {"dtype": "bfloat16"}),
+    ("deepseek3-experts-yarn", {"dtype": "bfloat16"}),
 ]
 
 
 @pytest.fixture(scope="module", params=ODD, ids=lambda odd: odd[0])
 def checkpoint(request: pytest.FixtureRequest, module_engine: EngineFactory, checkpoints: Path) -> Subject:
-    """Models of odd shapes, with sliding windows, biases and norms, which the demo model does not have."""
+    """Models with sliding windows, biases, norms, or latent attention and experts, which the demo model lacks."""
     name, formats = request.param
     return Subject(module_engine, checkpoints / name, **formats)
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from quire.kernels._native import MatrixView, PackedWeights, QuantizedWeights, Runner
 from quire.kernels.emit.layout import Dtypes, QuantizedFormat
 from quire.kernels.errors import ModelError
 from quire.kernels.operands import Array, ArrayWeight, Matrix, MatrixPart, Operand, Weight
-from quire.kernels.weights.checkpoint import FLOAT_DTYPES, Checkpoint
+from quire.kernels.weights.checkpoint import FLOAT_DTYPES, Checkpoint, Tensor
 from quire.kernels.weights.quantization import Quantization
 from quire.kernels.weights.weight_cache import CacheFile, key_of
 
@@ -45,6 +46,7 @@ class Loader:
     progress: Callable[[str, int, int], None] | None = None
     cache_folder: str | None = None
     addresses: dict[Operand, int] = field(default_factory=dict)
+    _read: tuple[tuple[str, tuple[int, ...]], Tensor, npt.NDArray[np.uint8]] | None = None
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -108,12 +110,18 @@ class Loader:
                 raise
             except ValueError as error:
                 raise ModelError(f"{self.checkpoint.folder}: tensor {part.tensor} can't be packed: {error}") from None
+        self._read = None
 
     def _view(self, part: MatrixPart) -> MatrixView:
-        """Return the part's tensor in the checkpoint."""
-        tensor = self.checkpoint.get(part.tensor, part.shape)
+        """Return the part's tensor in the checkpoint; successive parts of one tensor share its bytes, which may have to
+        be computed."""
+        key = part.tensor, part.shape
+        if self._read is None or self._read[0] != key:
+            tensor = self.checkpoint.get(*key)
+            self._read = key, tensor, tensor.data
+        _, tensor, data = self._read
         start = part.start * FLOAT_DTYPES[tensor.dtype][1]
-        return MatrixView(tensor.data[start:], tensor.format, part.n, part.k, *part.strides)
+        return MatrixView(data[start:], tensor.format, part.n, part.k, *part.strides)
 
     def _pack_quantized(self, target: int, part: MatrixPart, form: QuantizedFormat) -> None:
         packed = QuantizedWeights(target, form, part.k)
