@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from quire.kernels._native import MAX_KV_SPLITS, step_input_bytes
 from quire.kernels.emit.attention import BLOCK_TOKENS, AttentionKernel
 from quire.kernels.emit.context import EmitContext
+from quire.kernels.emit.experts import ExpertGemmKernel
 from quire.kernels.emit.rows import EmbeddingKernel
-from quire.kernels.operands import Buffer, KvLayer, Launch, Matrix, Operand, RopeTable, Table, TensorRows, Vector
+from quire.kernels.operands import ArrayWeight, Buffer, KvLayer, Launch, Matrix, Operand, RopeTable, TensorRows
 from quire.kernels.plan import ModelPlan
 
 _INPUT_BYTES = step_input_bytes()
@@ -89,23 +90,26 @@ def work_of(plan: ModelPlan, launch: Launch, step: Step, isa: str) -> Work:
 
 
 def _memory(plan: ModelPlan, launch: Launch, operand: Operand, step: Step) -> int:
-    """Return the bytes of weights or KV that the launch touches; of tables only the rows that it looks up."""
-    rows = step.rows(launch)
+    """Return the bytes of weights or KV that the launch touches; of tables only the rows that it looks up.
+
+    Of experts, those that are chosen count, as many as there would be if each were chosen equally often.
+    """
+    rows, kernel = step.rows(launch), launch.kernel
     match operand:
         case Matrix():
             size = operand.bytes(plan.dtypes)
-            return size * rows // operand.n if isinstance(launch.kernel, EmbeddingKernel) else size
+            if isinstance(kernel, ExpertGemmKernel):
+                size = int(size * kernel.active(rows) / kernel.experts)
+            return size * rows // operand.n if isinstance(kernel, EmbeddingKernel) else size
         case KvLayer():
             tokens = rows
-            if isinstance(launch.kernel, AttentionKernel):
-                tokens = sum(chunk.context(launch.kernel.window) for chunk in step.chunks_of(launch))
+            if isinstance(kernel, AttentionKernel):
+                tokens = sum(chunk.context(kernel.window) for chunk in step.chunks_of(launch))
             return plan.kv_layout.token_bytes * tokens
-        case Table(array=array):
-            return array.nbytes
         case RopeTable() | TensorRows():
             return operand.row_bytes * rows
-        case Vector():
-            return 4 * sum(operand.sizes)
+        case ArrayWeight():
+            return operand.bytes
     return 0
 
 

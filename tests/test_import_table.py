@@ -28,7 +28,8 @@ MAY_IMPORT = {
 LAYERS = {
     "protocol": "errors pooling_info totals < engine_shape < * < address messages"
     " < codec keys pipe pooling_tasks simulation < engine_options < sockets",
-    "kernels": "errors < config < rope < graph.operations < emit < host < gguf < weights.checkpoint"
+    "kernels": "errors < config < rope < graph.operations < emit < host < gguf < weights.tensor"
+    " < weights.expert_tensors < weights.checkpoint"
     " < operands < weights.quantized < weights.fp8_checkpoint < weights.gguf_checkpoint"
     " < weights.quantization < plan < weights < pooling < graph kv_file memory models < options"
     " < *",

@@ -123,6 +123,9 @@ ODD: list[tuple[str, dict[str, str]]] = [
     ("gpt2-untied", {"dtype": "bfloat16", "quantization": "int4"}),
     ("mistral-window77", {"dtype": "float32", "kv_cache_dtype": "int8"}),
     ("qwen3-biases-window", {"dtype": "bfloat16"}),
+    ("qwen3-moe", {"dtype": "bfloat16"}),
+    ("qwen2-moe-shared-window", {"quantization": "int8"}),
+    ("gpt-oss-window100", {"quantization": "int4-g32"}),
     ("deepseek3-experts-yarn", {"dtype": "bfloat16"}),
 ]
 

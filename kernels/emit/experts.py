@@ -38,7 +38,7 @@ def load_index(b: Builder, base: Value, number: Value) -> Value:
 
 @dataclass(frozen=True)
 class RouteKernel(Kernel):
-    """Chooses the experts of a row and their weights, as `graph.operations.Router` describes.
+    """Chooses the experts of a row and their weights, as `graph.operations.ExpertRouter` describes.
 
     Work items are rows. Buffers: the router's outputs f32 [m, experts rounded up to 32], the chosen experts i32
     [m, top_k], their weights f32 [m, top_k], and with `correction` that tensor, f32 padded to a multiple of 32.
@@ -254,6 +254,10 @@ class ExpertGemmKernel(GemmKernel):
     def operations(self, rows: int, pairs: int) -> int:
         """See Kernel."""
         return 2 * self.k * self.n * rows * self.top_k
+
+    def active(self, rows: int) -> float:
+        """Return the expected number of experts that `rows` tokens are routed to, if all are chosen equally often."""
+        return self.experts * (1 - (1 - self.top_k / self.experts) ** rows)
 
     @property
     def shape(self) -> str:

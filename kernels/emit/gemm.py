@@ -16,7 +16,7 @@ from quire.kernels.emit.layout import (
     round_up,
     store_activation,
 )
-from quire.kernels.emit.math import ACTIVATIONS, ClampedSwiglu, softcap
+from quire.kernels.emit.math import ACTIVATIONS, clamped_swiglu, softcap
 from quire.kernels.emit.products import (
     BLOCKS_PER_PASS,
     FAR_BYTES,
@@ -27,6 +27,7 @@ from quire.kernels.emit.products import (
     rows_of_block,
 )
 from quire.kernels.emit.quantized import QuantizedProducts
+from quire.kernels.graph.operations import ClampedSwiglu
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,6 @@ class GemmKernel(Kernel):
     def _activated(self, b: Builder, values: Sequence[Value]) -> list[Value]:
         """Return the activations of two tiles of columns: one tile if they are gates and ups."""
         if isinstance(self.activation, ClampedSwiglu):
-            return [self.activation.emit(b, *values)]
+            return [clamped_swiglu(b, self.activation, *values)]
         act = ACTIVATIONS[self.activation]
         return [act(b, values[0]) * values[1]] if self.epilogue == "gate" else [act(b, value) for value in values]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from quire.kernels.emit.builder import F32, I8, I16, I32, Builder, Value, with_element
+from quire.kernels.graph.operations import ClampedSwiglu
 
 LOG2_E = math.log2(math.e)
 
@@ -90,17 +90,10 @@ def sigmoid(b: Builder, x: Value) -> Value:
     return b.constant(1.0, x.type) / (exp(b, x * -1.0) + 1.0)
 
 
-@dataclass(frozen=True)
-class ClampedSwiglu:
-    """SwiGLU of gpt-oss: g sigmoid(gain g) (u + 1), with g = min(gate, limit) and u = up clamped to +-limit."""
-
-    limit: float
-    gain: float
-
-    def emit(self, b: Builder, gate: Value, up: Value) -> Value:
-        """Emit the function of a gate and an up."""
-        g, u = gate.min(self.limit), up.min(self.limit).max(-self.limit)
-        return g / (exp(b, g * -self.gain) + 1.0) * (u + 1.0)
+def clamped_swiglu(b: Builder, form: ClampedSwiglu, gate: Value, up: Value) -> Value:
+    """Emit the activation of a gate and an up."""
+    g, u = gate.min(form.limit), up.min(form.limit).max(-form.limit)
+    return g / (exp(b, g * -form.gain) + 1.0) * (u + 1.0)
 
 
 ACTIVATIONS: dict[str, Callable[[Builder, Value], Value]] = {

@@ -7,7 +7,6 @@ layer are one packed matrix, one expert after the other, so that a thread stream
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from quire.kernels.emit.experts import (
     ENTRY_BYTES,
@@ -18,16 +17,13 @@ from quire.kernels.emit.experts import (
     ScatterKernel,
 )
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, round_up
-from quire.kernels.emit.math import ClampedSwiglu
 from quire.kernels.emit.products import rows_of_block
 from quire.kernels.emit.rows import QuantizeKernel
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.fused import FusedLinear, norm_kernel
-from quire.kernels.graph.operations import Experts, FeedForward, Norm
+from quire.kernels.graph.linear_lowering import LinearLowering
+from quire.kernels.graph.operations import ClampedSwiglu, Experts, FeedForward, Norm
 from quire.kernels.operands import Buffer, Matrix, Operand, PackedActivations, Table, Vector, Vectors
-
-if TYPE_CHECKING:
-    from quire.kernels.graph.lowering import Lowering
 
 
 @dataclass(frozen=True)
@@ -49,14 +45,16 @@ class _Groups:
     entries: Buffer
 
 
-def lower_experts(lowering: Lowering, hidden: Buffer, before: Norm | None, operation: Experts, target: Sum) -> None:
+def lower_experts(
+    lowering: LinearLowering, hidden: Buffer, before: Norm | None, operation: Experts, target: Sum
+) -> None:
     """Lower a mixture of experts whose input are the hidden states after the norm `before`."""
     _check(operation, lowering.plan.hidden_size)
     _ExpertsLowering(lowering, operation, target).lower(hidden, before)
 
 
 class _ExpertsLowering:
-    def __init__(self, lowering: Lowering, operation: Experts, target: Sum) -> None:
+    def __init__(self, lowering: LinearLowering, operation: Experts, target: Sum) -> None:
         self._lowering, self._plan = lowering, lowering.plan
         self._operation, self._target = operation, target
         self._top_k, self._count = operation.router.top_k, len(operation.experts)
@@ -90,10 +88,11 @@ class _ExpertsLowering:
         plan, router, count = self._plan, self._operation.router, self._count
         outputs = self._lowering.rows("router_outputs", count)
         self._lowering.gemm("router", x, FusedLinear((router.linear,), router=True), outputs)
-        names = ("expert_numbers", "expert_weights", "expert_slots")
-        per_assignment = [plan.buffer(name, self._assignments * 4) for name in names]
+        numbers, weights, slots = (
+            plan.buffer(f"expert_{name}", self._assignments * 4) for name in ("numbers", "weights", "slots")
+        )
         most = min(self._assignments, count) + self._assignments // rows_of_block(plan.dtypes)
-        groups = _Groups(*per_assignment, plan.buffer("expert_entries", 8 + most * ENTRY_BYTES))
+        groups = _Groups(numbers, weights, slots, plan.buffer("expert_entries", 8 + most * ENTRY_BYTES))
         kernel = RouteKernel(
             "route", count, self._top_k, router.scoring, bool(router.correction), router.normalize, router.scale,
             router.groups, router.top_groups, router.group_score,
@@ -133,8 +132,9 @@ class _ExpertsLowering:
         operands: list[Operand] = [x.buffer, out.buffer]
         if order is not None:
             operands.append(Table("order", order))
-        rows_of = "scatter" if scatter else "slots"
-        kernel = QuantizeKernel("quantize", x.columns, quantized, order is not None, rows_of, self._top_k)
+        kernel = QuantizeKernel(
+            "quantize", x.columns, quantized, order is not None, "scatter" if scatter else "slots", self._top_k
+        )
         self._plan.add(kernel, [*operands, groups.slots], "tokens", repeats=self._top_k)
         return out
 

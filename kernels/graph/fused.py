@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quire.kernels.emit.rows import NormKernel
-from quire.kernels.graph.operations import Linear, Norm
+from quire.kernels.graph.operations import FeedForward, Linear, Norm
 from quire.kernels.operands import Buffer, Operand, Vector
 
 
@@ -32,6 +32,13 @@ class FusedLinear:
         """Biases of all layers, in the order of the GEMM's columns."""
         names, sizes = tuple(layer.bias for layer in self.layers), tuple(layer.outputs for layer in self.layers)
         return Vector(names, sizes, self.interleaved)
+
+
+def widening_of(operation: FeedForward) -> FusedLinear:
+    """Return the layers of a feed-forward layer that read its input."""
+    if operation.gate is None:
+        return FusedLinear((operation.up,))
+    return FusedLinear((operation.gate, operation.up), interleaved=True)
 
 
 def norm_kernel(

@@ -18,16 +18,14 @@ from quire.kernels.emit.attention import (
     split_bytes,
     tokens_per_entry,
 )
-from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.kv import KV_TILE, SplitHeadsKernel
-from quire.kernels.emit.layout import BLOCK, TILE_ROWS, Dtypes, QuantizedFormat, round_up
-from quire.kernels.emit.math import ClampedSwiglu
-from quire.kernels.emit.products import rows_of_block
-from quire.kernels.emit.rows import EmbeddingKernel, QuantizeKernel
+from quire.kernels.emit.layout import TILE_ROWS, Dtypes
+from quire.kernels.emit.rows import EmbeddingKernel
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.experts import Sum, lower_experts
-from quire.kernels.graph.fused import FusedLinear, norm_kernel
+from quire.kernels.graph.fused import FusedLinear, norm_kernel, widening_of
 from quire.kernels.graph.latent_attention import lower_latent_attention
+from quire.kernels.graph.linear_lowering import LinearLowering
 from quire.kernels.graph.operations import (
     Attention,
     Embedding,
@@ -51,15 +49,11 @@ from quire.kernels.operands import (
     PackedActivations,
     PlanLimits,
     RopeTable,
-    Table,
     TensorRows,
     Vector,
 )
 from quire.kernels.plan import ModelPlan
 from quire.kernels.weights.quantization import Quantization
-
-MAX_QUANTIZED_INPUTS = 65536
-"""Most inputs of a quantized layer: more could overflow its sums."""
 
 
 def lower(graph: Graph, dtypes: Dtypes, limits: PlanLimits, quantization: Quantization) -> ModelPlan:
@@ -67,19 +61,19 @@ def lower(graph: Graph, dtypes: Dtypes, limits: PlanLimits, quantization: Quanti
     return Lowering(graph, dtypes, limits, quantization).lower()
 
 
-class Lowering:
-    """State of a lowering; other modules of this package lower their operations with its public methods."""
+class Lowering(LinearLowering):
+    """State of a lowering."""
 
     def __init__(self, graph: Graph, dtypes: Dtypes, limits: PlanLimits, quantization: Quantization) -> None:
         self._graph = graph
-        self.quantization = quantization
         attentions = graph.attentions
         _check(graph, attentions)
-        self.plan = ModelPlan(
+        plan = ModelPlan(
             dtypes, limits, quantization, graph.embedding.vocab_size, graph.embedding.hidden_size, attentions[0].heads,
             len(attentions), min(tokens_per_entry(attention.heads.group) for attention in attentions),
             graph.is_encoder, max(1, graph.embedding.num_types),
         )  # fmt: skip
+        super().__init__(plan, quantization)
         self.next_layer = 0
 
     def lower(self) -> ModelPlan:
@@ -93,25 +87,6 @@ class Lowering:
         if isinstance(logits, Logits) and head is not None:
             self._logits(hidden, logits, head)
         return self.plan
-
-    # Buffers
-
-    def rows(self, name: str, columns: int) -> Buffer:
-        """Return a buffer of f32 rows."""
-        return self.plan.buffer(name, self.plan.limits.max_num_batched_tokens * round_up(columns, BLOCK) * 4)
-
-    def activations(
-        self, name: str, columns: int, quantized: QuantizedFormat | None = None, *, rows: int | None = None
-    ) -> PackedActivations:
-        """Return a buffer of packed activations of a step's tokens, or of `rows` rows, for weights of a format."""
-        panels = -(-(rows or self.plan.limits.max_num_batched_tokens) // TILE_ROWS)
-        if quantized is not None:
-            # One buffer for each width and grouping: its padding is never written and stays zero.
-            prefix = "quantized" if rows is None else name
-            name, size = f"{prefix}_{columns}_{quantized.group}", panels * quantized.panel_bytes(columns)
-        else:
-            size = panels * TILE_ROWS * round_up(columns, BLOCK) * self.plan.dtypes.activation_bytes
-        return PackedActivations(self.plan.buffer(name, size), columns, quantized)
 
     # Embedding, norms, logits
 
@@ -152,83 +127,9 @@ class Lowering:
         gathering = self.plan.kernel(replace(kernel, gather=True, output="rows"))
         self.plan.hidden_states.append(Launch(gathering, tuple(operands), "logit_rows"))
 
-    def norm(self, hidden: Buffer, norm: Norm | None, consumer: FusedLinear) -> PackedActivations:
-        """Lower a norm of the hidden states, in the format that its consumer reads.
-
-        A norm of the head gathers the rows whose logits are needed.
-        """
-        width = self.plan.hidden_size
-        in_order = self.quantization.order_of(consumer.layers, width) is None
-        out = self.activations("normed", width, self.format_of(consumer) if in_order else None)
-        kernel, operands = norm_kernel("norm", norm, width, hidden, out.buffer)
-        kernel = replace(kernel, gather=consumer.head, quantized=out.quantized)
-        if consumer.head:
-            operands.append(Buffer("logit_rows", input=True))
-        self.plan.add(kernel, operands, consumer.dim)
-        return out
-
     def _logits(self, hidden: Buffer, operation: Logits, head: FusedLinear) -> None:
         x = self.norm(hidden, operation.norm, head)
         self.gemm("logits", x, head, Buffer("logits", input=True), scale=operation.scale, softcap=operation.softcap)
-
-    # Linear layers
-
-    def format_of(self, linear: FusedLinear) -> QuantizedFormat | None:
-        """Return the format of a fused linear layer's weights, None if they are not quantized."""
-        return None if linear.router else self.quantization.format_of(linear.layers, linear.head)
-
-    def quantized(self, x: PackedActivations, linear: FusedLinear) -> PackedActivations:
-        """Convert x to the format that the linear layer reads."""
-        quantized = self.format_of(linear)
-        if quantized is None or x.quantized is not None:
-            return x
-        out = self.activations("", x.columns, quantized)
-        operands: list[Operand] = [x.buffer, out.buffer]
-        order = self.quantization.order_of(linear.layers, x.columns)
-        if order is not None:
-            operands.append(Table("order", order))
-        kernel = QuantizeKernel("quantize", x.columns, quantized, gather=order is not None)
-        self.plan.add(kernel, operands, linear.dim)
-        return out
-
-    def matrix(self, linear: FusedLinear, k: int) -> Matrix:
-        """Return the packed tensors of the layers, one after the other or 16 columns of each in turn."""
-        sizes = [layer.outputs for layer in linear.layers]
-        if not linear.interleaved and any(size % TILE_ROWS for size in sizes[:-1]):
-            raise ModelError(f"linear layers with {sizes} outputs share their input; they must be multiples of 16")
-        quantized = self.format_of(linear)
-        if quantized is not None and k > MAX_QUANTIZED_INPUTS:
-            raise ModelError(
-                f"{linear.layers[0].weight} has {k} inputs; quantized layers may have up to {MAX_QUANTIZED_INPUTS}"
-            )
-        step = len(sizes) if linear.interleaved else 1
-        parts, tile, columns = [], 0, 0
-        for layer in linear.layers:
-            part = MatrixPart(layer.weight, layer.outputs, k, layer.transposed, tile, step)
-            parts.append(replace(part, first=layer.first, tensor_n=layer.tensor_outputs))
-            tile += 1 if linear.interleaved else -(-layer.outputs // TILE_ROWS)
-            columns += round_up(layer.outputs, TILE_ROWS) if linear.interleaved else layer.outputs
-        return Matrix(tuple(parts), columns, k, quantized)
-
-    def gemm(
-        self, name: str, x: PackedActivations, linear: FusedLinear, out: Buffer, *,
-        epilogue: str = "store", activation: str | ClampedSwiglu = "", scale: float = 1.0, softcap: float = 0.0,
-    ) -> None:  # fmt: skip
-        """Lower a linear layer whose results go to `out`, by an epilogue of GemmKernel."""
-        x = self.quantized(x, linear)
-        matrix, layers = self.matrix(linear, x.columns), linear.layers
-        operands: list[Operand] = [x.buffer, matrix, out]
-        if layers[0].bias:
-            if any(layer.tensor_outputs for layer in layers):
-                raise ModelError(f"{layers[0].weight} is split into layers with biases, which is not supported")
-            operands.append(linear.biases)
-        kernel = GemmKernel(
-            name, matrix.k, matrix.n, epilogue, bool(layers[0].bias), activation, linear.dim, matrix.quantized, scale,
-            softcap,
-        )  # fmt: skip
-        repeats = round_up(matrix.n, BLOCK) // BLOCK
-        rows_per_item = rows_of_block(self.plan.dtypes)
-        self.plan.add(kernel, operands, linear.dim, rows_per_item=rows_per_item, repeats=repeats)
 
     # Residual blocks
 
@@ -273,17 +174,7 @@ class Lowering:
         return self._feed_forward(hidden, before, layer), FusedLinear((layer.down,))
 
     def _feed_forward(self, hidden: Buffer, before: Norm | None, operation: FeedForward) -> PackedActivations:
-        return self.widen(self.norm(hidden, before, _widening(operation)), operation)
-
-    def widen(self, x: PackedActivations, operation: FeedForward) -> PackedActivations:
-        """Lower a feed-forward layer but for its last linear layer, whose input is returned."""
-        gated = operation.gate is not None
-        if not gated and isinstance(operation.activation, ClampedSwiglu):
-            raise ModelError(f"{operation.up.weight} has no gate, which a clamped SwiGLU needs")
-        name, epilogue = ("linear_gate", "gate") if gated else ("linear_act", "activation")
-        out = self.activations("intermediate", operation.up.outputs)
-        self.gemm(name, x, _widening(operation), out.buffer, epilogue=epilogue, activation=operation.activation)
-        return out
+        return self.widen(self.norm(hidden, before, widening_of(operation)), operation)
 
     def _attention(self, hidden: Buffer, before: Norm | None, operation: Attention) -> PackedActivations:
         """Lower attention up to its output layer: writes this step's K and V to their pages first."""
@@ -346,13 +237,6 @@ class Lowering:
         if norms is not None:
             kernel = replace(kernel, norm="joint" if norms.joint else "head", epsilon=norms.epsilon)
         self.plan.add(kernel, operands, "tokens", repeats=heads.kv)
-
-
-def _widening(operation: FeedForward) -> FusedLinear:
-    """Return the layers of a feed-forward layer that read its input."""
-    if operation.gate is None:
-        return FusedLinear((operation.up,))
-    return FusedLinear((operation.gate, operation.up), interleaved=True)
 
 
 def _check(graph: Graph, attentions: list[Attention | LatentAttention]) -> None:

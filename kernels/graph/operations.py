@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from quire.kernels.emit.math import ClampedSwiglu
 from quire.kernels.rope import MAX_POSITIONS, Rope
 
 
@@ -179,6 +178,14 @@ class LatentAttention:
 
 
 @dataclass(frozen=True)
+class ClampedSwiglu:
+    """SwiGLU of gpt-oss: g sigmoid(gain g) (u + 1), with g = min(gate, limit) and u = up clamped to +-limit."""
+
+    limit: float
+    gain: float
+
+
+@dataclass(frozen=True)
 class FeedForward:
     """down(activation(up(x))), or down(activation(gate(x)) * up(x)) with a `gate`.
 
@@ -192,7 +199,7 @@ class FeedForward:
 
 
 @dataclass(frozen=True)
-class Router:
+class ExpertRouter:
     """Choice of `top_k` experts for each token, and their weights.
 
     The outputs of `linear`, one for each expert, become scores: by a softmax over all experts, or a sigmoid each. The
@@ -223,7 +230,7 @@ class Experts:
     of one output, scales it by sigmoid(shared_gate(x)).
     """
 
-    router: Router
+    router: ExpertRouter
     experts: tuple[FeedForward, ...]
     shared: FeedForward | None = None
     shared_gate: Linear | None = None

@@ -11,6 +11,7 @@ from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import (
     Attention,
     Embedding,
+    Experts,
     FeedForward,
     Graph,
     HeadNorms,
@@ -58,7 +59,8 @@ class Variant:
 
     `window(config, layer)` is the sliding window in tokens, 0 for none, and `rotary(layer)` the rotary embedding; by
     default that of config.json. `activation` is the field that names the activation, and its default. Fused layers are
-    one tensor, `qkv_proj` or `gate_up_proj`.
+    one tensor, `qkv_proj` or `gate_up_proj`. `experts(config, layer)` are the experts of a layer, None where it has a
+    feed-forward layer. `sinks`: attention has the tensor `sinks`.
     """
 
     qkv_bias: bool = False
@@ -70,6 +72,8 @@ class Variant:
     fused_gate_up: bool = False
     window: Callable[[ModelConfig, int], int] = lambda config, layer: 0
     rotary: Callable[[int], Rope | None] | None = None
+    experts: Callable[[ModelConfig, int], Experts | None] = lambda config, layer: None
+    sinks: bool = False
     activation: tuple[str, str] = ("hidden_act", "silu")
     attention_norms: NormNames = NormNames("input_layernorm")
     mlp_norms: NormNames = NormNames("post_attention_layernorm")
@@ -151,20 +155,27 @@ class _Layers:
             projections, _linear(f"{at}.o_proj", self._hidden, variant.output_bias), heads,
             rotary=self._rotary(number), head_norms=norms if variant.head_norms else None,
             window=variant.window(self._config, number), scale=variant.attention_scale,
-            softcap=variant.attention_softcap, bidirectional=variant.bidirectional,
+            softcap=variant.attention_softcap, sinks=f"{at}.sinks" if variant.sinks else "",
+            bidirectional=variant.bidirectional,
         )  # fmt: skip
         return self._residual(number, attention, variant.attention_norms)
 
     def feed_forward(self, number: int) -> Residual:
+        """Build the feed-forward layer, or the experts."""
+        experts = self._variant.experts(self._config, number)
+        block = self._dense(number) if experts is None else experts
+        return self._residual(number, block, self._variant.mlp_norms)
+
+    def _dense(self, number: int) -> FeedForward:
         variant, mlp = self._variant, f"model.layers.{number}.mlp"
         gate, up = (_linear(f"{mlp}.{name}_proj", self._inner, variant.mlp_bias) for name in ("gate", "up"))
         if variant.fused_gate_up:
             weight, both = f"{mlp}.gate_up_proj.weight", 2 * self._inner
             gate, up = (Linear(weight, self._inner, first=first, tensor_outputs=both) for first in (0, self._inner))
         down = _linear(f"{mlp}.down_proj", self._hidden, variant.mlp_bias)
-        return self._residual(number, FeedForward(up, down, self._activation, gate), variant.mlp_norms)
+        return FeedForward(up, down, self._activation, gate)
 
-    def _residual(self, number: int, block: Attention | FeedForward, names: NormNames) -> Residual:
+    def _residual(self, number: int, block: Attention | FeedForward | Experts, names: NormNames) -> Residual:
         before, after = (
             self.norm(f"model.layers.{number}.{name}") if name else None for name in (names.before, names.after)
         )

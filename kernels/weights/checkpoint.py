@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import math
 import mmap
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,12 +18,10 @@ import numpy.typing as npt
 
 from quire.kernels._native import checksum
 from quire.kernels.errors import ModelError
+from quire.kernels.weights.expert_tensors import find_expert, other_names
+from quire.kernels.weights.tensor import FLOAT_DTYPES, INTEGER_DTYPES, Tensor
 
-FLOAT_DTYPES = {"BF16": ("bf16", 2), "F16": ("f16", 2), "F32": ("f32", 4)}
-"""safetensors dtypes of float tensors: our name, bytes of an element."""
-
-INTEGER_DTYPES = {"I64": ("i64", 8), "I32": ("i32", 4), "I8": ("i8", 1), "U8": ("u8", 1)}
-"""safetensors dtypes of quantized weights and their indices: our name, bytes of an element."""
+__all__ = ["FLOAT_DTYPES", "INTEGER_DTYPES", "Checkpoint", "Tensor", "read_config"]
 
 _KNOWN = FLOAT_DTYPES | INTEGER_DTYPES | {"F8_E4M3": ("f8_e4m3", 1)}
 _MAX_HEADER_BYTES = 100_000_000  # also of JSON files
@@ -45,43 +42,6 @@ class _Entry(msgspec.Struct):
 
 class _Index(msgspec.Struct):
     weight_map: dict[str, str]
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor in a mapped file; `stored` are its bytes there, unaligned."""
-
-    name: str
-    format: str
-    shape: tuple[int, ...]
-    stored: npt.NDArray[np.uint8]
-
-    @property
-    def data(self) -> npt.NDArray[np.uint8]:
-        """The bytes, unaligned, with the rows in the order of a model folder."""
-        return self.stored
-
-    @property
-    def dtype(self) -> str:
-        """The safetensors dtype."""
-        return self.format.upper()
-
-    def to_f32(self) -> npt.NDArray[np.float32]:
-        """Return a copy as f32, in the tensor's shape."""
-        if self.format == "bf16":
-            bits = self.data.view(np.uint16).astype(np.uint32) << np.uint32(16)
-            return bits.view(np.float32).reshape(self.shape)
-        return self.data.view(np.float16 if self.format == "f16" else np.float32).astype(np.float32).reshape(self.shape)
-
-    def row(self, index: int) -> npt.NDArray[np.float32]:
-        """Return a copy of a row of a float matrix as f32."""
-        data = self.data.reshape(self.shape[0], -1)[index]
-        return Tensor(self.name, self.format, self.shape[1:], data).to_f32()
-
-    def to_numpy(self) -> npt.NDArray[np.signedinteger | np.unsignedinteger]:
-        """Return an integer tensor as a view of the mapped file: read-only, and possibly unaligned."""
-        kind, element_bytes = self.format[0], INTEGER_DTYPES[self.dtype][1]
-        return self.data.view(f"<{kind}{element_bytes}").reshape(self.shape)
 
 
 class Checkpoint:
@@ -189,6 +149,14 @@ class Checkpoint:
 
     def _find(self, name: str) -> Tensor | str | None:
         """Return the tensor `name`, or only its dtype if that is not supported."""
+        for other in (name, *other_names(name)):
+            found = self._find_stored(other)
+            if found is not None:
+                return found
+        return find_expert(name, self._find_stored)
+
+    def _find_stored(self, name: str) -> Tensor | str | None:
+        """Return the tensor that the checkpoint calls `name`, maybe with another prefix."""
         base = name.split(".", 1)[-1]
         for key in (name, base, f"language_model.{name}", f"model.language_model.{base}"):
             if key in self._tensors or key in self._foreign:

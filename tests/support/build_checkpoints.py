@@ -72,10 +72,14 @@ def _fill(name: str, parameter: Any, checkpoint: ReferenceCheckpoint) -> None:
         parameter.normal_(0.0 if name.endswith("bias") or offset else 1.0, 0.2)
     elif name.endswith("bias"):
         parameter.normal_(0.0, 0.2)
+    elif name.endswith("sinks"):
+        parameter.normal_(0.0, 2.0)
     elif "embed_tokens" in name or "wte" in name or "wpe" in name or "lm_head" in name:
         parameter.normal_(0.0, checkpoint.embedding)
     else:
-        fan_in = parameter.shape[0 if name.startswith("transformer") else 1]
+        # Stacked experts are [experts, outputs, inputs], but [experts, inputs, outputs] in gpt-oss.
+        transposed = name.startswith("transformer") or (parameter.ndim == 3 and checkpoint.model_type == "gpt_oss")
+        fan_in = parameter.shape[-2 if transposed else -1]
         # The layers must outweigh the embedding; otherwise a greedy continuation repeats one token.
         gain = 3.0 if "o_proj" in name or "down_proj" in name or "attn.c_proj" in name else 1.2
         if "attn.c_attn" in name:

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.kernels.emit.math import ClampedSwiglu
 from quire.kernels.graph.operations import (
     Attention,
+    ClampedSwiglu,
     Embedding,
+    ExpertRouter,
     Experts,
     FeedForward,
     Graph,
@@ -24,7 +25,6 @@ from quire.kernels.graph.operations import (
     Norm,
     Parallel,
     Residual,
-    Router,
 )
 from quire.kernels.rope import Rope
 from quire.kernels.weights.checkpoint import Checkpoint, Tensor
@@ -103,7 +103,7 @@ def experts(
 
     fields = {"top_k": 2, **router}
     return Experts(
-        Router(linear("router", count), **fields),
+        ExpertRouter(linear("router", count), **fields),
         tuple(expert(f"expert_{number}", inner) for number in range(count)),
         expert("shared", INNER) if shared else None,
         linear("shared_gate", 1, biased=False) if shared == "gated" else None,
@@ -277,7 +277,7 @@ class GraphReference:
             y = y + gate * shared
         return y
 
-    def _routed(self, router: Router, logits: F64) -> list[tuple[int, float]]:
+    def _routed(self, router: ExpertRouter, logits: F64) -> list[tuple[int, float]]:
         """Return the chosen experts of a token, the best first, and their weights."""
         if router.scoring == "softmax":
             scores = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()

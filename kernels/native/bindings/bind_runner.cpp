@@ -149,8 +149,8 @@ void bind_runner(nb::module_& m) {
       .def_ro("errors", &StepResult::errors);
   nb::class_<Plan>(m, "Plan", "Kernel launches that run one after the other.")
       .def(nb::init<>())
-      .def("add", &add_launch, "kernel"_a, "buffers"_a, "dim"_a, "rows_per_item"_a = 1, "repeats"_a = 1,
-           "copies"_a = 1, "groups"_a = 0,
+      .def("add", &add_launch, "kernel"_a, "buffers"_a, "dim"_a, "rows_per_item"_a = 1, "repeats"_a = 1, "copies"_a = 1,
+           "groups"_a = 0,
            "Append a launch of `repeats * ceil(dims[dim] / rows_per_item)` work items, or with `groups` of as many as "
            "parts of `copies * dims[dim]` rows in groups can be.")
       .def(

@@ -1,0 +1,130 @@
+"""Lowering of linear layers, their inputs, and the norms before them: what the lowerings of all operations share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.kernels.emit.gemm import GemmKernel
+from quire.kernels.emit.layout import BLOCK, TILE_ROWS, QuantizedFormat, round_up
+from quire.kernels.emit.products import rows_of_block
+from quire.kernels.emit.rows import QuantizeKernel
+from quire.kernels.errors import ModelError
+from quire.kernels.graph.fused import FusedLinear, norm_kernel, widening_of
+from quire.kernels.graph.operations import ClampedSwiglu, FeedForward, Norm
+from quire.kernels.operands import Buffer, Matrix, MatrixPart, Operand, PackedActivations, Table
+from quire.kernels.plan import ModelPlan
+from quire.kernels.weights.quantization import Quantization
+
+MAX_QUANTIZED_INPUTS = 65536
+"""Most inputs of a quantized layer: more could overflow its sums."""
+
+
+class LinearLowering:
+    """Appends launches to a plan."""
+
+    def __init__(self, plan: ModelPlan, quantization: Quantization) -> None:
+        self.plan = plan
+        self.quantization = quantization
+
+    # Buffers
+
+    def rows(self, name: str, columns: int) -> Buffer:
+        """Return a buffer of f32 rows."""
+        return self.plan.buffer(name, self.plan.limits.max_num_batched_tokens * round_up(columns, BLOCK) * 4)
+
+    def activations(
+        self, name: str, columns: int, quantized: QuantizedFormat | None = None, *, rows: int | None = None
+    ) -> PackedActivations:
+        """Return a buffer of packed activations of a step's tokens, or of `rows` rows, for weights of a format."""
+        panels = -(-(rows or self.plan.limits.max_num_batched_tokens) // TILE_ROWS)
+        if quantized is not None:
+            # One buffer for each width and grouping: its padding is never written and stays zero.
+            prefix = "quantized" if rows is None else name
+            name, size = f"{prefix}_{columns}_{quantized.group}", panels * quantized.panel_bytes(columns)
+        else:
+            size = panels * TILE_ROWS * round_up(columns, BLOCK) * self.plan.dtypes.activation_bytes
+        return PackedActivations(self.plan.buffer(name, size), columns, quantized)
+
+    def norm(self, hidden: Buffer, norm: Norm | None, consumer: FusedLinear) -> PackedActivations:
+        """Lower a norm of the hidden states, in the format that its consumer reads.
+
+        A norm of the head gathers the rows whose logits are needed.
+        """
+        width = self.plan.hidden_size
+        in_order = self.quantization.order_of(consumer.layers, width) is None
+        out = self.activations("normed", width, self.format_of(consumer) if in_order else None)
+        kernel, operands = norm_kernel("norm", norm, width, hidden, out.buffer)
+        kernel = replace(kernel, gather=consumer.head, quantized=out.quantized)
+        if consumer.head:
+            operands.append(Buffer("logit_rows", input=True))
+        self.plan.add(kernel, operands, consumer.dim)
+        return out
+
+    # Linear layers
+
+    def format_of(self, linear: FusedLinear) -> QuantizedFormat | None:
+        """Return the format of a fused linear layer's weights, None if they are not quantized."""
+        return None if linear.router else self.quantization.format_of(linear.layers, linear.head)
+
+    def quantized(self, x: PackedActivations, linear: FusedLinear) -> PackedActivations:
+        """Convert x to the format that the linear layer reads."""
+        quantized = self.format_of(linear)
+        if quantized is None or x.quantized is not None:
+            return x
+        out = self.activations("", x.columns, quantized)
+        operands: list[Operand] = [x.buffer, out.buffer]
+        order = self.quantization.order_of(linear.layers, x.columns)
+        if order is not None:
+            operands.append(Table("order", order))
+        kernel = QuantizeKernel("quantize", x.columns, quantized, gather=order is not None)
+        self.plan.add(kernel, operands, linear.dim)
+        return out
+
+    def matrix(self, linear: FusedLinear, k: int) -> Matrix:
+        """Return the packed tensors of the layers, one after the other or 16 columns of each in turn."""
+        sizes = [layer.outputs for layer in linear.layers]
+        if not linear.interleaved and any(size % TILE_ROWS for size in sizes[:-1]):
+            raise ModelError(f"linear layers with {sizes} outputs share their input; they must be multiples of 16")
+        quantized = self.format_of(linear)
+        if quantized is not None and k > MAX_QUANTIZED_INPUTS:
+            raise ModelError(
+                f"{linear.layers[0].weight} has {k} inputs; quantized layers may have up to {MAX_QUANTIZED_INPUTS}"
+            )
+        step = len(sizes) if linear.interleaved else 1
+        parts, tile, columns = [], 0, 0
+        for layer in linear.layers:
+            part = MatrixPart(layer.weight, layer.outputs, k, layer.transposed, tile, step)
+            parts.append(replace(part, first=layer.first, tensor_n=layer.tensor_outputs))
+            tile += 1 if linear.interleaved else -(-layer.outputs // TILE_ROWS)
+            columns += round_up(layer.outputs, TILE_ROWS) if linear.interleaved else layer.outputs
+        return Matrix(tuple(parts), columns, k, quantized)
+
+    def gemm(
+        self, name: str, x: PackedActivations, linear: FusedLinear, out: Buffer, *,
+        epilogue: str = "store", activation: str | ClampedSwiglu = "", scale: float = 1.0, softcap: float = 0.0,
+    ) -> None:  # fmt: skip
+        """Lower a linear layer whose results go to `out`, by an epilogue of GemmKernel."""
+        x = self.quantized(x, linear)
+        matrix, layers = self.matrix(linear, x.columns), linear.layers
+        operands: list[Operand] = [x.buffer, matrix, out]
+        if layers[0].bias:
+            if any(layer.tensor_outputs for layer in layers):
+                raise ModelError(f"{layers[0].weight} is split into layers with biases, which is not supported")
+            operands.append(linear.biases)
+        kernel = GemmKernel(
+            name, matrix.k, matrix.n, epilogue, bool(layers[0].bias), activation, linear.dim, matrix.quantized, scale,
+            softcap,
+        )  # fmt: skip
+        repeats = round_up(matrix.n, BLOCK) // BLOCK
+        rows_per_item = rows_of_block(self.plan.dtypes)
+        self.plan.add(kernel, operands, linear.dim, rows_per_item=rows_per_item, repeats=repeats)
+
+    def widen(self, x: PackedActivations, operation: FeedForward) -> PackedActivations:
+        """Lower a feed-forward layer but for its last linear layer, whose input is returned."""
+        gated = operation.gate is not None
+        if not gated and isinstance(operation.activation, ClampedSwiglu):
+            raise ModelError(f"{operation.up.weight} has no gate, which a clamped SwiGLU needs")
+        name, epilogue = ("linear_gate", "gate") if gated else ("linear_act", "activation")
+        out = self.activations("intermediate", operation.up.outputs)
+        self.gemm(name, x, widening_of(operation), out.buffer, epilogue=epilogue, activation=operation.activation)
+        return out

@@ -1,0 +1,49 @@
+"""Mixtures of experts of decoders, whose tensors have the names of Qwen's and OLMoE's (weights/expert_tensors.py)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from quire.kernels.config import ModelConfig
+from quire.kernels.errors import ModelError
+from quire.kernels.graph.operations import ClampedSwiglu, ExpertRouter, Experts, FeedForward, Linear
+
+_MOST_EXPERTS = 4096
+
+
+def feed_forward(
+    at: str, hidden: int, inner: int, activation: str | ClampedSwiglu, *, bias: bool = False
+) -> FeedForward:
+    """Return the gated feed-forward layer of the module `at`."""
+
+    def linear(name: str, outputs: int) -> Linear:
+        return Linear(f"{at}.{name}_proj.weight", outputs, f"{at}.{name}_proj.bias" if bias else "")
+
+    return FeedForward(linear("up", inner), linear("down", hidden), activation, linear("gate", inner))
+
+
+def experts(
+    config: ModelConfig, layer: int, count: int, inner: int, activation: str | ClampedSwiglu, *, bias: bool = False,
+    **routing: Any,
+) -> Experts:  # fmt: skip
+    """Return the `count` experts of a layer, each of `inner` hidden units; `routing` are fields of ExpertRouter.
+
+    `bias`: the router and the experts have biases.
+    """
+    if count > _MOST_EXPERTS:
+        raise ModelError(f"config.json has {count} experts in a layer; supported are up to {_MOST_EXPERTS}")
+    hidden, mlp = config.size("hidden_size"), f"model.layers.{layer}.mlp"
+    router = ExpertRouter(
+        Linear(f"{mlp}.gate.weight", count, f"{mlp}.gate.bias" if bias else ""), config.size("num_experts_per_tok")
+    )
+    layers = (feed_forward(f"{mlp}.experts.{number}", hidden, inner, activation, bias=bias) for number in range(count))
+    return Experts(replace(router, **routing), tuple(layers))
+
+
+def is_sparse(config: ModelConfig, layer: int) -> bool:
+    """Return whether a layer of a Qwen model has experts, by `mlp_only_layers` and `decoder_sparse_step`."""
+    dense = config.fields.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(type(number) is int for number in dense):
+        raise ModelError(f"config.json: mlp_only_layers is {dense!r}; it must be a list of layers' numbers")
+    return layer not in dense and (layer + 1) % config.size("decoder_sparse_step", 1) == 0
