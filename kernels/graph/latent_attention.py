@@ -8,23 +8,21 @@ alike, so that both give the same bits.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from quire.kernels.emit.attention import AttentionKernel
 from quire.kernels.emit.head_linear import HeadLinearKernel
 from quire.kernels.emit.latent_heads import LatentHeadsKernel
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, round_up
 from quire.kernels.emit.products import rows_of_block
 from quire.kernels.errors import ModelError
+from quire.kernels.graph.attention_lowering import AttentionLowering
 from quire.kernels.graph.fused import FusedLinear, norm_kernel
 from quire.kernels.graph.operations import LatentAttention, Linear, Norm
 from quire.kernels.operands import Buffer, KvLayer, Matrix, MatrixPart, PackedActivations, RopeTable, Vector
 
-if TYPE_CHECKING:
-    from quire.kernels.graph.lowering import Lowering
-
 
 def lower_latent_attention(
-    lowering: Lowering, hidden: Buffer, before: Norm | None, operation: LatentAttention
+    lowering: AttentionLowering, hidden: Buffer, before: Norm | None, operation: LatentAttention
 ) -> PackedActivations:
     """Lower latent attention up to its output layer."""
     _check(lowering, operation)
@@ -32,21 +30,20 @@ def lower_latent_attention(
 
 
 class _LatentLowering:
-    def __init__(self, lowering: Lowering, operation: LatentAttention) -> None:
+    def __init__(self, lowering: AttentionLowering, operation: LatentAttention) -> None:
         self._lowering, self._plan, self._operation = lowering, lowering.plan, operation
         self._latent_heads, self._heads = operation.latent_heads, operation.heads
 
     def lower(self, hidden: Buffer, before: Norm | None) -> PackedActivations:
         """Append the launches."""
-        h, plan = self._latent_heads, self._plan
-        rows = plan.limits.max_num_batched_tokens * h.query + TILE_ROWS  # AMX reads whole tiles of rows
-        queries = plan.buffer("queries", rows * plan.kv_layout.query_bytes)
+        h, queries = self._latent_heads, self._lowering.queries(self._heads)
         parts = self._lowering.activations("query_parts", h.query * h.nope)
         layer = self._lowering.take_layer()
         self._split_heads(hidden, before, queries, parts, layer)
         absorb = HeadLinearKernel("absorb_key", h.query, h.nope, h.rank, "queries", self._heads, h.rope)
         self._head_linear(absorb, parts, self._keys(), queries)
-        latents = self._lowering.attend(self._heads, self._operation.scale, queries, layer)
+        kernel = AttentionKernel("attention", self._heads, self._operation.scale, self._lowering.page_tiles)
+        latents = self._lowering.attend(kernel, queries, layer)
         out = self._lowering.activations("attended_values", h.query * h.value)
         expand = HeadLinearKernel("expand_value", h.query, h.rank, h.value)
         self._head_linear(expand, latents, self._values(), out.buffer)
@@ -119,7 +116,7 @@ class _LatentLowering:
         )
 
 
-def _check(lowering: Lowering, operation: LatentAttention) -> None:
+def _check(lowering: AttentionLowering, operation: LatentAttention) -> None:
     """Raise ModelError for sizes and formats that no kernel can compute."""
     h, name = operation.latent_heads, operation.expand.weight
     sizes = {

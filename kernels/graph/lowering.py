@@ -10,29 +10,21 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from quire.kernels._native import MAX_KV_SPLITS
-from quire.kernels.emit.attention import (
-    BLOCK_TOKENS,
-    AttentionKernel,
-    SplitReductionKernel,
-    split_bytes,
-    tokens_per_entry,
-)
-from quire.kernels.emit.kv import KV_TILE, SplitHeadsKernel
-from quire.kernels.emit.layout import TILE_ROWS, Dtypes
+from quire.kernels.emit.attention import AttentionKernel, tokens_per_entry
+from quire.kernels.emit.kv import SplitHeadsKernel
+from quire.kernels.emit.layout import Dtypes
 from quire.kernels.emit.rows import EmbeddingKernel
 from quire.kernels.errors import ModelError
+from quire.kernels.graph.attention_lowering import AttentionLowering
 from quire.kernels.graph.experts import Sum, lower_experts
 from quire.kernels.graph.fused import FusedLinear, norm_kernel, widening_of
 from quire.kernels.graph.latent_attention import lower_latent_attention
-from quire.kernels.graph.linear_lowering import LinearLowering
 from quire.kernels.graph.operations import (
     Attention,
     Embedding,
     Experts,
     FeedForward,
     Graph,
-    Heads,
     LatentAttention,
     Logits,
     Norm,
@@ -61,7 +53,7 @@ def lower(graph: Graph, dtypes: Dtypes, limits: PlanLimits, quantization: Quanti
     return Lowering(graph, dtypes, limits, quantization).lower()
 
 
-class Lowering(LinearLowering):
+class Lowering(AttentionLowering):
     """State of a lowering."""
 
     def __init__(self, graph: Graph, dtypes: Dtypes, limits: PlanLimits, quantization: Quantization) -> None:
@@ -74,7 +66,6 @@ class Lowering(LinearLowering):
             graph.is_encoder, max(1, graph.embedding.num_types),
         )  # fmt: skip
         super().__init__(plan, quantization)
-        self.next_layer = 0
 
     def lower(self) -> ModelPlan:
         """Return the plan."""
@@ -181,43 +172,15 @@ class Lowering(LinearLowering):
         projections = FusedLinear(operation.projections)
         qkv = self.rows("qkv", sum(layer.outputs for layer in operation.projections))
         self.gemm("linear", self.norm(hidden, before, projections), projections, qkv)
-        plan, heads, layer = self.plan, operation.heads, self.take_layer()
-        query_rows = plan.limits.max_num_batched_tokens * heads.query + TILE_ROWS  # AMX reads whole tiles of rows
-        queries = plan.buffer("queries", query_rows * plan.kv_layout.query_bytes)
+        heads, layer = operation.heads, self.take_layer()
+        queries = self.queries(heads)
         self._split_heads(qkv, operation, queries, layer)
-        scale = operation.scale or 1.0 / math.sqrt(heads.dim)
-        window = operation.window if operation.window < plan.limits.max_model_len else 0
-        return self.attend(
-            heads, scale, queries, layer, window, operation.softcap, operation.sinks, operation.bidirectional
-        )
-
-    def take_layer(self) -> KvLayer:
-        """Return the KV pages of the next attention layer."""
-        self.next_layer += 1
-        return KvLayer(self.next_layer - 1)
-
-    def attend(
-        self, heads: Heads, scale: float, queries: Buffer, layer: KvLayer, window: int = 0, softcap: float = 0.0,
-        sinks_name: str = "", bidirectional: bool = False,
-    ) -> PackedActivations:  # fmt: skip
-        """Lower the attention of packed queries to the KV pages of a layer."""
-        plan = self.plan
-        out = self.activations("attended", heads.query * heads.value_dim)
         kernel = AttentionKernel(
-            "attention", heads, scale, plan.limits.block_size // KV_TILE, window, softcap, bool(sinks_name),
-            bidirectional=bidirectional,
+            "attention", heads, operation.scale or 1.0 / math.sqrt(heads.dim), self.page_tiles,
+            operation.window if operation.window < self.plan.limits.max_model_len else 0, operation.softcap,
+            bool(operation.sinks), bidirectional=operation.bidirectional,
         )  # fmt: skip
-        sinks = [Vector((sinks_name,), (heads.query,))] if sinks_name else []
-        entries = [Buffer("entries", input=True), queries, layer, out.buffer, *sinks]
-        plan.add(kernel, entries, "entries", repeats=heads.kv)
-        if plan.limits.max_model_len > BLOCK_TOKENS and not bidirectional:
-            splits = plan.buffer("partials", MAX_KV_SPLITS * heads.query * split_bytes(heads))
-            kernel = replace(kernel, name="attention_split", sinks=False, kv_split=True)
-            plan.add(kernel, [Buffer("kv_splits", input=True), queries, layer, splits], "kv_splits", repeats=heads.kv)
-            reduction = SplitReductionKernel("split_reduction", heads, kernel.window, bool(sinks))
-            reductions = [Buffer("reductions", input=True), splits, out.buffer, *sinks]
-            plan.add(reduction, reductions, "reductions", repeats=heads.kv)
-        return out
+        return self.attend(kernel, queries, layer, operation.sinks)
 
     def _split_heads(self, qkv: Buffer, operation: Attention, queries: Buffer, layer: KvLayer) -> None:
         heads, rotary, norms = operation.heads, operation.rotary, operation.head_norms

@@ -10,6 +10,7 @@ from quire.kernels.config import ModelConfig
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import (
     Embedding,
+    ExpertRouter,
     Experts,
     FeedForward,
     Graph,
@@ -19,14 +20,13 @@ from quire.kernels.graph.operations import (
     Logits,
     Norm,
     Residual,
-    Router,
 )
 from quire.kernels.models.decoder import activation_of, head_of
+from quire.kernels.models.experts import experts, feed_forward
 from quire.kernels.rope import Rope
 
 _LATENT_EPSILON = 1e-6
 """Epsilon of the norms of latents, whatever `rms_norm_eps` is."""
-_MOST_EXPERTS = 4096
 _SIZES = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 
 
@@ -49,7 +49,7 @@ def build_v3(config: ModelConfig) -> Graph:
     return _Decoder(config, interleaved=config.get("rope_interleave", True), routing=_routing_of_v3).build()
 
 
-def _routing_of_v2(config: ModelConfig, router: Router) -> Router:
+def _routing_of_v2(config: ModelConfig, router: ExpertRouter) -> ExpertRouter:
     config.restrict("scoring_func", ("softmax",))
     normalize = config.get("norm_topk_prob", False)
     if normalize and router.scale != 1:
@@ -63,7 +63,7 @@ def _routing_of_v2(config: ModelConfig, router: Router) -> Router:
     return replace(router, groups=config.size("n_group"), top_groups=config.size("topk_group"))
 
 
-def _routing_of_v3(config: ModelConfig, router: Router) -> Router:
+def _routing_of_v3(config: ModelConfig, router: ExpertRouter) -> ExpertRouter:
     config.restrict("scoring_func", ("sigmoid",))
     config.restrict("topk_method", ("noaux_tc",))
     correction = f"{router.linear.weight.removesuffix('weight')}e_score_correction_bias"
@@ -77,7 +77,7 @@ class _Decoder:
     """Builder of the residual blocks."""
 
     def __init__(
-        self, config: ModelConfig, interleaved: bool, routing: Callable[[ModelConfig, Router], Router]
+        self, config: ModelConfig, interleaved: bool, routing: Callable[[ModelConfig, ExpertRouter], ExpertRouter]
     ) -> None:
         self._config, self._routing = config, routing
         self._hidden = config.size("hidden_size")
@@ -128,42 +128,31 @@ class _Decoder:
         return Residual(attention, self._norm(f"model.layers.{number}.input_layernorm"))
 
     def _feed_forward(self, number: int) -> Residual:
-        at, bias = f"model.layers.{number}.mlp", self._config.get("mlp_bias", False)
-        block = (
-            self._experts(at)
-            if self._has_experts(number)
-            else self._gated(at, self._config.size("intermediate_size"), bias)
-        )
+        if self._has_experts(number):
+            block: Experts | FeedForward = self._experts(number)
+        else:
+            block = self._gated(f"model.layers.{number}.mlp", self._config.size("intermediate_size"))
         return Residual(block, self._norm(f"model.layers.{number}.post_attention_layernorm"))
 
     def _has_experts(self, number: int) -> bool:
         """Return whether a layer has experts; there are none if `n_routed_experts` is null."""
         config, dense = self._config, self._config.get("first_k_dense_replace", 0)
-        experts = config.fields.get("n_routed_experts") is not None
-        return experts and number >= dense and number % config.size("moe_layer_freq", 1) == 0
+        sparse = config.fields.get("n_routed_experts") is not None
+        return sparse and number >= dense and number % config.size("moe_layer_freq", 1) == 0
 
-    def _experts(self, at: str) -> Experts:
+    def _experts(self, number: int) -> Experts:
         config = self._config
         count, inner = config.size("n_routed_experts"), config.size("moe_intermediate_size")
-        if count > _MOST_EXPERTS:
-            raise ModelError(f"config.json: n_routed_experts is {count}; supported are up to {_MOST_EXPERTS}")
-        router = Router(
-            Linear(f"{at}.gate.weight", count), config.size("num_experts_per_tok"),
-            scale=config.positive("routed_scaling_factor"),
-        )  # fmt: skip
-        shared = None
-        if config.fields.get("n_shared_experts") is not None:
-            shared_inner = inner * config.size("n_shared_experts")
-            shared = self._gated(f"{at}.shared_experts", shared_inner, config.get("mlp_bias", False))
-        experts = tuple(self._gated(f"{at}.experts.{number}", inner, bias=False) for number in range(count))
-        return Experts(self._routing(config, router), experts, shared)
+        block = experts(config, number, count, inner, self._activation, scale=config.positive("routed_scaling_factor"))
+        block = replace(block, router=self._routing(config, block.router))
+        if config.fields.get("n_shared_experts") is None:
+            return block
+        shared_inner = inner * config.size("n_shared_experts")
+        return replace(block, shared=self._gated(f"model.layers.{number}.mlp.shared_experts", shared_inner))
 
-    def _gated(self, at: str, inner: int, bias: bool) -> FeedForward:
-        gate, up, down = (
-            Linear(f"{at}.{name}_proj.weight", size, f"{at}.{name}_proj.bias" if bias else "")
-            for name, size in (("gate", inner), ("up", inner), ("down", self._hidden))
-        )
-        return FeedForward(up, down, self._activation, gate)
+    def _gated(self, at: str, inner: int) -> FeedForward:
+        bias = self._config.get("mlp_bias", False)
+        return feed_forward(at, self._hidden, inner, self._activation, bias=bias)
 
 
 def _attention_scale(rope: Rope) -> float:
