@@ -36,7 +36,7 @@ def build_v2(config: ModelConfig) -> Graph:
         **_SIZES, q_lora_rank=1536, n_routed_experts=64, n_shared_experts=2, moe_intermediate_size=1407,
         routed_scaling_factor=1.0,
     )  # fmt: skip
-    return _Decoder(config, interleaved=True, routing=_routing_of_v2).build()
+    return _LatentDecoder(config, interleaved=True, routing=_routing_of_v2).build()
 
 
 def build_v3(config: ModelConfig) -> Graph:
@@ -46,7 +46,7 @@ def build_v3(config: ModelConfig) -> Graph:
         routed_scaling_factor=2.5, num_experts_per_tok=8, n_group=8, topk_group=4, first_k_dense_replace=3,
         max_position_embeddings=4096,
     )  # fmt: skip
-    return _Decoder(config, interleaved=config.get("rope_interleave", True), routing=_routing_of_v3).build()
+    return _LatentDecoder(config, interleaved=config.get("rope_interleave", True), routing=_routing_of_v3).build()
 
 
 def _routing_of_v2(config: ModelConfig, router: ExpertRouter) -> ExpertRouter:
@@ -73,7 +73,7 @@ def _routing_of_v3(config: ModelConfig, router: ExpertRouter) -> ExpertRouter:
     )  # fmt: skip
 
 
-class _Decoder:
+class _LatentDecoder:
     """Builder of the residual blocks."""
 
     def __init__(
