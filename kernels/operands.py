@@ -71,7 +71,8 @@ class LoadedOperand(Operand):
 class MatrixPart:
     """A checkpoint tensor w[n, k] (or its transpose) that fills every `tile_step`-th tile of a packed matrix.
 
-    With `tensor_n` it is the `n` rows from number `first` on of a tensor that has `tensor_n`.
+    With `tensor_n` it is the `n` rows from number `first` on of a tensor that has `tensor_n`, and with `tensor_k` the
+    `k` columns from number `first_k` on of one that has `tensor_k`.
     """
 
     tensor: str
@@ -82,6 +83,8 @@ class MatrixPart:
     tile_step: int = 1
     first: int = 0
     tensor_n: int = 0
+    first_k: int = 0
+    tensor_k: int = 0
 
     @property
     def whole_n(self) -> int:
@@ -89,14 +92,24 @@ class MatrixPart:
         return self.tensor_n or self.n
 
     @property
+    def whole_k(self) -> int:
+        """Number of columns of the whole tensor."""
+        return self.tensor_k or self.k
+
+    @property
     def shape(self) -> tuple[int, int]:
         """Shape of the tensor in the checkpoint."""
-        return (self.k, self.whole_n) if self.transposed else (self.whole_n, self.k)
+        return (self.whole_k, self.whole_n) if self.transposed else (self.whole_n, self.whole_k)
 
     @property
     def strides(self) -> tuple[int, int]:
         """Strides of n and of k in the checkpoint, in elements."""
-        return (1, self.whole_n) if self.transposed else (self.k, 1)
+        return (1, self.whole_n) if self.transposed else (self.whole_k, 1)
+
+    @property
+    def start(self) -> int:
+        """First element in the checkpoint's tensor."""
+        return self.first * self.strides[0] + self.first_k * self.strides[1]
 
     def slices(self, rows: int) -> Iterator[MatrixPart]:
         """Yield parts of at most `rows` rows, a multiple of the columns of a tile, that fill the same tiles."""

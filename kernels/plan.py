@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from quire.kernels.emit.attention import AttentionKernel
 from quire.kernels.emit.context import Kernel
 from quire.kernels.emit.gemm import GemmKernel
+from quire.kernels.emit.head_linear import HeadLinearKernel
 from quire.kernels.emit.kv import KvLayout
 from quire.kernels.emit.layout import Dtypes
 from quire.kernels.graph.operations import Heads
@@ -109,4 +110,5 @@ class ModelPlan:
         kernels = [launch.kernel for launch in self.launches if launch.dim == "tokens"]
         linear = [kernel for kernel in kernels if isinstance(kernel, GemmKernel)]
         work = sum(kernel.operations(1, 0) / (1 if kernel.quantized is None else 4) for kernel in linear)
+        work += sum(kernel.operations(1, 0) for kernel in kernels if isinstance(kernel, HeadLinearKernel))
         return work / sum(launch.kernel.operations(0, 1) for launch in self.launches if launch.dim == "entries")

@@ -275,12 +275,21 @@ def test_an_unknown_architecture_is_rejected_with_the_known_ones(good: Path, eng
         ("Cohere2ForCausalLM", {"sliding_window": None}, "lacks sliding_window"),
         ("Cohere2ForCausalLM", {"use_qk_norm": True}, "use_qk_norm is True"),
         ("Cohere2ForCausalLM", {"layer_types": ["chunked_attention"] * 2}, "layer_types is"),
+        ("DeepseekV2ForCausalLM", {"scoring_func": "sigmoid"}, "scoring_func is 'sigmoid'"),
+        ("DeepseekV2ForCausalLM", {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'; it must be one of 'greedy'"),
+        ("DeepseekV2ForCausalLM", {"norm_topk_prob": True, "routed_scaling_factor": 2.0}, "norm_topk_prob is True"),
+        ("DeepseekV2ForCausalLM", {"num_experts_per_tok": None}, "lacks num_experts_per_tok"),
+        ("DeepseekV2ForCausalLM", {"q_lora_rank": None, "attention_bias": True}, "only with a q_lora_rank"),
+        ("DeepseekV2ForCausalLM", {"qk_nope_head_dim": 48}, "qk_nope_head_dim is 48; latent attention needs a multiple"),
+        ("DeepseekV2ForCausalLM", {"num_key_value_heads": 2}, "num_key_value_heads is 2"),
+        ("DeepseekV3ForCausalLM", {"scoring_func": "softmax", "first_k_dense_replace": 0}, "scoring_func is 'softmax'"),
+        ("DeepseekV3ForCausalLM", {"n_group": 5, "first_k_dense_replace": 0}, "divided into 5 groups (n_group)"),
     ],
 )  # fmt: skip
 def test_a_variant_that_is_not_carried_out_is_rejected_with_its_field(
     good: Path, architecture: str, fields: dict[str, Any], words: str
 ) -> None:
-    write(good, weights(), {**CONFIG, "architectures": [architecture], **fields})
+    write(good, weights(), {**CONFIG, "num_experts_per_tok": 2, "architectures": [architecture], **fields})
     with pytest.raises(ModelError, match=re.escape(words)):
         describe(LoadOptions(str(good)))
 

@@ -80,7 +80,9 @@ def test_bfloat16_is_at_least_as_accurate_as_transformers(
         assert (quantiles[0] <= quantiles[1]).all()
         return
     assert root_mean_square(ours) <= root_mean_square(theirs)
-    assert np.abs(ours).max() <= np.abs(theirs).max()
+    # Rounding may choose another expert for a token, whichever engine it happens to; such an error has no bound.
+    if "num_experts_per_tok" not in checkpoint.config:
+        assert np.abs(ours).max() <= np.abs(theirs).max()
 
 
 def test_the_text_part_of_a_multimodal_checkpoint_gives_the_same_tokens(

@@ -17,6 +17,7 @@ LENGTH = 90
 ODD_SHAPES = [
     "gpt2-untied", "llama-biases-linear", "mistral-window77", "qwen3-biases-window", "gemma2-window77",
     "gemma3-window100", "phi3-long", "starcoder2-window77", "olmo2-joint-norms", "glm4-interleaved", "cohere2-window77",
+    "deepseek2-experts", "deepseek3-dense-yarn",
 ]  # fmt: skip
 
 
@@ -116,6 +117,13 @@ def test_modes_that_do_not_fit_the_checkpoint(demo_model: Path, tmp_path: Path) 
     assert "must be one of int8, int4, int4-g64, int4-g32, gptq" in rejection(demo_model, quantization="int2")
     assert "kv_cache_dtype is 'fp8'; it must be one of auto, int8" in rejection(demo_model, kv_cache_dtype="fp8")
     runner.load_model(options.LoadOptions(str(tmp_path / "awq"), num_pages=8, quantization="awq"))
+
+
+def test_quantized_layers_that_latent_attention_takes_apart_are_rejected(checkpoints: Path, tmp_path: Path) -> None:
+    write_quantized(checkpoints / "deepseek2-dense", tmp_path / "quantized", by_name("gptq-4-asymmetric"))
+    message = rejection(tmp_path / "quantized")
+    assert "model.layers.0.self_attn.kv_b_proj.weight is quantized by gptq" in message
+    assert "quantize the checkpoint without its kv_b_proj layers" in message
 
 
 def test_layers_that_share_their_input_must_have_one_format(demo_model: Path, tmp_path: Path) -> None:

@@ -126,12 +126,13 @@ ODD: list[tuple[str, dict[str, str]]] = [
     ("qwen3-moe", {"dtype": "bfloat16"}),
     ("qwen2-moe-shared-window", {"quantization": "int8"}),
     ("gpt-oss-window100", {"quantization": "int4-g32"}),
+    ("deepseek3-experts-yarn", {"dtype": "bfloat16"}),
 ]
 
 
 @pytest.fixture(scope="module", params=ODD, ids=lambda odd: odd[0])
 def checkpoint(request: pytest.FixtureRequest, module_engine: EngineFactory, checkpoints: Path) -> Subject:
-    """Models of odd shapes, with sliding windows, biases, norms and experts, which the demo model does not have."""
+    """Models with sliding windows, biases, norms, or latent attention and experts, which the demo model lacks."""
     name, formats = request.param
     return Subject(module_engine, checkpoints / name, **formats)
 

@@ -21,7 +21,8 @@ from quire.kernels import _native
 from quire.kernels._native import AttentionEntry, KvSplit, SplitReduction
 from quire.kernels.emit.builder import F32, I32, I64, LANES, PTR, VF32, Builder, Value, vector
 from quire.kernels.emit.context import EmitContext, Kernel
-from quire.kernels.emit.kv import KV_TILE, KvLayout, blocks_of
+from quire.kernels.emit.kv import KV_TILE, KvLayout, blocks_of, value_blocks_of
+from quire.kernels.emit.latent_values import store_values
 from quire.kernels.emit.layout import (
     BLOCK,
     TILE_ROWS,
@@ -52,8 +53,9 @@ def tokens_per_entry(group: int) -> int:
 
 @dataclass(frozen=True)
 class Frame:
-    """Stack of one work item: scores or probabilities, output, state of each row, and the scales of int8 K and V of a
-    block's tokens. All are f32, except that `p` is stored as activations."""
+    """Stack of one work item: scores or probabilities, output, state of each row, the scales of int8 K and V of a
+    block's tokens, and of latents 32 columns of V of the block's tokens. All are f32, except that `p` is stored as
+    activations, and `values` as KV pages are."""
 
     u: Value
     p: Value
@@ -63,6 +65,7 @@ class Frame:
     a: Value
     c: Value
     scales: Value
+    values: Value | None
 
 
 @dataclass(frozen=True)
@@ -116,13 +119,13 @@ class AttentionKernel(Kernel):
     Work items are entries times KV heads, the last entry first: later tokens of a prompt attend to more, and threads
     that begin with the longest items end together. Buffers: entries i64 [n][row, tokens, position, address of i32 page
     numbers, context], queries [kv][max tokens][group][dim padded], the layer's KV tiles, out (packed activations of
-    query * dim columns), and if `sinks` one f32 score for each query head, which takes part in the softmax but has no
-    value. `page_tiles` is the number of KV tiles of a page; `window` > 0 limits each token to the last `window` tokens,
-    itself included. If `bidirectional`, tokens attend to later ones too: to all of the entry's context, or to the next
-    `window`, themselves included.
+    query * value_dim columns), and if `sinks` one f32 score for each query head, which takes part in the softmax but
+    has no value. `page_tiles` is the number of KV tiles of a page; `window` > 0 limits each token to the last `window`
+    tokens, itself included. If `bidirectional`, tokens attend to later ones too: to all of the entry's context, or to
+    the next `window`, themselves included.
 
     With `kv_split`, an entry is one query token and one block, i64 [n][row, position, pages, block], and `out` receives
-    the block's result, f32 [n][kv][group][dim padded, then m, l and padding], for SplitReductionKernel.
+    the block's result, f32 [n][kv][group][value_dim padded, then m, l and padding], for SplitReductionKernel.
     """
 
     heads: Heads
@@ -136,7 +139,7 @@ class AttentionKernel(Kernel):
 
     def operations(self, rows: int, pairs: int) -> int:
         """See Kernel."""
-        return 4 * self.heads.query * self.heads.dim * pairs
+        return 2 * self.heads.query * (self.heads.dim + self.heads.value_dim) * pairs
 
     def emit(self, context: EmitContext) -> str:
         """See Kernel."""
@@ -171,9 +174,12 @@ class AttentionKernel(Kernel):
         rows = round_up(max(QUERY_ROWS, self.heads.group), QUERY_ROWS)
         u = b.scratch(rows * BLOCK_TOKENS * 4)
         p = b.scratch(rows * BLOCK_TOKENS * 2) if products.dtypes.activation_bytes == 2 else u
-        out = b.scratch(rows * blocks_of(self.heads) * BLOCK * 4)
+        out = b.scratch(rows * value_blocks_of(self.heads) * BLOCK * 4)
         m, l, a, c = (b.scratch(rows * 4) for _ in range(4))  # noqa: E741
-        return Frame(u, p, out, m, l, a, c, b.scratch(2 * BLOCK_TOKENS * 4))
+        scales = b.scratch(2 * BLOCK_TOKENS * 4)
+        tiles = BLOCK_TOKENS // KV_TILE
+        values = b.scratch(tiles * products.dtypes.block_bytes) if self.heads.latent else None
+        return Frame(u, p, out, m, l, a, c, scales, values)
 
     def _attend(
         self, b: Builder, products: Products, entry: Entry, queries: Value, tiles: Value, frame: Frame,
@@ -243,7 +249,10 @@ class AttentionKernel(Kernel):
         self, b: Builder, products: Products, entry: Entry, q: Panels, rows: Value, tiles: Value, first: Value,
         count: Value, frame: Frame,
     ) -> None:  # fmt: skip
-        """Compute u of every row and token of the block's KV tiles, and prefetch the values, which are needed next."""
+        """Compute u of every row and token of the block's KV tiles, and prefetch the values, which are needed next.
+
+        Values that are within the keys are prefetched by the products already.
+        """
         factor = b.constant(self.scale * LOG2_E, VF32) if not self.softcap else None
         with b.loop(0, count) as tile:
             keys = self._tile(b, products, entry, tiles, first + tile.index)
@@ -261,7 +270,7 @@ class AttentionKernel(Kernel):
             columns = PackedColumns(
                 blocks_of(self.heads),
                 lambda j: b.address(keys, j * size),
-                lambda j: [b.address(values_after, j * size)],
+                lambda j: [] if self.heads.latent else [b.address(values_after, j * size)],
             )
             products.emit(b, q, rows, columns, sink)
 
@@ -328,14 +337,22 @@ class AttentionKernel(Kernel):
         frame: Frame,
     ) -> None:  # fmt: skip
         """Compute O_b of every row and reduce it into O; prefetch the keys of the next block."""
-        dtypes, blocks = products.dtypes, blocks_of(self.heads)
+        dtypes, blocks = products.dtypes, value_blocks_of(self.heads)
+        latent_offset = (blocks_of(self.heads) - blocks) * dtypes.block_bytes
         value_offset = KvLayout(self.heads, dtypes).value_offset
         row_bytes = BLOCK_TOKENS * dtypes.activation_bytes
         p = Panels(frame.p, row_bytes, BLOCK * dtypes.activation_bytes, TILE_ROWS * row_bytes)
         last = (entry.position + (b.index(entry.tokens) - 1)) // KV_TILE
         with b.loop(0, blocks) as block:
+            if frame.values is not None:
+                with b.loop(0, count) as tile:
+                    base = self._tile(b, products, entry, tiles, first + tile.index)
+                    keys = b.address(base, block.index * dtypes.block_bytes + latent_offset)
+                    store_values(b, dtypes, keys, b.address(frame.values, tile.index * dtypes.block_bytes))
 
             def values_at(tile: Value) -> Value:
+                if frame.values is not None:
+                    return b.address(frame.values, tile * dtypes.block_bytes)
                 base = self._tile(b, products, entry, tiles, first + tile)
                 return b.address(base, block.index * dtypes.block_bytes + value_offset)
 
@@ -352,7 +369,7 @@ class AttentionKernel(Kernel):
             products.emit(b, p, rows, PackedColumns(count, values_at, keys_after), sink)
 
     def _write_split(self, b: Builder, frame: Frame, out: Value) -> None:
-        width = blocks_of(self.heads) * 2
+        width = value_blocks_of(self.heads) * 2
         with b.loop(0, self.heads.group) as row:
             target = b.address(out, row.index * split_bytes(self.heads))
             with b.loop(0, width) as part:
@@ -367,7 +384,7 @@ class SplitReductionKernel(Kernel):
 
     Splits before the `window` are not reduced: they belong to layers with a longer one. Work items are query tokens
     times KV heads. Buffers: reductions i64 [n][row, position, first KV split, number of KV splits], the results of the
-    KV splits, out (packed activations of query * dim columns), and if `sinks` the sinks.
+    KV splits, out (packed activations of query * value_dim columns), and if `sinks` the sinks.
     """
 
     heads: Heads
@@ -377,7 +394,7 @@ class SplitReductionKernel(Kernel):
     def emit(self, context: EmitContext) -> str:
         """See Kernel."""
         b = Builder(self.name)
-        h, width = self.heads, blocks_of(self.heads) * 2
+        h, width = self.heads, value_blocks_of(self.heads) * 2
         reductions, splits, target = (b.buffer(i) for i in range(3))
         sinks = b.buffer(3) if self.sinks else None
         out = b.scratch(h.group * width * 64)
@@ -407,7 +424,7 @@ class SplitReductionKernel(Kernel):
 
 def split_bytes(heads: Heads) -> int:
     """Return the bytes of the result of one KV split for one query row."""
-    return blocks_of(heads) * BLOCK * 4 + 64
+    return value_blocks_of(heads) * BLOCK * 4 + 64
 
 
 def _first_block(b: Builder, position: Value, window: int) -> Value:
@@ -425,7 +442,7 @@ def _start(
             score = b.load(sinks, (kv_head * heads.group + row.index % heads.group) * 4, F32) * LOG2_E
         b.store(score, m, row.index * 4)
         b.store(b.constant(0.0 if sinks is None else 1.0, F32), l, row.index * 4)
-        width = blocks_of(heads) * 2
+        width = value_blocks_of(heads) * 2
         with b.loop(0, width) as part:
             b.store(b.constant(0.0, VF32), out, (row.index * width + part.index) * 64, 64)
 
@@ -449,9 +466,9 @@ def _write_output(
 ) -> None:  # fmt: skip
     """Write O / l of the entry's rows as activations."""
     h = heads
-    with b.loop(0, b.index(entry.tokens) * h.group) as row, b.loop(0, h.dim // 16) as part:
-        value = b.load(source, (row.index * (blocks_of(h) * 2) + part.index) * 64, VF32, 64)
+    with b.loop(0, b.index(entry.tokens) * h.group) as row, b.loop(0, h.value_dim // 16) as part:
+        value = b.load(source, (row.index * (value_blocks_of(h) * 2) + part.index) * 64, VF32, 64)
         value = value / b.broadcast(b.load(l, row.index * 4, F32))
-        column = (entry.kv_head * h.group + row.index % h.group) * h.dim + part.index * 16
-        at = packed_offset(dtypes, h.query * h.dim, entry.row + row.index // h.group, column)
+        column = (entry.kv_head * h.group + row.index % h.group) * h.value_dim + part.index * 16
+        at = packed_offset(dtypes, h.query * h.value_dim, entry.row + row.index // h.group, column)
         store_activation(b, dtypes, value, out, at)

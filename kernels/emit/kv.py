@@ -6,7 +6,7 @@ reads are not spaced by a power of two, which would crowd them into a few sets o
 
 K of a head is a packed matrix of 32 columns (tokens) by head_dim; V is one of head_dim columns by 32 (tokens). Both are
 read as the weights of a product (see layout.py). head_dim is padded to a multiple of 32 with zeros. int8 K and V of a
-head are each followed by the f32 scales of the 32 tokens.
+head are each followed by the f32 scales of the 32 tokens. Latent attention stores K alone, whose last elements are V.
 """
 
 from __future__ import annotations
@@ -30,6 +30,11 @@ def blocks_of(heads: Heads) -> int:
     return round_up(heads.dim, BLOCK) // BLOCK
 
 
+def value_blocks_of(heads: Heads) -> int:
+    """Return the number of blocks of 32 that cover a value."""
+    return round_up(heads.value_dim, BLOCK) // BLOCK
+
+
 @dataclass(frozen=True)
 class KvLayout:
     """Layout of an attention layer's queries and KV tiles."""
@@ -40,7 +45,7 @@ class KvLayout:
     @property
     def tile_bytes(self) -> int:
         """Bytes of K and V of one head in a KV tile."""
-        return 2 * self.value_offset
+        return self.key_bytes if self.heads.latent else 2 * self.key_bytes
 
     @property
     def token_bytes(self) -> int:
@@ -48,9 +53,14 @@ class KvLayout:
         return self.heads.kv * self.tile_bytes // KV_TILE
 
     @property
-    def value_offset(self) -> int:
-        """Offset of V in a tile of a head, in bytes."""
+    def key_bytes(self) -> int:
+        """Bytes of K of one head in a KV tile."""
         return self.scales_offset + (KV_TILE * 4 if self.dtypes.quantized_kv else 0)
+
+    @property
+    def value_offset(self) -> int:
+        """Offset of V, or of the K that is V too, in a tile of a head, in bytes."""
+        return 0 if self.heads.latent else self.key_bytes
 
     @property
     def scales_offset(self) -> int:
@@ -106,14 +116,16 @@ class SplitHeadsKernel(Kernel):
                 at = (kv_head * b.dim("max_num_batched_tokens") + token) * h.group + q.index
                 self._store_query(b, dtypes, head, b.address(queries, at * layout.query_bytes))
             self._prepare(b, keys, kv_head, position, head, 1, key_scale)
-            self._store_key(b, dtypes, head, base, place)
+            store_key(b, layout, head, base, place)
             source = b.address(row, (kv_head + (h.query + h.kv)) * (h.dim * 4))
             self._store_value(b, dtypes, source, b.address(base, layout.value_offset), place)
         return b.text()
 
     def _joint_scale(self, b: Builder, first: Value, heads: int) -> Value | None:
         """Return the factor of a joint norm of `heads` heads from address `first` on, in all lanes."""
-        return b.broadcast(self._rms(b, first, heads * self.heads.dim)) if self.norm == "joint" else None
+        return (
+            b.broadcast(inverse_rms(b, first, heads * self.heads.dim, self.epsilon)) if self.norm == "joint" else None
+        )
 
     def _prepare(
         self, b: Builder, row: Value, number: Value, position: Value, head: Value, norm: int, scale: Value | None
@@ -123,7 +135,7 @@ class SplitHeadsKernel(Kernel):
         source = b.address(row, number * (h.dim * 4))
         weight = b.buffer(5 + (self.rotary > 0) + norm) if self.norm else None
         if self.norm == "head":
-            scale = b.broadcast(self._rms(b, source, h.dim))
+            scale = b.broadcast(inverse_rms(b, source, h.dim, self.epsilon))
         elif weight is not None:
             weight = b.address(weight, number * (h.dim * 4))
         with b.loop(0, h.dim // 16) as part:
@@ -132,58 +144,17 @@ class SplitHeadsKernel(Kernel):
                 value = value * scale * b.load(weight, part.index * 64, VF32, 4)
             b.store(value, head, part.index * 64, 64)
         if self.rotary:
-            self._rotate(b, head, b.address(b.buffer(5), position * (self.rotary * 4)))
-
-    def _rms(self, b: Builder, source: Value, size: int) -> Value:
-        with b.loop(0, size // 16, state=[b.constant(0.0, VF32)]) as part:
-            value = b.load(source, part.index * 64, VF32, 4)
-            part.carry(b.fma(value, value, part.state[0]))
-        total = b.fold_lanes(part.results[0], lambda left, right: left + right)
-        return rsqrt(b, total / float(size) + self.epsilon)
-
-    def _rotate(self, b: Builder, head: Value, table: Value) -> None:
-        """Rotate the pairs in place, in 8 lanes, since rotary/2 may be an odd multiple of 8."""
-        half = self.rotary // 2
-        lanes = vector(F32, 8)
-        with b.loop(0, half // 8) as part:
-            at = part.index * 32
-            cos, sin = (b.load(table, at + offset * 4, lanes, 4) for offset in (0, half))
-            if self.interleaved:
-                both = b.permute(b.load(head, at * 2, VF32, 4), [*range(0, 16, 2), *range(1, 16, 2)])
-                x, y = b.half(both, 0), b.half(both, 1)
-                both = b.join(x * cos - y * sin, y * cos + x * sin)
-                b.store(b.permute(both, [lane // 2 + lane % 2 * 8 for lane in range(16)]), head, at * 2, 4)
-            else:
-                x, y = (b.load(head, at + offset * 4, lanes, 4) for offset in (0, half))
-                b.store(x * cos - y * sin, head, at, 4)
-                b.store(y * cos + x * sin, head, at + half * 4, 4)
+            rotate(b, head, b.address(b.buffer(5), position * (self.rotary * 4)), self.rotary, self.interleaved)
 
     def _store_query(self, b: Builder, dtypes: Dtypes, head: Value, target: Value) -> None:
         with b.loop(0, self.heads.dim // 16) as part:
             value = b.load(head, part.index * 64, VF32, 64)
             store_activation(b, dtypes, value, target, part.index * (16 * dtypes.activation_bytes))
 
-    def _store_key(self, b: Builder, dtypes: Dtypes, head: Value, base: Value, place: Value) -> None:
-        """Store K, which is read in pairs of d by 16 tokens: this token's column is scattered, 4 bytes a pair."""
-        if dtypes.quantized_kv:
-            self._store_quantized_key(b, dtypes, head, base, place)
-            return
-        column = b.address(base, place // TILE_ROWS * dtypes.tile_bytes + place % TILE_ROWS * 4)
-        with b.loop(0, self.heads.dim // 2) as pair:
-            even, odd = (b.load(head, pair.index * 8 + 4 * i, F32) for i in range(2))
-            block = b.address(column, pair.index // PAIRS * dtypes.block_bytes)
-            if dtypes.kv.weights == BF16:
-                both = round_bf16(b, even) >> 16 | round_bf16(b, odd)
-                b.store(both, block, pair.index % PAIRS * 64)
-            else:
-                at = b.address(block, pair.index % PAIRS * 128)
-                b.store(round_activation(b, dtypes, even), at, 0)
-                b.store(round_activation(b, dtypes, odd), at, 64)
-
     def _store_value(self, b: Builder, dtypes: Dtypes, source: Value, base: Value, place: Value) -> None:
         """Store V, which is read in pairs of tokens by 16 d."""
         if dtypes.quantized_kv:
-            factor = b.broadcast(self._store_scale(b, dtypes, source, base, place))
+            factor = b.broadcast(_store_scale(b, KvLayout(self.heads, dtypes), source, base, place, self.heads.dim))
             line = b.address(base, place // 2 * 32 + place % 2 * 16)
             with b.loop(0, self.heads.dim // 16) as part:
                 values = nearest_int8(b, b.load(source, part.index * 64, VF32, 4) * factor)
@@ -200,18 +171,67 @@ class SplitHeadsKernel(Kernel):
                 value = round_activation(b, dtypes, b.load(source, part.index * 64, VF32, 4))
                 b.store(value, line, part.index * dtypes.tile_bytes, 64)
 
-    def _store_scale(self, b: Builder, dtypes: Dtypes, source: Value, base: Value, place: Value) -> Value:
-        """Store the scale of one token's K or V, and return its inverse."""
-        with b.loop(0, self.heads.dim // 16, state=[b.constant(0, VI32)]) as part:
-            part.carry(magnitude_bits(b, b.load(source, part.index * 64, VF32, 4)).max(part.state[0]))
-        largest = b.fold_lanes(part.results[0], lambda left, right: left.max(right)).bitcast(F32)
-        scale, inverse = int8_scale(b, largest)
-        b.store(scale, base, place * 4 + KvLayout(self.heads, dtypes).scales_offset)
-        return inverse
 
-    def _store_quantized_key(self, b: Builder, dtypes: Dtypes, head: Value, base: Value, place: Value) -> None:
-        factor = self._store_scale(b, dtypes, head, base, place)
-        column = b.address(base, place // TILE_ROWS * dtypes.kv.tile_bytes + place % TILE_ROWS)
-        with b.loop(0, self.heads.dim) as d:
-            value = nearest_int8(b, b.load(head, d.index * 4, F32) * factor)
-            b.store(value, column, d.index // BLOCK * dtypes.kv.block_bytes + d.index % BLOCK * 16)
+def inverse_rms(b: Builder, source: Value, size: int, epsilon: float) -> Value:
+    """Return 1 / sqrt(mean square + epsilon) of `size` f32, a multiple of 16, in the order of the contract."""
+    with b.loop(0, size // 16, state=[b.constant(0.0, VF32)]) as part:
+        value = b.load(source, part.index * 64, VF32, 4)
+        part.carry(b.fma(value, value, part.state[0]))
+    total = b.fold_lanes(part.results[0], lambda left, right: left + right)
+    return rsqrt(b, total / float(size) + epsilon)
+
+
+def rotate(b: Builder, head: Value, table: Value, rotary: int, interleaved: bool) -> None:
+    """Rotate the pairs of the first `rotary` elements in place, in 8 lanes: rotary/2 may be an odd multiple of 8."""
+    half = rotary // 2
+    lanes = vector(F32, 8)
+    with b.loop(0, half // 8) as part:
+        at = part.index * 32
+        cos, sin = (b.load(table, at + offset * 4, lanes, 4) for offset in (0, half))
+        if interleaved:
+            both = b.permute(b.load(head, at * 2, VF32, 4), [*range(0, 16, 2), *range(1, 16, 2)])
+            x, y = b.half(both, 0), b.half(both, 1)
+            both = b.join(x * cos - y * sin, y * cos + x * sin)
+            b.store(b.permute(both, [lane // 2 + lane % 2 * 8 for lane in range(16)]), head, at * 2, 4)
+        else:
+            x, y = (b.load(head, at + offset * 4, lanes, 4) for offset in (0, half))
+            b.store(x * cos - y * sin, head, at, 4)
+            b.store(y * cos + x * sin, head, at + half * 4, 4)
+
+
+def store_key(b: Builder, layout: KvLayout, head: Value, base: Value, place: Value) -> None:
+    """Store K, which is read in pairs of d by 16 tokens: this token's column is scattered, 4 bytes a pair."""
+    dtypes = layout.dtypes
+    if dtypes.quantized_kv:
+        _store_quantized_key(b, layout, head, base, place)
+        return
+    column = b.address(base, place // TILE_ROWS * dtypes.tile_bytes + place % TILE_ROWS * 4)
+    with b.loop(0, layout.heads.dim // 2) as pair:
+        even, odd = (b.load(head, pair.index * 8 + 4 * i, F32) for i in range(2))
+        block = b.address(column, pair.index // PAIRS * dtypes.block_bytes)
+        if dtypes.kv.weights == BF16:
+            both = round_bf16(b, even) >> 16 | round_bf16(b, odd)
+            b.store(both, block, pair.index % PAIRS * 64)
+        else:
+            at = b.address(block, pair.index % PAIRS * 128)
+            b.store(round_activation(b, dtypes, even), at, 0)
+            b.store(round_activation(b, dtypes, odd), at, 64)
+
+
+def _store_scale(b: Builder, layout: KvLayout, source: Value, base: Value, place: Value, size: int) -> Value:
+    """Store the scale of `size` elements of one token's K or V, and return its inverse."""
+    with b.loop(0, size // 16, state=[b.constant(0, VI32)]) as part:
+        part.carry(magnitude_bits(b, b.load(source, part.index * 64, VF32, 4)).max(part.state[0]))
+    largest = b.fold_lanes(part.results[0], lambda left, right: left.max(right)).bitcast(F32)
+    scale, inverse = int8_scale(b, largest)
+    b.store(scale, base, place * 4 + layout.scales_offset)
+    return inverse
+
+
+def _store_quantized_key(b: Builder, layout: KvLayout, head: Value, base: Value, place: Value) -> None:
+    dtypes = layout.dtypes.kv
+    factor = _store_scale(b, layout, head, base, place, layout.heads.dim)
+    column = b.address(base, place // TILE_ROWS * dtypes.tile_bytes + place % TILE_ROWS)
+    with b.loop(0, layout.heads.dim) as d:
+        value = nearest_int8(b, b.load(head, d.index * 4, F32) * factor)
+        b.store(value, column, d.index // BLOCK * dtypes.block_bytes + d.index % BLOCK * 16)

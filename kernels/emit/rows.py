@@ -108,9 +108,9 @@ class EmbeddingKernel(Kernel):
 class NormKernel(Kernel):
     """RMSNorm, or LayerNorm if `kind` is `layer`, of f32 rows; `none` only converts them.
 
-    Buffers: x f32 [m, width rounded up to 32], the weight f32 [width] unless `kind` is `none`, out, the bias f32 if
-    `bias`, and if `gather` row numbers (i32): item i then reads the row of x that number i names. Sums run in 16 lanes,
-    reduced 8, 4, 2, 1.
+    Buffers: x f32 [m, width rounded up to 32], or the first `width` of `row_columns` columns, the weight f32 [width]
+    unless `kind` is `none`, out, the bias f32 if `bias`, and if `gather` row numbers (i32): item i then reads the row
+    of x that number i names. Sums run in 16 lanes, reduced 8, 4, 2, 1.
 
     `output`: `activations` are packed, and quantized for weights of the format `quantized`; `rows` are f32
     [m, width]; `hidden` is f32 [m, width rounded up to 32], which may be x; `residual` adds `scale` times the norm to
@@ -125,6 +125,7 @@ class NormKernel(Kernel):
     quantized: QuantizedFormat | None = None
     output: Literal["activations", "rows", "hidden", "residual"] = "activations"
     scale: float = 1.0
+    row_columns: int = 0
 
     def emit(self, context: EmitContext) -> str:
         """See Kernel."""
@@ -140,7 +141,7 @@ class NormKernel(Kernel):
             row = item
             if self.gather:
                 row = b.convert("arith.extui", b.load(b.buffer(next(numbers)), item * 4, I32), "i64")
-            x = b.address(source, row * (round_up(self.width, BLOCK) * 4))
+            x = b.address(source, row * (round_up(self.row_columns or self.width, BLOCK) * 4))
             center = b.broadcast(self._sum(b, x, None) / float(self.width)) if self.kind == "layer" else None
             factor = None if self.kind == "none" else b.broadcast(self._inverse_deviation(b, x, center))
             with b.loop(0, self.width // 16) as part:

@@ -10,27 +10,22 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from quire.kernels._native import MAX_KV_SPLITS
-from quire.kernels.emit.attention import (
-    BLOCK_TOKENS,
-    AttentionKernel,
-    SplitReductionKernel,
-    split_bytes,
-    tokens_per_entry,
-)
-from quire.kernels.emit.kv import KV_TILE, SplitHeadsKernel
-from quire.kernels.emit.layout import TILE_ROWS, Dtypes
+from quire.kernels.emit.attention import AttentionKernel, tokens_per_entry
+from quire.kernels.emit.kv import SplitHeadsKernel
+from quire.kernels.emit.layout import Dtypes
 from quire.kernels.emit.rows import EmbeddingKernel
 from quire.kernels.errors import ModelError
+from quire.kernels.graph.attention_lowering import AttentionLowering
 from quire.kernels.graph.experts import Sum, lower_experts
 from quire.kernels.graph.fused import FusedLinear, norm_kernel, widening_of
-from quire.kernels.graph.linear_lowering import LinearLowering
+from quire.kernels.graph.latent_attention import lower_latent_attention
 from quire.kernels.graph.operations import (
     Attention,
     Embedding,
     Experts,
     FeedForward,
     Graph,
+    LatentAttention,
     Logits,
     Norm,
     Parallel,
@@ -58,7 +53,7 @@ def lower(graph: Graph, dtypes: Dtypes, limits: PlanLimits, quantization: Quanti
     return Lowering(graph, dtypes, limits, quantization).lower()
 
 
-class Lowering(LinearLowering):
+class Lowering(AttentionLowering):
     """State of a lowering."""
 
     def __init__(self, graph: Graph, dtypes: Dtypes, limits: PlanLimits, quantization: Quantization) -> None:
@@ -71,7 +66,6 @@ class Lowering(LinearLowering):
             graph.is_encoder, max(1, graph.embedding.num_types),
         )  # fmt: skip
         super().__init__(plan, quantization)
-        self.next_layer = 0
 
     def lower(self) -> ModelPlan:
         """Return the plan."""
@@ -149,8 +143,9 @@ class Lowering(LinearLowering):
         self._norm_around(hidden, residual.around)
 
     def _dense(
-        self, hidden: Buffer, before: Norm | None, block: Attention | FeedForward | Parallel, target: Sum
-    ) -> None:
+        self, hidden: Buffer, before: Norm | None, block: Attention | LatentAttention | FeedForward | Parallel,
+        target: Sum,
+    ) -> None:  # fmt: skip
         """Lower attention, a feed-forward layer, or both side by side."""
         layers = (block.attention, block.feed_forward) if isinstance(block, Parallel) else (block,)
         last = [self._layer(hidden, before, layer) for layer in layers]
@@ -160,9 +155,11 @@ class Lowering(LinearLowering):
             self.gemm(name, x, linear, target.out, epilogue=epilogue, scale=target.scale)
 
     def _layer(
-        self, hidden: Buffer, before: Norm | None, layer: Attention | FeedForward
+        self, hidden: Buffer, before: Norm | None, layer: Attention | LatentAttention | FeedForward
     ) -> tuple[PackedActivations, FusedLinear]:
         """Lower a layer up to its last linear layer, which is returned with its input."""
+        if isinstance(layer, LatentAttention):
+            return lower_latent_attention(self, hidden, before, layer), FusedLinear((layer.output,))
         if isinstance(layer, Attention):
             return self._attention(hidden, before, layer), FusedLinear((layer.output,))
         return self._feed_forward(hidden, before, layer), FusedLinear((layer.down,))
@@ -179,28 +176,15 @@ class Lowering(LinearLowering):
         for run in runs:
             self.gemm("linear", x, run, qkv, out_columns=width if len(runs) > 1 else 0, first=first)
             first += sum(layer.outputs for layer in run.layers)
-        plan, heads, layer = self.plan, operation.heads, KvLayer(self.next_layer)
-        self.next_layer += 1
-        query_rows = plan.limits.max_num_batched_tokens * heads.query + TILE_ROWS  # AMX reads whole tiles of rows
-        queries = plan.buffer("queries", query_rows * plan.kv_layout.query_bytes)
+        heads, layer = operation.heads, self.take_layer()
+        queries = self.queries(heads)
         self._split_heads(qkv, operation, queries, layer)
-        out = self.activations("attended", heads.query * heads.dim)
         kernel = AttentionKernel(
-            "attention", heads, operation.scale or 1.0 / math.sqrt(heads.dim), plan.limits.block_size // KV_TILE,
-            operation.window if operation.window < plan.limits.max_model_len else 0, operation.softcap,
+            "attention", heads, operation.scale or 1.0 / math.sqrt(heads.dim), self.page_tiles,
+            operation.window if operation.window < self.plan.limits.max_model_len else 0, operation.softcap,
             bool(operation.sinks), bidirectional=operation.bidirectional,
         )  # fmt: skip
-        sinks = [Vector((operation.sinks,), (heads.query,))] if operation.sinks else []
-        entries = [Buffer("entries", input=True), queries, layer, out.buffer, *sinks]
-        plan.add(kernel, entries, "entries", repeats=heads.kv)
-        if plan.limits.max_model_len > BLOCK_TOKENS and not operation.bidirectional:
-            splits = plan.buffer("partials", MAX_KV_SPLITS * heads.query * split_bytes(heads))
-            kernel = replace(kernel, name="attention_split", sinks=False, kv_split=True)
-            plan.add(kernel, [Buffer("kv_splits", input=True), queries, layer, splits], "kv_splits", repeats=heads.kv)
-            reduction = SplitReductionKernel("split_reduction", heads, kernel.window, bool(sinks))
-            reductions = [Buffer("reductions", input=True), splits, out.buffer, *sinks]
-            plan.add(reduction, reductions, "reductions", repeats=heads.kv)
-        return out
+        return self.attend(kernel, queries, layer, operation.sinks)
 
     def _split_heads(self, qkv: Buffer, operation: Attention, queries: Buffer, layer: KvLayer) -> None:
         heads, rotary, norms = operation.heads, operation.rotary, operation.head_norms
@@ -222,7 +206,7 @@ class Lowering(LinearLowering):
         self.plan.add(kernel, operands, "tokens", repeats=heads.kv)
 
 
-def _check(graph: Graph, attentions: list[Attention]) -> None:
+def _check(graph: Graph, attentions: list[Attention | LatentAttention]) -> None:
     """Raise ModelError for sizes that no kernel can compute."""
     hidden_size = graph.embedding.hidden_size
     if hidden_size % 16:
@@ -237,11 +221,13 @@ def _check(graph: Graph, attentions: list[Attention]) -> None:
                 f"config.json: num_attention_heads ({heads.query}) must be a multiple of num_key_value_heads "
                 f"({heads.kv}), and head_dim ({heads.dim}) a multiple of 16"
             )
-        if (heads.kv, heads.dim) != (first.kv, first.dim):
+        if (heads.kv, heads.dim, heads.latent) != (first.kv, first.dim, first.latent):
             raise ModelError(
                 f"attention of layer {number} has {heads.kv} KV heads of {heads.dim} elements, but that of layer 0 has "
                 f"{first.kv} of {first.dim}; KV pages have the same layout in every layer"
             )
+        if isinstance(attention, LatentAttention):
+            continue
         outputs = sum(layer.outputs for layer in attention.projections)
         needed = (heads.query + 2 * heads.kv) * heads.dim
         if outputs != needed:

@@ -61,11 +61,20 @@ class Embedding:
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of an attention layer: number of query heads, number of KV heads, and elements of each."""
+    """The heads of an attention layer: number of query heads, number of KV heads, and elements of each.
+
+    With `latent`, the last `latent` elements of a key are also its value, and KV pages hold no others.
+    """
 
     query: int
     kv: int
     dim: int
+    latent: int = 0
+
+    @property
+    def value_dim(self) -> int:
+        """Elements of a value."""
+        return self.latent or self.dim
 
     @property
     def group(self) -> int:
@@ -73,7 +82,7 @@ class Heads:
         return self.query // self.kv
 
     def __str__(self) -> str:
-        return f"{self.query}/{self.kv} x {self.dim}"
+        return f"{self.query}/{self.kv} x {self.dim}" + (f", {self.latent} latent" if self.latent else "")
 
 
 @dataclass(frozen=True)
@@ -111,6 +120,61 @@ class Attention:
     softcap: float = 0.0
     sinks: str = ""
     bidirectional: bool = False
+
+
+@dataclass(frozen=True)
+class LatentHeads:
+    """The heads of latent attention: their number, and elements of each in the projections.
+
+    A query has `nope` elements that are not rotated, then `rope` that are; a value has `value`; a latent has `rank`.
+    """
+
+    query: int
+    nope: int
+    rope: int
+    value: int
+    rank: int
+
+    @property
+    def expanded(self) -> int:
+        """Elements of a head's key and value that are made of a latent."""
+        return self.nope + self.value
+
+    @property
+    def attention(self) -> Heads:
+        """Heads of the attention over KV pages: all queries read one key, its rotated part first, then the latent."""
+        return Heads(self.query, 1, self.rope + self.rank, self.rank)
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """Causal multi-head latent attention (DeepSeek-V2, arXiv 2405.04434).
+
+    `latent(x)` [rank + rope] is a token's latent c, to which `latent_norm` applies, and a key part that is rotated and
+    that all heads share. `expand(c)` is for each head its key part without rotation, then its value. A query is that of
+    `query` applied to x, or to query_norm(compress(x)) with a `compress`. `output` gets softmax(scale * q k) v.
+    """
+
+    query: Linear
+    latent: Linear
+    latent_norm: Norm
+    expand: Linear
+    output: Linear
+    latent_heads: LatentHeads
+    rotary: Rope
+    scale: float
+    compress: Linear | None = None
+    query_norm: Norm | None = None
+
+    @property
+    def heads(self) -> Heads:
+        """Heads of the attention over KV pages."""
+        return self.latent_heads.attention
+
+    @property
+    def bidirectional(self) -> bool:
+        """False: tokens never attend to later ones."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -184,7 +248,7 @@ class Parallel:
 class Residual:
     """around(x + multiplier * after(block(before(x)))); each norm may be missing."""
 
-    block: Attention | FeedForward | Experts | Parallel
+    block: Attention | LatentAttention | FeedForward | Experts | Parallel
     before: Norm | None
     after: Norm | None = None
     multiplier: float = 1.0
@@ -227,11 +291,11 @@ class Graph:
         return any(attention.bidirectional for attention in self.attentions)
 
     @property
-    def attentions(self) -> list[Attention]:
+    def attentions(self) -> list[Attention | LatentAttention]:
         """Attention layers in order."""
         blocks = [residual.block for residual in self.residuals]
         layers = [block.attention if isinstance(block, Parallel) else block for block in blocks]
-        return [layer for layer in layers if isinstance(layer, Attention)]
+        return [layer for layer in layers if isinstance(layer, Attention | LatentAttention)]
 
     @property
     def max_positions(self) -> int:

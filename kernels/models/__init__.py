@@ -10,6 +10,7 @@ from quire.kernels.graph.operations import Graph, Logits
 from quire.kernels.models import (
     bert,
     cohere2,
+    deepseek,
     gemma2,
     gemma3,
     glm4,
@@ -38,6 +39,8 @@ Builder = Callable[[ModelConfig], Graph]
 
 GENERATORS: dict[str, Builder] = {
     "Cohere2ForCausalLM": cohere2.build,
+    "DeepseekV2ForCausalLM": deepseek.build_v2,
+    "DeepseekV3ForCausalLM": deepseek.build_v3,
     "Gemma2ForCausalLM": gemma2.build,
     "Gemma3ForCausalLM": gemma3.build,
     "Gemma3ForConditionalGeneration": gemma3.build_text_part,

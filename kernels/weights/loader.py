@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from quire.kernels._native import MatrixView, PackedWeights, QuantizedWeights, Runner
 from quire.kernels.emit.layout import TILE_ROWS, Dtypes, QuantizedFormat
 from quire.kernels.errors import ModelError
 from quire.kernels.operands import Array, ArrayWeight, Matrix, MatrixPart, Operand, Weight
-from quire.kernels.weights.checkpoint import FLOAT_DTYPES, Checkpoint
+from quire.kernels.weights.checkpoint import FLOAT_DTYPES, Checkpoint, Tensor
 from quire.kernels.weights.quantization import Quantization
 from quire.kernels.weights.weight_cache import CacheFile, key_of
 
@@ -48,6 +49,7 @@ class Loader:
     progress: Callable[[str, int, int], None] | None = None
     cache_folder: str | None = None
     addresses: dict[Operand, int] = field(default_factory=dict)
+    _read: tuple[tuple[str, tuple[int, ...]], Tensor, npt.NDArray[np.uint8]] | None = None
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -101,13 +103,14 @@ class Loader:
                 if unreleased >= _PIECE_BYTES:
                     self.checkpoint.drop_pages()
                     unreleased = 0
+            self._read = None
             count(size)
         self.checkpoint.drop_pages()
 
     def _pieces(self, matrix: Matrix, part: MatrixPart) -> Iterator[MatrixPart]:
         """Yield the parts of a part that are read at once: the whole one where rows do not follow one another."""
         is_read = matrix.quantized is not None and self.quantization.scheme is not None
-        if part.transposed or (is_read and self.quantization.blocks(part) is None):
+        if part.transposed or part.whole_k != part.k or (is_read and self.quantization.blocks(part) is None):
             return iter([part])
         return part.slices(max(TILE_ROWS, _PIECE_BYTES // (4 * part.k) // TILE_ROWS * TILE_ROWS))
 
@@ -126,13 +129,20 @@ class Loader:
             raise ModelError(f"{self.checkpoint.folder}: tensor {part.tensor}{rows} can't be packed: {error}") from None
 
     def _view(self, part: MatrixPart) -> MatrixView:
-        """Return the part's tensor in the checkpoint."""
-        tensor = self.checkpoint.get(part.tensor, part.shape)
-        if part.transposed:
-            start = part.first * FLOAT_DTYPES[tensor.dtype][1]
-            return MatrixView(tensor.data[start:], tensor.format, part.n, part.k, *part.strides)
-        rows = tensor.rows(part.first, part.n)
-        return MatrixView(rows.data, rows.format, part.n, part.k, *part.strides)
+        """Return the part's tensor in the checkpoint.
+
+        Successive parts of one tensor that are not whole rows share its bytes, which may have to be computed.
+        """
+        if not part.transposed and part.whole_k == part.k:
+            rows = self.checkpoint.get(part.tensor, part.shape).rows(part.first, part.n)
+            return MatrixView(rows.data, rows.format, part.n, part.k, *part.strides)
+        key = part.tensor, part.shape
+        if self._read is None or self._read[0] != key:
+            tensor = self.checkpoint.get(*key)
+            self._read = key, tensor, tensor.data
+        _, tensor, data = self._read
+        start = part.start * FLOAT_DTYPES[tensor.dtype][1]
+        return MatrixView(data[start:], tensor.format, part.n, part.k, *part.strides)
 
     def _pack_quantized(self, target: int, part: MatrixPart, form: QuantizedFormat) -> None:
         packed = QuantizedWeights(target, form, part.k)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from quire.kernels._native import Plan, ThreadPool
 from quire.kernels.emit.context import Kernel
 from quire.kernels.emit.kv import KV_TILE, SplitHeadsKernel
+from quire.kernels.emit.latent_heads import LatentHeadsKernel
 from quire.kernels.operands import Launch
 from quire.kernels.plan import ModelPlan
 from quire.kernels.runner import LOGIT_ROWS_AT_ONCE, Assembly
@@ -211,7 +212,8 @@ class BenchModel:
         pages = limits.max_num_batched_tokens // limits.block_size
         inputs = StepInputs(self._assembly, Step((Chunk(0, limits.block_size),) * pages, 1))
         self._run(first_of_each(self.plan.launches), inputs, functools.partial(self._fixed, 0))
-        writers = [launch for launch in self.plan.launches if isinstance(launch.kernel, SplitHeadsKernel)][:1]
+        kinds = SplitHeadsKernel, LatentHeadsKernel
+        writers = [launch for launch in self.plan.launches if isinstance(launch.kernel, kinds)][:1]
         size = pages * page_bytes(self.plan)
         for start in range(size, self._kv_bytes, size):
             self._run(writers, inputs, functools.partial(self._fixed, min(start, self._kv_bytes - size)))

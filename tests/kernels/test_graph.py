@@ -20,6 +20,7 @@ from graph_reference import (
     experts,
     feed_forward,
     graph,
+    latent_attention,
     random_tensors,
     rotary,
     with_experts,
@@ -37,6 +38,7 @@ from quire.kernels.graph.operations import (
     Graph,
     HeadNorms,
     Heads,
+    LatentHeads,
     Linear,
     Norm,
     Parallel,
@@ -51,6 +53,7 @@ FORMATS: dict[str, tuple[tuple[str, str, str], bool, str | None, float]] = {  # 
     "float32": (F32, False, None, 5e-6),
     "bfloat16": (BF16, False, None, 0.02),
     "int8-kv": (F32, True, None, 0.03),
+    "bfloat16-int8-kv": (BF16, True, None, 0.04),
     "int8": (BF16, False, "int8", 0.06),
     "int4-g32": (BF16, False, "int4-g32", 0.5),
 }
@@ -81,6 +84,11 @@ def log_probabilities(
 
 def random_tokens(length: int) -> list[int]:
     return [int(token) for token in np.random.default_rng(length).integers(0, 112, length)]
+
+
+def latent_graph(**attributes: Any) -> Graph:
+    """Return a graph of latent attention with other attributes in its first layer."""
+    return graph(replace(latent_attention(0), **attributes), latent_attention(1))
 
 
 NORMS = HeadNorms("norm_q", "norm_k", 1e-6, weight_offset=1.0)
@@ -146,6 +154,15 @@ GRAPHS |= EXPERTS
 GRAPHS["experts-norm-after"] = with_experts(
     graph(residual={"after": "norm", "multiplier": 0.6}), experts(0, shared="plain"), experts(1, shared="gated")
 )
+GRAPHS |= {
+    "latent-attention": graph(latent_attention(0), latent_attention(1)),
+    "latent-attention-scale": graph(latent_attention(0, scale=0.25), latent_attention(1, scale=0.2)),
+    "latent-attention-compressed": graph(latent_attention(0, compressed=48), latent_attention(1, compressed=80)),
+    "latent-attention-interleaved": graph(
+        latent_attention(0, rope=rotary(interleaved=True)), latent_attention(1, rope=rotary(interleaved=True))
+    ),
+}
+LATENT = graph(latent_attention(0, query=8, compressed=80), latent_attention(1, query=80))
 EVERYTHING = graph(
     attention(0, query=8, rotary=rotary(16), head_norms=NORMS, softcap=4.0, sinks="sinks_0", scale=0.3),
     attention(1, rotary=None, window=300, sinks="sinks_1"),
@@ -191,6 +208,12 @@ def test_all_attributes_together_in_a_long_context() -> None:
     np.testing.assert_allclose(log_probabilities(EVERYTHING, "float32", tokens), expected, atol=2e-4)
 
 
+def test_latent_attention_in_a_long_context() -> None:
+    tokens = random_tokens(700)
+    expected = GraphReference(LATENT, random_tensors(LATENT)).log_probabilities(tokens)
+    np.testing.assert_allclose(log_probabilities(LATENT, "float32", tokens), expected, atol=2e-4)
+
+
 @pytest.mark.parametrize(
     ("model", "form"),
     [
@@ -201,9 +224,14 @@ def test_all_attributes_together_in_a_long_context() -> None:
         (MIXTURES, "bfloat16"),
         (MIXTURES, "int8"),
         (MIXTURES, "int4-g32"),
+        (LATENT, "float32"),
+        (LATENT, "bfloat16"),
+        (LATENT, "int8-kv"),
+        (LATENT, "int4-g32"),
     ],
-    ids=["bfloat16", "int4-g32", "int8-kv", "others", "experts-bfloat16", "experts-int8", "experts-int4-g32"],
-)
+    ids=["bfloat16", "int4-g32", "int8-kv", "others", "experts-bfloat16", "experts-int8", "experts-int4-g32",
+         "latent-float32", "latent-bfloat16", "latent-int8-kv", "latent-int4-g32"],
+)  # fmt: skip
 def test_the_bits_depend_on_neither_chunks_nor_threads_nor_instruction_set(model: Graph, form: str) -> None:
     tokens = random_tokens(560)
     expected = log_probabilities(model, form, tokens, threads=1)
@@ -214,14 +242,18 @@ def test_the_bits_depend_on_neither_chunks_nor_threads_nor_instruction_set(model
 
 
 @pytest.mark.parametrize("isa", ["amx", "avx512-bf16"])
-@pytest.mark.parametrize("form", ["bfloat16", "int8"])
+@pytest.mark.parametrize(
+    ("model", "form"),
+    [(EVERYTHING, "bfloat16"), (EVERYTHING, "int8"), (LATENT, "bfloat16"), (LATENT, "bfloat16-int8-kv")],
+    ids=["bfloat16", "int8", "latent-bfloat16", "latent-int8-kv"],
+)
 def test_units_in_software_give_the_same_bits(
-    form: str, isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Graph, form: str, isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = random_tokens(300)
-    expected = log_probabilities(EVERYTHING, form, tokens)
+    expected = log_probabilities(model, form, tokens)
     soft_tiles.use(monkeypatch, tmp_path, isa)
-    assert np.array_equal(log_probabilities(EVERYTHING, form, tokens, isa=isa), expected)
+    assert np.array_equal(log_probabilities(model, form, tokens, isa=isa), expected)
 
 
 @pytest.mark.parametrize(
@@ -233,6 +265,11 @@ def test_units_in_software_give_the_same_bits(
         (graph(attention(0), replace(attention(1), heads=Heads(8, 2, 32))), "outputs; its heads need 384"),
         (graph(replace(attention(0), heads=Heads(3, 2, 32)), attention(1)), r"num_attention_heads \(3\) must"),
         (replace(BASE, residuals=BASE.residuals[1:2]), "graph has no attention"),
+        (graph(attention(0), latent_attention(1)), "layer 1 has 1 KV heads of 160 elements"),
+        (latent_graph(latent_heads=LatentHeads(4, 80, 32, 64, 128)), "qk_nope_head_dim is 80"),
+        (latent_graph(rotary=rotary(64)), "rotates 64 elements; qk_rope_head_dim is 32"),
+        (latent_graph(query=Linear("q", 500)), "q has 500 outputs; its heads need 512"),
+        (latent_graph(query=Linear("q", 512, "q_b")), "must both have a bias, or neither"),
     ],
 )  # fmt: skip
 def test_operations_without_a_kernel_are_rejected_with_an_error_that_names_them(model: Graph, message: str) -> None:

@@ -57,6 +57,9 @@ def _write_checkpoint(checkpoint: ReferenceCheckpoint, target: Path) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             _fill(name, parameter, checkpoint)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.1)
     model.to(getattr(torch, checkpoint.dtype))
     model.save_pretrained(target, max_shard_size=checkpoint.max_shard_size)
     _write_tokenizer(target, checkpoint.config["vocab_size"])

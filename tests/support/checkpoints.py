@@ -22,6 +22,10 @@ GEMMA3_ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
     "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 50000.0},
 }
+DEEPSEEK_ROPE = {
+    "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "rope_theta": 10000.0,
+    "mscale": 0.7, "mscale_all_dim": 1.1, "beta_fast": 32, "beta_slow": 1,
+}  # fmt: skip
 YARN_ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "rope_theta": 10000.0}
 
 
@@ -81,6 +85,13 @@ def _decoder(
         "max_position_embeddings": 1024,
         **more,
     }
+
+
+def _deepseek(layers: int, heads: int, **more: Any) -> dict[str, Any]:
+    """Return a model of latent attention whose heads have three different sizes."""
+    sizes = {"qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 96, "kv_lora_rank": 128}
+    config = _decoder(256, 352, layers, heads, heads, 32, vocab_size=503, first_k_dense_replace=layers, **sizes)
+    return config | more
 
 
 CHECKPOINTS = (
@@ -270,6 +281,53 @@ CHECKPOINTS = (
                  rope_parameters={**YARN_ROPE, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}),
         dtype="bfloat16",
         max_shard_size="900KB",
+    ),
+    ReferenceCheckpoint("deepseek2-dense", "deepseek_v2", _deepseek(2, 4, q_lora_rank=None)),
+    ReferenceCheckpoint(
+        "deepseek2-dense-yarn",
+        "deepseek_v2",
+        _deepseek(2, 8, q_lora_rank=80, attention_bias=True, mlp_bias=True, rope_parameters=DEEPSEEK_ROPE),
+        dtype="bfloat16",
+        max_shard_size="900KB",
+    ),
+    ReferenceCheckpoint(
+        "deepseek3-dense-yarn",
+        "deepseek_v3",
+        _deepseek(2, 4, q_lora_rank=96, kv_lora_rank=160, rope_parameters=DEEPSEEK_ROPE),
+        dtype="bfloat16",
+    ),
+    ReferenceCheckpoint(
+        "deepseek3-dense-halves", "deepseek_v3", _deepseek(2, 4, q_lora_rank=None, rope_interleave=False)
+    ),
+    ReferenceCheckpoint(
+        "deepseek2-experts",
+        "deepseek_v2",
+        _deepseek(3, 4, q_lora_rank=None, first_k_dense_replace=1, n_routed_experts=12, num_experts_per_tok=3,
+                  moe_intermediate_size=96, n_shared_experts=2),
+        dtype="bfloat16",
+        max_shard_size="900KB",
+    ),
+    ReferenceCheckpoint(
+        "deepseek2-groups-yarn",
+        "deepseek_v2",
+        _deepseek(2, 4, q_lora_rank=80, first_k_dense_replace=0, n_routed_experts=16, num_experts_per_tok=3,
+                  moe_intermediate_size=80, n_shared_experts=1, topk_method="group_limited_greedy", n_group=4,
+                  topk_group=2, routed_scaling_factor=4.0, rope_parameters=DEEPSEEK_ROPE),
+    ),
+    ReferenceCheckpoint(
+        "deepseek3-experts-yarn",
+        "deepseek_v3",
+        _deepseek(3, 4, q_lora_rank=96, first_k_dense_replace=1, n_routed_experts=16, num_experts_per_tok=4,
+                  moe_intermediate_size=80, n_shared_experts=1, n_group=4, topk_group=2,
+                  rope_parameters=DEEPSEEK_ROPE),
+        dtype="bfloat16",
+    ),
+    ReferenceCheckpoint(
+        "deepseek3-plain-weights",
+        "deepseek_v3",
+        _deepseek(2, 8, q_lora_rank=None, first_k_dense_replace=0, n_routed_experts=12, num_experts_per_tok=3,
+                  moe_intermediate_size=96, n_shared_experts=2, n_group=1, topk_group=1, norm_topk_prob=False,
+                  routed_scaling_factor=1.5),
     ),
 )  # fmt: skip
 

@@ -18,6 +18,8 @@ from quire.kernels.graph.operations import (
     Graph,
     HeadNorms,
     Heads,
+    LatentAttention,
+    LatentHeads,
     Linear,
     Logits,
     Norm,
@@ -29,6 +31,7 @@ from quire.kernels.weights.checkpoint import Checkpoint, Tensor
 
 F64 = npt.NDArray[np.float64]
 Tensors = dict[str, npt.NDArray[np.float32]]
+Layer = Attention | LatentAttention | FeedForward | Experts
 
 HIDDEN, VOCAB, INNER, POSITIONS = 64, 112, 96, 1024
 
@@ -62,6 +65,20 @@ def attention(layer: int, query: int = 4, **attributes: Any) -> Attention:
     projections = tuple(Linear(f"{layer}.{name}", size) for name, size in sizes.items())
     attributes = {"rotary": rotary(), **attributes}
     return Attention(projections, Linear(f"{layer}.o", HIDDEN), heads, **attributes)
+
+
+def latent_attention(
+    layer: int, query: int = 4, *, compressed: int = 0, rope: Rope | None = None, scale: float = 0.125
+) -> LatentAttention:
+    """Return latent attention whose heads have parts of four different sizes; `compressed` is the rank of queries."""
+    heads = LatentHeads(query, nope=96, rope=32, value=64, rank=128)
+    return LatentAttention(
+        Linear(f"{layer}.latent_q_{compressed}", query * 128), Linear(f"{layer}.latent_kv", 160),
+        Norm(f"{layer}.latent_norm", 1e-5), Linear(f"{layer}.latent_expand", query * 160),
+        Linear(f"{layer}.latent_o", HIDDEN), heads, rope or rotary(), scale,
+        Linear(f"{layer}.latent_compress", compressed) if compressed else None,
+        Norm(f"{layer}.latent_q_norm", 1e-4, weight_offset=1.0) if compressed else None,
+    )  # fmt: skip
 
 
 def feed_forward(layer: int) -> FeedForward:
@@ -104,8 +121,8 @@ def with_experts(model: Graph, *blocks: Experts) -> Graph:
 
 
 def graph(
-    *attentions: Attention, embedding: dict[str, Any] | None = None, residual: dict[str, Any] | None = None,
-    logits: dict[str, Any] | None = None, offset: float = 0.0,
+    *attentions: Attention | LatentAttention, embedding: dict[str, Any] | None = None,
+    residual: dict[str, Any] | None = None, logits: dict[str, Any] | None = None, offset: float = 0.0,
 ) -> Graph:  # fmt: skip
     """Return a graph of two layers, with the given attentions and attributes."""
     residuals = []
@@ -120,7 +137,7 @@ def graph(
     return Graph(Embedding("embed", VOCAB, HIDDEN, **(embedding or {})), tuple(residuals), head)
 
 
-def layers_of(residual: Residual) -> tuple[Attention | FeedForward | Experts, ...]:
+def layers_of(residual: Residual) -> tuple[Layer, ...]:
     """Return the layers of a residual block, which have the same input."""
     block = residual.block
     return (block.attention, block.feed_forward) if isinstance(block, Parallel) else (block,)
@@ -156,12 +173,12 @@ class _RandomTensors:
         self.add(linear.weight, *(shape[:: 1 if linear.transposed else -1]), scale=1.2 * inputs**-0.5)
         self.add(linear.bias, linear.outputs)
 
-    def add_norm(self, norm: Norm | None) -> None:
+    def add_norm(self, norm: Norm | None, width: int = HIDDEN) -> None:
         if norm is not None:
-            self.add(norm.weight, HIDDEN, scale=0.2, mean=1.0 - norm.weight_offset)
-            self.add(norm.bias, HIDDEN, scale=0.2)
+            self.add(norm.weight, width, scale=0.2, mean=1.0 - norm.weight_offset)
+            self.add(norm.bias, width, scale=0.2)
 
-    def add_layer(self, layer: Attention | FeedForward | Experts) -> None:
+    def add_layer(self, layer: Layer) -> None:
         if isinstance(layer, Experts):
             self.add_linear(layer.router.linear, HIDDEN)
             self.add(layer.router.correction, len(layer.experts), scale=0.3)
@@ -169,6 +186,9 @@ class _RandomTensors:
                 self.add_layer(expert)
             if layer.shared_gate is not None:
                 self.add_linear(layer.shared_gate, HIDDEN)
+            return
+        if isinstance(layer, LatentAttention):
+            self.add_latent_attention(layer)
             return
         if isinstance(layer, Attention):
             inputs, last, width = layer.projections, layer.output, layer.heads.query * layer.heads.dim
@@ -179,6 +199,18 @@ class _RandomTensors:
         for linear in inputs:
             self.add_linear(linear, HIDDEN)
         self.add_linear(last, width)
+
+    def add_latent_attention(self, layer: LatentAttention) -> None:
+        heads, width = layer.latent_heads, HIDDEN
+        if layer.compress is not None:
+            self.add_linear(layer.compress, HIDDEN)
+            width = layer.compress.outputs
+            self.add_norm(layer.query_norm, width)
+        self.add_linear(layer.query, width)
+        self.add_linear(layer.latent, HIDDEN)
+        self.add_norm(layer.latent_norm, heads.rank)
+        self.add_linear(layer.expand, heads.rank)
+        self.add_linear(layer.output, heads.query * heads.value)
 
     def add_head_norms(self, norms: HeadNorms | None, heads: Heads) -> None:
         if norms is not None:
@@ -227,9 +259,11 @@ class GraphReference:
         )
         return y + self._get(norm.bias) if norm.bias else y
 
-    def _layer(self, layer: Attention | FeedForward | Experts, x: F64) -> F64:
+    def _layer(self, layer: Layer, x: F64) -> F64:
         if isinstance(layer, Experts):
             return self._experts(layer, x)
+        if isinstance(layer, LatentAttention):
+            return self._latent_attention(layer, x)
         return self._attention(layer, x) if isinstance(layer, Attention) else self._feed(layer, x)
 
     def _experts(self, block: Experts, x: F64) -> F64:
@@ -289,6 +323,23 @@ class GraphReference:
         if block.sinks:
             total = total + np.exp(self._get(block.sinks))[:, None, None]
         return self._linear(block.output, (weights / total @ v).transpose(1, 0, 2).reshape(n, -1))
+
+    def _latent_attention(self, block: LatentAttention, x: F64) -> F64:
+        """Compute keys and values of all heads from the latents, as the definition does."""
+        heads, n = block.latent_heads, len(x)
+        queries = x
+        if block.compress is not None:
+            assert block.query_norm is not None
+            queries = self._norm(block.query_norm, self._linear(block.compress, x))
+        q = self._linear(block.query, queries).reshape(n, heads.query, -1).transpose(1, 0, 2)
+        latent, shared = np.split(self._linear(block.latent, x), [heads.rank], axis=1)
+        expanded = self._linear(block.expand, self._norm(block.latent_norm, latent))
+        k, v = np.split(expanded.reshape(n, heads.query, -1).transpose(1, 0, 2), [heads.nope], axis=2)
+        scores = q[..., : heads.nope] @ k.transpose(0, 2, 1)
+        scores = scores + _rotated(q[..., heads.nope :], block.rotary) @ _rotated(shared[None], block.rotary)[0].T
+        weights = np.exp(np.where(np.tri(n, dtype=bool), block.scale * scores, -np.inf))
+        weights = weights / weights.sum(-1, keepdims=True)
+        return self._linear(block.output, (weights @ v).transpose(1, 0, 2).reshape(n, -1))
 
     def _head_norm(self, norms: HeadNorms, name: str, x: F64) -> F64:
         """Norm heads x [heads, tokens, dim]."""

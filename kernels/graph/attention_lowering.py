@@ -1,0 +1,56 @@
+"""Lowering of attention to KV pages, which all kinds of attention layers share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.kernels._native import MAX_KV_SPLITS
+from quire.kernels.emit.attention import BLOCK_TOKENS, AttentionKernel, SplitReductionKernel, split_bytes
+from quire.kernels.emit.kv import KV_TILE
+from quire.kernels.emit.layout import TILE_ROWS
+from quire.kernels.graph.linear_lowering import LinearLowering
+from quire.kernels.graph.operations import Heads
+from quire.kernels.operands import Buffer, KvLayer, PackedActivations, Vector
+from quire.kernels.plan import ModelPlan
+from quire.kernels.weights.quantization import Quantization
+
+
+class AttentionLowering(LinearLowering):
+    """Appends launches to a plan, and counts its attention layers."""
+
+    def __init__(self, plan: ModelPlan, quantization: Quantization) -> None:
+        super().__init__(plan, quantization)
+        self._next_layer = 0
+
+    @property
+    def page_tiles(self) -> int:
+        """Number of KV tiles of a page."""
+        return self.plan.limits.block_size // KV_TILE
+
+    def take_layer(self) -> KvLayer:
+        """Return the KV pages of the next attention layer."""
+        self._next_layer += 1
+        return KvLayer(self._next_layer - 1)
+
+    def queries(self, heads: Heads) -> Buffer:
+        """Return the buffer of packed queries."""
+        rows = self.plan.limits.max_num_batched_tokens * heads.query + TILE_ROWS  # AMX reads whole tiles of rows
+        return self.plan.buffer("queries", rows * self.plan.kv_layout.query_bytes)
+
+    def attend(
+        self, kernel: AttentionKernel, queries: Buffer, layer: KvLayer, sinks_name: str = ""
+    ) -> PackedActivations:
+        """Lower the attention of packed queries to the KV pages of a layer, with long contexts in splits."""
+        plan, heads = self.plan, kernel.heads
+        out = self.activations("attended", heads.query * heads.value_dim)
+        sinks = [Vector((sinks_name,), (heads.query,))] if sinks_name else []
+        entries = [Buffer("entries", input=True), queries, layer, out.buffer, *sinks]
+        plan.add(kernel, entries, "entries", repeats=heads.kv)
+        if plan.limits.max_model_len > BLOCK_TOKENS and not kernel.bidirectional:
+            splits = plan.buffer("partials", MAX_KV_SPLITS * heads.query * split_bytes(heads))
+            kernel = replace(kernel, name="attention_split", sinks=False, kv_split=True)
+            plan.add(kernel, [Buffer("kv_splits", input=True), queries, layer, splits], "kv_splits", repeats=heads.kv)
+            reduction = SplitReductionKernel("split_reduction", heads, kernel.window, bool(sinks))
+            reductions = [Buffer("reductions", input=True), splits, out.buffer, *sinks]
+            plan.add(reduction, reductions, "reductions", repeats=heads.kv)
+        return out
