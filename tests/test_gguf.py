@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,9 @@ from gguf_files import write_gguf
 from quire.frontend import SamplingParams
 from quire.frontend.hub.names import name_of
 from quire.frontend.hub.resolve import resolve_model
+from quire.kernels import host
 from quire.kernels.weights.gguf_checkpoint import open_checkpoint
+from quire.kernels.weights.quantized.gguf import TYPES
 
 if TYPE_CHECKING:
     from conftest import EngineFactory
@@ -53,22 +56,43 @@ def test_a_bf16_file_of_the_demo_model_is_the_demo_model(
     assert open_checkpoint(str(folder)).eos_token_ids() == [2, 4]
 
 
-@pytest.mark.parametrize(("kind", "most"), [("F16", 0.02), ("Q8_0", 0.05), ("Q5_0", 0.4), ("Q4_0", 0.6)])
-def test_types_are_near_the_float_model(
-    kind: str, most: float, demo_model: Path, tmp_path: Path, engine: EngineFactory
+def mixed(name: str) -> str:
+    """Return the type of a tensor in a file like Q4_K_M: more bits for the embedding, v and some of the down layers."""
+    if "embed" in name or "v_proj" in name or ("down_proj" in name and ".1." in name):
+        return "Q6_K"
+    return "Q8_0" if "o_proj" in name else "Q4_K"
+
+
+@pytest.mark.parametrize("kind", [*TYPES, "F16", mixed], ids=lambda kind: getattr(kind, "__name__", kind))
+def test_quantized_files_are_near_their_float_twins(
+    kind: str | Callable[[str], str], demo_model: Path, tmp_path: Path, engine: EngineFactory
 ) -> None:
-    file = tmp_path / "tales.gguf"
-    write_gguf(demo_model, file, kind)
-    text = " ".join(PROMPTS)
+    """Their weights are the same numbers; only activations are rounded, to 8 bits in groups of 32."""
+    file, twin = tmp_path / "tales.gguf", tmp_path / "twin.gguf"
+    write_gguf(demo_model, twin, "F32", replaced=write_gguf(demo_model, file, kind))
     params = SamplingParams(max_tokens=1, prompt_logprobs=0)
 
-    def logprobs(llm: LLM) -> np.ndarray:
-        output = llm.generate([text], params, use_tqdm=False)[0]
+    def logprobs(model: Path) -> np.ndarray:
+        llm = engine(model, dtype="float32")
+        output = llm.generate([" ".join(PROMPTS)], params, use_tqdm=False)[0]
         assert output.prompt_logprobs is not None
         return np.array([next(iter(entry.values())).logprob for entry in output.prompt_logprobs[1:] if entry])
 
-    difference = logprobs(engine(file)) - logprobs(engine(demo_model))
-    assert np.sqrt(np.mean(difference**2)) < most
+    difference = logprobs(file) - logprobs(twin)
+    assert np.sqrt(np.mean(difference**2)) < 0.12
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q5_1", mixed], ids=lambda kind: getattr(kind, "__name__", kind))
+def test_answers_do_not_depend_on_batch_chunks_or_threads(
+    kind: str | Callable[[str], str], demo_model: Path, tmp_path: Path, engine: EngineFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    file = tmp_path / "tales.gguf"
+    write_gguf(demo_model, file, kind)
+    alone = [answers(engine(file, threads=1, max_num_batched_tokens=32), [prompt])[0] for prompt in PROMPTS]
+    for isa in host.available_isas():
+        monkeypatch.setenv("QUIRE_ISA", isa)
+        assert answers(engine(file, threads=2), PROMPTS) == alone, isa
 
 
 def test_a_model_in_parts_is_the_whole_model(demo_model: Path, tmp_path: Path, engine: EngineFactory) -> None:
@@ -116,12 +140,3 @@ def test_a_bad_file_is_refused_in_one_line(content: bytes, message: str, tmp_pat
     with pytest.raises(ValueError, match=message) as caught:
         resolve_model(str(file))
     assert "\n" not in str(caught.value)
-
-
-def test_types_that_cannot_be_loaded_are_named(demo_model: Path, tmp_path: Path, engine: EngineFactory) -> None:
-    from quire.frontend import EngineStartError
-
-    file = tmp_path / "tales.gguf"
-    write_gguf(demo_model, file, "Q5_1")
-    with pytest.raises(EngineStartError, match=r"in type Q5_1; supported are F32, F16, BF16, Q8_0, Q4_0, Q5_0, IQ4_NL"):
-        engine(file)

@@ -179,6 +179,12 @@ class Builder:
             self._constants[key] = Value(self, name, type_)
         return self._constants[key]
 
+    def table(self, values: Sequence[int], element: str) -> Value:
+        """Return the vector of the integers `values`."""
+        name, type_ = f"%t{len(self._entry)}", vector(element, len(values))
+        self._entry.append(f"{name} = arith.constant dense<{[*values]}> : {type_}")
+        return Value(self, name, type_)
+
     def as_value(self, value: Value | int | float, type_: str) -> Value:
         """Return a number as a constant of the type, and a value unchanged."""
         return value if isinstance(value, Value) else self.constant(value, type_)
@@ -238,8 +244,18 @@ class Builder:
         while width > 1:
             width //= 2
             value = combine(self._slice(value, 0, width), self._slice(value, width, width))
+        return self.lane(value, 0)
+
+    def lane(self, value: Value, number: int) -> Value:
+        """Return one lane of a vector."""
         element = element_of(value.type)
-        return self._result(element, f"vector.extract {value.name}[0] : {element} from {value.type}")
+        return self._result(element, f"vector.extract {value.name}[{number}] : {element} from {value.type}")
+
+    def with_lane(self, value: Value, number: int, lane: Value) -> Value:
+        """Return a vector with another value in one lane."""
+        return self._result(
+            value.type, f"vector.insert {lane.name}, {value.name} [{number}] : {lane.type} into {value.type}"
+        )
 
     def half(self, value: Value, number: int) -> Value:
         """Return the lower (0) or upper (1) half of a vector's lanes."""

@@ -42,6 +42,8 @@ class GemmKernel(Kernel):
     `softcap * tanh(scale * y / softcap)`; `add` adds `scale * y` to it; `activation` writes `act(y)` as packed
     activations; `gate` takes columns in pairs of tiles (16 gates, 16 ups) and writes `act(gate) * up` as packed
     activations of n / 2 columns.
+
+    Rows of y have `y_columns` columns, by default n, of which these begin with number `first`.
     """
 
     k: int
@@ -53,6 +55,8 @@ class GemmKernel(Kernel):
     quantized: QuantizedFormat | None = None
     scale: float = 1.0
     softcap: float = 0.0
+    y_columns: int = 0
+    first: int = 0
 
     def operations(self, rows: int, pairs: int) -> int:
         """See Kernel."""
@@ -126,7 +130,7 @@ class GemmKernel(Kernel):
         elif self.scale != 1:
             values = [v * self.scale for v in values]
         if self.epilogue in ("store", "add"):
-            at = b.address(y, (row * round_up(self.n, BLOCK) + block * BLOCK) * 4)
+            at = b.address(y, (row * round_up(self.y_columns or self.n, BLOCK) + block * BLOCK + self.first) * 4)
             for i, value in enumerate(values):
                 total = value + b.load(at, 64 * i, VF32, 64) if self.epilogue == "add" else value
                 b.store(total, at, 64 * i, 64)

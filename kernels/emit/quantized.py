@@ -1,7 +1,8 @@
 """Products of quantized operands: int8 rows times packed int8 or int4 columns, exact in int32, scaled to f32.
 
-Per output and group g of k: `I = sum x (w - zero)` in int32, then `acc = fma(f32(I), sw[g, n] * sx[m, g], acc)`, g
-ascending, acc from 0. `I` is exact in any order, so every instruction set gives the same bits.
+Per output and group g of k: `I = sum x (w - zero)` in int32, then `acc = fma(f32(I), sw[g, n] * sx[m, g], acc)`, and
+with minima `acc = fma(min[g, n], -(sx[m, g] * f32(sum x)), acc)`; g ascending, acc from 0. `I` is exact in any order,
+so every instruction set gives the same bits.
 
 Values of w are unsigned and values of x signed, as VNNI requires. The zero point contributes a start value of
 `-zero * sum x`, whose sum is computed when x is quantized.
@@ -15,13 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.kernels.emit.builder import F32, I8, I16, I32, I64, TILE, VF32, VI32, Builder, Value
-from quire.kernels.emit.layout import TILE_ROWS
+from quire.kernels.emit.layout import BLOCK, TILE_ROWS
 from quire.kernels.emit.products import NEAR_BYTES, RowSink
 from quire.kernels.emit.quantized_avx2 import Avx2Products
-from quire.kernels.emit.quantized_operands import LINE, QuantizedOperands
+from quire.kernels.emit.quantized_operands import LINE, QUADS, QuantizedOperands
 
-LINES_PER_ITERATION = 2
-"""Lines of each tile in one iteration of the innermost loop."""
+QUADS_AT_ONCE = 4
+"""Fours of k of each tile whose weights are loaded before they are multiplied."""
 
 ROW_CHUNKS = (4, 2, 1)
 """Numbers of rows computed at once, then smaller chunks for the remainder. Eight rows with groups of 32 would spill
@@ -71,19 +72,19 @@ class QuantizedProducts(QuantizedOperands):
 
     def _chunk(self, b: Builder, panel: Value, row: Value, chunk: int, block: Value, sink: RowSink) -> None:
         zero = b.constant(0.0, VF32)
-        with b.loop(0, self.format.groups(self.k), state=[zero] * (2 * chunk)) as group:
-            header = self.header(b, block, group.index)
-            scales = b.address(self.panel_scales(b, panel, group.index), row * 4)
-            start = []
-            for r in range(chunk):
-                total = b.load(scales, TILE_ROWS * 4 + r * 4, I32)
-                start += self._start(b, header, b.broadcast(total))
-            sums = self._sums(b, panel, row, chunk, group.index, b.address(header, self.format.header_bytes), start)
-            factors = self.scales(b, header)
-            state = []
-            for i, (total, acc) in enumerate(zip(sums, group.state, strict=True)):
-                scale = b.broadcast(b.load(scales, i // 2 * 4, F32))
-                state.append(b.fma(b.convert("arith.sitofp", total, VF32), factors[i % 2] * scale, acc))
+        with b.loop(0, self.format.groups(self.k) // self.shared, state=[zero] * (2 * chunk)) as group:
+            x_scales = b.address(self.panel_scales(b, panel, group.index), row * 4)
+            state = list(group.state)
+            for part in range(self.shared):
+                number = group.index * self.shared + part
+                header = self.header(b, block, number)
+                x_sums = [self.x_sum(b, x_scales, r, part) for r in range(chunk)]
+                start = [value for x_sum in x_sums for value in self._start(b, header, b.broadcast(x_sum))]
+                sums = self._sums(b, panel, row, chunk, number, self.lines(b, block, number), start, part)
+                for r in range(chunk):
+                    both = slice(2 * r, 2 * r + 2)
+                    scale = b.load(x_scales, r * 4, F32)
+                    state[both] = self._scaled(b, header, number, sums[both], scale, x_sums[r], state[both])
             group.carry(*state)
         for r in range(chunk):
             sink(row + r, group.results[2 * r : 2 * r + 2])
@@ -91,41 +92,54 @@ class QuantizedProducts(QuantizedOperands):
     def _start(self, b: Builder, header: Value, total: Value) -> list[Value]:
         """Return -zero * sum x for the two tiles of a row."""
         if not self.format.zeros:
-            return [total * -self.format.middle] * 2
+            return [total * -self.format.middle if self.format.middle else b.constant(0, VI32)] * 2
         return [zero * total * -1 for zero in self.zeros(b, header)]
 
-    def _sums(
-        self, b: Builder, panel: Value, row: Value, chunk: int, group: Value, lines: Value, start: Sequence[Value]
-    ) -> list[Value]:
-        """Return `start` plus the group's products, for each row and each of its two tiles."""
-        span, depth = self.format.span(self.k), self.format.line_depth
-        step = min(span, LINE)  # elements of k that lie together in a panel
-        with b.loop(0, span // step, state=start) as part:
-            k = group * span + part.index * step
-            x = b.address(panel, k // LINE * (TILE_ROWS * LINE) + k % LINE + row * LINE)
-            at = b.address(lines, part.index * (step // depth * 2 * LINE))
-            with b.loop(0, step // depth, LINES_PER_ITERATION, state=part.state) as lines_:
-                state = list(lines_.state)
-                for i in range(LINES_PER_ITERATION):
-                    line = lines_.index + i
-                    weights = [self._load(b, at, line, column) for column in range(2)]
-                    values = b.address(x, line * depth)
-                    for r in range(chunk):
-                        for part_of_line in range(depth // 4):
-                            quad = b.broadcast(b.load(values, r * LINE + part_of_line * 4, I32))
-                            for column in range(2):
-                                acc = 2 * r + column
-                                state[acc] = self._dot(b, state[acc], weights[column][part_of_line], quad)
-                lines_.carry(*state)
-            part.carry(*lines_.results)
-        return part.results
+    def _scaled(
+        self, b: Builder, header: Value, group: Value, sums: Sequence[Value], scale: Value, x_sum: Value,
+        totals: Sequence[Value],
+    ) -> list[Value]:  # fmt: skip
+        """Return `totals` plus a row's scaled sums of a group, and its minima, for two tiles."""
+        factor = b.broadcast(scale)
+        results = [
+            b.fma(b.convert("arith.sitofp", value, VF32), weight_scale * factor, total)
+            for value, weight_scale, total in zip(sums, self.scales(b, header, group), totals, strict=True)
+        ]
+        if not self.format.mins:
+            return results
+        subtracted = b.broadcast(scale * b.convert("arith.sitofp", x_sum, F32) * -1.0)
+        return [b.fma(least, subtracted, r) for least, r in zip(self.mins(b, header, group), results, strict=True)]
 
-    def _load(self, b: Builder, lines: Value, line: Value, column: int) -> list[Value]:
-        """Load one line as lanes of four unsigned bytes; int4 gives its low and its high halves."""
-        offset = line * (2 * LINE) + column * LINE
-        b.prefetch(lines, offset + NEAR_BYTES, level=1)  # a second one, FAR_BYTES ahead, costs more than it gains
-        value = b.load(lines, offset, VI32, 64)
-        return [value] if self.format.bits == 8 else [value & 0x0F0F0F0F, (value >> 4) & 0x0F0F0F0F]
+    def _sums(
+        self, b: Builder, panel: Value, row: Value, chunk: int, group: Value, lines: Value, start: Sequence[Value],
+        part: int,
+    ) -> list[Value]:  # fmt: skip
+        """Return `start` plus the group's products, for each row and each of its two tiles.
+
+        A group of 16 is half number `part` of a unit of 32.
+        """
+        span = self.format.span(self.k)
+        with b.loop(0, max(span // BLOCK, 1), state=start) as unit:
+            k = (group // self.shared * self.shared) * span + unit.index * BLOCK
+            x = b.address(panel, k // LINE * (TILE_ROWS * LINE) + k % LINE + row * LINE)
+            at, state = b.address(lines, unit.index * (self.format.bits * 2 * LINE)), list(unit.state)
+            for line in range(self.format.bits * 2 if part == 0 else 0):
+                b.prefetch(at, line * LINE + NEAR_BYTES, level=1)  # one, FAR_BYTES ahead, costs more than it gains
+            for first in range(part * QUADS // self.shared, (part + 1) * QUADS // self.shared, QUADS_AT_ONCE):
+                tiles = [self.quads(b, at, tile, first, QUADS_AT_ONCE) for tile in range(2)]
+                for i in range(QUADS_AT_ONCE):
+                    for r in range(chunk):
+                        quad = b.broadcast(b.load(x, r * LINE + (first + i) * 4, I32))
+                        for tile in range(2):
+                            state[2 * r + tile] = self._dot(b, state[2 * r + tile], tiles[tile][i], quad)
+            unit.carry(*state)
+        return unit.results
+
+    def _lookup(self, b: Builder, codes: Value) -> Value:
+        if self.isa.startswith("avx2"):
+            return super()._lookup(b, codes)
+        table = b.table(self.format.codebook * 4, I8)
+        return b.lanes_as(b.call("llvm.x86.avx512.pshuf.b.512", [table, b.lanes_as(codes, I8)], table.type), I32)
 
     def _dot(self, b: Builder, acc: Value, weights: Value, quad: Value) -> Value:
         """Add the sum of unsigned `weights` times signed `quad` over four bytes to each lane of `acc`."""
@@ -144,9 +158,9 @@ class QuantizedProducts(QuantizedOperands):
         return b.join(*halves)
 
     def _multiply_add(self, b: Builder, weights: Value, quad: Value, by_bytes: str, by_words: str) -> Value:
-        """Emit `_dot` without VNNI. Pairs of int4 products fit 16 bits; pairs of int8 may not, so bytes are widened."""
+        """Emit `_dot` without VNNI. Pairs of products that may not fit 16 bits are of widened bytes."""
         words, result = b.lanes_as(weights, I16).type, weights.type
-        if self.format.bits == 4:
+        if self.narrow_steps:
             pairs = b.call(f"llvm.x86.{by_bytes}", [b.lanes_as(weights, I8), b.lanes_as(quad, I8)], words)
             return b.call(f"llvm.x86.{by_words}", [pairs, b.constant(1, words)], result)
         w, x = b.lanes_as(weights, I16), b.lanes_as(quad, I16)
@@ -166,45 +180,48 @@ class QuantizedProducts(QuantizedOperands):
                 bases = [self.panel(b, x, first.index + TILE_ROWS * i) for i in range(panels)]
                 with b.loop(0, panels * TILE_ROWS * 2) as line:
                     b.store(b.constant(0.0, VF32), result, line.index * LINE, 64)
-                with b.loop(0, self.format.groups(self.k)) as group:
-                    header = self.header(b, block, group.index)
-                    lines = b.address(header, self.format.header_bytes)
-                    self._tile_sums(b, bases, group.index, lines, totals, unpacked)
-                    with b.loop(0, count) as row:
-                        self._scale_row(
-                            b, self.panel(b, bases[0], row.index), row.index, group.index, header, totals, result
-                        )
+                with b.loop(0, self.format.groups(self.k) // self.shared) as group:
+                    for part in range(self.shared):
+                        number = group.index * self.shared + part
+                        self._tile_sums(b, bases, number, self.lines(b, block, number), totals, unpacked, part)
+                        with b.loop(0, count) as row:
+                            x_panel = self.panel(b, bases[0], row.index)
+                            x_scales = b.address(self.panel_scales(b, x_panel, group.index), row.index % TILE_ROWS * 4)
+                            header = self.header(b, block, number)
+                            self._scale_row(b, x_scales, row.index, number, part, header, totals, result)
                 with b.loop(0, count) as row:
                     at = b.address(result, row.index * (2 * LINE))
                     sink(first.index + row.index, [b.load(at, column * LINE, VF32, 64) for column in range(2)])
 
     def _scale_row(
-        self, b: Builder, panel: Value, row: Value, group: Value, header: Value, totals: Value, result: Value
-    ) -> None:
+        self, b: Builder, x_scales: Value, row: Value, group: Value, part: int, header: Value, totals: Value,
+        result: Value,
+    ) -> None:  # fmt: skip
         """Add a group's scaled sums of one row to its result."""
-        scales = b.address(self.panel_scales(b, panel, group), row % TILE_ROWS * 4)
-        scale = b.broadcast(b.load(scales, 0, F32))
-        start = self._start(b, header, b.broadcast(b.load(scales, TILE_ROWS * 4, I32)))
-        for column, factor in enumerate(self.scales(b, header)):
-            at = row * (2 * LINE) + column * LINE
-            total = b.convert("arith.sitofp", b.load(totals, at, VI32, 64) + start[column], VF32)
-            b.store(b.fma(total, factor * scale, b.load(result, at, VF32, 64)), result, at, 64)
+        x_sum, at = self.x_sum(b, x_scales, 0, part), row * (2 * LINE)
+        start = self._start(b, header, b.broadcast(x_sum))
+        sums = [b.load(totals, at + LINE * tile, VI32, 64) + start[tile] for tile in range(2)]
+        before = [b.load(result, at + LINE * tile, VF32, 64) for tile in range(2)]
+        scaled = self._scaled(b, header, group, sums, b.load(x_scales, 0, F32), x_sum, before)
+        for tile, value in enumerate(scaled):
+            b.store(value, result, at + LINE * tile, 64)
 
     def _tile_sums(
-        self, b: Builder, panels: Sequence[Value], group: Value, lines: Value, totals: Value, unpacked: Value
-    ) -> None:
+        self, b: Builder, panels: Sequence[Value], group: Value, lines: Value, totals: Value, unpacked: Value,
+        part: int,
+    ) -> None:  # fmt: skip
         """Store the group's products of the panels, without the start, as i32 [row][32 columns]."""
-        span, depth = self.format.span(self.k), self.format.line_depth
+        span = self.format.span(self.k)
         step = min(span, LINE)
         rows, k_bytes, line = b.constant(TILE_ROWS, I16), b.constant(step, I16), b.constant(LINE, I16)
         tile_lines = b.constant(step // 4, I16)
         zeros = [b.call("llvm.x86.tilezero.internal", [rows, line], TILE) for _ in range(2 * len(panels))]
-        with b.loop(0, span // step, state=zeros) as part:
-            k = group * span + part.index * step
-            at = b.address(lines, part.index * (step // depth * 2 * LINE))
+        with b.loop(0, span // step, state=zeros) as piece:
+            k = group * span + piece.index * step
+            at = b.address(lines, piece.index * (step * self.format.bits // 16 * LINE))
             weights = []
             for column in range(2):
-                source, stride = self._tile_lines(b, at, column, step, unpacked)
+                source, stride = self._tile_lines(b, at, column, step // 4, part, unpacked)
                 operands = [tile_lines, line, source, b.constant(stride, I64)]
                 weights.append(b.call("llvm.x86.tileloadd64.internal", operands, TILE))
             state = []
@@ -212,19 +229,26 @@ class QuantizedProducts(QuantizedOperands):
                 values = b.address(panel, k // LINE * (TILE_ROWS * LINE) + k % LINE)
                 a = b.call("llvm.x86.tileloaddt164.internal", [rows, k_bytes, values, b.constant(LINE, I64)], TILE)
                 for column, w in enumerate(weights):
-                    operands = [rows, line, k_bytes, part.state[2 * i + column], a, w]
+                    operands = [rows, line, k_bytes, piece.state[2 * i + column], a, w]
                     state.append(b.call("llvm.x86.tdpbsud.internal", operands, TILE))
-            part.carry(*state)
-        for i, total in enumerate(part.results):
+            piece.carry(*state)
+        for i, total in enumerate(piece.results):
             at = b.address(totals, i // 2 * (TILE_ROWS * 2 * LINE) + i % 2 * LINE)
             b.call_void("llvm.x86.tilestored64.internal", [rows, line, at, b.constant(2 * LINE, I64), total])
 
-    def _tile_lines(self, b: Builder, lines: Value, column: int, step: int, unpacked: Value) -> tuple[Value, int]:
-        """Return the address of one tile's `step` elements of k, and the stride of its lines in bytes."""
+    def _tile_lines(
+        self, b: Builder, units: Value, tile: int, quads: int, part: int, unpacked: Value
+    ) -> tuple[Value, int]:
+        """Return the address of `quads` fours of k of one tile, and the stride of their lines in bytes.
+
+        They begin with the unit at `units`; those of a group of 16 are its half number `part`.
+        """
         if self.format.bits == 8:
-            return b.address(lines, column * LINE), 2 * LINE
-        unpacked = b.address(unpacked, column * (TILE_ROWS * LINE))
-        with b.loop(0, step // self.format.line_depth) as line:
-            for i, value in enumerate(self._load(b, lines, line.index, column)):
-                b.store(value, unpacked, line.index * (2 * LINE) + i * LINE, 64)
+            return b.address(units, tile * LINE), 2 * LINE
+        unpacked = b.address(unpacked, tile * (TILE_ROWS * LINE))
+        for first in range(0, quads, QUADS):
+            unit = b.address(units, first // QUADS * (self.format.bits * 2 * LINE))
+            count = min(quads, QUADS)
+            for i, value in enumerate(self.quads(b, unit, tile, part * count if self.shared > 1 else 0, count)):
+                b.store(value, unpacked, (first + i) * LINE, 64)
         return unpacked, LINE

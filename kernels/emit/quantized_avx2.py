@@ -1,10 +1,11 @@
 """Quantized products of several rows for AVX2, whose 16 registers of 8 lanes hold the sums of up to six rows and 16
 columns.
 
-A line of weights is one step or two: what one instruction multiplies by 32 bits of x. AVX-VNNI and int4 take four k a
-step. Without VNNI, `vpmaddubsw` adds products of int4 by pairs, at most 2 x 15 x 127 = 3,810, so that eight steps add
-up in 16 bits before `vpmaddwd` widens them. Pairs of products of int8 may exceed 16 bits, so int8 takes two k a step,
-both operands widened to 16 bits, by `vpmaddwd`.
+A line of weights is one step or two: what one instruction multiplies by 32 bits of x. AVX-VNNI and values of few bits
+take four k a step. Without VNNI, `vpmaddubsw` adds their products by pairs, those of int4 at most 2 x 15 x 127 = 3,810,
+so that eight steps add up in 16 bits before `vpmaddwd` widens them; of larger values fewer do. Pairs of products of
+int8 may exceed 16 bits, so int8 takes two k a step, both operands widened to 16 bits, by `vpmaddwd`. Values that are
+stored in several planes, or as codes, are always unpacked into steps first.
 
 Columns are taken in parts of at most 128 k, which stay in the first-level cache while all rows use them.
 """
@@ -78,25 +79,35 @@ class Avx2Products(QuantizedOperands):
     @property
     def by_words(self) -> bool:
         """True if a step is two k in 16 bits each, otherwise four k in 8 bits each."""
-        return self.format.bits == 8 and not self.vnni
+        return not self.vnni and self.narrow_steps == 0
 
     @property
     def narrow(self) -> bool:
         """True if steps add up in 16 bits."""
-        return self.format.bits == 4 and not self.vnni
+        return not self.vnni and not self.by_words
+
+    @property
+    def is_direct(self) -> bool:
+        """True if lines are steps, or become steps by a shift."""
+        return self.format.bits in (4, 8) and not self.format.codebook and self.shared == 1
 
     @property
     def line_steps(self) -> int:
-        """Steps of a line."""
-        return 1 if self.format.bits == 8 and self.vnni else 2
+        """Steps of a line; there are two of what has been unpacked."""
+        return 1 if self.format.bits == 8 and self.vnni and self.is_direct else 2
+
+    @property
+    def line_depth(self) -> int:
+        """Elements of k in a line."""
+        return self.line_steps * (2 if self.by_words else 4)
 
     def emit(self, b: Builder, x: Value, rows: Value, block: Value, sink: RowSink) -> None:
         """Call `sink` with each of `rows` rows of the panels at `x` times a block of 32 columns."""
         words = self.part * 2
         accumulators = Accumulators.reserve(b, self, SHARING_ROWS)
         scratch = _Scratch(b.scratch(BLOCK * words), b.scratch(TILE_ROWS * words), accumulators)
-        if not self.by_words:
-            self._emit(b, x, rows, block, scratch, sink, unpacked=False)
+        if not self.by_words or not self.is_direct:
+            self._emit(b, x, rows, block, scratch, sink, unpacked=not self.is_direct)
             return
         with b.when(rows < MIN_UNPACKED_ROWS):
             self._emit(b, x, rows, block, scratch, sink, unpacked=False)
@@ -109,32 +120,36 @@ class Avx2Products(QuantizedOperands):
         with b.loop(0, rows, SHARING_ROWS) as first:
             some = _Rows((rows - first.index).min(SHARING_ROWS), self.panel(b, x, first.index), scratch, unpacked)
             scratch.accumulators.clear_results(b, some.count)
-            with b.loop(0, self.format.groups(self.k)) as group:
-                self._group(b, some, group.index, self.header(b, block, group.index))
+            with b.loop(0, self.format.groups(self.k) // self.shared) as group:
+                for part in range(self.shared):
+                    self._group(b, some, group.index, part, block)
             with b.loop(0, some.count) as row:
                 sink(first.index + row.index, scratch.accumulators.result(b, row.index))
 
-    def _group(self, b: Builder, rows: _Rows, group: Value, header: Value) -> None:
-        """Add the scaled sums of a group to the results."""
-        accumulators = rows.scratch.accumulators
-        accumulators.open_group(b, header)
+    def _group(self, b: Builder, rows: _Rows, x_group: Value, half: int, block: Value) -> None:
+        """Add the scaled sums of a group to the results: number `half` of those that share a group of activations."""
+        accumulators, group = rows.scratch.accumulators, x_group * self.shared + half
+        accumulators.open_group(b, self.header(b, block, group), group)
         if self.parts > 1:
             accumulators.clear_sums(b, rows.count)
         with b.loop(0, self.parts) as part:
-            lines = b.address(header, part.index * (self.part // self.format.line_depth * 2 * LINE))
-            lines = b.address(lines, self.format.header_bytes)
+            offset = part.index * (self.part * self.format.bits // 16 * LINE)
+            lines = b.address(self.lines(b, block, group), offset)
             if rows.unpacked:
-                self._unpack(b, lines, rows.scratch.weights)
+                self._unpack(b, lines, rows.scratch.weights, half)
             k = group * self.format.span(self.k) + part.index * self.part
+            weights = rows.scratch.weights if rows.unpacked else lines
             with b.loop(0, rows.count, TILE_ROWS) as first:
-                self._panel_part(b, rows, first.index, group, k, rows.scratch.weights if rows.unpacked else lines)
+                self._panel_part(b, rows, first.index, x_group, half, k, weights)
         if self.parts > 1:
             with b.loop(0, rows.count) as row:
-                x_scales = self.panel_scales(b, self.panel(b, rows.panels, row.index), group)
+                x_scales = self.panel_scales(b, self.panel(b, rows.panels, row.index), x_group)
                 x_scales = b.address(x_scales, row.index % TILE_ROWS * 4)
-                accumulators.add_scaled_sums(b, x_scales, row.index)
+                accumulators.add_scaled_sums(b, x_scales, half, row.index)
 
-    def _panel_part(self, b: Builder, rows: _Rows, first: Value, group: Value, k: Value, weights: Value) -> None:
+    def _panel_part(
+        self, b: Builder, rows: _Rows, first: Value, x_group: Value, half: int, k: Value, weights: Value
+    ) -> None:
         """Add the products of a part, which starts with `k`, and the panel of rows that starts with `first`."""
         accumulators = rows.scratch.accumulators
         panel, count = self.panel(b, rows.panels, first), (rows.count - first).min(TILE_ROWS)
@@ -142,7 +157,7 @@ class Avx2Products(QuantizedOperands):
         if self.by_words:
             self._widen(b, x, count, rows.scratch.x)
             x, row_bytes = rows.scratch.x, self.part * 2
-        x_scales, done = self.panel_scales(b, panel, group), b.index(0)
+        x_scales, done = self.panel_scales(b, panel, x_group), b.index(0)
         for chunk in UNPACKED_ROW_CHUNKS if rows.unpacked else ROW_CHUNKS:
             stop = done + (count - done) // chunk * chunk
             with b.loop(done, stop, chunk) as row:
@@ -153,31 +168,41 @@ class Avx2Products(QuantizedOperands):
                     if self.parts > 1:
                         accumulators.add(b, number, tile, sums)
                     else:
-                        accumulators.add_scaled(b, b.address(x_scales, row.index * 4), number, tile, sums)
+                        accumulators.add_scaled(b, b.address(x_scales, row.index * 4), half, number, tile, sums)
             done = stop
 
     # Operands
 
-    def _unpack(self, b: Builder, lines: Value, target: Value) -> None:
-        """Store the steps of a part, [step][32 columns]."""
-        with b.loop(0, self.part // self.format.line_depth) as line:
-            source, steps = b.address(lines, line.index * (2 * LINE)), b.address(target, line.index * (4 * LINE))
-            for at in range(0, 2 * LINE, REGISTER):
-                if at % LINE == 0:
-                    b.prefetch(source, at + NEAR_BYTES, level=1)
-                    b.prefetch(source, at + FAR_BYTES, level=2)
-                for i, step in enumerate(self._steps_of(b, b.load(source, at, INTS, REGISTER))):
-                    b.store(step, steps, i * (2 * LINE) + at, REGISTER)
+    def _unpack(self, b: Builder, lines: Value, target: Value, half: int) -> None:
+        """Store the steps of a part, [step][32 columns]; those of a group of 16 are half number `half` of a unit."""
+        count, step_bytes = min(self.part, BLOCK) // 4, 2 * LINE
+        with b.loop(0, max(self.part // BLOCK, 1)) as unit:
+            source = b.address(lines, unit.index * (self.format.bits * 2 * LINE))
+            steps = b.address(target, unit.index * (count * (2 if self.by_words else 1) * step_bytes))
+            for at in range(0, self.format.bits * 2 * LINE, LINE):
+                b.prefetch(source, at + NEAR_BYTES, level=1)
+                b.prefetch(source, at + FAR_BYTES, level=2)
+            for tile in range(2):
+                quads = self.quads(b, source, tile, half * count if self.shared > 1 else 0, count)
+                for i, quad in enumerate(quads):
+                    for at in range(VECTORS):
+                        for j, step in enumerate(self._steps_of_quad(b, b.half(quad, at))):
+                            number = i * 2 + j if self.by_words else i
+                            b.store(step, steps, number * step_bytes + tile * LINE + at * REGISTER, REGISTER)
+
+    def _steps_of_quad(self, b: Builder, quad: Value) -> list[Value]:
+        """Return the steps of a register of four k."""
+        if not self.by_words:
+            return [quad]
+        values, zero = b.lanes_as(quad, I8), b.constant(0, BYTES)
+        orders = [[at + i for at in range(0, REGISTER, 4) for i in (k, REGISTER, k + 1, REGISTER)] for k in (0, 2)]
+        return [b.lanes_as(b.shuffle(values, zero, order), I32) for order in orders]
 
     def _steps_of(self, b: Builder, line: Value) -> list[Value]:
         """Return the steps of a register of a line."""
-        if self.line_steps == 1:
-            return [line]
         if self.format.bits == 4:
             return [line & 0x0F0F0F0F, (line >> 4) & 0x0F0F0F0F]
-        values, zero = b.lanes_as(line, I8), b.constant(0, BYTES)
-        orders = [[at + i for at in range(0, REGISTER, 4) for i in (k, REGISTER, k + 1, REGISTER)] for k in (0, 2)]
-        return [b.lanes_as(b.shuffle(values, zero, order), I32) for order in orders]
+        return self._steps_of_quad(b, line)
 
     def _line(self, b: Builder, weights: Value, line: Value, unpacked: bool) -> list[list[Value]]:
         """Return the steps of a line, each as the registers of a tile."""
@@ -201,22 +226,27 @@ class Avx2Products(QuantizedOperands):
 
     def _sums(self, b: Builder, weights: Value, x: Value, row_bytes: int, chunk: int, unpacked: bool) -> list[Value]:
         """Return a part's sums of products of `chunk` rows with a tile, the registers of each row together."""
-        lines, count = BLOCK // self.format.line_depth, chunk * VECTORS
-        with b.loop(0, self.part // BLOCK, state=[b.constant(0, INTS)] * count) as block:
+        size, count = min(BLOCK, self.part), chunk * VECTORS
+        lines = size // self.line_depth
+        together = self.narrow_steps // self.line_steps if self.narrow else lines
+        with b.loop(0, self.part // size, state=[b.constant(0, INTS)] * count) as block:
             base = b.address(weights, block.index * (lines * (4 if unpacked else 2) * LINE))
             offset = block.index // 2 * (TILE_ROWS * LINE) + block.index % 2 * BLOCK  # in a panel
             values = b.address(x, block.index * (BLOCK * 2) if self.by_words else offset)
-            start = [b.constant(0, WORDS)] * count if self.narrow else block.state
-            with b.loop(0, lines, state=start) as line:
-                state = list(line.state)
-                for step, columns in enumerate(self._line(b, base, line.index, unpacked)):
-                    at = b.address(values, line.index * (self.line_steps * 4) + step * 4)
-                    for r in range(chunk):
-                        bits = b.broadcast(b.load(at, r * row_bytes, I32), LANES)
-                        for v, w in enumerate(columns):
-                            state[r * VECTORS + v] = self._multiply_add(b, state[r * VECTORS + v], w, bits)
-                line.carry(*state)
-            block.carry(*(self._widened(b, block.state, line.results) if self.narrow else line.results))
+            totals = list(block.state)
+            for first in range(0, lines, together):
+                start = [b.constant(0, WORDS)] * count if self.narrow else totals
+                with b.loop(first, min(first + together, lines), state=start) as line:
+                    state = list(line.state)
+                    for step, columns in enumerate(self._line(b, base, line.index, unpacked)):
+                        at = b.address(values, line.index * (self.line_steps * 4) + step * 4)
+                        for r in range(chunk):
+                            bits = b.broadcast(b.load(at, r * row_bytes, I32), LANES)
+                            for v, w in enumerate(columns):
+                                state[r * VECTORS + v] = self._multiply_add(b, state[r * VECTORS + v], w, bits)
+                    line.carry(*state)
+                totals = self._widened(b, totals, line.results) if self.narrow else line.results
+            block.carry(*totals)
         return block.results
 
     def _multiply_add(self, b: Builder, acc: Value, weights: Value, x: Value) -> Value:

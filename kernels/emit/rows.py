@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from quire.kernels.emit.builder import F16, F32, I8, I32, VF32, VI32, Builder, Value, vector
+from quire.kernels.emit.builder import F32, I32, VF32, VI32, Builder, Value, vector
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.layout import (
     BLOCK,
@@ -21,6 +21,8 @@ from quire.kernels.emit.layout import (
     store_activation,
 )
 from quire.kernels.emit.math import int8_scale, magnitude_bits, nearest_int8, rsqrt
+from quire.kernels.emit.quantized_operands import QUADS
+from quire.kernels.emit.quantized_row import QuantizedRow
 
 
 @dataclass(frozen=True)
@@ -75,23 +77,20 @@ class EmbeddingKernel(Kernel):
         self, b: Builder, quantized: QuantizedFormat, matrix: Value, token: Value, target: Value
     ) -> None:
         block, column = b.address(matrix, token // BLOCK * quantized.block_bytes(self.width)), token % BLOCK
-        depth, span = quantized.line_depth, quantized.span(self.width)
-        with b.loop(0, quantized.groups(self.width)) as group:
-            header = b.address(block, group.index * quantized.group_bytes(self.width))
-            if quantized.group:
-                scale = b.convert("arith.extf", b.load(header, column * 2, F16), F32)
-            else:
-                scale = b.load(header, column * 4, F32)
-            factor = b.broadcast(scale, 4)
-            lines = b.address(header, column * 4 + quantized.header_bytes)
-            first = group.index * (span // depth)
-            stop = (first + span // depth).min(self.width // depth)
-            with b.loop(first, stop) as line:
-                bytes_ = b.load(lines, (line.index - first) * 128, vector(I8, 4))
-                word = b.convert("arith.extui", bytes_, vector(I32, 4))
-                for i, values in enumerate([word] if quantized.bits == 8 else [word & 15, word >> 4]):
-                    floats = b.convert("arith.sitofp", values - quantized.middle, vector(F32, 4))
-                    b.store(self._scaled(floats * factor), target, line.index * (4 * depth) + 16 * i, 4)
+        row = QuantizedRow(quantized, self.width)
+        table = row.codebook(b)
+        with b.loop(0, -(-self.width // BLOCK)) as unit:
+            group = unit.index * BLOCK // quantized.span(self.width)
+            for part in range(row.shared):
+                scale, least = row.scale_and_minimum(b, block, group + part, column)
+                first, count = part * QUADS // row.shared, QUADS // row.shared
+                stop = (b.index(self.width // 4) - unit.index * QUADS).min(first + count)
+                with b.loop(first, stop) as quad:
+                    values = row.quad(b, row.unit(b, block, unit.index), column, quad.index, table)
+                    floats = b.convert("arith.sitofp", values - quantized.middle, vector(F32, 4)) * scale
+                    if least is not None:
+                        floats = floats - least
+                    b.store(self._scaled(floats), target, (unit.index * QUADS + quad.index) * 16, 4)
 
     def _add_row(
         self, b: Builder, target: Value, row: Value, numbers: Value, table: Value, *, only: bool = False
@@ -224,15 +223,15 @@ def _store_quantized(
 ) -> None:
     """Quantize a row, of which `load(i)` gives the columns 16 i .. 16 i + 15.
 
-    Each group gets the scale max |x| / 127, x / scale rounded to nearest even, and the sum of that. The maximum is
-    taken of the bits, so that a NaN becomes the scale.
+    Each group gets the scale max |x| / 127, x / scale rounded to nearest even, and the sum of that, with groups of 32
+    also that of the first half. The maximum is taken of the bits, so that a NaN becomes the scale.
     """
     panel = b.address(out, row // TILE_ROWS * quantized.panel_bytes(width))
-    place = row % TILE_ROWS
+    place, words = row % TILE_ROWS, quantized.activation_words
     scales = b.address(panel, place * 4 + TILE_ROWS * quantized.depth(width))
     parts = -(-width // 16)
-    span = quantized.span(width)
-    with b.loop(0, quantized.groups(width)) as group:
+    span = quantized.activation_group or quantized.span(width)
+    with b.loop(0, quantized.activation_groups(width)) as group:
         first = group.index * (span // 16)
         stop = (first + span // 16).min(parts)
         with b.loop(first, stop, state=[b.constant(0, VI32)]) as part:
@@ -240,11 +239,13 @@ def _store_quantized(
         largest = b.fold_lanes(part.results[0], lambda left, right: left.max(right)).bitcast(F32)
         scale, inverse = int8_scale(b, largest)
         factor = b.broadcast(inverse)
-        with b.loop(first, stop, state=[b.constant(0, VI32)]) as part:
+        with b.loop(first, stop, state=[b.constant(0, VI32)] * 2) as part:
             values = nearest_int8(b, load(part.index) * factor)
             at = part.index // 4 * (TILE_ROWS * 64) + place * 64 + part.index % 4 * 16
             b.store(values, panel, at, 16)
-            part.carry(part.state[0] + b.convert("arith.extsi", values, VI32))
-        at = group.index * (2 * TILE_ROWS * 4)
+            wide = b.convert("arith.extsi", values, VI32)
+            part.carry(part.state[0] + wide, b.select(b.compare("eq", part.index, first), wide, part.state[1]))
+        at = group.index * (words * TILE_ROWS * 4)
         b.store(scale, scales, at)
-        b.store(b.fold_lanes(part.results[0], lambda left, right: left + right), scales, at + TILE_ROWS * 4)
+        for word, sums in enumerate(part.results[: words - 1], 1):
+            b.store(b.fold_lanes(sums, lambda left, right: left + right), scales, at + word * TILE_ROWS * 4)

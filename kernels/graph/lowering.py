@@ -8,6 +8,7 @@ layer is quantized. Hidden states stay in f32; inputs of products are packed act
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -114,7 +115,7 @@ class Lowering:
         panels = -(-self.plan.limits.max_num_batched_tokens // TILE_ROWS)
         if quantized is not None:
             # One buffer for each width and grouping: its padding is never written and stays zero.
-            name, size = f"quantized_{columns}_{quantized.group}", panels * quantized.panel_bytes(columns)
+            name, size = f"quantized_{columns}_{quantized.activation_group}", panels * quantized.panel_bytes(columns)
         else:
             size = panels * TILE_ROWS * round_up(columns, BLOCK) * self.plan.dtypes.activation_bytes
         return PackedActivations(self.plan.buffer(name, size), columns, quantized)
@@ -158,20 +159,27 @@ class Lowering:
         gathering = self.plan.kernel(replace(kernel, gather=True, output="rows"))
         self.plan.hidden_states.append(Launch(gathering, tuple(operands), "logit_rows"))
 
-    def norm(self, hidden: Buffer, norm: Norm | None, consumer: FusedLinear) -> PackedActivations:
-        """Lower a norm of the hidden states, in the format that its consumer reads.
+    def norm(self, hidden: Buffer, norm: Norm | None, *consumers: FusedLinear) -> PackedActivations:
+        """Lower a norm of the hidden states, in the format that its consumers read, if it is the same.
 
         A norm of the head gathers the rows whose logits are needed.
         """
-        width = self.plan.hidden_size
-        in_order = self.quantization.order_of(consumer.layers, width) is None
-        out = self.activations("normed", width, self.format_of(consumer) if in_order else None)
+        width, dim = self.plan.hidden_size, consumers[0].dim
+        out = self.activations("normed", width, self._common_format(consumers, width))
         kernel, operands = norm_kernel("norm", norm, width, hidden, out.buffer)
-        kernel = replace(kernel, gather=consumer.head, quantized=out.quantized)
-        if consumer.head:
+        kernel = replace(kernel, gather=consumers[0].head, quantized=out.quantized)
+        if consumers[0].head:
             operands.append(Buffer("logit_rows", input=True))
-        self.plan.add(kernel, operands, consumer.dim)
+        self.plan.add(kernel, operands, dim)
         return out
+
+    def _common_format(self, consumers: Sequence[FusedLinear], width: int) -> QuantizedFormat | None:
+        """Return a format whose activations all consumers read, in order; None if there is none."""
+        formats = [self.format_of(linear) for linear in consumers]
+        if any(self.quantization.order_of(linear.layers, width) is not None for linear in consumers):
+            return None
+        groups = {None if form is None else form.activation_group for form in formats}
+        return formats[0] if len(groups) == 1 else None
 
     def _logits(self, hidden: Buffer, operation: Logits, head: FusedLinear) -> None:
         x = self.norm(hidden, operation.norm, head)
@@ -182,6 +190,21 @@ class Lowering:
     def format_of(self, linear: FusedLinear) -> QuantizedFormat | None:
         """Return the format of a fused linear layer's weights, None if they are not quantized."""
         return self.quantization.format_of(linear.layers, linear.head)
+
+    def runs(self, linear: FusedLinear) -> list[FusedLinear]:
+        """Divide layers that share their input where the format of their weights changes."""
+        formats = [self.quantization.format_of((layer,), linear.head) for layer in linear.layers]
+        changes = [i for i in range(1, len(formats)) if formats[i] != formats[i - 1]]
+        for layer in (linear.layers[i - 1] for i in changes):
+            if layer.outputs % BLOCK:
+                raise ModelError(
+                    f"{layer.weight} has {layer.outputs} outputs; before a layer of another type there must be a "
+                    f"multiple of {BLOCK}"
+                )
+        return [
+            replace(linear, layers=linear.layers[start:stop])
+            for start, stop in zip([0, *changes], [*changes, len(formats)], strict=True)
+        ]
 
     def quantized(self, x: PackedActivations, linear: FusedLinear) -> PackedActivations:
         """Convert x to the format that the linear layer reads."""
@@ -219,8 +242,12 @@ class Lowering:
     def gemm(
         self, name: str, x: PackedActivations, linear: FusedLinear, out: Buffer, *,
         epilogue: str = "store", activation: str = "", scale: float = 1.0, softcap: float = 0.0,
+        out_columns: int = 0, first: int = 0,
     ) -> None:  # fmt: skip
-        """Lower a linear layer whose results go to `out`, by an epilogue of GemmKernel."""
+        """Lower a linear layer whose results go to `out`, by an epilogue of GemmKernel.
+
+        They are the columns from `first` on of `out_columns` columns, if that is given.
+        """
         x = self.quantized(x, linear)
         matrix, layers = self.matrix(linear, x.columns), linear.layers
         operands: list[Operand] = [x.buffer, matrix, out]
@@ -231,7 +258,7 @@ class Lowering:
             operands.append(Vector(names, sizes, linear.interleaved))
         kernel = GemmKernel(
             name, matrix.k, matrix.n, epilogue, bool(layers[0].bias), activation, linear.dim, matrix.quantized, scale,
-            softcap,
+            softcap, out_columns, first,
         )  # fmt: skip
         repeats = round_up(matrix.n, BLOCK) // BLOCK
         rows_per_item = rows_of_block(self.plan.dtypes)
@@ -279,9 +306,13 @@ class Lowering:
 
     def _attention(self, hidden: Buffer, before: Norm | None, operation: Attention) -> PackedActivations:
         """Lower attention up to its output layer: writes this step's K and V to their pages first."""
-        projections = FusedLinear(operation.projections)
-        qkv = self.rows("qkv", sum(layer.outputs for layer in operation.projections))
-        self.gemm("linear", self.norm(hidden, before, projections), projections, qkv)
+        width = sum(layer.outputs for layer in operation.projections)
+        qkv, first = self.rows("qkv", width), 0
+        runs = self.runs(FusedLinear(operation.projections))
+        x = self.norm(hidden, before, *runs)
+        for run in runs:
+            self.gemm("linear", x, run, qkv, out_columns=width if len(runs) > 1 else 0, first=first)
+            first += sum(layer.outputs for layer in run.layers)
         plan, heads, layer = self.plan, operation.heads, KvLayer(self.next_layer)
         self.next_layer += 1
         query_rows = plan.limits.max_num_batched_tokens * heads.query + TILE_ROWS  # AMX reads whole tiles of rows

@@ -64,6 +64,11 @@ class Tensor:
         return self.stored
 
     @property
+    def permuted_heads(self) -> int:
+        """Number of heads within which `stored` has pairs of rows from both halves beside each other; 0 for none."""
+        return 0
+
+    @property
     def dtype(self) -> str:
         """The safetensors dtype."""
         return self.format.upper()

@@ -28,6 +28,11 @@ class PermutedTensor(Tensor):
     heads: int
 
     @property
+    def permuted_heads(self) -> int:
+        """See Tensor."""
+        return self.heads
+
+    @property
     def data(self) -> npt.NDArray[np.uint8]:
         """The bytes with the rows in order."""
         rows = self.stored.reshape(self.heads, self.shape[0] // self.heads // 2, 2, -1)

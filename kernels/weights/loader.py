@@ -138,6 +138,10 @@ class Loader:
         if self.quantization.scheme is None:
             self.runner.quantize(self._view(part), packed, part.first_tile, part.tile_step)
             return
+        blocks = self.quantization.blocks(part)
+        if blocks is not None:
+            self.runner.pack_gguf(blocks, packed, part.first, part.n, part.first_tile, part.tile_step)
+            return
         read = self.quantization.read(part)
         zeros = None if read.zeros is None else read.zeros.astype(np.int16)
         self.runner.pack_quantized(read.values, read.scales, zeros, packed, part.first_tile, part.tile_step)

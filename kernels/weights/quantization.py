@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from quire.kernels._native import GgufMatrix
 from quire.kernels.config import ModelConfig
 from quire.kernels.emit.layout import QuantizedFormat
 from quire.kernels.errors import ModelError
@@ -73,6 +74,12 @@ class Quantization:
         if self.scheme is None:
             raise ValueError("the checkpoint is not quantized")
         return self.scheme.read(self.checkpoint, _module(part.tensor), part.whole_n, part.k).rows(part.first, part.n)
+
+    def blocks(self, part: MatrixPart) -> GgufMatrix | None:
+        """Return the matrix of which `part` is rows, if it is in blocks that are packed as they are."""
+        if self.scheme is None:
+            return None
+        return self.scheme.blocks(self.checkpoint, _module(part.tensor), part.whole_n, part.k)
 
     def check(self, part: MatrixPart) -> None:
         """Raise ModelError if the checkpoint lacks a tensor that the quantized `part` needs."""

@@ -227,7 +227,7 @@ def test_quantized_weights_are_packed_as_the_layout_says(runner: Runner, form: Q
     target = runner.allocate(expected.nbytes)
     runner.pack_quantized(values, scales, zeros, QuantizedWeights(target, form, k))
     # Padding is the middle of the range here and 0 in the expected array; its value does not matter.
-    shape = (2, form.groups(k), form.group_bytes(k))
+    shape = (2, form.groups(k), form.super_bytes(k))
     packed = memory(target, expected.nbytes).reshape(shape)
     whole = slice(0, 1), slice(0, k // form.span(k))
     assert np.array_equal(packed[whole], expected.reshape(shape)[whole])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+from gguf_blocks import random_blocks
 from gguf_vocabularies import Metadata, byte_level_bpe
 from quantized_checkpoints import load
 from tokenizers import Tokenizer
@@ -24,12 +26,14 @@ def vocabulary(folder: Path) -> Metadata:
 
 
 def write_gguf(
-    source: Path, target: Path, kind: str = "F32", part_tensors: int = 0, **metadata: Any
-) -> dict[str, np.ndarray]:
-    """Write a folder's model as a GGUF file whose matrices are of type `kind`; return their values by our names.
+    source: Path, target: Path, kind: str | Callable[[str], str] = "F32", part_tensors: int = 0,
+    replaced: dict[str, np.ndarray] | None = None, **metadata: Any,
+) -> dict[str, np.ndarray]:  # fmt: skip
+    """Write a folder's model as a GGUF file whose matrices are of type `kind`; return what it holds by our names.
 
-    With `part_tensors`, it is divided into files of so many tensors, named after `target`. `metadata`, by their last
-    names in the file, take the place of the tokenizer's.
+    `kind` may tell the type by a matrix' name. Types that the `gguf` package cannot make get random blocks. `replaced`
+    are values that take the place of the folder's. With `part_tensors`, the model is divided into files of so many
+    tensors, named after `target`. `metadata`, by their last names in the file, take the place of the tokenizer's.
     """
     config = json.loads((source / "config.json").read_text())
     arch = next(name for name, entry in ARCHITECTURES.items() if entry.name == config["architectures"][0])
@@ -61,21 +65,32 @@ def write_gguf(
     for name, raw in load(source).items():
         if name == "lm_head.weight" and config["tie_word_embeddings"]:
             continue
-        array = raw.to_f32()
-        values[name] = array
+        array = raw.to_f32() if replaced is None else replaced[name]
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         if arch == "llama" and ("q_proj" in name or "k_proj" in name):
             count = heads if "q_proj" in name else config["num_key_value_heads"]
             array = array.reshape(count, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
-        type_ = gguf.GGMLQuantizationType["F32" if array.ndim == 1 else kind]
-        data = array if type_ == gguf.GGMLQuantizationType.F32 else gguf.quants.quantize(array, type_)
+        chosen = kind if isinstance(kind, str) else kind(name)
+        type_ = gguf.GGMLQuantizationType["F32" if array.ndim == 1 else chosen]
+        data, values[name] = _quantized(array, type_)
         writer.add_tensor(stored, np.ascontiguousarray(data), raw_dtype=type_)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return values
+
+
+def _quantized(array: np.ndarray, kind: gguf.GGMLQuantizationType) -> tuple[np.ndarray, np.ndarray]:
+    """Return what a tensor of a type stores, and its values."""
+    if kind == gguf.GGMLQuantizationType.F32:
+        return array, array
+    try:
+        data = gguf.quants.quantize(array, kind)
+    except NotImplementedError:
+        data = random_blocks(kind.name, *array.shape, deviation=float(array.std()))
+    return data, gguf.quants.dequantize(data, kind)
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:

@@ -115,14 +115,18 @@ def pack_quantized(values: Array, scales: Array, zeros: Array | None, bits: int,
 def pack_quantized_activations(q: Array, scales: Array, depth: int, span: int) -> Array:
     """Pack int8 activations q[m, k] with scales[m, groups], one panel per row.
 
-    `depth` is the padded k, and `span` elements of k share a scale.
+    `depth` is the padded k, and `span` elements of k share a scale. With groups of 32, whole pairs of them, there is a
+    third word: the sum of the first 16 elements.
     """
-    m, groups = -(-q.shape[0] // 16) * 16, scales.shape[1]
-    padded = np.zeros((m, depth), np.int8)
+    m, groups = -(-q.shape[0] // 16) * 16, depth // 32 if span == 32 else scales.shape[1]
+    padded = np.zeros((m, max(depth, groups * span)), np.int8)
     padded[: q.shape[0], : q.shape[1]] = q
-    sums = padded[:, : groups * span].reshape(m, groups, span).sum(2, dtype=np.int32)
+    grouped = padded[:, : groups * span].reshape(m, groups, span)
     all_scales = np.zeros((m, groups), np.float32)
-    all_scales[: q.shape[0]] = scales
-    values = padded.reshape(m // 16, 16, depth // 64, 64).transpose(0, 2, 1, 3).reshape(m // 16, -1)
-    pairs = np.stack([all_scales.view(np.int32), sums], axis=2).reshape(m // 16, 16, groups, 2).transpose(0, 2, 3, 1)
-    return aligned(np.concatenate([values.view(np.uint8), pairs.reshape(m // 16, -1).copy().view(np.uint8)], axis=1))
+    all_scales[: q.shape[0], : scales.shape[1]] = scales
+    words = [all_scales.view(np.int32), grouped.sum(2, dtype=np.int32)]
+    if span == 32:
+        words.append(grouped[:, :, :16].sum(2, dtype=np.int32))
+    values = padded[:, :depth].reshape(m // 16, 16, depth // 64, 64).transpose(0, 2, 1, 3).reshape(m // 16, -1)
+    table = np.stack(words, axis=2).reshape(m // 16, 16, groups, len(words)).transpose(0, 2, 3, 1)
+    return aligned(np.concatenate([values.view(np.uint8), table.reshape(m // 16, -1).copy().view(np.uint8)], axis=1))

@@ -126,12 +126,31 @@ def _pairs_in_software(call: re.Match[str]) -> str:
     return "\n".join(lines)
 
 
+def _lookup_in_software(call: re.Match[str]) -> str:
+    """Emit a lookup of 64 bytes, in a table that each 16 of them repeat, as two of 32."""
+    result, *operands = call.groups()
+    own, half, whole = f"%lookup{result[1:]}", "vector<32xi8>", "vector<64xi8>"
+    lines = []
+    for i in range(2):
+        lanes = [*range(32 * i, 32 * i + 32)]
+        lines += [
+            f"{own}_{name}{i} = vector.shuffle {operand}, {operand} {lanes} : {whole}, {whole}"
+            for name, operand in zip("tc", operands, strict=True)
+        ]
+        call_ = f'llvm.call_intrinsic "llvm.x86.avx2.pshuf.b"({own}_t{i}, {own}_c{i}) : ({half}, {half}) -> {half}'
+        lines.append(f"{own}_{i} = {call_}")
+    lines.append(f"{result} = vector.shuffle {own}_0, {own}_1 {[*range(64)]} : {half}, {half}")
+    return "\n".join(lines)
+
+
 def software(text: str) -> str:
     """Return the kernel with tile intrinsics replaced by calls of the library, VNNI and pairs by vector operations."""
     operands = r"\((%[\w#]+), (%[\w#]+), (%[\w#]+)\) : .*"
     units = ((r"avx512\.vpdpbusd\.(256|512)", _vnni_in_software), (r"avx512bf16\.dpbf16ps\.512", _pairs_in_software))
     for name, emit in units:
         text = re.sub(rf'(%\w+) = llvm\.call_intrinsic "llvm\.x86\.{name}"{operands}', emit, text)
+    lookup = r'(%\w+) = llvm\.call_intrinsic "llvm\.x86\.avx512\.pshuf\.b\.512"\((%\w+), (%\w+)\) : .*'
+    text = re.sub(lookup, _lookup_in_software, text)
     calls = re.sub(r'llvm\.call_intrinsic "llvm\.x86\.(\w+)\.internal"', r"llvm.call @soft_\1", text)
     return DECLARATIONS + calls.replace("!llvm.x86_amx", "i64")
 

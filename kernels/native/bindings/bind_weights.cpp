@@ -2,13 +2,19 @@
 #include <nanobind/operators.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <array>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "bindings/bindings.h"
 #include "compute/runner.h"
+#include "weights/gguf_blocks.h"
 #include "weights/packing.h"
 #include "weights/quantization.h"
 
@@ -63,42 +69,104 @@ void pack_quantized_arrays(Runner& runner, const Matrix<std::uint8_t>& values, c
   pack_quantized(runner.threads(), source, target, {first_tile, tile_step});
 }
 
+const std::array<std::pair<const char*, GroupScale>, 3> kScales = {
+    {{"f16", GroupScale::f16}, {"e8m0", GroupScale::e8m0}, {"super", GroupScale::super}}};
+const std::array<std::pair<const char*, Codebook>, 3> kCodebooks = {
+    {{"", Codebook::none}, {"iq4nl", Codebook::iq4nl}, {"e2m1", Codebook::e2m1}}};
+
+template <class T>
+T by_name(const std::array<std::pair<const char*, T>, 3>& names, const std::string& name) {
+  for (const auto& [known, value] : names)
+    if (name == known) return value;
+  throw std::invalid_argument("there is no '" + name + "' among the scales or codebooks of quantized weights");
+}
+
+template <class T>
+const char* name_of(const std::array<std::pair<const char*, T>, 3>& names, T value) {
+  return std::ranges::find(names, value, &std::pair<const char*, T>::second)->first;
+}
+
 std::string repr(const QuantizedFormat& format) {
-  return "QuantizedFormat(bits=" + std::to_string(format.bits) + ", group=" + std::to_string(format.group) +
-         ", zeros=" + (format.zeros ? "True" : "False") + ")";
+  std::string text = "QuantizedFormat(bits=" + std::to_string(format.bits) + ", group=" + std::to_string(format.group) +
+                     ", zeros=" + (format.zeros ? "True" : "False");
+  if (format.scale != GroupScale::f16) text += std::string(", scales='") + name_of(kScales, format.scale) + "'";
+  if (format.mins) text += ", mins=True";
+  if (format.codebook != Codebook::none)
+    text += std::string(", codebook='") + name_of(kCodebooks, format.codebook) + "'";
+  return text + ")";
+}
+
+std::vector<int> codebook_values(const QuantizedFormat& format) {
+  if (format.codebook == Codebook::none) return {};
+  const auto& values = format.codebook == Codebook::iq4nl ? kIq4Nl : kE2M1;
+  return {values.begin(), values.end()};
 }
 
 void bind_quantized_format(nb::module_& m) {
   nb::class_<QuantizedFormat>(
       m, "QuantizedFormat",
-      "Format of quantized weights: `bits` 4 or 8; `group` elements of k share a scale, 0 for the whole column; with "
-      "`zeros` each group has its own zero point, otherwise it is the middle of the range.\n\n"
-      "The scales of groups are f16, those of whole columns f32.")
+      "Format of quantized weights: `bits` of a stored value; `group` elements of k share a scale, 0 for the whole "
+      "column; with `zeros` each group has its own zero point, otherwise it is `middle`.\n\n"
+      "The scales of whole columns are f32, those of groups `scales`: f16, e8m0 (powers of two), or super, a signed "
+      "byte "
+      "times an f16 of 256 elements. With `mins` each group has a minimum, stored alike, which is subtracted. Values "
+      "of "
+      "4 bits may be numbers of the values of a `codebook`: iq4nl or e2m1.")
       .def(
           "__init__",
-          [](QuantizedFormat* self, int bits, std::int64_t group, bool zeros) {
-            (new (self) QuantizedFormat{bits, group, zeros})->check();
+          [](QuantizedFormat* self, int bits, std::int64_t group, bool zeros, const std::string& scales, bool mins,
+             const std::string& codebook) {
+            const QuantizedFormat format{
+                bits, group, zeros, by_name(kScales, scales), mins, by_name(kCodebooks, codebook)};
+            format.check();
+            new (self) QuantizedFormat(format);
           },
-          "bits"_a, "group"_a = 0, "zeros"_a = false)
+          "bits"_a, "group"_a = 0, "zeros"_a = false, "scales"_a = "f16", "mins"_a = false, "codebook"_a = "")
+      .def_static(
+          "of_gguf", [](const std::string& type) { return gguf_type(type).format; }, "type"_a,
+          "Return the format that keeps the bits of a GGUF type.")
       .def_ro("bits", &QuantizedFormat::bits)
       .def_ro("group", &QuantizedFormat::group)
       .def_ro("zeros", &QuantizedFormat::zeros)
+      .def_ro("mins", &QuantizedFormat::mins)
+      .def_prop_ro("scales", [](const QuantizedFormat& format) { return name_of(kScales, format.scale); })
+      .def_prop_ro("codebook", &codebook_values, "Values of the 16 codes, unsigned; empty if values are themselves.")
       .def_prop_ro("middle", &QuantizedFormat::middle, "The value that stands for 0 without zero points.")
-      .def_prop_ro("line_depth", &QuantizedFormat::line_depth, "Number of elements of k in a line.")
-      .def_prop_ro("header_bytes", &QuantizedFormat::header_bytes, "Bytes of a group's scales and zero points.")
+      .def_prop_ro("largest", &QuantizedFormat::largest, "The largest value, after the codebook.")
+      .def_prop_ro(
+          "planes",
+          [](const QuantizedFormat& format) {
+            return std::vector<int>(format.planes().begin(), format.planes().end());
+          },
+          "Bits of a value, lowest first, as they are stored together.")
+      .def_prop_ro("super_groups", &QuantizedFormat::super_groups,
+                   "Number of groups whose scales are stored together, before their values.")
+      .def_prop_ro("header_bytes", &QuantizedFormat::header_bytes,
+                   "Bytes of the scales, zero points and minima of `super_groups` groups.")
+      .def_prop_ro("activation_group", &QuantizedFormat::activation_group,
+                   "Number of elements of k of quantized activations that share a scale, 0 for all.")
+      .def_prop_ro("activation_words", &QuantizedFormat::activation_words,
+                   "Words of a row in a group of activations: scale, sum, and in groups of 32 that of its first half.")
       .def("span", &QuantizedFormat::span, "k"_a, "Return the number of elements of k that share a scale.")
       .def("depth", &QuantizedFormat::depth, "k"_a,
            "Return k as quantized activations hold it: whole groups and whole lines.")
       .def("groups", &QuantizedFormat::groups, "k"_a, "Return the number of groups along k; the last may be padded.")
-      .def("group_bytes", &QuantizedFormat::group_bytes, "k"_a, "Return the bytes of one group of 32 columns.")
+      .def("activation_groups", &QuantizedFormat::activation_groups, "k"_a,
+           "Return the number of groups of activations along k; the last may be padded.")
+      .def("value_bytes", &QuantizedFormat::value_bytes, "k"_a, "Return the bytes of a group's values of 32 columns.")
+      .def("super_bytes", &QuantizedFormat::super_bytes, "k"_a,
+           "Return the bytes of `super_groups` groups of 32 columns.")
       .def("block_bytes", &QuantizedFormat::block_bytes, "k"_a, "Return the bytes of 32 columns.")
       .def("panel_bytes", &QuantizedFormat::panel_bytes, "k"_a, "Return the bytes of 16 rows of quantized activations.")
       .def(nb::self == nb::self, nb::sig("def __eq__(self, other: object, /) -> bool"))
-      .def("__hash__",
-           [](const QuantizedFormat& format) {
-             return nb::hash(nb::make_tuple(format.bits, format.group, format.zeros));
-           })
+      .def("__hash__", [](const QuantizedFormat& format) { return nb::hash(nb::str(repr(format).c_str())); })
       .def("__repr__", &repr);
+}
+
+void pack_gguf_rows(Runner& runner, const GgufMatrix& source, const QuantizedWeights& target, std::int64_t first,
+                    std::int64_t count, std::int64_t first_tile, std::int64_t tile_step) {
+  check_target(runner, target, block_bytes_of(target), std::max<std::int64_t>(count, 1), {first_tile, tile_step});
+  pack_gguf(runner.threads(), source, first, count, target, {first_tile, tile_step});
 }
 
 }  // namespace
@@ -113,6 +181,16 @@ void bind_weights(nb::module_& m) {
             (new (self) MatrixView{data.data(), dtype_of(dtype), n, k, n_stride, k_stride})->check(data.nbytes());
           },
           "data"_a, "dtype"_a, "n"_a, "k"_a, "n_stride"_a, "k_stride"_a, nb::keep_alive<1, 2>());
+  nb::class_<GgufMatrix>(m, "GgufMatrix",
+                         "A matrix w[n, k] in the blocks of a GGUF type, in the bytes `data`. Rows 2 j and 2 j + 1 of "
+                         "each of `heads` stand for its rows j and j + size / 2.")
+      .def(
+          "__init__",
+          [](GgufMatrix* self, const Bytes& data, const std::string& type, std::int64_t n, std::int64_t k,
+             std::int64_t heads) {
+            (new (self) GgufMatrix{data.data(), &gguf_type(type), n, k, heads})->check(data.nbytes());
+          },
+          "data"_a, "type"_a, "n"_a, "k"_a, "heads"_a = 0, nb::keep_alive<1, 2>());
   nb::class_<PackedWeights>(m, "PackedWeights", "Memory of packed weights of `k` inputs, in bf16, bf16-paired or f32.")
       .def(
           "__init__",
@@ -136,6 +214,9 @@ void bind_packing(nb::class_<Runner>& runner) {
            "Pack the matrix into every `tile_step`-th tile of 16 columns, from `first_tile` on.")
       .def("quantize", &quantize_tiles, "source"_a, "target"_a, "first_tile"_a = 0, "tile_step"_a = 1,
            nb::call_guard<nb::gil_scoped_release>(), "Quantize the matrix and pack it, as `pack` does.")
+      .def("pack_gguf", &pack_gguf_rows, "source"_a, "target"_a, "first"_a, "count"_a, "first_tile"_a = 0,
+           "tile_step"_a = 1, nb::call_guard<nb::gil_scoped_release>(),
+           "Pack `count` rows of the matrix from number `first` on, as `pack` does.")
       .def("pack_quantized", &pack_quantized_arrays, "values"_a, "scales"_a, "zeros"_a.none(), "target"_a,
            "first_tile"_a = 0, "tile_step"_a = 1, "Pack a quantized matrix, as `pack` does.");
 }

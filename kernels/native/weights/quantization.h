@@ -1,7 +1,9 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "compute/abi.h"
 #include "compute/thread_pool.h"
@@ -9,28 +11,60 @@
 
 namespace quire {
 
+/// How the scales of groups are stored.
+enum class GroupScale {
+  f16,
+  e8m0,  ///< a byte: the exponent of a power of two
+  super  ///< a signed byte, times the f16 scale of kSuperGroup elements of k
+};
+
+/// What stored values stand for: themselves, or the entries of a table (see gguf_blocks.h for its source).
+enum class Codebook { none, iq4nl, e2m1 };
+
+inline constexpr std::int64_t kSuperGroup = 256;  ///< elements of k that share the scale of scales
+inline constexpr std::int64_t kPlaneUnit = 32;    ///< elements of k whose bits are stored together
+
+/// Values of the 4-bit codes of a codebook, made unsigned by its `middle`.
+inline constexpr std::array<std::uint8_t, 16> kIq4Nl = {1,   24,  45,  63,  79,  93,  106, 118,
+                                                        129, 141, 153, 166, 181, 197, 217, 241};
+inline constexpr std::array<std::uint8_t, 16> kE2M1 = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+
 /// The format of quantized weights, and of the activations that they are multiplied with (layout: emit/layout.py). The
-/// scales of groups are f16, those of whole columns f32.
+/// scales of whole columns are f32.
 struct QuantizedFormat {
-  int bits;                ///< 4 or 8
+  int bits;                ///< of a stored value: 2 to 6, or 8
   std::int64_t group = 0;  ///< elements of k that share a scale; 0: the whole column
-  bool zeros = false;      ///< each group has its own zero point; otherwise it is the middle of the range
+  bool zeros = false;      ///< each group has its own zero point; otherwise it is `middle`
+  GroupScale scale = GroupScale::f16;
+  bool mins = false;  ///< each group has a minimum, stored as its scale is, which is subtracted from scale * value
+  Codebook codebook = Codebook::none;
 
   bool operator==(const QuantizedFormat&) const = default;
 
-  /// Throws std::invalid_argument unless there are 4 or 8 bits and `group` is a multiple of 32 up to kMaxInputs.
+  /// Throws std::invalid_argument unless the fields go together and `group` is 16 or a multiple of 32 up to kMaxInputs.
   void check() const;
 
   // The functions of k throw std::invalid_argument unless k is from 1 to kMaxInputs.
 
-  std::int64_t middle() const { return std::int64_t{1} << (bits - 1); }  ///< the value of 0 without zero points
-  std::int64_t line_depth() const { return 32 / bits; }                  ///< elements of k in a line
-  std::int64_t span(std::int64_t k) const;                               ///< elements of k that share a scale
-  std::int64_t depth(std::int64_t k) const;  ///< k as quantized activations hold it: whole groups and whole lines
-  std::int64_t groups(std::int64_t k) const { return (k + span(k) - 1) / span(k); }  ///< the last is padded
-  std::int64_t header_bytes() const { return kPackedBlock * ((group ? 2 : 4) + (zeros ? 2 : 0)); }  ///< of a group
-  std::int64_t group_bytes(std::int64_t k) const { return header_bytes() + span(k) * kPackedBlock * bits / 8; }
-  std::int64_t block_bytes(std::int64_t k) const { return groups(k) * group_bytes(k); }  ///< of 32 columns
+  std::int64_t middle() const;          ///< the value of 0 without zero points
+  std::int64_t largest() const;         ///< the largest value, after the codebook
+  std::span<const int> planes() const;  ///< the bits of a value, lowest first, as they are stored together
+
+  std::int64_t span(std::int64_t k) const;    ///< elements of k that share a scale
+  std::int64_t depth(std::int64_t k) const;   ///< k as quantized activations hold it: whole groups and whole lines
+  std::int64_t groups(std::int64_t k) const;  ///< the last ones may be padded
+
+  std::int64_t super_groups() const;  ///< groups whose scales are stored together, before their values
+  std::int64_t header_bytes() const;  ///< of the scales, zero points and minima of `super_groups` groups
+  std::int64_t value_bytes(std::int64_t k) const { return span(k) * kPackedBlock * bits / 8; }  ///< of a group
+  std::int64_t super_bytes(std::int64_t k) const { return header_bytes() + super_groups() * value_bytes(k); }
+  std::int64_t block_bytes(std::int64_t k) const {
+    return groups(k) / super_groups() * super_bytes(k);
+  }  ///< 32 columns
+
+  std::int64_t activation_group() const { return group == 16 ? 32 : group; }  ///< as `group`
+  std::int64_t activation_groups(std::int64_t k) const;
+  std::int64_t activation_words() const;           ///< scale, sum, and in groups of 32 the sum of the first 16 elements
   std::int64_t panel_bytes(std::int64_t k) const;  ///< of 16 rows of quantized activations
 };
 

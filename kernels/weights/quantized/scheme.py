@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from quire.kernels._native import GgufMatrix
 from quire.kernels.emit.layout import QuantizedFormat
 from quire.kernels.errors import ModelError
 from quire.kernels.weights.checkpoint import Checkpoint, Tensor
@@ -101,6 +102,10 @@ class Scheme(ABC):
         if order is not None:
             values = np.take(values, order, axis=1)
         return QuantizedMatrix(layer.format, values, scales, zeros, order)
+
+    def blocks(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> GgufMatrix | None:
+        """Return a module's matrix in blocks that are packed as they are, None if it has to be read."""
+        return None
 
     def order(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> npt.NDArray[np.int32] | None:
         """Return the `order` of a quantized module without reading its matrix."""
