@@ -280,7 +280,7 @@ def test_an_unknown_architecture_is_rejected_with_the_known_ones(good: Path, eng
         ("DeepseekV2ForCausalLM", {"norm_topk_prob": True, "routed_scaling_factor": 2.0}, "norm_topk_prob is True"),
         ("DeepseekV2ForCausalLM", {"num_experts_per_tok": None}, "lacks num_experts_per_tok"),
         ("DeepseekV2ForCausalLM", {"q_lora_rank": None, "attention_bias": True}, "only with a q_lora_rank"),
-        ("DeepseekV2ForCausalLM", {"qk_nope_head_dim": 48}, "qk_nope_head_dim is 48; latent attention needs a multiple"),
+        ("DeepseekV2ForCausalLM", {"qk_nope_head_dim": 48}, "qk_nope_head_dim is 48; latent attention needs a"),
         ("DeepseekV2ForCausalLM", {"num_key_value_heads": 2}, "num_key_value_heads is 2"),
         ("DeepseekV3ForCausalLM", {"scoring_func": "softmax", "first_k_dense_replace": 0}, "scoring_func is 'softmax'"),
         ("DeepseekV3ForCausalLM", {"n_group": 5, "first_k_dense_replace": 0}, "divided into 5 groups (n_group)"),

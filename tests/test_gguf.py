@@ -33,16 +33,6 @@ def answers(llm: LLM, prompts: list[Any]) -> list[tuple[Any, ...]]:
     return [(o.prompt_token_ids, o.prompt_logprobs, o.outputs[0].token_ids, o.outputs[0].logprobs) for o in outputs]
 
 
-@pytest.mark.parametrize("name", ["llama-biases-linear", "qwen2-yarn", "qwen3-tied"])
-def test_float_files_give_the_bits_of_the_folder(
-    name: str, checkpoints: Path, tmp_path: Path, engine: EngineFactory
-) -> None:
-    file, prompts = tmp_path / "model.gguf", [list(range(3, 40)), [5, 6, 7], list(range(300, 90, -1))]
-    write_gguf(checkpoints / name, file)
-    expected = answers(engine(checkpoints / name, dtype="float32"), prompts)
-    assert answers(engine(file), prompts) == expected
-
-
 def test_a_bf16_file_of_the_demo_model_is_the_demo_model(
     demo_model: Path, tmp_path: Path, engine: EngineFactory
 ) -> None:

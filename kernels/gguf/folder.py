@@ -20,12 +20,12 @@ import msgspec
 
 from quire.kernels import host
 from quire.kernels.errors import ModelError
-from quire.kernels.gguf.config import config_of, generation_config_of
+from quire.kernels.gguf.config import config_of, generation_config_of, pooling_files_of
 from quire.kernels.gguf.container import gguf_files, read_gguf
 from quire.kernels.gguf.kept_folders import evict, use
 from quire.kernels.gguf.tokenizer import tokenizer_files
 
-LAYOUT = 2
+LAYOUT = 3
 """Version of what is made from the metadata."""
 
 
@@ -55,6 +55,7 @@ def _make(folder: Path, files: list[Path]) -> None:
         contents: dict[str, Any] = {
             "config.json": config_of(model),
             "generation_config.json": generation_config_of(model.metadata),
+            **pooling_files_of(model),
             **tokenizer_files(model.metadata),
         }
     except ValueError as error:
@@ -65,6 +66,7 @@ def _make(folder: Path, files: list[Path]) -> None:
         try:
             (made / folder.name).mkdir()
             for name, content in contents.items():
+                (made / folder.name / name).parent.mkdir(exist_ok=True)
                 (made / folder.name / name).write_bytes(msgspec.json.encode(content))
             for path in files:
                 (made / folder.name / path.name).symlink_to(path)

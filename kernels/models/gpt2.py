@@ -19,7 +19,10 @@ from quire.kernels.models.decoder import activation_of, head_of
 
 
 def build(config: ModelConfig) -> Graph:
-    """Return the graph of a GPT2LMHeadModel. Its linear layers keep their weights as [inputs, outputs]."""
+    """Return the graph of a GPT2LMHeadModel.
+
+    Its linear layers keep their weights as [inputs, outputs]; not so those of GGUF files (`transposed_weights` false).
+    """
     config.restrict("scale_attn_by_inverse_layer_idx", (False,))
     config.restrict("scale_attn_weights", (True,))
     config.restrict("add_cross_attention", (False,))
@@ -30,12 +33,13 @@ def build(config: ModelConfig) -> Graph:
         raise ModelError(f"config.json: n_embd ({hidden}) must be a multiple of n_head ({num_heads})")
     heads = Heads(num_heads, num_heads, hidden // num_heads)
     activation = activation_of(config, "activation_function", "gelu_new")
+    transposed = config.get("transposed_weights", True)
 
     def norm(name: str) -> Norm:
         return Norm(f"transformer.{name}.weight", epsilon, f"transformer.{name}.bias", center=True)
 
     def linear(name: str, outputs: int) -> Linear:
-        return Linear(f"transformer.h.{name}.weight", outputs, f"transformer.h.{name}.bias", transposed=True)
+        return Linear(f"transformer.h.{name}.weight", outputs, f"transformer.h.{name}.bias", transposed)
 
     residuals = []
     for i in range(config.size("n_layer")):

@@ -195,10 +195,14 @@ class Checkpoint:
             status = path.stat()  # unlike mtime, ctime cannot be set
             times = f"{status.st_mtime_ns} {status.st_ctime_ns}"
             found.update(f"{path.name} {len(mapped)} {times}".encode() + self._header(path, mapped))
-        for _, tensor in sorted(self._tensors.items()):
-            for start in (0, len(tensor.data) // 2, max(0, len(tensor.data) - _SAMPLE_BYTES)):
-                found.update(tensor.data[start : start + _SAMPLE_BYTES].tobytes())
+        for stored in self._stored():
+            for start in (0, len(stored) // 2, max(0, len(stored) - _SAMPLE_BYTES)):
+                found.update(stored[start : start + _SAMPLE_BYTES].tobytes())
         return found.digest()
+
+    def _stored(self) -> list[npt.NDArray[np.uint8]]:
+        """Return the bytes of all tensors, in the order of their names."""
+        return [tensor.stored for _, tensor in sorted(self._tensors.items())]
 
     def _header(self, path: Path, mapped: mmap.mmap) -> bytes:
         """Return the header of a file, or a hash of it."""

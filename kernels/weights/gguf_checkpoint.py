@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.kernels.errors import ModelError
-from quire.kernels.gguf.config import permuted_heads, tensor_name
 from quire.kernels.gguf.container import GgufModel, read_gguf
 from quire.kernels.gguf.kept_folders import hold
+from quire.kernels.gguf.metadata import FLOAT_TYPES
+from quire.kernels.gguf.parts import Part, parts_of, stacked_name
 from quire.kernels.weights.checkpoint import FLOAT_DTYPES, Checkpoint, Tensor, read_config
 from quire.kernels.weights.fp8_checkpoint import Fp8Checkpoint
 from quire.kernels.weights.quantized.fp8 import fp8_of
@@ -23,7 +24,7 @@ _SUFFIX = ".gguf"
 
 @dataclass(frozen=True)
 class PermutedTensor(Tensor):
-    """A matrix of q or k whose rows are permuted within `heads`; `data` is a copy in the order of a model folder."""
+    """A tensor of q or k whose rows are permuted within `heads`; `data` is a copy in the order of a model folder."""
 
     heads: int
 
@@ -35,8 +36,31 @@ class PermutedTensor(Tensor):
     @property
     def data(self) -> npt.NDArray[np.uint8]:
         """The bytes with the rows in order."""
-        rows = self.stored.reshape(self.heads, self.shape[0] // self.heads // 2, 2, -1)
-        return rows.swapaxes(1, 2).reshape(-1)
+        return self.rows(0, self.shape[0]).data
+
+    def rows(self, first: int, count: int) -> Tensor:
+        """See Tensor: only these rows are copied."""
+        numbers, dim = np.arange(first, first + count), self.shape[0] // self.heads
+        head, half, pair = numbers // dim, numbers % dim // (dim // 2), numbers % (dim // 2)
+        chosen = self.stored.reshape(self.shape[0], -1)[head * dim + 2 * pair + half]
+        return Tensor(self.name, self.format, (count, *self.shape[1:]), chosen.reshape(-1))
+
+
+@dataclass(frozen=True)
+class OffsetTensor(Tensor):
+    """A float tensor to whose values, stored as `stored_format`, an offset was added; `data` is an f32 copy without it.
+
+    Adding it again gives the stored values: they are the sum of the offset and of f32.
+    """
+
+    stored_format: str
+    offset: float
+
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        """The bytes of the values without the offset."""
+        values = Tensor(self.name, self.stored_format, self.shape, self.stored).to_f32() - np.float32(self.offset)
+        return values.reshape(-1).view(np.uint8)
 
 
 def open_checkpoint(folder: str) -> Checkpoint:
@@ -57,23 +81,41 @@ class GgufCheckpoint(Checkpoint):
         hold(self.folder)
         self._model = read_gguf(sorted(self.folder.glob(f"*{_SUFFIX}")))
         self._maps = self._model.maps
-        for tensor in self._model.tensors.values():
-            name = tensor_name(tensor.name)
-            if name in self._tensors:
-                raise ModelError(f"{self.folder}: there are two tensors {name} in the GGUF file; it is damaged")
-            self._tensors[name] = Tensor(name, tensor.type.lower(), tensor.shape, tensor.data)
+        self._stacks: dict[str, Part] = {}  # of experts: there may be more of them than can be listed
+        for part in parts_of(self._model):
+            if part.name in self._tensors or part.name in self._stacks:
+                raise ModelError(f"{self.folder}: there are two tensors {part.name} in the GGUF file; it is damaged")
+            if part.data.ndim > 1:
+                self._stacks[part.name] = part
+            else:
+                self._tensors[part.name] = _tensor(part)
 
-    def _get(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> Tensor:
-        """Return a tensor, with the rows of q and k in the order of a model folder when they are read."""
-        tensor = super()._get(name, shape, dtypes)
-        heads = permuted_heads(self._model.metadata, name)
-        return PermutedTensor(tensor.name, tensor.format, shape, tensor.stored, heads) if heads else tensor
+    def _find(self, name: str) -> Tensor | str | None:
+        stacked = stacked_name(name)
+        if stacked is None:
+            return super()._find(name)
+        part, number = self._stacks.get(stacked[0]), stacked[1]
+        return None if part is None or number >= len(part.data) else _tensor(replace(part, data=part.data[number]))
 
     @property
     def formats(self) -> set[str]:
         """Dtypes of the float matrices; norms are always f32."""
-        matrices = (tensor for tensor in self._tensors.values() if len(tensor.shape) > 1)
-        return {tensor.format for tensor in matrices if tensor.dtype in FLOAT_DTYPES}
+        matrices = [tensor.format for tensor in self._tensors.values() if len(tensor.shape) > 1]
+        matrices += [part.type.lower() for part in self._stacks.values() if len(part.shape) > 1]
+        return {name for name in matrices if name.upper() in FLOAT_DTYPES}
+
+    def _stored(self) -> list[npt.NDArray[np.uint8]]:
+        return [tensor.data for _, tensor in sorted(self._model.tensors.items())]
 
     def _header(self, path: Path, mapped: mmap.mmap) -> bytes:
         return hashlib.blake2b(mapped[: self._model.header_bytes[path]]).digest()
+
+
+def _tensor(part: Part) -> Tensor:
+    """Return a part as a tensor, whose data is as in a model folder when it is read."""
+    name, kind = part.name, part.type.lower()
+    if part.heads:
+        return PermutedTensor(name, kind, part.shape, part.data, part.heads)
+    if part.offset and part.type in FLOAT_TYPES:
+        return OffsetTensor(name, "f32", part.shape, part.data, kind, part.offset)
+    return Tensor(name, kind, part.shape, part.data)

@@ -17,8 +17,12 @@ from fuzzing.mutation import mutated
 from fuzzing.target import check_message, replace
 
 from quire.kernels.errors import ModelError
-from quire.kernels.gguf.config import config_of, generation_config_of, permuted_heads, tensor_name
-from quire.kernels.gguf.container import TYPES, GgufModel, read_gguf
+from quire.kernels.gguf.architectures import ARCHITECTURES, architecture_of
+from quire.kernels.gguf.architectures.description import Architecture
+from quire.kernels.gguf.config import config_of, generation_config_of, pooling_files_of
+from quire.kernels.gguf.container import TYPES, GgufModel, GgufTensor, read_gguf
+from quire.kernels.gguf.metadata import Metadata
+from quire.kernels.gguf.parts import parts_of
 from quire.kernels.gguf.tokenizer import tokenizer_files
 
 _MAGIC = b"GGUF\x03\0\0\0"
@@ -90,27 +94,80 @@ def _numbers(kind: int, *numbers: float) -> _Value:
     return _ARRAY, (kind, len(numbers), list(numbers))
 
 
-def _model(arch: bytes, tokenizer: list[tuple[bytes, _Value]], type_: int) -> _File:
-    own = {
-        b"block_count": 1, b"context_length": 64, b"embedding_length": 32, b"feed_forward_length": 32,
-        b"attention.head_count": 2, b"attention.head_count_kv": 1,
-    }  # fmt: skip
-    metadata: list[tuple[bytes, _Value]] = [(b"general.architecture", (_STRING, arch))]
-    metadata += [(arch + b"." + key, (4, value)) for key, value in own.items()]
-    metadata += [(arch + b".attention.layer_norm_rms_epsilon", (6, 1e-5)), (b"general.alignment", (4, 32))]
-    _, block, block_bytes = TYPES[type_]
+_SIZES = {
+    "block_count": 1, "context_length": 64, "embedding_length": 32, "feed_forward_length": 32,
+    "attention.head_count": 2, "attention.head_count_kv": 1, "attention.sliding_window": 16,
+    "attention.sliding_window_pattern": 2, "rope.dimension_count": 16, "expert_count": 2, "expert_used_count": 1,
+    "expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 32, "pooling_type": 1,
+}  # fmt: skip
+_FLOATS = {
+    "attention.layer_norm_rms_epsilon": 1e-5, "attention.layer_norm_epsilon": 1e-5, "rope.freq_base": 10000.0,
+    "rope.freq_base_swa": 10000.0, "attention.scale": 0.5, "embedding_scale": 2.0, "residual_scale": 0.5,
+    "logit_scale": 0.5, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+    "rope.scaling.attn_factor": 1.5,
+}  # fmt: skip
+_OF_EXPERTS = {name for name in _SIZES if name.startswith("expert_")}
+
+
+def _model(arch: str, tokenizer: list[tuple[bytes, _Value]], type_: int, with_experts: bool = True) -> _File:
+    """Return a model with the keys and tensors of an architecture, those of experts among them if it has both."""
+    read = _keys_of(arch, with_experts)
+    own: dict[str, _Value] = {name: (4, value) for name, value in _SIZES.items() if name in read}
+    own |= {name: (6, value) for name, value in _FLOATS.items() if name in read}
+    name = arch.encode()
+    metadata: list[tuple[bytes, _Value]] = [(b"general.architecture", (_STRING, name))]
+    metadata += [(name + b"." + key.encode(), value) for key, value in own.items()]
+    if ARCHITECTURES[arch].is_encoder:
+        metadata.append((name + b".attention.causal", (7, False)))
+    metadata.append((b"general.alignment", (4, 32)))
     tensors: list[_Tensor] = []
     data = b""
-    for name, sizes in (
-        (b"token_embd.weight", [32, 4]),
-        (b"blk.0.attn_q.weight", [32, 32]),
-        (b"output_norm.weight", [32]),
-    ):
+    for stem in _variant(arch, with_experts).names:
+        sizes = _sizes_of(stem)
         kind = type_ if len(sizes) > 1 else 0
-        tensors.append((name, sizes, kind, len(data)))
-        data += bytes(sizes[-1] if len(sizes) > 1 else 32) * (block_bytes * 32 // block if len(sizes) > 1 else 4)
+        _, block, block_bytes = TYPES[kind]
+        tensors.append((stem.replace("*", "0").encode() + b".weight", sizes, kind, len(data)))
+        data += bytes(int(np.prod(sizes)) // block * block_bytes)
         data += bytes(-len(data) % 32)
     return _File([*metadata, *tokenizer], tensors, data)
+
+
+def _variant(arch: str, with_experts: bool) -> Architecture:
+    own = {"general.architecture": arch, f"{arch}.expert_count": 2 if with_experts else 0}
+    return architecture_of(Metadata(own, {}))
+
+
+def _keys_of(arch: str, with_experts: bool) -> set[str]:
+    """Return the keys that the description of an architecture reads."""
+    read = {"pooling_type"}
+
+    class Noting(Metadata):
+        def own(self, name: str) -> Any:
+            nonlocal read
+            read = read | {name}
+            return {**_SIZES, **_FLOATS}.get(name)
+
+    tensors = {f"{stem.replace('*', '0')}.weight": _TENSOR for stem in _variant(arch, with_experts).names}
+    noting = Noting({"general.architecture": arch}, tensors)
+    for field in _variant(arch, with_experts).fields.values():
+        before = set(read)
+        try:
+            field(noting)
+        except ModelError:  # a key that must not be there
+            read = before
+    return read if any(stem.endswith("_exps") for stem in _variant(arch, with_experts).names) else read - _OF_EXPERTS
+
+
+_TENSOR = GgufTensor("", "F32", (4, 32), np.zeros(512, np.uint8))
+
+
+def _sizes_of(stem: str) -> list[int]:
+    """Return the sizes of a tensor, innermost first."""
+    if stem in ("token_embd", "output", "position_embd", "token_types"):
+        return [32, 4]
+    if "norm" in stem or "sinks" in stem:
+        return [32]
+    return [32, 32, 2] if stem.endswith("_exps") else [32, 64 if stem.endswith("attn_qkv") else 32]
 
 
 def _files() -> dict[str, _File]:
@@ -127,7 +184,8 @@ def _files() -> dict[str, _File]:
         (b"tokenizer.ggml.eos_token_id", (4, 2)), (b"llama.rope.scaling.type", (_STRING, b"linear")),
         (b"llama.rope.scaling.factor", (6, 2.0)),
     ]  # fmt: skip
-    return {"qwen3": _model(b"qwen3", bpe, 8), "llama": _model(b"llama", pieces, 2), "qwen2": _model(b"qwen2", bpe, 30)}
+    files = {arch: _model(arch, bpe, 8) for arch in ARCHITECTURES}
+    return files | {"pieces": _model("llama", pieces, 2, with_experts=False), "bf16": _model("qwen2", bpe, 30)}
 
 
 class GgufFiles:
@@ -163,9 +221,9 @@ class GgufFiles:
             model = read_gguf(self._parts if is_part else [file])
             self._check(model)
             config_of(model)
-            for name in model.tensors:
-                permuted_heads(model.metadata, tensor_name(name))
+            self._check_parts(model)
             generation_config_of(model.metadata)
+            pooling_files_of(model)
             tokenizer_files(model.metadata)
         except ValueError as error:
             if type(error) not in (ValueError, ModelError):
@@ -179,6 +237,17 @@ class GgufFiles:
             elements = int(np.prod([int(size) for size in tensor.shape], dtype=object))
             assert len(tensor.data) * block == elements * block_bytes
             assert tensor.shape[-1] % block == 0
+
+    @staticmethod
+    def _check_parts(model: GgufModel) -> None:
+        """Check that the parts of tensors are views of the file, and no more of them than a layer can have."""
+        parts = list(parts_of(model))
+        assert len(parts) <= 3 * len(model.tensors)
+        for part in parts:
+            assert not part.data.flags.owndata
+            _, block, block_bytes = next(kind for kind in TYPES.values() if kind[0] == part.type)
+            elements = int(np.prod([int(size) for size in part.shape], dtype=object))
+            assert part.data[0 if part.data.ndim > 1 else slice(None)].size * block == elements * block_bytes
 
     def mutate(self, data: bytes, random: Random) -> bytes:
         """See Target. The file is one of the seeds with some values changed, whatever `data` has."""

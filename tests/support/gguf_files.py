@@ -10,11 +10,10 @@ from typing import Any
 import gguf
 import numpy as np
 from gguf_blocks import random_blocks
+from gguf_conversion import CONVERSIONS, keys_of, tensors_of
 from gguf_vocabularies import Metadata, byte_level_bpe
 from quantized_checkpoints import load
 from tokenizers import Tokenizer
-
-from quire.kernels.gguf.config import ARCHITECTURES
 
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 4, "eot_token_id": 2}
 """Of the demo model."""
@@ -27,50 +26,25 @@ def vocabulary(folder: Path) -> Metadata:
 
 def write_gguf(
     source: Path, target: Path, kind: str | Callable[[str], str] = "F32", part_tensors: int = 0,
-    replaced: dict[str, np.ndarray] | None = None, **metadata: Any,
+    replaced: dict[str, np.ndarray] | None = None, metadata: Metadata | None = None,
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """Write a folder's model as a GGUF file whose matrices are of type `kind`; return what it holds by our names.
 
     `kind` may tell the type by a matrix' name. Types that the `gguf` package cannot make get random blocks. `replaced`
     are values that take the place of the folder's. With `part_tensors`, the model is divided into files of so many
-    tensors, named after `target`. `metadata`, by their last names in the file, take the place of the tokenizer's.
+    tensors, named after `target`. `metadata` are keys besides those of the conversion, or instead of them; `ARCH.`
+    stands for the name of the architecture.
     """
     config = json.loads((source / "config.json").read_text())
-    arch = next(name for name, entry in ARCHITECTURES.items() if entry.name == config["architectures"][0])
+    arch = CONVERSIONS[config["architectures"][0]].architecture
     writer = gguf.GGUFWriter(target, arch, split_max_tensors=part_tensors)
-    heads = config["num_attention_heads"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    rope = {**config, **(config.get("rope_parameters") or {})}
-    fields = {
-        "block_count": config["num_hidden_layers"], "context_length": config["max_position_embeddings"],
-        "embedding_length": config["hidden_size"], "feed_forward_length": config["intermediate_size"],
-        "attention.head_count": heads,
-        "attention.head_count_kv": config["num_key_value_heads"], "attention.key_length": head_dim,
-        "attention.value_length": head_dim,
-        "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
-        "rope.freq_base": float(rope["rope_theta"]),
-    }  # fmt: skip
-    if rope.get("rope_type", "default") != "default":
-        fields |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": float(rope["factor"])}
-    if "original_max_position_embeddings" in rope:
-        fields["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
-    for key, value in {
-        **{f"{arch}.{key}": value for key, value in fields.items()},
-        **vocabulary(source),
-        **metadata,
-    }.items():
+    keys = {f"{arch}.{key}": value for key, value in keys_of(config).items()} | vocabulary(source)
+    keys |= {key.replace("ARCH.", f"{arch}."): value for key, value in (metadata or {}).items()}
+    for key, value in keys.items():
         _add(writer, key, value)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], config["num_hidden_layers"])
+    held = {name: raw.to_f32() for name, raw in load(source).items()} if replaced is None else replaced
     values = {}
-    for name, raw in load(source).items():
-        if name == "lm_head.weight" and config["tie_word_embeddings"]:
-            continue
-        array = raw.to_f32() if replaced is None else replaced[name]
-        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert stored is not None, name
-        if arch == "llama" and ("q_proj" in name or "k_proj" in name):
-            count = heads if "q_proj" in name else config["num_key_value_heads"]
-            array = array.reshape(count, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+    for stored, name, array in tensors_of(config, held):
         chosen = kind if isinstance(kind, str) else kind(name)
         type_ = gguf.GGMLQuantizationType["F32" if array.ndim == 1 else chosen]
         data, values[name] = _quantized(array, type_)

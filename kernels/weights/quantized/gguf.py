@@ -8,6 +8,7 @@ from quire.kernels._native import GgufMatrix
 from quire.kernels.config import ModelConfig
 from quire.kernels.emit.layout import QuantizedFormat
 from quire.kernels.errors import ModelError
+from quire.kernels.gguf.parts import stacked_name
 from quire.kernels.weights.checkpoint import Checkpoint, Tensor
 from quire.kernels.weights.quantized.scheme import Bytes, Floats, Layer, Scheme
 
@@ -19,7 +20,7 @@ TYPES = (
 
 @dataclass(frozen=True)
 class Gguf(Scheme):
-    """GGUF scheme. `types` are those of the modules that are not float."""
+    """GGUF scheme. `types` are those of the modules that are not float; `*` is the number of any expert."""
 
     method = "gguf"
 
@@ -38,11 +39,15 @@ class Gguf(Scheme):
         return cls(types)
 
     def _layer(self, module: str) -> Layer | None:
-        kind = self.types.get(module)
+        kind = self._type(module)
         return None if kind is None else Layer(QuantizedFormat.of_gguf(kind))
 
+    def _type(self, module: str) -> str | None:
+        stacked = stacked_name(f"{module}.weight")
+        return self.types.get(module if stacked is None else stacked[0].removesuffix(".weight"))
+
     def _tensors(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> dict[str, Tensor]:
-        return {"weight": checkpoint.get_integers(f"{module}.weight", (n, k), self.types[module])}
+        return {"weight": checkpoint.get_integers(f"{module}.weight", (n, k), self._type(module) or "")}
 
     def blocks(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> GgufMatrix:
         """Return a module's matrix in its blocks."""

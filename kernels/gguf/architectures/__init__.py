@@ -1,0 +1,48 @@
+"""Architectures of GGUF files, described family by family."""
+
+from __future__ import annotations
+
+from quire.kernels.errors import ModelError
+from quire.kernels.gguf.architectures.decoders import COHERE2, GLM4, GPT2, GPT_OSS, OLMO2, PHI3, STARCODER2
+from quire.kernels.gguf.architectures.description import Architecture
+from quire.kernels.gguf.architectures.encoders import BERT, NOMIC_BERT
+from quire.kernels.gguf.architectures.gemma import GEMMA2, GEMMA3, GEMMA_EMBEDDING
+from quire.kernels.gguf.architectures.llama import GRANITE, LLAMA, SMOLLM3
+from quire.kernels.gguf.architectures.qwen import OLMOE, QWEN2, QWEN2MOE, QWEN3, QWEN3MOE
+from quire.kernels.gguf.metadata import Metadata
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "bert": BERT,
+    "cohere2": COHERE2,
+    "gemma-embedding": GEMMA_EMBEDDING,
+    "gemma2": GEMMA2,
+    "gemma3": GEMMA3,
+    "glm4": GLM4,
+    "gpt-oss": GPT_OSS,
+    "gpt2": GPT2,
+    "granite": GRANITE,
+    "llama": LLAMA,
+    "nomic-bert": NOMIC_BERT,
+    "olmo2": OLMO2,
+    "olmoe": OLMOE,
+    "phi3": PHI3,
+    "qwen2": QWEN2,
+    "qwen2moe": QWEN2MOE,
+    "qwen3": QWEN3,
+    "qwen3moe": QWEN3MOE,
+    "smollm3": SMOLLM3,
+    "starcoder2": STARCODER2,
+}
+"""Architectures by `general.architecture`."""
+
+
+def architecture_of(metadata: Metadata) -> Architecture:
+    """Return the architecture of a file. Raises ModelError for one that is not supported."""
+    name = metadata.architecture
+    found = ARCHITECTURES.get(name) if isinstance(name, str) else None
+    if found is None:
+        raise ModelError(
+            f"the GGUF file has general.architecture {repr(name)[:80]}; supported in GGUF files are "
+            f"{', '.join(ARCHITECTURES)}; take the model's safetensors for others"
+        )
+    return next((variant for holds, variant in found.variants if holds(metadata)), found)

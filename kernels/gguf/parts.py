@@ -1,0 +1,147 @@
+"""The tensors of a model folder as parts of the tensors of a GGUF file: slices of the mapped file, never copies.
+
+Most are whole tensors under another name. Rows of q, k and v may be one tensor, and the experts of a layer always are,
+under one name with a `*` for the number of the expert.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.kernels.errors import ModelError
+from quire.kernels.gguf.architectures import architecture_of
+from quire.kernels.gguf.architectures.description import head_size, heads, kv_heads
+from quire.kernels.gguf.container import GgufModel, GgufTensor
+from quire.kernels.gguf.metadata import Metadata
+
+_LAYER = re.compile(r"blk\.(?P<layer>0|[1-9][0-9]{0,5})\.(?P<part>\w+)")
+_EXPERT = re.compile(r"(?P<before>.*\.mlp\.experts\.)(?P<number>0|[1-9][0-9]{0,9})(?P<after>\.\w+\.\w+)")
+_SINKS = ".sinks"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor of a model folder: its name and shape, the type of its blocks, and its bytes.
+
+    With a `*` in the name it stands for those of all experts: `data` is [experts, bytes], and `shape` that of one.
+    Within each of `heads`, if not 0, pairs of rows lie beside each other of which a folder has the second ones after
+    the first ones. `offset` was added to the values.
+    """
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    data: npt.NDArray[np.uint8]
+    heads: int = 0
+    offset: float = 0.0
+
+    @property
+    def module(self) -> str:
+        """The name without its last word."""
+        return self.name.rpartition(".")[0]
+
+
+def stacked_name(name: str) -> tuple[str, int] | None:
+    """Return the name of the experts' tensors of which this is one, and its number; None for another tensor."""
+    match = _EXPERT.fullmatch(name)
+    return None if match is None else (f"{match['before']}*{match['after']}", int(match["number"]))
+
+
+def parts_of(model: GgufModel) -> Iterator[Part]:
+    """Yield the tensors of the model folder. Raises ModelError for one that the architecture does not have."""
+    reader = _Parts(Metadata(model.metadata, model.tensors))
+    for tensor in model.tensors.values():
+        yield from reader.read(tensor)
+
+
+class _Parts:
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
+        self._architecture = architecture_of(metadata)
+
+    def read(self, tensor: GgufTensor) -> Iterator[Part]:
+        if tensor.name in self._architecture.used:
+            return
+        name = self._name(tensor)
+        if ".experts." in name:
+            yield from self._experts(tensor, name)
+        elif name.endswith((".self_attn.qkv_proj.weight", ".self_attn.qkv_proj.bias")) and not self._is_fused():
+            yield from self._query_key_value(tensor, name)
+        else:
+            yield self._part(tensor, name, tensor.shape, tensor.data)
+
+    def _name(self, tensor: GgufTensor) -> str:
+        """Return the name in a model folder; that of experts has a `*`."""
+        stem, _, kind = tensor.name.rpartition(".")
+        match = _LAYER.fullmatch(stem)
+        layer = "" if match is None else match["layer"]
+        known = self._architecture.names.get(stem if match is None else f"blk.*.{match['part']}")
+        if known is None or kind not in ("weight", "bias") or (layer and int(layer) >= self._layers):
+            raise ModelError(
+                f"the GGUF file has tensor {tensor.name}, which a {self._metadata.architecture} of {self._layers} "
+                f"layers with the class {self._architecture.model_class} does not have; its tensors are "
+                f"{', '.join(sorted({*self._architecture.names, *self._architecture.used}))}"
+            )
+        name = known.replace("*", layer, 1)
+        return name if name.endswith(_SINKS) else f"{name}.{kind}"
+
+    @property
+    def _layers(self) -> int:
+        return self._metadata.size("block_count")
+
+    def _is_fused(self) -> bool:
+        return "blk.*.attn_q" not in self._architecture.names
+
+    def _part(self, tensor: GgufTensor, name: str, shape: tuple[int, ...], data: npt.NDArray[np.uint8]) -> Part:
+        offset = self._architecture.norm_offset if name.endswith("norm.weight") else 0.0
+        if name.endswith(".mlp.shared_expert_gate.weight") and len(shape) == 1:
+            shape = (1, *shape)
+        return Part(name, tensor.type, shape, data, self._permuted_heads(name, shape), offset)
+
+    def _permuted_heads(self, name: str, shape: tuple[int, ...]) -> int:
+        if not self._architecture.permuted:
+            return 0
+        counts = {"q_proj": heads, "k_proj": kv_heads}
+        count = counts.get(name.split(".")[-2])
+        number = 0 if count is None else count(self._metadata)
+        if number and shape[0] % (2 * number):
+            raise ModelError(f"the GGUF file has {name} with {shape[0]} rows for {number} heads; it is damaged")
+        return number
+
+    def _query_key_value(self, tensor: GgufTensor, name: str) -> Iterator[Part]:
+        """Yield the rows of q, k and v."""
+        dim = head_size(self._metadata)
+        query, kv = heads(self._metadata) * dim, kv_heads(self._metadata) * dim
+        if tensor.shape[0] != query + 2 * kv:
+            raise ModelError(
+                f"the GGUF file has {tensor.name} with {tensor.shape[0]} rows; its heads have {query + 2 * kv}"
+            )
+        rows = tensor.data.reshape(tensor.shape[0], -1)
+        for part, first, count in (("q", 0, query), ("k", query, kv), ("v", query + kv, kv)):
+            shape, data = (count, *tensor.shape[1:]), rows[first : first + count].reshape(-1)
+            yield self._part(tensor, name.replace("qkv_proj", f"{part}_proj"), shape, data)
+
+    def _experts(self, tensor: GgufTensor, name: str) -> Iterator[Part]:
+        """Yield the experts' tensors of one kind, or the gates and ups of fused ones."""
+        count, rank = self._metadata.size("expert_count"), 2 if name.endswith(".bias") else 3
+        if len(tensor.shape) != rank or tensor.shape[0] != count:
+            raise ModelError(
+                f"the GGUF file has {tensor.name} in the shape {list(tensor.shape)}; the first of its {rank} sizes "
+                f"must be {count}, the number of experts"
+            )
+        _, rows, *columns = tensor.shape
+        stored = tensor.data.reshape(count, -1)
+        if ".gate_up_proj." not in name:
+            yield Part(name, tensor.type, (rows, *columns), stored)
+            return
+        if rows % 2:
+            raise ModelError(f"the GGUF file has {tensor.name} with {rows} rows; gates and ups must be as many")
+        halves = stored.reshape(count, 2, -1)
+        for number, part in enumerate(("gate", "up")):
+            shape = (rows // 2, *columns)
+            yield Part(name.replace("gate_up_proj", f"{part}_proj"), tensor.type, shape, halves[:, number])

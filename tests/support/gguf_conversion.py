@@ -1,0 +1,260 @@
+"""The metadata and tensors that llama.cpp's converters make of a model folder, by their rules, written down anew.
+
+Sources: `conversion/` and `gguf-py/` in llama.cpp's repository. Names of tensors come from the `gguf` package.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import gguf
+import numpy as np
+
+Config = dict[str, Any]
+Keys = dict[str, Any]
+Named = Iterator[tuple[str, np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """How a class of `transformers` is converted: the architecture, keys besides the common ones, and changed tensors.
+
+    `change(config, name, values)` yields tensors under names that the `gguf` package knows.
+    """
+
+    architecture: str
+    keys: Callable[[Config], Keys] = lambda config: {}
+    change: Callable[[Config, str, np.ndarray], Named] = lambda config, name, values: iter([(name, values)])
+    extra: Callable[[Config], Named] = lambda config: iter([])
+
+
+def first(config: Config, *names: str) -> Any:
+    """Return the first of some fields that is there, or else None."""
+    return next((config[name] for name in names if config.get(name) is not None), None)
+
+
+def rope_of(config: Config) -> Config:
+    """Return the parameters of RoPE; those of full attention where layers differ."""
+    rope: Config = config.get("rope_parameters") or {
+        "rope_theta": config.get("rope_theta"), **(config.get("rope_scaling") or {})
+    }  # fmt: skip
+    return dict(rope.get("full_attention", rope))
+
+
+def common_keys(config: Config) -> Keys:
+    """Return the keys that converters write for every model."""
+    rope = rope_of(config)
+    keys = {
+        "block_count": first(config, "num_hidden_layers", "n_layer"),
+        "context_length": first(config, "max_position_embeddings", "n_positions"),
+        "embedding_length": first(config, "hidden_size", "n_embd"),
+        "feed_forward_length": first(config, "intermediate_size", "n_inner"),
+        "attention.head_count": first(config, "num_attention_heads", "n_head"),
+        "attention.head_count_kv": config.get("num_key_value_heads"),
+        "rope.freq_base": rope.get("rope_theta"),
+        "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
+        "attention.layer_norm_epsilon": first(config, "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
+        "attention.key_length": config.get("head_dim"),
+        "attention.value_length": config.get("head_dim"),
+        "expert_count": first(config, "num_local_experts", "num_experts"),
+        "expert_used_count": config.get("num_experts_per_tok"),
+    }
+    kind = rope.get("rope_type", "default")
+    if kind in ("linear", "yarn"):
+        keys |= {"rope.scaling.type": kind, "rope.scaling.factor": rope["factor"]}
+    if kind == "longrope":
+        keys["rope.scaling.type"] = kind
+    if kind == "yarn":
+        keys["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+        keys |= {f"rope.scaling.yarn_{name}": rope.get(name) for name in ("beta_fast", "beta_slow")}
+    return {name: value for name, value in keys.items() if value is not None}
+
+
+def _head_size(config: Config) -> int:
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def _llama_keys(config: Config) -> Keys:
+    return {"vocab_size": config["vocab_size"], "rope.dimension_count": _head_size(config)}
+
+
+def _permuted(config: Config, name: str, values: np.ndarray) -> Named:
+    """Put row j of the second half of each head of q and k after row j of the first half."""
+    layer = name.split(".")[-2]
+    if layer in ("q_proj", "k_proj"):
+        count = config["num_attention_heads" if layer == "q_proj" else "num_key_value_heads"]
+        values = values.reshape(count, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+    yield name, values
+
+
+def _llama3_factors(config: Config) -> Named:
+    rope = rope_of(config)
+    if rope.get("rope_type") != "llama3":
+        return
+    dim, old = _head_size(config), rope["original_max_position_embeddings"]
+    factors = []
+    for i in range(0, dim, 2):
+        wavelength = 2 * math.pi * rope["rope_theta"] ** (i / dim)
+        if wavelength < old / rope["high_freq_factor"]:
+            factors.append(1.0)
+        elif wavelength > old / rope["low_freq_factor"]:
+            factors.append(rope["factor"])
+        else:
+            low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+            smooth = (old / wavelength - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    yield "rope_freqs.weight", np.array(factors, np.float32)
+
+
+def _granite_keys(config: Config) -> Keys:
+    names = {"attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
+             "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling"}  # fmt: skip
+    return _llama_keys(config) | {key: config[name] for key, name in names.items()}
+
+
+def _plus_one(config: Config, name: str, values: np.ndarray) -> Named:
+    if name == "lm_head.weight":
+        return
+    yield name, values + np.float32(1) if name.endswith("norm.weight") else values
+
+
+def _gemma2_keys(config: Config) -> Keys:
+    return {
+        "attn_logit_softcapping": config["attn_logit_softcapping"], "rope.freq_base": None,
+        "final_logit_softcapping": config["final_logit_softcapping"],
+        "attention.sliding_window": config["sliding_window"],
+    }  # fmt: skip
+
+
+def _gemma3_keys(config: Config) -> Keys:
+    local = (config.get("rope_parameters") or {}).get("sliding_attention", {}).get("rope_theta")
+    return {"rope.freq_base_swa": local, "attention.sliding_window": config["sliding_window"]}
+
+
+def _embedding_gemma(config: Config, name: str, values: np.ndarray) -> Named:
+    yield from _plus_one(config, f"model.{name}", values)
+
+
+def _phi3_keys(config: Config) -> Keys:
+    rope, length = rope_of(config), config["max_position_embeddings"]
+    original = config.get("original_max_position_embeddings") or length
+    part = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    keys = {
+        "rope.scaling.original_context_length": original,
+        "attention.sliding_window": config.get("sliding_window") or 0,
+        "rope.dimension_count": int(part * config["hidden_size"]) // config["num_attention_heads"],
+    }
+    if rope.get("rope_type") == "longrope":
+        scale = length / original
+        keys["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
+    return keys
+
+
+def _phi3_factors(config: Config) -> Named:
+    for kind in ("long", "short"):
+        if factors := rope_of(config).get(f"{kind}_factor"):
+            yield f"rope_factors_{kind}.weight", np.array(factors, np.float32)
+
+
+def _glm4_keys(config: Config) -> Keys:
+    return {"rope.dimension_count": int(_head_size(config) * rope_of(config).get("partial_rotary_factor", 0.5))}
+
+
+def _cohere2_keys(config: Config) -> Keys:
+    return {
+        "logit_scale": config["logit_scale"], "attention.sliding_window": config["sliding_window"],
+        "vocab_size": config["vocab_size"], "rope.scaling.type": "none",
+        "rope.dimension_count": config["hidden_size"] // config["num_attention_heads"],
+    }  # fmt: skip
+
+
+def _gpt2_keys(config: Config) -> Keys:
+    return {"feed_forward_length": 4 * config["n_embd"]}
+
+
+def _gpt2(config: Config, name: str, values: np.ndarray) -> Named:
+    if name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
+        values = values.T
+    if not name.endswith((".attn.bias", ".attn.masked_bias")):
+        yield name, values
+
+
+def _bert_keys(config: Config) -> Keys:
+    return {"attention.causal": False, "rope.freq_base": None}
+
+
+def _bert(config: Config, name: str, values: np.ndarray) -> Named:
+    name = name.removeprefix("bert.")
+    if not name.startswith(("pooler.", "embeddings.position_ids")):
+        yield name, values
+
+
+def _roberta_keys(config: Config) -> Keys:
+    return _bert_keys(config) | {"context_length": config["max_position_embeddings"] - config["pad_token_id"] - 1}
+
+
+def _roberta(config: Config, name: str, values: np.ndarray) -> Named:
+    name = name.removeprefix("roberta.")
+    if name == "embeddings.position_embeddings.weight":
+        values = values[config["pad_token_id"] + 1 :]
+    if not name.startswith("pooler."):
+        yield name, values
+
+
+def _nomic_keys(config: Config) -> Keys:
+    return {"attention.causal": False}
+
+
+_LLAMA = Conversion("llama", _llama_keys, _permuted, _llama3_factors)
+_BERT = Conversion("bert", _bert_keys, _bert)
+_ROBERTA = Conversion("bert", _roberta_keys, _roberta)
+
+CONVERSIONS = {
+    "BertModel": _BERT,
+    "Cohere2ForCausalLM": Conversion("cohere2", _cohere2_keys),
+    "GPT2LMHeadModel": Conversion("gpt2", _gpt2_keys, _gpt2),
+    "Gemma2ForCausalLM": Conversion("gemma2", _gemma2_keys, _plus_one),
+    "Gemma3ForCausalLM": Conversion("gemma3", _gemma3_keys, _plus_one),
+    "Gemma3TextModel": Conversion("gemma-embedding", _gemma3_keys, _embedding_gemma),
+    "Glm4ForCausalLM": Conversion("glm4", _glm4_keys),
+    "GraniteForCausalLM": Conversion("granite", _granite_keys, _permuted),
+    "LlamaForCausalLM": _LLAMA,
+    "MistralForCausalLM": _LLAMA,
+    "NomicBertModel": Conversion("nomic-bert", _nomic_keys, _bert),
+    "Olmo2ForCausalLM": Conversion("olmo2"),
+    "Phi3ForCausalLM": Conversion("phi3", _phi3_keys, extra=_phi3_factors),
+    "Qwen2ForCausalLM": Conversion("qwen2"),
+    "Qwen3ForCausalLM": Conversion("qwen3"),
+    "RobertaModel": _ROBERTA,
+    "SmolLM3ForCausalLM": Conversion("smollm3", _llama_keys, _permuted),
+    "Starcoder2ForCausalLM": Conversion("starcoder2"),
+    "XLMRobertaForSequenceClassification": _ROBERTA,
+    "XLMRobertaModel": _ROBERTA,
+}
+"""Conversions by the class in config.json."""
+
+
+def keys_of(config: Config) -> Keys:
+    """Return all keys of a model's architecture, without its name."""
+    conversion = CONVERSIONS[config["architectures"][0]]
+    keys = common_keys(config) | conversion.keys(config)
+    return {name: value for name, value in keys.items() if value is not None}
+
+
+def tensors_of(config: Config, tensors: dict[str, np.ndarray]) -> Iterator[tuple[str, str, np.ndarray]]:
+    """Yield for each tensor of the file its name there, the folder's name, and its values."""
+    conversion = CONVERSIONS[config["architectures"][0]]
+    kinds = {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(kinds[conversion.architecture], common_keys(config)["block_count"])
+    for name, values in tensors.items():
+        if name == "lm_head.weight" and config.get("tie_word_embeddings"):
+            continue
+        for changed, array in conversion.change(config, name, values):
+            stored = names.get_name(changed, try_suffixes=(".weight", ".bias"))
+            assert stored is not None, changed
+            yield stored, name, array
+    for stored, array in conversion.extra(config):
+        yield stored, stored, array
