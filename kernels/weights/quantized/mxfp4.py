@@ -62,12 +62,12 @@ class Mxfp4(Scheme):
         if match is None:
             raise ValueError(f"{module} is not quantized")
         expert, step = int(match["expert"]), 1 if match["part"] == "down" else 2
-        parts, strides = [], []
-        for name in ("blocks", "scales"):
-            rows = tensors[name].stored.reshape(tensors[name].shape[0], step * n, -1)[expert]
-            strides.append(step * rows.shape[1])
-            parts.append(rows.reshape(-1)[rows.shape[1] if match["part"] == "up" else 0 :])
-        return Mxfp4Matrix(*parts, n, k, *strides)
+        codes, scales = (
+            tensors[name].stored.reshape(tensors[name].shape[0], step * n, -1)[expert] for name in ("blocks", "scales")
+        )
+        first = 1 if match["part"] == "up" else 0
+        strides = step * codes.shape[1], step * scales.shape[1]
+        return Mxfp4Matrix(codes[first:].reshape(-1), scales[first:].reshape(-1), n, k, *strides)
 
     def _unpack(self, tensors: dict[str, Tensor], layer: Layer, n: int, k: int) -> tuple[Bytes, Floats, Bytes | None]:
         raise ValueError("MXFP4 is packed as it is")
