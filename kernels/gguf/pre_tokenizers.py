@@ -17,6 +17,9 @@ _MARKED_WORDS = _CONTRACTIONS + (
     r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_LINED_WORDS = _CONTRACTIONS + (
+    r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+)  # punctuation does not take the ends of lines
 _CASED_WORDS = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s"
     r"|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -57,7 +60,8 @@ class PreTokenizer:
 
     `patterns` split the text one after the other; if there are none, GPT-2's pattern does. `digits` makes each digit a
     word, before GPT-2's pattern and after those given. `nfc` normalizes the text. With `ignore_merges` a word that is
-    a token becomes this token, whatever the merges make of it. `adds_bos` is what holds without `add_bos_token`.
+    a token becomes this token, whatever the merges make of it. `adds_bos` and `adds_eos` are what holds where the file
+    does not say it.
     """
 
     patterns: tuple[str, ...] = ()
@@ -65,6 +69,7 @@ class PreTokenizer:
     nfc: bool = False
     ignore_merges: bool = False
     adds_bos: bool = False
+    adds_eos: bool = False
 
     def normalizer(self) -> dict[str, Any] | None:
         """Return `normalizer` of tokenizer.json."""
@@ -106,24 +111,37 @@ _O200K = PreTokenizer((_CASED_WORDS % (_CONTRACTIONS + "?", _CONTRACTIONS + "?",
 _KNOWN = {
     "gpt-2": _GPT2,
     "phi-2": _GPT2,
+    "roberta-bpe": PreTokenizer(adds_bos=True, adds_eos=True),
+    "a.x-4.0": _GPT2,
+    "mellum": _GPT2,
+    "trillion": _GPT2,
     "mpt": _GPT_NEOX,
     "olmo": _GPT_NEOX,
     "starcoder": _DIGITS,
     "refact": _DIGITS,  # also Granite's
     "smollm": _DIGITS,
+    "minerva-7b": _DIGITS,
     "command-r": PreTokenizer(digits=True, nfc=True),
     "dbrx": _CL100K,  # also that of OLMo 2 and Phi-4
     "chatglm-bpe": _CL100K,
-    "glm4": _CL100K,
+    "glm4": PreTokenizer((_WORDS % "{1,3}",), ignore_merges=True),
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
+    "falcon3": _LLAMA3,
+    "pixtral": _LLAMA3,
+    "midm-2.0": _LLAMA3,
     "smaug-bpe": PreTokenizer((_WORDS % "{1,3}",), ignore_merges=True),  # Llama 3's without bos, such as SmolLM 3's
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
+    "megrez": _QWEN2,
+    "kormo": _QWEN2,
+    "seed-coder": PreTokenizer((_LINED_WORDS,)),
     "qwen35": PreTokenizer((_MARKED_WORDS,), nfc=True),
     "gpt-4o": _O200K,
     "llama4": _O200K,
+    "kanana2": _O200K,
+    "tiny_aya": PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", *_O200K.patterns)),
     "tekken": PreTokenizer((_CASED_WORDS % ("", "", ""),), ignore_merges=True, adds_bos=True),
     "deepseek-llm": PreTokenizer(_DEEPSEEK, digits=True),
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK), digits=True),

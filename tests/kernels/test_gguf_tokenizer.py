@@ -28,6 +28,10 @@ WORDS = {
     "llama3": ("IT|'S| BigWord|'s| naï| |123|4| 日|。한| a|\u0301b|\t\n\n|\tf|(b|);\r\n| | end|...| don|'t|/\n"),
     "qwen2": ("IT|'S| BigWord|'s| naï| |1|2|3|4| 日|。한| a|\u0301b|\t\n\n|\tf|(b|);\r\n| | end|...| don|'t|/\n"),
     "qwen35": ("IT|'S| BigWord|'s| naï| |1|2|3|4| 日|。한| a\u0301b|\t\n\n|\tf|(b|);\r\n| | end|...| don|'t|/\n"),
+    "seed-coder": (
+        "IT|'S| BigWord|'s| naï| |1|2|3|4| 日|。한| a|\u0301b|\t\n\n|\tf|(b|);|\r\n| | end|...| don|'t|/|\n"
+    ),
+    "tiny_aya": "IT'S| Big|Word's| naï| |1|234| 日|。한| a\u0301b|\t\n\n|\tf|(b|);\r\n| | end|...| don't|/\n",
     "gpt-4o": "IT'S| Big|Word's| naï| |123|4| 日|。한| a\u0301b|\t\n\n|\tf|(b|);\r\n| | end|...| don't|/\n",
     "tekken": ("IT|'S| Big|Word|'s| naï| |1|2|3|4| 日|。한| a\u0301b|\t\n\n|\tf|(b|);\r\n| | end|...| don|'t|/\n"),
     "deepseek-llm": (
@@ -41,11 +45,11 @@ WORDS = {
 """The words of SAMPLE, by the first name of each pre-tokenizer."""
 
 SAME_WORDS = {
-    "gpt-2": ["phi-2", "mpt", "olmo"],
-    "starcoder": ["refact", "smollm", "command-r"],
-    "llama3": ["llama-bpe", "llama-v3", "smaug-bpe", "dbrx", "chatglm-bpe", "glm4"],
-    "qwen2": ["deepseek-r1-qwen"],
-    "gpt-4o": ["llama4"],
+    "gpt-2": ["phi-2", "roberta-bpe", "a.x-4.0", "mellum", "trillion", "mpt", "olmo"],
+    "starcoder": ["refact", "smollm", "minerva-7b", "command-r"],
+    "llama3": ["llama-bpe", "llama-v3", "falcon3", "pixtral", "midm-2.0", "smaug-bpe", "dbrx", "chatglm-bpe", "glm4"],
+    "qwen2": ["deepseek-r1-qwen", "megrez", "kormo"],
+    "gpt-4o": ["llama4", "kanana2"],
 }
 NAMES = [*WORDS, *(name for names in SAME_WORDS.values() for name in names)]
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -291,8 +295,7 @@ SPM_TOKENS = SPM["tokenizer.ggml.tokens"]
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "bert"}, "tokenizer.ggml.model is 'bert'; supported are gpt2 .* and llama"),
-        ({"model": "t5"}, "tokenizer.ggml.model is 't5'"),
+        ({"model": "rwkv"}, "tokenizer.ggml.model is 'rwkv'; supported are gpt2 .*, llama .*, bert .*, t5 "),
         ({"model": None}, "tokenizer.ggml.model is missing"),
         ({"model": 3}, "tokenizer.ggml.model is of type int, but must be of type str"),
         ({"model": "gpt2"}, "tokenizer.ggml.pre is 'default', a pre-tokenizer that is not known; known are .*qwen2"),

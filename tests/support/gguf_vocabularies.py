@@ -52,3 +52,55 @@ def sentencepiece(pieces: Mapping[str, float], user_defined: tuple[str, ...] = (
         "tokenizer.ggml.eos_token_id": 2,
         **{f"tokenizer.ggml.{name}": value for name, value in fields.items()},
     }
+
+
+def word_pieces(backend: Tokenizer, **fields: Any) -> Metadata:
+    """Return the metadata of WordPiece: pieces within words lose their marks, and those at the begin get one."""
+    state = json.loads(backend.to_str())
+    tokens = [str(backend.id_to_token(index)) for index in range(backend.get_vocab_size())]
+    control = {token["content"] for token in state["added_tokens"]}
+    stored = [
+        token if token in control else token[2:] if token.startswith("##") else f"\u2581{token}" for token in tokens
+    ]
+    ids = {name: tokens.index(token) for name, token in _BERT_TOKENS.items() if token in tokens}
+    return {
+        "general.architecture": "bert",
+        "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.pre": "jina-v2-en",
+        "tokenizer.ggml.tokens": stored,
+        "tokenizer.ggml.token_type": [CONTROL if token in control else NORMAL for token in tokens],
+        "tokenizer.ggml.token_type_count": 2,
+        **{f"tokenizer.ggml.{name}": value for name, value in (ids | fields).items()},
+    }
+
+
+_BERT_TOKENS = {
+    "unknown_token_id": "[UNK]", "seperator_token_id": "[SEP]", "padding_token_id": "[PAD]", "cls_token_id": "[CLS]",
+    "bos_token_id": "[CLS]", "eos_token_id": "[SEP]",
+}  # fmt: skip
+
+
+def unigram(pieces: list[tuple[str, float]], charsmap: bytes = b"", **fields: Any) -> Metadata:
+    """Return the metadata of XLM-RoBERTa's unigram model; `pieces` begin with <s>, <pad>, </s> and <unk>."""
+    types = [CONTROL, CONTROL, CONTROL, UNKNOWN] + [NORMAL] * (len(pieces) - 5) + [CONTROL]
+    return {
+        "general.architecture": "bert",
+        "tokenizer.ggml.model": "t5",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": [token for token, _ in pieces],
+        "tokenizer.ggml.scores": [score for _, score in pieces],
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.add_space_prefix": True,
+        "tokenizer.ggml.token_type_count": 1,
+        "tokenizer.ggml.remove_extra_whitespaces": False,
+        **({"tokenizer.ggml.precompiled_charsmap": list(charsmap)} if charsmap else {}),
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 3,
+        "tokenizer.ggml.seperator_token_id": 2,
+        "tokenizer.ggml.padding_token_id": 1,
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.add_sep_token": True,
+        "tokenizer.ggml.add_eos_token": True,
+        **{f"tokenizer.ggml.{name}": value for name, value in fields.items()},
+    }
