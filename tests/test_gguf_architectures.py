@@ -37,6 +37,7 @@ class Case:
     changes: dict[str, Any] = dataclasses.field(default_factory=dict)
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
     layers: int = 0
+    only: int | None = None  # the layer that all others repeat
     id: str = ""
 
 
@@ -64,11 +65,16 @@ CASES = (
     Case("llama-gqa8-dynamic", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
     Case("mistral-window128", {"sliding_window": None}),
     Case("mistral-window77", metadata={"ARCH.attention.sliding_window": 77}),
+    Case("gpt-oss-window100", {"swiglu_limit": 7.0}),
+    Case("mixtral-window100", {"sliding_window": None}),
     Case("olmo2-joint-norms"),
+    Case("olmoe"),
     Case("phi3-window90-short", {"partial_rotary_factor": 0.75, "rope_parameters": _longrope(24)}),
     Case("phi3-long", {"rope_parameters": _longrope(40), "original_max_position_embeddings": 64}),
     Case("qwen2-tied-window", {"use_sliding_window": False}),
     Case("qwen2-yarn"),
+    Case("qwen2-moe-shared-window", {"use_sliding_window": False, "decoder_sparse_step": 1}, only=1),
+    Case("qwen3-moe", {"mlp_only_layers": []}, only=0),
     Case("qwen3-biases-window", {"use_sliding_window": False}),
     Case("qwen3-tied"),
     Case("smollm3-window100", {"no_rope_layers": None, "layer_types": None, "use_sliding_window": False}, layers=5),
@@ -95,6 +101,12 @@ def changed(source: Path, target: Path, case: Case) -> Path:
             if dot:
                 more = range(int(number) + had, case.layers, had)
                 tensors |= {f"{start}.layers.{layer}.{end}": Raw(raw.dtype, raw.shape, raw.data) for layer in more}
+    if case.only is not None:
+        at = f"model.layers.{case.only}."
+        layer = {name.removeprefix(at): raw for name, raw in tensors.items() if name.startswith(at)}
+        tensors = {name: raw for name, raw in tensors.items() if ".layers." not in name}
+        for number in range(config["num_hidden_layers"]):
+            tensors |= {f"model.layers.{number}.{name}": raw for name, raw in layer.items()}
     save(target, tensors, config)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (target / name).symlink_to(source / name)

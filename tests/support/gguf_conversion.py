@@ -6,6 +6,7 @@ Sources: `conversion/` and `gguf-py/` in llama.cpp's repository. Names of tensor
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -208,6 +209,53 @@ def _nomic_keys(config: Config) -> Keys:
     return {"attention.causal": False}
 
 
+_EXPERT = re.compile(r"(.*\.layers\.\d+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight")
+_MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+
+
+def stacked(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return tensors with the experts of each layer as one [experts, outputs, inputs]."""
+    result: dict[str, np.ndarray] = {}
+    parts: dict[str, dict[int, np.ndarray]] = {}
+    for name, values in tensors.items():
+        match = _EXPERT.fullmatch(name)
+        if match is None:
+            result[name] = values
+            continue
+        layer, number, part = match.groups()
+        parts.setdefault(f"{layer}.mlp.experts.{_MIXTRAL.get(part, part)}.weight", {})[int(number)] = values
+    return result | {name: np.stack([each[i] for i in range(len(each))]) for name, each in parts.items()}
+
+
+def _expert_keys(config: Config) -> Keys:
+    return {
+        "expert_feed_forward_length": config.get("moe_intermediate_size"),
+        "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
+    }
+
+
+def _gpt_oss_keys(config: Config) -> Keys:
+    return {
+        "attention.sliding_window": config["sliding_window"],
+        "expert_feed_forward_length": config["intermediate_size"],
+    }
+
+
+def _gpt_oss(config: Config, name: str, values: np.ndarray) -> Named:
+    """Divide gates and ups, which take turns, and transpose the experts."""
+    module = name.removesuffix("_bias").rsplit(".", 1)[0]
+    kind = "bias" if name.endswith("_bias") else "weight"
+    if ".experts." not in name:
+        yield f"{name}.weight" if name.endswith("sinks") else name, values
+        return
+    values = values if kind == "bias" else values.swapaxes(1, 2)
+    if "gate_up_proj" not in name:
+        yield f"{module}.down_proj.{kind}", values
+        return
+    for i, part in enumerate(("gate", "up")):
+        yield f"{module}.{part}_proj.{kind}", values[:, i::2]
+
+
 _LLAMA = Conversion("llama", _llama_keys, _permuted, _llama3_factors)
 _BERT = Conversion("bert", _bert_keys, _bert)
 _ROBERTA = Conversion("bert", _roberta_keys, _roberta)
@@ -220,14 +268,19 @@ CONVERSIONS = {
     "Gemma3ForCausalLM": Conversion("gemma3", _gemma3_keys, _plus_one),
     "Gemma3TextModel": Conversion("gemma-embedding", _gemma3_keys, _embedding_gemma),
     "Glm4ForCausalLM": Conversion("glm4", _glm4_keys),
+    "GptOssForCausalLM": Conversion("gpt-oss", _gpt_oss_keys, _gpt_oss),
     "GraniteForCausalLM": Conversion("granite", _granite_keys, _permuted),
     "LlamaForCausalLM": _LLAMA,
     "MistralForCausalLM": _LLAMA,
+    "MixtralForCausalLM": _LLAMA,
     "NomicBertModel": Conversion("nomic-bert", _nomic_keys, _bert),
     "Olmo2ForCausalLM": Conversion("olmo2"),
+    "OlmoeForCausalLM": Conversion("olmoe"),
     "Phi3ForCausalLM": Conversion("phi3", _phi3_keys, extra=_phi3_factors),
     "Qwen2ForCausalLM": Conversion("qwen2"),
+    "Qwen2MoeForCausalLM": Conversion("qwen2moe", _expert_keys),
     "Qwen3ForCausalLM": Conversion("qwen3"),
+    "Qwen3MoeForCausalLM": Conversion("qwen3moe", _expert_keys),
     "RobertaModel": _ROBERTA,
     "SmolLM3ForCausalLM": Conversion("smollm3", _llama_keys, _permuted),
     "Starcoder2ForCausalLM": Conversion("starcoder2"),
@@ -249,7 +302,7 @@ def tensors_of(config: Config, tensors: dict[str, np.ndarray]) -> Iterator[tuple
     conversion = CONVERSIONS[config["architectures"][0]]
     kinds = {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(kinds[conversion.architecture], common_keys(config)["block_count"])
-    for name, values in tensors.items():
+    for name, values in stacked(tensors).items():
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
             continue
         for changed, array in conversion.change(config, name, values):
