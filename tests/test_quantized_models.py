@@ -126,9 +126,17 @@ def test_quantized_layers_that_latent_attention_takes_apart_are_rejected(checkpo
     assert "quantize the checkpoint without its kv_b_proj layers" in message
 
 
-def test_layers_that_share_their_input_must_have_one_format(demo_model: Path, tmp_path: Path) -> None:
-    floats = ("model.layers.0.self_attn.k_proj",)
+def test_gate_and_up_must_have_one_format(demo_model: Path, tmp_path: Path) -> None:
+    floats = ("model.layers.0.mlp.up_proj",)
     write_quantized(demo_model, tmp_path / "mixed", by_name("awq"), floats)
     message = rejection(tmp_path / "mixed")
-    assert "k_proj" in message
+    assert "up_proj" in message
     assert "share their input, and must be quantized alike; their formats differ" in message
+
+
+def test_queries_keys_and_values_may_have_several_formats(demo_model: Path, tmp_path: Path) -> None:
+    floats = ("model.layers.0.self_attn.k_proj", "model.layers.1.self_attn.q_proj")
+    weights = write_quantized(demo_model, tmp_path / "mixed", by_name("awq"), floats)
+    write_dequantized(demo_model, tmp_path / "floats", weights)
+    twin = log_probabilities(tmp_path / "floats", dtype="float32")
+    assert distance(log_probabilities(tmp_path / "mixed", dtype="float32"), twin) < 0.3

@@ -70,6 +70,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "features": st.just(""),
     "cpu": st.sampled_from(["", "i386", "nonsense", "x86-64-v3"]),
     "dim": st.sampled_from(["tokens", "", "nonsense"]),
+    "type": st.sampled_from(["Q8_0", "Q4_K", "MXFP4", "", "nonsense"]),
     "dtype": st.sampled_from(["bf16", "f16", "f32", "", "i8"]),
 }
 
@@ -132,6 +133,8 @@ def world() -> dict[str, list[Any]]:
         "Jit": [],
         "Plan": [runner.body],
         "QuantizedFormat": [form, _native.QuantizedFormat(4, 32, True)],
+        "GgufMatrix": [_native.GgufMatrix(np.zeros(64 * 68, np.uint8), "Q8_0", 64, 64)],
+        "Mxfp4Matrix": [_native.Mxfp4Matrix(*(np.zeros(64 * size, np.uint8) for size in (32, 2)), 64, 64, 32, 2)],
         "MatrixView": [_native.MatrixView(np.ones(64 * 64 * 4, np.uint8), "f32", 64, 64, 64, 1)],
         "PackedWeights": [_native.PackedWeights(at, "f32", k) for at in (0, 8, address) for k in (1, 64, 1 << 40)],
         "QuantizedWeights": [_native.QuantizedWeights(at, form, k) for at in (0, 8, address) for k in (1, 64, 1 << 40)],
