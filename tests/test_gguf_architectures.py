@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pooled_checkpoints
 import pytest
 from gguf_conversion import CONVERSIONS
 from gguf_files import write_gguf
 from quantized_checkpoints import Raw, load, save
 
-from quire.frontend import SamplingParams
+from quire.frontend import PoolingParams, SamplingParams
 from quire.kernels.gguf.architectures import ARCHITECTURES
 
 if TYPE_CHECKING:
@@ -134,6 +135,51 @@ def test_llama3_frequencies_come_from_their_factors(checkpoints: Path, tmp_path:
             np.testing.assert_allclose(
                 [entry.logprob for entry in mine.values()], [entry.logprob for entry in theirs.values()], atol=1e-3
             )
+
+
+ENCODERS: dict[str, dict[str, str]] = {"bert": {}, "roberta": {"hidden_act": "gelu"}, "xlm-roberta": {}}
+"""Encoders by their names in `pooled_checkpoints.py`, with changed fields: files do not say the activation."""
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_a_float_file_of_an_encoder_gives_the_bits_of_the_folder(
+    name: str, tmp_path: Path, engine: EngineFactory
+) -> None:
+    checkpoint = next(each for each in pooled_checkpoints.ENCODERS if each.name == name)
+    folder, file = encoder(checkpoint, tmp_path, **ENCODERS[name]), tmp_path / "model.gguf"
+    write_gguf(folder, file, metadata={"ARCH.pooling_type": 2})
+    given, prompts = pooled_checkpoints.prompts(), ["A fox and a crow", "naive"]
+    own, other = engine(file), engine(folder, dtype="float32")
+    assert [own.embed(prompts, use_tqdm=False)[i].outputs for i in range(2)] == [
+        output.outputs for output in other.embed(prompts, PoolingParams(pooling_type="cls"), use_tqdm=False)
+    ]
+    for kind in ("cls", "mean", "last"):
+        params = PoolingParams(pooling_type=kind, normalize=False)  # type: ignore[arg-type]
+        vectors = [[o.outputs.embedding for o in llm.embed(given, params, use_tqdm=False)] for llm in (own, other)]
+        assert vectors[0] == vectors[1], kind
+
+
+def test_a_float_file_of_a_reranker_gives_the_scores_of_the_folder(tmp_path: Path, engine: EngineFactory) -> None:
+    checkpoint = next(each for each in pooled_checkpoints.CLASSIFIERS if each.name == "xlm-roberta-pair")
+    folder, file = encoder(checkpoint, tmp_path), tmp_path / "model.gguf"
+    write_gguf(folder, file, metadata={"ARCH.pooling_type": 4, "tokenizer.ggml.token_type_count": 1})
+    texts = ["the fox", "a crow in the wood"]
+    scores = [
+        [o.outputs.score for o in llm.score("a fox", texts, use_tqdm=False)]
+        for llm in (engine(file), engine(folder, dtype="float32"))
+    ]
+    assert scores[0] == scores[1]
+
+
+def encoder(checkpoint: pooled_checkpoints.PooledCheckpoint, folder: Path, **changes: Any) -> Path:
+    """Write an encoder with other fields in its config.json."""
+    for name in ("torch", "transformers"):
+        pytest.importorskip(name)
+    (target := folder / "folder").mkdir()
+    pooled_checkpoints.make(checkpoint, target)
+    config = json.loads((target / "config.json").read_text()) | changes
+    (target / "config.json").write_text(json.dumps(config))
+    return target
 
 
 def test_every_architecture_is_written_by_a_rule_of_its_own() -> None:

@@ -11,17 +11,20 @@ import gguf
 import numpy as np
 from gguf_blocks import random_blocks
 from gguf_conversion import CONVERSIONS, keys_of, tensors_of
-from gguf_vocabularies import Metadata, byte_level_bpe
+from gguf_vocabularies import Metadata, byte_level_bpe, word_pieces
 from quantized_checkpoints import load
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 4, "eot_token_id": 2}
 """Of the demo model."""
 
 
 def vocabulary(folder: Path) -> Metadata:
-    """Return the metadata of a folder's tokenizer, a byte-level BPE."""
-    return byte_level_bpe(Tokenizer.from_file(str(folder / "tokenizer.json")), "gpt-2", **SPECIAL, add_bos_token=True)
+    """Return the metadata of a folder's tokenizer, a byte-level BPE or WordPiece."""
+    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    if isinstance(backend.model, models.WordPiece):
+        return word_pieces(backend)
+    return byte_level_bpe(backend, "gpt-2", **SPECIAL, add_bos_token=True)
 
 
 def write_gguf(
