@@ -106,8 +106,8 @@ def changed(source: Path, target: Path, case: Case) -> Path:
         at = f"model.layers.{case.only}."
         layer = {name.removeprefix(at): raw for name, raw in tensors.items() if name.startswith(at)}
         tensors = {name: raw for name, raw in tensors.items() if ".layers." not in name}
-        for number in range(config["num_hidden_layers"]):
-            tensors |= {f"model.layers.{number}.{name}": raw for name, raw in layer.items()}
+        for copy in range(config["num_hidden_layers"]):
+            tensors |= {f"model.layers.{copy}.{name}": raw for name, raw in layer.items()}
     save(target, tensors, config)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (target / name).symlink_to(source / name)
@@ -154,7 +154,7 @@ def test_a_float_file_of_an_encoder_gives_the_bits_of_the_folder(
         output.outputs for output in other.embed(prompts, PoolingParams(pooling_type="cls"), use_tqdm=False)
     ]
     for kind in ("cls", "mean", "last"):
-        params = PoolingParams(pooling_type=kind, normalize=False)  # type: ignore[arg-type]
+        params = PoolingParams(pooling_type=kind, normalize=False)
         vectors = [[o.outputs.embedding for o in llm.embed(given, params, use_tqdm=False)] for llm in (own, other)]
         assert vectors[0] == vectors[1], kind
 

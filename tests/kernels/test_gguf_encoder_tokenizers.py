@@ -126,7 +126,7 @@ def test_text_becomes_the_tokens_of_xlm_roberta(charsmap: bytes) -> None:
 
 def test_roberta_has_two_separators_in_pairs() -> None:
     source = byte_level()
-    begin, end = source.token_to_id("<|begin|>"), source.token_to_id("<|end|>")
+    begin, end = source.token_to_id("<|begin|>") or 0, source.token_to_id("<|end|>") or 0
     ids = {"bos_token_id": begin, "eos_token_id": end, "seperator_token_id": end}
     metadata = byte_level_bpe(source, "roberta-bpe", **ids) | {"general.architecture": "bert"}
     metadata["tokenizer.ggml.token_type_count"] = 1

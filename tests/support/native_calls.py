@@ -134,7 +134,7 @@ def world() -> dict[str, list[Any]]:
         "Plan": [runner.body],
         "QuantizedFormat": [form, _native.QuantizedFormat(4, 32, True)],
         "GgufMatrix": [_native.GgufMatrix(np.zeros(64 * 68, np.uint8), "Q8_0", 64, 64)],
-        "Mxfp4Matrix": [_native.Mxfp4Matrix(*(np.zeros(64 * size, np.uint8) for size in (32, 2)), 64, 64, 32, 2)],
+        "Mxfp4Matrix": [_native.Mxfp4Matrix(np.zeros(64 * 32, np.uint8), np.zeros(64 * 2, np.uint8), 64, 64, 32, 2)],
         "MatrixView": [_native.MatrixView(np.ones(64 * 64 * 4, np.uint8), "f32", 64, 64, 64, 1)],
         "PackedWeights": [_native.PackedWeights(at, "f32", k) for at in (0, 8, address) for k in (1, 64, 1 << 40)],
         "QuantizedWeights": [_native.QuantizedWeights(at, form, k) for at in (0, 8, address) for k in (1, 64, 1 << 40)],
