@@ -98,10 +98,16 @@ def test_a_model_that_is_read_in_pieces_has_the_same_bits(
     np.testing.assert_array_equal(log_probabilities(tmp_path / "fp8", quantization=quantization), whole)
 
 
-def test_an_fp8_model_of_latent_attention_is_its_float_twin(checkpoints: Path, tmp_path: Path) -> None:
-    weights = write_fp8(checkpoints / "deepseek3-dense-yarn", tmp_path / "fp8", "blocks")
-    assert any("kv_b_proj" in name for name in weights)
-    write_dequantized(checkpoints / "deepseek3-dense-yarn", tmp_path / "floats", weights)
+@pytest.mark.parametrize(
+    ("model", "part"),
+    [("deepseek3-dense-yarn", "kv_b_proj"), ("deepseek3-experts-yarn", ".experts.7.up"), ("qwen3-moe", ".experts.7.")],
+)
+def test_an_fp8_model_of_another_architecture_is_its_float_twin(
+    model: str, part: str, checkpoints: Path, tmp_path: Path
+) -> None:
+    weights = write_fp8(checkpoints / model, tmp_path / "fp8", "blocks")
+    assert any(part in name for name in weights)
+    write_dequantized(checkpoints / model, tmp_path / "floats", weights)
     for options in ({"dtype": "bfloat16"}, {"dtype": "bfloat16", "quantization": "int4-g32"}):
         twin = log_probabilities(tmp_path / "floats", **options)
         np.testing.assert_array_equal(log_probabilities(tmp_path / "fp8", **options), twin)

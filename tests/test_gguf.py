@@ -55,8 +55,9 @@ def mixed(name: str) -> str:
 
 @pytest.mark.parametrize("kind", [*TYPES, "F16", mixed], ids=lambda kind: getattr(kind, "__name__", kind))
 def test_quantized_files_are_near_their_float_twins(
-    kind: str | Callable[[str], str], demo_model: Path, tmp_path: Path, engine: EngineFactory
-) -> None:
+    kind: str | Callable[[str], str], demo_model: Path, tmp_path: Path, engine: EngineFactory,
+    record_property: Callable[[str, object], None],
+) -> None:  # fmt: skip
     """Their weights are the same numbers; only activations are rounded, to 8 bits in groups of 32."""
     file, twin = tmp_path / "tales.gguf", tmp_path / "twin.gguf"
     write_gguf(demo_model, twin, "F32", replaced=write_gguf(demo_model, file, kind))
@@ -69,7 +70,9 @@ def test_quantized_files_are_near_their_float_twins(
         return np.array([next(iter(entry.values())).logprob for entry in output.prompt_logprobs[1:] if entry])
 
     difference = logprobs(file) - logprobs(twin)
-    assert np.sqrt(np.mean(difference**2)) < 0.12
+    root_mean_square = np.sqrt(np.mean(difference**2))
+    record_property("root_mean_square", f"{root_mean_square:.1e}")
+    assert root_mean_square < 0.12
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q5_1", mixed], ids=lambda kind: getattr(kind, "__name__", kind))

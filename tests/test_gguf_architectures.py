@@ -11,9 +11,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import gguf
 import numpy as np
 import pooled_checkpoints
 import pytest
+from checkpoints import DEEPSEEK_ROPE
 from gguf_conversion import CONVERSIONS
 from gguf_files import write_gguf
 from quantized_checkpoints import Raw, load, save
@@ -53,6 +55,12 @@ def _longrope(frequencies: int) -> dict[str, Any]:
 _FULL = ["full_attention"]
 CASES = (
     Case("cohere2-window77"),
+    Case("deepseek2-dense"),
+    Case("deepseek2-dense-yarn", {"rope_parameters": {**DEEPSEEK_ROPE, "mscale": 1.1}}),
+    Case("deepseek2-experts"),
+    Case("deepseek2-groups-yarn", {"rope_parameters": {**DEEPSEEK_ROPE, "mscale": 1.1}}),
+    Case("deepseek3-experts-yarn", {"rope_parameters": {**DEEPSEEK_ROPE, "mscale": 1.1}}),
+    Case("deepseek3-plain-weights"),
     Case("gemma2-window77", {"query_pre_attn_scalar": 128}),
     Case("gemma3-window100", {"query_pre_attn_scalar": 256},
          {"ARCH.attention.sliding_window_pattern": [True, True, False, True]}),
@@ -123,6 +131,48 @@ def test_a_float_file_gives_the_bits_of_the_folder(
     assert answers(engine(file)) == answers(engine(folder, dtype="float32"))
 
 
+def test_layers_from_latents_are_dequantized(checkpoints: Path, tmp_path: Path, engine: EngineFactory) -> None:
+    """Files have their part for keys transposed, with blocks along a head; files from before had one tensor."""
+    source, file, twin = checkpoints / "deepseek2-dense", tmp_path / "model.gguf", tmp_path / "twin.gguf"
+    keys = set(write_gguf(source, file, lambda name: "Q8_0" if "kv_b_proj" in name else "F32"))
+    tensors = {name: raw.to_f32() for name, raw in load(source).items()}
+    assert keys == set(tensors)
+    for name in (name for name in tensors if "kv_b_proj" in name):
+        heads = tensors[name].reshape(4, 64 + 96, 128)
+        parts = rounded(heads[:, :64].swapaxes(1, 2)).swapaxes(1, 2), rounded(heads[:, 64:])
+        tensors[name] = np.concatenate(parts, axis=1).reshape(tensors[name].shape)
+    write_gguf(source, twin, replaced=tensors)
+    assert answers(engine(file)) == answers(engine(twin)) != answers(engine(source, dtype="float32"))
+
+
+def test_a_file_with_the_expanded_heads_of_latents(
+    checkpoints: Path, tmp_path: Path, engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files from before April 2025 have one tensor for keys and values, and the sizes of expanded heads."""
+    source, file, twin = checkpoints / "deepseek2-dense", tmp_path / "model.gguf", tmp_path / "twin.gguf"
+    conversion = CONVERSIONS["DeepseekV2ForCausalLM"]
+    before = dataclasses.replace(
+        conversion, change=lambda config, name, values: iter([(name, values)]),
+        keys=lambda config: conversion.keys(config) | {
+            "attention.head_count_kv": 4, "attention.key_length": 96, "attention.value_length": 96,
+            "attention.key_length_mla": None, "attention.value_length_mla": None,
+        },
+    )  # fmt: skip
+    monkeypatch.setitem(CONVERSIONS, "DeepseekV2ForCausalLM", before)
+    write_gguf(source, file)
+    assert answers(engine(file)) == answers(engine(source, dtype="float32"))
+    values = write_gguf(source, file, lambda name: "Q5_0" if "kv_b_proj" in name else "F32")
+    write_gguf(source, twin, replaced=values)
+    assert answers(engine(file)) == answers(engine(twin))
+
+
+def rounded(values: np.ndarray) -> np.ndarray:
+    """Return values after quantization to Q8_0."""
+    kind = gguf.GGMLQuantizationType.Q8_0
+    result: np.ndarray = gguf.quants.dequantize(gguf.quants.quantize(np.ascontiguousarray(values), kind), kind)
+    return result
+
+
 def test_llama3_frequencies_come_from_their_factors(checkpoints: Path, tmp_path: Path, engine: EngineFactory) -> None:
     """They were rounded to f32 on their way, so that a frequency may differ in its last bit."""
     write_gguf(checkpoints / "llama-tied-llama3", tmp_path / "model.gguf")
@@ -137,8 +187,16 @@ def test_llama3_frequencies_come_from_their_factors(checkpoints: Path, tmp_path:
             )
 
 
-ENCODERS: dict[str, dict[str, str]] = {"bert": {}, "roberta": {"hidden_act": "gelu"}, "xlm-roberta": {}}
+ENCODERS: dict[str, dict[str, str]] = {
+    "bert": {},
+    "embedding-gemma": {},
+    "nomic-bert": {},
+    "roberta": {"hidden_act": "gelu"},
+    "xlm-roberta": {},
+}
 """Encoders by their names in `pooled_checkpoints.py`, with changed fields: files do not say the activation."""
+
+ENCODER_KEYS = {"embedding-gemma": {"ARCH.attention.sliding_window_pattern": [True, False, True]}}
 
 
 @pytest.mark.parametrize("name", ENCODERS)
@@ -147,7 +205,7 @@ def test_a_float_file_of_an_encoder_gives_the_bits_of_the_folder(
 ) -> None:
     checkpoint = next(each for each in pooled_checkpoints.ENCODERS if each.name == name)
     folder, file = encoder(checkpoint, tmp_path, **ENCODERS[name]), tmp_path / "model.gguf"
-    write_gguf(folder, file, metadata={"ARCH.pooling_type": 2})
+    write_gguf(folder, file, metadata={"ARCH.pooling_type": 2, **ENCODER_KEYS.get(name, {})})
     given, prompts = pooled_checkpoints.prompts(), ["A fox and a crow", "naive"]
     own, other = engine(file), engine(folder, dtype="float32")
     assert [own.embed(prompts, use_tqdm=False)[i].outputs for i in range(2)] == [

@@ -104,6 +104,18 @@ def test_quantized_transposed_and_fused_layers(model: str, name: str, checkpoint
     assert np.corrcoef(quantized, floats)[0, 1] > 0.99
 
 
+@pytest.mark.parametrize("model", ["qwen3-moe", "qwen2-moe-shared-window"])
+@pytest.mark.parametrize("name", ["gptq-4-asymmetric", "awq", "pack-8-channel-asymmetric", "int-8"])
+def test_quantized_experts(model: str, name: str, checkpoints: Path, tmp_path: Path) -> None:
+    """Most tokens go to the same experts; one that rounding sends to another errs by any amount."""
+    weights = write_quantized(checkpoints / model, tmp_path / "quantized", by_name(name))
+    assert any(".experts.3.down_proj" in weight for weight in weights)
+    write_dequantized(checkpoints / model, tmp_path / "floats", weights)
+    quantized = log_probabilities(tmp_path / "quantized", dtype="float32")
+    twin = log_probabilities(tmp_path / "floats", dtype="float32")
+    assert np.corrcoef(quantized, twin)[0, 1] > 0.99
+
+
 def rejection(model: Path, **chosen: Any) -> str:
     with pytest.raises(ModelError) as caught:
         runner.load_model(options.LoadOptions(str(model), num_pages=8, **chosen))

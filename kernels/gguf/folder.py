@@ -25,7 +25,7 @@ from quire.kernels.gguf.container import gguf_files, read_gguf
 from quire.kernels.gguf.kept_folders import evict, use
 from quire.kernels.gguf.tokenizer import tokenizer_files
 
-LAYOUT = 3
+LAYOUT = 4
 """Version of what is made from the metadata."""
 
 

@@ -21,7 +21,10 @@ from quire.kernels.gguf.metadata import Metadata
 
 _LAYER = re.compile(r"blk\.(?P<layer>0|[1-9][0-9]{0,5})\.(?P<part>\w+)")
 _EXPERT = re.compile(r"(?P<before>.*\.mlp\.experts\.)(?P<number>0|[1-9][0-9]{0,9})(?P<after>\.\w+\.\w+)")
-_SINKS = ".sinks"
+LATENT_PARTS = (".kv_b_proj.weight", ".k_b_proj.weight", ".v_b_proj.weight")
+"""Ends of the names of layers that expand latents: the whole one, and [heads, rank, keys] and [heads, values, rank]."""
+
+_PARAMETERS = (".sinks", ".e_score_correction_bias")  # whose names have no last word
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,11 @@ class Part:
     def module(self) -> str:
         """The name without its last word."""
         return self.name.rpartition(".")[0]
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether it expands latents to keys or values, which are taken apart by heads, and so are never quantized."""
+        return self.name.endswith(LATENT_PARTS)
 
 
 def stacked_name(name: str) -> tuple[str, int] | None:
@@ -88,7 +96,7 @@ class _Parts:
                 f"{', '.join(sorted({*self._architecture.names, *self._architecture.used}))}"
             )
         name = known.replace("*", layer, 1)
-        return name if name.endswith(_SINKS) else f"{name}.{kind}"
+        return name if name.endswith(_PARAMETERS) else f"{name}.{kind}"
 
     @property
     def _layers(self) -> int:

@@ -55,10 +55,8 @@ class _LatentLowering:
         """Lower the projections, and the kernel that takes them apart."""
         operation, lowering, h = self._operation, self._lowering, self._latent_heads
         first = operation.compress or operation.query
-        projections = FusedLinear((first, operation.latent))
         columns = first.outputs + operation.latent.outputs
-        projected = lowering.rows("qkv", columns)
-        lowering.gemm("linear", lowering.norm(hidden, before, projections), projections, projected)
+        projected = lowering.project("qkv", hidden, before, FusedLinear((first, operation.latent)))
         rows, query_columns = projected, columns
         if operation.compress is not None:
             rows, query_columns = lowering.rows("expanded_queries", operation.query.outputs), operation.query.outputs

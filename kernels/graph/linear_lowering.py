@@ -89,6 +89,16 @@ class LinearLowering:
             for start, stop in zip([0, *changes], [*changes, len(formats)], strict=True)
         ]
 
+    def project(self, name: str, hidden: Buffer, norm: Norm | None, linear: FusedLinear) -> Buffer:
+        """Lower layers after a norm, one after the other in f32 rows `name`, whatever formats they have."""
+        columns, first = sum(layer.outputs for layer in linear.layers), 0
+        out, runs = self.rows(name, columns), self.runs(linear)
+        x = self.norm(hidden, norm, *runs)
+        for run in runs:
+            self.gemm("linear", x, run, out, out_columns=columns if len(runs) > 1 else 0, first=first)
+            first += sum(layer.outputs for layer in run.layers)
+        return out
+
     def quantized(self, x: PackedActivations, linear: FusedLinear) -> PackedActivations:
         """Convert x to the format that the linear layer reads."""
         quantized = self.format_of(linear)

@@ -169,13 +169,7 @@ class Lowering(AttentionLowering):
 
     def _attention(self, hidden: Buffer, before: Norm | None, operation: Attention) -> PackedActivations:
         """Lower attention up to its output layer: writes this step's K and V to their pages first."""
-        width = sum(layer.outputs for layer in operation.projections)
-        qkv, first = self.rows("qkv", width), 0
-        runs = self.runs(FusedLinear(operation.projections))
-        x = self.norm(hidden, before, *runs)
-        for run in runs:
-            self.gemm("linear", x, run, qkv, out_columns=width if len(runs) > 1 else 0, first=first)
-            first += sum(layer.outputs for layer in run.layers)
+        qkv = self.project("qkv", hidden, before, FusedLinear(operation.projections))
         heads, layer = operation.heads, self.take_layer()
         queries = self.queries(heads)
         self._split_heads(qkv, operation, queries, layer)

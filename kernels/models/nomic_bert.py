@@ -47,6 +47,7 @@ def build(config: ModelConfig) -> Graph:
     if hidden % num_heads:
         raise ModelError(f"config.json: hidden_size ({hidden}) must be a multiple of num_attention_heads ({num_heads})")
     heads = Heads(num_heads, num_heads, hidden // num_heads)
+    config.restrict("head_dim", (heads.dim,))
     activation, rope = activation_of(config, "hidden_act", "silu"), Rope.from_config(config, heads.dim)
 
     def norm(name: str) -> Norm:

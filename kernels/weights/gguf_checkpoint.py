@@ -14,9 +14,10 @@ from quire.kernels.errors import ModelError
 from quire.kernels.gguf.container import GgufModel, read_gguf
 from quire.kernels.gguf.kept_folders import hold
 from quire.kernels.gguf.metadata import FLOAT_TYPES
-from quire.kernels.gguf.parts import Part, parts_of, stacked_name
+from quire.kernels.gguf.parts import LATENT_PARTS, Part, parts_of, stacked_name
 from quire.kernels.weights.checkpoint import FLOAT_DTYPES, Checkpoint, Tensor, read_config
 from quire.kernels.weights.fp8_checkpoint import Fp8Checkpoint
+from quire.kernels.weights.latent_tensors import latent_tensor
 from quire.kernels.weights.quantized.fp8 import fp8_of
 
 _SUFFIX = ".gguf"
@@ -92,6 +93,9 @@ class GgufCheckpoint(Checkpoint):
 
     def _find(self, name: str) -> Tensor | str | None:
         stacked = stacked_name(name)
+        if name.endswith(LATENT_PARTS[0]):
+            module = name.removesuffix(LATENT_PARTS[0])
+            return latent_tensor(name, *(self._tensors.get(module + part) for part in LATENT_PARTS))
         if stacked is None:
             return super()._find(name)
         part, number = self._stacks.get(stacked[0]), stacked[1]

@@ -99,6 +99,8 @@ _SIZES = {
     "attention.head_count": 2, "attention.head_count_kv": 1, "attention.sliding_window": 16,
     "attention.sliding_window_pattern": 2, "rope.dimension_count": 16, "expert_count": 2, "expert_used_count": 1,
     "expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 32, "pooling_type": 1,
+    "attention.q_lora_rank": 32, "attention.kv_lora_rank": 32, "attention.key_length_mla": 32,
+    "attention.value_length_mla": 16, "leading_dense_block_count": 1, "expert_shared_count": 1,
 }  # fmt: skip
 _FLOATS = {
     "attention.layer_norm_rms_epsilon": 1e-5, "attention.layer_norm_epsilon": 1e-5, "rope.freq_base": 10000.0,
@@ -167,7 +169,13 @@ def _sizes_of(stem: str) -> list[int]:
         return [32, 4]
     if "norm" in stem or "sinks" in stem:
         return [32]
-    return [32, 32, 2] if stem.endswith("_exps") else [32, 64 if stem.endswith("attn_qkv") else 32]
+    if stem.endswith("exp_probs_b"):
+        return [2]
+    return (
+        [32, 32, 2]
+        if stem.endswith(("_exps", "attn_k_b", "attn_v_b"))
+        else [32, 64 if stem.endswith("attn_qkv") else 32]
+    )
 
 
 def _files() -> dict[str, _File]:

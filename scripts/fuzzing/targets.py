@@ -14,7 +14,7 @@ TARGETS = {
     "codec": Setup(Codec, max_bytes=8192),
     "traces": Setup(Traces, max_bytes=8192),
     "safetensors": Setup(Safetensors, max_bytes=8192),
-    "gguf": Setup(GgufFiles, max_bytes=16384),
+    "gguf": Setup(GgufFiles, max_bytes=65536),
     "configs": Setup(Configs, max_bytes=32768),
     "pages": Setup(Pages, max_bytes=8192),
 }

@@ -72,6 +72,14 @@ class Products:
 
 
 @every_type
+def test_dequantized_values_are_those_of_the_gguf_package(kind: str) -> None:
+    blocks = random_blocks(kind, 6, 512)
+    np.testing.assert_array_equal(GgufMatrix(blocks.reshape(-1), kind, 6, 512).dequantize(), dequantized(kind, blocks))
+    permuted = GgufMatrix(blocks.reshape(-1), kind, 6, 512, 1).dequantize()
+    np.testing.assert_array_equal(permuted, dequantized(kind, blocks)[[0, 2, 4, 1, 3, 5]])
+
+
+@every_type
 def test_products_are_those_of_the_values_on_every_instruction_set(kind: str, runner: Runner, soft: None) -> None:
     n, k, rng = 41, 768, np.random.default_rng(1)
     blocks = random_blocks(kind, n, k)

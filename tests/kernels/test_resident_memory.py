@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import gguf
+import numpy as np
 import pytest
+from gguf_conversion import keys_of
+from gguf_files import add_metadata, vocabulary
+
+from quire.kernels.gguf.folder import model_folder
 
 LAYERS, HIDDEN, INTERMEDIATE, VOCABULARY = 2, 1024, 16384, 65536
-BLOCK = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+METHODS = {
+    "bf16": None,
+    "fp8": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]},
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": False, "desc_act": False},
+}
+"""How safetensors files have the linear layers, and their quantization_config."""
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -46,43 +59,89 @@ def shapes() -> dict[str, tuple[int, ...]]:
     return {f"model.{name}.weight": shape for name, shape in found.items()}
 
 
-def entries(fp8: bool) -> Iterator[tuple[str, str, tuple[int, ...], int]]:
+def entries(method: str) -> Iterator[tuple[str, str, tuple[int, ...], int]]:
     """Yield name, dtype, shape and bytes of an element of each tensor."""
     for name, shape in shapes().items():
-        if fp8 and "_proj." in name:
+        if method == "bf16" or "_proj." not in name:
+            yield name, "BF16", shape, 2
+        elif method == "fp8":
             yield name, "F8_E4M3", shape, 1
             yield f"{name}_scale_inv", "BF16", (shape[0] // 128, shape[1] // 128), 2
         else:
-            yield name, "BF16", shape, 2
+            module, n, k = name.removesuffix(".weight"), *shape
+            yield f"{module}.qweight", "I32", (k // 8, n), 4
+            yield f"{module}.qzeros", "I32", (k // 128, n // 8), 4
+            yield f"{module}.scales", "F16", (k // 128, n), 2
 
 
-def write_zeros(folder: Path, demo_model: Path, fp8: bool) -> None:
+def config_of(demo_model: Path) -> dict[str, Any]:
+    """Return config.json of the model."""
+    own: dict[str, Any] = json.loads((demo_model / "config.json").read_text())
+    return own | {
+        "hidden_size": HIDDEN, "intermediate_size": INTERMEDIATE, "num_hidden_layers": LAYERS,
+        "vocab_size": VOCABULARY, "layer_types": ["full_attention"] * LAYERS,
+    }  # fmt: skip
+
+
+def write_zeros(folder: Path, demo_model: Path, method: str) -> None:
     """Write a checkpoint whose weights are the zeros of a sparse file."""
     header, end = {}, 0
-    for name, dtype, shape, element_bytes in entries(fp8):
+    for name, dtype, shape, element_bytes in entries(method):
         begin, end = end, end + element_bytes * math.prod(shape)
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": (begin, end)}
     text = json.dumps(header).encode()
     with (folder / "model.safetensors").open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(8 + len(text) + end)
-    config = json.loads((demo_model / "config.json").read_text()) | {
-        "hidden_size": HIDDEN, "intermediate_size": INTERMEDIATE, "num_hidden_layers": LAYERS,
-        "vocab_size": VOCABULARY, "layer_types": ["full_attention"] * LAYERS,
-        **({"quantization_config": BLOCK} if fp8 else {}),
-    }  # fmt: skip
+    config = config_of(demo_model) | {"quantization_config": METHODS[method]}
     (folder / "config.json").write_text(json.dumps(config))
 
 
-@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
-@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
-def test_weights_are_in_memory_once(quantization: str | None, fp8: bool, demo_model: Path, tmp_path: Path) -> None:
+def write_gguf_zeros(folder: Path, demo_model: Path, kind: str) -> Path:
+    """Write a GGUF file whose weights are the zeros of a sparse file; return the model folder that it stands for."""
+    config, type_ = config_of(demo_model), gguf.GGMLQuantizationType[kind]
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, LAYERS)
+    writer = gguf.GGUFWriter(folder / "zeros.gguf", "qwen3")
+    add_metadata(writer, {f"qwen3.{key}": value for key, value in keys_of(config).items()} | vocabulary(demo_model))
+    for name, shape in shapes().items():
+        stored, form = names.get_name(name, (".weight",)), type_ if len(shape) > 1 else gguf.GGMLQuantizationType.F32
+        block, block_bytes = gguf.GGML_QUANT_SIZES[form]
+        size = math.prod(shape) // block * block_bytes
+        assert stored is not None
+        writer.add_tensor_info(stored, shape, np.dtype(np.float32), size, raw_dtype=form)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    sizes = sum(-(-tensor.nbytes // 32) * 32 for tensor in writer.tensors[0].values())
+    written = (folder / "zeros.gguf").stat().st_size
+    os.truncate(folder / "zeros.gguf", -(-written // 32) * 32 + sizes)
+    return model_folder(folder / "zeros.gguf", folder / "made")
+
+
+@pytest.mark.parametrize(
+    ("storage", "quantization", "least"),
+    [
+        *((method, *mode) for method in ("bf16", "fp8") for mode in ((None, 330e6), ("int8", 165e6), ("int4", 80e6))),
+        ("gptq", None, 180e6),
+        ("Q8_0", None, 180e6),
+        ("Q4_K", None, 95e6),
+        ("Q6_K", None, 135e6),
+    ],
+)
+def test_weights_are_in_memory_once(
+    storage: str, quantization: str | None, least: float, demo_model: Path, tmp_path: Path
+) -> None:
     """Neither the mapped checkpoint nor KV pages that nobody needs stay resident, not even while loading."""
-    write_zeros(tmp_path, demo_model, fp8)
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path), str(quantization)]
+    folder = tmp_path
+    if storage in METHODS:
+        write_zeros(tmp_path, demo_model, storage)
+    else:
+        folder = write_gguf_zeros(tmp_path, demo_model, storage)
+    command = [sys.executable, "-c", PROGRAM, str(folder), str(quantization)]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     weights, kv, anonymous, resident, peak = map(int, result.stdout.split())
-    assert weights > {None: 330e6, "int8": 165e6, "int4": 80e6}[quantization]
+    assert weights > least
     assert kv == 1 << 30
     assert weights < anonymous < weights + 130e6
     assert peak < 1.15 * resident

@@ -74,7 +74,7 @@ def test_a_run_that_is_not_a_figure_is_an_error(demo_model: Path) -> None:
 
 
 def test_quire_alone(tmp_path: Path, demo_model: Path) -> None:
-    done = bench("--model", demo_model, *SMALL, "--reps", "1", "--json", tmp_path / "samples.json")
+    done = bench("--model", demo_model, *SMALL, "--gen", "1200", "--reps", "1", "--json", tmp_path / "samples.json")
     assert done.returncode == 0, done.stderr
     found = results(tmp_path / "samples.json")
     assert [entry["work"] for entry in found] == ["prefill 32", "decode 1x16", "decode 2x16"]

@@ -60,7 +60,7 @@ def common_keys(config: Config) -> Keys:
         "attention.layer_norm_epsilon": first(config, "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
         "attention.key_length": config.get("head_dim"),
         "attention.value_length": config.get("head_dim"),
-        "expert_count": first(config, "num_local_experts", "num_experts"),
+        "expert_count": first(config, "num_local_experts", "num_experts", "n_routed_experts"),
         "expert_used_count": config.get("num_experts_per_tok"),
     }
     kind = rope.get("rope_type", "default")
@@ -256,6 +256,36 @@ def _gpt_oss(config: Config, name: str, values: np.ndarray) -> Named:
         yield f"{module}.{part}_proj.{kind}", values[:, i::2]
 
 
+def _deepseek_keys(config: Config) -> Keys:
+    rope, rank = config["qk_rope_head_dim"], config["kv_lora_rank"]
+    scale = rope_of(config).get("mscale_all_dim")
+    return {
+        "attention.head_count_kv": 1, "attention.q_lora_rank": config.get("q_lora_rank"),
+        "attention.kv_lora_rank": rank, "attention.key_length": rank + rope, "attention.value_length": rank,
+        "attention.key_length_mla": config["qk_nope_head_dim"] + rope,
+        "attention.value_length_mla": config["v_head_dim"], "rope.dimension_count": rope,
+        "rope.scaling.yarn_log_multiplier": None if scale is None else 0.1 * scale,
+        "leading_dense_block_count": config["first_k_dense_replace"], "expert_shared_count": config["n_shared_experts"],
+        "expert_feed_forward_length": config["moe_intermediate_size"], "expert_group_count": config.get("n_group"),
+        "expert_group_used_count": config.get("topk_group"), "expert_weights_scale": config["routed_scaling_factor"],
+        "expert_weights_norm": config["norm_topk_prob"] or None,
+        "expert_gating_func": 2 if config["model_type"] == "deepseek_v3" else None,
+    }  # fmt: skip
+
+
+def _deepseek(config: Config, name: str, values: np.ndarray) -> Named:
+    """Divide the layer that expands latents, and transpose its part for keys."""
+    if name.endswith("e_score_correction_bias"):
+        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+    if not name.endswith(".kv_b_proj.weight"):
+        yield name, values
+        return
+    size = config["qk_nope_head_dim"]
+    heads = values.reshape(-1, size + config["v_head_dim"], values.shape[1])
+    yield name.replace("kv_b_proj", "k_b_proj"), heads[:, :size].swapaxes(1, 2)
+    yield name.replace("kv_b_proj", "v_b_proj"), heads[:, size:]
+
+
 _LLAMA = Conversion("llama", _llama_keys, _permuted, _llama3_factors)
 _BERT = Conversion("bert", _bert_keys, _bert)
 _ROBERTA = Conversion("bert", _roberta_keys, _roberta)
@@ -263,6 +293,8 @@ _ROBERTA = Conversion("bert", _roberta_keys, _roberta)
 CONVERSIONS = {
     "BertModel": _BERT,
     "Cohere2ForCausalLM": Conversion("cohere2", _cohere2_keys),
+    "DeepseekV2ForCausalLM": Conversion("deepseek2", _deepseek_keys, _deepseek),
+    "DeepseekV3ForCausalLM": Conversion("deepseek2", _deepseek_keys, _deepseek),
     "GPT2LMHeadModel": Conversion("gpt2", _gpt2_keys, _gpt2),
     "Gemma2ForCausalLM": Conversion("gemma2", _gemma2_keys, _plus_one),
     "Gemma3ForCausalLM": Conversion("gemma3", _gemma3_keys, _plus_one),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -41,10 +40,10 @@ def write_gguf(
     config = json.loads((source / "config.json").read_text())
     arch = CONVERSIONS[config["architectures"][0]].architecture
     writer = gguf.GGUFWriter(target, arch, split_max_tensors=part_tensors)
-    keys = {f"{arch}.{key}": value for key, value in keys_of(config).items()} | vocabulary(source)
+    keys = {f"{arch}.{key}": value for key, value in keys_of(config).items()}
+    keys |= {key: value for key, value in vocabulary(source).items() if key != "general.architecture"}
     keys |= {key.replace("ARCH.", f"{arch}."): value for key, value in (metadata or {}).items()}
-    for key, value in keys.items():
-        _add(writer, key, value)
+    add_metadata(writer, keys)
     held = {name: raw.to_f32() for name, raw in load(source).items()} if replaced is None else replaced
     values = {}
     for stored, name, array in tensors_of(config, held):
@@ -71,14 +70,16 @@ def _quantized(array: np.ndarray, kind: gguf.GGMLQuantizationType) -> tuple[np.n
     return data, gguf.quants.dequantize(data, kind)
 
 
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    if isinstance(value, list):
-        writer.add_array(key, value)
-    elif isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    else:
-        writer.add_uint32(key, value)
+def add_metadata(writer: gguf.GGUFWriter, metadata: Metadata) -> None:
+    """Add keys with the type of their values."""
+    for key, value in metadata.items():
+        if isinstance(value, list):
+            writer.add_array(key, value)
+        elif isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        else:
+            writer.add_uint32(key, value)

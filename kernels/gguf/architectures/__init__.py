@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quire.kernels.errors import ModelError
 from quire.kernels.gguf.architectures.decoders import COHERE2, GLM4, GPT2, GPT_OSS, OLMO2, PHI3, STARCODER2
+from quire.kernels.gguf.architectures.deepseek import DEEPSEEK2
 from quire.kernels.gguf.architectures.description import Architecture
 from quire.kernels.gguf.architectures.encoders import BERT, NOMIC_BERT
 from quire.kernels.gguf.architectures.gemma import GEMMA2, GEMMA3, GEMMA_EMBEDDING
@@ -14,6 +15,7 @@ from quire.kernels.gguf.metadata import Metadata
 ARCHITECTURES: dict[str, Architecture] = {
     "bert": BERT,
     "cohere2": COHERE2,
+    "deepseek2": DEEPSEEK2,
     "gemma-embedding": GEMMA_EMBEDDING,
     "gemma2": GEMMA2,
     "gemma3": GEMMA3,

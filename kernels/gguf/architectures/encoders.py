@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quire.kernels.errors import ModelError
-from quire.kernels.gguf.architectures.description import COMMON, Architecture, Field, constant, number, size
+from quire.kernels.gguf.architectures.description import (
+    COMMON,
+    Architecture,
+    Field,
+    constant,
+    number,
+    rotated_head_size,
+    size,
+)
 from quire.kernels.gguf.metadata import Metadata
 
 
@@ -91,6 +99,6 @@ NOMIC_BERT = Architecture(
         "blk.*.ffn_down": f"{_NOMIC_LAYER}.mlp.fc2",
         "blk.*.layer_output_norm": f"{_NOMIC_LAYER}.norm2",
     },
-    {**_FIELDS, "rope_theta": number("rope.freq_base", 1000.0)},
+    {**_FIELDS, "head_dim": rotated_head_size, "rope_theta": number("rope.freq_base", 1000.0)},
     is_encoder=True,
 )

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -53,6 +54,16 @@ void quantize_tiles(Runner& runner, const MatrixView& source, const QuantizedWei
                     std::int64_t tile_step) {
   check_target(runner, target, block_bytes_of(target), source.n, {first_tile, tile_step});
   quantize(runner.threads(), source, target, {first_tile, tile_step});
+}
+
+nb::ndarray<nb::numpy, float, nb::ndim<2>> dequantize_rows(const GgufMatrix& source) {
+  auto values = std::make_unique<float[]>(static_cast<std::size_t>(source.n * source.k));
+  {
+    nb::gil_scoped_release release;
+    dequantize_gguf(source, values.get());
+  }
+  nb::capsule owner(values.get(), [](void* memory) noexcept { delete[] static_cast<float*>(memory); });
+  return {values.release(), {static_cast<std::size_t>(source.n), static_cast<std::size_t>(source.k)}, owner};
 }
 
 void pack_quantized_arrays(Runner& runner, const Matrix<std::uint8_t>& values, const Matrix<float>& scales,
@@ -193,7 +204,8 @@ void bind_weights(nb::module_& m) {
              std::int64_t heads) {
             (new (self) GgufMatrix{data.data(), &gguf_type(type), n, k, heads})->check(data.nbytes());
           },
-          "data"_a, "type"_a, "n"_a, "k"_a, "heads"_a = 0, nb::keep_alive<1, 2>());
+          "data"_a, "type"_a, "n"_a, "k"_a, "heads"_a = 0, nb::keep_alive<1, 2>())
+      .def("dequantize", &dequantize_rows, "Return the values, f32 [n, k]. Raises ValueError for a damaged scale.");
   nb::class_<Mxfp4Matrix>(
       m, "Mxfp4Matrix",
       "A matrix w[n, k] in MXFP4 as gpt-oss stores it: bytes of two `codes`, and apart from them an "

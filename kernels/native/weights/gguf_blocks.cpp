@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 
@@ -14,6 +15,7 @@ namespace {
 // values; some have a minimum too. `m` of Q4_1 and Q5_1 is added in ggml and subtracted here.
 
 constexpr std::uint16_t kSign = 0x8000;
+constexpr int kHalvedBias = 128;  // of the exponents of e8m0, for values that are twice those of e2m1
 
 std::uint16_t f16_at(const std::uint8_t* bytes) {
   std::uint16_t bits;
@@ -202,6 +204,27 @@ constexpr std::array<GgufType, 13> kTypes = {{
     {"MXFP4", {.bits = 4, .group = 32, .scale = GroupScale::e8m0, .codebook = Codebook::e2m1}, 32, 17, mxfp4},
 }};
 
+/// Writes the values of the first column of a tile.
+void dequantize(const QuantizedTile& tile, float* target) {
+  const QuantizedFormat& format = tile.format;
+  const std::uint8_t* table = format.codebook == Codebook::iq4nl ? kIq4Nl.data() : kE2M1.data();
+  const bool has_codes = format.codebook != Codebook::none;
+  const std::int64_t span = format.span(tile.k), step = format.super_groups();
+  for (std::int64_t g = 0; g < tile.groups; g++) {
+    float scale = tile.scales[g], min = from_f16(tile.min_bits[g]);
+    if (format.scale == GroupScale::super) {
+      scale = from_f16(tile.supers[g / step * 2]) * static_cast<float>(static_cast<std::int8_t>(tile.sub_scales[g]));
+      min = from_f16(tile.supers[g / step * 2 + 1]) * static_cast<float>(tile.sub_mins[g]);
+    } else if (format.scale == GroupScale::e8m0) {
+      scale = std::ldexp(1.0f, tile.sub_scales[g] - kHalvedBias);
+    }
+    for (std::int64_t i = g * span; i < (g + 1) * span; i++) {
+      const int value = has_codes ? table[tile.values[i]] : tile.values[i];
+      target[i] = scale * static_cast<float>(value - format.middle()) - min;
+    }
+  }
+}
+
 }  // namespace
 
 const GgufType& gguf_type(const std::string& name) {
@@ -240,6 +263,16 @@ void pack_gguf(ThreadPool& pool, const GgufMatrix& source, std::int64_t first, s
     for (std::int64_t block = 0; block < source.k / source.type->elements; block++, bytes += source.type->bytes)
       source.type->decode(bytes, block, tile, column);
   });
+}
+
+void dequantize_gguf(const GgufMatrix& source, float* target) {
+  QuantizedTile tile(source.type->format, source.k);
+  for (std::int64_t n = 0; n < source.n; n++) {
+    const std::uint8_t* bytes = source.row(n);
+    for (std::int64_t block = 0; block < source.k / source.type->elements; block++, bytes += source.type->bytes)
+      source.type->decode(bytes, block, tile, 0);
+    dequantize(tile, target + n * source.k);
+  }
 }
 
 }  // namespace quire

@@ -46,4 +46,8 @@ struct GgufMatrix {
 void pack_gguf(ThreadPool& pool, const GgufMatrix& source, std::int64_t first, std::int64_t count,
                const QuantizedWeights& target, TileRange tiles);
 
+/// Writes the values of all rows, f32 [n, k], each product and sum rounded. Throws std::invalid_argument for a scale
+/// that is not finite.
+void dequantize_gguf(const GgufMatrix& source, float* target);
+
 }  // namespace quire
