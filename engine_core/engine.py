@@ -20,6 +20,7 @@ from quire.engine_core.open_requests import OpenRequests
 from quire.engine_core.outputs import Outputs, Send
 from quire.engine_core.scheduling.batch import Batch
 from quire.engine_core.scheduling.scheduler import Scheduler
+from quire.engine_core.speculation.speculation import Speculation
 from quire.engine_core.stats import add_step, collect_stats
 from quire.engine_core.trace import Tracer
 from quire.engine_core.update import StepUpdate
@@ -40,7 +41,7 @@ from quire.protocol.messages import (
     UtilityCall,
     UtilityResult,
 )
-from quire.protocol.totals import EngineTotals
+from quire.protocol.totals import DraftTotals, EngineTotals
 
 
 class EngineCore:
@@ -68,6 +69,7 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         is_supervised: bool = False,
         journal: CrashJournal | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         """`page_server` serves pages to other engines. `wake` is called, on any thread, when `step` is to be called.
 
@@ -75,8 +77,9 @@ class EngineCore:
         `reload` carries out the utility call of that name.
         """
         self.scheduler = Scheduler(
-            executor, limits, clock, tiers=tiers, page_server=page_server, wake=wake, journal=journal
-        )
+            executor, limits, clock, tiers=tiers, page_server=page_server, wake=wake, journal=journal,
+            speculation=speculation,
+        )  # fmt: skip
         self._page_server = page_server
         self.tiers = tiers
         self.limits = limits
@@ -128,8 +131,9 @@ class EngineCore:
         """Counts since the engine's start."""
         counters = self.scheduler.counters
         return msgspec.structs.replace(
-            self._totals, prompt_tokens=counters.prompt_tokens, cached_tokens=counters.cached_tokens
-        )
+            self._totals, prompt_tokens=counters.prompt_tokens, cached_tokens=counters.cached_tokens,
+            speculation=DraftTotals() if self.scheduler.speculation is None else self.scheduler.speculation.totals,
+        )  # fmt: skip
 
     def receive(self, client_id: bytes, message: ClientMessage) -> None:
         """Take one message of a client; Hello and Ping are the server's and mean nothing here."""
@@ -195,12 +199,14 @@ class EngineCore:
             self.scheduler.served.update()
             self.tracer.flush(begun)
             return
-        scheduled = self.clock()
+        scheduled, speculation = self.clock(), self.scheduler.speculation
         result = self._update.execute(batch)
         executed = self.clock()
         if result is not None:
             self._update.apply(batch, result, executed)
             self.scheduler.prefill_budget.learn(batch.prefill_cost, batch.num_decode_rows, self.clock() - begun)
+            if speculation is not None:
+                speculation.learn(batch, self.clock() - begun)
         self._trials.end_step(batch)
         self.scheduler.served.update()
         self.last_batch = batch
@@ -208,6 +214,8 @@ class EngineCore:
             step=self.last_step.step + 1,
             prefill_tokens=batch.num_prefill_tokens,
             decode_tokens=batch.num_decode_rows,
+            draft_tokens=sum(batch.num_drafts),
+            accepted_tokens=sum(batch.accepted),
             cached_tokens=batch.num_cached_tokens,
             schedule_seconds=scheduled - begun,
             execute_seconds=executed - scheduled,
@@ -218,7 +226,7 @@ class EngineCore:
         self.last_stats = stats = self.stats
         self.flush(stats)
         if self.tracer.subscribers:
-            self.tracer.stepped(begun, stats)
+            self.tracer.stepped(begun, stats, batch)
 
     def record_step(self, record: SchedulerStats) -> None:
         """Make this the last step in all statistics."""

@@ -32,6 +32,7 @@ def estimate_bytes(message: EngineCoreRequest) -> int:
     """
     sampling = message.sampling_params
     num_tokens = len(message.prompt_token_ids) + len(message.generated_token_ids) + len(message.eos_token_ids)
+    num_tokens += len(message.predicted_token_ids)
     num_tokens += len(sampling.stop_token_ids or ()) + len(sampling.allowed_token_ids or ())
     num_tokens += 3 * len(sampling.logit_bias or ()) + sum(3 + len(word) for word in sampling.bad_words_token_ids or ())
     num_bytes = _REQUEST_BYTES + num_tokens * _TOKEN_BYTES

@@ -30,6 +30,7 @@ from quire.engine_core.kv_tiers.peer import KvPeer
 from quire.engine_core.kv_tiers.tier import KvTier
 from quire.engine_core.loop import EngineLoop
 from quire.engine_core.memory import MemoryGuard
+from quire.engine_core.speculation.start import start_speculation
 from quire.engine_core.supervisor_link import GAVE_WAY, SupervisorLink, read_line, write_line
 from quire.engine_core.transport.server import EngineServer, Inbox
 from quire.engine_core.utilities import refuse_reload
@@ -183,6 +184,7 @@ def _assemble(
         wake=wake,
         is_supervised=link is not None,
         journal=journal,
+        speculation=start_speculation(parsed, runner, limits),
         memory=memory,
         reload=refuse_reload if link is None else link.reload,
     )

@@ -162,6 +162,10 @@ class Request:
     token_limit: int  # max_total_tokens, or less when the KV pages of the whole engine hold less
     num_tokens: int  # prompt + sampled
     generated_token_ids: list[int] = field(default_factory=list, repr=False)  # of these, by an earlier engine
+    predicted_token_ids: list[int] = field(default_factory=list, repr=False)  # what it will probably generate
+    num_drafts: int = 0  # that the present step computes
+    num_accepted_drafts: int = 0  # so far
+    num_rejected_drafts: int = 0
     num_bytes: int = field(default=0, repr=False)  # of memory besides KV pages, estimated
     number: int = 0  # in order of arrival
     priority: int = 0  # lower values are more urgent
@@ -219,6 +223,7 @@ class Request:
             prompt_logprobs=None if sampling.prompt_logprobs is None else [None],
             tenant=tenant_of(client_id, message),
             identity=message.identity,
+            predicted_token_ids=message.predicted_token_ids,
             remote_prefill=message.remote_prefill,
         )
 

@@ -97,7 +97,9 @@ def take_snapshot(core: EngineState) -> EngineSnapshot:
         page_map=_page_map(core.sequences, scheduler),
         prefixes=_prefixes(core.sequences),
         total_prefill_tokens=totals.prefill_tokens,
-        total_decode_tokens=totals.decode_tokens,
+        total_decode_tokens=totals.decode_tokens + totals.speculation.accepted_tokens,
+        total_draft_tokens=totals.speculation.draft_tokens,
+        total_accepted_tokens=totals.speculation.accepted_tokens,
     )
     snapshot.seconds = core.clock() - now
     return snapshot

@@ -66,8 +66,10 @@ class Tracer:
         event.finish_reason = reason
         self._events.append(event)
 
-    def stepped(self, begun: float, stats: SchedulerStats) -> None:
+    def stepped(self, begun: float, stats: SchedulerStats, batch: Batch) -> None:
         """Send the trace of the step that was scheduled last and began at `begun`."""
+        for sequence, drafts, accepted in zip(self._sequences, batch.num_drafts, batch.accepted, strict=False):
+            sequence.num_drafts, sequence.num_accepted = drafts, accepted
         self._send_all(StepTrace(begun, stats, self._sequences, self._events))
 
     def flush(self, now: float) -> None:

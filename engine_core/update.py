@@ -48,7 +48,7 @@ class StepUpdate:
         """
         self._trials.begin_step(batch)
         try:
-            return self._executor.step(batch.slots, batch.starts, batch.counts)
+            return self._executor.step(batch.slots, batch.starts, batch.counts, batch.num_drafts or None)
         except Exception as error:  # noqa: BLE001 - whatever it is, clients get the error, and other requests go on
             self._isolate(batch, error, is_part=is_part)
             return None

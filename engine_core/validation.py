@@ -62,6 +62,7 @@ def check_generation(request: EngineCoreRequest, limits: EngineShape) -> None:
     check_service(request, limits)
     check_prompt(request, limits, room=1)
     for check in (
+        _check_prediction,
         _check_engine_fields,
         _check_length,
         _check_generated,
@@ -180,6 +181,17 @@ def _check_structured_outputs(request: EngineCoreRequest, _limits: EngineShape) 
         raise RejectedError(
             f"structured_outputs.{structured.kinds[0]} has {length} characters; it may have {MAX_GRAMMAR}"
         )
+
+
+def _check_prediction(request: EngineCoreRequest, limits: EngineShape) -> None:
+    predicted = request.predicted_token_ids
+    if predicted and request.sampling_params.beam_width:
+        raise RejectedError("predicted_token_ids has no meaning in a beam search; leave it out")
+    if len(predicted) > limits.max_model_len:
+        raise RejectedError(
+            f"predicted_token_ids has {len(predicted)} tokens, and an answer at most {limits.max_model_len}; shorten it"
+        )
+    _check_token_ids("predicted_token_ids", predicted, limits)
 
 
 def check_service(request: EngineCoreRequest, limits: EngineShape) -> None:

@@ -52,8 +52,9 @@ class EngineArgs(ClientOptions, SupervisionOptions, HubOptions, EngineOptions):
             if name not in rows:
                 reject(name, value, set(rows))
         given = {name: value for name, value in options.items() if name in rows and value is not None}
-        if isinstance(given.get("hf_overrides"), Mapping):
-            given["hf_overrides"] = json.dumps(given["hf_overrides"])
+        for name in ("hf_overrides", "speculative_config"):
+            if isinstance(given.get(name), Mapping):
+                given[name] = json.dumps(given[name])
         if model is not None:
             given["model"] = str(model)
         if "engine_address" in given and (decided := sorted(given.keys() - options_of(ClientOptions).keys())):

@@ -113,7 +113,8 @@ class CompletionOutput(msgspec.Struct, gc=False):
 
     `finish_reason` is None while it grows, then "stop", "length", "timeout" or "abort"; `stop_reason` is the stop
     string or stop token id that ended it. `cumulative_logprob` and `logprobs` are None unless requested; the former is
-    also set if completions were ranked by it, with `best_of` or in a beam search.
+    also set if completions were ranked by it, with `best_of` or in a beam search. When it has ended,
+    `num_accepted_drafts` of its tokens were drafted, and `num_rejected_drafts` others were computed in vain.
     """
 
     index: int
@@ -123,6 +124,8 @@ class CompletionOutput(msgspec.Struct, gc=False):
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    num_accepted_drafts: int = 0
+    num_rejected_drafts: int = 0
 
     def finished(self) -> bool:
         """Return True if the completion is complete."""

@@ -24,7 +24,7 @@ _NONE = {
     "hub": "tokenizer_revision code_revision hf_token hf_config_path",
     "kv": "num_gpu_blocks_override kv_transfer_config",
     "other": (
-        "scheduler_cls speculative_config guided_decoding_backend structured_outputs_config "
+        "scheduler_cls guided_decoding_backend structured_outputs_config "
         "pooler_config override_generation_config logits_processors served_model_name"
     ),
     "lora": "max_loras max_lora_rank",

@@ -18,6 +18,8 @@ from quire.kernels._native import (
     RunnerConfig,
     SamplingConfig,
     Sequences,
+    TextProposer,
+    TextProposerConfig,
     TokenMask,
     Vocabulary,
     checksum,
@@ -57,6 +59,8 @@ __all__ = [
     "PoolingConfig",
     "SamplingConfig",
     "Sequences",
+    "TextProposer",
+    "TextProposerConfig",
     "TokenMask",
     "Vocabulary",
     "checksum",
@@ -110,6 +114,7 @@ class ModelRunner:
         self.step = native.step
         self.collect = native.collect
         self.fork = native.fork
+        self.set_synthetic_acceptance = native.set_synthetic_acceptance
         self.page_bytes = native.page_bytes
         self.copy_page = native.copy_page
         self.fill_page = native.fill_page

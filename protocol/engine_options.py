@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from quire.protocol.options import MAX_INT32, MAX_INT64, Option, Range, check_options
+from quire.protocol.speculative_config import parse_speculative_config
 
 if TYPE_CHECKING:
     from quire.protocol.keys import Security
@@ -83,6 +84,11 @@ class EngineOptions:
         max_waiting_requests_per_client: Most waiting requests of one client, or of one API key of an HTTP server; more
             are rejected. Default: all that may wait, as long as no other client needs its share of them.
 
+    Speculative decoding:
+        speculative_config: Draft tokens and compute them beside the next one, which changes no token: JSON object with
+            vLLM's fields, as {"method": "ngram"}. Methods: ngram (the request's own text), suffix (also earlier
+            answers), draft_model (`model` is a smaller one). Default: none.
+
     Structured outputs:
         grammar_timeout: Seconds that compiling the grammar of a request may take.
         preload_grammars: Prepare the tokenizer for grammars at the start. Otherwise the first request with
@@ -116,6 +122,7 @@ class EngineOptions:
     max_waiting_requests: Annotated[int, Option("N", COUNT)] = 4096
     max_waiting_tokens: Annotated[int, Option("TOKENS", COUNT)] = 1 << 24
     max_waiting_requests_per_client: Annotated[int | None, Option("N", COUNT)] = None
+    speculative_config: Annotated[str | None, Option("JSON")] = None
     grammar_timeout: Annotated[float, Option("S", SECONDS)] = 10.0
     preload_grammars: Annotated[bool, Option()] = False
 
@@ -127,6 +134,8 @@ class EngineOptions:
             raise ValueError("kv_disk keeps pages of the prefix cache, and enable_prefix_caching=False turns that off")
         if self.kv_peer is not None and not self.enable_prefix_caching:
             raise ValueError("kv_peer fills the prefix cache, and enable_prefix_caching=False turns that off")
+        if self.speculative_config is not None:
+            parse_speculative_config(self.speculative_config)
         if self.kv_disk_bytes is not None and self.kv_disk is None:
             raise ValueError("kv_disk_bytes is given without kv_disk, the folder that it bounds")
 

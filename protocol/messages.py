@@ -15,7 +15,7 @@ import msgspec
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.options import F32_MAX, MAX_INT64, Length, Option, Range, lengths_of, options_of
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 
 
 class Role(enum.StrEnum):
@@ -252,6 +252,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid
     as some come. `identity` is a random number that the request keeps when it is sent again: an engine knows by it
     which requests the ones before it have died of. 0: the request has none, and is never suspected. `segment`: the
     position at which the second text of a pair begins, for a model that tells them apart; 0: there is one.
+    `predicted_token_ids`: what it will probably generate; it comes sooner where that is right, and is the same anyway.
     """
 
     request_id: str
@@ -269,6 +270,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid
     remote_prefill: bool = False
     identity: Annotated[int, msgspec.Meta(ge=0, le=MAX_INT64)] = 0
     segment: Annotated[int, msgspec.Meta(ge=0)] = 0
+    predicted_token_ids: TokenIds = []
 
 
 class Abort(msgspec.Struct, array_like=True, gc=False, tag=2, forbid_unknown_fields=True):
@@ -364,7 +366,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, gc=False):
     computed (entry 0 is None). `events` keep their times however many outputs are merged into one. A beam search has
     one output, its last, with its `beams`, the best first; a request with `pooling` one with its `pooled` vector as
     little-endian f32, and STOP. `is_whole`: the request stopped because its grammar allows nothing more, so that its
-    last token belongs to the text.
+    last token belongs to the text. The last output has the numbers of drafts that have held, and not.
     """
 
     request_id: str
@@ -380,6 +382,8 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, gc=False):
     error_kind: ErrorKind | None = None
     pooled: bytes | None = None
     is_whole: bool = False
+    num_accepted_drafts: int = 0
+    num_rejected_drafts: int = 0
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
@@ -388,6 +392,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
     Tokens and seconds are those of the step. `prefill_tokens`: of prompts, recomputation after a preemption, and forced
     tokens; `cached_tokens`: prompt tokens of admitted requests that were found in the prefix cache. `preemptions`,
     `evictions` (pages) and `wasted_tokens` (computed again after a preemption) count from the engine's start.
+    `draft_tokens` were computed beside those of `decode_tokens`, and of them `accepted_tokens` have held.
     """
 
     step: int = 0
@@ -406,10 +411,14 @@ class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
     schedule_seconds: float = 0.0
     execute_seconds: float = 0.0
     update_seconds: float = 0.0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class SequenceTrace(msgspec.Struct, array_like=True, gc=False):
     """Part of a step that belongs to one request: tokens `[start, start + count)`. Its beams count as one.
+
+    The last `num_drafts` of the tokens were drafted, and the first `num_accepted` of these have held.
 
     `number` is the request's in order of arrival, of all clients together; `request_id` is unique per client only.
     """
@@ -418,6 +427,8 @@ class SequenceTrace(msgspec.Struct, array_like=True, gc=False):
     request_id: str
     start: int
     count: int
+    num_drafts: int = 0
+    num_accepted: int = 0
 
 
 class RequestEvent(msgspec.Struct, array_like=True, gc=False):
@@ -490,8 +501,8 @@ class EngineSnapshot(msgspec.Struct, array_like=True, gc=False):
 
     `batch`: requests of the last step, including those that ended with it; `waiting`: waiting requests in the order of
     the queue. Both are cut; `batch_size` and `stats.waiting` count all. `prefixes`: most hits first. The totals count
-    tokens since the engine's start; prefill includes recomputation. `seconds`: time that the snapshot took, so that
-    clients can choose how often to ask.
+    tokens since the engine's start; prefill includes recomputation, and decode the drafts that have held. `seconds`:
+    time that the snapshot took, so that clients can choose how often to ask.
     """
 
     timestamp: float
@@ -505,6 +516,8 @@ class EngineSnapshot(msgspec.Struct, array_like=True, gc=False):
     total_prefill_tokens: int
     total_decode_tokens: int
     seconds: float = 0.0
+    total_draft_tokens: int = 0
+    total_accepted_tokens: int = 0
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, gc=False, tag=11):

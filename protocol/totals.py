@@ -41,11 +41,23 @@ class Distribution(msgspec.Struct, gc=False):
         self.sum += sum(values)
 
 
+class DraftTotals(msgspec.Struct, gc=False):
+    """Speculative decoding: times that tokens were drafted for a sequence, drafted tokens, and those that held.
+
+    `accepted_per_position[i]`: drafts number `i` of a sequence's that have held.
+    """
+
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_per_position: list[int] = []
+
+
 class EngineTotals(msgspec.Struct, gc=False):
     """Tokens that steps computed (prefill, including recomputation, and decode) and the seconds that they took.
 
     `prompt_tokens`: of admitted requests; `cached_tokens`: those of them found in the prefix cache. `step_tokens` and
-    `step_seconds`: distributions over steps.
+    `step_seconds`: distributions over steps; drafted tokens do not count.
     """
 
     prefill_tokens: int = 0
@@ -55,5 +67,6 @@ class EngineTotals(msgspec.Struct, gc=False):
     schedule_seconds: float = 0.0
     execute_seconds: float = 0.0
     update_seconds: float = 0.0
+    speculation: DraftTotals = msgspec.field(default_factory=DraftTotals)
     step_tokens: Distribution = msgspec.field(default_factory=lambda: Distribution.of(STEP_TOKENS))
     step_seconds: Distribution = msgspec.field(default_factory=lambda: Distribution.of(STEP_SECONDS))

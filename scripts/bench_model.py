@@ -53,6 +53,10 @@ def parse_arguments() -> argparse.Namespace:
     add("--quantization", default="none", metavar="NAMES", help="of Quire, separated by commas: none,int8")
     add("--kv-cache-dtype", default="auto", metavar="NAMES", help="of Quire's KV pages, separated by commas: auto,int8")
     add(
+        "--speculative-config", action="append", default=[], metavar="JSON",
+        help="measure Quire with this speculative decoding too; may be given several times",
+    )  # fmt: skip
+    add(
         "--async",
         dest="streaming",
         action="store_true",

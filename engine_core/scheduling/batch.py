@@ -74,8 +74,11 @@ class Batch:
     slots: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
+    num_drafts: list[int] = field(default_factory=list)  # of each row's tokens the last ones; empty: none has any
+    num_single_decodes: int = 0  # decoding requests of one sequence, which come first
     num_decode_requests: int = 0
     num_decode_rows: int = 0
+    accepted: list[int] = field(default_factory=list)  # drafts of each row that have held; empty: none
     prefill_cost: float = 0.0  # as PrefillBudget counts it
     num_cached_tokens: int = 0  # of the requests that start in this step
     events: list[ScheduleEvent] = field(default_factory=list)  # since the step before
@@ -84,6 +87,7 @@ class Batch:
     def fill(self, running: RunningRequests, shares: Sequence[tuple[Request, int]]) -> None:
         """Add a token for each decoding sequence, and these chunks of prompts."""
         decodes = running.decodes
+        self.num_single_decodes = len(decodes)
         self.num_decode_requests, self.num_decode_rows = running.num_decode_requests, running.num_decode_rows
         self.requests = decodes + running.wide_decodes + [request for request, _ in shares]
         self.counts = [1] * self.num_decode_rows + [count for _, count in shares]
@@ -98,8 +102,13 @@ class Batch:
             self.slots += slots
             self.starts += [request.num_computed_tokens] * len(slots)
 
+    def add_drafts(self, drafts: Sequence[int]) -> None:
+        """Add so many drafts to the first rows, whose sequences have them."""
+        self.num_drafts = [*drafts, *[0] * (len(self.counts) - len(drafts))]
+        self.counts = [count + number for count, number in zip(self.counts, self.num_drafts, strict=True)]
+
     def part(self, indices: Sequence[int]) -> Batch:
-        """Return the batch of the requests at these indices."""
+        """Return the batch of the requests at these indices, without their drafts."""
         ends = [*self.rows[1:], len(self.counts)]
         part = Batch()
         for index in indices:
@@ -109,6 +118,10 @@ class Batch:
             part.slots += self.slots[rows]
             part.starts += self.starts[rows]
             part.counts += self.counts[rows]
+            if self.num_drafts:
+                part.counts[part.rows[-1] :] = [
+                    count - drafts for count, drafts in zip(self.counts[rows], self.num_drafts[rows], strict=True)
+                ]
         return part
 
     def index_of(self, row: int) -> int:
@@ -123,4 +136,4 @@ class Batch:
     @property
     def num_prefill_tokens(self) -> int:
         """Tokens of prompts, those computed again after a preemption included."""
-        return sum(self.counts) - self.num_decode_rows
+        return sum(self.counts) - self.num_decode_rows - sum(self.num_drafts)

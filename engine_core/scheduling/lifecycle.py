@@ -37,7 +37,10 @@ class RequestLifecycle:
         waiting: WaitingQueue,
         page_server: PageServer | None,
         clock: Callable[[], float],
+        *,
+        on_close: Callable[[Request], None] | None = None,
     ) -> None:
+        """`on_close` is called for each request whose sequence is about to be closed."""
         self.running: dict[Request, None] = {}  # in order of start
         self.waiting = waiting
         self.pins = Pins(executor.sequences)
@@ -49,6 +52,7 @@ class RequestLifecycle:
         self._sequences = executor.sequences
         self._limits = limits
         self._clock = clock
+        self._on_close = on_close
         self._events: list[ScheduleEvent] = []
         self._num_added = 0
 
@@ -92,6 +96,8 @@ class RequestLifecycle:
         self.waiting.settle(request)
         if (successor := request.decoding.leave(request)) is not None:
             self._transfer_pages(request, successor)
+        if self._on_close is not None:
+            self._on_close(request)
         request.decoding.close(request, self._sequences)
 
     def open(self, request: Request) -> str | None:

@@ -71,6 +71,11 @@ class PrefillBudget:
         cost = (end - start) * self.token_cost((start + end) / 2)
         return cost * self._token_seconds if self._token_seconds else math.inf
 
+    def token_share(self, cost: float, num_decodes: int) -> float:
+        """Return the share that a token takes of a step with decoding sequences and prompts of this cost."""
+        seconds = cost * self._token_seconds + (self._decode_seconds if num_decodes else 0.0)
+        return self._token_seconds / seconds if seconds else 0.0
+
     def token_cost(self, position: float) -> float:
         """Return the cost of a token at this position."""
         return 1 + position / self._limits.attention_context

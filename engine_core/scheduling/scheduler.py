@@ -26,6 +26,7 @@ from quire.engine_core.scheduling.prefix_match import PrefixMatcher
 from quire.engine_core.scheduling.trials import Trials
 from quire.engine_core.scheduling.waiting import WaitingQueue
 from quire.engine_core.scheduling.whole_prompts import prefill_budget_of
+from quire.engine_core.speculation.speculation import Speculation
 from quire.protocol.engine_shape import EngineShape
 
 _MIN_PREFILLS = 4  # prompts in prefill before another has to wait for one of them, however small the steps
@@ -45,6 +46,7 @@ class Scheduler:
         page_server: PageServer | None = None,
         wake: Callable[[], None] = lambda: None,
         journal: CrashJournal | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         """`tiers`: those nearer to this engine first. `wake` is called, on any thread, when a fetch is done."""
         self.limits = limits
@@ -53,11 +55,14 @@ class Scheduler:
         policy = POLICIES[limits.scheduling_policy]()
         self.admission = Admission(limits)
         self.prefill_budget = prefill_budget_of(limits)
+        self.speculation = speculation
         self._sequences = executor.sequences
         self._clock = clock
         self._waits_for_pages = False  # that fetches hold: none can start before one of these is done
         waiting = WaitingQueue(policy, clock, self.admission.expected_tokens)
-        self._requests = requests = RequestLifecycle(executor, limits, waiting, page_server, clock)
+        self._requests = requests = RequestLifecycle(
+            executor, limits, waiting, page_server, clock, on_close=None if speculation is None else speculation.end
+        )
         self._prefixes = PrefixMatcher(executor.sequences, limits, policy)
         self.fetches = Fetches(executor.sequences, limits, tiers, self.prefill_budget, wake, clock)
         self.running, self.waiting, self.pins, self.served, self.counters = (
@@ -142,6 +147,8 @@ class Scheduler:
         shares = self.prefill_budget.share(running.prefills, tokens, max_cost, self._clock())
         batch.prefill_cost = self.prefill_budget.cost(shares)
         batch.fill(running, shares)
+        if self.speculation is not None:
+            self.speculation.extend(batch, self.prefill_budget, self.available_pages)
 
     # Preemption
 

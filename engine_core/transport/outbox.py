@@ -204,6 +204,7 @@ def _merge(waiting: EngineCoreOutput, more: EngineCoreOutput) -> None:
     waiting.stop_reason = more.stop_reason
     waiting.error, waiting.error_kind = more.error, more.error_kind
     waiting.is_whole = more.is_whole
+    waiting.num_accepted_drafts, waiting.num_rejected_drafts = more.num_accepted_drafts, more.num_rejected_drafts
     waiting.beams = more.beams
     waiting.pooled = more.pooled
     waiting.num_cached_tokens = max(waiting.num_cached_tokens, more.num_cached_tokens)

@@ -58,6 +58,7 @@ class CompletionState:
         self._logprobs: list[PositionLogprobs] | None = None if params.logprobs is None else []
         self._cumulative_logprob = 0.0
         self._num_output = 0
+        self._drafts = 0, 0
         self._tokenizer = tokenizer
         self._detokenizer: IncrementalDetokenizer | None = None
         if tokenizer is not None and params.detokenize:
@@ -96,6 +97,7 @@ class CompletionState:
             self.finish_reason, self.stop_reason = str(FinishReason.STOP), stop_string
         elif output.finish_reason is not None:
             self.finish_reason, self.stop_reason = str(output.finish_reason), output.stop_reason
+        self._drafts = output.num_accepted_drafts, output.num_rejected_drafts
         return stop_string is not None and output.finish_reason is None
 
     def output(self, delta: bool) -> CompletionOutput:
@@ -111,6 +113,7 @@ class CompletionState:
             None if self._logprobs is None else self._logprobs[start:],
             self.finish_reason,
             self.stop_reason,
+            *self._drafts,
         )
 
     def _detokenize(self, output: EngineCoreOutput) -> str | None:

@@ -258,6 +258,7 @@ class RequestTable:
                 request.options.tenant if self._names_tenants else "",
                 identity=completion.identity,
                 segment=request.prompt.segment,
+                predicted_token_ids=request.prompt.predicted_token_ids,
             )
             self._send(message, session)
             completion.wire_id = wire_id

@@ -84,7 +84,7 @@ class Turn:
     `template`: options of the chat template. `structured_outputs`: the constraint on the answer, which applies after
     the thoughts and unless the model calls a tool; `format_field`: the field in which the client gave it. Tools are in
     the prompt even if `tool_choice` is "none": the conversation's other requests have them in the same place, so its
-    prefix is found in the cache.
+    prefix is found in the cache. `prediction`: what the answer will probably say.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -99,6 +99,7 @@ class Turn:
     trace: TraceContext | None = None
     structured_outputs: StructuredOutputs | None = None
     format_field: str = RESPONSE_FORMAT
+    prediction: str = ""
 
     async def begin(self, service: ModelService) -> Conversation:
         """Return the conversation with its prompt rendered. Raises `ValueError` or `ApiError` if it is invalid."""
@@ -122,6 +123,7 @@ class Turn:
             timeout=self.timeout,
             tenant=self.tenant,
             trace=self.trace,
+            prediction=self.prediction,
         )
 
 
@@ -142,11 +144,12 @@ class Conversation:
     timeout: float | None = None
     tenant: str = ""
     trace: TraceContext | None = None
+    prediction: str = ""
 
     def outputs(self, llm: AsyncLLM, kind: Literal["cumulative", "delta"]) -> Outputs:
         """Return the engine's outputs."""
         return llm.generate(
-            {"prompt_token_ids": self.token_ids},
+            {"prompt_token_ids": self.token_ids, "prediction": self.prediction},
             self.params,
             output_kind=kind,
             priority=self.priority,

@@ -18,13 +18,18 @@ class PromptTokensDetails(msgspec.Struct):
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    """`reasoning_tokens`: tokens of the answer's thoughts."""
+    """`reasoning_tokens`: tokens of the answer's thoughts.
+
+    With a `prediction`, those of the answer that came from it, and those of it that were tried in vain.
+    """
 
     reasoning_tokens: int = 0
+    accepted_prediction_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    rejected_prediction_tokens: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionUsage(msgspec.Struct, omit_defaults=True):
-    """OpenAI's `usage`; `completion_tokens_details` is present if the model thought."""
+    """OpenAI's `usage`; `completion_tokens_details` is there if the model thought, or with a `prediction`."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -47,17 +52,30 @@ class TokenTally:
     def __init__(self) -> None:
         self._prompts: dict[int, tuple[int, int]] = {}  # by prompt: its tokens, and how many were cached
         self._completion_tokens = 0
+        self._accepted = self._rejected = 0  # drafts
 
     def add(self, index: int, output: RequestOutput) -> None:
         """Add an output of prompt `index`."""
         self._prompts[index] = (len(output.prompt_token_ids), output.num_cached_tokens)
         for completion in output.outputs:
-            self._completion_tokens += len(completion.token_ids)
+            self._add(completion)
 
     def add_delta(self, output: RequestOutput, completion: CompletionOutput) -> None:
         """Add a delta of one completion of the only prompt."""
         self._prompts[0] = (len(output.prompt_token_ids), output.num_cached_tokens)
+        self._add(completion)
+
+    def _add(self, completion: CompletionOutput) -> None:
         self._completion_tokens += len(completion.token_ids)
+        if completion.finish_reason is not None:
+            self._accepted += completion.num_accepted_drafts
+            self._rejected += completion.num_rejected_drafts
+
+    def add_predictions_to(self, usage: CompletionUsage) -> CompletionUsage:
+        """Return `usage` with what became of a prediction."""
+        details = usage.completion_tokens_details = usage.completion_tokens_details or CompletionTokensDetails()
+        details.accepted_prediction_tokens, details.rejected_prediction_tokens = self._accepted, self._rejected
+        return usage
 
     @property
     def usage(self) -> CompletionUsage:

@@ -101,6 +101,8 @@ class ChromeTrace:
             "prefill_tokens": stats.prefill_tokens,
             "decode_tokens": stats.decode_tokens,
             "cached_tokens": stats.cached_tokens,
+            "draft_tokens": stats.draft_tokens,
+            "accepted_tokens": stats.accepted_tokens,
         }
         self._slice(_ENGINE, _STEPS, "step", begin, end, arguments)
         self._slice(_ENGINE, _STEPS, "schedule", begin, executing)
@@ -152,7 +154,7 @@ class ChromeTrace:
         if track.open != "decode":
             self._close(sequence.number, begin)
             track.open, track.begin, track.num_tokens = "decode", begin, 0
-        track.num_tokens += 1
+        track.num_tokens += 1 + sequence.num_accepted
         track.end = end
 
     def _finish(self, event: RequestEvent) -> None:

@@ -16,7 +16,7 @@ from quire.frontend.metrics import prometheus
 from quire.frontend.metrics.prometheus import Families, check_prefix, encode
 from quire.frontend.metrics.requests import RequestMeter
 from quire.protocol.messages import Ready
-from quire.protocol.totals import Distribution, EngineTotals
+from quire.protocol.totals import Distribution, DraftTotals, EngineTotals
 
 if TYPE_CHECKING:
     from quire.frontend.async_llm import AsyncLLM
@@ -112,6 +112,7 @@ def _add_totals(families: Families, totals: EngineTotals) -> None:
     families.counter("engine_decode_tokens", "Decode tokens computed.", totals.decode_tokens)
     families.counter("engine_prefix_cache_queries", "Prompt tokens of scheduled requests.", totals.prompt_tokens)
     families.counter("engine_prefix_cache_hits", "Prompt tokens found in the prefix cache.", totals.cached_tokens)
+    _add_drafts(families, totals.speculation)
     phases = {
         ("schedule",): totals.schedule_seconds,
         ("execute",): totals.execute_seconds,
@@ -120,6 +121,15 @@ def _add_totals(families: Families, totals: EngineTotals) -> None:
     families.counters("engine_step_phase_seconds", "Time of steps by phase.", ("phase",), phases.items())
     families.histogram("engine_step_seconds", "Duration of steps.", totals.step_seconds)
     families.histogram("iteration_tokens_total", "Tokens per step.", totals.step_tokens)
+
+
+def _add_drafts(families: Families, totals: DraftTotals) -> None:
+    families.counter("spec_decode_num_drafts", "Times that tokens were drafted for a sequence.", totals.drafts)
+    families.counter("spec_decode_num_draft_tokens", "Drafted tokens.", totals.draft_tokens)
+    families.counter("spec_decode_num_accepted_tokens", "Drafted tokens that have held.", totals.accepted_tokens)
+    text = "Drafted tokens that have held, by their position among the drafts."
+    counts = {(str(position),): count for position, count in enumerate(totals.accepted_per_position)}
+    families.counters("spec_decode_num_accepted_tokens_per_pos", text, ("position",), counts.items())
 
 
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
@@ -167,7 +177,7 @@ class ServerMetrics:
     """Metrics in Prometheus' formats, with vLLM's names, labels and buckets, and some of our own.
 
     `prefix` begins each name except those of the process: with "vllm" existing dashboards work unchanged. vLLM's
-    metrics of missing features are absent: speculative decoding, sleep, the finish reason "repetition". The labels are
+    metrics of missing features are absent: sleep, the finish reason "repetition". The labels are
     `model_name`, and `engine`, which is always "0". Metrics of requests and HTTP cover this frontend, so that they add
     up over several frontends of one engine; metrics of the engine are the same for all its frontends.
     Raises `ValueError` for a prefix that is invalid in metric names.

@@ -14,6 +14,7 @@ export class SpeedView {
       tile(root, "ttft", "ttft-line", (picture) => picture.ttft, milliseconds),
       tile(root, "itl", "itl-line", (picture) => picture.itl, milliseconds),
     ];
+    this.drafts = root.querySelector("#drafts");
   }
 
   /** `points`: the last minute as [tokens per second, TTFT, ITL]. */
@@ -30,6 +31,14 @@ export class SpeedView {
       line.draw();
       if (now !== null) label.textContent = write(now);
     }
+    this.#showDrafts(picture);
+  }
+
+  /** Once tokens have been drafted, show how many hold. */
+  #showDrafts({ draft_tokens_per_second: drafted, accepted_tokens_per_second: held }) {
+    if (drafted === 0) return;
+    this.drafts.hidden = false;
+    this.drafts.textContent = `${short(drafted)} drafts/s, ${Math.round((100 * held) / drafted)} % held`;
   }
 }
 

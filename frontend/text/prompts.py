@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypedDict, cast
+from dataclasses import dataclass, field
+from typing import Any, NotRequired, TypedDict, cast
 
 from quire.frontend.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from quire.frontend.text.tokenizer import Tokenizer
 
-FORMS = 'text, a list of token ids, {"prompt": text} or {"prompt_token_ids": [...]}'
+FORMS = (
+    'text, a list of token ids, {"prompt": text} or {"prompt_token_ids": [...]}, the latter maybe with a "prediction"'
+)
 
 
 LONG_TEXT = 4096
@@ -20,15 +22,17 @@ _MAX_BYTES_PER_TOKEN = 16  # of the context, for texts that need not fit it
 
 
 class TextPrompt(TypedDict):
-    """A prompt as text."""
+    """A prompt as text, and what its answer will probably say."""
 
     prompt: str
+    prediction: NotRequired[str]
 
 
 class TokensPrompt(TypedDict):
     """A prompt as token ids, used unchanged: no special token is added."""
 
     prompt_token_ids: list[int]
+    prediction: NotRequired[str]
 
 
 Message = Mapping[str, Any]  # of a conversation: "role", "content", and other keys that the chat template reads
@@ -39,13 +43,15 @@ class Prompt:
     """A checked prompt: its token ids, and its text if it was given as text.
 
     To be pooled, `segment` is the position at which the second text of a pair begins, if the model tells them apart,
-    and `num_skipped` the number of tokens of an instruction that takes no part.
+    and `num_skipped` the number of tokens of an instruction that takes no part. `predicted_token_ids`: what the answer
+    will probably say.
     """
 
     token_ids: list[int]
     text: str | None = None
     segment: int = 0
     num_skipped: int = 0
+    predicted_token_ids: list[int] = field(default_factory=list)
 
 
 PromptType = str | list[int] | TextPrompt | TokensPrompt | Prompt
@@ -80,6 +86,7 @@ def make_prompt(
     """
     if isinstance(prompt, Prompt):
         return prompt
+    prompt, prediction = _without_prediction(prompt)
     text, token_ids = _text_or_ids(prompt)
     if text is not None:
         if tokenizer is None:
@@ -91,7 +98,27 @@ def make_prompt(
         )
     elif must_fit and len(token_ids) > max_model_len:
         raise _too_long(str(len(token_ids)), max_model_len)
-    return checked_prompt(Prompt(token_ids, text), vocab_size)
+    predicted = _encode_prediction(prediction, tokenizer, max_model_len)
+    return checked_prompt(Prompt(token_ids, text, predicted_token_ids=predicted), vocab_size)
+
+
+def _without_prediction(prompt: Any) -> tuple[Any, str]:
+    """Return a prompt without its prediction, and that. Raises `RequestError` for one that is no text."""
+    if not isinstance(prompt, Mapping) or "prediction" not in prompt:
+        return prompt, ""
+    if not isinstance(prompt["prediction"], str):
+        raise RequestError(f"prediction is a {type(prompt['prediction']).__name__}; give the text that is expected")
+    return {key: value for key, value in prompt.items() if key != "prediction"}, prompt["prediction"]
+
+
+def _encode_prediction(text: str, tokenizer: Tokenizer | None, max_model_len: int) -> list[int]:
+    """Tokenize what an answer will probably say; what no answer could be long enough for is cut off."""
+    if not text:
+        return []
+    if tokenizer is None:
+        raise RequestError("the prediction is text, but there is no tokenizer; leave it out, or name a tokenizer")
+    token_ids = encode_within(text, tokenizer, max_model_len, add_special_tokens=False, must_fit=False)
+    return token_ids[:max_model_len]
 
 
 def encode_within(
@@ -156,7 +183,9 @@ def truncate(prompt: Prompt, last: int | None, max_model_len: int) -> Prompt:
             f"truncate_prompt_tokens={last} leaves no tokens; give 1 or more, or -1 for as many as the context can hold"
         )
     kept = max_model_len - 1 if last == -1 else last
-    return prompt if len(prompt.token_ids) <= kept else Prompt(prompt.token_ids[-kept:])
+    if len(prompt.token_ids) <= kept:
+        return prompt
+    return Prompt(prompt.token_ids[-kept:], predicted_token_ids=prompt.predicted_token_ids)
 
 
 def _text_or_ids(prompt: Any) -> tuple[str | None, list[int]]:

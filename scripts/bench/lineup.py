@@ -37,9 +37,11 @@ def _start_quire(arguments: argparse.Namespace, max_model_len: int, threads: int
     for quantization in arguments.quantization.split(","):
         for kv_cache_dtype in arguments.kv_cache_dtype.split(","):
             mode = None if quantization == "none" else quantization
-            configuration = replace(unquantized(arguments), quantization=mode, kv_cache_dtype=kv_cache_dtype)
-            _announce(configuration.name)
-            yield kind(configuration, max_model_len, threads)
+            plain = replace(unquantized(arguments), quantization=mode, kv_cache_dtype=kv_cache_dtype)
+            for drafting in (None, *arguments.speculative_config):
+                configuration = replace(plain, speculative_config=drafting)
+                _announce(configuration.name)
+                yield kind(configuration, max_model_len, threads)
 
 
 def _start_vllm(arguments: argparse.Namespace, max_model_len: int, threads: int) -> Iterator[BenchEngine]:

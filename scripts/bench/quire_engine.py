@@ -23,6 +23,7 @@ from quire.kernels.plan import ModelPlan
 from quire.kernels.runner import describe
 from quire.kernels.work import Chunk, Step, work_of
 from quire.protocol.messages import ClientMessage, EngineCoreOutputs
+from quire.protocol.speculative_config import parse_speculative_config
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,21 @@ class Configuration:
     dtype: str = "auto"
     quantization: str | None = None
     kv_cache_dtype: str = "auto"
+    speculative_config: str | None = None
 
     @property
     def name(self) -> str:
-        """Quire and the names of its quantizations."""
+        """Quire, the names of its quantizations, and how it drafts."""
         words = [self.quantization, None if self.kv_cache_dtype == "auto" else f"kv-{self.kv_cache_dtype}"]
-        return " ".join(["Quire", *filter(None, words)])
+        return " ".join(["Quire", *filter(None, words), *self._drafting])
+
+    @property
+    def _drafting(self) -> list[str]:
+        if self.speculative_config is None:
+            return []
+        config = parse_speculative_config(self.speculative_config)
+        synthetic = config.synthetic_acceptance_length
+        return [config.method, *([f"k={config.max_drafts}", f"accepts {synthetic:g}"] if synthetic else [])]
 
     def plan(self) -> ModelPlan:
         """Return the plan that the engine makes. Raises `ValueError`."""
@@ -60,6 +70,8 @@ class Configuration:
             given["quantization"] = self.quantization
         if self.kv_cache_dtype != "auto":
             given["kv_cache_dtype"] = self.kv_cache_dtype
+        if self.speculative_config is not None:
+            given["speculative_config"] = self.speculative_config
         return given
 
 

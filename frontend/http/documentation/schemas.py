@@ -100,6 +100,7 @@ DESCRIPTIONS: Mapping[str, str] = {
     "add_special_tokens": "Begin the prompt with the tokenizer's special tokens. Default: true, but false for a chat, "
     "whose template writes them.",
     "truncate_prompt_tokens": "Keep only the last tokens of the prompt, this many; -1: as many as the context holds.",
+    "prediction": "What most of the answer will probably be: it comes sooner where that is right, but is the same.",
     # Scheduling
     "priority": "Lower values go first where the engine's scheduling policy uses it.",
     "cache_salt": "Cached prefixes are shared only among requests with the same salt.",

@@ -28,16 +28,34 @@ from quire.frontend.http.shared_fields import CHOICE, EFFORT, MESSAGE, NAMED_TOO
 from quire.frontend.http.transport.bodies import ITEMS, NOT_EMPTY, Refusals
 from quire.frontend.http.transport.responses import new_id
 from quire.frontend.http.transport.sse import DONE, event
-from quire.frontend.http.usage import CompletionUsage, Thoughts, TokenTally, usage_of
+from quire.frontend.http.usage import CompletionUsage, Thoughts, TokenTally
+from quire.frontend.outputs import RequestOutput
 from quire.frontend.text.chat.events import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallStart
 from quire.frontend.text.chat.tools import check_tools
+
+
+class PredictionPart(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """A part of the predicted text."""
+
+    text: str
+
+
+class Prediction(msgspec.Struct, tag_field="type", tag="content", forbid_unknown_fields=True):
+    """What most of the answer will probably be: it comes sooner where that is right, and is the same anyway."""
+
+    content: str | Annotated[list[PredictionPart], ITEMS]
+
+    @property
+    def text(self) -> str:
+        """The predicted text."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
 class ChatBody(GenerationFields, kw_only=True):
     """The body of a chat, with OpenAI's and vLLM's fields."""
 
     refused: ClassVar[Refusals] = {
-        **REFUSED,
+        **{name: refusal for name, refusal in REFUSED.items() if name != "prediction"},
         "echo": ((False,), "the answer is only the assistant's text; continue_final_message continues a message"),
     }
 
@@ -57,6 +75,7 @@ class ChatBody(GenerationFields, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     documents: list[dict[str, Any]] | None = None
+    prediction: Prediction | None = None
 
     @property
     def field_names(self) -> dict[str, str]:
@@ -184,6 +203,7 @@ class ChatEndpoint(Endpoints):
             tenant=service.tenant(request),
             trace=TraceContext("chat", request.headers, answer_id),
             structured_outputs=wanted_format(body.response_format),
+            prediction="" if body.prediction is None else body.prediction.text,
         )
 
 
@@ -216,7 +236,7 @@ class ChatWriter:
             created=self._created,
             model=self._service.name,
             choices=[self._choice(answer) for answer in answers],
-            usage=thoughts.added_to(usage_of([output]), self._service.tokenizer),
+            usage=self._usage(output, thoughts),
         )
         if self._body.prompt_logprobs is not None:
             result.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
@@ -250,9 +270,18 @@ class ChatWriter:
                         chunk.choices = [choice]
                         yield event(encode(chunk))
         if shown.include_usage:
-            chunk.choices, chunk.usage = [], thoughts.added_to(tally.usage, self._service.tokenizer)
+            chunk.choices, chunk.usage = [], self._with_details(tally, thoughts)
             yield event(encode(chunk))
         yield DONE
+
+    def _usage(self, output: RequestOutput, thoughts: Thoughts) -> CompletionUsage:
+        tally = TokenTally()
+        tally.add(0, output)
+        return self._with_details(tally, thoughts)
+
+    def _with_details(self, tally: TokenTally, thoughts: Thoughts) -> CompletionUsage:
+        usage = thoughts.added_to(tally.usage, self._service.tokenizer)
+        return usage if self._body.prediction is None else tally.add_predictions_to(usage)
 
     def _choice(self, answer: AssistantAnswer) -> ChatChoice:
         completion = answer.completion

@@ -59,6 +59,8 @@ class Picture(msgspec.Struct):
     prefixes: list[PrefixPicture]
     prefill_tokens_per_second: float
     decode_tokens_per_second: float
+    draft_tokens_per_second: float = 0.0
+    accepted_tokens_per_second: float = 0.0
     ttft: float | None = None
     itl: float | None = None
 
@@ -77,6 +79,8 @@ class PictureMaker:
         seconds = snapshot.timestamp - before.timestamp
         prefill = snapshot.total_prefill_tokens - before.total_prefill_tokens
         decode = snapshot.total_decode_tokens - before.total_decode_tokens
+        drafts = snapshot.total_draft_tokens - before.total_draft_tokens
+        accepted = snapshot.total_accepted_tokens - before.total_accepted_tokens
         return Picture(
             stats=msgspec.structs.asdict(snapshot.stats),
             batch=snapshot.batch,
@@ -87,6 +91,8 @@ class PictureMaker:
             prefixes=[self._prefix(prefix) for prefix in snapshot.prefixes],
             prefill_tokens_per_second=prefill / seconds if seconds > 0 else 0.0,
             decode_tokens_per_second=decode / seconds if seconds > 0 else 0.0,
+            draft_tokens_per_second=drafts / seconds if seconds > 0 else 0.0,
+            accepted_tokens_per_second=accepted / seconds if seconds > 0 else 0.0,
         )
 
     def _prefix(self, prefix: HotPrefix) -> PrefixPicture:

@@ -192,6 +192,13 @@ void bind_sequences(nb::module_& m) {
       .def(
           "tokens", [](Sequences& s, std::int32_t slot) { return s.at(slot).tokens; }, "slot"_a)
       .def(
+          "tail",
+          [](Sequences& s, std::int32_t slot, std::int64_t start) {
+            const Tokens& tokens = s.at(slot).tokens;
+            return Tokens(tokens.begin() + std::clamp<std::int64_t>(start, 0, std::ssize(tokens)), tokens.end());
+          },
+          "slot"_a, "start"_a, "Return the tokens from number `start` on.")
+      .def(
           "pages", [](Sequences& s, std::int32_t slot) { return s.at(slot).pages; }, "slot"_a)
       .def_prop_ro("tree", &Sequences::tree, nb::rv_policy::reference_internal)
       .def_prop_ro("free_pages", &Sequences::free_pages)

@@ -15,5 +15,6 @@ NB_MODULE(_native, m) {
   quire::bind_grammar(m);
   quire::bind_sampling(m);
   quire::bind_sequences(m);
+  quire::bind_speculation(m);
   quire::bind_runner(m);
 }

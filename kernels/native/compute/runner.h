@@ -126,6 +126,10 @@ class Runner {
   /// nothing to gain from copying later.
   bool fork(std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens);
 
+  /// From now on so many tokens of a step with drafts are taken for right on average, the one after the drafts
+  /// included, whatever is sampled. For benchmarks only. Throws std::invalid_argument for less than 1.
+  void set_synthetic_acceptance(double length);
+
  private:
   struct StateRow {
     std::int32_t index;  ///< in the batch
@@ -138,6 +142,7 @@ class Runner {
   void check_drafts(std::int32_t slot, std::int64_t end, std::int64_t count, std::int64_t num_drafts);
   void gather(std::int32_t index, std::int32_t slot, std::int64_t start, std::int64_t count, std::int64_t num_drafts,
               Dims& dims);
+  std::int32_t take_given(std::int64_t num_drafts);
   void clear_values(const Sequence& sequence, std::int64_t start, std::int64_t end);
   void pool_states(std::span<const std::int32_t> slots, Dims& dims, StepResult& result);
   void pool_state(std::int32_t index, Sequence& sequence, std::span<const float> state, StepResult& result);
@@ -161,6 +166,7 @@ class Runner {
   std::vector<std::pair<std::int32_t, std::int64_t>> computed_;  ///< slots whose pages are to be shared, up to a token
   std::vector<StateRow> state_rows_;
   BatchSampler sampler_;
+  double synthetic_acceptance_ = 0, synthetic_sum_ = 0;
 };
 
 }  // namespace quire

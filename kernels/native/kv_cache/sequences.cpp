@@ -54,7 +54,9 @@ std::int32_t Sequences::open(std::vector<std::int32_t> tokens, std::int64_t num_
                                                       {},
                                                       std::move(constraint),
                                                       num_tokens,
-                                                      segment});
+                                                      segment,
+                                                      cache_salt,
+                                                      num_opened_++});
   if (pooling) sequence->pooling.emplace(*pooling, num_tokens);
   if (cache_salt) sequence->root = tree_.enter(*cache_salt);
   if (free_.empty()) {

@@ -31,6 +31,8 @@ struct Sequence {
   std::shared_ptr<TokenConstraint> constraint;
   std::int64_t num_followed;  ///< tokens up to the last one that the constraint has advanced past
   std::int64_t segment;       ///< position at which its second segment begins; 0: it has one
+  std::optional<std::string> cache_salt;
+  std::int64_t number;  ///< of all that were opened; no other sequence has it, whatever its slot
 };
 
 /// The open sequences, and the KV pages that they and the prefix cache hold. A slot, a small number that is reused
@@ -140,6 +142,7 @@ class Sequences {
   std::int32_t vocab_size_;
   std::vector<std::unique_ptr<Sequence>> slots_;
   std::vector<std::int32_t> free_;
+  std::int64_t num_opened_ = 0;
   std::vector<std::int32_t> found_;  ///< scratch
 };
 

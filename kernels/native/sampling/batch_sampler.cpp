@@ -127,6 +127,7 @@ void BatchSampler::sample_span(const SamplingTask& task, SamplerScratch& scratch
     const std::span row(task.logits.data() + i * stride_, task.logits.size());
     const auto before = tokens.first(static_cast<std::size_t>(position));
     SampleResult result = sample(row, sequence.sampling, before, position, scratch, task.constraint);
+    if (i < task.num_given) result.token = drafts[static_cast<std::size_t>(i)];
     if (task.constraint != nullptr) task.constraint->follow(result.token);
     add(result.token);
     if (result.logprobs) span.logprobs.push_back(std::move(*result.logprobs));

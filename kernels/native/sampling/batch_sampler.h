@@ -27,6 +27,7 @@ struct SamplingTask {
   bool samples;           ///< false: report the prompt token that stands at `position`
   TokenConstraint* constraint = nullptr;
   std::span<float> logits = {};  ///< of the first row
+  std::int32_t num_given = 0;    ///< drafts that are taken for what was sampled: benchmarks only
 };
 
 /// The outcome of a task.

@@ -207,6 +207,28 @@ def test_a_chat_stream_adds_up_to_the_whole(openai: OpenAI) -> None:
     assert usages[-1] == whole.usage
 
 
+def test_a_predicted_answer_is_the_same_and_counted(openai: OpenAI) -> None:
+    arguments: Any = {"model": "quire-demo", "temperature": 0, "max_tokens": 100, "messages": TALE}
+    plain = openai.chat.completions.create(**arguments)
+    text = plain.choices[0].message.content or ""
+    assert plain.usage is not None
+    assert plain.usage.completion_tokens_details is None
+    arguments["stream_options"] = {"include_usage": True}
+    parts: Any = [{"type": "text", "text": text[:50]}, {"type": "text", "text": text[50:]}]
+    for content in (text, parts):
+        *chunks, last = openai.chat.completions.create(
+            stream=True, prediction={"type": "content", "content": content}, **arguments
+        )
+        assert "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices) == text
+        assert last.usage is not None
+        details = last.usage.completion_tokens_details
+        assert details is not None
+        assert 10 < (details.accepted_prediction_tokens or 0) < last.usage.completion_tokens
+        assert details.rejected_prediction_tokens is not None
+    with pytest.raises(BadRequestError, match="prediction"):
+        openai.chat.completions.create(prediction={"type": "guess"}, **arguments)  # type: ignore[call-overload]
+
+
 def test_a_repeated_prompt_is_found_in_the_cache(openai: OpenAI) -> None:
     long: Any = [{"role": "user", "content": PROMPT * 30}]
     first = openai.chat.completions.create(messages=long, **GREEDY).usage

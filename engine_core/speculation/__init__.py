@@ -1,0 +1,1 @@
+"""Speculative decoding: tokens that are drafted, and computed beside the one that is due."""

@@ -1,0 +1,118 @@
+"""Extends the decoding sequences of a step by drafts, as far as these pay, and learns from what became of them."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+
+from quire.engine_core.request import Request
+from quire.engine_core.scheduling.batch import Batch
+from quire.engine_core.scheduling.prefill_budget import PrefillBudget
+from quire.engine_core.speculation.costs import DraftCosts
+from quire.engine_core.speculation.proposer import Proposer
+from quire.kernels.runner import Sequences
+from quire.protocol.engine_shape import EngineShape
+from quire.protocol.totals import DraftTotals
+
+logger = logging.getLogger(__name__)
+
+
+class Speculation:
+    """Drafts for the requests that decode one sequence.
+
+    Each step computes drafts after a request's last token. The target samples at each of these positions what it would
+    sample without drafts, and they are kept as far as they agree; so they change no token. How many there are follows
+    from how probably each holds (`Proposer`) and what it costs (`DraftCosts`).
+    """
+
+    def __init__(
+        self, proposer: Proposer, sequences: Sequences, max_drafts: int, limits: EngineShape, *, always: bool = False
+    ) -> None:
+        """Draft for `sequences`; `always`: whatever it costs."""
+        self._sequences = sequences
+        self._has_failed = False
+        self.totals = DraftTotals(accepted_per_position=[0] * max_drafts)
+        self._proposer = proposer
+        self._max_drafts = max_drafts
+        self._limits = limits
+        self._costs = DraftCosts()
+        self._always = always
+
+    def extend(self, batch: Batch, budget: PrefillBudget, free_pages: int) -> None:
+        """Add drafts to a batch; `free_pages` can be had, one of which each sequence may need for its next token."""
+        count = batch.num_single_decodes
+        least = self._least_probability(batch, budget)
+        room = self._limits.max_num_batched_tokens - sum(batch.counts)
+        if not count or least >= 1 or room < count or free_pages < 2 * len(batch.slots):
+            return
+        requests, most = batch.requests[:count], min(self._max_drafts, room // count)
+        bounds = [min(most, request.token_limit - request.num_tokens - 1) for request in requests]
+        drafts = self._propose(requests, bounds, least)
+        if any(drafts):
+            batch.add_drafts(drafts)
+            for request, number in zip(requests, drafts, strict=True):
+                request.num_drafts = number
+                if number:
+                    self._count_pages(request, number)
+
+    def learn(self, batch: Batch, seconds: float) -> None:
+        """Learn from a step that has been computed, and count its drafts."""
+        drafts = batch.num_drafts
+        if not drafts:
+            if not batch.prefill_cost and batch.num_decode_rows:
+                self._costs.learn(batch.num_decode_rows, 0, batch.num_decode_rows, seconds)
+            return
+        rows = [row for row, number in enumerate(drafts[: batch.num_single_decodes]) if number]
+        sampled = [batch.requests[row].num_tokens - batch.starts[row] - 1 for row in rows]
+        held = [min(drafts[row], max(count - 1, 0)) for row, count in zip(rows, sampled, strict=True)]
+        taken = [(row, count) for row, count, any_ in zip(rows, held, sampled, strict=True) if any_ > 0]
+        self._proposer.learn([batch.slots[row] for row, _ in taken], [count for _, count in taken])
+        batch.accepted = [0] * len(drafts)
+        for row, count in zip(rows, held, strict=True):
+            batch.accepted[row] = count
+        self._count(drafts, held)
+        if not batch.prefill_cost:
+            num_tokens = batch.num_decode_rows + sum(held)
+            self._costs.learn(batch.num_decode_rows, sum(drafts), num_tokens, seconds)
+
+    def _count(self, drafts: list[int], held: list[int]) -> None:
+        totals = self.totals
+        totals.drafts += len(held)
+        totals.draft_tokens += sum(drafts)
+        totals.accepted_tokens += sum(held)
+        for count in held:
+            for position in range(count):
+                totals.accepted_per_position[position] += 1
+
+    def _propose(self, requests: Sequence[Request], most: list[int], least: float) -> list[int]:
+        """Return the numbers of drafts. Where drafting fails, none are left, and nothing is drafted from now on."""
+        if self._has_failed:
+            return []
+        try:
+            return self._proposer.propose(requests, most, least)
+        except Exception:
+            logger.exception("drafting has failed; the engine goes on without speculative decoding")
+        self._has_failed = True
+        for request in requests:
+            if self._sequences.num_tokens(request.slot) > request.num_tokens:
+                left = self._sequences.truncate(request.slot, request.num_tokens)
+                request.num_computed_tokens = min(request.num_computed_tokens, left)
+        return []
+
+    def end(self, request: Request) -> None:
+        """Forget a request whose sequence is about to be closed."""
+        if not self._has_failed:
+            self._proposer.end(request)
+
+    def _least_probability(self, batch: Batch, budget: PrefillBudget) -> float:
+        """Return how probable a draft must be to pay; beside prompts it costs what a token of theirs costs."""
+        if self._always:
+            return 0.0
+        if not batch.prefill_cost:
+            return self._costs.least_probability(batch.num_decode_rows, self._proposer.seconds)
+        return budget.token_share(batch.prefill_cost, batch.num_decode_rows) * batch.num_decode_rows or math.inf
+
+    def _count_pages(self, request: Request, num_drafts: int) -> None:
+        covered = self._limits.pages_for(request.num_tokens + num_drafts) * self._limits.block_size
+        request.num_reserved_tokens = max(request.num_reserved_tokens, covered)

@@ -1,0 +1,99 @@
+"""The start of speculative decoding, by the options of the engine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from quire.engine_core.arguments import load_options
+from quire.engine_core.speculation.draft_model import DraftModel
+from quire.engine_core.speculation.proposer import Proposer
+from quire.engine_core.speculation.speculation import Speculation
+from quire.engine_core.speculation.text import PredictedDrafts, SyntheticDrafts, TextDrafts
+from quire.kernels.errors import ModelError
+from quire.kernels.runner import ModelRunner, load_model
+from quire.protocol.engine_options import EngineProcessOptions
+from quire.protocol.engine_shape import EngineShape
+from quire.protocol.speculative_config import SpeculativeConfig, parse_speculative_config
+
+_KV_SHARE = 4  # one part in so many of the target's KV memory is what the draft model's may take
+_TOKENIZER = "tokenizer.json"
+_PREDICTED_DRAFTS = 16  # most of a sequence in a step
+
+
+def start_speculation(options: EngineProcessOptions, runner: ModelRunner, limits: EngineShape) -> Speculation | None:
+    """Return what drafts tokens for the sequences of `runner`; None for an encoder. Raises ModelError.
+
+    Without `speculative_config` there are drafts only for requests that bring a prediction.
+    """
+    if options.speculative_config is None:
+        return (
+            None
+            if runner.computes_whole_prompts
+            else Speculation(TextDrafts(runner.sequences), runner.sequences, _PREDICTED_DRAFTS, limits)
+        )
+    config = parse_speculative_config(options.speculative_config)
+    if runner.computes_whole_prompts:
+        raise ModelError("speculative_config drafts tokens, and an encoder samples none; leave it out")
+    proposer = _proposer(config, options, runner, limits)
+    if config.synthetic_acceptance_length is not None:
+        runner.set_synthetic_acceptance(config.synthetic_acceptance_length)
+    return Speculation(
+        proposer, runner.sequences, config.max_drafts, limits, always=config.synthetic_acceptance_length is not None
+    )
+
+
+def _proposer(
+    config: SpeculativeConfig, options: EngineProcessOptions, runner: ModelRunner, limits: EngineShape
+) -> Proposer:
+    if config.model is not None:
+        draft = _load(config, config.model, options, runner, limits)
+        model = DraftModel(
+            draft, runner.sequences, max_model_len=draft.max_model_len,
+            max_num_batched_tokens=draft.max_num_batched_tokens,
+        )  # fmt: skip
+        return PredictedDrafts(TextDrafts(runner.sequences), model)
+    if config.synthetic_acceptance_length is not None:
+        return SyntheticDrafts(runner.sequences)
+    return TextDrafts(runner.sequences, config)
+
+
+def _load(
+    config: SpeculativeConfig, model: str, options: EngineProcessOptions, runner: ModelRunner, limits: EngineShape
+) -> ModelRunner:
+    """Load the draft model. Raises ModelError for one with another vocabulary."""
+    _check_vocabulary(options.model, model)
+    loaded = replace(
+        load_options(options), model=model, quantization=config.quantization, max_model_len=None, num_pages=None,
+        kv_memory_fd=None, memory_limit=None, hf_overrides=None,
+        kv_cache_memory_bytes=max(runner.kv_bytes // _KV_SHARE, 1 << 24),
+    )  # fmt: skip
+    draft = load_model(loaded)
+    if draft.vocab_size != limits.vocab_size:
+        raise ModelError(
+            f"speculative_config: the model {model} has a vocabulary of {draft.vocab_size} tokens, and {options.model} "
+            f"one of {limits.vocab_size}; a draft model must have the same"
+        )
+    if draft.computes_whole_prompts:
+        raise ModelError(f"speculative_config: the model {model} is an encoder, which samples no tokens")
+    return draft
+
+
+def _check_vocabulary(target: str, draft: str) -> None:
+    """Raise ModelError if both folders have a tokenizer, and their tokens differ."""
+    own, other = _vocabulary(target), _vocabulary(draft)
+    if own is not None and other is not None and own != other:
+        raise ModelError(
+            f"speculative_config: the tokenizers of {draft} and {target} have different tokens; a draft model must "
+            "have the same vocabulary"
+        )
+
+
+def _vocabulary(folder: str) -> Any:
+    """Return the vocabulary in a folder's tokenizer.json; None if there is none that can be read."""
+    try:
+        return json.loads((Path(folder) / _TOKENIZER).read_bytes())["model"]["vocab"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,123 @@
+"""`speculative_config`: how tokens are drafted. Names and meanings are vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from quire.protocol.options import Range
+
+
+class _Field(NamedTuple):
+    """A field: its kind, the values that it may have, and the methods that have it."""
+
+    kind: type
+    range: Range
+    methods: tuple[str, ...]
+
+
+METHODS = ("ngram", "suffix", "draft_model")
+"""Methods that are supported."""
+
+_MOST_DRAFTS = 32
+_LONGEST_MATCH = 64
+_FIELDS: dict[str, _Field] = {
+    "num_speculative_tokens": _Field(int, Range(1, _MOST_DRAFTS), METHODS),
+    "prompt_lookup_min": _Field(int, Range(1, _LONGEST_MATCH), ("ngram",)),
+    "prompt_lookup_max": _Field(int, Range(1, _LONGEST_MATCH), ("ngram",)),
+    "suffix_decoding_max_tree_depth": _Field(int, Range(2, _LONGEST_MATCH), ("suffix",)),
+    "suffix_decoding_max_cached_requests": _Field(int, Range(0, 1 << 20), ("suffix",)),
+    "suffix_decoding_max_spec_factor": _Field(float, Range(0, 1000), ("suffix",)),
+    "suffix_decoding_min_token_prob": _Field(float, Range(0, 1), ("suffix",)),
+    "synthetic_acceptance_length": _Field(float, Range(1, _MOST_DRAFTS + 1), METHODS),
+}
+_TEXTS = {"model": ("draft_model",), "quantization": ("draft_model",)}
+
+
+class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are drafted.
+
+    `num_speculative_tokens`: most drafts of a sequence in a step. ngram: what followed the last `prompt_lookup_min` to
+    `prompt_lookup_max` tokens where the sequence has had them before. suffix: the same with up to `..._max_tree_depth`
+    tokens, also in the answers of the last `..._max_cached_requests` requests; at most `..._max_spec_factor` drafts for
+    each token that matches, each as probable as `..._min_token_prob`. draft_model: what `model` samples.
+    `synthetic_acceptance_length`, for benchmarks only: that many tokens a step are taken for right on average, whatever
+    they are.
+    """
+
+    method: str
+    num_speculative_tokens: int = 0  # 0: the method's
+    prompt_lookup_min: int = 5
+    prompt_lookup_max: int = 5
+    suffix_decoding_max_tree_depth: int = 24
+    suffix_decoding_max_cached_requests: int = 10000
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_min_token_prob: float = 0.1
+    model: str | None = None
+    quantization: str | None = None
+    synthetic_acceptance_length: float | None = None
+
+    @property
+    def max_drafts(self) -> int:
+        """Most drafts of a sequence in a step."""
+        return self.num_speculative_tokens or {"suffix": _MOST_DRAFTS}.get(self.method, 8)
+
+
+def parse_speculative_config(text: str) -> SpeculativeConfig:
+    """Return the configuration in a JSON object. Raises `ValueError` for the first field that is not allowed."""
+    try:
+        fields = msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ValueError(f"speculative_config={text[:100]!r} is not a JSON object: {error}") from None
+    return check_speculative_config(fields)
+
+
+def check_speculative_config(fields: Mapping[str, Any]) -> SpeculativeConfig:
+    """Return the configuration that these fields make. Raises `ValueError` for the first one that is not allowed."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    method = given.pop("method", "draft_model" if "model" in given else None)
+    if method not in METHODS:
+        raise ValueError(f"speculative_config: method is {method!r}; it must be one of {', '.join(METHODS)}")
+    for name, value in given.items():
+        _check(method, name, value)
+    config = SpeculativeConfig(method=method, **_with_both_lengths(given))
+    if method == "draft_model" and config.model is None:
+        raise ValueError("speculative_config: model is missing; method draft_model needs the folder of a smaller model")
+    if config.prompt_lookup_min > config.prompt_lookup_max:
+        raise ValueError(
+            f"speculative_config: prompt_lookup_min is {config.prompt_lookup_min}, above the prompt_lookup_max of "
+            f"{config.prompt_lookup_max}"
+        )
+    if (length := config.synthetic_acceptance_length) is not None and length > config.max_drafts + 1:
+        raise ValueError(
+            f"speculative_config: synthetic_acceptance_length is {length:g}; with num_speculative_tokens of "
+            f"{config.max_drafts} it can be at most {config.max_drafts + 1}"
+        )
+    return config
+
+
+def _with_both_lengths(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields with both bounds of a match where one is given: vLLM lets it stand for the other."""
+    low, high = given.get("prompt_lookup_min"), given.get("prompt_lookup_max")
+    both = {"prompt_lookup_min": high if low is None else low, "prompt_lookup_max": low if high is None else high}
+    return {**given, **{name: value for name, value in both.items() if value is not None}}
+
+
+def _check(method: str, name: str, value: object) -> None:
+    methods: tuple[str, ...]
+    if name in _TEXTS:
+        methods, is_allowed, allowed = _TEXTS[name], isinstance(value, str) and bool(value), "a text that is not empty"
+    elif name in _FIELDS:
+        kind, bounds, methods = _FIELDS[name]
+        is_number = type(value) in ((int, float) if kind is float else (int,))
+        is_allowed = is_number and bounds.holds(value)  # type: ignore[arg-type]
+        allowed = f"a {'whole ' if kind is int else ''}number {bounds}"
+    else:
+        known = ", ".join(("method", *_FIELDS, *_TEXTS))
+        raise ValueError(f"speculative_config: {name} is not supported; supported are {known}")
+    if method not in methods:
+        raise ValueError(f"speculative_config: {name} does not belong to method {method}; leave it out")
+    if not is_allowed:
+        raise ValueError(f"speculative_config: {name} is {value!r}; it must be {allowed}")
