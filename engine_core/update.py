@@ -101,7 +101,7 @@ class StepUpdate:
 
     def _take_back(self, request: Request) -> bool:
         """Take back what the failed step has sampled of a request; return False if it cannot be computed again."""
-        sequences = self._executor.sequences
+        sequences, request.num_drafts = self._executor.sequences, 0
         return not request.needs_every_token and all(
             sequences.num_tokens(slot) <= request.num_tokens
             or sequences.truncate(slot, request.num_tokens) >= request.num_computed_tokens

@@ -15,6 +15,7 @@ import msgspec
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.errors import ProtocolError
 from quire.protocol.messages import EngineCoreEvent, ErrorKind
+from quire.protocol.speculative_config import SpeculativeConfig
 
 _Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -143,6 +144,7 @@ class SimulationSetup(msgspec.Struct, array_like=True, frozen=True, forbid_unkno
 
     `tells_lengths`: `max_tokens` tells engines how long an answer will be; otherwise it may be as long as the context.
     `concurrency`: users of a closed loop, who send a request when they have their answer; arrivals are ignored.
+    `speculative_config`: how engines draft tokens, with the acceptance length.
     """
 
     engine: EngineShape
@@ -154,6 +156,7 @@ class SimulationSetup(msgspec.Struct, array_like=True, frozen=True, forbid_unkno
     tells_lengths: bool = True
     sample_seconds: float = 1.0
     concurrency: int | None = None
+    speculative_config: SpeculativeConfig | None = None
 
 
 class SimulatedResult(msgspec.Struct, array_like=True, gc=False, tag=1):

@@ -23,6 +23,7 @@ METHODS = ("ngram", "suffix", "draft_model")
 
 _MOST_DRAFTS = 32
 _LONGEST_MATCH = 64
+_HALVINGS = 40
 _FIELDS: dict[str, _Field] = {
     "num_speculative_tokens": _Field(int, Range(1, _MOST_DRAFTS), METHODS),
     "prompt_lookup_min": _Field(int, Range(1, _LONGEST_MATCH), ("ngram",)),
@@ -43,8 +44,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
     `prompt_lookup_max` tokens where the sequence has had them before. suffix: the same with up to `..._max_tree_depth`
     tokens, also in the answers of the last `..._max_cached_requests` requests; at most `..._max_spec_factor` drafts for
     each token that matches, each as probable as `..._min_token_prob`. draft_model: what `model` samples.
-    `synthetic_acceptance_length`, for benchmarks only: that many tokens a step are taken for right on average, whatever
-    they are.
+    `synthetic_acceptance_length`, for benchmarks only: drafts hold as often as gives that many tokens a step with all
+    of them, whatever is sampled.
     """
 
     method: str
@@ -63,6 +64,18 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
     def max_drafts(self) -> int:
         """Most drafts of a sequence in a step."""
         return self.num_speculative_tokens or {"suffix": _MOST_DRAFTS}.get(self.method, 8)
+
+    @property
+    def synthetic_acceptance(self) -> float | None:
+        """Probability at which a draft holds for a step of all drafts to give `synthetic_acceptance_length` tokens."""
+        if self.synthetic_acceptance_length is None:
+            return None
+        low, high = 0.0, 1.0
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            length = sum(middle**number for number in range(self.max_drafts + 1))
+            low, high = (middle, high) if length < self.synthetic_acceptance_length else (low, middle)
+        return high
 
 
 def parse_speculative_config(text: str) -> SpeculativeConfig:

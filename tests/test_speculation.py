@@ -124,11 +124,13 @@ def test_requests_that_end_in_the_middle_of_drafts_hold_no_page(demo_model: Path
 
 
 def test_synthetic_acceptance(demo_model: Path, engine: EngineFactory) -> None:
-    config = {"method": "ngram", "num_speculative_tokens": 4, "synthetic_acceptance_length": 2.5}
+    """Where all drafts pay, as they do at one stream, a step gives that many tokens."""
+    config = {"method": "ngram", "num_speculative_tokens": 2, "synthetic_acceptance_length": 2.5}
     llm = engine(demo_model, speculative_config=config)
-    llm.generate(["A raven"], SamplingParams(max_tokens=200, ignore_eos=True), use_tqdm=False)
+    llm.generate(["A raven"], SamplingParams(max_tokens=1000, ignore_eos=True), use_tqdm=False)
     counts = totals(llm)
-    assert counts["accepted_tokens"] / counts["drafts"] == pytest.approx(1.5, abs=0.05)
+    assert counts["draft_tokens"] > 1.5 * counts["drafts"] > 300
+    assert counts["accepted_tokens"] / counts["drafts"] == pytest.approx(1.5, abs=0.25)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from quire.engine_core.simulation.drafts import simulated_speculation
 from quire.engine_core.simulation.executor import EOS, VOCAB_SIZE, SimulatedExecutor, VirtualClock, prompt_tokens
 from quire.engine_core.simulation.foresight import ForeseenSteps, SimulatedCore
 from quire.protocol.engine_shape import EngineShape
@@ -24,6 +25,7 @@ from quire.protocol.messages import (
     SamplingParams,
 )
 from quire.protocol.simulation import EngineSummary, SimulatedRequest, StepTime
+from quire.protocol.speculative_config import SpeculativeConfig
 
 _CLIENT = b"simulation"
 
@@ -52,8 +54,8 @@ class SimulatedEngine:
     """An engine that steps on request, and reports the first token and the end of each request.
 
     Steps in which no request begins or ends are put off until one does, or arrives, and then taken at once; with
-    `is_stepwise` each is taken alone, with the same result. `wake_seconds` returns how long the engine takes to begin
-    after some seconds without work.
+    `is_stepwise`, or if tokens are drafted, each is taken alone, with the same result. `wake_seconds` returns how long
+    the engine takes to begin after some seconds without work.
     """
 
     def __init__(
@@ -66,11 +68,15 @@ class SimulatedEngine:
         is_stepwise: bool = False,
         on_first_token: Callable[[SimulatedAnswer], None] = lambda _: None,
         on_end: Callable[[SimulatedAnswer], None] = lambda _: None,
+        speculative_config: SpeculativeConfig | None = None,
     ) -> None:
         self.limits = limits
         self.clock = VirtualClock()
         self.executor = SimulatedExecutor(limits, step_time, self.clock)
-        self.core = SimulatedCore(self.executor, limits, self._take, self.clock)
+        speculation, drafts = simulated_speculation(speculative_config, self.executor.sequences, limits)
+        if drafts is not None:
+            self.executor.accept = drafts.accept
+        self.core = SimulatedCore(self.executor, limits, self._take, self.clock, speculation)
         self.num_requests = 0
         self.num_output_tokens = 0
         self._idle_seconds = 0.0

@@ -7,7 +7,7 @@ since Python keeps the small integers ready: the lists of a million prompts cost
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate
@@ -104,6 +104,7 @@ class SimulatedExecutor(UnconstrainedExecutor):
 
     def __init__(self, limits: EngineShape, step_time: StepTime, clock: VirtualClock) -> None:
         self.sequences = _SimulatedSequences(limits)
+        self.accept: Callable[[int], int] = lambda num_drafts: 0
         self._step_time = step_time
         self._clock = clock
 
@@ -115,7 +116,8 @@ class SimulatedExecutor(UnconstrainedExecutor):
         self, slots: list[int], starts: list[int], counts: list[int], num_drafts: list[int] | None = None
     ) -> PlainStepResult:
         """Share the computed pages, and sample a token for each sequence that has caught up."""
-        assert num_drafts is None
+        if num_drafts is not None:
+            return self._step_with_drafts(slots, starts, counts, num_drafts)
         self._clock.now += self._step_time.seconds(StepWork.of(starts, counts))
         sequences, answers = self.sequences, self.sequences.answers
         block_size = sequences.block_size
@@ -129,6 +131,30 @@ class SimulatedExecutor(UnconstrainedExecutor):
                 span = [token]
             if count > 1 or end % block_size == 0:
                 sequences.share(slot, end)
+            spans.append(span)
+        return PlainStepResult(spans)
+
+    def _step_with_drafts(
+        self, slots: list[int], starts: list[int], counts: list[int], num_drafts: list[int]
+    ) -> PlainStepResult:
+        """Compute drafts too, each of which takes as long as a decoding sequence."""
+        plain = [count - drafts for count, drafts in zip(counts, num_drafts, strict=True)]
+        work = StepWork.of(starts, plain)
+        read = sum(start * drafts for start, drafts in zip(starts, num_drafts, strict=True))
+        work = work._replace(decodes=work.decodes + sum(num_drafts), kv_tokens=work.kv_tokens + read)
+        self._clock.now += self._step_time.seconds(work)
+        spans: list[list[int]] = []
+        for slot, start, count, drafts in zip(slots, starts, plain, num_drafts, strict=True):
+            span, answer = list[int](), self.sequences.answers[slot]
+            if start + count == answer.length:
+                for _ in range(1 + self.accept(drafts)):
+                    answer.length += 1
+                    is_last = answer.length >= answer.least_length
+                    span.append(EOS if is_last else answer.tokens[answer.length - 1 & 15])
+                    self.sequences.append(slot, span[-1])
+                    if is_last:
+                        break
+            self.sequences.share(slot, start + count + max(len(span) - 1, 0))
             spans.append(span)
         return PlainStepResult(spans)
 

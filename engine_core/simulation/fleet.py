@@ -46,6 +46,7 @@ class Fleet:
                 is_stepwise=is_stepwise,
                 on_first_token=partial(self._answered, number, False),
                 on_end=partial(self._answered, number, True),
+                speculative_config=setup.speculative_config,
             )
             for number in range(setup.num_engines)
         ]

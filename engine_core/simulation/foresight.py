@@ -14,6 +14,7 @@ from quire.engine_core.outputs import Send
 from quire.engine_core.request import Request
 from quire.engine_core.scheduling.batch import RunningRequests
 from quire.engine_core.simulation.executor import SimulatedExecutor, VirtualClock
+from quire.engine_core.speculation.speculation import Speculation
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import SchedulerStats
 
@@ -81,14 +82,23 @@ class SimulatedCore(EngineCore):
     the numbers of pages, and `totals`.
     """
 
-    def __init__(self, executor: SimulatedExecutor, limits: EngineShape, send: Send, clock: VirtualClock) -> None:
-        super().__init__(executor, limits, send, clock=clock)
+    def __init__(
+        self,
+        executor: SimulatedExecutor,
+        limits: EngineShape,
+        send: Send,
+        clock: VirtualClock,
+        speculation: Speculation | None = None,
+    ) -> None:
+        super().__init__(executor, limits, send, clock=clock, speculation=speculation)
         self._simulated = executor
 
     def foresee(self) -> ForeseenSteps:
         """Return the steps up to the next event if no request arrives; there may be none."""
         scheduler, steps = self.scheduler, ForeseenSteps(self.clock())
         if scheduler.waiting and len(scheduler.running) < self.limits.max_num_seqs:  # a request may start
+            return steps
+        if scheduler.speculation is not None:  # a step may give more than one token
             return steps
         running = RunningRequests.of(scheduler.running)
         steps.decodes = running.decodes

@@ -26,18 +26,15 @@ class Speculation:
     from how probably each holds (`Proposer`) and what it costs (`DraftCosts`).
     """
 
-    def __init__(
-        self, proposer: Proposer, sequences: Sequences, max_drafts: int, limits: EngineShape, *, always: bool = False
-    ) -> None:
-        """Draft for `sequences`; `always`: whatever it costs."""
-        self._sequences = sequences
-        self._has_failed = False
+    def __init__(self, proposer: Proposer, sequences: Sequences, max_drafts: int, limits: EngineShape) -> None:
+        """Draft for `sequences`."""
         self.totals = DraftTotals(accepted_per_position=[0] * max_drafts)
         self._proposer = proposer
+        self._sequences = sequences
         self._max_drafts = max_drafts
         self._limits = limits
         self._costs = DraftCosts()
-        self._always = always
+        self._has_failed = False
 
     def extend(self, batch: Batch, budget: PrefillBudget, free_pages: int) -> None:
         """Add drafts to a batch; `free_pages` can be had, one of which each sequence may need for its next token."""
@@ -107,8 +104,6 @@ class Speculation:
 
     def _least_probability(self, batch: Batch, budget: PrefillBudget) -> float:
         """Return how probable a draft must be to pay; beside prompts it costs what a token of theirs costs."""
-        if self._always:
-            return 0.0
         if not batch.prefill_cost:
             return self._costs.least_probability(batch.num_decode_rows, self._proposer.seconds)
         return budget.token_share(batch.prefill_cost, batch.num_decode_rows) * batch.num_decode_rows or math.inf

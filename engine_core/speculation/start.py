@@ -11,7 +11,8 @@ from quire.engine_core.arguments import load_options
 from quire.engine_core.speculation.draft_model import DraftModel
 from quire.engine_core.speculation.proposer import Proposer
 from quire.engine_core.speculation.speculation import Speculation
-from quire.engine_core.speculation.text import PredictedDrafts, SyntheticDrafts, TextDrafts
+from quire.engine_core.speculation.synthetic import SyntheticDrafts
+from quire.engine_core.speculation.text import PredictedDrafts, TextDrafts
 from quire.kernels.errors import ModelError
 from quire.kernels.runner import ModelRunner, load_model
 from quire.protocol.engine_options import EngineProcessOptions
@@ -28,21 +29,17 @@ def start_speculation(options: EngineProcessOptions, runner: ModelRunner, limits
 
     Without `speculative_config` there are drafts only for requests that bring a prediction.
     """
-    if options.speculative_config is None:
-        return (
-            None
-            if runner.computes_whole_prompts
-            else Speculation(TextDrafts(runner.sequences), runner.sequences, _PREDICTED_DRAFTS, limits)
-        )
-    config = parse_speculative_config(options.speculative_config)
-    if runner.computes_whole_prompts:
+    if runner.computes_whole_prompts and options.speculative_config is not None:
         raise ModelError("speculative_config drafts tokens, and an encoder samples none; leave it out")
+    if runner.computes_whole_prompts:
+        return None
+    if options.speculative_config is None:
+        return Speculation(TextDrafts(runner.sequences), runner.sequences, _PREDICTED_DRAFTS, limits)
+    config = parse_speculative_config(options.speculative_config)
     proposer = _proposer(config, options, runner, limits)
-    if config.synthetic_acceptance_length is not None:
-        runner.set_synthetic_acceptance(config.synthetic_acceptance_length)
-    return Speculation(
-        proposer, runner.sequences, config.max_drafts, limits, always=config.synthetic_acceptance_length is not None
-    )
+    if config.synthetic_acceptance is not None:
+        runner.set_synthetic_acceptance(config.synthetic_acceptance)
+    return Speculation(proposer, runner.sequences, config.max_drafts, limits)
 
 
 def _proposer(
@@ -55,8 +52,8 @@ def _proposer(
             max_num_batched_tokens=draft.max_num_batched_tokens,
         )  # fmt: skip
         return PredictedDrafts(TextDrafts(runner.sequences), model)
-    if config.synthetic_acceptance_length is not None:
-        return SyntheticDrafts(runner.sequences)
+    if config.synthetic_acceptance is not None:
+        return SyntheticDrafts(runner.sequences, config.synthetic_acceptance)
     return TextDrafts(runner.sequences, config)
 
 

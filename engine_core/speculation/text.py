@@ -87,23 +87,3 @@ class PredictedDrafts(Proposer):
         """See Proposer."""
         self._predicted.end(request)
         self._other.end(request)
-
-
-class SyntheticDrafts(Proposer):
-    """As many drafts as there may be, whatever they are: for benchmarks, where the executor decides which ones hold."""
-
-    def __init__(self, sequences: Sequences) -> None:
-        self._sequences = sequences
-
-    def propose(self, requests: Sequence[Request], most: list[int], least: float) -> list[int]:
-        """See Proposer."""
-        counts = []
-        for request, count in zip(requests, most, strict=True):
-            drafts = max(count, 0) if self._sequences.reserve(request.slot, request.num_tokens + max(count, 0)) else 0
-            for _ in range(drafts):
-                self._sequences.append(request.slot, 0)
-            counts.append(drafts)
-        return counts
-
-    def learn(self, slots: list[int], accepted: list[int]) -> None:
-        """Learn nothing."""

@@ -14,6 +14,7 @@ from quire.frontend.cli.output import say
 from quire.frontend.cli.report import ReportFlags, report_on
 from quire.frontend.cli.workload import TraceFlags, note_skipped, open_trace, print_skipped, report_skipped, workload_of
 from quire.protocol.engine_options import EngineOptions
+from quire.protocol.speculative_config import SpeculativeConfig, parse_speculative_config
 
 if TYPE_CHECKING:
     from quire.frontend.evaluation.report.run import Run
@@ -48,6 +49,14 @@ class FleetFlags:
     concurrency: Annotated[
         int | None, _fleet("Closed loop: N users, each of which sends when it has its answer.", "N", min=1)
     ] = None
+    speculative_config: Annotated[
+        str | None,
+        _fleet(
+            "Engines draft tokens: a JSON object as for `quire serve`, with synthetic_acceptance_length, the tokens "
+            "that a step with all drafts gives on average.",
+            "JSON",
+        ),
+    ] = None
     hide_lengths: Annotated[
         bool, switch("Fleet", "--hide-lengths", "Hide answer lengths from engines: max_tokens is the context.")
     ] = False
@@ -58,6 +67,7 @@ class FleetFlags:
 
         if self.router not in (*ROUTERS, "all"):
             raise typer.BadParameter(f"--router {self.router} is not known; it can be {', '.join(ROUTERS)}, or all")
+        self.drafting()
         if self.figure is not None and self.router != "all":
             raise typer.BadParameter("--figure draws a comparison; give --router all")
         if report.compare and self.router == "all":
@@ -66,6 +76,21 @@ class FleetFlags:
             self._check_no_search()
         else:
             self._check_search(report)
+
+    def drafting(self) -> SpeculativeConfig | None:
+        """Return how engines draft tokens. Raises `BadParameter`."""
+        if self.speculative_config is None:
+            return None
+        try:
+            config = parse_speculative_config(self.speculative_config)
+        except ValueError as error:
+            raise typer.BadParameter(f"--speculative-config: {error}") from None
+        if config.synthetic_acceptance_length is None:
+            raise typer.BadParameter(
+                "--speculative-config lacks synthetic_acceptance_length, which depends on the texts; measure it "
+                "(1 + accepted / drafts of /metrics), and give it"
+            )
+        return config
 
     def _check_no_search(self) -> None:
         given = {"--attainment": self.attainment, "--max-engines": self.max_engines}
@@ -142,6 +167,7 @@ def simulate(
         not fleet.hide_lengths,
         fleet.concurrency,
         shape.given,
+        fleet.drafting(),
     )
     if fleet.router == "all":
         _compare(plan, fleet, report, rows)

@@ -16,6 +16,7 @@ from quire.frontend.evaluation.simulation.records import record_of, sample_of
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.simulation import Calibration, SimulatedResult, SimulationEnd, SimulationSample, SimulationSetup
+from quire.protocol.speculative_config import SpeculativeConfig
 
 _CALIBRATE = "give a file that `quire calibrate` has written"
 
@@ -53,6 +54,7 @@ class Plan:
     tells_lengths: bool = True
     concurrency: int | None = None
     shape_changes: dict[str, Any] = field(default_factory=dict)
+    speculative_config: SpeculativeConfig | None = None
 
     @property
     def shape(self) -> EngineShape:
@@ -78,7 +80,7 @@ class Plan:
     def _simulate(self, num_engines: int, router: str, run: Run) -> SimulatedRun:
         setup = SimulationSetup(
             self.shape, self.calibration.step, self.calibration.client, num_engines, router, self.seed,
-            self.tells_lengths, concurrency=self.concurrency,
+            self.tells_lengths, concurrency=self.concurrency, speculative_config=self.speculative_config,
         )  # fmt: skip
         end = None
         with SimulationProgress(f"{num_engines} engines, {router}" if num_engines > 1 else "1 engine") as progress:
@@ -112,6 +114,7 @@ class Plan:
             "seed": self.seed,
             "max_concurrency": self.concurrency,
             "tells_lengths": self.tells_lengths,
+            "speculative_config": msgspec.to_builtins(self.speculative_config),
             "engine": msgspec.to_builtins(self.shape),
             "step_seconds": msgspec.to_builtins(self.calibration.step),
             "client_seconds": msgspec.to_builtins(self.calibration.client),

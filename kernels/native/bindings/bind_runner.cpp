@@ -213,8 +213,8 @@ void bind_runner(nb::module_& m) {
       .def("collect", &Runner::collect, "result"_a, nb::call_guard<nb::gil_scoped_release>(),
            "Add pending spans to the result of the last step, waiting for one at least, and return them by row; none "
            "when none is pending.")
-      .def("set_synthetic_acceptance", &Runner::set_synthetic_acceptance, "length"_a,
-           "Take so many tokens of a step with drafts for right on average, whatever is sampled: for benchmarks.")
+      .def("set_synthetic_acceptance", &Runner::set_synthetic_acceptance, "probability"_a,
+           "Take each draft for right with this probability, whatever is sampled: for benchmarks.")
       .def("fork", &Runner::fork, "slot"_a, "source"_a, "num_computed"_a, "num_tokens"_a,
            "Give a slot without pages the first computed positions of another; return False if there are too few "
            "pages.");

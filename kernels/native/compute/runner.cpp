@@ -259,21 +259,23 @@ void Runner::gather(std::int32_t index, std::int32_t slot, std::int64_t start, s
     for (std::int64_t i = length; i-- > position;) sequence.sampling.remove(sequence.tokens[i]);
     tasks_.push_back({index, slot, &sequence, static_cast<std::int32_t>(first + position - 1 - start),
                       static_cast<std::int32_t>(num_drafts + 1), position, true, sequence.constraint.get()});
-    if (synthetic_acceptance_ > 0 && num_drafts > 0) tasks_.back().num_given = take_given(num_drafts);
+    if (synthetic_acceptance_) tasks_.back().num_given = take_given(num_drafts);
   }
   dim(dims, Dim::tokens) += count;
 }
 
-void Runner::set_synthetic_acceptance(double length) {
-  if (!(length >= 1)) throw std::invalid_argument("a synthetic acceptance length must be 1 or more");
-  synthetic_acceptance_ = length;
+void Runner::set_synthetic_acceptance(double probability) {
+  if (!(probability >= 0 && probability <= 1))
+    throw std::invalid_argument("a synthetic acceptance must be a probability, from 0 to 1");
+  synthetic_acceptance_ = probability;
 }
 
-/// Returns how many of these drafts are taken for right, so that the mean is what was set.
+/// Returns how many of these drafts are taken for right.
 std::int32_t Runner::take_given(std::int64_t num_drafts) {
-  const auto before = static_cast<std::int64_t>(synthetic_sum_);
-  synthetic_sum_ += synthetic_acceptance_ - 1;
-  return static_cast<std::int32_t>(std::min(static_cast<std::int64_t>(synthetic_sum_) - before, num_drafts));
+  std::uniform_real_distribution<double> random;
+  std::int32_t given = 0;
+  while (given < num_drafts && random(synthetic_random_) < *synthetic_acceptance_) given++;
+  return given;
 }
 
 /// Where a step has few query tokens, the KV of those with a long context is split, so that all threads have work. The

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <random>
 #include <span>
 #include <string>
 #include <utility>
@@ -126,9 +127,9 @@ class Runner {
   /// nothing to gain from copying later.
   bool fork(std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens);
 
-  /// From now on so many tokens of a step with drafts are taken for right on average, the one after the drafts
-  /// included, whatever is sampled. For benchmarks only. Throws std::invalid_argument for less than 1.
-  void set_synthetic_acceptance(double length);
+  /// From now on each draft is taken for right with this probability if those before it are, whatever is sampled. For
+  /// benchmarks only. Throws std::invalid_argument unless it is from 0 to 1.
+  void set_synthetic_acceptance(double probability);
 
  private:
   struct StateRow {
@@ -166,7 +167,8 @@ class Runner {
   std::vector<std::pair<std::int32_t, std::int64_t>> computed_;  ///< slots whose pages are to be shared, up to a token
   std::vector<StateRow> state_rows_;
   BatchSampler sampler_;
-  double synthetic_acceptance_ = 0, synthetic_sum_ = 0;
+  std::optional<double> synthetic_acceptance_;
+  std::minstd_rand synthetic_random_;
 };
 
 }  // namespace quire

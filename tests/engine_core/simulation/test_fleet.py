@@ -17,6 +17,7 @@ from quire.engine_core.simulation.fleet import Fleet
 from quire.engine_core.simulation.routers import ROUTERS
 from quire.protocol.messages import EngineCoreEvent, EngineCoreOutput, EngineCoreOutputs, ErrorKind, EventType
 from quire.protocol.simulation import ClientTime, Rest, SimulatedRequest, StepTime, StepWork
+from quire.protocol.speculative_config import SpeculativeConfig
 
 
 def assert_served(outcome: FleetRun, requests: list[SimulatedRequest]) -> None:
@@ -104,6 +105,29 @@ def test_a_fleet_of_one_is_a_single_engine() -> None:
         outcome = FleetRun(setup(1, router), requests)
         assert [result.token_times for result in outcome.results] == [a.token_times.tobytes() for a in answers]
         assert outcome.end.engines == [engine.summary]
+
+
+def drafting(length: float) -> SpeculativeConfig:
+    return SpeculativeConfig(method="ngram", num_speculative_tokens=4, synthetic_acceptance_length=length)
+
+
+def test_a_request_with_drafts_gets_as_many_tokens_a_step_as_hold() -> None:
+    config = drafting(3.0)
+    acceptance = config.synthetic_acceptance or 0.0
+    assert sum(acceptance**number for number in range(5)) == pytest.approx(3.0)
+    one = request(0, 0.0, 64, 1000, range(2))
+    plain, drafted = FleetRun(setup(), [one]), FleetRun(setup(speculative_config=config), [one])
+    (engine,) = drafted.end.engines
+    assert len(times_of(drafted.results[0])) == 1000
+    assert 1000 / engine.steps == pytest.approx(3.0, rel=0.15)
+    assert plain.end.engines[0].steps == 1000
+    assert 2 < times_of(plain.results[0])[-1] / times_of(drafted.results[0])[-1] < 3.2
+
+
+def test_drafts_that_never_hold_take_no_time() -> None:
+    runs = [FleetRun(setup(speculative_config=config), chats(60)) for config in (None, drafting(1.0))]
+    assert [len(times_of(result)) for result in runs[0].results] == [len(times_of(each)) for each in runs[1].results]
+    assert runs[1].end.seconds < 1.02 * runs[0].end.seconds
 
 
 def test_a_lone_request_takes_the_time_of_the_model() -> None:
