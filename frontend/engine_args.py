@@ -52,9 +52,7 @@ class EngineArgs(ClientOptions, SupervisionOptions, HubOptions, EngineOptions):
             if name not in rows:
                 reject(name, value, set(rows))
         given = {name: value for name, value in options.items() if name in rows and value is not None}
-        for name in ("hf_overrides", "speculative_config"):
-            if isinstance(given.get(name), Mapping):
-                given[name] = json.dumps(given[name])
+        given = {name: _as_text(name, value) for name, value in given.items()}
         if model is not None:
             given["model"] = str(model)
         if "engine_address" in given and (decided := sorted(given.keys() - options_of(ClientOptions).keys())):
@@ -77,6 +75,13 @@ class EngineArgs(ClientOptions, SupervisionOptions, HubOptions, EngineOptions):
         return {**given, "model": self.model, "seed": self.seed}
 
 
+def _as_text(name: str, value: Any) -> Any:
+    """Return an option's value; that of one which is a JSON object may be given as a dict."""
+    return json.dumps(value) if name in _JSON and isinstance(value, Mapping) else value
+
+
+_JSON = ("hf_overrides", "speculative_config")
+
 DRAIN_SECONDS = 60.0
 """Seconds that requests which have begun get to end in the engine before, if a reload is to drain it."""
 
@@ -93,7 +98,8 @@ def reload_arguments(options: Mapping[str, Any], *, drain: bool, drain_timeout: 
     if hub and options.get("model") is None:
         raise ValueError(f"{', '.join(hub)} can be set for a model given by its name; give model as well")
     settings: dict[str, bool | int | float | str | None] = {}
-    for name, value in options.items():
+    for name, given in options.items():
+        value = _as_text(name, given)
         if name in options_of(HubOptions):
             continue
         if name not in rows:

@@ -13,6 +13,7 @@ from quire.engine_core.scheduling.batch import ScheduleEvent
 from quire.engine_core.scheduling.pins import Pins
 from quire.engine_core.scheduling.served_prefixes import ServedPrefixes
 from quire.engine_core.scheduling.waiting import WaitingQueue
+from quire.engine_core.speculation.speculation import Speculation
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import EventType
 
@@ -38,9 +39,9 @@ class RequestLifecycle:
         page_server: PageServer | None,
         clock: Callable[[], float],
         *,
-        on_close: Callable[[Request], None] | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
-        """`on_close` is called for each request whose sequence is about to be closed."""
+        """`speculation` drafts for the requests, if anything does."""
         self.running: dict[Request, None] = {}  # in order of start
         self.waiting = waiting
         self.pins = Pins(executor.sequences)
@@ -52,7 +53,7 @@ class RequestLifecycle:
         self._sequences = executor.sequences
         self._limits = limits
         self._clock = clock
-        self._on_close = on_close
+        self._speculation = speculation
         self._events: list[ScheduleEvent] = []
         self._num_added = 0
 
@@ -70,6 +71,8 @@ class RequestLifecycle:
         """Queue a new request."""
         self._num_added += 1
         request.number = self._num_added
+        if self._speculation is not None:
+            self._speculation.begin(request)
         if request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
             self.waiting.hold(request)
         else:
@@ -96,8 +99,8 @@ class RequestLifecycle:
         self.waiting.settle(request)
         if (successor := request.decoding.leave(request)) is not None:
             self._transfer_pages(request, successor)
-        if self._on_close is not None:
-            self._on_close(request)
+        if self._speculation is not None:
+            self._speculation.end(request)
         request.decoding.close(request, self._sequences)
 
     def open(self, request: Request) -> str | None:

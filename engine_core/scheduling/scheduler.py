@@ -61,7 +61,7 @@ class Scheduler:
         self._waits_for_pages = False  # that fetches hold: none can start before one of these is done
         waiting = WaitingQueue(policy, clock, self.admission.expected_tokens)
         self._requests = requests = RequestLifecycle(
-            executor, limits, waiting, page_server, clock, on_close=None if speculation is None else speculation.end
+            executor, limits, waiting, page_server, clock, speculation=speculation
         )
         self._prefixes = PrefixMatcher(executor.sequences, limits, policy)
         self.fetches = Fetches(executor.sequences, limits, tiers, self.prefill_budget, wake, clock)
@@ -110,6 +110,8 @@ class Scheduler:
         if self.waiting.has_ready and not preempted:
             running.add(self.trials.without(self._admit(batch, running.prefills, max_cost)))
         self._fill(batch, running, max_cost)
+        if self.speculation is not None:
+            self.speculation.extend(batch, self.prefill_budget, self.available_pages)
         return batch
 
     def _try_alone(self, request: Request) -> Batch:
@@ -147,8 +149,6 @@ class Scheduler:
         shares = self.prefill_budget.share(running.prefills, tokens, max_cost, self._clock())
         batch.prefill_cost = self.prefill_budget.cost(shares)
         batch.fill(running, shares)
-        if self.speculation is not None:
-            self.speculation.extend(batch, self.prefill_budget, self.available_pages)
 
     # Preemption
 

@@ -16,6 +16,14 @@ class Proposer(ABC):
         """Time that a draft takes before it is computed; 0 if that is not worth counting."""
         return 0.0
 
+    @property
+    def is_idle(self) -> bool:
+        """True if there is no request that it would draft for."""
+        return False
+
+    def begin(self, request: Request) -> None:  # noqa: B027 - most wait for its tokens
+        """Take note of a request that has arrived."""
+
     @abstractmethod
     def propose(self, requests: Sequence[Request], most: list[int], least: float) -> list[int]:
         """Append drafts to the sequences of requests; return how many.
@@ -29,4 +37,4 @@ class Proposer(ABC):
         """Note how many of the drafts have held that were proposed last for the sequences in these slots."""
 
     def end(self, request: Request) -> None:  # noqa: B027 - most keep nothing of a request
-        """Forget a request whose sequence is about to be closed."""
+        """Forget a request that ends; its sequence, if it has one, is about to be closed."""

@@ -39,6 +39,8 @@ class Speculation:
     def extend(self, batch: Batch, budget: PrefillBudget, free_pages: int) -> None:
         """Add drafts to a batch; `free_pages` can be had, one of which each sequence may need for its next token."""
         count = batch.num_single_decodes
+        if self._proposer.is_idle:
+            return
         least = self._least_probability(batch, budget)
         room = self._limits.max_num_batched_tokens - sum(batch.counts)
         if not count or least >= 1 or room < count or free_pages < 2 * len(batch.slots):
@@ -97,8 +99,12 @@ class Speculation:
                 request.num_computed_tokens = min(request.num_computed_tokens, left)
         return []
 
+    def begin(self, request: Request) -> None:
+        """Take note of a request that has arrived."""
+        self._proposer.begin(request)
+
     def end(self, request: Request) -> None:
-        """Forget a request whose sequence is about to be closed."""
+        """Forget a request that ends, before its sequence is closed."""
         if not self._has_failed:
             self._proposer.end(request)
 

@@ -22,7 +22,7 @@ class TextDrafts(Proposer):
     def __init__(self, sequences: Sequences, config: SpeculativeConfig | None = None) -> None:
         self._least = 0.0
         self._only_predicted = config is None
-        self._predicted: set[Request] = set()  # whose predictions are indexed
+        self._predicted: dict[Request, bool] = {}  # requests with a prediction, and whether it is indexed
         if config is None:
             chosen = _PREDICTED
         elif config.method == "ngram":
@@ -35,14 +35,22 @@ class TextDrafts(Proposer):
             )  # fmt: skip
         self._native = TextProposer(sequences, chosen)
 
+    @property
+    def is_idle(self) -> bool:
+        """See Proposer."""
+        return self._only_predicted and not self._predicted
+
+    def begin(self, request: Request) -> None:
+        """See Proposer."""
+        if request.predicted_token_ids:
+            self._predicted[request] = False
+
     def propose(self, requests: Sequence[Request], most: list[int], least: float) -> list[int]:
         """See Proposer."""
-        for request in requests:
-            if request.predicted_token_ids and request not in self._predicted:
+        for request in requests if self._predicted else ():
+            if not self._predicted.get(request, True):
                 self._native.predict(request.slot, request.predicted_token_ids)
-                self._predicted.add(request)
-        if self._only_predicted and not self._predicted:
-            return [0] * len(requests)
+                self._predicted[request] = True
         return self._native.propose([request.slot for request in requests], most, max(least, self._least))
 
     def learn(self, slots: list[int], accepted: list[int]) -> None:
@@ -51,7 +59,7 @@ class TextDrafts(Proposer):
 
     def end(self, request: Request) -> None:
         """Keep the answer for later requests."""
-        self._predicted.discard(request)
+        self._predicted.pop(request, None)
         if request.slot != NO_SLOT:
             self._native.end(request.slot)
 
@@ -66,6 +74,10 @@ class PredictedDrafts(Proposer):
     def seconds(self) -> float:
         """See Proposer."""
         return self._other.seconds
+
+    def begin(self, request: Request) -> None:
+        """See Proposer."""
+        self._predicted.begin(request)
 
     def propose(self, requests: Sequence[Request], most: list[int], least: float) -> list[int]:
         """See Proposer."""
