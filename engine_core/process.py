@@ -184,7 +184,7 @@ def _assemble(
         wake=wake,
         is_supervised=link is not None,
         journal=journal,
-        speculation=start_speculation(parsed, runner, limits),
+        speculation=start_speculation(parsed, load_options(parsed), runner, limits),
         memory=memory,
         reload=refuse_reload if link is None else link.reload,
     )

@@ -163,9 +163,9 @@ class Request:
     num_tokens: int  # prompt + sampled
     generated_token_ids: list[int] = field(default_factory=list, repr=False)  # of these, by an earlier engine
     predicted_token_ids: list[int] = field(default_factory=list, repr=False)  # what it will probably generate
-    num_drafts: int = 0  # that the present step computes
-    num_accepted_drafts: int = 0  # so far
-    num_rejected_drafts: int = 0
+    num_drafts: int = field(default=0, repr=False)  # that the present step computes
+    num_accepted_drafts: int = field(default=0, repr=False)  # so far
+    num_rejected_drafts: int = field(default=0, repr=False)
     num_bytes: int = field(default=0, repr=False)  # of memory besides KV pages, estimated
     number: int = 0  # in order of arrival
     priority: int = 0  # lower values are more urgent

@@ -30,11 +30,13 @@ LAYERS = {
     " < codec keys pipe pooling_tasks simulation < engine_options < sockets",
     "kernels": "cgroups errors < config < rope < graph.operations < emit < host < gguf < weights.tensor"
     " < weights.expert_tensors < weights.checkpoint"
-    " < operands < weights.quantized < weights.fp8_checkpoint < weights.gguf_checkpoint"
+    " < operands < weights.quantized < weights.fp8_checkpoint weights.latent_tensors"
+    " < weights.gguf_checkpoint"
     " < weights.quantization < plan < weights < pooling < graph kv_file memory models < options"
     " < *",
     "engine_core": "crash_journal executor grammar.text kv_tiers.page_server kv_tiers.tier transport.waker < request"
-    " < validation < decoding < scheduling < grammar < trace transport < stats < *",
+    " < validation < decoding < scheduling.batch scheduling.prefill_budget < speculation < scheduling < grammar"
+    " < trace transport < stats < *",
     "frontend": "* < text < beam_search engine_args sampling < client < async_llm llm < metrics < evaluation http"
     " < cli",
     "frontend.text": "token_bytes tokenizer_files < fewest_tokens < tokenizer < * < chat detokenizer",

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from quire.engine_core.arguments import load_options
 from quire.engine_core.speculation.draft_model import DraftModel
 from quire.engine_core.speculation.proposer import Proposer
 from quire.engine_core.speculation.speculation import Speculation
 from quire.engine_core.speculation.synthetic import SyntheticDrafts
 from quire.engine_core.speculation.text import PredictedDrafts, TextDrafts
 from quire.kernels.errors import ModelError
+from quire.kernels.options import LoadOptions
 from quire.kernels.runner import ModelRunner, load_model
 from quire.protocol.engine_options import EngineProcessOptions
 from quire.protocol.engine_shape import EngineShape
@@ -24,10 +24,13 @@ _TOKENIZER = "tokenizer.json"
 _PREDICTED_DRAFTS = 16  # most of a sequence in a step
 
 
-def start_speculation(options: EngineProcessOptions, runner: ModelRunner, limits: EngineShape) -> Speculation | None:
+def start_speculation(
+    options: EngineProcessOptions, loading: LoadOptions, runner: ModelRunner, limits: EngineShape
+) -> Speculation | None:
     """Return what drafts tokens for the sequences of `runner`; None for an encoder. Raises ModelError.
 
-    Without `speculative_config` there are drafts only for requests that bring a prediction.
+    A draft model is loaded with the options that the model was loaded with, `loading`. Without `speculative_config`
+    there are drafts only for requests that bring a prediction.
     """
     if runner.computes_whole_prompts and options.speculative_config is not None:
         raise ModelError("speculative_config drafts tokens, and an encoder samples none; leave it out")
@@ -36,17 +39,15 @@ def start_speculation(options: EngineProcessOptions, runner: ModelRunner, limits
     if options.speculative_config is None:
         return Speculation(TextDrafts(runner.sequences), runner.sequences, _PREDICTED_DRAFTS, limits)
     config = parse_speculative_config(options.speculative_config)
-    proposer = _proposer(config, options, runner, limits)
+    proposer = _proposer(config, loading, runner, limits)
     if config.synthetic_acceptance is not None:
         runner.set_synthetic_acceptance(config.synthetic_acceptance)
     return Speculation(proposer, runner.sequences, config.max_drafts, limits)
 
 
-def _proposer(
-    config: SpeculativeConfig, options: EngineProcessOptions, runner: ModelRunner, limits: EngineShape
-) -> Proposer:
+def _proposer(config: SpeculativeConfig, loading: LoadOptions, runner: ModelRunner, limits: EngineShape) -> Proposer:
     if config.model is not None:
-        draft = _load(config, config.model, options, runner, limits)
+        draft = _load(config, config.model, loading, runner, limits)
         model = DraftModel(
             draft, runner.sequences, max_model_len=draft.max_model_len,
             max_num_batched_tokens=draft.max_num_batched_tokens,
@@ -58,19 +59,19 @@ def _proposer(
 
 
 def _load(
-    config: SpeculativeConfig, model: str, options: EngineProcessOptions, runner: ModelRunner, limits: EngineShape
+    config: SpeculativeConfig, model: str, loading: LoadOptions, runner: ModelRunner, limits: EngineShape
 ) -> ModelRunner:
     """Load the draft model. Raises ModelError for one with another vocabulary."""
-    _check_vocabulary(options.model, model)
+    _check_vocabulary(loading.model, model)
     loaded = replace(
-        load_options(options), model=model, quantization=config.quantization, max_model_len=None, num_pages=None,
+        loading, model=model, quantization=config.quantization, max_model_len=None, num_pages=None,
         kv_memory_fd=None, memory_limit=None, hf_overrides=None,
         kv_cache_memory_bytes=max(runner.kv_bytes // _KV_SHARE, 1 << 24),
     )  # fmt: skip
     draft = load_model(loaded)
     if draft.vocab_size != limits.vocab_size:
         raise ModelError(
-            f"speculative_config: the model {model} has a vocabulary of {draft.vocab_size} tokens, and {options.model} "
+            f"speculative_config: the model {model} has a vocabulary of {draft.vocab_size} tokens, and {loading.model} "
             f"one of {limits.vocab_size}; a draft model must have the same"
         )
     if draft.computes_whole_prompts:

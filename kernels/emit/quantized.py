@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from quire.kernels.emit.builder import F32, I8, I16, I32, I64, TILE, VF32, VI32, Builder, Value
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, round_up
-from quire.kernels.emit.products import NEAR_BYTES, RowSink
+from quire.kernels.emit.products import NEAR_BYTES, STREAM_BYTES, RowSink
 from quire.kernels.emit.quantized_avx2 import Avx2Products
 from quire.kernels.emit.quantized_operands import LINE, QUADS, QuantizedOperands
 
@@ -27,9 +27,10 @@ LINES_AT_ONCE = 2
 QUADS_AT_ONCE = 4
 """Fours of k of each tile whose weights are loaded before they are multiplied."""
 
-ROW_CHUNKS = (4, 2, 1)
-"""Numbers of rows computed at once, then smaller chunks for the remainder. Eight rows with groups of 32 would spill
-their sums at the end of each group and be a quarter slower."""
+ROWS_AT_ONCE = 4
+"""Rows computed at once. Eight with groups of 32 would spill their sums at the end of each group and be a quarter
+slower. One or two rows that are left are computed with the four before them, as five or as two times three, since
+another pass over the weights takes half as long as the first."""
 
 MIN_TILE_ROWS = 5
 """Fewest rows for which AMX tiles, which always compute 16, are faster than VNNI."""
@@ -48,27 +49,29 @@ class QuantizedProducts(QuantizedOperands):
         elif self.isa.startswith("avx2"):
             few, emit_many = 2, Avx2Products(self.format, self.k, self.isa == "avx2-vnni").emit
         else:
-            self._emit_chunks(b, x, rows, block, sink, ROW_CHUNKS)
+            self._emit_chunks(b, x, rows, block, sink, TILE_ROWS)
             return
         with b.when(rows < few):
-            self._emit_chunks(b, x, rows, block, sink, [chunk for chunk in ROW_CHUNKS if chunk < few])
+            self._emit_chunks(b, x, rows, block, sink, few - 1)
         with b.when(rows >= few):
             emit_many(b, x, rows, block, sink)
 
     # Rows times lines
 
-    def _emit_chunks(
-        self, b: Builder, x: Value, rows: Value, block: Value, sink: RowSink, chunks: Sequence[int]
-    ) -> None:
+    def _emit_chunks(self, b: Builder, x: Value, rows: Value, block: Value, sink: RowSink, most: int) -> None:
+        """Multiply `rows` rows, in panels of 16 with at most `most` rows."""
         with b.loop(0, rows, TILE_ROWS) as first:
             panel = self.panel(b, x, first.index)
 
             def in_panel(row: Value, values: Sequence[Value]) -> None:
                 sink(first.index + row, values)
 
-            done, count = b.index(0), (rows - first.index).min(TILE_ROWS)
-            for chunk in chunks:
-                stop = done + (count - done) // chunk * chunk
+            count = (rows - first.index).min(TILE_ROWS)
+            done = b.index(0)
+            for chunk, times in _chunks(count):
+                if chunk > most:
+                    continue
+                stop = done + times * chunk
                 with b.loop(done, stop, chunk) as row:
                     self._chunk(b, panel, row.index, chunk, block, in_panel)
                 done = stop
@@ -83,6 +86,9 @@ class QuantizedProducts(QuantizedOperands):
             for part in range(self.shared):
                 number = group.index * self.shared + part
                 header = self.header(b, block, number)
+                if self.format.group and self.format.scales != "super":
+                    for line in range(0, self.format.header_bytes, LINE):
+                        b.prefetch(header, line + _prefetch_distance(chunk), level=1)
                 x_sums = [self.x_sum(b, x_scales, r, part) for r in range(chunk)]
                 start = [value for x_sum in x_sums for value in self._start(b, header, b.broadcast(x_sum))]
                 sums = self._sums(b, panel, row, chunk, number, self.lines(b, block, number), start, part)
@@ -159,9 +165,10 @@ class QuantizedProducts(QuantizedOperands):
         sums = list(sums)
         lines = LINES_AT_ONCE if self.is_direct else self.format.bits
         for line in range(lines * 2) if first == 0 else ():
-            b.prefetch(unit, line * LINE + NEAR_BYTES, level=1)  # another, FAR_BYTES ahead, costs more than it gains
-        for start in range(first, first + count, QUADS_AT_ONCE):
-            some = min(QUADS_AT_ONCE, count)
+            b.prefetch(unit, line * LINE + _prefetch_distance(chunk), level=1)
+        at_once = self._quads_at_once(chunk)
+        for start in range(first, first + count, at_once):
+            some = min(at_once, count)
             tiles = [self.quads(b, unit, tile, start, some) for tile in range(2)]
             for i in range(some):
                 for r in range(chunk):
@@ -169,6 +176,10 @@ class QuantizedProducts(QuantizedOperands):
                     for tile in range(2):
                         sums[2 * r + tile] = self._dot(b, sums[2 * r + tile], tiles[tile][i], quad)
         return sums
+
+    def _quads_at_once(self, chunk: int) -> int:
+        """Return the fours of k whose weights are loaded at once, as registers allow beside the sums of rows."""
+        return QUADS_AT_ONCE // 2 if chunk * (2 if self.format.group else 1) >= 2 * ROWS_AT_ONCE else QUADS_AT_ONCE
 
     def _lookup(self, b: Builder, codes: Value) -> Value:
         if self.isa.startswith("avx2"):
@@ -287,3 +298,24 @@ class QuantizedProducts(QuantizedOperands):
             for i, value in enumerate(self.quads(b, unit, tile, part * count if self.shared > 1 else 0, count)):
                 b.store(value, unpacked, (first + i) * LINE, 64)
         return unpacked, LINE
+
+
+def _prefetch_distance(chunk: int) -> int:
+    """Return how many bytes ahead weights are prefetched.
+
+    One or two rows keep up with the hardware's prefetcher, and another prefetch farther ahead costs them more than it
+    gains; more rows have time between two lines, in which it falls asleep.
+    """
+    return NEAR_BYTES if chunk < 3 else STREAM_BYTES
+
+
+def _chunks(count: Value) -> list[tuple[int, Value]]:
+    """Return numbers of rows to compute at once, and how often each, to compute `count` rows in all."""
+    fours = count // ROWS_AT_ONCE
+    fours = fours - fours.min((count % ROWS_AT_ONCE % 3 + 1) // 2)
+    left = count - fours * ROWS_AT_ONCE  # 0, 1, 2, 3, 5 or 6
+    fives = left // 5 - left // 6
+    after = left - fives * 5
+    threes = after // 3
+    rest = after - threes * 3
+    return [(ROWS_AT_ONCE, fours), (5, fives), (3, threes), (2, rest // 2), (1, rest % 2)]

@@ -56,7 +56,7 @@ def test_texts_before_a_place_are_dropped() -> None:
     assert [place for place, _ in index.find([1, 2], 8, MANY)] == [5]
 
 
-@pytest.mark.parametrize(("run", "capacity"), [(0, 10), (5, 4), (1, 0)])
+@pytest.mark.parametrize(("run", "capacity"), [(0, 10), (5, 4), (1, 0), (65, 100)])
 def test_impossible_sizes_are_rejected(run: int, capacity: int) -> None:
     with pytest.raises(ValueError, match="an index of"):
         TokenIndex(run, capacity)

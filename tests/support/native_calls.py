@@ -112,6 +112,9 @@ def world() -> dict[str, list[Any]]:
         for salt in (None, "salt"):
             slot = opened.open(list(range(40)), 39, cache_salt=salt)
             opened.start(slot, 40 if opened is runner.sequences else 8)
+    proposer, index = _native.TextProposer(sequences, _native.TextProposerConfig()), _native.TokenIndex(2, 16)
+    for token in (1, 2, 3, 1, 2):
+        index.append(token)
     form, address = _native.QuantizedFormat(8), runner.allocate(1 << 16)
     return {
         "PagePool": [pool],
@@ -126,6 +129,9 @@ def world() -> dict[str, list[Any]]:
         ],
         "SamplingConfig": [_native.SamplingConfig(temperature=0.0, logprobs=3, prompt_logprobs=2)],
         "PoolingConfig": [_native.PoolingConfig()],
+        "TextProposer": [proposer],
+        "TextProposerConfig": [_native.TextProposerConfig(shortest=1, longest=4, most_answers=2)],
+        "TokenIndex": [index],
         "TokenMask": [_native.TokenMask(50), _native.TokenMask(1)],
         "TokenConstraint": [_native.TokenMask(50), _native.TokenMask(1)],
         "Place": [_native.Place(0, [0]), _native.Place(-1, [-1]), _native.Place(7, [1 << 30])],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from starlette.requests import Request
@@ -34,15 +34,17 @@ from quire.frontend.text.chat.events import ContentDelta, Event, ReasoningDelta,
 from quire.frontend.text.chat.tools import check_tools
 
 
-class PredictionPart(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+class PredictionPart(msgspec.Struct, forbid_unknown_fields=True):
     """A part of the predicted text."""
 
+    type: Literal["text"]
     text: str
 
 
-class Prediction(msgspec.Struct, tag_field="type", tag="content", forbid_unknown_fields=True):
+class Prediction(msgspec.Struct, forbid_unknown_fields=True):
     """What most of the answer will probably be: it comes sooner where that is right, and is the same anyway."""
 
+    type: Literal["content"]
     content: str | Annotated[list[PredictionPart], ITEMS]
 
     @property

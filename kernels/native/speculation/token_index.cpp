@@ -1,6 +1,7 @@
 #include "speculation/token_index.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <limits>
 #include <stdexcept>
@@ -10,6 +11,7 @@ namespace quire {
 namespace {
 
 constexpr std::size_t kFirstSize = 64;
+constexpr std::int32_t kLongestRun = 64;
 
 }  // namespace
 
@@ -20,9 +22,10 @@ TokenIndex::TokenIndex(std::int32_t run, std::int64_t capacity)
       tokens_(std::min(kFirstSize, static_cast<std::size_t>(capacity_))),
       earlier_(tokens_.size()),
       latest_(tokens_.size()) {
-  if (run < 1 || capacity < run)
+  if (run < 1 || run > kLongestRun || capacity < run)
     throw std::invalid_argument("an index of " + std::to_string(capacity) + " tokens by runs of " +
-                                std::to_string(run) + "; give 1 or more, and at least as many tokens");
+                                std::to_string(run) + "; give runs of 1 to " + std::to_string(kLongestRun) +
+                                ", and at least as many tokens");
 }
 
 std::size_t TokenIndex::bucket(std::span<const std::int32_t> run) const {
@@ -57,9 +60,9 @@ void TokenIndex::end_text() {
 /// Puts the run that ends before `end` first in its chain.
 void TokenIndex::link(Place end) {
   if (end - text_ < run_) return;
-  std::int32_t run[64];
-  for (std::int32_t i = 0; i < run_; i++) run[i] = tokens_[at(end - run_ + i)];
-  Place& latest = latest_[bucket(std::span(run, static_cast<std::size_t>(run_)))];
+  std::array<std::int32_t, kLongestRun> run;
+  for (std::int32_t i = 0; i < run_; i++) run[static_cast<std::size_t>(i)] = tokens_[at(end - run_ + i)];
+  Place& latest = latest_[bucket(std::span(run).first(static_cast<std::size_t>(run_)))];
   const Place distance = end - latest;
   const bool reaches = latest > first_ && distance <= std::numeric_limits<std::int32_t>::max();
   earlier_[at(end - 1)] = reaches ? static_cast<std::int32_t>(distance) : kNoLink;

@@ -14,7 +14,7 @@ class TokenIndex {
  public:
   using Place = std::int64_t;  ///< counts all tokens that were ever appended
 
-  /// Throws std::invalid_argument unless 1 <= run <= capacity.
+  /// Throws std::invalid_argument unless 1 <= run <= 64 and run <= capacity.
   TokenIndex(std::int32_t run, std::int64_t capacity);
 
   /// Appends a token of the present text.

@@ -55,12 +55,14 @@ def test_the_life_of_a_request() -> None:
 
 def test_a_step_and_its_counters() -> None:
     stats = SchedulerStats(
-        7, 2, 3, 30, 1, 4, 5, pages_free=6, pages_cached=7, pages_held=8, schedule_seconds=1.0, execute_seconds=2.0
-    )
+        7, 2, 3, 30, 1, 4, 5, pages_free=6, pages_cached=7, pages_held=8, schedule_seconds=1.0, execute_seconds=2.0,
+        draft_tokens=3, accepted_tokens=2,
+    )  # fmt: skip
     written = write([StepTrace(10.0, stats, [SequenceTrace(1, "a", 9, 1), SequenceTrace(2, "b", 0, 30)])])
     (whole,) = written.steps
     assert whole["args"] == {
         "step": 7, "running": 2, "waiting": 3, "prefill_tokens": 30, "decode_tokens": 1, "cached_tokens": 5,
+        "draft_tokens": 3, "accepted_tokens": 2,
     }  # fmt: skip
     counters = {each["name"]: each["args"] for each in written.events if each["ph"] == "C"}
     assert counters == {

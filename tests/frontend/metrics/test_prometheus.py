@@ -71,6 +71,10 @@ COUNTERS: dict[str, set[str]] = {
     "prefix_cache_queries": set(),
     "prefix_cache_hits": set(),
     "admission_rejections": {"reason"},
+    "spec_decode_num_drafts": set(),
+    "spec_decode_num_draft_tokens": set(),
+    "spec_decode_num_accepted_tokens": set(),
+    "spec_decode_num_accepted_tokens_per_pos": {"position"},
 }
 HISTOGRAMS: dict[str, Sequence[float]] = {
     "time_to_first_token_seconds": TTFT,
