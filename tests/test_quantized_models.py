@@ -138,11 +138,19 @@ def test_quantized_layers_that_latent_attention_takes_apart_are_rejected(checkpo
     assert "quantize the checkpoint without its kv_b_proj layers" in message
 
 
-def test_gate_and_up_must_have_one_format(demo_model: Path, tmp_path: Path) -> None:
-    floats = ("model.layers.0.mlp.up_proj",)
-    write_quantized(demo_model, tmp_path / "mixed", by_name("awq"), floats)
+def test_gate_and_up_may_have_different_formats(demo_model: Path, tmp_path: Path) -> None:
+    floats = ("model.layers.0.mlp.up_proj", "model.layers.2.mlp.gate_proj")
+    weights = write_quantized(demo_model, tmp_path / "mixed", by_name("awq"), floats)
+    write_dequantized(demo_model, tmp_path / "floats", weights)
+    twin = log_probabilities(tmp_path / "floats", dtype="float32")
+    assert distance(log_probabilities(tmp_path / "mixed", dtype="float32"), twin) < 0.3
+
+
+def test_experts_must_have_one_format(checkpoints: Path, tmp_path: Path) -> None:
+    floats = ("model.layers.0.mlp.experts.3.up_proj",)
+    write_quantized(checkpoints / "qwen3-moe", tmp_path / "mixed", by_name("gptq-4-asymmetric"), floats)
     message = rejection(tmp_path / "mixed")
-    assert "up_proj" in message
+    assert "experts.3.up_proj" in message
     assert "share their input, and must be quantized alike; their formats differ" in message
 
 

@@ -36,13 +36,14 @@ class GemmKernel(Kernel):
 
     Work items are blocks of 32 columns times groups of `rows_of_block` rows: few enough to spread a long prefill over
     threads, many enough to reuse a block of weights. Buffers: x (packed activations, `k` columns), w (packed, `n`
-    columns), y, and the f32 bias if `bias`. The dim called `dim` is m. `quantized` is the weights' format if they are
-    quantized; x is then quantized for it.
+    columns), y, the f32 bias if `bias`, and the gates of `gated`. The dim called `dim` is m. `quantized` is the
+    weights' format if they are quantized; x is then quantized for it.
 
     `epilogue`: `store` writes f32 `scale * y[m, n]`, row-major with n rounded up to 32, with `softcap` as
     `softcap * tanh(scale * y / softcap)`; `add` adds `scale * y` to it; `activation` writes `act(y)` as packed
     activations; `gate` takes columns in pairs of tiles (16 gates, 16 ups) and writes `act(gate) * up` as packed
-    activations of n / 2 columns; a ClampedSwiglu takes both.
+    activations of n / 2 columns, and `gated` takes ups, and gates from f32 rows like those of `store`; a ClampedSwiglu
+    takes both.
 
     Rows of y have `y_columns` columns, by default n, of which these begin with number `first`.
     """
@@ -81,6 +82,7 @@ class GemmKernel(Kernel):
         b = Builder(self.name)
         x, w, y = b.buffer(0), b.buffer(1), b.buffer(2)
         bias = b.buffer(3) if self.bias else None
+        gates = b.buffer(3 + self.bias) if self.epilogue == "gated" else None
         rows = b.dim(self.dim)
         size = rows_of_block(context.dtypes)
         groups = (rows + (size - 1)) // size
@@ -89,7 +91,7 @@ class GemmKernel(Kernel):
             first = item % groups * size
 
             def sink(row: Value, values: Sequence[Value]) -> None:
-                self._finish(b, context.dtypes, y, bias, first + row, column_block, values)
+                self._finish(b, context.dtypes, y, bias, first + row, column_block, values, gates)
 
             count = (rows - first).min(size)
             self._multiply(b, context, x, w, first // TILE_ROWS, count, column_block, sink)
@@ -122,7 +124,7 @@ class GemmKernel(Kernel):
 
     def _finish(
         self, b: Builder, dtypes: Dtypes, y: Value, bias: Value | None, row: Value, block: Value,
-        values: Sequence[Value],
+        values: Sequence[Value], gates: Value | None = None,
     ) -> None:  # fmt: skip
         if bias is not None:
             values = [v + b.load(bias, block * (BLOCK * 4) + 64 * i, VF32, 64) for i, v in enumerate(values)]
@@ -136,7 +138,12 @@ class GemmKernel(Kernel):
                 total = value + b.load(at, 64 * i, VF32, 64) if self.epilogue == "add" else value
                 b.store(total, at, 64 * i, 64)
             return
-        outputs = self._activated(b, values)
+        if gates is not None:
+            at = b.address(gates, (row * round_up(self.n, BLOCK) + block * BLOCK) * 4)
+            pairs = [(b.load(at, 64 * i, VF32, 64), value) for i, value in enumerate(values)]
+            outputs = [self._gated(b, gate, up) for gate, up in pairs]
+        else:
+            outputs = self._activated(b, values)
         width = round_up(self.n, BLOCK) // (3 - len(outputs))
         for i, value in enumerate(outputs):
             column = block * (16 * len(outputs)) + 16 * i
@@ -144,7 +151,11 @@ class GemmKernel(Kernel):
 
     def _activated(self, b: Builder, values: Sequence[Value]) -> list[Value]:
         """Return the activations of two tiles of columns: one tile if they are gates and ups."""
+        if self.epilogue == "gate":
+            return [self._gated(b, *values)]
+        return [ACTIVATIONS[str(self.activation)](b, value) for value in values]
+
+    def _gated(self, b: Builder, gate: Value, up: Value) -> Value:
         if isinstance(self.activation, ClampedSwiglu):
-            return [clamped_swiglu(b, self.activation, *values)]
-        act = ACTIVATIONS[self.activation]
-        return [act(b, values[0]) * values[1]] if self.epilogue == "gate" else [act(b, value) for value in values]
+            return clamped_swiglu(b, self.activation, gate, up)
+        return ACTIVATIONS[self.activation](b, gate) * up

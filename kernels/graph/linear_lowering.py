@@ -135,9 +135,9 @@ class LinearLowering:
     def gemm(
         self, name: str, x: PackedActivations, linear: FusedLinear, out: Buffer, *,
         epilogue: str = "store", activation: str | ClampedSwiglu = "", scale: float = 1.0, softcap: float = 0.0,
-        out_columns: int = 0, first: int = 0,
+        out_columns: int = 0, first: int = 0, gates: Buffer | None = None,
     ) -> None:  # fmt: skip
-        """Lower a linear layer whose results go to `out`, by an epilogue of GemmKernel.
+        """Lower a linear layer whose results go to `out`, by an epilogue of GemmKernel, which may read `gates`.
 
         They are the columns from `first` on of `out_columns` columns, if that is given.
         """
@@ -148,6 +148,8 @@ class LinearLowering:
             if any(layer.tensor_outputs for layer in layers):
                 raise ModelError(f"{layers[0].weight} is split into layers with biases, which is not supported")
             operands.append(linear.biases)
+        if gates is not None:
+            operands.append(gates)
         kernel = GemmKernel(
             name, matrix.k, matrix.n, epilogue, bool(layers[0].bias), activation, linear.dim, matrix.quantized, scale,
             softcap, out_columns, first,
@@ -157,11 +159,20 @@ class LinearLowering:
         self.plan.add(kernel, operands, linear.dim, rows_per_item=rows_per_item, repeats=repeats)
 
     def widen(self, x: PackedActivations, operation: FeedForward) -> PackedActivations:
-        """Lower a feed-forward layer but for its last linear layer, whose input is returned."""
+        """Lower a feed-forward layer but for its last linear layer, whose input is returned.
+
+        Gate and up are computed side by side, unless their weights have different formats.
+        """
         gated = operation.gate is not None
         if not gated and isinstance(operation.activation, ClampedSwiglu):
             raise ModelError(f"{operation.up.weight} has no gate, which a clamped SwiGLU needs")
         name, epilogue = ("linear_gate", "gate") if gated else ("linear_act", "activation")
-        out = self.activations("intermediate", operation.up.outputs)
-        self.gemm(name, x, widening_of(operation), out.buffer, epilogue=epilogue, activation=operation.activation)
+        out, act = self.activations("intermediate", operation.up.outputs), operation.activation
+        first, *second = self.runs(widening_of(operation))
+        if not second:
+            self.gemm(name, x, first, out.buffer, epilogue=epilogue, activation=act)
+            return out
+        gates = self.rows("feed_forward_gates", operation.up.outputs)
+        self.gemm("linear", x, first, gates)
+        self.gemm("linear_gated", x, second[0], out.buffer, epilogue="gated", activation=act, gates=gates)
         return out

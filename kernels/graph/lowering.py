@@ -165,7 +165,7 @@ class Lowering(AttentionLowering):
         return self._feed_forward(hidden, before, layer), FusedLinear((layer.down,))
 
     def _feed_forward(self, hidden: Buffer, before: Norm | None, operation: FeedForward) -> PackedActivations:
-        return self.widen(self.norm(hidden, before, widening_of(operation)), operation)
+        return self.widen(self.norm(hidden, before, *self.runs(widening_of(operation))), operation)
 
     def _attention(self, hidden: Buffer, before: Norm | None, operation: Attention) -> PackedActivations:
         """Lower attention up to its output layer: writes this step's K and V to their pages first."""

@@ -48,10 +48,9 @@ class Quantization:
             if head and self.mode is not None and self.mode.group:
                 return QuantizedFormat(self.mode.bits, HEAD_GROUP, self.mode.zeros)
             return self.mode
-        formats = {self.scheme.format_of(_module(layer.weight)) for layer in layers}
-        if len(formats) > 1:
-            raise _unlike(layers, "formats")
-        return formats.pop()
+        formats = [self.scheme.format_of(_module(layer.weight)) for layer in layers]
+        _check_alike(layers, [form == formats[0] for form in formats], "formats")
+        return formats[0]
 
     def format_of_embedding(self, weight: str) -> QuantizedFormat | None:
         """Return the format of an embedding that is not the head as well: modes leave it alone."""
@@ -65,8 +64,7 @@ class Quantization:
             self.scheme.order(self.checkpoint, _module(layer.weight), layer.tensor_outputs or layer.outputs, k)
             for layer in layers
         ]
-        if any(not _same(order, orders[0]) for order in orders):
-            raise _unlike(layers, "orders of inputs")
+        _check_alike(layers, [_same(order, orders[0]) for order in orders], "orders of inputs")
         return orders[0]
 
     def read(self, part: MatrixPart) -> QuantizedMatrix:
@@ -112,6 +110,11 @@ def _same(left: Order | None, right: Order | None) -> bool:
     return left is right if left is None or right is None else np.array_equal(left, right)
 
 
-def _unlike(layers: Sequence[Linear], what: str) -> ModelError:
-    names = ", ".join(layer.weight for layer in layers)
-    return ModelError(f"{names} share their input, and must be quantized alike; their {what} differ in this checkpoint")
+def _check_alike(layers: Sequence[Linear], alike: Sequence[bool], what: str) -> None:
+    """Raise ModelError that names the first layer that is not like the first one."""
+    if not all(alike):
+        other = layers[alike.index(False)].weight
+        raise ModelError(
+            f"{layers[0].weight} and {other} share their input, and must be quantized alike; their {what} differ in "
+            "this checkpoint"
+        )
