@@ -73,6 +73,7 @@ class Decoding(ABC):
 
     width = 1  # most sequences that the request may have at a time
     needs_every_token = False  # each prompt token yields a result of its own, which KV pages do not hold
+    takes_spans = False  # a step may give several tokens, so that some may be drafted
     can_fork_prompt = False  # it is one sequence, which may take the prompt's pages over from another
 
     def __init__(self, message: EngineCoreRequest, limits: EngineShape) -> None:

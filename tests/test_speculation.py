@@ -12,7 +12,7 @@ import compare_speculation
 import pytest
 from memory_pressure import under_pressure
 
-from quire.frontend import LLM, EngineStartError, SamplingParams
+from quire.frontend import LLM, BeamSearchParams, EngineStartError, SamplingParams
 from quire.protocol.speculative_config import METHODS, parse_speculative_config
 
 if TYPE_CHECKING:
@@ -112,6 +112,18 @@ def test_a_prediction_speeds_up_the_answer_that_it_predicts(demo_model: Path, en
         assert (own.token_ids, own.text) == (plain.outputs[0].token_ids, text)
         assert own.num_accepted_drafts >= least
     assert totals(llm)["accepted_tokens"] > 150
+
+
+def test_beam_searches_and_embeddings_run_beside(demo_model: Path, engine: EngineFactory) -> None:
+    plain, llm = engine(demo_model), engine(demo_model, speculative_config=SUFFIX)
+    for each in (plain, llm):
+        each.generate("The fox and the fox and the fox", SamplingParams(max_tokens=40), use_tqdm=False)
+    for width in (1, 3):
+        beams = BeamSearchParams(beam_width=width, max_tokens=30)
+        found = [each.beam_search(["The fox and the fox and the"], beams)[0].sequences for each in (plain, llm)]
+        assert [beam.tokens for beam in found[0]] == [beam.tokens for beam in found[1]]
+    vectors = [each.embed("The fox", use_tqdm=False)[0].outputs.embedding for each in (plain, llm)]
+    assert vectors[0] == vectors[1]
 
 
 def test_requests_that_end_in_the_middle_of_drafts_hold_no_page(demo_model: Path, engine: EngineFactory) -> None:

@@ -18,6 +18,7 @@ class SingleSequence(Decoding):
     __slots__ = ()
 
     can_fork_prompt = True
+    takes_spans = True
 
     @staticmethod
     def check(message: EngineCoreRequest, limits: EngineShape) -> None:

@@ -57,6 +57,7 @@ class DraftModel(Proposer):
         self._step_tokens = min(max_num_batched_tokens, _CATCH_UP_TOKENS)
         self._clock = clock
         self._drafts: dict[Request, _Draft] = {}
+        self._without: set[Request] = set()  # for whose prompts there were too few pages
         self._of_slot: dict[int, _Draft] = {}  # by the target's slot: those proposed last
         self._seconds = 0.0
 
@@ -99,12 +100,13 @@ class DraftModel(Proposer):
 
     def end(self, request: Request) -> None:
         """Close its sequence."""
+        self._without.discard(request)
         if (draft := self._drafts.pop(request, None)) is not None:
             self._sequences.close(draft.slot)
 
     def _draft_of(self, request: Request) -> _Draft | None:
         draft = self._drafts.get(request)
-        if draft is None and request.num_tokens < self._max_model_len:
+        if draft is None and request not in self._without and request.num_tokens < self._max_model_len:
             tokens = self._target.tokens(request.slot)
             config = sampling_config(request)
             config.logprobs = config.prompt_logprobs = None
@@ -114,6 +116,7 @@ class DraftModel(Proposer):
             found = self._sequences.start(slot, len(tokens))
             if found is None:
                 self._sequences.close(slot)
+                self._without.add(request)
                 return None
             draft = self._drafts[request] = _Draft(slot, len(tokens), found)
         return draft

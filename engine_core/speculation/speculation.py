@@ -46,7 +46,10 @@ class Speculation:
         if not count or least >= 1 or room < count or free_pages < 2 * len(batch.slots):
             return
         requests, most = batch.requests[:count], min(self._max_drafts, room // count)
-        bounds = [min(most, request.token_limit - request.num_tokens - 1) for request in requests]
+        bounds = [
+            min(most, request.token_limit - request.num_tokens - 1) if request.decoding.takes_spans else 0
+            for request in requests
+        ]
         drafts = self._propose(requests, bounds, least)
         if any(drafts):
             batch.add_drafts(drafts)

@@ -60,7 +60,7 @@ class TextDrafts(Proposer):
     def end(self, request: Request) -> None:
         """Keep the answer for later requests."""
         self._predicted.pop(request, None)
-        if request.slot != NO_SLOT:
+        if request.slot != NO_SLOT and request.decoding.takes_spans:  # a beam search may have closed it
             self._native.end(request.slot)
 
 
