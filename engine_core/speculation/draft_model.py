@@ -72,7 +72,7 @@ class DraftModel(Proposer):
         ready: list[tuple[Request, _Draft, int]] = []
         budget = self._step_tokens
         for request, bound in zip(requests, most, strict=True):
-            draft = self._draft_of(request)
+            draft = self._draft_of(request) if bound > 0 else None
             if draft is None:
                 continue
             self._follow(request, draft)
