@@ -20,6 +20,7 @@ from quire.protocol.engine_options import (
 )
 from quire.protocol.messages import Reload
 from quire.protocol.options import Option, options_of
+from quire.protocol.speculative_config import parse_speculative_config
 
 DEMO_MODEL = str(Path(__file__).parent / "demo_model")
 
@@ -66,7 +67,8 @@ class EngineArgs(ClientOptions, SupervisionOptions, HubOptions, EngineOptions):
         if args.engine_address is not None:
             return args
         folder = resolve_model(args.model, args.revision, args.download_dir)
-        return replace(args, model=str(folder), revision=None, download_dir=None)
+        drafting = _with_draft_folder(args.speculative_config, args.download_dir)
+        return replace(args, model=str(folder), speculative_config=drafting, revision=None, download_dir=None)
 
     def settings(self) -> dict[str, object]:
         """Return the options of the engine process, its address left out."""
@@ -78,6 +80,13 @@ class EngineArgs(ClientOptions, SupervisionOptions, HubOptions, EngineOptions):
 def _as_text(name: str, value: Any) -> Any:
     """Return an option's value; that of one which is a JSON object may be given as a dict."""
     return json.dumps(value) if name in _JSON and isinstance(value, Mapping) else value
+
+
+def _with_draft_folder(config: str | None, download_dir: str | None = None) -> str | None:
+    """Return a `speculative_config` whose draft model is a folder; one given by its name is downloaded if need be."""
+    if config is None or (model := parse_speculative_config(config).model) is None:
+        return config
+    return json.dumps({**json.loads(config), "model": str(resolve_model(model, download_dir=download_dir).absolute())})
 
 
 _JSON = ("hf_overrides", "speculative_config")
@@ -110,6 +119,8 @@ def reload_arguments(options: Mapping[str, Any], *, drain: bool, drain_timeout: 
             rows[name].check(value)
         is_path = value is not None and rows[name].metavar in ("FOLDER", "MODEL")
         settings[name] = str(Path(value).absolute()) if is_path else value
+    if isinstance(drafting := settings.get("speculative_config"), str):
+        settings["speculative_config"] = _with_draft_folder(drafting)
     if (model := options.get("model")) is not None and (hub or is_gguf(str(model)) or is_hub_name(str(model))):
         settings["model"] = str(resolve_model(str(model), **hub))
     return Reload(settings, drain_timeout if drain else 0.0)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import compare_speculation
 import pytest
+from gguf_files import write_gguf
 from memory_pressure import under_pressure
 
 from quire.frontend import LLM, BeamSearchParams, EngineStartError, SamplingParams
@@ -170,6 +171,16 @@ def test_a_bound_of_the_match_stands_for_the_other() -> None:
     config = parse_speculative_config('{"method": "ngram", "prompt_lookup_max": 3}')
     assert (config.prompt_lookup_min, config.prompt_lookup_max) == (3, 3)
     assert all(parse_speculative_config(json.dumps({"method": name, "model": None})) for name in METHODS[:2])
+
+
+def test_a_draft_model_may_be_a_gguf_file(demo_model: Path, tmp_path: Path, engine: EngineFactory) -> None:
+    write_gguf(demo_model, tmp_path / "draft.gguf", "Q8_0")
+    llm = engine(demo_model, speculative_config={"model": str(tmp_path / "draft.gguf"), "num_speculative_tokens": 2})
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    (output,) = llm.generate("Once upon a time", params, use_tqdm=False)
+    assert totals(llm)["accepted_tokens"] > 0
+    (plain,) = engine(demo_model).generate("Once upon a time", params, use_tqdm=False)
+    assert output.outputs[0].token_ids == plain.outputs[0].token_ids
 
 
 def test_a_draft_model_with_another_vocabulary_is_rejected(demo_model: Path, tmp_path: Path) -> None:
