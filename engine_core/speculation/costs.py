@@ -8,7 +8,7 @@ from dataclasses import dataclass
 _BLEND = 0.1  # weight of a new measurement
 _PLAIN_EVERY = 64  # steps with drafts, after which one without measures what these cost
 _ROWS_AT_NO_COST = 16  # before anything is measured: rows that take as long as one, about
-_FORGET = 0.5 ** (1 / 512)  # of the cost of drafts, with each step without: a bad measurement does not last
+_FORGET = 1 / 256  # of what drafts seem to cost, with each step without: bad measurements do not last
 
 
 @dataclass(slots=True)
@@ -16,7 +16,7 @@ class _Steps:
     """Steps of about the same number of decoding sequences."""
 
     plain_seconds: float = 0.0  # of a step without drafts
-    draft_seconds: float = -1.0  # that a draft adds; below 0: not measured
+    draft_seconds: float = 0.0  # that a draft adds
     token_rate: float = 0.0  # tokens a second, with the drafts that have held
     since_plain: int = 0  # steps with drafts since the last one without
 
@@ -36,10 +36,7 @@ class DraftCosts:
         steps = self._of(num_decodes)
         if not steps.plain_seconds or steps.since_plain >= _PLAIN_EVERY:
             return math.inf
-        cost = steps.draft_seconds
-        if cost < 0:
-            cost = steps.plain_seconds / (num_decodes + _ROWS_AT_NO_COST)
-        return (cost + seconds) * steps.token_rate
+        return (steps.draft_seconds + seconds) * steps.token_rate
 
     def learn(self, num_decodes: int, num_drafts: int, num_tokens: int, seconds: float) -> None:
         """Learn from a step without prompts that has given `num_tokens` tokens."""
@@ -47,15 +44,18 @@ class DraftCosts:
         if seconds <= 0:
             return
         steps.token_rate = _blend(steps.token_rate, num_tokens / seconds)
-        if num_drafts == 0:
-            steps.plain_seconds = _blend(steps.plain_seconds, seconds)
-            steps.since_plain = 0
-            if steps.draft_seconds > 0:
-                steps.draft_seconds *= _FORGET
+        if num_drafts:
+            steps.since_plain += 1
+            cost = max(seconds - steps.plain_seconds, 0.0) / num_drafts
+            steps.draft_seconds = _blend(steps.draft_seconds, cost)
             return
-        steps.since_plain += 1
-        cost = max(seconds - steps.plain_seconds, 0.0) / num_drafts
-        steps.draft_seconds = cost if steps.draft_seconds < 0 else _blend(steps.draft_seconds, cost)
+        likely = seconds / (num_decodes + _ROWS_AT_NO_COST)
+        if steps.plain_seconds:
+            steps.draft_seconds += _FORGET * (likely - steps.draft_seconds)
+        else:
+            steps.draft_seconds = likely
+        steps.plain_seconds = _blend(steps.plain_seconds, seconds)
+        steps.since_plain = 0
 
     def _of(self, num_decodes: int) -> _Steps:
         return self._steps.setdefault(round(4 * math.log2(max(num_decodes, 1))), _Steps())
