@@ -223,7 +223,7 @@ def test_a_predicted_answer_is_the_same_and_counted(openai: OpenAI) -> None:
         assert last.usage is not None
         details = last.usage.completion_tokens_details
         assert details is not None
-        assert 10 < (details.accepted_prediction_tokens or 0) < last.usage.completion_tokens
+        assert 0 < (details.accepted_prediction_tokens or 0) < last.usage.completion_tokens
         assert details.rejected_prediction_tokens is not None
     with pytest.raises(BadRequestError, match="prediction"):
         openai.chat.completions.create(prediction={"type": "guess"}, **arguments)  # type: ignore[call-overload]
