@@ -199,14 +199,12 @@ class EngineCore:
             self.scheduler.served.update()
             self.tracer.flush(begun)
             return
-        scheduled, speculation = self.clock(), self.scheduler.speculation
+        scheduled = self.clock()
         result = self._update.execute(batch)
         executed = self.clock()
         if result is not None:
             self._update.apply(batch, result, executed)
-            self.scheduler.prefill_budget.learn(batch.prefill_cost, batch.num_decode_rows, self.clock() - begun)
-            if speculation is not None:
-                speculation.learn(batch, self.clock() - begun)
+            self.scheduler.learn(batch, self.clock() - begun)
         self._trials.end_step(batch)
         self.scheduler.served.update()
         self.last_batch = batch

@@ -46,14 +46,24 @@ class RequestStatus(enum.Enum):
 class StepOutcome:
     """A `StepResult`, read out once: properties of the native one copy their contents at each access.
 
-    With `spans`, it is about the rows whose samples have been collected, and no others.
-    Decodings add the requests that end with the step to `ended`, with their terminal outputs.
+    With `spans`, it is about the rows whose samples have been collected, and no others. `num_drafts` of each row were
+    computed; empty for none.
+    Decodings add the requests that end with the step to `ended`, with their terminal outputs, and note in `accepted`
+    how many drafts of a row have held.
     """
 
-    __slots__ = ("ended", "errors", "logprobs", "now", "pooled", "token_ids")
+    __slots__ = ("accepted", "ended", "errors", "logprobs", "now", "num_drafts", "pooled", "token_ids")
 
-    def __init__(self, result: StepResult, now: float, spans: Mapping[int, list[int]] | None = None) -> None:
+    def __init__(
+        self,
+        result: StepResult,
+        now: float,
+        num_drafts: list[int],
+        accepted: list[int],
+        spans: Mapping[int, list[int]] | None = None,
+    ) -> None:
         self.now = now
+        self.num_drafts, self.accepted = num_drafts, accepted
         self.ended: list[tuple[Request, EngineCoreOutput]] = []
         self.token_ids: Sequence[list[int]] | Mapping[int, list[int]] = result.token_ids if spans is None else spans
         self.errors = result.errors
@@ -164,7 +174,6 @@ class Request:
     num_tokens: int  # prompt + sampled
     generated_token_ids: list[int] = field(default_factory=list, repr=False)  # of these, by an earlier engine
     predicted_token_ids: list[int] = field(default_factory=list, repr=False)  # what it will probably generate
-    num_drafts: int = field(default=0, repr=False)  # that the present step computes
     num_accepted_drafts: int = field(default=0, repr=False)  # so far
     num_rejected_drafts: int = field(default=0, repr=False)
     num_bytes: int = field(default=0, repr=False)  # of memory besides KV pages, estimated

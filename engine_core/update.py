@@ -60,7 +60,7 @@ class StepUpdate:
                 batch.requests[batch.index_of(row)].add_prompt_logprobs(entries)
             deferred = dict.fromkeys(batch.index_of(row) for row in result.pending)
             first_rows: Iterable[tuple[Request, int]] = zip(batch.requests, batch.rows, strict=True)
-            outcome = StepOutcome(result, now)
+            outcome = StepOutcome(result, now, batch.num_drafts, batch.accepted)
             if not self._constrained.has_open:
                 self._take(batch, outcome, first_rows, deferred)
                 return
@@ -68,7 +68,8 @@ class StepUpdate:
             self._take_constrained(batch, outcome, first_rows, deferred)
             for spans in self._collect(batch, result, deferred):
                 first_rows = [(batch.requests[batch.index_of(row)], row) for row in spans]
-                self._take_constrained(batch, StepOutcome(result, self._clock(), spans), first_rows, deferred)
+                outcome = StepOutcome(result, self._clock(), batch.num_drafts, batch.accepted, spans)
+                self._take_constrained(batch, outcome, first_rows, deferred)
         except BaseException:
             while self._executor.collect(result):  # no sample may complete for a request that has ended
                 pass
@@ -101,7 +102,7 @@ class StepUpdate:
 
     def _take_back(self, request: Request) -> bool:
         """Take back what the failed step has sampled of a request; return False if it cannot be computed again."""
-        sequences, request.num_drafts = self._executor.sequences, 0
+        sequences = self._executor.sequences
         return not request.needs_every_token and all(
             sequences.num_tokens(slot) <= request.num_tokens
             or sequences.truncate(slot, request.num_tokens) >= request.num_computed_tokens

@@ -53,8 +53,10 @@ class SingleSequence(Decoding):
                 is_last, is_cut = True, num_tokens < request.num_tokens + len(span)
                 del span[num_tokens - request.num_tokens :]
                 break
-        if request.num_drafts:
-            _count_drafts(request, len(span))
+        if outcome.num_drafts and (num_drafts := outcome.num_drafts[row]):
+            outcome.accepted[row] = accepted = min(num_drafts, len(span) - 1)
+            request.num_accepted_drafts += accepted
+            request.num_rejected_drafts += num_drafts - accepted
         request.num_tokens = num_tokens
         if request.num_computed_tokens >= num_tokens:  # drafts were rejected
             request.num_computed_tokens = num_tokens - 1
@@ -69,14 +71,6 @@ class SingleSequence(Decoding):
             end_output(request, output, self._limits, outcome.now, is_cut=is_cut)
             outcome.ended.append((request, output))
         return output
-
-
-def _count_drafts(request: Request, num_tokens: int) -> None:
-    """Note how many drafts of a step have held, which gave so many tokens."""
-    accepted = min(request.num_drafts, num_tokens - 1)
-    request.num_accepted_drafts += accepted
-    request.num_rejected_drafts += request.num_drafts - accepted
-    request.num_drafts = 0
 
 
 def open_sequence(

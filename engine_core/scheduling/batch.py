@@ -78,7 +78,7 @@ class Batch:
     num_single_decodes: int = 0  # decoding requests of one sequence, which come first
     num_decode_requests: int = 0
     num_decode_rows: int = 0
-    accepted: list[int] = field(default_factory=list)  # drafts of each row that have held; empty: none
+    accepted: list[int] = field(default_factory=list)  # drafts of each row that have held; empty: none has any
     prefill_cost: float = 0.0  # as PrefillBudget counts it
     num_cached_tokens: int = 0  # of the requests that start in this step
     events: list[ScheduleEvent] = field(default_factory=list)  # since the step before
@@ -105,6 +105,7 @@ class Batch:
     def add_drafts(self, drafts: Sequence[int]) -> None:
         """Add so many drafts to the first rows, whose sequences have them."""
         self.num_drafts = [*drafts, *[0] * (len(self.counts) - len(drafts))]
+        self.accepted = [0] * len(self.counts)
         self.counts = [count + number for count, number in zip(self.counts, self.num_drafts, strict=True)]
 
     def part(self, indices: Sequence[int]) -> Batch:

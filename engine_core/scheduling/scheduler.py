@@ -114,6 +114,12 @@ class Scheduler:
             self.speculation.extend(batch, self.prefill_budget, self.available_pages)
         return batch
 
+    def learn(self, batch: Batch, seconds: float) -> None:
+        """Learn from a step that has been computed in so many seconds."""
+        self.prefill_budget.learn(batch.prefill_cost, batch.num_decode_rows, seconds)
+        if self.speculation is not None:
+            self.speculation.learn(batch, seconds)
+
     def _try_alone(self, request: Request) -> Batch:
         """Decide a step for a request on trial, which takes no longer than a step with the others' tokens would."""
         batch, running = Batch(), RunningRequests.of([request])

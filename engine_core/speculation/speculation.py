@@ -54,37 +54,27 @@ class Speculation:
         if any(drafts):
             batch.add_drafts(drafts)
             for request, number in zip(requests, drafts, strict=True):
-                request.num_drafts = number
                 if number:
                     self._count_pages(request, number)
 
     def learn(self, batch: Batch, seconds: float) -> None:
         """Learn from a step that has been computed, and count its drafts."""
-        drafts = batch.num_drafts
-        if not drafts:
-            if not batch.prefill_cost and batch.num_decode_rows:
-                self._costs.learn(batch.num_decode_rows, 0, batch.num_decode_rows, seconds)
-            return
-        rows = [row for row, number in enumerate(drafts[: batch.num_single_decodes]) if number]
-        sampled = [batch.requests[row].num_tokens - batch.starts[row] - 1 for row in rows]
-        held = [min(drafts[row], max(count - 1, 0)) for row, count in zip(rows, sampled, strict=True)]
-        taken = [(row, count) for row, count, any_ in zip(rows, held, sampled, strict=True) if any_ > 0]
-        self._proposer.learn([batch.slots[row] for row, _ in taken], [count for _, count in taken])
-        batch.accepted = [0] * len(drafts)
-        for row, count in zip(rows, held, strict=True):
-            batch.accepted[row] = count
-        self._count(drafts, held)
-        if not batch.prefill_cost:
-            num_tokens = batch.num_decode_rows + sum(held)
-            self._costs.learn(batch.num_decode_rows, sum(drafts), num_tokens, seconds)
+        rows = [row for row, number in enumerate(batch.num_drafts) if number]
+        if rows:
+            self._count(rows, batch)
+            sampled = [row for row in rows if batch.requests[row].num_tokens > batch.starts[row] + 1]
+            self._proposer.learn([batch.slots[row] for row in sampled], [batch.accepted[row] for row in sampled])
+        if not batch.prefill_cost and batch.num_decode_rows:
+            num_tokens = batch.num_decode_rows + sum(batch.accepted)
+            self._costs.learn(batch.num_decode_rows, sum(batch.num_drafts), num_tokens, seconds)
 
-    def _count(self, drafts: list[int], held: list[int]) -> None:
+    def _count(self, rows: list[int], batch: Batch) -> None:
         totals = self.totals
-        totals.drafts += len(held)
-        totals.draft_tokens += sum(drafts)
-        totals.accepted_tokens += sum(held)
-        for count in held:
-            for position in range(count):
+        totals.drafts += len(rows)
+        totals.draft_tokens += sum(batch.num_drafts)
+        totals.accepted_tokens += sum(batch.accepted)
+        for row in rows:
+            for position in range(batch.accepted[row]):
                 totals.accepted_per_position[position] += 1
 
     def _propose(self, requests: Sequence[Request], most: list[int], least: float) -> list[int]:
