@@ -11,6 +11,10 @@ from quire.kernels.runner import Sequences
 LogprobsEntry = tuple[list[int], list[float], int]  # token ids and logprobs, the chosen one first; its rank
 
 
+Branch = tuple[int, list[int]]
+"""Tokens that may come instead of a sequence's drafts, after the sequence's number in the step; none: the future."""
+
+
 class StepResult(Protocol):
     """Result of one step; positions and keys count the sequences of the step in the order given."""
 
@@ -21,6 +25,14 @@ class StepResult(Protocol):
         Empty where none was sampled: the end was not computed, the mask was late, or the sample is pending. After a
         sampled token come those that the grammar forces, unless the request wants logprobs.
         """
+
+    @property
+    def first_rows(self) -> Sequence[int]:
+        """The first row of each sequence among the step's tokens, or of the branch that has taken its place."""
+
+    @property
+    def future_rows(self) -> Mapping[int, int]:
+        """The rows of futures among the step's tokens, by sequence."""
 
     @property
     def pending(self) -> Sequence[int]:
@@ -59,12 +71,18 @@ class Executor(Protocol):
         """
 
     def step(
-        self, slots: list[int], starts: list[int], counts: list[int], num_drafts: list[int] | None = None
+        self,
+        slots: list[int],
+        starts: list[int],
+        counts: list[int],
+        num_drafts: list[int] | None = None,
+        branches: list[Branch] = ...,
     ) -> StepResult:
         """Compute tokens `[start, start + count)` of each slot; where these include its last one, sample the next.
 
         The last `num_drafts` tokens of a sequence, if given, are drafts: they are kept as far as they are what is
         sampled, and the span takes their place. Of its n tokens then, the first min(n - 1, start + count) are computed.
+        A sequence with drafts, but without a constraint, may have branches: the path with the longest span is kept.
 
         Constrained sequences are sampled last and may still be `pending` when this returns. The constraints follow the
         spans; their masks may be written while a step computes. A step that raises has put no page into the prefix
@@ -84,6 +102,8 @@ class PlainStepResult:
 
     token_ids: list[list[int]]
     pending: Sequence[int] = ()
+    first_rows: Sequence[int] = ()
+    future_rows: Mapping[int, int] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[LogprobsEntry]] = field(default_factory=dict)
     pooled: dict[int, bytes] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)

@@ -11,6 +11,7 @@ import os
 import queue
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from quire.engine_core.arguments import load_options, parse_arguments
 from quire.engine_core.crash_journal import CrashJournal
 from quire.engine_core.engine import EngineCore
 from quire.engine_core.grammar.grammars import Grammars
-from quire.engine_core.grammar.tokenizer import GrammarTokenizer
+from quire.engine_core.grammar.tokenizer import PRELOADING_THREAD, GrammarTokenizer
 from quire.engine_core.kv_tiers.disk import DiskTier
 from quire.engine_core.kv_tiers.disk_files import DiskFiles
 from quire.engine_core.kv_tiers.page_server import PageServer
@@ -30,7 +31,7 @@ from quire.engine_core.kv_tiers.peer import KvPeer
 from quire.engine_core.kv_tiers.tier import KvTier
 from quire.engine_core.loop import EngineLoop
 from quire.engine_core.memory import MemoryGuard
-from quire.engine_core.speculation.start import start_speculation
+from quire.engine_core.speculation.start import features_needed, start_speculation
 from quire.engine_core.supervisor_link import GAVE_WAY, SupervisorLink, read_line, write_line
 from quire.engine_core.transport.server import EngineServer, Inbox
 from quire.engine_core.utilities import refuse_reload
@@ -77,9 +78,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(parsed, parent)
     except (ModelError, AddressError, KeyFileError) as error:
         print("\n" * sys.stderr.isatty() + f"error: {error}", file=sys.stderr)  # progress may stand on the line
-        return 1
+        status = 1
     except KeyboardInterrupt:  # while the model loads; later SIGINT has a handler
-        return 128 + signal.SIGINT
+        status = 128 + signal.SIGINT
+    if any(thread.name == PRELOADING_THREAD for thread in threading.enumerate()):
+        _leave(status)
+    return status
 
 
 @contextlib.contextmanager
@@ -232,7 +236,8 @@ def _prepare(parsed: EngineProcessOptions) -> PreparedModel:
     progress = _show_progress if sys.stderr.isatty() else None
     options = load_options(parsed)
     with advised(options):
-        prepared = PreparedModel(options, progress, log_sealed_pages=parsed.kv_disk is not None)
+        features = features_needed(parsed, options)
+        prepared = PreparedModel(options, progress, log_sealed_pages=parsed.kv_disk is not None, features=features)
     if prepared.computes_whole_prompts:
         _check_encoder(parsed)
     return prepared

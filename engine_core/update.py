@@ -48,10 +48,18 @@ class StepUpdate:
         """
         self._trials.begin_step(batch)
         try:
-            return self._executor.step(batch.slots, batch.starts, batch.counts, batch.num_drafts or None)
+            result = self._step(batch)
         except Exception as error:  # noqa: BLE001 - whatever it is, clients get the error, and other requests go on
             self._isolate(batch, error, is_part=is_part)
             return None
+        if batch.branches:
+            batch.first_rows, batch.future_rows = result.first_rows, result.future_rows
+        return result
+
+    def _step(self, batch: Batch) -> StepResult:
+        if batch.branches:
+            return self._executor.step(batch.slots, batch.starts, batch.counts, batch.num_drafts, batch.branches)
+        return self._executor.step(batch.slots, batch.starts, batch.counts, batch.num_drafts or None)
 
     def apply(self, batch: Batch, result: StepResult, now: float) -> None:
         """Move each request on, those with deferred samples last, as these complete."""
@@ -103,11 +111,15 @@ class StepUpdate:
     def _take_back(self, request: Request) -> bool:
         """Take back what the failed step has sampled of a request; return False if it cannot be computed again."""
         sequences = self._executor.sequences
-        return not request.needs_every_token and all(
+        if request.needs_every_token:
+            return False
+        is_back = all(
             sequences.num_tokens(slot) <= request.num_tokens
             or sequences.truncate(slot, request.num_tokens) >= request.num_computed_tokens
             for slot in request.slots
         )
+        request.num_reserved_tokens = min(map(sequences.num_reserved_tokens, request.slots), default=0)
+        return is_back
 
     def _collect(
         self, batch: Batch, result: StepResult, deferred: dict[int, None]

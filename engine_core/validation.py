@@ -106,10 +106,12 @@ def check_prompt(request: EngineCoreRequest, limits: EngineShape, *, room: int) 
     _check_token_ids("prompt_token_ids", prompt, limits)
 
 
-def check_is_new(request: EngineCoreRequest, kind: str) -> None:
-    """Raise RejectedError for a request of a kind that always begins with its prompt, if it brings generated tokens."""
+def check_prompt_only(request: EngineCoreRequest, kind: str) -> None:
+    """Raise RejectedError for a request of a kind that takes only a prompt, if it brings other tokens."""
     if request.generated_token_ids:
         raise RejectedError(f"{kind} begins with its prompt, and goes on after no tokens; omit generated_token_ids")
+    if request.predicted_token_ids:
+        raise RejectedError(f"{kind} is not drafted; omit predicted_token_ids (a prediction)")
 
 
 def _check_generated(request: EngineCoreRequest, limits: EngineShape) -> None:
@@ -185,8 +187,6 @@ def _check_structured_outputs(request: EngineCoreRequest, _limits: EngineShape) 
 
 def _check_prediction(request: EngineCoreRequest, limits: EngineShape) -> None:
     predicted = request.predicted_token_ids
-    if predicted and request.sampling_params.beam_width:
-        raise RejectedError("predicted_token_ids has no meaning in a beam search; leave it out")
     if len(predicted) > limits.max_model_len:
         raise RejectedError(
             f"predicted_token_ids has {len(predicted)} tokens, and an answer at most {limits.max_model_len}; shorten it"

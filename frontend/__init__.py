@@ -9,9 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from quire.frontend.async_llm import AsyncLLM
-    from quire.frontend.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
-    from quire.frontend.engine_args import EngineArgs
+    from quire.frontend.async_llm import AsyncLLM, AsyncLLMEngine
+    from quire.frontend.beam_search import BeamSearchOutput, BeamSearchSequence
+    from quire.frontend.engine_args import AsyncEngineArgs, EngineArgs
     from quire.frontend.errors import (
         EngineConnectionError,
         EngineDeadError,
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
         RequestTimeoutError,
     )
     from quire.frontend.llm import LLM
+    from quire.frontend.llm_engine import LLMEngine
+    from quire.frontend.metrics.reader import Counter, Gauge, Histogram, Metric, Vector
     from quire.frontend.outputs import (
         ClassificationOutput,
         ClassificationRequestOutput,
@@ -32,33 +34,47 @@ if TYPE_CHECKING:
         PoolingRequestOutput,
         RequestMetrics,
         RequestOutput,
+        RequestOutputKind,
         ScoringOutput,
         ScoringRequestOutput,
     )
-    from quire.frontend.structured_outputs import StructuredOutputsParams
+    from quire.frontend.request_params import (
+        BeamSearchParams,
+        PoolingParams,
+        SamplingParams,
+        StructuredOutputsParams,
+    )
+    from quire.frontend.script_args import FlexibleArgumentParser
     from quire.frontend.text.chat.assistant import AssistantMessage, ToolCall
     from quire.frontend.text.chat.tools import ToolError, check_tools
     from quire.frontend.text.prompts import PromptType, TextPrompt, TokensPrompt
-    from quire.protocol.messages import PoolingParams, SamplingParams
 
 __all__ = [
     "LLM",
     "AssistantMessage",
+    "AsyncEngineArgs",
     "AsyncLLM",
+    "AsyncLLMEngine",
     "BeamSearchOutput",
     "BeamSearchParams",
     "BeamSearchSequence",
     "ClassificationOutput",
     "ClassificationRequestOutput",
     "CompletionOutput",
+    "Counter",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
     "EngineArgs",
     "EngineConnectionError",
     "EngineDeadError",
     "EngineStartError",
+    "FlexibleArgumentParser",
+    "Gauge",
+    "Histogram",
     "HubError",
+    "LLMEngine",
     "Logprob",
+    "Metric",
     "PoolingOutput",
     "PoolingParams",
     "PoolingRequestOutput",
@@ -66,6 +82,7 @@ __all__ = [
     "RequestError",
     "RequestMetrics",
     "RequestOutput",
+    "RequestOutputKind",
     "RequestTimeoutError",
     "SamplingParams",
     "ScoringOutput",
@@ -75,15 +92,16 @@ __all__ = [
     "TokensPrompt",
     "ToolCall",
     "ToolError",
+    "Vector",
     "check_tools",
 ]
 
 _NAMES_OF_MODULES = {
-    "quire.frontend.async_llm": ("AsyncLLM",),
-    "quire.frontend.beam_search": ("BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence"),
+    "quire.frontend.async_llm": ("AsyncLLM", "AsyncLLMEngine"),
+    "quire.frontend.beam_search": ("BeamSearchOutput", "BeamSearchSequence"),
     "quire.frontend.text.chat.assistant": ("AssistantMessage", "ToolCall"),
     "quire.frontend.text.chat.tools": ("ToolError", "check_tools"),
-    "quire.frontend.engine_args": ("EngineArgs",),
+    "quire.frontend.engine_args": ("AsyncEngineArgs", "EngineArgs"),
     "quire.frontend.errors": (
         "EngineConnectionError",
         "EngineDeadError",
@@ -93,6 +111,8 @@ _NAMES_OF_MODULES = {
         "RequestTimeoutError",
     ),
     "quire.frontend.llm": ("LLM",),
+    "quire.frontend.llm_engine": ("LLMEngine",),
+    "quire.frontend.metrics.reader": ("Counter", "Gauge", "Histogram", "Metric", "Vector"),
     "quire.frontend.outputs": (
         "ClassificationOutput",
         "ClassificationRequestOutput",
@@ -104,12 +124,13 @@ _NAMES_OF_MODULES = {
         "PoolingRequestOutput",
         "RequestMetrics",
         "RequestOutput",
+        "RequestOutputKind",
         "ScoringOutput",
         "ScoringRequestOutput",
     ),
     "quire.frontend.text.prompts": ("PromptType", "TextPrompt", "TokensPrompt"),
-    "quire.frontend.structured_outputs": ("StructuredOutputsParams",),
-    "quire.protocol.messages": ("PoolingParams", "SamplingParams"),
+    "quire.frontend.request_params": ("BeamSearchParams", "PoolingParams", "SamplingParams", "StructuredOutputsParams"),
+    "quire.frontend.script_args": ("FlexibleArgumentParser",),
 }
 
 

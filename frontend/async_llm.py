@@ -22,14 +22,22 @@ from quire.frontend.client.observer import Observer, RequestOptions, TraceContex
 from quire.frontend.client.request import PoolingParams
 from quire.frontend.client.request_table import RequestTable
 from quire.frontend.client.streams import DeliveryQueue, RequestStreams
-from quire.frontend.engine_args import DRAIN_SECONDS, EngineArgs, reload_arguments, takes_engine_args
+from quire.frontend.engine_args import (
+    DRAIN_SECONDS,
+    EngineArgs,
+    MadeFromEngineArgs,
+    reload_arguments,
+    takes_engine_args,
+)
 from quire.frontend.errors import EngineDeadError
 from quire.frontend.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
     RequestOutput,
+    RequestOutputKind,
 )
+from quire.frontend.request_params import output_kind_of
 from quire.frontend.sampling import SamplingParams, ranks
 from quire.frontend.text.chat.renderer import MAX_PROCESSES
 from quire.frontend.text.chat.tool_grammar import tool_at_fault
@@ -37,17 +45,18 @@ from quire.frontend.text.chat.tools import ToolUse, check_tools
 from quire.frontend.text.prompts import Message, Prompt, PromptType
 from quire.frontend.text.threads import TextThreads
 from quire.frontend.text.tokenizer import Tokenizer
+from quire.frontend.vllm_fields import takes_vllm_arguments
 from quire.protocol.messages import SAMPLING_LENGTHS, EngineSnapshot, Ready, Role, StepTrace
 from quire.protocol.pooling_info import PoolingInfo
 
 T = TypeVar("T")
-OutputKind = Literal["cumulative", "delta"]
+OutputKind = Literal["cumulative", "delta", "final_only"] | RequestOutputKind
 
 _WATCH_SECONDS = 0.25
 _LONGEST_STEP = 30.0  # seconds; no sensible token budget makes a step take longer
 
 
-class AsyncLLM(AnswerParsing):
+class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
     """A model that streams, in an engine process of its own or a running one; its arguments are those of `LLM`.
 
     It works on one event loop at a time, asyncio's or uvloop's (`uvloop.run(main())`, as the command line does). Use it
@@ -68,13 +77,14 @@ class AsyncLLM(AnswerParsing):
         # Of their own, so that a chat template that takes long delays chats only.
         self._chat_threads = ThreadPoolExecutor(MAX_PROCESSES, "quire-chat")
 
+    @takes_vllm_arguments
     def generate(
         self,
         prompt: PromptType,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
-        output_kind: OutputKind = "cumulative",
+        output_kind: OutputKind | None = None,
         truncate_prompt_tokens: int | None = None,
         add_special_tokens: bool = True,
         priority: int = 0,
@@ -85,11 +95,11 @@ class AsyncLLM(AnswerParsing):
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the outputs of one prompt; the last is `finished`.
 
-        An output contains everything so far ("cumulative") or the new part ("delta"). If the consumer is slower than
-        the engine, its next output contains several increments. With `best_of` or a beam search there is one output, at
-        the end. If the consumer stops iterating, is cancelled or is collected, the request is aborted. Iterating
-        raises `RequestError` (a `ValueError`) for invalid input or a request that fails, and `EngineDeadError` if the
-        engine dies.
+        An output contains everything so far ("cumulative") or the new part ("delta"), or it is the only one, at the end
+        ("final_only"); None: as `sampling_params` say. If the consumer is slower than the engine, its next output
+        contains several increments. With `best_of` or a beam search there is one output, at the end. If the consumer
+        stops iterating, is cancelled or is collected, the request is aborted. Iterating raises `RequestError` (a
+        `ValueError`) for invalid input or a request that fails, and `EngineDeadError` if the engine dies.
 
         `truncate_prompt_tokens`: keep only the last N tokens of the prompt, -1 for as many as the context can hold.
         `add_special_tokens`: put the tokenizer's special tokens around a text.
@@ -109,6 +119,7 @@ class AsyncLLM(AnswerParsing):
         options = RequestOptions(priority, cache_salt, timeout, trace or TraceContext("text_completion"), tenant)
         return self._stream(make, sampling_params, request_id, output_kind, options)
 
+    @takes_vllm_arguments
     async def embed(
         self,
         prompt: PromptType,
@@ -155,10 +166,12 @@ class AsyncLLM(AnswerParsing):
         self, prompt: PromptType, pooling_params: PoolingParams | None = None, **options: Any
     ) -> ClassificationRequestOutput:
         """Score one prompt by the labels of a classification model; the options are those of `embed`."""
-        output = await self.embed(prompt, pooling_params or PoolingParams(task="classify"), **options)
+        params = msgspec.structs.replace(pooling_params or PoolingParams(), task="classify")
+        output = await self.embed(prompt, params, **options)
         scores = ClassificationOutput(output.outputs.embedding)
         return ClassificationRequestOutput(output.request_id, output.prompt_token_ids, scores, output.metrics)
 
+    @takes_vllm_arguments
     async def beam_search(
         self,
         prompt: PromptType,
@@ -177,13 +190,14 @@ class AsyncLLM(AnswerParsing):
             outputs = [output async for output in stream]
         return beam_search_output(outputs[-1], params)
 
+    @takes_vllm_arguments
     def chat(
         self,
         messages: Sequence[Message],
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
-        output_kind: OutputKind = "cumulative",
+        output_kind: OutputKind | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool | None = None,
@@ -346,7 +360,7 @@ class AsyncLLM(AnswerParsing):
 
     @property
     def pooling_info(self) -> PoolingInfo:
-        """What the model makes of prompts besides text."""
+        """The ways in which the model pools prompts."""
         return self._engine.pooling_info
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -452,6 +466,10 @@ class AsyncLLM(AnswerParsing):
             self._finalizer()
             self._chat_threads.shutdown(wait=False, cancel_futures=True)
 
+    def shutdown(self) -> None:
+        """Close it: vLLM's name of `close`."""
+        self.close()
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -469,15 +487,15 @@ class AsyncLLM(AnswerParsing):
         make: Callable[[SamplingParams], Awaitable[tuple[Prompt, SamplingParams]]],
         params: SamplingParams | None,
         request_id: str | None,
-        output_kind: OutputKind,
+        output_kind: OutputKind | None,
         options: RequestOptions,
         tools: ToolUse | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        if output_kind not in ("cumulative", "delta"):
-            raise ValueError(f"output_kind={output_kind!r} is not known; it can be 'cumulative' or 'delta'")
+        kind = _output_kind(params, output_kind)
         arrived = time.monotonic()  # before tokenization, which is part of the TTFT
         checked = await self.run_long(functools.partial(self._engine.params, params), _lengthy(params))
-        if output_kind == "delta" and ranks(checked):
+        is_delta = kind is RequestOutputKind.DELTA
+        if is_delta and ranks(checked):
             raise ValueError("best_of and beam search rank at the end, so there are no deltas; use 'cumulative'")
         prompt, own = await make(checked)
         make_request = functools.partial(self._engine.request, self._name(request_id), prompt, own, options, arrived)
@@ -490,13 +508,26 @@ class AsyncLLM(AnswerParsing):
                 if request.error is not None:
                     at_fault = await asyncio.to_thread(tool_at_fault, request.error, tools) if tools else None
                     raise at_fault or copy.copy(request.error)  # a copy for each request, with its own traceback
-                if not request.has_news:
+                if not request.has_news or (kind is RequestOutputKind.FINAL_ONLY and not request.finished):
                     continue
-                output = request.output(output_kind == "delta")
+                output = request.output(is_delta)
                 finished = output.finished
                 yield output
         finally:
             self._streams.close(stream)
+
+
+AsyncLLMEngine = AsyncLLM
+"""vLLM's earlier name of the class."""
+
+
+def _output_kind(params: SamplingParams | None, given: OutputKind | None) -> RequestOutputKind:
+    """Return the kind of outputs that is given, or else that of the parameters. Raises `ValueError`."""
+    try:
+        return output_kind_of(params) if given is None else RequestOutputKind(given)
+    except ValueError:
+        kinds = " or ".join(repr(str(kind)) for kind in RequestOutputKind)
+        raise ValueError(f"output_kind={given!r} is not known; it can be {kinds}") from None
 
 
 def _lengthy(params: SamplingParams | None) -> tuple[object, ...]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
+import functools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, ParamSpec, cast
+from typing import Annotated, Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from quire.frontend.hub.names import check_model, is_gguf, is_hub_name
 from quire.frontend.hub.resolve import resolve_model
-from quire.frontend.vllm_args import reject
+from quire.frontend.script_args import add_engine_arguments
+from quire.frontend.vllm_options import ENGINE_OPTIONS, nearest, own_options
 from quire.protocol.engine_options import (
     SECONDS_OR_ZERO,
     ClientOptions,
@@ -25,13 +28,29 @@ from quire.protocol.speculative_config import parse_speculative_config
 DEMO_MODEL = str(Path(__file__).parent / "demo_model")
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 
+def _takes_vllm_options(table: type[T]) -> type[T]:
+    """Let the constructor of a table take vLLM's other options too, see `own_options`, and None for any default."""
+    made: Any = table
+    construct = made.__init__
+
+    @functools.wraps(construct)
+    def take(self: T, *args: Any, **options: Any) -> None:
+        construct(self, *args, **own_options(options, options_of(table).keys()))
+
+    made.__init__ = take
+    return table
+
+
+@_takes_vllm_options
 @dataclass(frozen=True, kw_only=True)
 class EngineArgs(ClientOptions, SupervisionOptions, HubOptions, EngineOptions):
     """Arguments with which an engine is started, or reached if it is running at `engine_address`.
 
-    `quire info --options` lists them. Raises `ValueError` for the first argument that is not allowed.
+    `quire info --options` lists them; vLLM's others are taken as `vllm_options` says, and None stands for the default.
+    Raises `ValueError` for the first argument that is not allowed, and `TypeError` for an unknown one.
     """
 
     model: Annotated[str, Option("MODEL")] = field(default=DEMO_MODEL, kw_only=False)
@@ -48,11 +67,7 @@ class EngineArgs(ClientOptions, SupervisionOptions, HubOptions, EngineOptions):
         A model given by its name is downloaded if need be. Raises `TypeError` for an unknown keyword, `ValueError` for
         a value that is not allowed, and `HubError`.
         """
-        rows = options_of(cls)
-        for name, value in options.items():
-            if name not in rows:
-                reject(name, value, set(rows))
-        given = {name: value for name, value in options.items() if name in rows and value is not None}
+        given = own_options(options, options_of(cls).keys())
         given = {name: _as_text(name, value) for name, value in given.items()}
         if model is not None:
             given["model"] = str(model)
@@ -69,6 +84,26 @@ class EngineArgs(ClientOptions, SupervisionOptions, HubOptions, EngineOptions):
         folder = resolve_model(args.model, args.revision, args.download_dir)
         drafting = _with_draft_folder(args.speculative_config, args.download_dir)
         return replace(args, model=str(folder), speculative_config=drafting, revision=None, download_dir=None)
+
+    @staticmethod
+    def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        """Add a flag for each argument, and for vLLM's others, to a parser or a group of one; return it.
+
+        What is not given is None, so that `LLM(**vars(parser.parse_args()))` has the defaults.
+        """
+        add_engine_arguments(parser, options_of(EngineArgs))
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> Self:
+        """Return the arguments among those of a command line; others are left to the script."""
+        known = options_of(cls).keys() | ENGINE_OPTIONS.keys()
+        return cls(**{name: value for name, value in vars(args).items() if name in known})
+
+    def given(self) -> dict[str, Any]:
+        """Return the arguments that differ from their defaults."""
+        values = {name: (getattr(self, name), option.default) for name, option in options_of(EngineArgs).items()}
+        return {name: value for name, (value, default) in values.items() if value != default}
 
     def settings(self) -> dict[str, object]:
         """Return the options of the engine process, its address left out."""
@@ -108,13 +143,14 @@ def reload_arguments(options: Mapping[str, Any], *, drain: bool, drain_timeout: 
         raise ValueError(f"{', '.join(hub)} can be set for a model given by its name; give model as well")
     settings: dict[str, bool | int | float | str | None] = {}
     for name, given in options.items():
-        value = _as_text(name, given)
         if name in options_of(HubOptions):
             continue
         if name not in rows:
             if name in options_of(EngineArgs):
                 raise ValueError(f"{name} cannot be changed by a reload, but {', '.join(rows)} can")
-            reject(name, value, set(rows))
+            own_options({name: given}, rows.keys())
+            continue
+        value = nearest(name, _as_text(name, given))
         if value is not None:
             rows[name].check(value)
         is_path = value is not None and rows[name].metavar in ("FOLDER", "MODEL")
@@ -124,6 +160,20 @@ def reload_arguments(options: Mapping[str, Any], *, drain: bool, drain_timeout: 
     if (model := options.get("model")) is not None and (hub or is_gguf(str(model)) or is_hub_name(str(model))):
         settings["model"] = str(resolve_model(str(model), **hub))
     return Reload(settings, drain_timeout if drain else 0.0)
+
+
+AsyncEngineArgs = EngineArgs
+"""vLLM's name of the arguments of `AsyncLLM`."""
+
+
+class MadeFromEngineArgs:
+    """The constructor of `LLM`, `AsyncLLM` and `LLMEngine` that takes their arguments as one."""
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
+        """Return an object made with these arguments."""
+        make: Callable[..., Self] = cls
+        return make(**engine_args.given())
 
 
 def takes_engine_args(

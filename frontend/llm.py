@@ -7,7 +7,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self, TypeVar, Unpack, cast
+from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
 import msgspec
 
@@ -17,12 +17,19 @@ from quire.frontend.client.observer import OpenRequest, RequestOptions
 from quire.frontend.client.request import EmbeddingRequest, PoolingParams
 from quire.frontend.client.request_table import RequestTable
 from quire.frontend.client.streams import DeliveryInbox, apply_delivery
-from quire.frontend.engine_args import DRAIN_SECONDS, EngineArgs, reload_arguments, takes_engine_args
+from quire.frontend.engine_args import (
+    DRAIN_SECONDS,
+    EngineArgs,
+    MadeFromEngineArgs,
+    reload_arguments,
+    takes_engine_args,
+)
 from quire.frontend.errors import EngineDeadError, RequestError
+from quire.frontend.metrics.reader import Metric, read_metrics
+from quire.frontend.metrics.requests import RequestMeter
 from quire.frontend.outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
-    PoolingOutput,
     PoolingRequestOutput,
     RequestOutput,
     ScoringRequestOutput,
@@ -36,13 +43,16 @@ from quire.frontend.text.chat.tools import check_tools
 from quire.frontend.text.pooled import document_prompt_name, query_prompt_name
 from quire.frontend.text.prompts import Message, Prompt, PromptType, split_batch
 from quire.frontend.text.tokenizer import Tokenizer
+from quire.frontend.vllm_fields import REQUEST_OPTIONS, takes_vllm_arguments
+from quire.frontend.vllm_options import take
 from quire.protocol.messages import ErrorKind
 
 T = TypeVar("T")
 R = TypeVar("R", bound=OpenRequest)
+ProgressBar = bool | Callable[..., object]  # vLLM takes the class of a bar; there is one bar
 
 
-class LLM(AnswerParsing):
+class LLM(AnswerParsing, MadeFromEngineArgs):
     """A model that is ready to generate, in an engine process of its own or a running one.
 
     `LLM("/path/of/a/checkpoint")`, or `LLM()` for the demo model; keywords are the fields of `EngineArgs`, with vLLM's
@@ -59,39 +69,44 @@ class LLM(AnswerParsing):
         self._engine = ConnectedEngine(EngineArgs.from_options(model, options), self._inbox.put)
         self._finalizer = weakref.finalize(self, self._engine.close)
         self._table = RequestTable(self._engine.send, self._engine.eos_token_ids)
+        self._meter = RequestMeter(self._engine.client.ready.max_model_len)
+        self._table.add_observer(self._meter)
         self._lock = threading.Lock()
         self._request_ids = itertools.count()
 
+    @takes_vllm_arguments
     def generate(
         self,
         prompts: PromptType | Sequence[PromptType],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: ProgressBar = True,
         truncate_prompt_tokens: int | None = None,
         add_special_tokens: bool = True,
-        priority: int | Sequence[int] = 0,
+        priority: int | Sequence[int] | None = 0,
         cache_salt: str = "",
         timeout: float | None = None,
     ) -> list[RequestOutput]:
         """Generate for one prompt or many; the results are in the order of the prompts.
 
         `sampling_params` and `priority`: one for all, or one for each prompt. `use_tqdm`: show a progress bar if there
-        are several prompts and a terminal. `truncate_prompt_tokens`, `add_special_tokens`, `priority`, `cache_salt` and
-        `timeout` (seconds, for each prompt) are those of `AsyncLLM.generate`. If a prompt or its parameters are
-        invalid, `RequestError` (a `ValueError`) names it by its index and nothing runs; if a request fails in the
-        engine, the others are aborted and `RequestError` is raised too.
+        are several prompts and a terminal; the class of a bar, which vLLM takes, counts as True.
+        `truncate_prompt_tokens`, `add_special_tokens`, `priority`, `cache_salt` and `timeout` (seconds, for each
+        prompt) are those of `AsyncLLM.generate`. If a prompt or its parameters are invalid, `RequestError` (a
+        `ValueError`) names it by its index and nothing runs; if a request fails in the engine, the others are aborted
+        and `RequestError` is raised too.
         """
         made = self._prompts(prompts, truncate_prompt_tokens, add_special_tokens)
         return self._run(made, sampling_params, use_tqdm, priority, cache_salt, timeout)
 
+    @takes_vllm_arguments
     def beam_search(
         self,
         prompts: PromptType | Sequence[PromptType],
         params: BeamSearchParams,
         *,
-        use_tqdm: bool = True,
-        priority: int | Sequence[int] = 0,
+        use_tqdm: ProgressBar = True,
+        priority: int | Sequence[int] | None = 0,
         cache_salt: str = "",
         timeout: float | None = None,
     ) -> list[BeamSearchOutput]:
@@ -106,16 +121,17 @@ class LLM(AnswerParsing):
         )
         return [beam_search_output(output, params) for output in outputs]
 
+    @takes_vllm_arguments
     def embed(
         self,
         prompts: PromptType | Sequence[PromptType],
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         prompt_name: str | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: ProgressBar = True,
         truncate_prompt_tokens: int | None = None,
         add_special_tokens: bool = True,
-        priority: int | Sequence[int] = 0,
+        priority: int | Sequence[int] | None = 0,
         cache_salt: str = "",
         timeout: float | None = None,
     ) -> list[EmbeddingRequestOutput]:
@@ -132,15 +148,16 @@ class LLM(AnswerParsing):
         options = _options(priority, cache_salt, timeout, len(made))
         return [request.output() for request in self._pool(made, pooling_params, options, use_tqdm)]
 
+    @takes_vllm_arguments
     def classify(
         self,
         prompts: PromptType | Sequence[PromptType],
         *,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: ProgressBar = True,
         truncate_prompt_tokens: int | None = None,
         add_special_tokens: bool = True,
-        priority: int | Sequence[int] = 0,
+        priority: int | Sequence[int] | None = 0,
         cache_salt: str = "",
         timeout: float | None = None,
     ) -> list[ClassificationRequestOutput]:
@@ -152,33 +169,31 @@ class LLM(AnswerParsing):
             add_special_tokens=add_special_tokens,
         )
         options = _options(priority, cache_salt, timeout, len(made))
-        params = PoolingParams(task="classify") if pooling_params is None else pooling_params
+        params = _for_task("classify", pooling_params, len(made))
         return [request.classification() for request in self._pool(made, params, options, use_tqdm)]
 
+    @takes_vllm_arguments
     def encode(
         self,
         prompts: PromptType | Sequence[PromptType],
-        pooling_params: PoolingParams | None = None,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         pooling_task: str | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: ProgressBar = True,
         truncate_prompt_tokens: int | None = None,
     ) -> list[PoolingRequestOutput]:
         """Return the vectors of one prompt or many, of `embed` or `classify` by the task; None: what the model does."""
         model = self._engine.pooling_info
-        task = pooling_task or ("embed" if model.embeds else "classify")
-        if task not in ("embed", "classify"):
+        if pooling_task not in (None, "embed", "classify"):
             raise ValueError(f"pooling_task={pooling_task!r} is not possible; it must be 'embed' or 'classify'")
-        params = msgspec.structs.replace(pooling_params or PoolingParams(), task=task)
+        task: Any = pooling_task or ("embed" if model.embeds else "classify")
         name = None if task == "embed" else ""
         made = self._pooled_prompts(prompts, prompt_name=name, truncate_prompt_tokens=truncate_prompt_tokens)
+        params = _for_task(task, pooling_params, len(made))
         requests = self._pool(made, params, _options(0, "", None, len(made)), use_tqdm)
-        outputs = [request.output() for request in requests]
-        return [
-            PoolingRequestOutput(each.request_id, each.prompt_token_ids, PoolingOutput(each.outputs.embedding))
-            for each in outputs
-        ]
+        return [request.vector() for request in requests]
 
+    @takes_vllm_arguments
     def score(
         self,
         text_1: PromptType | Sequence[PromptType],
@@ -186,7 +201,7 @@ class LLM(AnswerParsing):
         *,
         pooling_params: PoolingParams | None = None,
         instruction: str | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: ProgressBar = True,
         truncate_prompt_tokens: int | None = None,
         add_special_tokens: bool = True,
         priority: int = 0,
@@ -223,17 +238,19 @@ class LLM(AnswerParsing):
         left, right = embedded[: len(first)], embedded[len(first) :]
         return [score(left[index if len(left) > 1 else 0], right[index], model.similarity) for index in range(count)]
 
+    @takes_vllm_arguments
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: ProgressBar = True,
+        lora_request: None = None,
         *,
-        use_tqdm: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool | None = None,
         truncate_prompt_tokens: int | None = None,
-        priority: int | Sequence[int] = 0,
+        priority: int | Sequence[int] | None = 0,
         cache_salt: str = "",
         timeout: float | None = None,
         **template: Unpack[TemplateOptions],
@@ -244,6 +261,7 @@ class LLM(AnswerParsing):
         `AsyncLLM.chat`; `parse` splits an answer into thoughts, content and tool calls. Raises `ToolError`
         (a `ValueError`) for invalid tools.
         """
+        take("lora_request", lora_request, REQUEST_OPTIONS)
         use = check_tools(tools, tool_choice, parallel_tool_calls)
         single = not messages or isinstance(messages[0], Mapping)
         conversations = cast("Sequence[Sequence[Message]]", [messages] if single else messages)
@@ -268,6 +286,10 @@ class LLM(AnswerParsing):
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the parameters that hold if a call gives none."""
         return SamplingParams()
+
+    def get_metrics(self, prefix: str = "vllm") -> list[Metric]:
+        """Return the metrics of the engine, and of the requests of this object, with vLLM's names."""
+        return read_metrics(self._engine.client.ready, self.stats(), self._meter, prefix)
 
     def stats(self) -> dict[str, Any]:
         """Return the state of the engine: the fields of `SchedulerStats`, and counters of its socket."""
@@ -336,7 +358,7 @@ class LLM(AnswerParsing):
         prompts: list[Prompt],
         params: PoolingParams | Sequence[PoolingParams] | None,
         options: list[RequestOptions],
-        use_tqdm: bool,
+        use_tqdm: ProgressBar,
     ) -> list[EmbeddingRequest]:
         each = _each(params, PoolingParams, self._engine.pooling, "pooling_params", len(prompts))
         return self._complete(self._engine.embedding, prompts, each, options, use_tqdm)
@@ -345,8 +367,8 @@ class LLM(AnswerParsing):
         self,
         prompts: list[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
-        use_tqdm: bool,
-        priority: int | Sequence[int],
+        use_tqdm: ProgressBar,
+        priority: int | Sequence[int] | None,
         cache_salt: str,
         timeout: float | None,
     ) -> list[RequestOutput]:
@@ -361,7 +383,7 @@ class LLM(AnswerParsing):
         prompts: list[Prompt],
         params: list[T],
         options: list[RequestOptions],
-        use_tqdm: bool,
+        use_tqdm: ProgressBar,
     ) -> list[R]:
         """Make all requests, and wait until they finish. No request is left running, however this ends."""
 
@@ -377,12 +399,12 @@ class LLM(AnswerParsing):
                 raise
         return requests
 
-    def _wait_for(self, requests: Sequence[OpenRequest], use_tqdm: bool) -> None:
+    def _wait_for(self, requests: Sequence[OpenRequest], use_tqdm: ProgressBar) -> None:
         while not self._inbox.empty():
             apply_delivery(self._table, self._inbox.get())  # outputs of requests that were dropped
         for request in requests:
             self._table.submit(request)
-        with progress_bar(len(requests), use_tqdm) as advance:
+        with progress_bar(len(requests), bool(use_tqdm)) as advance:
             while self._table:
                 delivery = self._inbox.get()
                 ended_or_grown = apply_delivery(self._table, delivery)
@@ -408,9 +430,19 @@ def _each(
     return [_named(index, check, each) for index, each in enumerate(params)]
 
 
-def _options(priority: int | Sequence[int], cache_salt: str, timeout: float | None, count: int) -> list[RequestOptions]:
+def _for_task(
+    task: Literal["embed", "classify"], params: PoolingParams | Sequence[PoolingParams] | None, count: int
+) -> list[PoolingParams]:
+    """Return the parameters of each prompt for a task, whatever theirs is."""
+    each = _each(params, PoolingParams, lambda given: given or PoolingParams(), "pooling_params", count)
+    return [msgspec.structs.replace(given, task=task) for given in each]
+
+
+def _options(
+    priority: int | Sequence[int] | None, cache_salt: str, timeout: float | None, count: int
+) -> list[RequestOptions]:
     """Return the options of each prompt's request."""
-    priorities = [priority] * count if isinstance(priority, int) else priority
+    priorities = [priority or 0] * count if priority is None or isinstance(priority, int) else priority
     if len(priorities) != count:
         raise ValueError(
             f"there are {len(priorities)} priorities for {count} prompts; give one, or one for each prompt"

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import msgspec
 
 from quire.protocol.messages import EngineCoreEvent
+
+
+class RequestOutputKind(StrEnum):
+    """Contents of an output: everything so far, the new part, or everything at the end, the only output."""
+
+    CUMULATIVE = "cumulative"
+    DELTA = "delta"
+    FINAL_ONLY = "final_only"
 
 
 class Logprob(msgspec.Struct, frozen=True, gc=False):

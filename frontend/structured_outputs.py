@@ -31,7 +31,9 @@ def plain_structured_outputs(value: Any) -> Any:
     if value.json is not None:
         value = msgspec.structs.replace(value, json=_schema_text(value.json))
     try:
-        return msgspec.convert(msgspec.structs.astuple(value), StructuredOutputs)
+        return msgspec.convert(
+            [getattr(value, name) for name in StructuredOutputs.__struct_fields__], StructuredOutputs
+        )
     except msgspec.ValidationError as error:
         raise ValueError(f"{value!r} has a field of the wrong type: {error}") from None
 

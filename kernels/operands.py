@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from quire.kernels.emit.context import Kernel
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, Dtypes, QuantizedFormat, round_up
+from quire.kernels.errors import ModelError
 from quire.kernels.rope import Rope
 from quire.kernels.weights.checkpoint import Checkpoint
 
@@ -258,6 +259,32 @@ class TensorRows(ArrayWeight):
     def values(self, checkpoint: Checkpoint) -> Array:
         """See ArrayWeight."""
         return np.ascontiguousarray(checkpoint.get(self.name, self.tensors[self.name]).to_f32()[self.first :])
+
+
+@dataclass(frozen=True)
+class TokenNumbers(ArrayWeight):
+    """The tokens of a draft head's outputs, by the i64 tensor `offsets` [outputs]: i + offsets[i], as i32."""
+
+    offsets: str
+    outputs: int
+    vocab_size: int
+
+    @property
+    def bytes(self) -> int:
+        """See ArrayWeight."""
+        return 4 * self.outputs
+
+    def values(self, checkpoint: Checkpoint) -> Array:
+        """See ArrayWeight. Raises ModelError for a token that is not in the vocabulary."""
+        offsets = checkpoint.get_integers(self.offsets, (self.outputs,), "I64").to_numpy()
+        tokens = np.arange(self.outputs) + offsets
+        wrong = np.flatnonzero((tokens < 0) | (tokens >= self.vocab_size))
+        if len(wrong):
+            raise ModelError(
+                f"{checkpoint.folder}: {self.offsets} makes output {wrong[0]} the token {tokens[wrong[0]]}, but the "
+                f"vocabulary has {self.vocab_size}"
+            )
+        return tokens.astype(np.int32)
 
 
 Weight = Matrix | ArrayWeight

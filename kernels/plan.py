@@ -15,9 +15,24 @@ from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.head_linear import HeadLinearKernel
 from quire.kernels.emit.kv import KvLayout
 from quire.kernels.emit.layout import Dtypes
-from quire.kernels.graph.operations import Heads
+from quire.kernels.graph.operations import Features, Heads
 from quire.kernels.operands import ArrayWeight, Buffer, Launch, Matrix, Operand, PlanLimits, Weight
 from quire.kernels.weights.quantization import Quantization
+
+HIDDEN, FEATURES = "hidden", "features"
+"""Buffers of f32 rows of a step's tokens: hidden states, and what a draft head encodes as such."""
+
+FUTURE = "future"
+"""Buffer of the hidden state that stands for the future where a draft head contemplates."""
+
+FINAL = "final"
+LOGIT_ROWS_AT_ONCE = 128
+"""Most rows of logits computed at once; a step that needs more computes them in several rounds."""
+
+
+def kept_name(layer: int | str) -> str:
+    """Return the buffer of the hidden states before a layer, or after the FINAL norm, that a draft head reads."""
+    return f"kept_{layer}"
 
 
 @dataclass
@@ -39,6 +54,9 @@ class ModelPlan:
     num_token_types: int = 1
     launches: list[Launch] = field(default_factory=list)
     hidden_states: list[Launch] = field(default_factory=list)  # run only in steps that need the hidden states
+    encoding: list[Launch] = field(default_factory=list)  # of features, before steps of a draft head
+    features: Features | None = None  # that steps keep for a draft head
+    lent: frozenset[Matrix] = frozenset()  # by another plan: no weights of this one
     buffers: dict[str, Buffer] = field(default_factory=dict)
     _kernels: dict[Kernel, Kernel] = field(default_factory=dict)
 
@@ -72,7 +90,8 @@ class ModelPlan:
     @property
     def weights(self) -> list[Weight]:
         """Distinct weights, in the order of their first use."""
-        operands = (operand for launch in (*self.launches, *self.hidden_states) for operand in launch.operands)
+        launches = (*self.encoding, *self.launches, *self.hidden_states)
+        operands = (operand for launch in launches for operand in launch.operands if operand not in self.lent)
         return list(dict.fromkeys(operand for operand in operands if isinstance(operand, Matrix | ArrayWeight)))
 
     @property

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import math
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
 
 from quire.kernels import host
 from quire.kernels._native import (
@@ -30,10 +35,11 @@ from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.layout import BLOCK, round_up
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.lowering import lower
+from quire.kernels.graph.operations import Features
 from quire.kernels.kv_file import KvFile, kv_format, model_name
 from quire.kernels.memory import MemoryPlan
 from quire.kernels.models import build_graph, classifier_of, logits_of
-from quire.kernels.operands import Launch, Memory
+from quire.kernels.operands import Launch, Matrix, Memory
 from quire.kernels.options import (
     LoadOptions,
     check_options,
@@ -43,7 +49,7 @@ from quire.kernels.options import (
     choose_threads,
     plan_memory,
 )
-from quire.kernels.plan import ModelPlan
+from quire.kernels.plan import FINAL, FUTURE, LOGIT_ROWS_AT_ONCE, ModelPlan, kept_name
 from quire.kernels.pooling.pooler import Pooler, choose_pooler
 from quire.kernels.pooling.sentence_transformers import max_seq_length
 from quire.kernels.weights.checkpoint import Checkpoint
@@ -69,12 +75,11 @@ __all__ = [
 Progress = Callable[[str, int, int], None]
 """Called as progress(task, done, total)."""
 
+Rows = npt.NDArray[np.float32]
+
 logger = logging.getLogger(__name__)
 
 _KV_DTYPES = {BF16: "bfloat16", F32: "float32", I8: "int8"}
-
-LOGIT_ROWS_AT_ONCE = 128
-"""Most rows of logits computed at once; a step that needs more computes them in several rounds."""
 
 
 class ModelRunner:
@@ -87,14 +92,15 @@ class ModelRunner:
     def __init__(self, assembly: Assembly, options: LoadOptions, pooler: Pooler) -> None:
         self._native = native = assembly.native
         self._plan = assembly.plan
+        self._assembly = assembly  # owns the code that launches point to
         self._isa = host.choose_isa(options.isa).name
-        self._owners = (assembly.jit, assembly.loader)  # owners of the code that launches point to
         checkpoint, plan = assembly.loader.checkpoint, assembly.plan
         self.pooler = pooler
         self.computes_whole_prompts = plan.is_encoder
         self.num_token_types = plan.num_token_types
         self.max_num_batched_tokens = plan.limits.max_num_batched_tokens
         pages = native.sequences.free_pages + native.sequences.cached_pages
+        self.dtypes = plan.dtypes
         self.architecture = config_of(options, checkpoint).architecture
         self.vocab_size = plan.vocab_size
         self.embedding_size = pooler.embedding_size
@@ -119,6 +125,26 @@ class ModelRunner:
         self.copy_page = native.copy_page
         self.fill_page = native.fill_page
         self.take_sealed = native.take_sealed
+
+    def features(self) -> list[Rows]:
+        """Return views of the features of the last step's tokens, one for each that the model was loaded to keep."""
+        plan, kept = self._plan, self._plan.features
+        names = [] if kept is None else [*map(kept_name, kept.layers), *([kept_name(FINAL)] if kept.final else [])]
+        return [self._assembly.rows(name, plan.hidden_size) for name in names]
+
+    def set_future(self, embedding: npt.NDArray[np.float32]) -> None:
+        """Let the future have this hidden state, f32 [hidden_size], in the place of a token's embedding."""
+        self._assembly.rows(FUTURE, self._plan.hidden_size, 1)[0] = embedding
+
+    def lend(self, names: Collection[str]) -> dict[Matrix, int]:
+        """Return the packed matrices of the tensors `names`, and where they lie. Raises ModelError."""
+        addresses = self._assembly.loader.addresses
+        matrices = [weight for weight in self._plan.weights if isinstance(weight, Matrix)]
+        found = {matrix: addresses[matrix] for matrix in matrices if {part.tensor for part in matrix.parts} <= {*names}}
+        missing = {*names} - {part.tensor for matrix in found for part in matrix.parts}
+        if missing:
+            raise ModelError(f"the draft head shares {' and '.join(sorted(missing))}, which the model has not")
+        return found
 
     @property
     def num_sealed_left_out(self) -> int:
@@ -151,6 +177,12 @@ class Assembly:
     kv_file: KvFile | None  # None: the KV ends with the runner
     kernels: dict[Kernel, int] = field(default_factory=dict)
     buffers: dict[str, int] = field(default_factory=dict)
+
+    def rows(self, name: str, columns: int, count: int | None = None) -> Rows:
+        """Return a view of a buffer of f32 rows, one for each token of a step, or `count`."""
+        shape = count or self.plan.limits.max_num_batched_tokens, round_up(columns, BLOCK)
+        memory = (ctypes.c_float * math.prod(shape)).from_address(self.buffers[name])
+        return np.ctypeslib.as_array(memory).reshape(shape)[:, :columns]
 
     def compile(self, isa: str, progress: Progress | None) -> None:
         """Compile every kernel of the plan."""
@@ -189,6 +221,8 @@ class Assembly:
             self.add(self.native.head if launch.head else self.native.body, launch, self.memory)
         for launch in self.plan.hidden_states:
             self.add(self.native.hidden_states, launch, self.memory)
+        for launch in self.plan.encoding:
+            self.add(self.native.encoding, launch, self.memory)
 
     def add(self, target: Plan, launch: Launch, memory: Memory) -> None:
         """Append a launch to a native plan."""
@@ -202,14 +236,17 @@ def config_of(options: LoadOptions, checkpoint: Checkpoint) -> ModelConfig:
     return ModelConfig(checkpoint.config | options.overrides())
 
 
-def plan_of(options: LoadOptions, checkpoint: Checkpoint) -> ModelPlan:
-    """Return the plan of a checkpoint, once all tensors that it needs are there; no weights are read."""
+def plan_of(options: LoadOptions, checkpoint: Checkpoint, features: Features | None = None) -> ModelPlan:
+    """Return the plan of a checkpoint, once all tensors that it needs are there; no weights are read.
+
+    Its steps keep `features` for a draft head.
+    """
     check_options(options)
     config = config_of(options, checkpoint)
     quantization = choose_quantization(options.quantization, checkpoint, config)
     quantized = quantization.scheme is not None
     dtypes = choose_numbers(options, checkpoint, quantized, host.choose_isa(options.isa).name)
-    graph = build_graph(config)
+    graph = replace(build_graph(config), features=features)
     longest = max_seq_length(checkpoint.folder) or graph.max_positions
     limits = choose_limits(options, graph.max_positions, min(longest, graph.max_positions), whole=graph.is_encoder)
     plan = lower(graph, dtypes, limits, quantization)
@@ -223,10 +260,10 @@ def pooler_of(options: LoadOptions, checkpoint: Checkpoint) -> Pooler:
     return choose_pooler(config, build_graph(config), logits_of(config), classifier_of(config), checkpoint)
 
 
-def describe(options: LoadOptions) -> tuple[ModelPlan, Checkpoint]:
+def describe(options: LoadOptions, features: Features | None = None) -> tuple[ModelPlan, Checkpoint]:
     """Return the plan of a checkpoint folder, and the checkpoint; no weights are read."""
     checkpoint = open_checkpoint(options.model)
-    return plan_of(options, checkpoint), checkpoint
+    return plan_of(options, checkpoint, features), checkpoint
 
 
 def _logits_shape(plan: ModelPlan) -> tuple[int, int]:
@@ -269,7 +306,8 @@ def assemble(
         vocab_size=plan.vocab_size, kv_heads=heads.kv, max_num_batched_tokens=limits.max_num_batched_tokens,
         max_logit_rows=logit_rows, logit_stride=logit_stride, hidden_size=plan.hidden_size,
         tokens_per_entry=plan.tokens_per_entry, layers=plan.layers, tile_bytes=layout.tile_bytes,
-        value_offset=layout.value_offset, window=plan.window, bidirectional=plan.is_encoder, kv_memory_fd=fd,
+        value_offset=layout.value_offset, window=plan.window, bidirectional=plan.is_encoder,
+        contemplates=plan.features is not None and plan.features.contemplates, kv_memory_fd=fd,
         kv_model="" if file is None else file.model, log_sealed_pages=log_sealed_pages,
     )  # fmt: skip
     native = Runner(config)
@@ -290,16 +328,22 @@ class PreparedModel:
     """A checkpoint whose weights are packed and whose kernels are compiled; `open` gives it KV memory."""
 
     def __init__(
-        self, options: LoadOptions, progress: Progress | None = None, *, log_sealed_pages: bool = False
+        self,
+        options: LoadOptions,
+        progress: Progress | None = None,
+        *,
+        log_sealed_pages: bool = False,
+        features: Features | None = None,
     ) -> None:
         """Load it, maybe while another engine has the file of KV memory.
 
-        `log_sealed_pages` has `take_sealed` tell which KV pages are full, for those who copy them elsewhere.
+        `log_sealed_pages` has `take_sealed` tell which KV pages are full, for those who copy them elsewhere. Steps keep
+        `features` for a draft head.
 
         Raises ModelError with a message for the user if an option, the checkpoint or the host does not allow it.
         """
         self._options = options
-        plan, checkpoint = describe(options)
+        plan, checkpoint = describe(options, features)
         self._pooler = pooler_of(options, checkpoint)
         self._assembly = assemble(plan, options, progress, log_sealed_pages=log_sealed_pages)
         self._pooler.load(self._assembly.native)

@@ -252,7 +252,8 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid
     as some come. `identity` is a random number that the request keeps when it is sent again: an engine knows by it
     which requests the ones before it have died of. 0: the request has none, and is never suspected. `segment`: the
     position at which the second text of a pair begins, for a model that tells them apart; 0: there is one.
-    `predicted_token_ids`: what it will probably generate; it comes sooner where that is right, and is the same anyway.
+    `predicted_token_ids`: what it will probably generate; where that is right the answer comes sooner, and it never
+    changes.
     """
 
     request_id: str

@@ -18,7 +18,10 @@ class _Field(NamedTuple):
     methods: tuple[str, ...]
 
 
-METHODS = ("ngram", "suffix", "draft_model")
+EAGLE_METHODS = ("eagle", "eagle3")
+"""Methods whose model is a draft head."""
+
+METHODS = ("ngram", "suffix", "draft_model", *EAGLE_METHODS)
 """Methods that are supported."""
 
 _MOST_DRAFTS = 32
@@ -34,7 +37,9 @@ _FIELDS: dict[str, _Field] = {
     "suffix_decoding_min_token_prob": _Field(float, Range(0, 1), ("suffix",)),
     "synthetic_acceptance_length": _Field(float, Range(1, _MOST_DRAFTS + 1), METHODS),
 }
-_TEXTS = {"model": ("draft_model",), "quantization": ("draft_model",)}
+_ADAPTIVE = "adaptive"
+_WITH_MODEL = ("draft_model", *EAGLE_METHODS)
+_TEXTS = {"model": _WITH_MODEL, "quantization": _WITH_MODEL}
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,9 +48,11 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
     `num_speculative_tokens`: most drafts of a sequence in a step. ngram: what followed the last `prompt_lookup_min` to
     `prompt_lookup_max` tokens where the sequence has had them before. suffix: the same with up to `..._max_tree_depth`
     tokens, also in the answers of the last `..._max_cached_requests` requests; at most `..._max_spec_factor` drafts for
-    each token that matches, each as probable as `..._min_token_prob`. draft_model: what `model` samples.
+    each token that matches, each as probable as `..._min_token_prob`. draft_model: what `model` samples. eagle,
+    eagle3: what the head `model` samples, which reads hidden states of the model that it was trained for.
     `synthetic_acceptance_length`, for benchmarks only: drafts hold as often as gives that many tokens a step with all
-    of them, whatever is sampled.
+    of them, whatever is sampled. Drafts are as many as pay; without `adaptive` they are as many as there can be, to
+    measure how many hold.
     """
 
     method: str
@@ -59,6 +66,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     quantization: str | None = None
     synthetic_acceptance_length: float | None = None
+    adaptive: bool = True
 
     @property
     def max_drafts(self) -> int:
@@ -96,8 +104,9 @@ def check_speculative_config(fields: Mapping[str, Any]) -> SpeculativeConfig:
     for name, value in given.items():
         _check(method, name, value)
     config = SpeculativeConfig(method=method, **_with_both_lengths(given))
-    if method == "draft_model" and config.model is None:
-        raise ValueError("speculative_config: model is missing; method draft_model needs the folder of a smaller model")
+    if method in _WITH_MODEL and config.model is None:
+        needed = "a smaller model" if method == "draft_model" else "a draft head that was trained for this model"
+        raise ValueError(f"speculative_config: model is missing; method {method} needs the folder of {needed}")
     if config.prompt_lookup_min > config.prompt_lookup_max:
         raise ValueError(
             f"speculative_config: prompt_lookup_min is {config.prompt_lookup_min}, above the prompt_lookup_max of "
@@ -122,13 +131,15 @@ def _check(method: str, name: str, value: object) -> None:
     methods: tuple[str, ...]
     if name in _TEXTS:
         methods, is_allowed, allowed = _TEXTS[name], isinstance(value, str) and bool(value), "a text that is not empty"
+    elif name == _ADAPTIVE:
+        methods, is_allowed, allowed = METHODS, isinstance(value, bool), "true or false"
     elif name in _FIELDS:
         kind, bounds, methods = _FIELDS[name]
         is_number = type(value) in ((int, float) if kind is float else (int,))
         is_allowed = is_number and bounds.holds(value)  # type: ignore[arg-type]
         allowed = f"a {'whole ' if kind is int else ''}number {bounds}"
     else:
-        known = ", ".join(("method", *_FIELDS, *_TEXTS))
+        known = ", ".join(("method", *_FIELDS, *_TEXTS, _ADAPTIVE))
         raise ValueError(f"speculative_config: {name} is not supported; supported are {known}")
     if method not in methods:
         raise ValueError(f"speculative_config: {name} does not belong to method {method}; leave it out")

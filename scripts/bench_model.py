@@ -2,12 +2,13 @@
 
 Quire is measured as users run it, an `LLM` and an engine process behind a socket. The rate of a prefill is the prompt's
 tokens over the time to the first token; that of a decode is of all tokens that arrive while all sequences run, from the
-first token of the last one to the last token of the first. Prompts are random token ids, new ones each time and the
-same for every engine; sampling is greedy, end tokens are ignored, prefix caching is off. In each repetition the engines
-take turns, and all but one are stopped.
+first token of the last one to the last token of the first. Prompts are random token ids, or the beginnings of texts
+(--texts), new ones each time and the same for every engine; sampling is greedy, end tokens are ignored, prefix caching
+is off. In each repetition the engines take turns, and all but one are stopped.
 
     .venv/bin/python scripts/bench_model.py --model FOLDER --threads 2 --quantization none,int8
     .venv/bin/python scripts/bench_model.py --model FOLDER --threads 2 --vllm VENV --llama BIN --gguf A.gguf B.gguf
+    .venv/bin/python scripts/bench_model.py --texts FILE --decode 1x512 --speculative-config '{"method": "ngram"}'
     .venv/bin/python scripts/bench_model.py --async --prefill "" --decode 1x16 --gen 256      # one stream
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import signal
 import sys
@@ -28,10 +30,11 @@ from bench.engines import BenchEngine, BenchError
 from bench.lineup import start_engines, unquantized
 from bench.report import save_figure, show
 from bench.samples import Samples, WorkSamples, as_json
-from bench.work import BatchTiming, Decode, Work, parse_decode, parse_prefill, random_prompts
+from bench.work import BatchTiming, Decode, Prompts, Work, parse_decode, parse_prefill, random_prompts, text_prompts
 
 from quire.frontend import EngineConnectionError, EngineDeadError, EngineStartError
 from quire.frontend.engine_args import DEMO_MODEL
+from quire.frontend.text.tokenizer import Tokenizer
 from quire.kernels.info import host_info
 
 PREFILL, DECODE = "128,512,2048", "1x64,1x2048,8x64,32x64"
@@ -62,10 +65,13 @@ def parse_arguments() -> argparse.Namespace:
         action="store_true",
         help="stream through the AsyncLLM of Quire and vLLM; times are the caller's",
     )
+    add("--texts", type=Path, metavar="FILE", help="JSON lines of texts, whose first CONTEXT tokens are the prompts")
     add("--vllm", type=Path, metavar="VENV", help="virtual environment that has vLLM for CPUs")
+    add("--vllm-speculative-config", metavar="JSON", help="of vLLM")
     add("--llama", type=Path, metavar="BIN_DIR", help="folder of llama.cpp's programs")
     add("--gguf", type=Path, nargs="+", default=[], metavar="FILE", help="model files for llama.cpp")
     add("--llama-flash-attn", default="on,off", metavar="MODES", help="on, off or both, of which the better one counts")
+    add("--llama-spec-type", metavar="TYPE", help="speculative decoding of llama.cpp, as ngram-simple or ngram-cache")
     add("--json", type=Path, metavar="FILE", help="write all samples")
     add("--figure", type=Path, metavar="FILE", help="draw a figure; needs matplotlib")
     arguments = parser.parse_args()
@@ -98,30 +104,38 @@ def choose_works(arguments: argparse.Namespace, positions: int) -> list[Work]:
 
 
 def measure(
-    work: Work, engines: list[BenchEngine], bandwidth: Bandwidth, repetitions: int, vocab_size: int
+    work: Work, engines: list[BenchEngine], bandwidth: Bandwidth, repetitions: int, prompts: Prompts
 ) -> WorkSamples:
     """Measure every engine in turn, once untimed and then `repetitions` times."""
     result = WorkSamples(work, [Samples(work, engine) for engine in engines])
     for engine in engines:
         engine.prepare(work)
         with engine.turn():
-            run(work, engine, 0, vocab_size)
+            run(work, engine, 0, prompts)
     for repetition in range(1, repetitions + 1):
         if isinstance(work, Decode):
             result.bandwidths.append(bandwidth.measure())
         for samples in result.engines:
             with samples.engine.turn():
-                run(Decode(1, *WARM_TOKENS), samples.engine, repetition, vocab_size)
-                samples.timings.append(run(work, samples.engine, repetition, vocab_size))
+                run(Decode(1, *WARM_TOKENS), samples.engine, repetition, prompts)
+                samples.timings.append(run(work, samples.engine, repetition, prompts))
             where = f"{work.name}, {repetition} of {repetitions}, {samples.engine.full_name}"
             print(f"{where}: {samples.rates[-1]:.1f} tok/s", file=sys.stderr, flush=True)
     return result
 
 
-def run(work: Work, engine: BenchEngine, seed: int, vocab_size: int) -> BatchTiming:
+def run(work: Work, engine: BenchEngine, seed: int, prompts: Prompts) -> BatchTiming:
     """Run `work` once, with prompts determined by `seed`."""
-    prompts = random_prompts(seed, work.batch, work.context, vocab_size)
-    return engine.generate(prompts, work.length)
+    return engine.generate(prompts(seed, work.batch, work.context), work.length)
+
+
+def choose_prompts(arguments: argparse.Namespace, vocab_size: int) -> Prompts:
+    """Return what makes prompts: random ones, or those of texts."""
+    if arguments.texts is None:
+        return functools.partial(random_prompts, vocab_size=vocab_size)
+    tokenizer = Tokenizer(arguments.model)
+    texts = [json.loads(line) for line in arguments.texts.read_text().splitlines()]
+    return functools.partial(text_prompts, texts=[tokenizer.encode(text) for text in texts])
 
 
 def compare(arguments: argparse.Namespace) -> None:
@@ -134,11 +148,12 @@ def compare(arguments: argparse.Namespace) -> None:
     length = min(positions, max(work.longest for work in works) + SPARE_TOKENS)
     about = {"command": sys.argv[1:], "model": arguments.model, "begun": time.time(), "host": host, "threads": threads}
     results: list[WorkSamples] = []
+    prompts = choose_prompts(arguments, plan.vocab_size)
     with contextlib.ExitStack() as stack:
         bandwidth = Bandwidth(threads)
         engines = start_engines(stack, arguments, length, threads)
         for work in works:
-            results.append(measure(work, engines, bandwidth, arguments.reps, plan.vocab_size))
+            results.append(measure(work, engines, bandwidth, arguments.reps, prompts))
             if arguments.json is not None:  # after each work, so that an interrupted benchmark has results
                 arguments.json.write_text(json.dumps({**about, "results": as_json(results)}, indent=1) + "\n")
     show(results)

@@ -167,6 +167,8 @@ link_packages() {
   for name in protocol frontend engine_core kernels; do
     ln -sfnT "$QUIRE_ROOT/$name" "$site/quire/$name"
   done
+  ln -sfT "$QUIRE_ROOT/frontend/namespace.py" "$site/quire/__init__.py"
+  ln -sfT "$QUIRE_ROOT/frontend/py.typed" "$site/quire/py.typed"
 }
 
 # The import hook that an editable install leaves: the links do its work.

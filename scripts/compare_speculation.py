@@ -6,7 +6,8 @@
 
 Requests have prompts that repeat themselves, or not; they are greedy or sampled, with penalties, biases, log
 probabilities, stop strings, grammars, several answers. With few pages they are preempted. Tokens, log probabilities,
-texts and reasons of the ends must be equal; the counts of drafted and accepted tokens are printed.
+texts and reasons of the ends must be equal, and no page may be lost; the counts of drafted and accepted tokens are
+printed.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare; return 1 if an answer differs, or nothing was accepted."""
+    """Compare; return 1 if an answer differs, a page was lost, or nothing was accepted."""
     args = parse(arguments)
     given = requests(args.requests, args.seed, args.max_tokens)
     options = {
@@ -116,7 +117,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = {"requests": args.requests, "different": len(different), **{name: totals[name] for name in STATISTICS}}
     report |= {"preemptions": stats["preemptions"], "speed_up": round(plain_seconds / seconds, 2)}
     print(json.dumps(report))
-    return 1 if different or not totals["accepted_tokens"] else 0
+    lost = args.num_pages - stats["pages_free"] - stats["pages_cached"]
+    if lost:
+        print(f"{lost} of {args.num_pages} pages are neither free nor cached")
+    return 1 if different or lost or not totals["accepted_tokens"] else 0
 
 
 if __name__ == "__main__":

@@ -34,15 +34,16 @@ LAYERS = {
     " < weights.gguf_checkpoint"
     " < weights.quantization < plan < weights < pooling < graph kv_file memory models < options"
     " < *",
-    "engine_core": "crash_journal executor grammar.text kv_tiers.page_server kv_tiers.tier transport.waker < request"
-    " < validation < decoding < scheduling.batch scheduling.prefill_budget < speculation < scheduling < grammar"
-    " < trace transport < stats < *",
-    "frontend": "* < text < beam_search engine_args sampling < client < async_llm llm < metrics < evaluation http"
+    "engine_core": "averages crash_journal executor grammar.text kv_tiers.page_server kv_tiers.tier transport.waker"
+    " < request < validation < decoding < scheduling.batch scheduling.prefill_budget < speculation < scheduling"
+    " < grammar < trace transport < stats < *",
+    "frontend": "* < text < beam_search engine_args sampling < client request_params < metrics.prometheus"
+    " < metrics.engine metrics.requests < metrics.reader < async_llm llm llm_engine < metrics < evaluation http"
     " < cli",
     "frontend.text": "token_bytes tokenizer_files < fewest_tokens < tokenizer < * < chat detokenizer",
     "frontend.client": "connection observer < * < engine streams",
     "frontend.metrics": "chrome_trace prometheus tracing < * < server",
-    "frontend.http": "args errors < transport < * < openai < anthropic documentation < operations < routes < app"
+    "frontend.http": "args errors < transport < * < openai < anthropic documentation ollama < operations < routes < app"
     " < server",
     "frontend.evaluation": "workload < replay < calibration report < bench simulation",
     "frontend.cli": "failures < flags output < * < bench < app",

@@ -37,7 +37,7 @@ def command_flags() -> dict[tuple[str, ...], set[str]]:
 
     def visit(command: Any, path: tuple[str, ...]) -> None:
         names = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
-        found[path] = names | {"--help"}
+        found[path] = names | {"--help", "--help-all"}
         for name, inner in getattr(command, "commands", {}).items():
             visit(inner, (*path, name))
 

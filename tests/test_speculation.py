@@ -13,15 +13,15 @@ import pytest
 from gguf_files import write_gguf
 from memory_pressure import under_pressure
 
-from quire.frontend import LLM, BeamSearchParams, EngineStartError, SamplingParams
+from quire.frontend import LLM, BeamSearchParams, EngineStartError, SamplingParams, StructuredOutputsParams
 from quire.protocol.speculative_config import METHODS, parse_speculative_config
 
 if TYPE_CHECKING:
     from conftest import EngineFactory
 
 REQUESTS = 48
-NGRAM = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 6}
-SUFFIX = {"method": "suffix"}
+NGRAM: dict[str, Any] = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 6}
+SUFFIX: dict[str, Any] = {"method": "suffix"}
 Given = tuple[list[str], list[SamplingParams]]
 
 
@@ -65,9 +65,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_drafts_change_no_bit(options: str, given: Given, demo_model: Path, engine: EngineFactory) -> None:
+    """Whether there are as many as pay, or as many as can be."""
     expected = answers(engine(demo_model, **OPTIONS[options]), given)
     drafts = [{"method": "draft_model", "model": str(demo_model), "quantization": "int4"}, NGRAM, SUFFIX]
-    for config in drafts:
+    for drafting in drafts:
+        config = {**drafting, "adaptive": options == "bfloat16"}
         llm = engine(demo_model, speculative_config=config, **OPTIONS[options])
         ask = functools.partial(answers, llm, given)
         assert (under_pressure(llm, ask) if options == "few-pages" else ask()) == expected, config
@@ -82,6 +84,44 @@ def test_a_draft_model_that_is_the_target_is_always_right(demo_model: Path, engi
     llm.generate(["Once upon a time"], params, use_tqdm=False)
     counts = totals(llm)
     assert counts["draft_tokens"] == counts["accepted_tokens"] > 0
+
+
+def test_drafts_that_a_grammar_does_not_allow_are_not_computed(demo_model: Path, engine: EngineFactory) -> None:
+    """A model drafts words, where digits are to come."""
+    config = {"method": "draft_model", "model": str(demo_model), "num_speculative_tokens": 3, "adaptive": False}
+    plain, llm = engine(demo_model), engine(demo_model, speculative_config=config)
+    for regex, num_drafts in ((r"[0-9]{25}", 0), (r"[0-9]{3}[a-z ]{20}", 1)):
+        grammar = StructuredOutputsParams(regex=regex)
+        params = SamplingParams(temperature=0, max_tokens=40, structured_outputs=grammar, logprobs=1)
+        outputs = [each.generate(["Once upon a time"], params, use_tqdm=False) for each in (plain, llm)]
+        assert compare_speculation.answer(outputs[0][0]) == compare_speculation.answer(outputs[1][0])
+        assert totals(llm)["draft_tokens"] >= num_drafts
+        assert totals(llm)["draft_tokens"] <= 60 * num_drafts
+
+
+def test_forced_tokens_are_drafts_where_their_log_probabilities_are_wanted(
+    demo_model: Path, engine: EngineFactory
+) -> None:
+    """Without any configuration. They are the tokens that one sampled token at a time gives."""
+    llm = engine(demo_model)
+    properties = {"a_long_name": {"enum": ["raven", "fox"]}}
+    names = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    grammar = StructuredOutputsParams(json=names, disable_any_whitespace=True)
+    params = [SamplingParams(temperature=0, structured_outputs=grammar, logprobs=count) for count in (None, 2)]
+    skipped, drafted = [llm.generate(["Once"], each, use_tqdm=False)[0].outputs[0] for each in params]
+    assert skipped.token_ids == drafted.token_ids
+    counts = totals(llm)
+    assert counts["draft_tokens"] > len(drafted.token_ids) // 2
+    assert counts["accepted_tokens"] >= counts["draft_tokens"] - 1  # none is sampled after the last token
+    assert drafted.logprobs is not None
+    (given,) = llm.generate(
+        {"prompt_token_ids": [*llm.get_tokenizer().encode("Once"), *drafted.token_ids]},
+        SamplingParams(max_tokens=1, prompt_logprobs=0), use_tqdm=False,
+    )  # fmt: skip
+    alone = (given.prompt_logprobs or [])[-len(drafted.token_ids) :]
+    assert [(entry or {})[token].logprob for entry, token in zip(alone, drafted.token_ids, strict=True)] == [
+        entry[token].logprob for entry, token in zip(drafted.logprobs, drafted.token_ids, strict=True)
+    ]
 
 
 def test_an_answer_seen_before_is_drafted(demo_model: Path, engine: EngineFactory) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from quire.engine_core.decoding.single import open_sequence, sampling_config
 from quire.engine_core.executor import Executor, LogprobsEntry
 from quire.engine_core.request import NO_SLOT, Decoding, Request, StepOutcome
-from quire.engine_core.validation import RejectedError, check_generation, check_is_new
+from quire.engine_core.validation import RejectedError, check_generation, check_prompt_only
 from quire.kernels.runner import Sequences
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import (
@@ -127,7 +127,7 @@ class BeamSearch(Decoding):
                 raise RejectedError(
                     f"{name}={value!r} has no meaning in a beam search; leave it out, or set beam_width=0"
                 )
-        check_is_new(message, "a beam search")
+        check_prompt_only(message, "a beam search")
         check_generation(message, limits)
         most = min(limits.max_num_seqs, limits.max_num_batched_tokens)
         if not 1 <= width <= most:

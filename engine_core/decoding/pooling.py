@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.engine_core.decoding.single import open_sequence
 from quire.engine_core.request import Decoding, Request, StepOutcome
-from quire.engine_core.validation import RejectedError, check_is_new, check_prompt, check_service
+from quire.engine_core.validation import RejectedError, check_prompt, check_prompt_only, check_service
 from quire.kernels.runner import PoolingConfig, Sequences
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, PoolingParams, SamplingParams
@@ -31,7 +31,7 @@ class Pooling(Decoding):
         kind = (
             "a classification" if message.pooling is not None and message.pooling.task == "classify" else "an embedding"
         )
-        check_is_new(message, kind)
+        check_prompt_only(message, kind)
         _check_task(message.pooling or PoolingParams(), message, limits)
         if message.sampling_params != SamplingParams():
             raise RejectedError(f"{kind} generates no tokens; leave sampling_params at their defaults")

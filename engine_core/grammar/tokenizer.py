@@ -15,6 +15,8 @@ from quire.protocol.resident_memory import trim_heap
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
+PRELOADING_THREAD = "quire-grammar-tokenizer"
+
 
 class GrammarTokenizer:
     """Reads the vocabulary when it is first needed, and keeps it.
@@ -30,7 +32,7 @@ class GrammarTokenizer:
 
     def preload(self) -> None:
         """Begin to read it on a thread. If that fails, `get` raises the error."""
-        threading.Thread(target=self._try, name="quire-grammar-tokenizer", daemon=True).start()
+        threading.Thread(target=self._try, name=PRELOADING_THREAD, daemon=True).start()
 
     def get(self) -> Vocabulary:
         """Return the vocabulary; from any thread.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from quire.engine_core.executor import Branch
 from quire.engine_core.request import Request
 from quire.protocol.messages import EventType
 
@@ -75,6 +76,9 @@ class Batch:
     starts: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     num_drafts: list[int] = field(default_factory=list)  # of each row's tokens the last ones; empty: none has any
+    branches: list[Branch] = field(default_factory=list)  # beside the drafts, by row
+    first_rows: Sequence[int] = ()  # of each row's tokens among those of the step; empty: one row's follow the other's
+    future_rows: Mapping[int, int] = field(default_factory=dict)  # of the futures, by the row that they belong to
     num_single_decodes: int = 0  # decoding requests of one sequence, which come first
     num_decode_requests: int = 0
     num_decode_rows: int = 0
@@ -102,8 +106,9 @@ class Batch:
             self.slots += slots
             self.starts += [request.num_computed_tokens] * len(slots)
 
-    def add_drafts(self, drafts: Sequence[int]) -> None:
-        """Add so many drafts to the first rows, whose sequences have them."""
+    def add_drafts(self, drafts: Sequence[int], branches: list[Branch]) -> None:
+        """Add so many drafts to the first rows, whose sequences have them, and branches beside these."""
+        self.branches = branches
         self.num_drafts = [*drafts, *[0] * (len(self.counts) - len(drafts))]
         self.accepted = [0] * len(self.counts)
         self.counts = [count + number for count, number in zip(self.counts, self.num_drafts, strict=True)]
@@ -124,6 +129,11 @@ class Batch:
                     count - drafts for count, drafts in zip(self.counts[rows], self.num_drafts[rows], strict=True)
                 ]
         return part
+
+    @property
+    def num_branch_tokens(self) -> int:
+        """Tokens that the step computes for branches, each from the sequence's last one on."""
+        return sum(1 + max(len(tokens), 1) for _, tokens in self.branches)
 
     def index_of(self, row: int) -> int:
         """Return the index of the request that a row belongs to."""

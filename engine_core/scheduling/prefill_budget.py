@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from quire.engine_core.averages import blend
 from quire.engine_core.request import Request
 from quire.protocol.engine_shape import EngineShape
 
@@ -17,7 +18,6 @@ _WAITED_SECONDS = 0.1  # that each prompt seems to have waited for before it cam
 _LEAST_COST = 24.0  # of a step's prompts: less does not show in a step's time
 _FIRST_COST = 32.0  # beside decoding requests, while the time of prompts is not known
 _UNBOUNDED = 1e15  # only max_num_batched_tokens bounds the step
-_BLEND = 0.1  # weight of a new measurement
 _STRETCH = 1.7  # a step with prompts may take this many times a step without, however long the target
 _MAX_STRETCH = 4.0
 _BACKLOG_SECONDS = 4.0  # of waiting prefill that stretch a step by its own time once more
@@ -42,12 +42,12 @@ class PrefillBudget:
         """Learn from one step's time. A few prompt tokens do not show in it and teach nothing."""
         least = 0.1 * seconds  # that either part of a step takes
         if prefill_cost == 0:
-            self._decode_seconds = _blend(self._decode_seconds, seconds)
+            self._decode_seconds = blend(self._decode_seconds, seconds)
         elif prefill_cost >= _LEAST_COST:
             if num_decodes and self._has_learned and not self._decode_seconds:
                 self._decode_seconds = max(seconds - prefill_cost * self._token_seconds, least)
             rest = seconds - (self._decode_seconds if num_decodes else 0.0)
-            self._token_seconds = _blend(self._token_seconds, max(rest, least) / prefill_cost)
+            self._token_seconds = blend(self._token_seconds, max(rest, least) / prefill_cost)
             self._has_learned = True
 
     def max_cost(self, num_decodes: int, backlog: int) -> float:
@@ -71,10 +71,10 @@ class PrefillBudget:
         cost = (end - start) * self.token_cost((start + end) / 2)
         return cost * self._token_seconds if self._token_seconds else math.inf
 
-    def token_share(self, cost: float, num_decodes: int) -> float:
-        """Return the share that a token takes of a step with decoding sequences and prompts of this cost."""
-        seconds = cost * self._token_seconds + (self._decode_seconds if num_decodes else 0.0)
-        return self._token_seconds / seconds if seconds else 0.0
+    @property
+    def token_seconds(self) -> float:
+        """Time that a token at the start of a prompt takes; 0 before it was measured."""
+        return self._token_seconds
 
     def token_cost(self, position: float) -> float:
         """Return the cost of a token at this position."""
@@ -120,8 +120,3 @@ class PrefillBudget:
                 max_tokens -= count
                 max_cost -= count * cost
         return shares
-
-
-def _blend(old: float, new: float) -> float:
-    """Return the moving average; a step that happens to take many times as long as it should hardly counts."""
-    return old + _BLEND * (min(new, 2 * old) - old) if old else new

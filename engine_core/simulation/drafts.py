@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from quire.engine_core.speculation.speculation import Speculation
 from quire.engine_core.speculation.synthetic import SyntheticDrafts
@@ -27,7 +28,7 @@ class SimulatedDrafts(SyntheticDrafts):
 
 
 def simulated_speculation(
-    config: SpeculativeConfig | None, sequences: Sequences, limits: EngineShape
+    config: SpeculativeConfig | None, sequences: Sequences, limits: EngineShape, clock: Callable[[], float]
 ) -> tuple[Speculation | None, SimulatedDrafts | None]:
     """Return the speculation of a simulated engine, and its drafts. Raises ValueError without an acceptance length."""
     if config is None:
@@ -37,4 +38,4 @@ def simulated_speculation(
             "speculative_config lacks synthetic_acceptance_length, which a simulation cannot know; give it"
         )
     drafts = SimulatedDrafts(sequences, config.synthetic_acceptance)
-    return Speculation(drafts, sequences, config.max_drafts, limits), drafts
+    return Speculation(drafts, sequences, config.max_drafts, limits, clock, is_adaptive=config.adaptive), drafts

@@ -73,7 +73,7 @@ class SimulatedEngine:
         self.limits = limits
         self.clock = VirtualClock()
         self.executor = SimulatedExecutor(limits, step_time, self.clock)
-        speculation, drafts = simulated_speculation(speculative_config, self.executor.sequences, limits)
+        speculation, drafts = simulated_speculation(speculative_config, self.executor.sequences, limits, self.clock)
         if drafts is not None:
             self.executor.accept = drafts.accept
         self.core = SimulatedCore(self.executor, limits, self._take, self.clock, speculation)

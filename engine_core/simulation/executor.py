@@ -13,7 +13,7 @@ from hashlib import blake2b
 from itertools import accumulate
 from typing import Any
 
-from quire.engine_core.executor import PlainStepResult, UnconstrainedExecutor
+from quire.engine_core.executor import Branch, PlainStepResult, UnconstrainedExecutor
 from quire.engine_core.request import Request
 from quire.kernels.runner import SamplingConfig, Sequences
 from quire.protocol.engine_shape import EngineShape
@@ -113,9 +113,15 @@ class SimulatedExecutor(UnconstrainedExecutor):
         return self.sequences.fork(slot, source, num_computed, num_tokens)
 
     def step(
-        self, slots: list[int], starts: list[int], counts: list[int], num_drafts: list[int] | None = None
+        self,
+        slots: list[int],
+        starts: list[int],
+        counts: list[int],
+        num_drafts: list[int] | None = None,
+        branches: Sequence[Branch] = (),
     ) -> PlainStepResult:
-        """Share the computed pages, and sample a token for each sequence that has caught up."""
+        """Share the computed pages, and sample a token for each sequence that has caught up. There are no branches."""
+        assert not branches
         if num_drafts is not None:
             return self._step_with_drafts(slots, starts, counts, num_drafts)
         self._clock.now += self._step_time.seconds(StepWork.of(starts, counts))

@@ -1,24 +1,69 @@
-"""What drafts cost a step, learned from measured steps, and how probable they must be to pay."""
+"""Learned costs and gains of drafts: how probable they must be to pay, and whether they do."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-_BLEND = 0.1  # weight of a new measurement
+from quire.engine_core.averages import blend
+
+_FIRST_PLAIN = 3  # steps without drafts that are measured before the first with some
 _PLAIN_EVERY = 64  # steps with drafts, after which one without measures what these cost
+_PLAIN_EARLIER = 2  # of such steps for each without that has been measured, as long as these are few
 _ROWS_AT_NO_COST = 16  # before anything is measured: rows that take as long as one, about
 _FORGET = 1 / 256  # of what drafts seem to cost, with each step without: bad measurements do not last
+
+_TOLERANCE = 0.01  # part of the time without drafts that may be lost on them
+_TRIAL = 4.0  # steps without drafts: their time may be lost before drafts pause
+_LOOK = 0.5  # such steps: their time may be lost on finding no drafts
+_RESERVE = 32.0  # such steps, whose time has been gained before, and may be lost too; but no more than were measured
+_LEAST_INSTALMENT, _INSTALMENTS = 1 / 16, 64  # of such a step; of what is owed, in which a step pays it
+_MOST_OWED = 16.0  # such steps
+_CHEAP = 0.002  # part of a step: what takes less is done while drafts pause, too
 
 
 @dataclass(slots=True)
 class _Steps:
     """Steps of about the same number of decoding sequences."""
 
+    num_plain: int = 0  # that have been measured
     plain_seconds: float = 0.0  # of a step without drafts
-    draft_seconds: float = 0.0  # that a draft adds
+    draft_seconds: float = 0.0  # that a draft adds to a step
     token_rate: float = 0.0  # tokens a second, with the drafts that have held
     since_plain: int = 0  # steps with drafts since the last one without
+    balance: float = 0.0  # seconds that drafts have gained
+    owed: float = 0.0  # seconds that they have taken besides, for their later good
+    is_paused: bool = False
+
+    @property
+    def needs_plain(self) -> bool:
+        """True if the next step should have no drafts, to measure it."""
+        return self.num_plain < _FIRST_PLAIN or self.since_plain >= min(_PLAIN_EVERY, _PLAIN_EARLIER * self.num_plain)
+
+    def gain(self, seconds: float, num_drafts: int) -> None:
+        """Enter what a step with so many drafts has gained, or lost; drafts pause when it is too much."""
+        unit = self.plain_seconds
+        self.owe(-seconds - unit)
+        instalment = min(self.owed, max(_LEAST_INSTALMENT * unit, self.owed / _INSTALMENTS))
+        self.owed -= instalment
+        self._enter(max(seconds, -unit) - instalment, _TRIAL if num_drafts else _LOOK)
+
+    def gain_beside_prompts(self, seconds: float, own_seconds: float) -> None:
+        """Enter what a step with prompts has gained, or lost, and what it has taken for later drafts."""
+        most = _MOST_OWED * self.plain_seconds
+        self._enter(max(seconds, -self.plain_seconds) - min(self.owe(own_seconds), most), _TRIAL)
+
+    def owe(self, seconds: float) -> float:
+        """Enter what later steps are to pay; return what is too much for them."""
+        owed = self.owed + max(seconds, 0.0)
+        self.owed = min(owed, _MOST_OWED * self.plain_seconds)
+        return owed - self.owed
+
+    def _enter(self, seconds: float, trial: float) -> None:
+        unit = self.plain_seconds
+        reserve = min(_RESERVE, self.num_plain) * unit
+        self.balance = min(self.balance + seconds + _TOLERANCE * unit, reserve)
+        self.is_paused = self.balance < -(0.0 if self.is_paused else trial) * unit
 
 
 class DraftCosts:
@@ -26,41 +71,90 @@ class DraftCosts:
 
     A draft that holds with probability p adds p tokens and takes some seconds. It pays if these tokens a second are
     more than the step gives without it.
+
+    Whether drafts pay together, with all that is done for them, an account tells: each step with drafts enters the
+    seconds in which steps without would have given its tokens, less those that it took. When too much is lost, drafts
+    pause, until the hundredth part of the time since then makes up for it. So they cost no more than that. Beside
+    prompts, where steps cannot be compared, a draft costs what a token of a prompt does.
     """
 
     def __init__(self) -> None:
-        self._steps: dict[int, _Steps] = {}
+        self._steps: dict[int, _Steps] = {}  # by `_key`
+        self._by_number: dict[int, _Steps] = {}  # the same, by the number of sequences
 
     def least_probability(self, num_decodes: int, seconds: float = 0.0) -> float:
         """Return the probability at which a draft pays that takes `seconds` before it is computed; inf for none."""
         steps = self._of(num_decodes)
-        if not steps.plain_seconds or steps.since_plain >= _PLAIN_EVERY:
+        if steps.is_paused or steps.needs_plain:
             return math.inf
         return (steps.draft_seconds + seconds) * steps.token_rate
 
-    def learn(self, num_decodes: int, num_drafts: int, num_tokens: int, seconds: float) -> None:
-        """Learn from a step without prompts that has given `num_tokens` tokens."""
+    def least_beside_prompts(self, num_decodes: int, seconds: float) -> float:
+        """Return the probability at which a draft pays that takes `seconds` in a step with prompts; inf for none.
+
+        It saves part of a later step without.
+        """
+        steps = self._of(num_decodes)
+        if steps.is_paused or steps.num_plain < _FIRST_PLAIN or not seconds:
+            return math.inf
+        return seconds * num_decodes / steps.plain_seconds
+
+    def allows(self, num_decodes: int, seconds: float = math.inf) -> bool:
+        """Return False while drafts pause, except for what takes only a small part of a step."""
+        steps = self._of(num_decodes)
+        return not steps.is_paused or seconds < _CHEAP * steps.plain_seconds
+
+    def learn(self, num_decodes: int, num_drafts: int, num_tokens: int, seconds: float, own_seconds: float) -> None:
+        """Learn from a step without prompts that has given `num_tokens` tokens.
+
+        Of its `seconds`, `own_seconds` were for finding drafts.
+        """
         steps = self._of(num_decodes)
         if seconds <= 0:
             return
-        steps.token_rate = _blend(steps.token_rate, num_tokens / seconds)
+        steps.token_rate = blend(steps.token_rate, num_tokens / seconds)
         if num_drafts:
             steps.since_plain += 1
-            cost = max(seconds - steps.plain_seconds, 0.0) / num_drafts
-            steps.draft_seconds = _blend(steps.draft_seconds, cost)
+            cost = max(seconds - own_seconds - steps.plain_seconds, 0.0) / num_drafts
+            steps.draft_seconds = blend(steps.draft_seconds, cost)
+            steps.gain(steps.plain_seconds * num_tokens / num_decodes - seconds, num_drafts)
             return
-        likely = seconds / (num_decodes + _ROWS_AT_NO_COST)
-        if steps.plain_seconds:
+        plain = seconds - own_seconds
+        likely = plain / (num_decodes + _ROWS_AT_NO_COST)
+        if steps.num_plain:
             steps.draft_seconds += _FORGET * (likely - steps.draft_seconds)
         else:
-            steps.draft_seconds = likely
-        steps.plain_seconds = _blend(steps.plain_seconds, seconds)
+            steps.draft_seconds = max(likely, self._draft_seconds_near(num_decodes))
+        if steps.num_plain < _FIRST_PLAIN:  # the first ones of an engine take longer
+            steps.plain_seconds = min(plain, steps.plain_seconds or plain)
+        else:
+            steps.plain_seconds = blend(steps.plain_seconds, plain)
+        steps.num_plain += 1
         steps.since_plain = 0
+        steps.gain(0.0 if steps.is_paused else -own_seconds, 0)
+
+    def learn_beside_prompts(
+        self, num_decodes: int, num_drafts: int, num_accepted: int, draft_seconds: float, own_seconds: float
+    ) -> None:
+        """Learn from a step with prompts: what a draft took, and what finding drafts and preparing for others took."""
+        steps = self._of(num_decodes)
+        if steps.plain_seconds:
+            saved = steps.plain_seconds * num_accepted / max(num_decodes, 1)
+            steps.gain_beside_prompts(saved - num_drafts * draft_seconds, own_seconds)
 
     def _of(self, num_decodes: int) -> _Steps:
-        return self._steps.setdefault(round(4 * math.log2(max(num_decodes, 1))), _Steps())
+        steps = self._by_number.get(num_decodes)
+        if steps is None:
+            steps = self._by_number[num_decodes] = self._steps.setdefault(_key(num_decodes), _Steps())
+        return steps
+
+    def _draft_seconds_near(self, num_decodes: int) -> float:
+        """Return what a draft adds to a step of the most similar number of sequences; 0 if none is known."""
+        key = _key(num_decodes)
+        known = [other for other, steps in self._steps.items() if steps.num_plain]
+        return self._steps[min(known, key=lambda other: abs(other - key))].draft_seconds if known else 0.0
 
 
-def _blend(old: float, new: float) -> float:
-    """Return the moving average; a step that happens to take many times as long as it should hardly counts."""
-    return old + _BLEND * (min(new, 2 * old) - old) if old else new
+def _key(num_decodes: int) -> int:
+    """Return the same number for about the same number of sequences."""
+    return round(4 * math.log2(max(num_decodes, 1)))

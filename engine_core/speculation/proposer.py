@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from quire.engine_core.request import Request
+from quire.engine_core.scheduling.batch import Batch
+
+MOST_COPIED = 1 << 17  # tokens of sequences that branches leave, in a step: a branch is a copy, which takes time
+
+_ALL = 1 << 16  # more than a step computes
 
 
 class Proposer(ABC):
@@ -21,8 +27,16 @@ class Proposer(ABC):
         """True if there is no request that it would draft for."""
         return False
 
+    @property
+    def observes(self) -> bool:
+        """True if `observe` is to be called after each step."""
+        return False
+
     def begin(self, request: Request) -> None:  # noqa: B027 - most wait for its tokens
         """Take note of a request that has arrived."""
+
+    def observe(self, batch: Batch) -> None:  # noqa: B027 - most read tokens only
+        """Take note of a step that has been computed, whose requests have moved on."""
 
     @abstractmethod
     def propose(self, requests: Sequence[Request], most: list[int], least: float) -> list[int]:
@@ -32,9 +46,40 @@ class Proposer(ABC):
         reserved for them; where there are none left, there are fewer drafts.
         """
 
+    def branches(self, requests: Sequence[Request], least: float) -> list[tuple[int, list[int]]]:
+        """Return other paths than the drafts that were proposed last for these requests, each with the request's index.
+
+        They are as long as the drafts at most; one without tokens is the future. A branch computes the sequence's last
+        token again; it is worth it if its tokens are so many times as probable as `least`.
+        """
+        return []
+
     @abstractmethod
     def learn(self, slots: list[int], accepted: list[int]) -> None:
         """Note how many of the drafts have held that were proposed last for the sequences in these slots."""
 
     def end(self, request: Request) -> None:  # noqa: B027 - most keep nothing of a request
         """Forget a request that ends; its sequence, if it has one, is about to be closed."""
+
+
+class NoDrafts(Proposer):
+    """Drafts nothing: in the place of what has failed."""
+
+    @property
+    def is_idle(self) -> bool:
+        """See Proposer."""
+        return True
+
+    def propose(self, requests: Sequence[Request], most: list[int], least: float) -> list[int]:
+        """See Proposer."""
+        return [0] * len(requests)
+
+    def learn(self, slots: list[int], accepted: list[int]) -> None:
+        """See Proposer."""
+
+
+def drafts_worthwhile(acceptance: float, least: float) -> int:
+    """Return how many drafts, each of which holds with probability `acceptance`, all hold with `least` or more."""
+    if not 0 < least < 1 or not 0 < acceptance < 1:
+        return _ALL if acceptance >= least else 0
+    return int(math.log(least) / math.log(acceptance))

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from quire.engine_core.request import Request
+from quire.engine_core.averages import blend
+from quire.engine_core.executor import Branch
+from quire.engine_core.request import NO_SLOT, Request
 from quire.engine_core.scheduling.batch import Batch
 from quire.engine_core.scheduling.prefill_budget import PrefillBudget
 from quire.engine_core.speculation.costs import DraftCosts
-from quire.engine_core.speculation.proposer import Proposer
+from quire.engine_core.speculation.proposer import MOST_COPIED, NoDrafts, Proposer
 from quire.kernels.runner import Sequences
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.totals import DraftTotals
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -26,87 +32,190 @@ class Speculation:
     from how probably each holds (`Proposer`) and what it costs (`DraftCosts`).
     """
 
-    def __init__(self, proposer: Proposer, sequences: Sequences, max_drafts: int, limits: EngineShape) -> None:
-        """Draft for `sequences`."""
+    def __init__(
+        self,
+        proposer: Proposer,
+        sequences: Sequences,
+        max_drafts: int,
+        limits: EngineShape,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        is_adaptive: bool = True,
+    ) -> None:
+        """Draft for `sequences`, as much as pays, or as much as can be."""
         self.totals = DraftTotals(accepted_per_position=[0] * max_drafts)
         self._proposer = proposer
         self._sequences = sequences
         self._max_drafts = max_drafts
         self._limits = limits
+        self._clock = clock
+        self._is_adaptive = is_adaptive
         self._costs = DraftCosts()
-        self._has_failed = False
+        self._extend_seconds = 0.0  # of this step
+        self._prompt_token_seconds = 0.0  # that a token takes beside prompts
+        self._observe_seconds = 0.0  # of a step that decodes
+        self._forcing: set[Request] = set()  # constrained requests of whose grammars no token may be skipped
+        self._forced_slots: set[int] = set()  # of this step: their drafts are forced tokens
 
     def extend(self, batch: Batch, budget: PrefillBudget, free_pages: int) -> None:
         """Add drafts to a batch; `free_pages` can be had, one of which each sequence may need for its next token."""
+        self._extend_seconds = 0.0
+        self._forced_slots = set()
+        asks = not self._proposer.is_idle and self._allows(batch.num_decode_rows)
         count = batch.num_single_decodes
-        if self._proposer.is_idle:
-            return
-        least = self._least_probability(batch, budget)
         room = self._limits.max_num_batched_tokens - sum(batch.counts)
-        if not count or least >= 1 or room < count or free_pages < 2 * len(batch.slots):
+        if not (asks or self._forcing) or not count or room < count or free_pages < 2 * len(batch.slots):
             return
+        begun = self._clock()
+        self._prompt_token_seconds = budget.token_seconds
         requests, most = batch.requests[:count], min(self._max_drafts, room // count)
         bounds = [
             min(most, request.token_limit - request.num_tokens - 1) if request.decoding.takes_spans else 0
             for request in requests
         ]
-        drafts = self._propose(requests, bounds, least)
+        drafts, branches = self._force(requests, bounds), list[Branch]()
+        least = self._least_probability(batch) if asks else math.inf
+        if least < 1:
+            drafts = list(map(max, drafts, self._propose(requests, bounds, least)))
+            branches = self._branches(requests, drafts, least, room - sum(drafts))
         if any(drafts):
-            batch.add_drafts(drafts)
+            batch.add_drafts(drafts, branches)
             for request, number in zip(requests, drafts, strict=True):
                 if number:
-                    self._count_pages(request, number)
+                    self._count_pages(request)
+        self._extend_seconds = self._clock() - begun
 
     def learn(self, batch: Batch, seconds: float) -> None:
-        """Learn from a step that has been computed, and count its drafts."""
-        rows = [row for row, number in enumerate(batch.num_drafts) if number]
-        if rows:
-            self._count(rows, batch)
-            sampled = [row for row in rows if batch.requests[row].num_tokens > batch.starts[row] + 1]
-            self._proposer.learn([batch.slots[row] for row in sampled], [batch.accepted[row] for row in sampled])
-        if not batch.prefill_cost and batch.num_decode_rows:
-            num_tokens = batch.num_decode_rows + sum(batch.accepted)
-            self._costs.learn(batch.num_decode_rows, sum(batch.num_drafts), num_tokens, seconds)
+        """Learn from a step that has been computed in so many seconds, and count its drafts."""
+        if self._proposer.is_idle and not batch.num_drafts:
+            return
+        begun = self._clock()
+        num_drafts = num_accepted = 0
+        if batch.num_drafts:
+            num_drafts, num_accepted = self._learn_drafts(batch)
+        num_decodes = batch.num_decode_rows
+        is_decoding = num_decodes > 0 and not batch.prefill_cost
+        if self._proposer.observes and self._allows(num_decodes, self._observe_seconds):
+            self._ask(lambda proposer: proposer.observe(batch), None)
+            if is_decoding:
+                self._observe_seconds = blend(self._observe_seconds, self._clock() - begun)
+        own_seconds = self._clock() - begun
+        seconds, own_seconds = seconds + own_seconds, self._extend_seconds + own_seconds
+        self._extend_seconds = 0.0
+        if is_decoding:
+            self._costs.learn(num_decodes, num_drafts, num_decodes + num_accepted, seconds, own_seconds)
+        else:
+            self._costs.learn_beside_prompts(
+                num_decodes, num_drafts, num_accepted, self._prompt_token_seconds, own_seconds
+            )
 
-    def _count(self, rows: list[int], batch: Batch) -> None:
-        totals = self.totals
+    def _learn_drafts(self, batch: Batch) -> tuple[int, int]:
+        """Learn which drafts of a step have held; return how many tokens it computed for drafts, and how many held."""
+        totals, num_accepted = self.totals, sum(batch.accepted)
+        rows = [row for row, number in enumerate(batch.num_drafts) if number]
         totals.drafts += len(rows)
         totals.draft_tokens += sum(batch.num_drafts)
-        totals.accepted_tokens += sum(batch.accepted)
+        totals.accepted_tokens += num_accepted
         for row in rows:
             for position in range(batch.accepted[row]):
                 totals.accepted_per_position[position] += 1
+        sampled = [
+            row for row in rows
+            if batch.requests[row].num_tokens > batch.starts[row] + 1 and batch.slots[row] not in self._forced_slots
+        ]  # fmt: skip
+        slots, accepted = [batch.slots[row] for row in sampled], [batch.accepted[row] for row in sampled]
+        self._ask(lambda proposer: proposer.learn(slots, accepted), None)
+        for row, _ in batch.branches:  # one of which may have taken the place of the drafts, with its pages
+            self._count_pages(batch.requests[row])
+        return sum(batch.num_drafts) + batch.num_branch_tokens, num_accepted
+
+    def _force(self, requests: Sequence[Request], bounds: list[int]) -> list[int]:
+        """Draft what grammars force where it is sampled token by token, and allow no other drafts there."""
+        counts = [0] * len(requests)
+        for index, request in enumerate(requests) if self._forcing else ():
+            forced = request.constraint.forced[: bounds[index]] if request.constraint is not None else []
+            if forced and self._sequences.reserve(request.slot, request.num_tokens + len(forced)):
+                for token in forced:
+                    self._sequences.append(request.slot, token)
+                counts[index], bounds[index] = len(forced), 0
+                self._forced_slots.add(request.slot)
+        return counts
 
     def _propose(self, requests: Sequence[Request], most: list[int], least: float) -> list[int]:
-        """Return the numbers of drafts. Where drafting fails, none are left, and nothing is drafted from now on."""
-        if self._has_failed:
-            return []
+        """Return the numbers of drafts, without those that grammars do not allow."""
+        counts = self._ask(lambda proposer: proposer.propose(requests, most, least), list[int]())
+        if counts:
+            return list(map(self._cut, requests, counts))
+        for request in requests:
+            if request.slot not in self._forced_slots:
+                self._truncate(request, 0)
+        return [0] * len(requests)
+
+    def _ask(self, call: Callable[[Proposer], T], otherwise: T) -> T:
+        """Call the proposer. If it fails, nothing is drafted from now on, and nothing of it is kept."""
         try:
-            return self._proposer.propose(requests, most, least)
+            return call(self._proposer)
         except Exception:
             logger.exception("drafting has failed; the engine goes on without speculative decoding")
-        self._has_failed = True
-        for request in requests:
-            if self._sequences.num_tokens(request.slot) > request.num_tokens:
-                left = self._sequences.truncate(request.slot, request.num_tokens)
-                request.num_computed_tokens = min(request.num_computed_tokens, left)
-        return []
+            self._proposer = NoDrafts()
+            return otherwise
+
+    def _cut(self, request: Request, count: int) -> int:
+        """Remove the drafts of a constrained request from the first one on that its grammar does not allow."""
+        if not count or request.constraint is None:
+            return count
+        allowed = request.constraint.num_allowed(self._sequences.tail(request.slot, request.num_tokens))
+        if allowed < count:
+            self._truncate(request, allowed)
+        return allowed
+
+    def _truncate(self, request: Request, num_drafts: int) -> None:
+        """Leave a sequence so many drafts, which are not computed yet."""
+        size = request.num_tokens + num_drafts
+        if self._sequences.num_tokens(request.slot) > size:
+            left = self._sequences.truncate(request.slot, size)
+            request.num_computed_tokens = min(request.num_computed_tokens, left)
+        self._count_pages(request)
+
+    def _branches(self, requests: Sequence[Request], drafts: list[int], least: float, room: int) -> list[Branch]:
+        """Return the branches that this many tokens and the free pages, without those of the prefix cache, are for."""
+        found: list[Branch] = []
+        pages, copied = self._sequences.free_pages, 0
+        proposed = self._ask(lambda proposer: proposer.branches(requests, least), list[Branch]())
+        for row, tokens in proposed:
+            size = max(len(tokens), 1)
+            room -= 1 + size
+            pages -= 1 + self._limits.pages_for(size)
+            copied += requests[row].num_tokens
+            if room < 0 or pages < 0 or copied > MOST_COPIED:
+                break
+            if drafts[row]:
+                found.append((row, tokens))
+        return found
 
     def begin(self, request: Request) -> None:
         """Take note of a request that has arrived."""
-        self._proposer.begin(request)
+        if request.sampling.structured_outputs is not None and request.sampling.logprobs is not None:
+            self._forcing.add(request)
+        self._ask(lambda proposer: proposer.begin(request), None)
 
     def end(self, request: Request) -> None:
         """Forget a request that ends, before its sequence is closed."""
-        if not self._has_failed:
-            self._proposer.end(request)
+        self._forcing.discard(request)
+        self._ask(lambda proposer: proposer.end(request), None)
 
-    def _least_probability(self, batch: Batch, budget: PrefillBudget) -> float:
-        """Return how probable a draft must be to pay; beside prompts it costs what a token of theirs costs."""
+    def _allows(self, num_decodes: int, seconds: float = math.inf) -> bool:
+        return not self._is_adaptive or self._costs.allows(num_decodes, seconds)
+
+    def _least_probability(self, batch: Batch) -> float:
+        """Return how probable a draft must be to pay."""
+        if not self._is_adaptive:
+            return 0.0
+        seconds = self._proposer.seconds
         if not batch.prefill_cost:
-            return self._costs.least_probability(batch.num_decode_rows, self._proposer.seconds)
-        return budget.token_share(batch.prefill_cost, batch.num_decode_rows) * batch.num_decode_rows or math.inf
+            return self._costs.least_probability(batch.num_decode_rows, seconds)
+        return self._costs.least_beside_prompts(batch.num_decode_rows, self._prompt_token_seconds + seconds)
 
-    def _count_pages(self, request: Request, num_drafts: int) -> None:
-        covered = self._limits.pages_for(request.num_tokens + num_drafts) * self._limits.block_size
-        request.num_reserved_tokens = max(request.num_reserved_tokens, covered)
+    def _count_pages(self, request: Request) -> None:
+        if request.slot != NO_SLOT:
+            request.num_reserved_tokens = self._sequences.num_reserved_tokens(request.slot)

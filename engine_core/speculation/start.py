@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from quire.engine_core.speculation.draft_model import DraftModel
+from quire.engine_core.speculation.eagle import EagleDrafts
 from quire.engine_core.speculation.proposer import Proposer
 from quire.engine_core.speculation.speculation import Speculation
 from quire.engine_core.speculation.synthetic import SyntheticDrafts
 from quire.engine_core.speculation.text import PredictedDrafts, TextDrafts
+from quire.kernels.draft_head import features_for, load_draft_head
 from quire.kernels.errors import ModelError
+from quire.kernels.graph.operations import Features
 from quire.kernels.options import LoadOptions
 from quire.kernels.runner import ModelRunner, load_model
 from quire.protocol.engine_options import EngineProcessOptions
 from quire.protocol.engine_shape import EngineShape
-from quire.protocol.speculative_config import SpeculativeConfig, parse_speculative_config
+from quire.protocol.speculative_config import EAGLE_METHODS, SpeculativeConfig, parse_speculative_config
 
 _KV_SHARE = 4  # one part in so many of the target's KV memory is what the draft model's may take
 _TOKENIZER = "tokenizer.json"
@@ -42,10 +45,29 @@ def start_speculation(
     proposer = _proposer(config, loading, runner, limits)
     if config.synthetic_acceptance is not None:
         runner.set_synthetic_acceptance(config.synthetic_acceptance)
-    return Speculation(proposer, runner.sequences, config.max_drafts, limits)
+    return Speculation(proposer, runner.sequences, config.max_drafts, limits, is_adaptive=config.adaptive)
+
+
+def features_needed(options: EngineProcessOptions, loading: LoadOptions) -> Features | None:
+    """Return the hidden states that the model is to keep for a draft head. Raises ModelError."""
+    if options.speculative_config is None:
+        return None
+    config = parse_speculative_config(options.speculative_config)
+    if config.model is None or config.method not in EAGLE_METHODS:
+        return None
+    return features_for(config.model, config.method, loading)
 
 
 def _proposer(config: SpeculativeConfig, loading: LoadOptions, runner: ModelRunner, limits: EngineShape) -> Proposer:
+    if config.model is not None and config.method in EAGLE_METHODS:
+        own = _own_options(config, config.model, loading, runner)
+        head = load_draft_head(config.model, config.method, own, loading, runner)
+        if head.max_model_len <= config.max_drafts:
+            raise ModelError(
+                f"speculative_config: the draft head {config.model} has max_position_embeddings {head.max_model_len}, "
+                f"and num_speculative_tokens is {config.max_drafts}; it must be less"
+            )
+        return PredictedDrafts(TextDrafts(runner.sequences), EagleDrafts(head, runner.sequences, runner.features()))
     if config.model is not None:
         draft = _load(config, config.model, loading, runner, limits)
         model = DraftModel(
@@ -63,12 +85,7 @@ def _load(
 ) -> ModelRunner:
     """Load the draft model. Raises ModelError for one with another vocabulary."""
     _check_vocabulary(loading.model, model)
-    loaded = replace(
-        loading, model=model, quantization=config.quantization, max_model_len=None, num_pages=None,
-        kv_memory_fd=None, memory_limit=None, hf_overrides=None,
-        kv_cache_memory_bytes=max(runner.kv_bytes // _KV_SHARE, 1 << 24),
-    )  # fmt: skip
-    draft = load_model(loaded)
+    draft = load_model(_own_options(config, model, loading, runner))
     if draft.vocab_size != limits.vocab_size:
         raise ModelError(
             f"speculative_config: the model {model} has a vocabulary of {draft.vocab_size} tokens, and {loading.model} "
@@ -77,6 +94,15 @@ def _load(
     if draft.computes_whole_prompts:
         raise ModelError(f"speculative_config: the model {model} is an encoder, which samples no tokens")
     return draft
+
+
+def _own_options(config: SpeculativeConfig, model: str, loading: LoadOptions, runner: ModelRunner) -> LoadOptions:
+    """Return the options by which what drafts is loaded beside the model."""
+    return replace(
+        loading, model=model, quantization=config.quantization, max_model_len=None, num_pages=None,
+        kv_memory_fd=None, memory_limit=None, hf_overrides=None,
+        kv_cache_memory_bytes=max(runner.kv_bytes // _KV_SHARE, 1 << 24),
+    )  # fmt: skip
 
 
 def _check_vocabulary(target: str, draft: str) -> None:

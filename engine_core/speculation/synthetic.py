@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from quire.engine_core.request import Request
-from quire.engine_core.speculation.proposer import Proposer
+from quire.engine_core.speculation.proposer import Proposer, drafts_worthwhile
 from quire.kernels.runner import Sequences
 
 _DRAFT = 0  # the token
@@ -21,7 +20,7 @@ class SyntheticDrafts(Proposer):
 
     def propose(self, requests: Sequence[Request], most: list[int], least: float) -> list[int]:
         """See Proposer."""
-        worthwhile, counts = self._worthwhile(least), []
+        worthwhile, counts = drafts_worthwhile(self._acceptance, least), []
         for request, bound in zip(requests, most, strict=True):
             count = max(min(bound, worthwhile), 0)
             if not self._sequences.reserve(request.slot, request.num_tokens + count):
@@ -36,9 +35,3 @@ class SyntheticDrafts(Proposer):
 
     def _append(self, slot: int) -> None:
         self._sequences.append(slot, _DRAFT)
-
-    def _worthwhile(self, least: float) -> int:
-        """Return how many drafts hold with a probability of `least` or more, all of them together."""
-        if not 0 < least < 1 or not 0 < self._acceptance < 1:
-            return 1 << 16 if self._acceptance >= least else 0
-        return int(math.log(least) / math.log(self._acceptance))

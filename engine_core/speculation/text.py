@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire.engine_core.request import NO_SLOT, Request
+from quire.engine_core.scheduling.batch import Batch
 from quire.engine_core.speculation.proposer import Proposer
 from quire.kernels.runner import Sequences, TextProposer, TextProposerConfig
 from quire.protocol.speculative_config import SpeculativeConfig
 
 _SHORTEST_SUFFIX = 2
+_INDEXED_TOKENS = 1 << 16  # of predictions in a step, about: others wait for it
 _PREDICTED = TextProposerConfig(shortest=3, longest=24, own_text=False)
 
 
@@ -47,10 +49,12 @@ class TextDrafts(Proposer):
 
     def propose(self, requests: Sequence[Request], most: list[int], least: float) -> list[int]:
         """See Proposer."""
+        budget = _INDEXED_TOKENS
         for request in requests if self._predicted else ():
-            if not self._predicted.get(request, True):
+            if budget > 0 and not self._predicted.get(request, True):
                 self._native.predict(request.slot, request.predicted_token_ids)
                 self._predicted[request] = True
+                budget -= len(request.predicted_token_ids)
         return self._native.propose([request.slot for request in requests], most, max(least, self._least))
 
     def learn(self, slots: list[int], accepted: list[int]) -> None:
@@ -75,9 +79,18 @@ class PredictedDrafts(Proposer):
         """See Proposer."""
         return self._other.seconds
 
+    @property
+    def observes(self) -> bool:
+        """See Proposer."""
+        return self._other.observes
+
     def begin(self, request: Request) -> None:
         """See Proposer."""
         self._predicted.begin(request)
+
+    def observe(self, batch: Batch) -> None:
+        """See Proposer."""
+        self._other.observe(batch)
 
     def propose(self, requests: Sequence[Request], most: list[int], least: float) -> list[int]:
         """See Proposer."""
@@ -89,6 +102,10 @@ class PredictedDrafts(Proposer):
                 for row, count in zip(rows, proposed, strict=True):
                     counts[row] = count
         return counts
+
+    def branches(self, requests: Sequence[Request], least: float) -> list[tuple[int, list[int]]]:
+        """See Proposer."""
+        return self._other.branches(requests, least)
 
     def learn(self, slots: list[int], accepted: list[int]) -> None:
         """See Proposer. Each knows only the slots that it has proposed for."""

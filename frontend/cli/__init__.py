@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 from types import FrameType
 from typing import NoReturn
 
@@ -18,6 +19,7 @@ def main() -> NoReturn:
     """Run the `quire` command and exit with its status."""
     hide_secrets()
     end_on_signals()
+    warnings.formatwarning = _warning_line
     try:
         from quire.frontend.cli.app import run
 
@@ -36,6 +38,10 @@ def main() -> NoReturn:
         status = INTERRUPTED
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # another Ctrl-C would change the status while Python exits
     sys.exit(status)
+
+
+def _warning_line(message: Warning | str, *_rest: object, **_options: object) -> str:
+    return f"quire: {message}\n"
 
 
 def end_on_signals() -> None:

@@ -11,23 +11,52 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperOption
 
-from quire.frontend.cli import calibrate, chat, engine, info, models, reload, replay, serve, simulate, trace
+from quire.frontend.cli import (
+    calibrate,
+    chat,
+    engine,
+    info,
+    models,
+    pull,
+    reload,
+    replay,
+    run_model,
+    running,
+    serve,
+    simulate,
+    trace,
+)
 from quire.frontend.cli.bench import offline, sweep
 from quire.frontend.cli.bench import serve as bench_serve
 from quire.frontend.cli.flags import SAMPLING_NOTE
+from quire.frontend.cli.help import HELP_ALL, write_help
+from quire.frontend.cli.vllm_flags import own_arguments
 
 # Flags with the pattern of a further value, since other arguments may follow.
 _SEVERAL = {"--goodput": re.compile(r"\w+:[\d.]+"), "--compare": re.compile(r"[^-].*\.json")}
 
 
-class SeveralValues(TyperCommand):
-    """A command in which some flags take all values that follow, and may also be given several times."""
+class QuireCommand(TyperCommand):
+    """A command that also takes vLLM's flags. Some take all values that follow, and may also be given several times."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Give each value a flag of its own, as the parser requires."""
-        return super().parse_args(ctx, list(spread(args)))
+        """Keep the command's own flags, and give each value a flag of its own, as the parser requires."""
+        if HELP_ALL in args:
+            ctx.meta[HELP_ALL] = True
+            args = ["--help"]
+        options = [each for each in self.params if isinstance(each, TyperOption)]
+        own = {name: not each.is_flag for each in options for name in (*each.opts, *each.secondary_opts)}
+        try:
+            arguments = own_arguments(args, own)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), ctx) from None
+        return super().parse_args(ctx, list(spread(arguments)))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help."""
+        write_help(self, ctx, formatter, shows_all=HELP_ALL in ctx.meta)
 
 
 def spread(arguments: Iterable[str]) -> Iterator[str]:
@@ -45,9 +74,9 @@ def spread(arguments: Iterable[str]) -> Iterator[str]:
         yield argument
 
 
-def add_command(app: typer.Typer, command: Callable[..., object]) -> None:
-    """Add a function as a command of the same name; its docstring is the help."""
-    app.command(help=_paragraphs(command.__doc__ or ""), epilog=_epilog(command), cls=SeveralValues)(command)
+def add_command(app: typer.Typer, command: Callable[..., object], name: str | None = None) -> None:
+    """Add a function as a command, by default of the same name; its docstring is the help."""
+    app.command(name, help=_paragraphs(command.__doc__ or ""), epilog=_epilog(command), cls=QuireCommand)(command)
 
 
 def _paragraphs(docstring: str) -> str:
@@ -85,6 +114,7 @@ def _options(
 
 _COMMANDS = (
     serve.serve,
+    run_model.run,
     chat.chat,
     chat.complete,
     engine.engine,
@@ -93,13 +123,16 @@ _COMMANDS = (
     replay.replay,
     simulate.simulate,
     calibrate.calibrate,
+    pull.pull,
     models.models,
+    running.ps,
     info.info,
     engine.keys,
     info.version,
 )
 for _command in _COMMANDS:
     add_command(app, _command)
+add_command(app, models.models, "list")
 
 bench = typer.Typer(
     name="bench",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,16 +18,21 @@ from quire.frontend.cli.output import PrintedAnswer, is_interactive, say, tolera
 
 if TYPE_CHECKING:
     from quire.frontend.outputs import RequestOutput
-    from quire.protocol.messages import SamplingParams
+    from quire.protocol.options import Option
 
 
 HELP = """\
-/help           show this help
-/reset          start a new conversation (the system message stays)
-/system TEXT    set the system message and start over; without TEXT, remove it
-/retry          regenerate the last answer
-/exit           exit, as do Ctrl-D and Ctrl-C
-Ctrl-C during an answer stops it. A line that ends with \\ continues on the next."""
+/help             show this help
+/reset, /clear    start a new conversation (the system message stays)
+/system TEXT      set the system message and start over; without TEXT, remove it
+/set NAME VALUE   set a sampling parameter, such as temperature; without VALUE, back to the default; without NAME, show
+/retry, /regen    regenerate the last answer
+/exit, /bye       exit, as do Ctrl-D and Ctrl-C
+Ctrl-C during an answer stops it. A line that ends with \\ continues on the next; what stands between \"\"\" and
+\"\"\" is one message of many lines."""
+_QUOTES = '"""'
+_ENDS = ("/bye", "/exit", "/quit")
+_MOST_LINES = 1000  # of the history
 
 
 @takes_flags
@@ -40,8 +47,8 @@ def chat(
 ) -> None:
     """Chat with a model that has a chat template.
 
-    Commands: /reset, /system TEXT, /retry, /help, /exit. Ctrl-C during an answer stops it; at the prompt, Ctrl-C or
-    Ctrl-D exits. Without a terminal, every line of stdin is a message.
+    Commands: /reset, /system TEXT, /set NAME VALUE, /retry, /help, /exit. Ctrl-C during an answer stops it; at the
+    prompt, Ctrl-C or Ctrl-D exits. Without a terminal, every line of stdin is a message.
     """
     from quire.frontend.text.chat.template_files import find_template
 
@@ -49,52 +56,70 @@ def chat(
     with open_model(engine, attach) as model:
         if model.folder is not None:
             find_template(model.folder)  # raises an error with advice if there is none
-        if is_interactive():
-            say("Type a message; /help lists the commands, Ctrl-D exits.")
-        ChatSession(model, model.params(sampling), system).run()
+        greet()
+        ChatSession(model, sampling, system).run()
+
+
+def greet() -> None:
+    """Tell a person at a terminal what to do."""
+    if is_interactive():
+        say("Type a message; /help lists the commands, Ctrl-D exits.")
 
 
 class ChatSession:
     """A loop that reads messages from stdin and streams the answers until the user exits."""
 
-    def __init__(self, model: Model, params: SamplingParams, system: str | None = None) -> None:
+    def __init__(self, model: Model, sampling: SamplingFlags, system: str | None = None) -> None:
         self._model = model
-        self._params = params
+        self._sampling = sampling
+        self._params = model.params(sampling)
         self._system = system
         self._messages: list[dict[str, str]] = []
         self._prompt = "> " if is_interactive() else ""
 
     def run(self) -> None:
         """Answer until the end of the input or /exit. Ctrl-C at the prompt raises KeyboardInterrupt."""
-        if self._prompt:
-            with contextlib.suppress(ImportError):
-                import readline  # noqa: F401 - gives `input` editing and history
-        while (line := self._read()) is not None and line not in ("/exit", "/quit"):
-            if line.startswith("/"):
-                self._command(line)
-            elif line:
-                self._say(line)
+        with line_history() if self._prompt else contextlib.nullcontext():
+            while (line := self._read()) is not None and line not in _ENDS:
+                if line.startswith("/"):
+                    self._command(line)
+                elif line:
+                    self._say(line)
 
     def _read(self) -> str | None:
         """Return the next message, or None at the end of the input."""
         lines: list[str] = []
         try:
             while True:
-                lines.append(input("... " if lines and self._prompt else self._prompt))
-                if not lines[-1].endswith("\\"):
-                    return "\n".join(line.removesuffix("\\") for line in lines).strip()
+                line = input("... " if lines and self._prompt else self._prompt)
+                if not lines and line.lstrip().startswith(_QUOTES):
+                    return self._read_quoted(line.lstrip().removeprefix(_QUOTES))
+                lines.append(line.removesuffix("\\"))
+                if not line.endswith("\\"):
+                    return "\n".join(lines).strip()
         except EOFError:
             if self._prompt:
                 say("")
             return None
+
+    def _read_quoted(self, line: str) -> str:
+        """Return the lines until one ends with quotes. Raises EOFError at the end of the input."""
+        lines = [line]
+        while not lines[-1].rstrip().endswith(_QUOTES):
+            lines.append(input("... " if self._prompt else ""))
+        lines[-1] = lines[-1].rstrip().removesuffix(_QUOTES)
+        return "\n".join(lines).strip()
 
     def _command(self, line: str) -> None:
         name, _, rest = line.partition(" ")
         commands: dict[str, Callable[[], None]] = {
             "/help": lambda: say(HELP),
             "/reset": self._messages.clear,
+            "/clear": self._messages.clear,
             "/system": lambda: self._set_system(rest.strip()),
+            "/set": lambda: self._set(*rest.split(maxsplit=1)),
             "/retry": self._retry,
+            "/regen": self._retry,
         }
         if name in commands:
             commands[name]()
@@ -104,6 +129,27 @@ class ChatSession:
     def _set_system(self, text: str) -> None:
         self._system = text or None
         self._messages.clear()
+
+    def _set(self, name: str = "", text: str | None = None) -> None:
+        """Set a sampling parameter, or show those that were given."""
+        rows, given = SamplingFlags.rows, dict(self._sampling.given)
+        name = name.replace("-", "_")
+        if not name:
+            say(", ".join(f"{each}={value}" for each, value in given.items()) or "all parameters are the model's own")
+            return
+        if name not in rows or rows[name].is_list:
+            names = ", ".join(each for each, row in rows.items() if not row.is_list)
+            fail(f"{name} is no parameter to set; these are: {names}")
+            return
+        given.pop(name, None)
+        try:
+            if text is not None:
+                given[name] = parameter(rows[name], text)
+            self._params = self._model.params(SamplingFlags(**given))
+        except ValueError as error:
+            fail(str(error))
+        else:
+            self._sampling = SamplingFlags(**given)
 
     def _retry(self) -> None:
         if not self._messages:
@@ -137,6 +183,47 @@ class ChatSession:
             return llm.generate(turn["content"], self._params, output_kind="delta")
         system = [{"role": "system", "content": self._system}] if self._system else []
         return llm.chat([*system, *self._messages, turn], self._params, output_kind="delta")
+
+
+def parameter(row: Option, text: str) -> object:
+    """Return the value of a parameter that a user has typed. Raises `ValueError`."""
+    if row.type is bool:
+        if text not in ("true", "false"):
+            raise ValueError(f"{row.name}={text!r} is not known; give true or false")
+        return text == "true"
+    try:
+        value = row.type(text)
+    except ValueError:
+        kind = "a whole number" if row.type is int else "a number"
+        raise ValueError(f"{row.name}={text!r} is no number; give {kind}") from None
+    row.check(value)
+    return value
+
+
+@contextlib.contextmanager
+def line_history() -> Iterator[None]:
+    """Give `input` editing and a history, which only its owner may read and which lasts from one chat to the next."""
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    file = history_file()
+    with contextlib.suppress(OSError):
+        readline.read_history_file(file)
+    readline.set_history_length(_MOST_LINES)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch(mode=0o600)
+            readline.write_history_file(file)
+
+
+def history_file() -> Path:
+    """Return the file of the lines that were typed."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "quire" / "chat_history"
 
 
 @takes_flags

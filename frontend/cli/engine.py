@@ -52,16 +52,21 @@ def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> None:
         shutdown_timeout=shutdown_timeout,
         on_ready=lambda address: print("READY", address, flush=True),
     )
-    with _ended_by_signals(supervisor):
+    with _ended_by_signals(supervisor) as received:
         supervisor.wait_ready()
         supervisor.join()
     if supervisor.failure is not None:
         raise supervisor.failure
+    if received[:1] == [signal.SIGINT]:
+        raise KeyboardInterrupt
 
 
 @contextmanager
-def _ended_by_signals(supervisor: Supervisor) -> Iterator[None]:
-    """End the engine with the `with`, and at SIGTERM and SIGHUP in its time, at SIGINT at once."""
+def _ended_by_signals(supervisor: Supervisor) -> Iterator[list[int]]:
+    """End the engine with the `with`, and at SIGTERM and SIGHUP in its time, at SIGINT at once.
+
+    Yields the signals, in the order in which they come.
+    """
     received: list[int] = []
 
     def end(number: int, _frame: object) -> None:
@@ -71,7 +76,7 @@ def _ended_by_signals(supervisor: Supervisor) -> Iterator[None]:
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
     try:
-        yield
+        yield received
     finally:
         supervisor.stop()
         for number, handler in before.items():

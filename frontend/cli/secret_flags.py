@@ -26,9 +26,10 @@ def secrets_in(arguments: Sequence[bytes]) -> Iterator[tuple[int, int]]:
     place, follows = 0, False
     for argument in arguments:
         flag, _, value = argument.partition(b"=")
+        flag = flag.replace(b"_", b"-")  # which is the same flag
         if follows:
             yield place, len(argument)
         elif value and flag in _SECRETS:
             yield place + len(argument) - len(value), len(value)
-        follows = argument in _SECRETS
+        follows = b"=" not in argument and flag in _SECRETS
         place += len(argument) + 1

@@ -32,9 +32,13 @@ def serve(
     prompt: Annotated[
         str | None,
         typer.Argument(
-            help="Folder or name (ORG/NAME) of a model to serve, like --model; or a text to continue on stdout.",
+            help="Folder or name (ORG/NAME) of a model to serve, like --model; or a text of several words to continue.",
             show_default=False,
         ),
+    ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option("--prompt", help="Continue this text on stdout and exit.", metavar="TEXT", show_default=False),
     ] = None,
     as_message: Annotated[
         bool, switch(None, "--chat", "Treat PROMPT as a message to answer, with the model's chat template.")
@@ -56,32 +60,41 @@ def serve(
         if engine.model is not None:
             raise typer.BadParameter("the model is given twice; omit --model or the argument")
         engine, prompt = engine.with_values(model=prompt), None
+    if prompt is not None and text is not None:
+        raise typer.BadParameter("the text is given twice; omit --prompt or the argument")
+    prompt = text if prompt is None else prompt
     if prompt is None:
         _serve(http, recording, engine, attach, sampling)
         return
     if recording.record is not None:
         raise typer.BadParameter("--record applies to the server; omit it, or the text")
     with open_model(engine, attach) as model:
-        _answer(model, prompt, sampling, as_message)
+        answer_once(model, prompt, sampling, as_message=as_message)
 
 
 def _is_model(argument: str) -> bool:
-    """Return True for a folder, a GGUF file or a name with a slash. Raises `BadParameter` for a path to no folder."""
+    """Return True for a folder, a GGUF file or a name. Raises `BadParameter` for a word that is no model's."""
     if Path(argument).is_dir() or (is_gguf(argument) and Path(argument).is_file()):
         return True
-    if len(argument.split()) != 1 or not ("/" in argument or is_gguf(argument)):
+    if len(argument.split()) != 1:
         return False
+    if not ("/" in argument or is_gguf(argument)):
+        raise typer.BadParameter(
+            f"there is no folder {argument}, and models of the Hugging Face hub have names such as Qwen/Qwen3-0.6B; to "
+            f"continue a text of one word, give --prompt {argument}"
+        )
     if is_gguf(argument):
         raise typer.BadParameter(f"there is no file {argument}; give the path of a GGUF file")
     if not is_hub_name(argument):
         raise typer.BadParameter(
             f"there is no folder {argument}, and no model of the Hugging Face hub has such a name; give the folder of "
-            "a checkpoint, a name such as Qwen/Qwen3-0.6B, or continue a text with `quire complete`"
+            "a checkpoint, a name such as Qwen/Qwen3-0.6B, or continue a text with --prompt"
         )
     return True
 
 
-def _answer(model: Model, prompt: str, sampling: SamplingFlags, as_message: bool) -> None:
+def answer_once(model: Model, prompt: str, sampling: SamplingFlags, *, as_message: bool) -> None:
+    """Stream the answer to a message, or the continuation of a text, to stdout."""
     params = model.params(sampling)
     answer = PrintedAnswer()
     if as_message:
@@ -111,6 +124,8 @@ def _serve(
     with listener, removed(args.uds), _recorder(recording) as recorder, open_model(engine, attach, parsers) as model:
         if recorder is not None:
             model.llm.add_observer(recorder)
+        if model.folder is None:
+            say("quire: the model has no tokenizer.json, so clients can only send token ids; put it into its folder")
         serving = serving_of(model, args, listener, sampling)
         received = model.runner.get_loop().run_until_complete(serving.run())
         if received is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from quire.frontend.cli.flags import AttachFlags, EngineFlags, SamplingFlags, option, takes_flags
+from quire.frontend.cli.flags import AttachFlags, EngineFlags, SamplingFlags, option, switch, takes_flags
 from quire.frontend.cli.model import Model, open_model
 from quire.frontend.cli.output import say
 
@@ -24,6 +24,7 @@ def trace(
     prompts: Annotated[
         list[str] | None, typer.Argument(help="Texts to continue, all at once.", show_default=False)
     ] = None,
+    overwrite: Annotated[bool, switch(None, "--overwrite", "Replace FILE if it exists.")] = False,
     seconds: Annotated[
         float | None, option(None, "End after this time, whatever is running. Default: no limit.", "S", min=0.0)
     ] = None,
@@ -40,6 +41,8 @@ def trace(
     """
     if not prompts and attach.engine_address is None:
         raise typer.BadParameter("there is nothing to record; give prompts, or --engine-address of a running engine")
+    if out.is_file() and not overwrite:
+        raise typer.BadParameter(f"--out {out} exists; name another file, or give --overwrite")
     from quire.frontend.metrics.chrome_trace import ChromeTrace
 
     with _create(out) as file:

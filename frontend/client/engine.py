@@ -189,7 +189,7 @@ class ConnectedEngine:
 
     @property
     def pooling_info(self) -> PoolingInfo:
-        """What the model makes of prompts besides text."""
+        """The ways in which the model pools prompts."""
         shape = self.client.ready.shape
         return PoolingInfo() if shape is None else shape.pooling
 

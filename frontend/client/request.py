@@ -18,6 +18,8 @@ from quire.frontend.outputs import (
     EmbeddingOutput,
     EmbeddingRequestOutput,
     Logprob,
+    PoolingOutput,
+    PoolingRequestOutput,
     PositionLogprobs,
     RequestMetrics,
     RequestOutput,
@@ -318,6 +320,7 @@ def validate_pooling(params: PoolingParams | None, model: PoolingInfo, embedding
             f"pooling_type={params.pooling_type!r} is not known; it can be 'last', 'mean', 'cls' or 'max', or None for "
             "the model's"
         )
+    params = PoolingParams(**{name: getattr(params, name) for name in _TYPES})  # a user's has further fields
     for name, expected in _TYPES.items():
         try:
             msgspec.convert(getattr(params, name), expected)
@@ -399,6 +402,12 @@ class EmbeddingRequest:
         output = self.output()
         probs = ClassificationOutput(output.outputs.embedding)
         return ClassificationRequestOutput(self.request_id, self.prompt.token_ids, probs, metrics=self.metrics)
+
+    def vector(self) -> PoolingRequestOutput:
+        """Return the vector, whatever the task. Raises the error that ended the request."""
+        output = self.output()
+        data = PoolingOutput(output.outputs.embedding)
+        return PoolingRequestOutput(self.request_id, self.prompt.token_ids, data)
 
     def output(self) -> EmbeddingRequestOutput:
         """Return the embedding. Raises the error that ended the request."""

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.frontend.errors import CONTEXT_LENGTH_EXCEEDED
 from quire.frontend.http.documentation.operation import Operation
-from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError, bad_request, cut_off, error_body, is_anthropic
+from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError, bad_request, body_at, cut_off, is_anthropic
 from quire.frontend.http.quotas import Quotas
 from quire.frontend.http.routes import routes
 from quire.frontend.http.service import ModelService
@@ -41,6 +41,7 @@ _PROMPT_FIELDS = {  # paths whose prompt field is not called "prompt"
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), "documents"),
 }
 _REFUSED_WHILE_DRAINING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+_APIS = ("/api/", "/v1/", "/v2/")  # where a path may end with a slash; links of a page would lead elsewhere
 
 
 def make_app(service: ModelService) -> ASGIApp:
@@ -79,6 +80,8 @@ class Gateway:
         """Serve one request, as ASGI defines it."""
         if scope["type"] != "http":
             return
+        if scope["path"].endswith("/") and _own_path(scope).startswith(_APIS):
+            scope["path"] = scope["path"][:-1]
         request_id = scope.setdefault("request_id", request_id_of(Headers(scope=scope)))
         exchange = scope["exchange"] = HttpExchange(scope, send, request_id)
         scope["app"] = self  # makes the router raise for a wrong method
@@ -112,7 +115,7 @@ class Gateway:
     def _admitted(self, scope: Scope, headers: Headers) -> Iterator[None]:
         """Hold a request open that may be served. Raises `ApiError` 401, 421, 429 or 503."""
         self._hosts.check(headers)
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        path = _own_path(scope)
         tenant = scope["tenant"] = self._keys.check(path, headers)
         with ExitStack() as stack:
             if scope["method"] in _REFUSED_WHILE_DRAINING:
@@ -147,7 +150,7 @@ class HttpExchange:
         self.status = 0
         self.outcome = 0
         self.num_bytes = 0
-        self._is_anthropic = is_anthropic(scope["path"].removeprefix(scope.get("root_path", "")))
+        self._path = _own_path(scope)
         self._send = send
         self._began = time.perf_counter()
 
@@ -157,7 +160,7 @@ class HttpExchange:
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
             headers.append(REQUEST_ID, self.request_id)
-            if self._is_anthropic:
+            if is_anthropic(self._path):
                 headers.append(ANTHROPIC_REQUEST_ID, self.request_id)
         else:
             self.num_bytes += len(message.get("body", b""))
@@ -165,7 +168,7 @@ class HttpExchange:
 
     def error_response(self, error: ApiError) -> Response:
         """Return an error in the shape of the API that the client called."""
-        return error.response(error_body(error, self.request_id) if self._is_anthropic else None)
+        return error.response(body_at(self._path, error, self.request_id))
 
     async def refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond with an error, unless a response has begun or the client has left."""
@@ -177,6 +180,11 @@ class HttpExchange:
     def seconds(self) -> float:
         """Seconds since the request arrived."""
         return time.perf_counter() - self._began
+
+
+def _own_path(scope: Scope) -> str:
+    """Return the path of a request without the root path."""
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
 def _http_error(error: Exception) -> ApiError | None:

@@ -1,7 +1,8 @@
-"""A conversation, from its messages to its answers, for Chat Completions, Responses and Messages alike."""
+"""A conversation, from its messages to its answers, for the chats of all APIs alike."""
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -159,6 +160,13 @@ class Conversation:
             trace=self.trace,
         )
 
+    def fitted(self, max_model_len: int) -> Conversation:
+        """Return it without a token limit beyond the context, which clients of large models always send."""
+        room = max_model_len - len(self.token_ids)
+        if self.params.max_tokens is None or not 0 < room < self.params.max_tokens:
+            return self
+        return dataclasses.replace(self, params=msgspec.structs.replace(self.params, max_tokens=None))
+
     async def answers(self, llm: AsyncLLM) -> tuple[list[AssistantAnswer], RequestOutput]:
         """Return all answers, complete."""
         async with grammar_errors_at(self.format_field, self.tools):
@@ -252,3 +260,14 @@ class AssistantAnswer:
     completion: CompletionOutput
     message: AssistantMessage
     finish_reason: str
+
+
+INVALID_JSON = "INVALID_JSON"
+
+
+def arguments_object(text: str) -> dict[str, Any]:
+    """Return a call's arguments as an object; if they are invalid or cut off, as an object that holds their text."""
+    try:
+        return msgspec.json.decode(text or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return {INVALID_JSON: text}

@@ -1,4 +1,4 @@
-"""Errors that clients receive, in OpenAI's shape."""
+"""Errors that clients receive, in the shape of the API that they called."""
 
 from __future__ import annotations
 
@@ -198,3 +198,19 @@ def error_body(error: ApiError, request_id: str) -> AnthropicErrorResponse:
     """Return the JSON body, which is also the data of the event that ends a failed stream."""
     kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     return AnthropicErrorResponse(AnthropicErrorDetails(kind, error.message), request_id)
+
+
+_OLLAMA_PATHS = "/api/"
+
+
+class OllamaErrorResponse(msgspec.Struct):
+    """An error in Ollama's shape."""
+
+    error: str
+
+
+def body_at(path: str, error: ApiError, request_id: str) -> msgspec.Struct:
+    """Return the JSON body of an error in the shape of the API to which a path, without the root path, belongs."""
+    if is_anthropic(path):
+        return error_body(error, request_id)
+    return OllamaErrorResponse(error.message) if path.startswith(_OLLAMA_PATHS) else error.body

@@ -10,7 +10,26 @@ from quire.frontend.http.anthropic.writer import EVENTS as MESSAGE_EVENTS
 from quire.frontend.http.anthropic.writer import Message, TokenCount
 from quire.frontend.http.documentation.openapi import Documentation
 from quire.frontend.http.documentation.operation import Operation
-from quire.frontend.http.errors import AnthropicErrorResponse
+from quire.frontend.http.errors import AnthropicErrorResponse, OllamaErrorResponse
+from quire.frontend.http.ollama.body import (
+    GenerateBody,
+    OllamaChatBody,
+    OllamaEmbedBody,
+    OllamaEmbeddingsBody,
+    PullBody,
+    ShowBody,
+)
+from quire.frontend.http.ollama.embeddings import EmbeddedText, EmbeddedTexts, EmbedEndpoints
+from quire.frontend.http.ollama.endpoint import AnswerEndpoints
+from quire.frontend.http.ollama.models import (
+    ListedModels,
+    ModelEndpoints,
+    OllamaVersion,
+    RunningModels,
+    ShownModel,
+    Status,
+)
+from quire.frontend.http.ollama.writer import ChatAnswer, GeneratedText
 from quire.frontend.http.openai.chat import ChatBody, ChatChunk, ChatCompletion, ChatEndpoint
 from quire.frontend.http.openai.completions import CompletionBody, CompletionsEndpoint, TextCompletion
 from quire.frontend.http.openai.embeddings import EmbeddingBody, EmbeddingList, EmbeddingsEndpoint
@@ -41,7 +60,8 @@ def routes(service: ModelService) -> list[Route]:
     recent = RecentRates()
     service.llm.add_observer(recent)
     view = EngineView(service.llm, recent, lambda: service.draining, service.args.shows_prompts())
-    table = [*_openai(service), *_ranking(service), *_anthropic(service), *_operator(service), *page_routes()]
+    table = [*_openai(service), *_ranking(service), *_anthropic(service), *_ollama(service), *_operator(service)]
+    table += page_routes()
     table += view_routes(view, service.stream)
     table += Documentation(service, table).routes()
     return table
@@ -142,6 +162,68 @@ def _anthropic(service: ModelService) -> list[Route]:
     ]
 
 
+def _ollama(service: ModelService) -> list[Route]:
+    answers, vectors = AnswerEndpoints(service), EmbedEndpoints(service)
+    return [
+        Operation(
+            "/api/generate",
+            answers.generate,
+            body=GenerateBody,
+            answer=GeneratedText,
+            lines=[GeneratedText],
+            generates=True,
+            error=OllamaErrorResponse,
+            example={"prompt": "Tell me a tale.", "options": {"num_predict": 60}},
+        ),
+        Operation(
+            "/api/chat",
+            answers.chat,
+            body=OllamaChatBody,
+            answer=ChatAnswer,
+            lines=[ChatAnswer],
+            generates=True,
+            error=OllamaErrorResponse,
+            example={"messages": [{"role": "user", "content": "Tell me a tale."}], "options": {"num_predict": 60}},
+        ),
+        Operation(
+            "/api/embed",
+            vectors.embed,
+            body=OllamaEmbedBody,
+            answer=EmbeddedTexts,
+            generates=True,
+            error=OllamaErrorResponse,
+            example={"input": ["Once upon a time", "There was once a fox"]},
+        ),
+        Operation(
+            "/api/embeddings",
+            vectors.embeddings,
+            body=OllamaEmbeddingsBody,
+            answer=EmbeddedText,
+            generates=True,
+            error=OllamaErrorResponse,
+            example={"prompt": "Once upon a time"},
+        ),
+        *_ollama_models(ModelEndpoints(service)),
+    ]
+
+
+def _ollama_models(models: ModelEndpoints) -> list[Route]:
+    error = OllamaErrorResponse
+    unmanaged = {"/api/copy": "POST", "/api/create": "POST", "/api/delete": "DELETE", "/api/push": "POST"}
+    return [
+        Operation("/api/tags", models.tags, answer=ListedModels, error=error),
+        Operation("/api/ps", models.running, answer=RunningModels, error=error),
+        Operation("/api/show", models.show, body=ShowBody, answer=ShownModel, error=error, example={}),
+        Operation("/api/version", models.version, answer=OllamaVersion, error=error),
+        Operation("/api/pull", models.pull, body=PullBody, answer=Status, lines=[Status], error=error, example={}),
+        *(
+            Route(path, models.unmanaged, methods=[method], include_in_schema=False)
+            for path, method in unmanaged.items()
+        ),
+        Route("/api/blobs/{digest:path}", models.unmanaged, methods=["HEAD", "POST"], include_in_schema=False),
+    ]
+
+
 def _operator(service: ModelService) -> list[Route]:
     endpoints = OperatorEndpoints(service)
     return [
@@ -155,6 +237,7 @@ def _operator(service: ModelService) -> list[Route]:
         ),
         Operation("/health", endpoints.health, answer=Health, errors=[503]),
         Operation("/ready", endpoints.ready, answer=Health, errors=[503]),
+        Operation("/ping", endpoints.ping, answer=Health, errors=[503]),
         Operation("/version", endpoints.version, answer=Version),
         Operation("/metrics", endpoints.metrics, media_types=["text/plain", "application/openmetrics-text"]),
     ]

@@ -22,7 +22,14 @@ from quire.frontend.http.errors import ApiError, api_error, bad_request
 from quire.frontend.http.transport.bodies import Body, decode, read_body
 from quire.frontend.http.transport.memory import MemoryCeiling
 from quire.frontend.http.transport.responses import json_response
-from quire.frontend.http.transport.sse import DONE, EventStream, cancelled_on_disconnect, event
+from quire.frontend.http.transport.sse import (
+    DONE,
+    SERVER_SENT_EVENTS,
+    EventStream,
+    StreamFormat,
+    cancelled_on_disconnect,
+    event,
+)
 from quire.frontend.hub.names import name_of
 from quire.frontend.metrics.server import ServerMetrics
 from quire.frontend.outputs import RequestOutput
@@ -163,9 +170,13 @@ class ModelService:
 
     async def read(self, request: Request, kind: type[B]) -> B:
         """Return the body of a request for this model. Raises `ApiError` 400, 404, 408, 413, 415 or 503."""
-        body = decode(await read_body(request, self.args, self.memory.check), kind)
+        body = await self.read_any(request, kind)
         self.check_model(body.model)
         return body
+
+    async def read_any(self, request: Request, kind: type[B]) -> B:
+        """Return the body of a request, whichever model it names. Raises `ApiError` 400, 408, 413, 415 or 503."""
+        return decode(await read_body(request, self.args, self.memory.check, kind.is_lenient), kind)
 
     async def respond(
         self,
@@ -173,10 +184,11 @@ class ModelService:
         whole: Callable[[], Awaitable[msgspec.Struct]],
         events: AsyncGenerator[bytes, None] | None,
         explain: Callable[[Exception], bytes] | None = None,
+        form: StreamFormat = SERVER_SENT_EVENTS,
     ) -> Response:
         """Return an answer: a stream of `events`, else the `whole`, which is cancelled if the client disconnects."""
         if events is not None:
-            return self.stream(events, explain)
+            return self.stream(events, explain, form)
         async with cancelled_on_disconnect(request.receive):
             return json_response(await whole())
 
@@ -241,10 +253,13 @@ class ModelService:
         return response
 
     def stream(
-        self, events: AsyncGenerator[bytes, None], explain: Callable[[Exception], bytes] | None = None
+        self,
+        events: AsyncGenerator[bytes, None],
+        explain: Callable[[Exception], bytes] | None = None,
+        form: StreamFormat = SERVER_SENT_EVENTS,
     ) -> EventStream:
         """Return a streamed response; an error ends it as an event, in OpenAI's shape unless `explain` is given."""
-        return EventStream(events, explain or self._last_events, self.metrics.http.stream)
+        return EventStream(events, explain or self._last_events, self.metrics.http.stream, form)
 
     def _last_events(self, error: Exception) -> bytes:
         return event(msgspec.json.encode(self.api_error(error).body)) + DONE

@@ -4,8 +4,11 @@ import { count, milliseconds, whole } from "./numbers.js";
 import { fillRows, rowOf, write } from "./rows.js";
 
 const ROWS = 12;
+const ROWS_FULL = 18;
 
 export class BatchView {
+  #rows = ROWS;
+
   constructor(root) {
     this.number = root.querySelector("#step-number");
     this.summary = root.querySelector("#step-summary");
@@ -13,12 +16,16 @@ export class BatchView {
     this.more = root.querySelector("#batch-more");
   }
 
+  setFull(isFull) {
+    this.#rows = isFull ? ROWS_FULL : ROWS;
+  }
+
   show({ stats, batch, batch_size: size }) {
     if (!stats.step) return;
     const requests = batch.map(request);
     const prefills = requests.filter(({ inPrefill }) => inPrefill);
     const decodes = requests.filter(({ inPrefill }) => !inPrefill);
-    const rows = [...prefills, ...decodes].slice(0, ROWS);
+    const rows = [...prefills, ...decodes].slice(0, this.#rows);
     const longest = Math.max(...rows.map(({ prompt, output }) => prompt + output));
     const seconds = stats.schedule_seconds + stats.execute_seconds + stats.update_seconds;
     write(this.number, whole(stats.step));

@@ -1,14 +1,40 @@
 // A conversation, and the requests that continue it.
 
-const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "repetition_penalty"];
+import { withFiles } from "./attachments.js";
+
+const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty"];
 const TOP = 5; // likeliest tokens shown for each token
+const TITLE_LENGTH = 80;
 
+/**
+ * Messages are {role: "user", content, files?: [{name, text}]}, {role: "assistant", content, model, reasoning?, calls?,
+ * figures?}
+ * or {role: "tool", content, tool_call_id}.
+ */
 export class Conversation {
-  messages = []; // {role: "user" | "assistant", content}
+  /** `kept`: what `kept` returned earlier; without it the conversation is new. */
+  constructor(kept = {}) {
+    const now = Date.now();
+    this.id = kept.id ?? `${now.toString(36)}-${Math.random().toString(36).slice(2, 10)}`;
+    this.title = kept.title ?? "";
+    this.isNamed = kept.isNamed ?? false;
+    this.created = kept.created ?? now;
+    this.updated = kept.updated ?? now;
+    this.messages = kept.messages ?? [];
+  }
 
-  add(role, content) {
-    const message = { role, content };
+  /** What is kept of it: plain values, without an answer that has not begun. */
+  get kept() {
+    const { id, title, isNamed, created, updated } = this;
+    const messages = this.messages.filter((each) => each.role !== "assistant" || each.content || each.reasoning || each.calls);
+    return { id, title, isNamed, created, updated, messages };
+  }
+
+  add(role, content, more = {}) {
+    const message = { role, content, ...more };
     this.messages.push(message);
+    this.updated = Date.now();
+    if (!this.isNamed && role === "user" && this.messages.length === 1) this.title = titleOf(message);
     return message;
   }
 
@@ -32,30 +58,54 @@ export class Conversation {
 
   #chat(body, settings) {
     const system = settings.system?.trim();
-    body.messages = [...(system ? [{ role: "system", content: system }] : []), ...this.messages];
+    body.messages = [...(system ? [{ role: "system", content: system }] : []), ...this.messages.map(sent)];
+    if (settings.tools) body.tools = settings.tools;
     if (settings.logprobs) Object.assign(body, { logprobs: true, top_logprobs: TOP });
     return { path: "v1/chat/completions", body };
   }
 
   #completion(body, settings) {
-    body.prompt = this.messages.map((message) => message.content).join("");
+    body.prompt = this.messages.map(({ content, files }) => withFiles(content, files)).join("");
     body.max_tokens ??= 256; // the API's own default is 16
     if (settings.logprobs) body.logprobs = TOP;
     return { path: "v1/completions", body };
   }
 }
 
-/** Return the increment in a chunk of either endpoint: {text, reasoning, entries, finish, usage}. */
+function titleOf({ content, files }) {
+  const line = content.trim().split("\n")[0] || files?.[0]?.name || "";
+  return line.length > TITLE_LENGTH ? `${line.slice(0, TITLE_LENGTH - 1)}…` : line;
+}
+
+/** Return a message as the API takes it. */
+function sent({ role, content, files, calls, tool_call_id: id }) {
+  if (role === "tool") return { role, content, tool_call_id: id };
+  if (calls?.length) return { role, content, tool_calls: calls };
+  return { role, content: withFiles(content, files) };
+}
+
+/** Return the increment in a chunk of either endpoint: {text, reasoning, entries, calls, finish, usage}. */
 export function increment(chunk) {
   const choice = chunk.choices?.[0];
   const delta = choice?.delta;
   return {
     text: delta?.content ?? choice?.text ?? "",
     reasoning: delta?.reasoning_content ?? delta?.reasoning ?? "",
+    calls: delta?.tool_calls ?? [],
     entries: entries(choice?.logprobs),
     finish: choice?.finish_reason ?? null,
     usage: chunk.usage ?? null,
   };
+}
+
+/** Add the increments of tool calls to the calls so far. */
+export function addCalls(calls, increments) {
+  for (const { index = calls.length, id, function: { name, arguments: text } = {} } of increments) {
+    calls[index] ??= { id: "", type: "function", function: { name: "", arguments: "" } };
+    if (id) calls[index].id = id;
+    calls[index].function.name += name ?? "";
+    calls[index].function.arguments += text ?? "";
+  }
 }
 
 /** Return the logprobs of either endpoint as [{token, logprob, top: [{token, logprob}]}]. */

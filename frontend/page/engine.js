@@ -2,25 +2,35 @@
 
 import { BatchView } from "./batch.js";
 import { call } from "./api.js";
+import { changed, whole } from "./feed.js";
 import { PagesView } from "./pages.js";
 import { PrefixesView } from "./prefixes.js";
 import { QueueView } from "./queue.js";
+import { SpeculationView } from "./speculation.js";
 import { SpeedView } from "./speed.js";
 import { events } from "./sse.js";
+import { TimelineView } from "./timeline.js";
 
 const RETRY_MS = 3000;
 
 export class EnginePanel {
   isOpen = false;
+  isFull = false;
+  #picture = null;
   #stream = null; // AbortController of the connection
   #timer = 0;
 
   constructor(root, pulse) {
+    this.root = root;
     this.note = root.querySelector("#engine-note");
     this.pulse = pulse;
     this.pages = new PagesView(root);
     this.speed = new SpeedView(root);
-    this.views = [this.speed, new BatchView(root), new QueueView(root), this.pages, new PrefixesView(root)];
+    this.timeline = new TimelineView(root);
+    this.views = [
+      this.speed, new BatchView(root), new QueueView(root), this.pages, new PrefixesView(root), this.timeline,
+      new SpeculationView(root),
+    ];
     document.addEventListener("visibilitychange", () => this.#update());
     addEventListener("pagehide", () => this.#stream?.abort());
   }
@@ -28,6 +38,15 @@ export class EnginePanel {
   setOpen(isOpen) {
     this.isOpen = isOpen;
     this.#update();
+  }
+
+  /** Take the whole window, with more of everything, or give it back. */
+  setFull(isFull) {
+    this.isFull = isFull;
+    this.root.classList.toggle("full", isFull);
+    for (const view of this.views) view.setFull?.(isFull);
+    if (this.#picture) this.#draw();
+    this.repaint();
   }
 
   /** Reconnect at once, for example with a new key. */
@@ -39,6 +58,7 @@ export class EnginePanel {
   /** Repaint after the colours have changed. */
   repaint() {
     this.pages.paint();
+    this.timeline.paint();
   }
 
   #update() {
@@ -79,10 +99,17 @@ export class EnginePanel {
       return;
     }
     if (event === "history") this.speed.start(data.points);
-    if (event !== "picture") return;
+    if (event === "picture") this.#picture = whole(data);
+    else if (event === "change") this.#picture = changed(this.#picture, data);
+    else return;
     this.#say("", false);
-    this.pulse.className = data.stats.running ? "pulse busy" : "pulse idle";
-    for (const view of this.views) view.show(data);
+    this.pulse.className = this.#picture.stats.running ? "pulse busy" : "pulse idle";
+    for (const view of this.views) view.add?.(this.#picture);
+    this.#draw();
+  }
+
+  #draw() {
+    for (const view of this.views) view.show(this.#picture);
   }
 
   #say(text, isBad) {

@@ -1,27 +1,46 @@
 // Wires up the page.
 
 import { call, setKey } from "./api.js";
+import { Attachments, watchFiles } from "./attachments.js";
 import { Chat } from "./chat.js";
+import { Conversation } from "./conversation.js";
+import { ConversationsPanel } from "./conversations.js";
 import { EnginePanel } from "./engine.js";
+import { Library } from "./library.js";
 import { Settings } from "./settings.js";
-import { recall, remember } from "./store.js";
+import { watchShortcuts } from "./shortcuts.js";
+import { recall, recallHere, remember, rememberHere } from "./store.js";
+import { Toast } from "./toast.js";
 import { watchTokens } from "./tokens.js";
 
 const $ = (id) => document.getElementById(id);
 
 const input = $("input");
+const welcomeText = $("welcome-text"); // kept, since it leaves the document
 const settings = new Settings($("settings"));
 const engine = new EnginePanel($("engine"), $("pulse"));
-const chat = new Chat({ log: $("log"), welcome: $("welcome"), input, status: $("status") }, settings, {
+const toast = new Toast($("toast"));
+const files = new Attachments($("files"), $("refused"));
+const library = new Library(() => panel.refresh());
+const panel = new ConversationsPanel($("library"), library, toast, {
+  open: openKept,
+  removed: (id) => { if (id === chat.conversation.id) open(new Conversation(), false); },
+  rename: renameConversation,
+});
+const page = { log: $("log"), welcome: $("welcome"), status: $("status"), spoken: $("spoken") };
+const chat = new Chat(page, settings, {
   busy(isBusy) {
     $("stop").hidden = !isBusy;
     $("send").hidden = isBusy;
   },
-  editing(isEditing) {
-    $("editing").hidden = !isEditing;
-    if (!isEditing) write("");
+  editing(message) {
+    $("editing").hidden = !message;
+    write(message?.content ?? "");
+    files.set(message?.files ?? []);
+    if (message) input.focus();
   },
   unauthorized: askForKey,
+  changed: keep,
 });
 
 function write(text) {
@@ -51,10 +70,11 @@ async function loadModel() {
   try {
     const { data } = await (await call("v1/models")).json();
     [chat.model, chat.canChat] = [data[0].id, data[0].has_chat_template];
-    $("model").textContent = data[0].id;
-    $("welcome-text").textContent = welcome(chat.canChat);
+    settings.showDefaults(data[0]);
+    $("model").textContent = $("engine-model").textContent = data[0].id;
+    welcomeText.textContent = welcome(chat.canChat);
   } catch (error) {
-    $("welcome-text").textContent = error.message;
+    welcomeText.textContent = error.message;
     if (error.status === 401) askForKey();
   }
 }
@@ -64,11 +84,67 @@ function welcome(canChat) {
   return canChat ? privacy : `This model continues texts: start one. ${privacy}`;
 }
 
+// Conversations
+
+async function keep(conversation) {
+  if (!conversation.messages.length) return;
+  panel.mark(chat.conversation.id);
+  rememberHere("conversation", chat.conversation.id);
+  setTitle();
+  try {
+    await library.put(structuredClone(conversation.kept));
+  } catch (error) {
+    toast.show(`This conversation could not be kept: ${error.message}`);
+  }
+}
+
+function setTitle() {
+  const { title } = chat.conversation;
+  document.title = title ? `${title} · Quire` : "Quire";
+}
+
+function open(conversation, keeps = true) {
+  chat.open(conversation, keeps);
+  rememberHere("conversation", conversation.messages.length ? conversation.id : null);
+  panel.mark(conversation.id);
+  setTitle();
+}
+
+async function openKept(id) {
+  const kept = await library.get(id);
+  if (kept && id !== chat.conversation.id) open(new Conversation(kept));
+  if (isCompact()) setLibraryOpen(false);
+  if (isNarrow()) setEngineOpen(false);
+  $("log").focus({ preventScroll: true });
+}
+
+async function renameConversation(id, title) {
+  if (id === chat.conversation.id) {
+    Object.assign(chat.conversation, { title, isNamed: true });
+    await keep(chat.conversation);
+  } else await library.put({ ...(await library.get(id)), title, isNamed: true });
+}
+
+function startNew() {
+  open(new Conversation());
+  setFull(false);
+  if (isCompact()) setLibraryOpen(false);
+  setEngineOpen(engine.isOpen && !isNarrow());
+  input.focus();
+}
+
+/** Show the conversation that this tab had before a reload. */
+async function resume() {
+  const id = recallHere("conversation", null);
+  const kept = id && (await library.get(id));
+  if (kept && !chat.conversation.messages.length) open(new Conversation(kept));
+}
+
 // Messages
 
 async function submit() {
   const text = input.value;
-  if (!text.trim() || chat.isBusy) return;
+  if ((!text.trim() && files.isEmpty) || chat.isBusy) return;
   if (settings.invalid) {
     setSettingsOpen(true);
     settings.invalid.reportValidity();
@@ -76,7 +152,7 @@ async function submit() {
   }
   if (chat.model === null) await loadModel();
   if (chat.model === null) return;
-  const sent = chat.send(text);
+  const sent = chat.send(text, files.take());
   write("");
   await sent;
 }
@@ -87,6 +163,12 @@ $("form").addEventListener("submit", (event) => {
 });
 input.addEventListener("input", grow);
 input.addEventListener("keydown", (event) => {
+  if (event.key === "ArrowUp" && !input.value && files.isEmpty && !chat.isBusy) {
+    const last = chat.conversation.last("user");
+    if (!last) return;
+    event.preventDefault();
+    chat.edit(last);
+  }
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
   event.preventDefault();
   submit();
@@ -97,16 +179,7 @@ $("stop").addEventListener("click", () => {
 });
 $("cancel-edit").addEventListener("click", () => chat.cancelEdit());
 $("log").addEventListener("scroll", () => chat.scrolled());
-$("new").addEventListener("click", () => {
-  chat.reset();
-  setEngineOpen(engine.isOpen && !isNarrow());
-  input.focus();
-});
-document.addEventListener("keydown", (event) => {
-  if (event.key !== "Escape") return;
-  if (chat.isBusy) chat.stop();
-  else chat.cancelEdit();
-});
+$("new").addEventListener("click", startNew);
 $("key-row").addEventListener("submit", (event) => {
   event.preventDefault();
   useKey();
@@ -131,27 +204,60 @@ function isNarrow() {
   return matchMedia("(width <= 860px)").matches;
 }
 
+/** Return whether the conversations lie above the chat, for lack of room beside it. */
+function isCompact() {
+  return matchMedia("(width <= 1180px)").matches;
+}
+
 function setEngineOpen(isOpen) {
   disclose($("toggle-engine"), $("engine"), isOpen);
   document.body.classList.toggle("engine-open", isOpen);
   engine.setOpen(isOpen);
+  if (isOpen && isNarrow()) setLibraryOpen(false);
 }
 
-function setTint(isOn) {
-  $("tint").checked = isOn;
-  $("log").classList.toggle("tinted", isOn);
+function setFull(isFull) {
+  if (isFull === engine.isFull) return;
+  if (isFull) setEngineOpen(true);
+  document.body.classList.toggle("engine-full", isFull);
+  $("toggle-full").setAttribute("aria-pressed", String(isFull));
+  $("toggle-full").textContent = isFull ? "Close full view" : "Full view";
+  engine.setFull(isFull);
+  if (location.hash === "#engine" && !isFull) history.replaceState(null, "", location.pathname);
+  if (isFull) history.replaceState(null, "", "#engine"); // a link to this view, for a screen on a wall
 }
 
+function setLibraryOpen(isOpen) {
+  disclose($("toggle-library"), $("library"), isOpen);
+  document.body.classList.toggle("library-open", isOpen);
+}
+
+function toggleEngine() {
+  if (engine.isFull) setFull(false);
+  else setEngineOpen($("engine").hidden);
+  if (!isNarrow()) remember("engine", engine.isOpen);
+}
+
+function showHelp() {
+  if (!$("help").open) $("help").showModal();
+}
+
+function applySettings() {
+  $("log").classList.toggle("tinted", settings.values.tint);
+  $("settings-set").textContent = settings.numSet ? `${settings.numSet} of your own` : "";
+}
+
+settings.onChange = applySettings;
 $("toggle-settings").addEventListener("click", () => setSettingsOpen($("settings").hidden));
 $("reset-settings").addEventListener("click", () => settings.reset());
-$("toggle-engine").addEventListener("click", () => {
-  setEngineOpen($("engine").hidden);
-  if (!isNarrow()) remember("engine", engine.isOpen);
+$("toggle-engine").addEventListener("click", toggleEngine);
+$("toggle-full").addEventListener("click", () => setFull(!engine.isFull));
+$("toggle-library").addEventListener("click", () => {
+  setLibraryOpen($("library").hidden || engine.isFull);
+  setFull(false);
+  if (!isCompact()) remember("library", !$("library").hidden);
 });
-$("tint").addEventListener("change", (event) => {
-  setTint(event.target.checked);
-  remember("tint", event.target.checked);
-});
+$("open-help").addEventListener("click", showHelp);
 $("toggle-theme").addEventListener("click", () => {
   const root = document.documentElement;
   const isDark = (root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
@@ -161,8 +267,36 @@ $("toggle-theme").addEventListener("click", () => {
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => engine.repaint());
 
-setTint(recall("tint", false));
+watchShortcuts({
+  Escape() {
+    if ($("help").open) return;
+    if (chat.isBusy) chat.stop();
+    else if (chat.cancelEdit()) return;
+    else if (engine.isFull) setFull(false);
+    else if (isCompact()) setLibraryOpen(false);
+  },
+  "Ctrl+Shift+O": startNew,
+  "Ctrl+K"() {
+    setFull(false);
+    setLibraryOpen(true);
+    $("search").focus();
+  },
+  "Ctrl+,"() {
+    setSettingsOpen($("settings").hidden);
+    if (!$("settings").hidden) $("settings").querySelector("[name]").focus();
+  },
+  "Ctrl+Shift+E": toggleEngine,
+  "Ctrl+Shift+F": () => setFull(!engine.isFull),
+  "Ctrl+/": showHelp,
+});
+
+applySettings();
+setLibraryOpen(recall("library", matchMedia("(width >= 1280px)").matches) && !isCompact());
 setEngineOpen(recall("engine", true) && !isNarrow());
+if (location.hash === "#engine") setFull(true);
 watchTokens($("log"), $("tooltip"));
+watchFiles(files, { input, button: $("attach"), chooser: $("attach-file"), drop: $("drop") });
+panel.refresh();
 loadModel();
+resume();
 if (!isNarrow()) input.focus();

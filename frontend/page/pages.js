@@ -6,9 +6,15 @@ import { write } from "./rows.js";
 const STATES = ["free", "held", "shared", "cached", "pinned"];
 const SMALLEST = 4; // pixels of a cell with its gap
 const LARGEST = 14;
+const LARGEST_FULL = 22;
+const SHAPE = 0.6; // height of a large map, of its width
+const SHAPE_FULL = 0.45;
 
 export class PagesView {
   #map = null; // {cells: Uint8Array, perCell}
+
+  #largest = LARGEST;
+  #shape = SHAPE;
 
   constructor(root) {
     this.canvas = root.querySelector("#pages");
@@ -23,8 +29,13 @@ export class PagesView {
     const total = pages.num_pages.reduce((sum, number) => sum + number);
     const each = pages.pages_per_cell > 1 ? `, ${pages.pages_per_cell} per square` : "";
     write(this.size, `${whole(total)} of ${count(pages.block_size, "token")}${each}`);
-    this.#map = { cells: Uint8Array.fromBase64?.(pages.cells) ?? decode(pages.cells), perCell: pages.pages_per_cell };
+    if (this.#map?.cells === pages.cells) return;
+    this.#map = { cells: pages.cells, perCell: pages.pages_per_cell };
     this.paint();
+  }
+
+  setFull(isFull) {
+    [this.#largest, this.#shape] = isFull ? [LARGEST_FULL, SHAPE_FULL] : [LARGEST, SHAPE];
   }
 
   paint() {
@@ -32,7 +43,7 @@ export class PagesView {
     if (!this.#map || !width) return;
     const { cells, perCell } = this.#map;
     const number = perCell === 1 ? cells.length : cells.length / STATES.length;
-    const { side, columns } = layout(number, width);
+    const { side, columns } = layout(number, width, this.#largest, this.#shape);
     const height = Math.ceil(Math.ceil(number / columns) * side);
     const scale = devicePixelRatio;
     this.canvas.style.height = `${height}px`;
@@ -50,9 +61,9 @@ export class PagesView {
   }
 }
 
-/** Return the largest squares with which the map is at most about as high as it is wide. */
-function layout(number, width) {
-  const fitting = Math.max(SMALLEST, Math.min(LARGEST, Math.sqrt((width * width * 0.6) / number)));
+/** Return the largest squares with which the map's height is about `shape` of its width, or less. */
+function layout(number, width, largest, shape) {
+  const fitting = Math.max(SMALLEST, Math.min(largest, Math.sqrt((width * width * shape) / number)));
   const columns = Math.floor(width / fitting);
   return { side: width / columns, columns };
 }
@@ -72,8 +83,4 @@ function rgb(colour) {
 
 function css([red, green, blue]) {
   return `rgb(${red} ${green} ${blue})`;
-}
-
-function decode(base64) {
-  return Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
 }

@@ -4,12 +4,19 @@ import { count, whole } from "./numbers.js";
 import { fillRows, write } from "./rows.js";
 
 const ROWS = 6;
+const ROWS_FULL = 16;
 const STATUS = { preempted: ", preempted", waiting_for_structured_output_grammar: ", compiling its grammar" };
 
 export class QueueView {
+  #rows = ROWS;
+
   constructor(root) {
     this.summary = root.querySelector("#queue-summary");
     this.list = root.querySelector("#queue");
+  }
+
+  setFull(isFull) {
+    this.#rows = isFull ? ROWS_FULL : ROWS;
   }
 
   show({ stats, waiting, waiting_tokens: tokens }) {
@@ -17,7 +24,7 @@ export class QueueView {
       ? `${count(stats.waiting, "request")} with ${count(tokens, "prompt token")}`
       : "No requests are waiting.";
     write(this.summary, text);
-    fillRows(this.list, waiting.slice(0, ROWS), () => document.createElement("li"), fill);
+    fillRows(this.list, waiting.slice(0, this.#rows), () => document.createElement("li"), fill);
   }
 }
 

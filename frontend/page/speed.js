@@ -14,7 +14,6 @@ export class SpeedView {
       tile(root, "ttft", "ttft-line", (picture) => picture.ttft, milliseconds),
       tile(root, "itl", "itl-line", (picture) => picture.itl, milliseconds),
     ];
-    this.drafts = root.querySelector("#drafts");
   }
 
   /** `points`: the last minute as [tokens per second, TTFT, ITL]. */
@@ -24,21 +23,16 @@ export class SpeedView {
     for (const point of points) [decode, ttft, itl].forEach(({ line }, index) => line.add(point[index]));
   }
 
-  show(picture) {
-    for (const { value, label, line, write } of this.tiles) {
-      const now = value(picture);
-      line.add(now);
-      line.draw();
-      if (now !== null) label.textContent = write(now);
-    }
-    this.#showDrafts(picture);
+  add(picture) {
+    for (const { value, line } of this.tiles) line.add(value(picture));
   }
 
-  /** Once tokens have been drafted, show how many hold. */
-  #showDrafts({ draft_tokens_per_second: drafted, accepted_tokens_per_second: held }) {
-    if (drafted === 0) return;
-    this.drafts.hidden = false;
-    this.drafts.textContent = `${short(drafted)} drafts/s, ${Math.round((100 * held) / drafted)} % held`;
+  show(picture) {
+    for (const { value, label, line, write } of this.tiles) {
+      line.draw();
+      const now = value(picture);
+      if (now !== null) label.textContent = write(now);
+    }
   }
 }
 
@@ -52,7 +46,7 @@ function tile(root, label, line, value, write) {
 }
 
 /** A sparkline from zero to its highest value. A null repeats the value before it. */
-class Line {
+export class Line {
   #values = [];
 
   constructor(svg) {
@@ -76,8 +70,12 @@ class Line {
     if (this.#values.length > POINTS) this.#values.shift();
   }
 
-  draw() {
-    const most = Math.max(...this.#values) || 1;
+  get most() {
+    return Math.max(0, ...this.#values);
+  }
+
+  /** Draw the line; `most` is the value at the top. */
+  draw(most = this.most || 1) {
     const start = POINTS - this.#values.length;
     const points = this.#values.map((each, index) => {
       const x = ((start + index) / (POINTS - 1)) * WIDTH;

@@ -19,3 +19,21 @@ export function remember(name, value) {
     // Storage is full or forbidden; the value is lost with the page.
   }
 }
+
+/** Return what `rememberHere` kept for this tab. */
+export function recallHere(name, fallback) {
+  try {
+    return JSON.parse(sessionStorage.getItem(PREFIX + name)) ?? fallback;
+  } catch {
+    return fallback;
+  }
+}
+
+/** Remember a value in this tab only. */
+export function rememberHere(name, value) {
+  try {
+    sessionStorage.setItem(PREFIX + name, JSON.stringify(value));
+  } catch {
+    // Storage is forbidden; the value is lost with the page.
+  }
+}

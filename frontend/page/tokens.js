@@ -2,7 +2,10 @@
 
 const details = new WeakMap(); // span -> entry
 
-/** Append text whose tokens are `entries` to `parent`. Model output is always inserted as text, never as markup. */
+/**
+ * Append text whose tokens are `entries` to `parent`, which has an element for each line, so that a long text stays fast.
+ * Model output is always inserted as text, never as markup.
+ */
 export function appendTokens(parent, text, entries) {
   let rest = text;
   entries.forEach((entry, index) => {
@@ -10,9 +13,17 @@ export function appendTokens(parent, text, entries) {
     const isLast = index === entries.length - 1;
     const piece = isLast ? rest : rest.startsWith(entry.token) ? entry.token : "";
     rest = rest.slice(piece.length);
-    if (piece) parent.append(...tokenNodes(piece, entry));
+    if (piece) lineOf(parent).append(...tokenNodes(piece, entry));
   });
-  if (!entries.length) parent.append(rest);
+  if (!entries.length && text) lineOf(parent).append(text);
+}
+
+function lineOf(parent) {
+  const last = parent.lastElementChild;
+  if (last && !last.lastChild.textContent.endsWith("\n")) return last;
+  const line = document.createElement("div");
+  parent.append(line);
+  return line;
 }
 
 /** Return a token's nodes; leading space stays outside of the span, or it would show at the ends of lines. */
@@ -54,9 +65,14 @@ export function watchTokens(log, tooltip) {
 }
 
 function step(from, forward) {
-  if (from.classList.contains("text")) return forward ? from.querySelector(".token") : null;
+  if (from.classList.contains("tokens")) return forward ? from.querySelector(".token") : null;
   if (!from.classList.contains("token")) return null;
-  return forward ? from.nextElementSibling : from.previousElementSibling;
+  const sibling = forward ? from.nextElementSibling : from.previousElementSibling;
+  if (sibling) return sibling;
+  let line = from.parentElement;
+  do line = forward ? line.nextElementSibling : line.previousElementSibling;
+  while (line && !line.firstElementChild);
+  return (forward ? line?.firstElementChild : line?.lastElementChild) ?? null;
 }
 
 function show(tooltip, span) {

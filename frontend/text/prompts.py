@@ -8,6 +8,8 @@ from typing import Any, NotRequired, TypedDict, cast
 
 from quire.frontend.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from quire.frontend.text.tokenizer import Tokenizer
+from quire.frontend.vllm_fields import PROMPT_KEYS
+from quire.frontend.vllm_options import take
 
 FORMS = (
     'text, a list of token ids, {"prompt": text} or {"prompt_token_ids": [...]}, the latter maybe with a "prediction"'
@@ -86,7 +88,7 @@ def make_prompt(
     """
     if isinstance(prompt, Prompt):
         return prompt
-    prompt, prediction = _without_prediction(prompt)
+    prompt, prediction = _without_prediction(_without_vllm_keys(prompt))
     text, token_ids = _text_or_ids(prompt)
     if text is not None:
         if tokenizer is None:
@@ -100,6 +102,18 @@ def make_prompt(
         raise _too_long(str(len(token_ids)), max_model_len)
     predicted = _encode_prediction(prediction, tokenizer, max_model_len)
     return checked_prompt(Prompt(token_ids, text, predicted_token_ids=predicted), vocab_size)
+
+
+def _without_vllm_keys(prompt: Any) -> Any:
+    """Return a prompt without the keys that only vLLM has. Raises `RequestError` for one that is not None."""
+    if not isinstance(prompt, Mapping) or prompt.keys().isdisjoint(PROMPT_KEYS):
+        return prompt
+    for key in PROMPT_KEYS.keys() & prompt.keys():
+        try:
+            take(key, prompt[key], PROMPT_KEYS)
+        except ValueError as error:
+            raise RequestError(str(error)) from None
+    return {key: value for key, value in prompt.items() if key not in PROMPT_KEYS}
 
 
 def _without_prediction(prompt: Any) -> tuple[Any, str]:

@@ -24,6 +24,8 @@ from quire.kernels.emit.math import int8_scale, magnitude_bits, nearest_int8, rs
 from quire.kernels.emit.quantized_operands import QUADS
 from quire.kernels.emit.quantized_row import QuantizedRow
 
+_MINUS_INFINITY = -0x800000  # bits of an f32
+
 
 @dataclass(frozen=True)
 class EmbeddingKernel(Kernel):
@@ -31,8 +33,9 @@ class EmbeddingKernel(Kernel):
 
     Buffers: token ids (i32), matrix (packed [vocabulary, width]), hidden states f32 [m, width rounded up to 32], and
     with `types`, the number of token types, those (i32) and the table f32 [types, width] of the embeddings to add, then
-    with `positions` the same of positions. `quantized` is the matrix's format if it is quantized, one without zero
-    points.
+    with `positions` the same of positions. With `future`, the size of the vocabulary, the token of that number has the
+    hidden state in the last buffer, f32 [width]. `quantized` is the matrix's format if it is quantized, one without
+    zero points.
     """
 
     width: int
@@ -40,6 +43,7 @@ class EmbeddingKernel(Kernel):
     quantized: QuantizedFormat | None = None
     scale: float = 1.0
     types: int = 0
+    future: int = 0
 
     def emit(self, context: EmitContext) -> str:
         """See Kernel."""
@@ -48,15 +52,22 @@ class EmbeddingKernel(Kernel):
         with b.items() as row:
             token = b.convert("arith.extui", b.load(ids, row * 4, I32), "i64")
             target = b.address(out, row * (round_up(self.width, BLOCK) * 4))
+            if self.future:
+                is_future = b.compare("eq", token, self.future)
+                token = b.select(is_future, b.index(0), token)
             if self.quantized is not None:
                 self._gather_quantized(b, self.quantized, matrix, token, target)
             else:
                 self._gather(b, context.dtypes, matrix, token, target)
-            numbers = iter(range(3, 7))
+            numbers = iter(range(3, 8))
             if self.types:
                 self._add_row(b, target, row, b.buffer(next(numbers)), b.buffer(next(numbers)), only=self.types == 1)
             if self.positions:
                 self._add_row(b, target, row, b.buffer(next(numbers)), b.buffer(next(numbers)))
+            if self.future:
+                with b.when(is_future), b.loop(0, self.width // 16) as part:
+                    at = part.index * 64
+                    b.store(b.load(b.buffer(next(numbers)), at, VF32, 4), target, at, 64)
         return b.text()
 
     def _scaled(self, value: Value) -> Value:
@@ -185,6 +196,32 @@ class NormKernel(Kernel):
             total = part.state[0]
             part.carry(b.fma(value, value, total) if square else total + value)
         return b.fold_lanes(part.results[0], lambda left, right: left + right)
+
+
+@dataclass(frozen=True)
+class SpreadKernel(Kernel):
+    """Spreads rows of `outputs` logits over a vocabulary, whose other tokens get -inf.
+
+    Buffers: logits f32 [m, outputs rounded up to 32], the token of each output (i32), and f32 [m, vocabulary rounded up
+    to 32].
+    """
+
+    outputs: int
+    vocabulary: int
+
+    def emit(self, context: EmitContext) -> str:
+        """See Kernel."""
+        b = Builder(self.name)
+        logits, tokens, out = b.buffer(0), b.buffer(1), b.buffer(2)
+        with b.items() as row:
+            source = b.address(logits, row * (round_up(self.outputs, BLOCK) * 4))
+            target = b.address(out, row * (round_up(self.vocabulary, BLOCK) * 4))
+            with b.loop(0, round_up(self.vocabulary, BLOCK) // 16) as part:
+                b.store(b.constant(_MINUS_INFINITY, VI32).bitcast(F32), target, part.index * 64, 64)
+            with b.loop(0, self.outputs) as output:
+                token = b.convert("arith.extui", b.load(tokens, output.index * 4, I32), "i64")
+                b.store(b.load(source, output.index * 4, F32), target, token * 4)
+        return b.text()
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from quire.kernels.operands import Buffer, Matrix, Operand, PackedActivations, T
 
 @dataclass(frozen=True)
 class Sum:
-    """Where the output of a residual block goes: `scale` times it is added to the f32 rows `out`, or stored there."""
+    """The destination of a residual block's output: `scale` times it is added to the f32 rows `out`, or stored."""
 
     out: Buffer
     scale: float = 1.0

@@ -29,9 +29,9 @@ class LinearLowering:
 
     # Buffers
 
-    def rows(self, name: str, columns: int) -> Buffer:
-        """Return a buffer of f32 rows."""
-        return self.plan.buffer(name, self.plan.limits.max_num_batched_tokens * round_up(columns, BLOCK) * 4)
+    def rows(self, name: str, columns: int, *, count: int | None = None) -> Buffer:
+        """Return a buffer of f32 rows, as many as a step's tokens, or `count`."""
+        return self.plan.buffer(name, (count or self.plan.limits.max_num_batched_tokens) * round_up(columns, BLOCK) * 4)
 
     def activations(
         self, name: str, columns: int, quantized: QuantizedFormat | None = None, *, rows: int | None = None
@@ -46,12 +46,14 @@ class LinearLowering:
             size = panels * TILE_ROWS * round_up(columns, BLOCK) * self.plan.dtypes.activation_bytes
         return PackedActivations(self.plan.buffer(name, size), columns, quantized)
 
-    def norm(self, hidden: Buffer, norm: Norm | None, *consumers: FusedLinear) -> PackedActivations:
-        """Lower a norm of the hidden states, in the format that its consumers read, if it is the same.
+    def norm(
+        self, hidden: Buffer, norm: Norm | None, *consumers: FusedLinear, width: int | None = None
+    ) -> PackedActivations:
+        """Lower a norm of rows as wide as the hidden states, or `width`, in the format that its consumers read.
 
-        A norm of the head gathers the rows whose logits are needed.
+        If that is not the same for all, they convert it. A norm of the head gathers the rows whose logits are needed.
         """
-        width, dim = self.plan.hidden_size, consumers[0].dim
+        width, dim = width or self.plan.hidden_size, consumers[0].dim
         out = self.activations("normed", width, self._common_format(consumers, width))
         kernel, operands = norm_kernel("norm", norm, width, hidden, out.buffer)
         kernel = replace(kernel, gather=consumers[0].head, quantized=out.quantized)
@@ -89,13 +91,18 @@ class LinearLowering:
             for start, stop in zip([0, *changes], [*changes, len(formats)], strict=True)
         ]
 
-    def project(self, name: str, hidden: Buffer, norm: Norm | None, linear: FusedLinear) -> Buffer:
-        """Lower layers after a norm, one after the other in f32 rows `name`, whatever formats they have."""
+    def project(
+        self, name: str, hidden: Buffer, norm: Norm | None, linear: FusedLinear, *, add: bool = False
+    ) -> Buffer:
+        """Lower layers after a norm, one after the other in f32 rows `name`, whatever formats they have.
+
+        `add`: to what is there.
+        """
         columns, first = sum(layer.outputs for layer in linear.layers), 0
         out, runs = self.rows(name, columns), self.runs(linear)
-        x = self.norm(hidden, norm, *runs)
+        x, (kernel, epilogue) = self.norm(hidden, norm, *runs), ("linear_add", "add") if add else ("linear", "store")
         for run in runs:
-            self.gemm("linear", x, run, out, out_columns=columns if len(runs) > 1 else 0, first=first)
+            self.gemm(kernel, x, run, out, epilogue=epilogue, out_columns=columns if len(runs) > 1 else 0, first=first)
             first += sum(layer.outputs for layer in run.layers)
         return out
 
@@ -127,7 +134,8 @@ class LinearLowering:
         parts, tile, columns = [], 0, 0
         for layer in linear.layers:
             part = MatrixPart(layer.weight, layer.outputs, k, layer.transposed, tile, step)
-            parts.append(replace(part, first=layer.first, tensor_n=layer.tensor_outputs))
+            part = replace(part, first=layer.first, tensor_n=layer.tensor_outputs)
+            parts.append(replace(part, first_k=layer.first_input, tensor_k=layer.tensor_inputs))
             tile += 1 if linear.interleaved else -(-layer.outputs // TILE_ROWS)
             columns += round_up(layer.outputs, TILE_ROWS) if linear.interleaved else layer.outputs
         return Matrix(tuple(parts), columns, k, quantized)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from quire.kernels.emit.attention import AttentionKernel, tokens_per_entry
 from quire.kernels.emit.kv import SplitHeadsKernel
 from quire.kernels.emit.layout import Dtypes
-from quire.kernels.emit.rows import EmbeddingKernel
+from quire.kernels.emit.rows import EmbeddingKernel, SpreadKernel
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.attention_lowering import AttentionLowering
 from quire.kernels.graph.experts import Sum, lower_experts
@@ -21,6 +21,7 @@ from quire.kernels.graph.fused import FusedLinear, norm_kernel, widening_of
 from quire.kernels.graph.latent_attention import lower_latent_attention
 from quire.kernels.graph.operations import (
     Attention,
+    DraftInput,
     Embedding,
     Experts,
     FeedForward,
@@ -42,9 +43,10 @@ from quire.kernels.operands import (
     PlanLimits,
     RopeTable,
     TensorRows,
+    TokenNumbers,
     Vector,
 )
-from quire.kernels.plan import ModelPlan
+from quire.kernels.plan import FEATURES, FINAL, FUTURE, HIDDEN, LOGIT_ROWS_AT_ONCE, ModelPlan, kept_name
 from quire.kernels.weights.quantization import Quantization
 
 
@@ -63,27 +65,80 @@ class Lowering(AttentionLowering):
         plan = ModelPlan(
             dtypes, limits, quantization, graph.embedding.vocab_size, graph.embedding.hidden_size, attentions[0].heads,
             len(attentions), min(tokens_per_entry(attention.heads.group) for attention in attentions),
-            graph.is_encoder, max(1, graph.embedding.num_types),
+            graph.is_encoder, max(1, graph.embedding.num_types), features=graph.features,
+            lent=frozenset(quantization.lent.values()),
         )  # fmt: skip
         super().__init__(plan, quantization)
 
     def lower(self) -> ModelPlan:
         """Return the plan."""
-        logits = self._graph.logits
+        logits, draft_input = self._graph.logits, self._graph.draft_input
         head = FusedLinear((logits.linear,), head=True) if isinstance(logits, Logits) else None
-        hidden = self._embedding(self._graph.embedding, head)
+        hidden = self.rows(HIDDEN, self.plan.hidden_size)
+        if draft_input is None:
+            self._embedding(self._graph.embedding, head, hidden)
+        else:
+            self._encode(hidden, draft_input)
+            self._embedding(self._graph.embedding, head, self._embedded)
+            self._draft_input(hidden, draft_input)
+        kept = set() if self._graph.features is None else set(self._graph.features.layers)
+        layer = 0
         for residual in self._graph.residuals:
+            if not isinstance(residual.block, FeedForward | Experts):
+                self._keep(hidden, layer, kept)
+                layer += 1
             self._residual(hidden, residual)
+        self._keep(hidden, layer, kept)
+        self._keep_final(hidden, logits.norm)
         self._hidden_states(hidden, logits.norm)
         if isinstance(logits, Logits) and head is not None:
             self._logits(hidden, logits, head)
         return self.plan
 
+    # Draft heads
+
+    @property
+    def _embedded(self) -> Buffer:
+        """Rows of a draft head's token embeddings."""
+        return self.rows("embedded", self.plan.hidden_size)
+
+    def _encode(self, hidden: Buffer, operation: DraftInput) -> None:
+        """Lower what turns features into hidden states to launches of their own."""
+        if operation.encode is None:
+            return
+        width, linear = operation.width * operation.features.count, FusedLinear((operation.encode,))
+        features = self.rows(FEATURES, width)
+        self.gemm("linear", self.norm(features, None, linear, width=width), linear, hidden)
+        self.plan.encoding, self.plan.launches = self.plan.launches, []
+
+    def _draft_input(self, hidden: Buffer, operation: DraftInput) -> None:
+        self._norm_around(hidden, operation.norm)
+        if operation.combine is not None:
+            self.project(HIDDEN, hidden, None, FusedLinear((operation.combine,)))
+        if operation.embedded is not None:
+            embedded = operation.embedded
+            self.project(HIDDEN, self._embedded, embedded.norm, FusedLinear(embedded.layers), add=True)
+
+    def _keep(self, hidden: Buffer, layer: int, kept: set[int]) -> None:
+        """Keep the hidden states before a layer for a draft head."""
+        if layer in kept:
+            kernel, operands = norm_kernel("keep", None, self.plan.hidden_size, hidden, self._kept(layer))
+            self.plan.add(replace(kernel, output="hidden"), operands, "tokens")
+
+    def _keep_final(self, hidden: Buffer, norm: Norm | None) -> None:
+        """Keep the hidden states after the final norm for a draft head."""
+        if self._graph.features is not None and self._graph.features.final:
+            kernel, operands = norm_kernel("keep", norm, self.plan.hidden_size, hidden, self._kept(FINAL))
+            self.plan.add(replace(kernel, output="hidden"), operands, "tokens")
+
+    def _kept(self, layer: int | str) -> Buffer:
+        return self.rows(kept_name(layer), self.plan.hidden_size)
+
     # Embedding, norms, logits
 
-    def _embedding(self, operation: Embedding, head: FusedLinear | None) -> Buffer:
+    def _embedding(self, operation: Embedding, head: FusedLinear | None, out: Buffer) -> None:
         """Lower the embedding. If the head has the same tensor, it is packed once for both."""
-        out, width = self.rows("hidden", operation.hidden_size), operation.hidden_size
+        width = operation.hidden_size
         if head is not None and head.layers[0].weight == operation.weight:
             quantized = self.format_of(head)
         else:
@@ -97,12 +152,15 @@ class Lowering(AttentionLowering):
         if operation.positions:
             table = TensorRows(operation.positions, operation.num_positions, width, operation.first_position)
             operands += [Buffer("positions", input=True), table]
+        contemplates = self.plan.features is not None and self.plan.features.contemplates
+        if contemplates:
+            operands.append(self.rows(FUTURE, width, count=1))
         kernel = EmbeddingKernel(
-            "embed", width, bool(operation.positions), quantized, operation.scale, operation.num_types
-        )
+            "embed", width, bool(operation.positions), quantized, operation.scale, operation.num_types,
+            operation.vocab_size if contemplates else 0,
+        )  # fmt: skip
         self.plan.add(kernel, operands, "tokens")
         self._norm_around(out, operation.norm)
-        return out
 
     def _norm_around(self, hidden: Buffer, norm: Norm | None) -> None:
         """Lower a norm of the hidden states that takes their place."""
@@ -119,8 +177,15 @@ class Lowering(AttentionLowering):
         self.plan.hidden_states.append(Launch(gathering, tuple(operands), "logit_rows"))
 
     def _logits(self, hidden: Buffer, operation: Logits, head: FusedLinear) -> None:
-        x = self.norm(hidden, operation.norm, head)
-        self.gemm("logits", x, head, Buffer("logits", input=True), scale=operation.scale, softcap=operation.softcap)
+        x, logits = self.norm(hidden, operation.norm, head), Buffer("logits", input=True)
+        if not operation.offsets:
+            self.gemm("logits", x, head, logits, scale=operation.scale, softcap=operation.softcap)
+            return
+        outputs = operation.linear.outputs
+        few = self.rows("few_logits", outputs, count=LOGIT_ROWS_AT_ONCE)
+        self.gemm("logits", x, head, few, scale=operation.scale, softcap=operation.softcap)
+        tokens = TokenNumbers(operation.offsets, outputs, self.plan.vocab_size)
+        self.plan.add(SpreadKernel("spread", outputs, self.plan.vocab_size), [few, tokens, logits], "logit_rows")
 
     # Residual blocks
 
@@ -170,6 +235,8 @@ class Lowering(AttentionLowering):
     def _attention(self, hidden: Buffer, before: Norm | None, operation: Attention) -> PackedActivations:
         """Lower attention up to its output layer: writes this step's K and V to their pages first."""
         qkv = self.project("qkv", hidden, before, FusedLinear(operation.projections))
+        if (embedded := operation.embedded) is not None:
+            self.project("qkv", self._embedded, embedded.norm, FusedLinear(embedded.layers), add=True)
         heads, layer = operation.heads, self.take_layer()
         queries = self.queries(heads)
         self._split_heads(qkv, operation, queries, layer)

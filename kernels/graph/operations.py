@@ -17,7 +17,8 @@ from quire.kernels.rope import MAX_POSITIONS, Rope
 class Linear:
     """x W^T + b. The tensor `weight` is [outputs, inputs], or [inputs, outputs] if `transposed`; `bias` may be "".
 
-    With `tensor_outputs` the tensor has that many outputs, and this layer those from number `first` on.
+    With `tensor_outputs` the tensor has that many outputs, and this layer those from number `first` on, and with
+    `tensor_inputs` that many inputs, of which this layer reads those from number `first_input` on.
     """
 
     weight: str
@@ -26,6 +27,8 @@ class Linear:
     transposed: bool = False
     first: int = 0
     tensor_outputs: int = 0
+    first_input: int = 0
+    tensor_inputs: int = 0
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,17 @@ class HeadNorms:
 
 
 @dataclass(frozen=True)
+class EmbeddingInput:
+    """Linear layers of a draft head that read the token embeddings, after a norm if there is one.
+
+    Their outputs are added to those of the layers that read the hidden states: both are halves of the same tensors.
+    """
+
+    layers: tuple[Linear, ...]
+    norm: Norm | None = None
+
+
+@dataclass(frozen=True)
 class Attention:
     """Attention over the sequence: output(softmax(scale * q k) v); causal, or over all tokens if `bidirectional`.
 
@@ -107,7 +121,7 @@ class Attention:
     `rotary.dim` elements of each query and key head. `window` > 0 limits each token to the last `window` tokens, itself
     included, and a bidirectional one to as many of the next. `scale` is 1 / sqrt(head_dim) by default. `softcap` > 0
     turns a score s into softcap * tanh(s / softcap). `sinks` names a tensor [query heads] of scores that take part in
-    the softmax but have no value.
+    the softmax but have no value. `embedded`: more projections, of a draft head's token embeddings.
     """
 
     projections: tuple[Linear, ...]
@@ -120,6 +134,7 @@ class Attention:
     softcap: float = 0.0
     sinks: str = ""
     bidirectional: bool = False
+    embedded: EmbeddingInput | None = None
 
 
 @dataclass(frozen=True)
@@ -257,12 +272,17 @@ class Residual:
 
 @dataclass(frozen=True)
 class Logits:
-    """scale * linear(norm(x)), and with `softcap` > 0 softcap * tanh(that / softcap)."""
+    """scale * linear(norm(x)), and with `softcap` > 0 softcap * tanh(that / softcap); the norm may be missing.
 
-    norm: Norm
+    `offsets` names an i64 tensor [outputs]: output i is then the logit of token i + offsets[i], and all other tokens
+    have -inf.
+    """
+
+    norm: Norm | None
     linear: Linear
     scale: float = 1.0
     softcap: float = 0.0
+    offsets: str = ""
 
 
 @dataclass(frozen=True)
@@ -273,12 +293,51 @@ class HiddenStates:
 
 
 @dataclass(frozen=True)
+class Features:
+    """Hidden states of a model that its draft head reads: before layers, counted from 0, or after the final norm.
+
+    With `contemplates` it reads as many again: those of an embedding of the head's, which stands for the future.
+    """
+
+    layers: tuple[int, ...] = ()
+    final: bool = False
+    contemplates: bool = False
+
+    @property
+    def count(self) -> int:
+        """Number of hidden states of a token."""
+        return (len(self.layers) + self.final) * (1 + self.contemplates)
+
+
+@dataclass(frozen=True)
+class DraftInput:
+    """The hidden states that a draft head begins with, one for each token: those that belong to the token before it.
+
+    `features` are the model's, of `width` elements each; `encode` turns all of them, one after the other, into a hidden
+    state, and is missing if there is one that is taken as it is. Where the head drafts on, its own hidden states take
+    their place. They become norm(h), or combine(h) with what `embedded` makes of the token embeddings.
+    """
+
+    features: Features
+    width: int
+    encode: Linear | None = None
+    norm: Norm | None = None
+    combine: Linear | None = None
+    embedded: EmbeddingInput | None = None
+
+
+@dataclass(frozen=True)
 class Graph:
-    """A whole model: the embedding, the residual blocks in order, and the logits, or hidden states that are pooled."""
+    """A whole model: the embedding, the residual blocks in order, and the logits, or hidden states that are pooled.
+
+    A draft head has `draft_input`; a model with one keeps `features` for it.
+    """
 
     embedding: Embedding
     residuals: tuple[Residual, ...]
     logits: Logits | HiddenStates
+    draft_input: DraftInput | None = None
+    features: Features | None = None
 
     @property
     def without_logits(self) -> Graph:

@@ -111,7 +111,7 @@ def head_of(config: ModelConfig, embedding: Embedding, tied: bool) -> Linear:
 def build_decoder(config: ModelConfig, variant: Variant) -> Graph:
     """Return the graph of the whole model."""
     hidden, vocab = config.size("hidden_size"), config.size("vocab_size")
-    layers = _Layers(config, variant)
+    layers = Layers(config, variant)
     residuals = [
         residual
         for layer in range(config.size("num_hidden_layers"))
@@ -123,10 +123,13 @@ def build_decoder(config: ModelConfig, variant: Variant) -> Graph:
     return Graph(embedding, tuple(residuals), logits)
 
 
-class _Layers:
-    """Builder of the residual blocks."""
+class Layers:
+    """Builder of the residual blocks; `at` are the tensors of a layer."""
 
-    def __init__(self, config: ModelConfig, variant: Variant) -> None:
+    def __init__(
+        self, config: ModelConfig, variant: Variant, at: Callable[[int], str] = lambda number: f"model.layers.{number}"
+    ) -> None:
+        self._at = at
         self._config = config
         self._variant = variant
         self._hidden, self._inner = config.size("hidden_size"), config.size("intermediate_size")
@@ -140,10 +143,12 @@ class _Layers:
             self._rotary = variant.rotary
 
     def norm(self, name: str) -> Norm:
+        """Build a norm."""
         return Norm(f"{name}.weight", self._epsilon, weight_offset=self._variant.norm_offset)
 
     def attention(self, number: int) -> Residual:
-        variant, heads, at = self._variant, self._heads, f"model.layers.{number}.self_attn"
+        """Build the attention."""
+        variant, heads, at = self._variant, self._heads, f"{self._at(number)}.self_attn"
         sizes = {"q": heads.query * heads.dim, "k": heads.kv * heads.dim, "v": heads.kv * heads.dim}
         if variant.fused_qkv:
             sizes = {"qkv": sum(sizes.values())}
@@ -167,7 +172,7 @@ class _Layers:
         return self._residual(number, block, self._variant.mlp_norms)
 
     def _dense(self, number: int) -> FeedForward:
-        variant, mlp = self._variant, f"model.layers.{number}.mlp"
+        variant, mlp = self._variant, f"{self._at(number)}.mlp"
         gate, up = (_linear(f"{mlp}.{name}_proj", self._inner, variant.mlp_bias) for name in ("gate", "up"))
         if variant.fused_gate_up:
             weight, both = f"{mlp}.gate_up_proj.weight", 2 * self._inner
@@ -177,7 +182,7 @@ class _Layers:
 
     def _residual(self, number: int, block: Attention | FeedForward | Experts, names: NormNames) -> Residual:
         before, after = (
-            self.norm(f"model.layers.{number}.{name}") if name else None for name in (names.before, names.after)
+            self.norm(f"{self._at(number)}.{name}") if name else None for name in (names.before, names.after)
         )
         return Residual(block, before, after, self._variant.residual_multiplier)
 

@@ -84,8 +84,8 @@ class Checkpoint:
             return {single: []}
         if not index.exists():
             raise ModelError(
-                f"{self.folder} has neither model.safetensors nor model.safetensors.index.json; "
-                "convert the checkpoint to safetensors"
+                f"{self.folder} has neither model.safetensors nor model.safetensors.index.json"
+                + _instead(self.folder, "convert the checkpoint to safetensors")
             )
         files: dict[Path, list[str]] = {}
         for name, file in _read(index, _Index, "a safetensors index").weight_map.items():
@@ -235,8 +235,27 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         text = _bounded(path)
     except OSError as error:
-        raise ModelError(f"{path}: {error.strerror}; a checkpoint folder needs a config.json") from None
+        raise ModelError(
+            f"{path}: {error.strerror}" + _instead(folder, "a checkpoint folder needs a config.json")
+        ) from None
     return _decoded(text, dict[str, Any], f"{path} is not a JSON object")
+
+
+def _instead(folder: Path, otherwise: str) -> str:
+    """Return the end of an error about a folder without a checkpoint: what it has instead, and what to do."""
+    if gguf := sorted(folder.glob("*.gguf")):
+        return f"; it has GGUF files: give the path of one, as {gguf[0]}"
+    if (folder / "adapter_config.json").exists():
+        return (
+            "; it has an adapter (LoRA), and adapters are not supported: merge it into its model with peft's "
+            "merge_and_unload, save that, and give its folder"
+        )
+    if pickled := [*sorted(folder.glob("*.bin")), *sorted(folder.glob("*.pth")), *sorted(folder.glob("*.pt"))]:
+        return (
+            f"; it has {pickled[0].name}, which is a program to run: convert it with transformers, by "
+            f"AutoModelForCausalLM.from_pretrained({str(folder)!r}).save_pretrained(FOLDER)"
+        )
+    return f"; {otherwise}"
 
 
 def _bounded(path: Path) -> bytes:

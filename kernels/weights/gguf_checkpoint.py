@@ -92,11 +92,10 @@ class GgufCheckpoint(Checkpoint):
                 self._tensors[part.name] = _tensor(part)
 
     def _find(self, name: str) -> Tensor | str | None:
-        stacked = stacked_name(name)
         if name.endswith(LATENT_PARTS[0]):
             module = name.removesuffix(LATENT_PARTS[0])
             return latent_tensor(name, *(self._tensors.get(module + part) for part in LATENT_PARTS))
-        if stacked is None:
+        if (stacked := stacked_name(name)) is None:
             return super()._find(name)
         part, number = self._stacks.get(stacked[0]), stacked[1]
         return None if part is None or number >= len(part.data) else _tensor(replace(part, data=part.data[number]))

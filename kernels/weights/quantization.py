@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from quire.kernels.config import ModelConfig
 from quire.kernels.emit.layout import QuantizedFormat
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import Linear
-from quire.kernels.operands import MatrixPart
+from quire.kernels.operands import Matrix, MatrixPart
 from quire.kernels.weights.checkpoint import Checkpoint
 from quire.kernels.weights.quantized import METHODS, QuantizedMatrix, Scheme, scheme_of
 
@@ -36,14 +36,20 @@ NAMES = (*MODES, *METHODS)
 
 @dataclass(frozen=True)
 class Quantization:
-    """Formats of a model's weights. With neither `mode` nor `scheme`, none is quantized."""
+    """Formats of a model's weights. With neither `mode` nor `scheme`, none is quantized.
+
+    `lent`: matrices of another model that have these weights.
+    """
 
     checkpoint: Checkpoint
     mode: QuantizedFormat | None = None
     scheme: Scheme | None = None
+    lent: Mapping[str, Matrix] = field(default_factory=dict)
 
     def format_of(self, layers: Sequence[Linear], head: bool = False) -> QuantizedFormat | None:
         """Return the format of linear layers that share their input, None if they are not quantized."""
+        if layers[0].weight in self.lent:
+            return self.lent[layers[0].weight].quantized
         if self.scheme is None:
             if head and self.mode is not None and self.mode.group:
                 return QuantizedFormat(self.mode.bits, HEAD_GROUP, self.mode.zeros)
@@ -54,6 +60,8 @@ class Quantization:
 
     def format_of_embedding(self, weight: str) -> QuantizedFormat | None:
         """Return the format of an embedding that is not the head as well: modes leave it alone."""
+        if weight in self.lent:
+            return self.lent[weight].quantized
         return None if self.scheme is None else self.scheme.format_of(_module(weight))
 
     def order_of(self, layers: Sequence[Linear], k: int) -> Order | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from bench.cache_shapes import VOCAB_SIZE, Shape
 
 from quire.engine_core.engine import EngineCore
-from quire.engine_core.executor import PlainStepResult, UnconstrainedExecutor
+from quire.engine_core.executor import Branch, PlainStepResult, UnconstrainedExecutor
 from quire.engine_core.request import Request
 from quire.kernels.runner import Sequences
 from quire.protocol.engine_shape import EngineShape
@@ -32,10 +32,16 @@ class PlannedExecutor(UnconstrainedExecutor):
         return self.sequences.fork(slot, source, num_computed, num_tokens)
 
     def step(
-        self, slots: list[int], starts: list[int], counts: list[int], num_drafts: list[int] | None = None
+        self,
+        slots: list[int],
+        starts: list[int],
+        counts: list[int],
+        num_drafts: list[int] | None = None,
+        branches: Sequence[Branch] = (),
     ) -> PlainStepResult:
         """Update tokens and the prefix cache as a model's runner does, and compute nothing."""
         assert num_drafts is None
+        assert not branches
         began, cpu_began = time.perf_counter(), time.thread_time()
         requests = {request.slot: request for request in self.running()}
         result = PlainStepResult([])

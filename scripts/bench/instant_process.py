@@ -14,9 +14,10 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 
 from quire.engine_core.engine import EngineCore
-from quire.engine_core.executor import PlainStepResult, UnconstrainedExecutor
+from quire.engine_core.executor import Branch, PlainStepResult, UnconstrainedExecutor
 from quire.engine_core.loop import EngineLoop
 from quire.engine_core.process import tune_interpreter
 from quire.engine_core.transport.server import EngineServer, Inbox
@@ -41,10 +42,16 @@ class ConstantExecutor(UnconstrainedExecutor):
         return self.sequences.fork(slot, source, num_computed, num_tokens)
 
     def step(
-        self, slots: list[int], starts: list[int], counts: list[int], num_drafts: list[int] | None = None
+        self,
+        slots: list[int],
+        starts: list[int],
+        counts: list[int],
+        num_drafts: list[int] | None = None,
+        branches: Sequence[Branch] = (),
     ) -> PlainStepResult:
         """Update tokens and the prefix cache as a model's runner does, and compute nothing."""
         assert num_drafts is None
+        assert not branches
         sequences = self.sequences
         if self.step_seconds:
             time.sleep(self.step_seconds)

@@ -18,8 +18,8 @@ from quire.kernels.emit.context import Kernel
 from quire.kernels.emit.kv import KV_TILE, SplitHeadsKernel
 from quire.kernels.emit.latent_heads import LatentHeadsKernel
 from quire.kernels.operands import Launch
-from quire.kernels.plan import ModelPlan
-from quire.kernels.runner import LOGIT_ROWS_AT_ONCE, Assembly
+from quire.kernels.plan import LOGIT_ROWS_AT_ONCE, ModelPlan
+from quire.kernels.runner import Assembly
 from quire.kernels.weights.checkpoint import Checkpoint, Tensor
 from quire.kernels.work import Chunk, Step
 

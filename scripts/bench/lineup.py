@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -45,7 +46,10 @@ def _start_quire(arguments: argparse.Namespace, max_model_len: int, threads: int
 
 
 def _start_vllm(arguments: argparse.Namespace, max_model_len: int, threads: int) -> Iterator[BenchEngine]:
-    if arguments.vllm is not None:
+    if arguments.vllm is None:
+        return
+    drafting = arguments.vllm_speculative_config
+    for config in (None, *([] if drafting is None else [json.loads(drafting)])):
         _announce("vLLM, which takes a minute or two")
         yield VllmPeer(
             arguments.vllm,
@@ -55,6 +59,7 @@ def _start_vllm(arguments: argparse.Namespace, max_model_len: int, threads: int)
             threads=threads,
             read=step_bytes(unquantized(arguments).plan()),
             streaming=arguments.streaming,
+            speculative_config=config,
         )
 
 
@@ -68,7 +73,8 @@ def _start_llama(arguments: argparse.Namespace, max_model_len: int, threads: int
 
     for gguf in arguments.gguf:
         for mode in arguments.llama_flash_attn.split(","):
-            yield LlamaServer(arguments.llama, gguf, mode, threads=threads, kv_bytes=kv_bytes)
+            for spec_type in (None, *([arguments.llama_spec_type] if arguments.llama_spec_type else [])):
+                yield LlamaServer(arguments.llama, gguf, mode, threads=threads, kv_bytes=kv_bytes, spec_type=spec_type)
 
 
 def _announce(name: str) -> None:

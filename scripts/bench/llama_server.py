@@ -41,15 +41,19 @@ class LlamaServer(BenchEngine):
     stream arrive. Every slot has KV memory of its own, since prompts share nothing, and prompt caching is off.
     """
 
-    def __init__(self, binaries: Path, gguf: Path, flash_attention: str, *, threads: int, kv_bytes: StepBytes) -> None:
+    def __init__(
+        self, binaries: Path, gguf: Path, flash_attention: str, *, threads: int, kv_bytes: StepBytes,
+        spec_type: str | None = None,
+    ) -> None:  # fmt: skip
         self._program = binaries / "llama-server"
         if not self._program.exists():
             raise BenchError(f"--llama {binaries}: it has no llama-server; give the folder of llama.cpp's programs")
         if not gguf.exists():
             raise BenchError(f"--gguf {gguf}: no such file")
-        name = f"llama.cpp {gguf.stem}"
+        name = " ".join(["llama.cpp", gguf.stem, *([spec_type] if spec_type else [])])
         super().__init__(name, f"-fa {flash_attention}", lambda work: gguf.stat().st_size + kv_bytes(work))
         self._gguf, self._flash_attention, self._threads = gguf, flash_attention, threads
+        self._spec_type = spec_type
         self._shape = (0, 0)
         self._process: PeerProcess | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None  # of the socket
@@ -109,6 +113,7 @@ class LlamaServer(BenchEngine):
             "--batch-size": STEP_TOKENS,
             "--flash-attn": self._flash_attention,
             "--cache-ram": 0,
+            **({"--spec-type": self._spec_type} if self._spec_type else {}),
         }
         words = [str(word) for option in options.items() for word in option]
         return [str(self._program), *words, "--no-kv-unified", "--offline"]

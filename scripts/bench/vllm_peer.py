@@ -45,9 +45,11 @@ class VllmPeer(BenchEngine):
     """
 
     def __init__(
-        self, venv: Path, *, model: str, dtype: str, max_model_len: int, threads: int, read: StepBytes, streaming: bool
-    ) -> None:
-        super().__init__("vLLM", "", read)
+        self, venv: Path, *, model: str, dtype: str, max_model_len: int, threads: int, read: StepBytes, streaming: bool,
+        speculative_config: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        words = ["vLLM"] if speculative_config is None else ["vLLM", speculative_config.get("method", "")]
+        super().__init__(" ".join(words), "", read)
         python = venv / "bin" / "python"
         if not python.exists():
             raise BenchError(f"--vllm {venv}: no {python}; give the folder of a virtual environment with vLLM")
@@ -59,6 +61,7 @@ class VllmPeer(BenchEngine):
             "max_num_seqs": 256,
             "enable_prefix_caching": False,
             "seed": 0,
+            **({} if speculative_config is None else {"speculative_config": speculative_config}),
         }
         self._process = PeerProcess("vLLM", [str(python), str(WORKER)], vllm_environment(venv, threads), talks=True)
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 STEP_TOKENS = 2048
@@ -12,6 +12,9 @@ STEP_TOKENS = 2048
 
 LEAST_SHARE = 0.5
 """Least share of a decode, from its first token to its last, in which all sequences must run."""
+
+Prompts = Callable[[int, int, int], list[list[int]]]
+"""Makes prompts by a seed, their number and their tokens."""
 
 Arrivals = Sequence[tuple[float, int]]
 """Times at which tokens of one sequence arrived, on the clock of its batch, and their numbers."""
@@ -115,6 +118,17 @@ def random_prompts(seed: int, batch: int, context: int, vocab_size: int) -> list
     """Return prompts of random ids, without the lowest ones, which may be special tokens."""
     random_ = random.Random(seed)
     return [[random_.randrange(8, vocab_size) for _ in range(context)] for _ in range(batch)]
+
+
+def text_prompts(seed: int, batch: int, context: int, *, texts: list[list[int]]) -> list[list[int]]:
+    """Return the first `context` tokens of texts, other ones for each seed as long as there are enough.
+
+    Raises ValueError for a text that is too short.
+    """
+    chosen = [texts[(seed * batch + number) % len(texts)][:context] for number in range(batch)]
+    if (shortest := min(map(len, chosen))) < context:
+        raise ValueError(f"a text has {shortest} tokens, and {context} are to be its prompt; give longer texts")
+    return chosen
 
 
 def parse_prefill(text: str) -> tuple[Prefill, ...]:

@@ -93,7 +93,13 @@ def test_tokens_that_cannot_be_gone_on_after_are_rejected(
     assert words in (output.error or "")
 
 
-def test_an_embedding_goes_on_after_nothing(client: DealerClient) -> None:
-    message = EngineCoreRequest("pooled", PROMPT, SamplingParams(), pooling=PoolingParams(), generated_token_ids=[1])
-    client.send(message)
-    assert "an embedding begins with its prompt" in (client.end("pooled").error or "")
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"generated_token_ids": [1]}, "an embedding begins with its prompt"),
+        ({"predicted_token_ids": [1]}, "an embedding is not drafted; omit predicted_token_ids"),
+    ],
+)
+def test_an_embedding_takes_only_a_prompt(client: DealerClient, given: dict[str, Any], words: str) -> None:
+    client.send(EngineCoreRequest("pooled", PROMPT, SamplingParams(), pooling=PoolingParams(), **given))
+    assert words in (client.end("pooled").error or "")

@@ -174,14 +174,62 @@ def address_of(line: str) -> str:
 
 
 def test_help_says_everything(place: Workplace) -> None:
+    place.env["COLUMNS"] = "80"
     overview = place.run("--help").stdout
-    for command in ("serve", "chat", "complete", "engine", "trace", "info", "keys", "version"):
+    for command in (
+        "serve",
+        "run",
+        "chat",
+        "complete",
+        "engine",
+        "trace",
+        "pull",
+        "ps",
+        "list",
+        "info",
+        "keys",
+        "version",
+    ):
         assert command in overview
-        text = place.run(command, "--help").stdout
+        text = place.run(command, "--help-all").stdout
         assert "Usage: quire " + command in text
-        if command in ("serve", "chat", "complete", "trace"):
+        assert max(map(len, text.splitlines())) <= 80
+        if command in ("serve", "run", "chat", "complete", "trace"):
             assert [flag for flag in FLAGS if flag not in text] == []
-            assert "Default: 2048." in " ".join(text.replace("│", " ").split())
+            assert "Default: 2048." in " ".join(text.split())
+
+
+def test_the_first_page_of_help_has_the_flags_that_most_users_need(place: Workplace) -> None:
+    text, whole = place.run("serve", "--help").stdout, place.run("serve", "--help-all").stdout
+    assert len(text.splitlines()) < len(whole.splitlines()) / 3
+    assert all(flag in text for flag in ("--model MODEL", "--port N", "--memory-limit SIZE", "quire serve --help-all"))
+    assert "--heartbeat-seconds" not in text
+    assert place.run("pull", "--help").stdout == place.run("pull", "--help-all").stdout
+
+
+@pytest.mark.parametrize("word", ["nope", "Once"])
+def test_a_word_that_is_no_model_is_no_text(place: Workplace, word: str) -> None:
+    done = place.run("serve", word)
+    assert done.returncode == 2
+    assert f"there is no folder {word}, and models of the Hugging Face hub have names such as" in done.stderr
+    assert f"--prompt {word}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("model.gguf", "it has GGUF files: give the path of one, as {}/model.gguf"),
+        ("adapter_config.json", "it has an adapter (LoRA), and adapters are not supported: merge it into its model"),
+        ("pytorch_model.bin", "it has pytorch_model.bin, which is a program to run: convert it with transformers"),
+    ],
+)
+def test_a_folder_with_something_else_says_what_to_do(place: Workplace, file: str, words: str) -> None:
+    folder = place.folder / "model"
+    folder.mkdir()
+    (folder / file).touch()
+    done = place.run("complete", "Once", "--model", str(folder))
+    assert done.returncode == 1
+    assert words.format(folder) in done.stderr
 
 
 def test_version(place: Workplace) -> None:
@@ -201,7 +249,7 @@ def test_version(place: Workplace) -> None:
         (["keys"], "Missing argument"),
         (["trace", "x"], "Missing option '--out'"),
         (["serve", "tales.gguf"], "there is no file tales.gguf; give the path of a GGUF file"),
-        (["serve", "x", "--record", "r.jsonl"], "--record applies to the server; omit it, or the text"),
+        (["serve", "an x", "--record", "r.jsonl"], "--record applies to the server; omit it, or the text"),
         (["serve", "--port", "0", "--record-text"], "give --record FILE as well"),
         (["trace", "--out", "/nowhere/t.json"], "give prompts, or --engine-address of a running engine"),
     ],
@@ -218,8 +266,14 @@ def test_wrong_usage_is_one_line_and_status_2(place: Workplace, arguments: list[
     ("arguments", "what"),
     [
         (["complete", "x", "--model", "/nowhere"], "model='/nowhere' is not a folder"),
-        (["serve", "x", "--dtype", "int3"], "dtype='int3' is not possible; it must be one of auto, bfloat16, float32"),
-        (["serve", "x", "--threads", "5000"], "threads=5000 is out of range; it must be a whole number from 1 to 1024"),
+        (
+            ["serve", "an x", "--dtype", "int3"],
+            "dtype='int3' is not possible; it must be one of auto, bfloat16, float32",
+        ),
+        (
+            ["serve", "an x", "--threads", "5000"],
+            "threads=5000 is out of range; it must be a whole number from 1 to 1024",
+        ),
         (["complete", "x", "--max-num-batched-tokens", "1" + "0" * 20], "it must be a whole number from 1 to 1048576"),
         (["complete", "x", "--kv-cache-memory-bytes", "1x"], "='1x' is not possible; it must be a number of bytes"),
         (["chat", "--engine-address", "ipc:///nowhere/e.sock"], "no engine listens at ipc:///nowhere/e.sock"),
@@ -233,9 +287,12 @@ def test_wrong_usage_is_one_line_and_status_2(place: Workplace, arguments: list[
             "--record /nowhere/r: the file cannot be written (No such",
         ),
         (["info", "--quantization", "int3"], "quantization is 'int3'; it must be one of int8, int4"),
-        (["serve", "x", "--quantization", "int3"], "quantization='int3' is not possible; it must be one of int8, int4"),
         (
-            ["serve", "x", "--kv-cache-dtype", "fp8"],
+            ["serve", "an x", "--quantization", "int3"],
+            "quantization='int3' is not possible; it must be one of int8, int4",
+        ),
+        (
+            ["serve", "an x", "--kv-cache-dtype", "fp8"],
             "kv_cache_dtype='fp8' is not possible; it must be one of auto, int8",
         ),
     ],
@@ -358,7 +415,10 @@ def test_serve_without_a_terminal_listens_until_a_signal(place: Workplace, numbe
         assert re.fullmatch(r"quire: serving quire-demo at http://127\.0\.0\.1:\d+\n", line_of(process))
         done = place.run("complete", "Once", "--engine-address", address, "--max-tokens", "3")
         assert (done.returncode, done.stderr) == (0, "")
-        assert place.run("serve", "Once", "--engine-address", address, "--max-tokens", "3").returncode == 0
+        assert place.run("serve", "--prompt", "Once", "--engine-address", address, "--max-tokens", "3").returncode == 0
+        listed = json.loads(place.run("ps", "--json").stdout)
+        assert [(each["address"], each["problem"], each["running"]) for each in listed] == [(address, None, 0)]
+        assert f"{listed[0]['pid']}" in place.run("ps").stdout
         process.send_signal(number)
         out, err = process.communicate(timeout=PATIENCE)
         assert (process.returncode, out, err) == (status, "", "")
@@ -389,8 +449,8 @@ def test_a_signal_while_the_engine_starts(place: Workplace) -> None:
 
 
 @needs_kernels
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, {0, 130}), (signal.SIGTERM, {0, 143})])
-def test_engine_alone(place: Workplace, number: int, status: set[int]) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_engine_alone(place: Workplace, number: int, status: int) -> None:
     with place.start("engine", "--max-num-seqs", "4", "--engine-address", f"ipc://{place.folder}/e.sock") as process:
         word, address = line_of(process).split()
         assert word == "READY"
@@ -398,7 +458,7 @@ def test_engine_alone(place: Workplace, number: int, status: set[int]) -> None:
         assert (done.returncode, done.stderr) == (0, "")
         process.send_signal(number)
         process.communicate(timeout=PATIENCE)
-        assert process.returncode in status
+        assert process.returncode == status
 
 
 @needs_kernels
@@ -410,7 +470,10 @@ def test_trace_records_prompts(place: Workplace) -> None:
     assert re.fullmatch(rf"{out}: \d+ steps, 2 requests; open it in ui.perfetto.dev\n", done.stderr)
     events = json.loads(out.read_text())
     assert sum(event["name"] == "decode" for event in events) == 2
-    done = place.run("trace", "--out", str(out), "Once", "--ignore-eos", "--seconds", "0.01")
+    again = place.run("trace", "--out", str(out), "Once")
+    assert again.returncode == 2
+    assert "exists; name another file, or give --overwrite" in again.stderr
+    done = place.run("trace", "--out", str(out), "--overwrite", "Once", "--ignore-eos", "--seconds", "0.01")
     assert done.returncode == 0
     assert "finished: abort" in [event["name"] for event in json.loads(out.read_text())]
     full = place.run("trace", "--out", "/dev/full", "Once", "--max-tokens", "5")
@@ -454,6 +517,26 @@ def test_chat_without_a_terminal_answers_every_line(place: Workplace) -> None:
     assert done.stdout.startswith(first)
     assert done.stdout.endswith(first)
     assert len(done.stdout) > 2 * len(first)
+
+
+@needs_kernels
+def test_run_chats_and_answers_once(place: Workplace) -> None:
+    """Its commands are those of Ollama's, too."""
+    model = str(Path(__file__).parents[2] / "frontend" / "demo_model")
+    once = place.run("run", model, "Tell me", "a tale", "--max-tokens", "8", "--temperature", "0")
+    assert (once.returncode, once.stderr) == (0, "")
+    lines = ["/set temperature 0", '"""Tell me', 'a tale"""', "/set max-tokens 3", "/regen", "/set", "/bye", "unread"]
+    chat = place.run("run", model, "--max-tokens", "8", stdin="\n".join(lines))
+    assert (chat.returncode, chat.stderr) == (0, "temperature=0.0, max_tokens=3\n")
+    first, second = chat.stdout.splitlines()
+    assert first.startswith(second)
+    wrong = place.run("chat", stdin="/set temperature hot\n/set warmth 1\n/set temperature -1\n/regen\n")
+    assert [line.split(";")[0] for line in wrong.stderr.splitlines()] == [
+        "quire: temperature='hot' is no number",
+        "quire: warmth is no parameter to set",
+        "quire: temperature=-1.0 is out of range",
+        "there is no answer to regenerate",
+    ]
 
 
 @needs_kernels

@@ -244,7 +244,7 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     ([5, -1], {}, "token id -1 at position 1"),
     ([5, "x"], {}, "'x' \\(str\\)"),
     (3, {}, "a prompt is a int"),
-    ({"prompt": "a", "multi_modal_data": {}}, {}, "multi_modal_data"),
+    ({"prompt": "a", "multi_modal_data": {"image": 1}}, {}, "multi_modal_data"),
     ([5] * 5000, {}, "context length"),
     ([5] * 2000, {"max_tokens": 100}, "max_tokens=100 with a prompt of 2000 tokens"),
     ("a", {"max_tokens": 0}, "max_tokens=0"),

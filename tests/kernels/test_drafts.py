@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +79,11 @@ class Generation:
         cache_salt: str | None = None,
         known: list[int] | None = None,
         drafts: Drafts = none,
+        branches: Sequence[Drafts] = (),
         **sampling: Any,
     ) -> None:
         self.engine, self.prompt, self.known, self.drafts = engine, prompt, known or [], drafts
+        self.branches = branches
         self.constraint = constraint
         config = SamplingConfig(**{"seed": 3, **sampling})
         self.slot = engine.sequences.open(
@@ -104,6 +106,11 @@ class Generation:
         assert self.engine.sequences.reserve(self.slot, size)
         return self.slot, self.num_computed, size - self.num_computed, len(drafts)
 
+    def paths(self) -> list[list[int]]:
+        """Return the branches beside the drafts of the next step."""
+        following = self.known[len(self.answer) :]
+        return [path for branch in self.branches if self.num_computed and (path := branch(following))]
+
     def take(self, span: list[int], entries: list[Any] | None, end: int) -> None:
         """Take the outcome of a step that has computed the tokens before `end`."""
         assert span
@@ -124,9 +131,11 @@ class Generation:
 
 
 def step(engine: ModelRunner, generations: list[Generation]) -> None:
+    paths = [each.paths() for each in generations]
     chunks = [each.chunk() for each in generations]
     slots, starts, counts, num_drafts = (list(column) for column in zip(*chunks, strict=True))
-    result = engine.step(slots, starts, counts, num_drafts)
+    branches = [(row, path) for row, each in enumerate(paths) if num_drafts[row] for path in each]
+    result = engine.step(slots, starts, counts, num_drafts, branches)
     while engine.collect(result):
         pass
     assert not result.errors
@@ -147,6 +156,80 @@ def test_drafts_change_no_token_and_no_logprob(engine: ModelRunner, sampling: di
         more = [*expected[0], *prompt_of(9)]
         for drafts in (wrong_after(5, 5), wrong_after(2, 5), wrong_after(0, 3), at_random(1), at_random(2)):
             assert generate(engine, prompt, known=more, drafts=drafts, **sampling) == expected
+
+
+@pytest.mark.parametrize("sampling", SAMPLING, ids=str)
+def test_branches_change_no_token_and_no_logprob(engine: ModelRunner, sampling: dict[str, Any]) -> None:
+    """Trees in which any path may be right, as far as it is; the answers of several at a time."""
+    prompts = [prompt_of(length) for length in (1, 30, 31, 32, 33, 63)]
+    expected = [generate(engine, prompt, **sampling) for prompt in prompts]
+    for seed in range(3):
+        trees = [at_random(10 * seed + number) for number in range(3)]
+        generations = [
+            Generation(
+                engine, prompt, known=[*known, *prompt_of(9)], drafts=at_random(seed), branches=trees, cache_salt="t",
+                **sampling,
+            )
+            for prompt, (known, _) in zip(prompts, expected, strict=True)
+        ]  # fmt: skip
+        while going := [each for each in generations if len(each.answer) < LENGTH]:
+            step(engine, going)
+        assert [(each.answer[:LENGTH], each.entries[:LENGTH]) for each in generations] == expected
+        for each in generations:
+            engine.sequences.close(each.slot)
+    assert engine.sequences.held_pages == 0
+
+
+def test_the_longest_path_is_kept(engine: ModelRunner) -> None:
+    """Its rows are those that the step tells of."""
+    prompt = prompt_of(30)
+    known, _ = generate(engine, prompt, temperature=0.0)
+    for num_right in ((1, 3, 2), (3, 1, 0), (0, 0, 4), (2, 2, 2)):
+        chain, *branches = [wrong_after(right, 4) for right in num_right]
+        generation = Generation(engine, prompt, known=known, drafts=chain, branches=branches, temperature=0.0)
+        for _ in range(4):
+            step(engine, [generation])
+        assert [len(span) for span in generation.spans] == [1] + 3 * [max(num_right) + 1]
+        engine.sequences.close(generation.slot)
+    generation = Generation(engine, prompt, known=known, temperature=0.0)
+    step(engine, [generation])
+    for token in wrong_after(1, 2)(known[1:]):
+        engine.sequences.append(generation.slot, token)
+    assert engine.sequences.reserve(generation.slot, 33)
+    result = engine.step([generation.slot], [30], [3], [2], [(0, [5, 6]), (0, known[1:4])])
+    assert (result.token_ids, result.first_rows) == ([known[1:5]], [3 + 3])
+    engine.sequences.close(generation.slot)
+
+
+def test_a_branch_without_pages_is_left_out(demo_model: Path) -> None:
+    engine = runner.load_model(options.LoadOptions(str(demo_model), num_pages=2, threads=1))
+    prompt = prompt_of(40)
+    known, _ = Generation(engine, prompt, temperature=0.0).finish(12)
+    generation = Generation(engine, prompt, known=known, temperature=0.0, drafts=wrong_after(0, 2))
+    generation.branches = [wrong_after(2, 2)]
+    for _ in range(3):
+        step(engine, [generation])
+    assert [len(span) for span in generation.spans] == [1, 1, 1]
+    assert (engine.sequences.free_pages, engine.sequences.held_pages) == (0, 2)
+    engine.sequences.close(generation.slot)
+
+
+def test_branches_that_can_not_be(engine: ModelRunner) -> None:
+    """Of no sequence, without drafts, under a constraint, empty, or of more tokens than a step computes."""
+    mask = TokenMask(VOCAB)
+    slots = [engine.sequences.open([1, 2, 3], 2, constraint=each) for each in (None, None, mask)]
+    for slot in slots:
+        assert engine.sequences.reserve(slot, 3)
+    for branch in ((3, [1]), (-1, [1]), (1, [1]), (2, [1]), (0, []), (0, [1] * 128)):
+        with pytest.raises(ValueError, match="a branch of"):
+            engine.step(slots, [1, 1, 1], [2, 2, 2], [1, 0, 1], [branch])
+    with pytest.raises(ValueError, match="token id 2048 of a branch"):
+        engine.step(slots, [1, 1, 1], [2, 2, 2], [1, 0, 0], [(0, [VOCAB])])
+    with pytest.raises(ValueError, match="exceeds max_num_batched_tokens"):
+        engine.step(slots, [1, 1, 1], [2, 2, 2], [1, 0, 0], [(0, [1] * 100)] * 30)
+    for slot in slots:
+        engine.sequences.close(slot)
+    assert engine.sequences.held_pages == 0
 
 
 def test_right_drafts_are_all_accepted(engine: ModelRunner) -> None:

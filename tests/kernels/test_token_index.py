@@ -39,7 +39,7 @@ def test_the_longest_matches_are_found_in_what_is_kept(
         index.end_text()
         written += [*text, END]
     assert index.end == len(written)
-    kept = 1 << (capacity.bit_length() - 1)
+    kept = 1 << (capacity - 1).bit_length()
     first = max(0, len(written) - kept)
     assert [index.token(place) for place in range(first, len(written))] == written[first:]
     assert index.token(first - 1) == END
@@ -76,6 +76,22 @@ def test_the_majority_of_places_is_followed() -> None:
         assert proposer.propose([slot], [2], 0.0) == [2]
         assert sequences.tail(slot, 14) == expected
         sequences.truncate(slot, 14)
+
+
+@pytest.mark.parametrize("majority", [False, True])
+@pytest.mark.parametrize("period", [[5], [5, 6], [5, 6, 7], [5, 6, 5, 7]])
+def test_what_repeats_itself_at_once_goes_on_from_its_drafts(period: list[int], majority: bool) -> None:
+    """However short what is repeated is. A prediction that has ended does not begin again."""
+    sequences = Sequences(8, 32, 64)
+    given = [1, 2, *period * 4][: 2 + 3 * len(period)]
+    config = TextProposerConfig(shortest=2, longest=8, majority=majority)
+    slot = sequence_of(sequences, given, 2)
+    assert TextProposer(sequences, config).propose([slot], [9], 0.0) == [9]
+    assert sequences.tail(slot, len(given)) == (period * 9)[:9]
+    other = sequence_of(sequences, [1, 2, 3, 4, 10], 4)
+    proposer = TextProposer(sequences, config)
+    proposer.predict(other, [10, 11, 12])
+    assert proposer.propose([other], [9], 0.0) == [2]
 
 
 def test_drafts_end_where_they_hardly_hold() -> None:
@@ -143,7 +159,7 @@ def test_a_slot_that_is_used_again_has_another_text() -> None:
     assert proposer.propose([again], [1], 0.0) == [0]
 
 
-def test_a_prediction_is_followed_from_its_begin() -> None:
+def test_a_prediction_is_followed_from_its_beginning() -> None:
     sequences = Sequences(8, 32, 64)
     proposer = TextProposer(sequences, TextProposerConfig(shortest=3, longest=8, own_text=False))
     slot = sequence_of(sequences, [1, 2, 3, 4, 10, 11], 4)  # two tokens of the answer are there
@@ -153,6 +169,26 @@ def test_a_prediction_is_followed_from_its_begin() -> None:
     assert sequences.tail(slot, 6) == [12, 13, 14]
     with pytest.raises(ValueError, match="token id 64 is not in the vocabulary"):
         proposer.predict(slot, [64])
+
+
+def test_a_long_prediction_is_kept_whole() -> None:
+    sequences = Sequences(4, 32, 32_768)
+    proposer = TextProposer(sequences, TextProposerConfig(shortest=3, longest=8))
+    slot = sequence_of(sequences, [1, 2, 3, 4], 4)
+    predicted = list(range(10, 32_000))
+    proposer.predict(slot, predicted)
+    assert proposer.propose([slot], [4], 0.0) == [4]
+    assert sequences.tail(slot, 4) == predicted[:4]
+
+
+def test_a_long_text_is_looked_up_from_its_last_tokens_on() -> None:
+    sequences = Sequences(1200, 32, 32_768)
+    proposer = TextProposer(sequences, TextProposerConfig(shortest=3, longest=8))
+    text = [1, 2, 3, 4, *range(10, 32_000), 5, 6, 7, 8, *range(100, 200)]
+    for last, expected in (([1, 2, 3], 0), ([5, 6, 7], 1)):
+        slot = sequence_of(sequences, text + last, 4)
+        assert proposer.propose([slot], [1], 0.0) == [expected]
+        sequences.close(slot)
 
 
 def test_no_draft_goes_beyond_the_pages() -> None:

@@ -25,7 +25,7 @@ from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.openai.fields import RANGES, GenerationFields
 from quire.frontend.sampling import validate
 from quire.frontend.text.chat.answer_format import REASONING_PARSER_NAMES, TOOL_PARSER_NAMES
-from quire.frontend.vllm_args import _VLLM
+from quire.frontend.vllm_options import ENGINE_OPTIONS
 from quire.kernels import options as kernel_options
 from quire.kernels.weights import quantization
 from quire.protocol.engine_options import (
@@ -156,7 +156,7 @@ def test_the_wire_has_the_same_names() -> None:
 
 
 def test_no_option_of_ours_is_refused_as_one_of_vllm() -> None:
-    assert not options_of(EngineArgs).keys() & _VLLM.keys()
+    assert not options_of(EngineArgs).keys() & ENGINE_OPTIONS.keys()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import sys
 import time
 from http.server import BaseHTTPRequestHandler
 
-TOKEN_SECONDS = 0.002  # as test_bench_model.py expects
+TOKEN_SECONDS = 0.001  # as test_bench_model.py expects
 
 
 class FakeLlamaHandler(BaseHTTPRequestHandler):

@@ -15,7 +15,7 @@ from patience import PATIENCE
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_model.py"
 FAKE_SERVER = Path(__file__).with_name("fake_llama_server.py")
-FAKE_TOKEN_SECONDS = 0.002
+FAKE_TOKEN_SECONDS = 0.001
 SMALL = ["--threads", "1", "--prefill", "32", "--decode", "1x16,2x16", "--gen", "256"]
 
 
@@ -90,7 +90,7 @@ def test_quire_alone(tmp_path: Path, demo_model: Path) -> None:
 
 
 def test_quire_and_a_peer_take_turns(tmp_path: Path) -> None:
-    work = ["--prefill", "", "--decode", "2x16", "--gen", "400", "--reps", "2", "--threads", "1"]
+    work = ["--prefill", "", "--decode", "2x16", "--gen", "1200", "--reps", "2", "--threads", "1"]
     done = bench(*work, *fake_server(tmp_path), "--json", tmp_path / "samples.json")
     assert done.returncode == 0, done.stderr
     turns = [line.split(": ")[0] for line in done.stderr.splitlines() if line.startswith("decode")]
@@ -105,6 +105,28 @@ def test_async(tmp_path: Path) -> None:
     done = bench(*work, "--json", tmp_path / "samples.json")
     assert done.returncode == 0, done.stderr
     assert [entry["median"] > 0 for entry in results(tmp_path / "samples.json")] == [True, True]
+
+
+def test_texts_are_prompts_and_peers_draft(tmp_path: Path) -> None:
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('"Once upon a time there was a king, and the king had a daughter, and the daughter a raven."\n')
+    own = [
+        "--speculative-config",
+        '{"method": "ngram"}',
+        "--llama-spec-type",
+        "ngram-simple",
+        "--llama-flash-attn",
+        "on",
+    ]
+    work = ["--prefill", "", "--decode", "1x16", "--gen", "400", "--reps", "1", "--threads", "1", "--texts", str(texts)]
+    done = bench(*work, *own, *fake_server(tmp_path), "--json", tmp_path / "samples.json")
+    assert done.returncode == 0, done.stderr
+    names = ["Quire", "Quire ngram", "llama.cpp tiny", "llama.cpp tiny ngram-simple"]
+    assert [entry["engine"] for entry in results(tmp_path / "samples.json")] == names
+    done = bench("--prefill", "", "--decode", "1x160", "--reps", "1", "--threads", "1", "--texts", str(texts))
+    assert done.returncode == 1
+    assert "and 160 are to be its prompt; give longer texts" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_peer_that_dies_is_quoted(tmp_path: Path) -> None:

@@ -237,7 +237,8 @@ class GraphReference:
             normed = x if residual.before is None else self._norm(residual.before, x)
             y = np.sum([self._layer(layer, normed) for layer in layers_of(residual)], axis=0)
             x = x + residual.multiplier * (y if residual.after is None else self._norm(residual.after, y))
-        scores = _capped(logits.scale * self._linear(logits.linear, self._norm(logits.norm, x)), logits.softcap)
+        x = x if logits.norm is None else self._norm(logits.norm, x)
+        scores = _capped(logits.scale * self._linear(logits.linear, x), logits.softcap)
         normalizers = np.log(np.exp(scores).sum(-1))
         result: F64 = scores[np.arange(len(tokens) - 1), tokens[1:]] - normalizers[:-1]
         return result

@@ -170,8 +170,10 @@ def strategy(annotation: ast.expr, objects: dict[str, list[Any]]) -> st.SearchSt
         return st.lists(items, max_size=5) | items.map(lambda item: [item] * 40)
     if text.startswith("Mapping["):
         return st.dictionaries(st.sampled_from(["tokens", "entries", "kv_splits", "reductions", "nonsense"]), INTEGERS)
-    if text.startswith("tuple[int, float]"):
-        return st.tuples(INTEGERS, FLOATS)
+    if text.startswith("tuple["):
+        assert isinstance(annotation, ast.Subscript)
+        assert isinstance(annotation.slice, ast.Tuple)
+        return st.tuples(*(strategy(each, objects) for each in annotation.slice.elts))
     if text.startswith("Callable"):
         return st.just(lambda *_: 1 / 0)
     for key, arrays in ARRAYS.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, MutableSequence
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from quire.engine_core.crash_journal import CrashJournal
 from quire.engine_core.decoding.beam_search import BeamSearch
 from quire.engine_core.decoding.pooling import Pooling
 from quire.engine_core.engine import EngineCore
+from quire.engine_core.executor import Branch
 from quire.engine_core.grammar.grammars import Grammars
 from quire.engine_core.kv_tiers.tier import KvTier
 from quire.engine_core.request import Request, RequestStatus
@@ -89,6 +90,8 @@ def logprobs_entry(token_id: int) -> Entry:
 class PagedStepResult:
     token_ids: list[list[int]]
     pending: list[int] = field(default_factory=list)
+    first_rows: list[int] = field(default_factory=list)
+    future_rows: dict[int, int] = field(default_factory=dict)
     entries: dict[int, Entry] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[Entry]] = field(default_factory=dict)
     pooled: dict[int, bytes] = field(default_factory=dict)
@@ -136,9 +139,15 @@ class PagedExecutor:
         return True
 
     def step(
-        self, slots: list[int], starts: list[int], counts: list[int], num_drafts: list[int] | None = None
+        self,
+        slots: list[int],
+        starts: list[int],
+        counts: list[int],
+        num_drafts: list[int] | None = None,
+        branches: Sequence[Branch] = (),
     ) -> PagedStepResult:
         assert num_drafts is None
+        assert not branches
         assert len(set(slots)) == len(slots) <= self.limits.max_num_seqs
         assert sum(counts) <= self.limits.max_num_batched_tokens
         self.steps.append({})

@@ -1,12 +1,22 @@
-"""Hooks for the requests that schemathesis generates; see `tests/frontend/http/documentation/schemathesis.toml`."""
+"""Hooks for the requests that schemathesis generates, and their answers.
+
+See `tests/frontend/http/documentation/schemathesis.toml`.
+"""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import schemathesis
 
 TIMEOUT = "X-Request-Timeout"
+
+
+@schemathesis.deserializer("application/x-ndjson")
+def last_line(_context: Any, response: Any) -> Any:
+    """Return the last line of a stream of JSON, whose schema is that of each line."""
+    return json.loads(response.content.splitlines()[-1])
 
 
 @schemathesis.hook

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,7 +18,7 @@ from quire.frontend.http.anthropic.body import (
     tool_use,
 )
 from quire.frontend.http.anthropic.writer import MessageWriter, TokenCount
-from quire.frontend.http.conversation import Conversation, Turn
+from quire.frontend.http.conversation import Turn
 from quire.frontend.http.errors import bad_request, errors_renamed
 from quire.frontend.http.service import Endpoints
 from quire.frontend.http.shared_fields import effort_kwargs, thinking_kwargs
@@ -44,7 +43,7 @@ class MessagesEndpoints(Endpoints):
             trace=TraceContext("chat", request.headers, answer_id),
         )
         with errors_renamed(FIELD_NAMES):
-            conversation = self._fitted(await turn.begin(service))
+            conversation = (await turn.begin(service)).fitted(service.llm.max_model_len)
         writer = MessageWriter(service, body, conversation, answer_id, request.scope["request_id"])
         events = writer.stream() if body.stream else None
         return await service.respond(request, writer.whole, events, writer.explain)
@@ -76,14 +75,6 @@ class MessagesEndpoints(Endpoints):
             "max_tokens", body.max_tokens
         )  # the context may cut it, which hides the rest
         return SamplingParams(**{**self._service.defaults, **known, "max_tokens": body.max_tokens})
-
-    def _fitted(self, conversation: Conversation) -> Conversation:
-        """Drop a token limit beyond the context, which clients of large models always send."""
-        params = conversation.params
-        room = self._service.llm.max_model_len - len(conversation.token_ids)
-        if params.max_tokens is None or not 0 < room < params.max_tokens:
-            return conversation
-        return dataclasses.replace(conversation, params=msgspec.structs.replace(params, max_tokens=None))
 
 
 def _template(body: PromptFields, last: dict[str, Any]) -> dict[str, Any]:

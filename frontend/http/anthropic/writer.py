@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from quire.frontend.http.anthropic.body import FIELD_NAMES, MessagesBody
-from quire.frontend.http.conversation import AnswerDelta, Conversation, EventWriter
+from quire.frontend.http.conversation import AnswerDelta, Conversation, EventWriter, arguments_object
 from quire.frontend.http.errors import error_body
 from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.sse import event
@@ -144,9 +144,6 @@ class TokenCount(msgspec.Struct):
 EVENTS = (MessageStart, PingEvent, BlockStart, BlockDelta, BlockStop, MessageDelta, MessageStop)
 
 
-INVALID_JSON = "INVALID_JSON"
-
-
 class Content:
     """Builds the content blocks of a message from the events of its answer.
 
@@ -184,7 +181,7 @@ class Content:
             case ThinkingBlock() as thoughts:
                 thoughts.thinking = text
             case ToolUseBlock() as call:
-                call.input = _input(text)
+                call.input = arguments_object(text)
         yield BlockStop(len(self.blocks) - 1)
 
     def _grow(self, block: Block, text: str, delta: Any) -> Iterator[MessageStreamEvent]:
@@ -201,14 +198,6 @@ class Content:
         self.blocks.append(block)
         self._written = []
         yield BlockStart(len(self.blocks) - 1, block)
-
-
-def _input(text: str) -> dict[str, Any]:
-    """Return a call's arguments as an object; if they are invalid or cut off, as an object that holds their text."""
-    try:
-        return msgspec.json.decode(text or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        return {INVALID_JSON: text}
 
 
 # "timeout" and "abort": the client may send the message back to have it continued, as pause_turn means.

@@ -20,13 +20,15 @@ from quire.frontend.http.documentation.schemas import Schema, Schemas
 from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.auth import OPEN_PATHS
 from quire.frontend.http.transport.responses import static_files
+from quire.frontend.http.transport.sse import JSON_LINES, SERVER_SENT_EVENTS
 from quire.frontend.version import installed_version
 
-EVENT_STREAM = "text/event-stream"
+EVENT_STREAM = SERVER_SENT_EVENTS.media_type
 
 _DESCRIPTION = """\
-This server offers the model `{model}` through OpenAI's and Anthropic's APIs. Fields have the names and meanings of
-these APIs and of vLLM; an unknown or unsupported field is rejected with status 400 and an error that names it.
+This server offers the model `{model}` through OpenAI's, Anthropic's and Ollama's APIs. Fields have the names and
+meanings of these APIs and of vLLM; an unknown or unsupported field is rejected with status 400 and an error that names
+it.
 """
 _ERRORS = {
     400: "The request can't be served as it is; `param` names the field.",
@@ -105,7 +107,7 @@ def document(service: ModelService, operations: Iterable[Operation]) -> dict[str
 
 
 def _types(operation: Operation) -> list[Any]:
-    kinds = [operation.body, operation.answer, operation.error, *operation.events]
+    kinds = [operation.body, operation.answer, operation.error, *operation.events, *operation.lines]
     return [kind for kind in kinds if kind is not None]
 
 
@@ -161,6 +163,8 @@ def _answer(operation: Operation, schemas: Schemas) -> Schema:
         content["application/json"] = {"schema": schemas.of(operation.answer)}
     if operation.events:
         content[EVENT_STREAM] = {"schema": _event(operation, schemas)}
+    if operation.lines:
+        content[JSON_LINES] = {"schema": _line(operation, schemas)}
     for media_type in operation.media_types:
         content[media_type] = {"schema": {"type": "string"}}
     return {
@@ -182,6 +186,12 @@ def _event(operation: Operation, schemas: Schemas) -> Schema:
         "properties": {"event": {"type": "string"}, "data": data},
         "description": "One server-sent event; its data is JSON.",
     }
+
+
+def _line(operation: Operation, schemas: Schemas) -> Schema:
+    """Return the schema of one line, which is by convention the schema of a stream of lines."""
+    kinds = [schemas.of(kind) for kind in (*operation.lines, operation.error)]
+    return {"anyOf": kinds, "description": "One line of JSON."}
 
 
 def _error_responses(operations: Iterable[Operation], schemas: Schemas) -> Schema:

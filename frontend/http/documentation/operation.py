@@ -24,10 +24,10 @@ class Operation(Route):
 
     `body`: the type of the body; with one the method is POST, else GET, unless `methods` says otherwise. `answer`: the
     type of a complete answer; `events`: the types of the data of server-sent events, where an answer can be streamed;
-    `ends_with_done`: whether a last event is `[DONE]`. `media_types`: those of answers that are not JSON. `generates`:
-    whether the request goes to the engine, so that it may wait in the queue and accepts X-Request-Timeout. `errors`:
-    status codes that do not follow from these; `error`: the type of their bodies. `example`: a body that works, to
-    which the model's name is added.
+    `ends_with_done`: whether a last event is `[DONE]`; `lines`: the types of lines of JSON, where it is streamed as
+    such. `media_types`: those of answers that are not JSON. `generates`: whether the request goes to the engine, so
+    that it may wait in the queue and accepts X-Request-Timeout. `errors`: status codes that do not follow from these;
+    `error`: the type of their bodies. `example`: a body that works, to which the model's name is added.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class Operation(Route):
         answer: Any = None,
         events: Sequence[type[msgspec.Struct]] = (),
         ends_with_done: bool = False,
+        lines: Sequence[type[msgspec.Struct]] = (),
         media_types: Sequence[str] = (),
         generates: bool = False,
         errors: Sequence[int] = (),
@@ -51,6 +52,7 @@ class Operation(Route):
         self.answer = answer
         self.events = tuple(events)
         self.ends_with_done = ends_with_done
+        self.lines = tuple(lines)
         self.media_types = tuple(media_types)
         self.generates = generates
         self.error = error

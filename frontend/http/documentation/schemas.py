@@ -91,7 +91,9 @@ DESCRIPTIONS: Mapping[str, str] = {
     "reasoning": "The reasoning effort, which goes to the chat template. Thoughts are returned in full.",
     "thinking": "Thinking before the answer, where the chat template has a choice. Default: the template's.",
     "reasoning_effort": "The reasoning effort, for the chat template; none also turns its thinking off.",
+    "think": "Thinking before the answer: true, false, or a reasoning effort. Default: the template's choice.",
     # Making the prompt
+    "raw": "Continue the prompt as it is, without the chat template.",
     "chat_template": "A Jinja template instead of the model's; rejected unless the server trusts its clients.",
     "chat_template_kwargs": "Variables for the chat template.",
     "add_generation_prompt": "End the prompt with the beginning of the assistant's answer, which is the default.",
@@ -100,11 +102,17 @@ DESCRIPTIONS: Mapping[str, str] = {
     "add_special_tokens": "Begin the prompt with the tokenizer's special tokens. Default: true, but false for a chat, "
     "whose template writes them.",
     "truncate_prompt_tokens": "Keep only the last tokens of the prompt, this many; -1: as many as the context holds.",
-    "prediction": "What most of the answer will probably be: it comes sooner where that is right, but is the same.",
+    "prediction": "Text that much of the answer will probably repeat, so that it comes sooner. It changes no token.",
     # Scheduling
     "priority": "Lower values go first where the engine's scheduling policy uses it.",
     "cache_salt": "Cached prefixes are shared only among requests with the same salt.",
+    # Constraints and options in Ollama's form
+    "format": "'json' for an answer that is a JSON object, or the JSON schema that it follows.",
+    "options": "How to sample the answer, and how Ollama would run the model.",
+    "name": "Another name of model.",
     # Fields without effect
+    "keep_alive": "Accepted and ignored; the model stays loaded while the server runs.",
+    "insecure": "Accepted and ignored; nothing is downloaded.",
     "user": "Accepted and ignored.",
     "metadata": "Accepted and ignored.",
     "safety_identifier": "Accepted and ignored.",

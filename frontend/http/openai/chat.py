@@ -42,7 +42,7 @@ class PredictionPart(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Prediction(msgspec.Struct, forbid_unknown_fields=True):
-    """What most of the answer will probably be: it comes sooner where that is right, and is the same anyway."""
+    """Text that much of the answer will probably repeat, so that it comes sooner. It changes no token."""
 
     type: Literal["content"]
     content: str | Annotated[list[PredictionPart], ITEMS]

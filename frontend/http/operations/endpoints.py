@@ -14,6 +14,7 @@ from quire.frontend.http.service import Endpoints
 from quire.frontend.http.shared_fields import MESSAGE, TOOL
 from quire.frontend.http.transport.bodies import ITEMS, Body
 from quire.frontend.http.transport.responses import json_response
+from quire.frontend.sampling import SamplingParams
 from quire.frontend.text.chat.tools import check_tools
 from quire.frontend.version import installed_version
 
@@ -30,8 +31,24 @@ class Version(msgspec.Struct):
     version: str
 
 
+class SamplingDefaults(msgspec.Struct):
+    """The sampling values of requests that omit them."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+
+
 class ModelCard(msgspec.Struct, kw_only=True):
-    """The model under one of its names. `created`: the server's start time; `root`: the model's folder."""
+    """The model under one of its names.
+
+    `created`: the server's start time; `root`: the model's folder; `sampling_defaults`: those of the model and the
+    server's flags.
+    """
 
     id: str
     object: str = "model"
@@ -41,6 +58,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     parent: None = None
     max_model_len: int
     has_chat_template: bool
+    sampling_defaults: SamplingDefaults
     permission: list[Any] = []
 
 
@@ -97,6 +115,10 @@ class OperatorEndpoints(Endpoints):
 
     async def ready(self, request: Request) -> Response:
         """Check that the server accepts requests; the same as /health."""
+        return await self.health(request)
+
+    async def ping(self, request: Request) -> Response:
+        """Check the server as /health does. Under the name that some load balancers ask for; needs no API key."""
         return await self.health(request)
 
     async def version(self, _request: Request) -> Response:
@@ -166,4 +188,7 @@ class OperatorEndpoints(Endpoints):
             root=service.llm.model,
             max_model_len=service.llm.max_model_len,
             has_chat_template=service.has_chat_template,
+            sampling_defaults=msgspec.convert(
+                SamplingParams(**service.defaults), SamplingDefaults, from_attributes=True
+            ),
         )

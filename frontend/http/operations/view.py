@@ -1,11 +1,10 @@
-"""The page at `/`, and its live view of the engine: snapshots with rates, and with text in place of token ids."""
+"""The page at `/`, and its live view of the engine."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -15,97 +14,12 @@ from starlette.routing import Route
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.errors import EngineDeadError
 from quire.frontend.http.documentation.operation import Operation
+from quire.frontend.http.operations.changes import Change, Feed
+from quire.frontend.http.operations.pictures import Picture, PictureMaker
 from quire.frontend.http.transport.responses import static_files
 from quire.frontend.http.transport.sse import event
 from quire.frontend.metrics.recent import RecentRates
-from quire.frontend.text.tokenizer import Tokenizer
-from quire.protocol.messages import BatchEntry, EngineSnapshot, HotPrefix, WaitingEntry
-
-
-class PrefixPicture(msgspec.Struct):
-    """A `HotPrefix` with the text of its first and last page, "" where viewers must not read it."""
-
-    hits: int
-    pages: int
-    users: int
-    is_salted: bool
-    first: str
-    last: str
-
-
-class PagesPicture(msgspec.Struct):
-    """A `PageMap`; in JSON, `cells` are base64."""
-
-    block_size: int
-    num_pages: list[int]
-    pages_per_cell: int
-    cells: bytes
-
-
-class Picture(msgspec.Struct):
-    """The engine at one moment.
-
-    `stats` holds the fields of `SchedulerStats`; entries of `batch` and `waiting` are arrays of their fields. Rates are
-    those of the whole engine since the previous picture. `ttft` and `itl` are means over this server's requests in
-    seconds, None without a measurement.
-    """
-
-    stats: dict[str, Any]
-    batch: list[BatchEntry]
-    batch_size: int
-    waiting: list[WaitingEntry]
-    waiting_tokens: int
-    pages: PagesPicture
-    prefixes: list[PrefixPicture]
-    prefill_tokens_per_second: float
-    decode_tokens_per_second: float
-    draft_tokens_per_second: float = 0.0
-    accepted_tokens_per_second: float = 0.0
-    ttft: float | None = None
-    itl: float | None = None
-
-
-class PictureMaker:
-    """Makes pictures of consecutive snapshots; with `shows_prompts` they have texts of prompts."""
-
-    def __init__(self, tokenizer: Tokenizer | None, shows_prompts: bool = True) -> None:
-        self._tokenizer = tokenizer
-        self._shows_prompts = shows_prompts
-        self._before: EngineSnapshot | None = None
-
-    def picture(self, snapshot: EngineSnapshot) -> Picture:
-        """Return the picture of the next snapshot. Without a tokenizer, prefixes are shown as token ids."""
-        before, self._before = self._before or snapshot, snapshot
-        seconds = snapshot.timestamp - before.timestamp
-        prefill = snapshot.total_prefill_tokens - before.total_prefill_tokens
-        decode = snapshot.total_decode_tokens - before.total_decode_tokens
-        drafts = snapshot.total_draft_tokens - before.total_draft_tokens
-        accepted = snapshot.total_accepted_tokens - before.total_accepted_tokens
-        return Picture(
-            stats=msgspec.structs.asdict(snapshot.stats),
-            batch=snapshot.batch,
-            batch_size=snapshot.batch_size,
-            waiting=snapshot.waiting,
-            waiting_tokens=snapshot.waiting_tokens,
-            pages=PagesPicture(**msgspec.structs.asdict(snapshot.page_map)),
-            prefixes=[self._prefix(prefix) for prefix in snapshot.prefixes],
-            prefill_tokens_per_second=prefill / seconds if seconds > 0 else 0.0,
-            decode_tokens_per_second=decode / seconds if seconds > 0 else 0.0,
-            draft_tokens_per_second=drafts / seconds if seconds > 0 else 0.0,
-            accepted_tokens_per_second=accepted / seconds if seconds > 0 else 0.0,
-        )
-
-    def _prefix(self, prefix: HotPrefix) -> PrefixPicture:
-        first, last = self._text(prefix.first_token_ids), self._text(prefix.last_token_ids)
-        return PrefixPicture(prefix.hits, prefix.pages, prefix.users, prefix.is_salted, first, last)
-
-    def _text(self, token_ids: list[int]) -> str:
-        if not self._shows_prompts:
-            return ""
-        if self._tokenizer is None:
-            return " ".join(map(str, token_ids))
-        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
-
+from quire.protocol.messages import EngineSnapshot
 
 PERIOD = 0.25  # seconds between two pictures
 _MAX_COST = 0.01  # share of the engine's time; a pool that takes longer to snapshot is polled less often
@@ -125,11 +39,11 @@ class Problem(msgspec.Struct):
 
 
 class EngineView:
-    """Server-sent events for any number of viewers: `history` once, then `picture` or `problem` repeatedly.
+    """Server-sent events for any number of viewers: `history` and `picture` once, then `change` or `problem`.
 
     While there are viewers, one task polls the engine for snapshots, every `PERIOD` seconds or less often, so that they
-    take less than a hundredth of the engine's time. A viewer that reads slowly skips pictures and delays no other. All
-    methods run on one event loop.
+    take less than a hundredth of the engine's time. A viewer that reads slowly skips changes, gets a whole picture
+    instead, and delays no other. All methods run on one event loop.
     """
 
     def __init__(
@@ -147,7 +61,8 @@ class EngineView:
         self._llm = llm
         self._recent = recent
         self._is_draining = is_draining
-        self._event = b""  # the latest, empty before the first
+        self._feed = Feed()
+        self._problem = b""  # the event, if the latest poll failed
         self._updated = asyncio.Event()
         self._sent_until = 0.0  # time of the latest recent point that a picture included
         self._viewers = 0
@@ -168,10 +83,15 @@ class EngineView:
         self._join()
         try:
             yield event(msgspec.json.encode(self._history()), "history")
+            feed, seen = self._feed, 0
             while not self._is_draining():
                 updated = self._updated  # an update while the viewer reads is for the next turn
-                if self._event:
-                    yield self._event
+                if self._problem:
+                    yield self._problem
+                elif feed.number:
+                    latest = feed.event_after(seen)
+                    seen = feed.number
+                    yield latest
                 await updated.wait()
         finally:
             self._leave()
@@ -179,7 +99,7 @@ class EngineView:
     def _join(self) -> None:
         self._viewers += 1
         if self._poller is None:
-            self._event = b""
+            self._feed, self._problem = Feed(), b""
             self._poller = asyncio.create_task(self._poll(), name="quire-view")
 
     def _leave(self) -> None:
@@ -189,7 +109,12 @@ class EngineView:
             self._poller = None
 
     def _history(self) -> History:
-        return History([(point.tokens_per_second, point.ttft, point.itl) for point in self._recent.points()])
+        return History(
+            [
+                (round(point.tokens_per_second, 1), _rounded(point.ttft), _rounded(point.itl))
+                for point in self._recent.points()
+            ]
+        )
 
     async def _poll(self) -> None:
         maker = PictureMaker(self._llm.tokenizer, self._shows_prompts)
@@ -197,16 +122,15 @@ class EngineView:
             pause = PERIOD
             try:
                 snapshot = await asyncio.wait_for(self._llm.snapshot(), _PATIENCE)
-                self._publish("picture", self._picture(maker, snapshot))
+                self._feed.publish(self._picture(maker, snapshot))
+                self._publish(b"")
                 pause = max(PERIOD, snapshot.seconds / _MAX_COST)
             except TimeoutError:
-                self._publish(
-                    "problem", Problem(f"The engine has been busy with one step for more than {_PATIENCE:g} seconds.")
-                )
+                self._publish(_problem(f"The engine has been busy with one step for more than {_PATIENCE:g} seconds."))
             except EngineDeadError as error:
-                self._publish("problem", Problem(f"The engine does not respond: {error.summary}"))
+                self._publish(_problem(f"The engine does not respond: {error.summary}"))
             except Exception as error:  # noqa: BLE001 - viewers see any failure, and it may pass
-                self._publish("problem", Problem(f"The engine does not respond: {error}"))
+                self._publish(_problem(f"The engine does not respond: {error}"))
             await asyncio.sleep(pause)
 
     def _picture(self, maker: PictureMaker, snapshot: EngineSnapshot) -> Picture:
@@ -214,24 +138,32 @@ class EngineView:
         points = [point for point in self._recent.points() if point.time > self._sent_until]
         for point in points:  # usually one
             self._sent_until = point.time
-            picture.ttft = picture.ttft if point.ttft is None else point.ttft
-            picture.itl = picture.itl if point.itl is None else point.itl
+            picture.ttft = picture.ttft if point.ttft is None else _rounded(point.ttft)
+            picture.itl = picture.itl if point.itl is None else _rounded(point.itl)
         return picture
 
-    def _publish(self, name: str, data: msgspec.Struct) -> None:
-        self._event = event(msgspec.json.encode(data), name)
+    def _publish(self, problem: bytes) -> None:
+        self._problem = problem
         updated, self._updated = self._updated, asyncio.Event()
         updated.set()
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)
+
+
+def _problem(message: str) -> bytes:
+    return event(msgspec.json.encode(Problem(message)), "problem")
 
 
 def view_routes(view: EngineView, stream: Callable[[AsyncGenerator[bytes, None]], Response]) -> list[Route]:
     """Return the route `GET /view/events`; `stream` makes a response of events."""
 
     async def events(_request: Request) -> Response:
-        """Stream the engine's state. A minute of history, then a picture about four times a second, without end."""
+        """Stream the engine's state. A minute of history and a picture, then about four changes a second."""
         return stream(view.events())
 
-    return [Operation("/view/events", events, events=[History, Picture, Problem])]
+    return [Operation("/view/events", events, events=[History, Picture, Change, Problem])]
 
 
 _FOLDER = Path(__file__).parents[2] / "page"

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 
 from quire.frontend.http.errors import ApiError
 
-OPEN_PATHS = ("/health",)  # for load balancers, which have no key
+OPEN_PATHS = ("/health", "/ping")  # for load balancers, which have no key
 _NAME_DIGITS = 16  # of the digest, in a key's name
 
 

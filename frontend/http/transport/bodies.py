@@ -31,9 +31,13 @@ _MAX_CONTAINERS = 1 << 15  # lists and objects, and entries of objects, which ar
 
 
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A request's body; an unknown field is an error, and so is one of `refused` with a value that has a meaning."""
+    """A request's body; an unknown field is an error, and so is one of `refused` with a value that has a meaning.
+
+    `is_lenient`: the API's clients may leave out the header Content-Type, or give one of another type.
+    """
 
     refused: ClassVar[Refusals] = {}
+    is_lenient: ClassVar[bool] = False
 
     model: str | None = None
 
@@ -47,8 +51,16 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
 
 
-async def read_body(request: Request, args: ServerArgs, check_memory: Callable[[], None]) -> bytes:
-    """Return the body of a request. Raises `ApiError` 415, 413 or 408, and what `check_memory` does at each part."""
+async def read_body(
+    request: Request, args: ServerArgs, check_memory: Callable[[], None], is_lenient: bool = False
+) -> bytes:
+    """Return the body of a request. Raises `ApiError` 415, 413 or 408, and what `check_memory` does at each part.
+
+    `is_lenient`: accept JSON of any type, except from web pages. Their browsers ask before they send JSON to another
+    origin, but not before they send plain text.
+    """
+    if not is_lenient or "origin" in request.headers:
+        _check_type(request)
     _check_headers(request, args.max_body_bytes)
     chunks: list[bytes] = []
     size = 0
@@ -73,7 +85,7 @@ async def read_body(request: Request, args: ServerArgs, check_memory: Callable[[
     return b"".join(chunks)
 
 
-def _check_headers(request: Request, most: int) -> None:
+def _check_type(request: Request) -> None:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise ApiError(
@@ -81,6 +93,9 @@ def _check_headers(request: Request, most: int) -> None:
             f"the body is of type {kind or 'none'}; send JSON, with the header Content-Type: application/json",
             code="unsupported_media_type",
         )
+
+
+def _check_headers(request: Request, most: int) -> None:
     if (encoding := request.headers.get("content-encoding", "identity").lower()) != "identity":
         raise ApiError(415, f"the body is encoded as {encoding}; send it as it is", code="unsupported_media_type")
     length = request.headers.get("content-length", "")

@@ -41,13 +41,15 @@ CONTENT_TYPES = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".woff2": "font/woff2",
 }
 _HEADERS = {
     # Nothing from other origins and nothing inline: even text that got into a page as markup could do nothing.
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; font-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -72,5 +74,9 @@ class StaticFile:
 
 
 def static_files(folder: Path) -> dict[str, StaticFile]:
-    """Return the files of a folder that browsers understand, by name."""
-    return {path.name: StaticFile(path) for path in sorted(folder.iterdir()) if path.suffix in CONTENT_TYPES}
+    """Return the files of a folder and its subfolders that browsers understand, by their paths in it."""
+    return {
+        path.relative_to(folder).as_posix(): StaticFile(path)
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in CONTENT_TYPES and path.is_file()
+    }

@@ -1,10 +1,11 @@
-"""Server-sent events, and the cancelling of requests whose clients disconnect."""
+"""Streamed answers, as server-sent events or as lines, and the cancelling of requests whose clients disconnect."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -13,10 +14,21 @@ from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError, cut_off
 
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 FAREWELL_SECONDS = 1.0  # for the client to read the last event when the server ends
-KEEP_ALIVE_SECONDS = 15.0  # between comments before the first event, so that no proxy times out
+KEEP_ALIVE_SECONDS = 15.0  # between signs of life before the first event, so that no proxy times out
 
 DONE = b"data: [DONE]\n\n"
-COMMENT = b": waiting\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFormat:
+    """The media type of a stream, and the sign of life (`waiting`) that its clients ignore."""
+
+    media_type: str
+    waiting: bytes
+
+
+JSON_LINES = "application/x-ndjson"
+SERVER_SENT_EVENTS = StreamFormat("text/event-stream", b": waiting\n\n")
 
 
 def event(data: bytes, name: str | None = None) -> bytes:
@@ -54,21 +66,22 @@ class EventStream(Response):
 
     `events` yields whole events, each of which is sent at once; it pauses while the client does not read. An exception
     before its first event is raised here, so that the response can still have another status; `explain` makes an
-    event of a later one. `counted` is entered for the duration of the stream.
+    event of a later one. `counted` is entered for the duration of the stream. `form`: the form of the events.
     """
-
-    media_type = "text/event-stream"
 
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
         explain: Callable[[Exception], bytes],
         counted: Callable[[], AbstractContextManager[None]] = nullcontext,
+        form: StreamFormat = SERVER_SENT_EVENTS,
     ) -> None:
         self._events = events
         self._explain = explain
         self._counted = counted
+        self._waiting = form.waiting
         self._has_begun = False
+        self.media_type = form.media_type
         self.status_code = 200
         self.background = None
         self.init_headers(HEADERS)
@@ -104,13 +117,13 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_first(self, send: Send) -> None:
-        """Send the headers with the first event; if that takes long, send them earlier and comments in between."""
+        """Send the headers with the first event; if that takes long, send them earlier and signs of life in between."""
         first = asyncio.ensure_future(anext(self._events, b""))
         try:
             if not (await asyncio.wait({first}, timeout=KEEP_ALIVE_SECONDS))[0]:
                 await self._begin(send)
                 while not (await asyncio.wait({first}, timeout=KEEP_ALIVE_SECONDS))[0]:
-                    await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+                    await send({"type": "http.response.body", "body": self._waiting, "more_body": True})
                 data = self._result_or_error(first)
             else:
                 data = first.result()

@@ -55,7 +55,7 @@ class _Call:
 
 
 class AnswerSplitter(Protocol):
-    """What splits an answer into events, such as a `ReasoningParser`, which finds no calls."""
+    """A parser that splits an answer into events, such as a `ReasoningParser`, which finds no calls."""
 
     def feed(self, delta: str) -> list[Event]:
         """Parse the next piece of the text; return the events that are certain now."""

@@ -1,4 +1,4 @@
-"""What a GGUF file of an architecture stands for: a class of `transformers`, fields of config.json, names of tensors.
+"""Descriptions of architectures in GGUF: a class of `transformers`, fields of config.json, names of tensors.
 
 A description is data. Its fields are functions of the metadata, most of them made by the small ones here.
 """

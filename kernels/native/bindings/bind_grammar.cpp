@@ -111,7 +111,12 @@ void bind_grammar(nb::module_& m) {
       .def_prop_ro("num_followed", &Constraint::num_followed,
                    "Number of tokens that it has advanced past for all its requests.")
       .def("stop_at", &Constraint::stop_at, "stop_token_ids"_a, "Replace the stop tokens, at the beginning.")
-      .def_prop_ro("num_forced", &Constraint::num_forced, "Number of tokens that must come next.")
+      .def_prop_ro(
+          "forced", [](const Constraint& self) { return Tokens(self.forced().begin(), self.forced().end()); },
+          "Tokens that must come next.")
+      .def(
+          "num_allowed", [](Constraint& self, const Tokens& tokens) { return self.num_allowed(tokens); }, "token_ids"_a,
+          "Return how many of the tokens may come next, in this order, as far as that can be told without a mask.")
       .def_prop_ro("is_complete", &Constraint::is_complete, "True if the text is complete, and nothing may follow.")
       .def_prop_ro("has_ended", &Constraint::has_ended, "True if no token may follow, or there is an error.")
       .def_prop_ro("error", &Constraint::error, "The reason why it cannot go on.")

@@ -1,6 +1,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -145,6 +146,9 @@ void bind_runner(nb::module_& m) {
       .def("logprobs", &logprobs_of_row, "row"_a,
            "Return an entry for each token of a span; None if the sequence did not ask for log probabilities.")
       .def_prop_ro("prompt_logprobs", &prompt_logprobs)
+      .def_ro("first_rows", &StepResult::first_rows,
+              "The first row of each sequence among the step's tokens, or of the branch that has taken its place.")
+      .def_ro("future_rows", &StepResult::future_rows, "The rows of futures among the step's tokens, by sequence.")
       .def_prop_ro("pooled", &pooled_vectors, "Vectors of f32, as the bytes that they have in memory.")
       .def_ro("errors", &StepResult::errors);
   nb::class_<Plan>(m, "Plan", "Kernel launches that run one after the other.")
@@ -170,8 +174,8 @@ void bind_runner(nb::module_& m) {
               field("tokens_per_entry", &RunnerConfig::tokens_per_entry), field("layers", &RunnerConfig::layers),
               field("tile_bytes", &RunnerConfig::tile_bytes), field("value_offset", &RunnerConfig::value_offset),
               option("window", &RunnerConfig::window), option("bidirectional", &RunnerConfig::bidirectional),
-              option("kv_memory_fd", &RunnerConfig::kv_memory_fd), option("kv_model", &RunnerConfig::kv_model),
-              option("log_sealed_pages", &RunnerConfig::log_sealed_pages));
+              option("contemplates", &RunnerConfig::contemplates), option("kv_memory_fd", &RunnerConfig::kv_memory_fd),
+              option("kv_model", &RunnerConfig::kv_model), option("log_sealed_pages", &RunnerConfig::log_sealed_pages));
   nb::class_<Runner> runner(m, "Runner",
                             "Executes the steps of a model; owns its memory, threads, KV pages, sequences and plans.");
   runner.def(nb::init<const RunnerConfig&>(), "config"_a)
@@ -179,6 +183,10 @@ void bind_runner(nb::module_& m) {
            "Map KV memory; to be called once, before whatever needs it. Until then another process may have its file.")
       .def_prop_ro("body", &Runner::body, nb::rv_policy::reference_internal, "Plan from token ids to hidden states.")
       .def_prop_ro("head", &Runner::head, nb::rv_policy::reference_internal, "Plan from hidden states to logits.")
+      .def_prop_ro("encoding", &Runner::encoding, nb::rv_policy::reference_internal,
+                   "Plan of a draft head from features to the hidden states that its steps begin with.")
+      .def("encode", &Runner::encode, "num_tokens"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Encode the features of the next step's first rows.")
       .def_prop_ro("hidden_states", &Runner::hidden_states, nb::rv_policy::reference_internal,
                    "Plan from hidden states to those that are pooled.")
       .def(
@@ -203,13 +211,21 @@ void bind_runner(nb::module_& m) {
       .def(
           "step",
           [](Runner& r, const std::vector<std::int32_t>& slots, const std::vector<std::int64_t>& starts,
-             const std::vector<std::int64_t>& counts, const std::optional<std::vector<std::int64_t>>& num_drafts) {
-            return r.step(slots, starts, counts, num_drafts ? std::span(*num_drafts) : std::span<const std::int64_t>());
+             const std::vector<std::int64_t>& counts, const std::optional<std::vector<std::int64_t>>& num_drafts,
+             const std::vector<std::pair<std::int32_t, std::vector<std::int32_t>>>& branches) {
+            std::vector<DraftBranch> paths;
+            for (const auto& [index, tokens] : branches) paths.push_back({index, tokens});
+            return r.step(slots, starts, counts, num_drafts ? std::span(*num_drafts) : std::span<const std::int64_t>(),
+                          paths);
           },
           "slots"_a, "starts"_a, "counts"_a, "num_drafts"_a.none() = nb::none(),
+          "branches"_a = std::vector<std::pair<std::int32_t, std::vector<std::int32_t>>>(),
           nb::call_guard<nb::gil_scoped_release>(),
           "Compute tokens [start, start + count) of each slot, and sample where a chunk reaches the sequence's end. "
-          "The last num_drafts tokens of a sequence are drafts, which are kept as far as they are what is sampled.")
+          "The last num_drafts tokens of a sequence are drafts, which are kept as far as they are what is sampled. "
+          "`branches`, (index in the batch, tokens), may be kept instead, where that makes for more tokens; one "
+          "without "
+          "tokens stands for the future.")
       .def("collect", &Runner::collect, "result"_a, nb::call_guard<nb::gil_scoped_release>(),
            "Add pending spans to the result of the last step, waiting for one at least, and return them by row; none "
            "when none is pending.")

@@ -55,6 +55,7 @@ void bind_configs(nb::module_& m) {
       option("bad_words_token_ids", &Config::bad_words_token_ids),
       option("stop_token_ids", &Config::stop_token_ids, "Banned until there are `min_tokens` outputs."),
       option("min_tokens", &Config::min_tokens), option("seed", &Config::seed),
+      option("first_position", &Config::first_position),
       option("logprobs", &Config::logprobs, "Likeliest tokens to report with each sampled one."),
       option("prompt_logprobs", &Config::prompt_logprobs, "Likeliest tokens to report with each prompt token."));
   bind_struct(m, "PoolingConfig", "Pooling of the hidden states of a prompt into one vector.",
@@ -148,6 +149,15 @@ void bind_sequences(nb::module_& m) {
            "Return the slot of a new sequence. It shares its pages under its salt; without one it shares none. With "
            "`pooling` its hidden states are pooled, and no token is sampled. `segment` is where its second segment "
            "begins.")
+      .def(
+          "open_branch",
+          [](Sequences& s, std::int32_t source, std::int64_t num_tokens, const Tokens& others) {
+            return s.open_branch(source, num_tokens, others);
+          },
+          "source"_a, "num_tokens"_a, "others"_a,
+          "Return the slot of a new sequence with the first tokens of another and others after them, which is sampled "
+          "by "
+          "the same parameters.")
       .def("match", &match_sequence, "slot"_a,
            "Return the number of tokens that the prefix cache holds, the number of their pages that no sequence holds, "
            "and the last of these pages or -1.")
@@ -158,6 +168,8 @@ void bind_sequences(nb::module_& m) {
            "Keep the pages of a slot's prefix match, which may have grown since the last call; return the number of "
            "their tokens. The slot has no other pages.")
       .def("reserve", &Sequences::reserve, "slot"_a, "num_tokens"_a)
+      .def("num_reserved_tokens", &Sequences::num_reserved_tokens, "slot"_a,
+           "Return the number of positions that the slot's pages cover.")
       .def(
           "share",
           [](Sequences& s, std::int32_t slot, std::int64_t num_computed, const std::vector<std::uint64_t>& contents) {

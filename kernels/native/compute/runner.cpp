@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -97,10 +98,13 @@ std::byte* Runner::kv_layer(std::int64_t layer) const {
 }
 
 StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
-                        std::span<const std::int64_t> counts, std::span<const std::int64_t> num_drafts) {
+                        std::span<const std::int64_t> counts, std::span<const std::int64_t> num_drafts,
+                        std::span<const DraftBranch> branches) {
   const auto begun = TokenConstraint::Clock::now();
   if (sampler_.has_left()) throw std::logic_error("collect what is pending of the last step before the next one");
   check(slots, starts, counts, num_drafts);
+  check_branches(slots, num_drafts, branches);
+  check_size(slots, starts, counts, num_drafts, branches);
   kv_cache_->prefault();
   Dims dims{};
   dim(dims, Dim::max_num_batched_tokens) = config_.max_num_batched_tokens;
@@ -109,22 +113,26 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
   state_rows_.clear();
   num_taken_ = 0;
   computed_.clear();
+  first_rows_.clear();
   for (std::size_t i = 0; i < slots.size(); i++)
     gather(static_cast<std::int32_t>(i), slots[i], starts[i], counts[i], num_drafts.empty() ? 0 : num_drafts[i], dims);
   StepResult result;
   result.number = step_number_ = next_step_number();
-  result.token_ids.resize(slots.size());
-  result.logprobs.resize(slots.size());
-  split_attention(dims);
   try {
+    gather_branches(slots, starts, num_drafts, branches, dims, result);
+    result.token_ids.resize(slots.size() + branches_.size());
+    result.logprobs.resize(slots.size() + branches_.size());
+    split_attention(dims);
     body_.run(threads_, dims);
     pool_states(slots, dims, result);
     sample(begun, dims, result);
   } catch (...) {
     cancel();
+    close_branches();
     throw;
   }
-  std::vector<bool> samples(slots.size());  // now or later, and shared then
+  take_branches(slots, result);
+  std::vector<bool> samples(slots.size() + branches.size());  // now or later, and shared then
   for (const SamplingTask& task : tasks_) samples[task.index] = samples[task.index] || task.samples;
   for (std::size_t i = 0; i < slots.size(); i++)
     if (!samples[i] && !result.errors.contains(static_cast<std::int32_t>(i)))
@@ -153,6 +161,16 @@ std::map<std::int32_t, std::vector<std::int32_t>> Runner::collect(StepResult& re
   return spans;
 }
 
+void Runner::encode(std::int64_t num_tokens) {
+  if (num_tokens < 0 || num_tokens > config_.max_num_batched_tokens)
+    throw std::invalid_argument("num_tokens=" + std::to_string(num_tokens) + "; it must be from 0 to " +
+                                std::to_string(config_.max_num_batched_tokens));
+  Dims dims{};
+  dim(dims, Dim::max_num_batched_tokens) = config_.max_num_batched_tokens;
+  dim(dims, Dim::tokens) = num_tokens;
+  encoding_.run(threads_, dims);
+}
+
 bool Runner::fork(std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens) {
   if (!sequences().fork(slot, source, num_computed, num_tokens)) return false;
   const auto place = static_cast<std::size_t>(num_computed / config_.block_size);
@@ -177,7 +195,6 @@ void Runner::check(std::span<const std::int32_t> slots, std::span<const std::int
   if (slots.size() != starts.size() || slots.size() != counts.size() ||
       (!num_drafts.empty() && slots.size() != num_drafts.size()))
     throw std::invalid_argument("slots, starts, counts and num_drafts differ in length");
-  std::int64_t total = 0;
   for (std::size_t i = 0; i < slots.size(); i++) {
     const Sequence& sequence = sequences().at(slots[i]);
     const std::int64_t size = std::ssize(sequence.tokens);
@@ -199,7 +216,34 @@ void Runner::check(std::span<const std::int32_t> slots, std::span<const std::int
                                   " is to be sampled, but the model has no logits; only pool its hidden states");
     if (config_.bidirectional) check_whole(slots[i], starts[i], counts[i]);
     if (!num_drafts.empty() && num_drafts[i] != 0) check_drafts(slots[i], end, counts[i], num_drafts[i]);
-    total += counts[i];
+  }
+}
+
+void Runner::check_branches(std::span<const std::int32_t> slots, std::span<const std::int64_t> num_drafts,
+                            std::span<const DraftBranch> branches) {
+  for (const DraftBranch& branch : branches) {
+    const std::int64_t index = branch.index, length = std::ssize(branch.tokens);
+    const bool has_drafts = index >= 0 && index < std::ssize(num_drafts) && num_drafts[index] > 0;
+    const std::int64_t least = config_.contemplates ? 0 : 1;
+    if (!has_drafts || sequences().at(slots[index]).constraint || length < least || length >= config_.max_logit_rows)
+      throw std::invalid_argument(
+          "a branch of " + std::to_string(length) + " tokens for sequence " + std::to_string(index) + " of " +
+          std::to_string(slots.size()) + "; it must have drafts and no constraint, and the branch from " +
+          std::to_string(least) + " to " + std::to_string(config_.max_logit_rows - 1) + " tokens");
+    for (const std::int32_t token : branch.tokens)
+      if (token < 0 || token >= config_.vocab_size)
+        throw std::invalid_argument("token id " + std::to_string(token) + " of a branch is not in the vocabulary");
+  }
+}
+
+void Runner::check_size(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
+                        std::span<const std::int64_t> counts, std::span<const std::int64_t> num_drafts,
+                        std::span<const DraftBranch> branches) {
+  std::int64_t total = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+  for (const DraftBranch& branch : branches) {
+    const auto index = static_cast<std::size_t>(branch.index);
+    const std::int64_t position = std::ssize(sequences().at(slots[index]).tokens) - num_drafts[index];
+    total += position - starts[index] + std::max<std::int64_t>(std::ssize(branch.tokens), 1);
   }
   if (total > config_.max_num_batched_tokens)
     throw std::invalid_argument("a step of " + std::to_string(total) + " tokens exceeds max_num_batched_tokens=" +
@@ -231,6 +275,7 @@ void Runner::gather(std::int32_t index, std::int32_t slot, std::int64_t start, s
                     std::int64_t num_drafts, Dims& dims) {
   Sequence& sequence = sequences().at(slot);
   const std::int64_t first = dim(dims, Dim::tokens), end = start + count;
+  first_rows_.push_back(static_cast<std::int32_t>(first));
   const auto length = static_cast<std::int64_t>(sequence.tokens.size());
   for (std::int64_t i = 0; i < count; i++) {
     const std::int64_t position = start + i;
@@ -262,6 +307,65 @@ void Runner::gather(std::int32_t index, std::int32_t slot, std::int64_t start, s
     if (synthetic_acceptance_) tasks_.back().num_given = take_given(num_drafts);
   }
   dim(dims, Dim::tokens) += count;
+}
+
+/// Opens the branches, each with the pages of its sequence up to the start, and of its own from there on.
+void Runner::gather_branches(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
+                             std::span<const std::int64_t> num_drafts, std::span<const DraftBranch> branches,
+                             Dims& dims, StepResult& result) {
+  const std::vector<std::int32_t> future{0};  // any token: its row is made that of the future
+  for (const auto& [index, given] : branches) {
+    const auto i = static_cast<std::size_t>(index);
+    const std::vector<std::int32_t>& tokens = given.empty() ? future : given;
+    const std::int64_t position = std::ssize(sequences().at(slots[i]).tokens) - num_drafts[i];
+    const std::int64_t length = std::ssize(tokens);
+    const std::int32_t slot = sequences().open_branch(slots[i], position, tokens);
+    branches_.push_back({index, slot});
+    if (!fork(slot, slots[i], starts[i], position + length)) {
+      sequences().close(slot);
+      branches_.pop_back();
+      continue;
+    }
+    gather(static_cast<std::int32_t>(slots.size() + branches_.size() - 1), slot, starts[i],
+           position + length - starts[i], length, dims);
+    if (given.empty()) {
+      const auto row = static_cast<std::int32_t>(dim(dims, Dim::tokens) - 1);
+      inputs_.token_ids[row] = config_.vocab_size;
+      result.future_rows[index] = row;
+      tasks_.pop_back();
+    }
+  }
+}
+
+/// Keeps the branches along which more tokens have been sampled than along what a sequence has kept so far.
+void Runner::take_branches(std::span<const std::int32_t> slots, StepResult& result) {
+  const auto computed = [&](std::int32_t slot) {
+    return std::ranges::find(computed_, slot, &std::pair<std::int32_t, std::int64_t>::first);
+  };
+  for (std::size_t i = 0; i < branches_.size(); i++) {
+    const auto from = slots.size() + i, to = static_cast<std::size_t>(branches_[i].index);
+    const auto mine = computed(slots[to]), others = computed(branches_[i].slot);
+    if (mine != computed_.end() && others != computed_.end()) {
+      if (result.token_ids[from].size() > result.token_ids[to].size()) {
+        sequences().adopt(slots[to], branches_[i].slot);
+        mine->second = others->second;
+        std::swap(result.token_ids[to], result.token_ids[from]);
+        std::swap(result.logprobs[to], result.logprobs[from]);
+        first_rows_[to] = first_rows_[from];
+      }
+    }
+    if (others != computed_.end()) computed_.erase(others);
+    result.errors.erase(static_cast<std::int32_t>(from));
+  }
+  close_branches();
+  result.token_ids.resize(slots.size());
+  result.logprobs.resize(slots.size());
+  result.first_rows.assign(first_rows_.begin(), first_rows_.begin() + std::ssize(slots));
+}
+
+void Runner::close_branches() {
+  for (const OpenBranch& branch : branches_) sequences().close(branch.slot);
+  branches_.clear();
 }
 
 void Runner::set_synthetic_acceptance(double probability) {

@@ -39,6 +39,7 @@ struct RunnerConfig {
   std::int64_t value_offset;      ///< where V begins in it, in bytes
   std::int64_t window;            ///< last tokens that some layer attends to at most; 0: all
   bool bidirectional;             ///< an encoder: every token attends to all, so a sequence is computed at once
+  bool contemplates;              ///< the embedding has a row for the number vocab_size, which stands for the future
 
   /// The file of KV memory that outlives the runner (KvFile), and the name of all that the bits of its KV depend on
   /// besides tokens. Without a file KV memory ends with the runner.
@@ -53,6 +54,13 @@ struct Position {
   TokenLogprobs logprobs;
 };
 
+/// Tokens that may come instead of a sequence's drafts: another path in the tree of both. Without tokens, the future:
+/// what the model makes of the embedding's row for it in the place of the first draft, of which nothing is sampled.
+struct DraftBranch {
+  std::int32_t index;  ///< of the sequence in the batch
+  std::vector<std::int32_t> tokens;
+};
+
 /// The outcome of a step, by index in the batch.
 struct StepResult {
   std::int64_t number = 0;                                        ///< of the step, among those of all runners
@@ -61,6 +69,8 @@ struct StepResult {
   std::vector<std::int32_t> pending;                              ///< indices whose spans `collect` is to add
   std::map<std::int32_t, std::vector<Position>> prompt_logprobs;  ///< of the prompt tokens after those computed
   std::map<std::int32_t, std::string> errors;                     ///< why no token could be sampled
+  std::vector<std::int32_t> first_rows;               ///< among the step's tokens, of those that each sequence has kept
+  std::map<std::int32_t, std::int32_t> future_rows;   ///< among the step's tokens, of the futures of sequences
   std::map<std::int32_t, std::vector<float>> pooled;  ///< of the pooled sequences that are computed to their end
 };
 
@@ -91,8 +101,9 @@ class Runner {
   /// Returns the KV tiles of a layer. Throws std::out_of_range for a layer that does not exist.
   std::byte* kv_layer(std::int64_t layer) const;
 
-  Plan& body() { return body_; }  ///< from token ids to the hidden state
-  Plan& head() { return head_; }  ///< from the hidden state to logits, for `logit_rows`
+  Plan& body() { return body_; }          ///< from token ids to the hidden state
+  Plan& head() { return head_; }          ///< from the hidden state to logits, for `logit_rows`
+  Plan& encoding() { return encoding_; }  ///< of a draft head: from features to the hidden states that steps begin with
   PoolingHead& pooling_head() { return pooling_head_; }
   Plan& hidden_states() { return hidden_states_; }  ///< from the hidden state to that which the head reads, as f32 rows
 
@@ -111,17 +122,26 @@ class Runner {
   /// the drafts, which are gone too where sampling or the whole step fails; the sequence keeps its pages. Of a sequence
   /// of n tokens afterwards, the first min(n - 1, start + count) are computed.
   ///
+  /// A sequence with drafts, but without a constraint, may have `branches`: they are computed beside it, each from the
+  /// same start on, and the path along which most tokens are what is sampled is the one that is kept. A branch that
+  /// there are no pages for is left out.
+  ///
   /// Constrained sequences are sampled last and deferred: the caller goes on with the others until it calls `collect`.
   /// Constraints follow the spans. A late one is waited for a little while if others have sampled: the span stays empty
   /// then, and the last token is to be computed again.
   StepResult step(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
-                  std::span<const std::int64_t> counts, std::span<const std::int64_t> num_drafts = {});
+                  std::span<const std::int64_t> counts, std::span<const std::int64_t> num_drafts = {},
+                  std::span<const DraftBranch> branches = {});
 
   /// Adds deferred spans to the result of the last step and returns them by index: the next ones in the batch, as many
   /// as are sampled, but at least one, which is waited for. Returns none when none is pending; then all threads are
   /// idle. Throws std::invalid_argument for the result of another step; if it throws anything else, nothing is sampled
   /// for those that are still pending.
   std::map<std::int32_t, std::vector<std::int32_t>> collect(StepResult& result);
+
+  /// Encodes the features of the next step's first rows, which have been written. Throws std::invalid_argument if there
+  /// are more than a step computes.
+  void encode(std::int64_t num_tokens);
 
   /// Calls Sequences::fork and copies the page in which the two sequences diverge: both write to it next, so there is
   /// nothing to gain from copying later.
@@ -137,12 +157,27 @@ class Runner {
     std::int32_t row;    ///< in the step's tokens
   };
 
+  struct OpenBranch {
+    std::int32_t index;  ///< of its sequence in the batch
+    std::int32_t slot;
+  };
+
   void check(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
              std::span<const std::int64_t> counts, std::span<const std::int64_t> num_drafts);
+  void check_branches(std::span<const std::int32_t> slots, std::span<const std::int64_t> num_drafts,
+                      std::span<const DraftBranch> branches);
+  void check_size(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
+                  std::span<const std::int64_t> counts, std::span<const std::int64_t> num_drafts,
+                  std::span<const DraftBranch> branches);
   void check_whole(std::int32_t slot, std::int64_t start, std::int64_t count);
   void check_drafts(std::int32_t slot, std::int64_t end, std::int64_t count, std::int64_t num_drafts);
   void gather(std::int32_t index, std::int32_t slot, std::int64_t start, std::int64_t count, std::int64_t num_drafts,
               Dims& dims);
+  void gather_branches(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
+                       std::span<const std::int64_t> num_drafts, std::span<const DraftBranch> branches, Dims& dims,
+                       StepResult& result);
+  void take_branches(std::span<const std::int32_t> slots, StepResult& result);
+  void close_branches();
   std::int32_t take_given(std::int64_t num_drafts);
   void clear_values(const Sequence& sequence, std::int64_t start, std::int64_t end);
   void pool_states(std::span<const std::int32_t> slots, Dims& dims, StepResult& result);
@@ -159,13 +194,15 @@ class Runner {
   ThreadPool threads_;
   std::optional<KvCache> kv_cache_;
   StepInputs inputs_;
-  Plan body_, head_, hidden_states_;
+  Plan body_, head_, encoding_, hidden_states_;
   PoolingHead pooling_head_;
   std::int64_t step_number_ = 0;  ///< of the last step
   std::vector<SamplingTask> tasks_;
   std::size_t num_taken_ = 0;                                    ///< tasks whose outcome has been taken, the first ones
   std::vector<std::pair<std::int32_t, std::int64_t>> computed_;  ///< slots whose pages are to be shared, up to a token
   std::vector<StateRow> state_rows_;
+  std::vector<OpenBranch> branches_;      ///< of the present step
+  std::vector<std::int32_t> first_rows_;  ///< among the step's tokens, by index in the batch; then those of branches
   BatchSampler sampler_;
   std::optional<double> synthetic_acceptance_;
   std::minstd_rand synthetic_random_;

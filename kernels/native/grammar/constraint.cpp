@@ -9,7 +9,8 @@
 namespace quire {
 namespace {
 
-constexpr std::size_t kWordTokens = 32;  // tokens of a word of a mask
+constexpr std::size_t kWordTokens = 32;   // tokens of a word of a mask
+constexpr std::size_t kMostAsked = 4096;  // drafts that a copy of the matcher is asked about, before a new one is made
 
 bool contains(const std::vector<std::int32_t>& token_ids, std::int32_t token) {
   return std::ranges::find(token_ids, token) != token_ids.end();
@@ -35,6 +36,7 @@ void Constraint::stop_at(std::vector<std::int32_t> stop_token_ids) {
 bool Constraint::restart() {
   const bool is_writing = has_mask_ && !mask_.is_ready();  // another thread
   if (is_writing || error_ || !matcher_.reset()) return false;
+  asked_.reset();
   num_taken_ = 0;
   forced_.clear();
   is_stopped_ = is_past_stop_ = has_mask_ = false;
@@ -51,6 +53,7 @@ void Constraint::rollback(std::int64_t num_tokens) {
   if (num_tokens < 0 || num_tokens > num_taken_ - ahead)
     throw std::runtime_error("a constraint cannot go back by " + std::to_string(num_tokens) +
                              " tokens; it has advanced past " + std::to_string(num_taken_ - ahead));
+  asked_.reset();
   if (!matcher_.rollback(static_cast<std::size_t>(num_tokens + ahead))) {
     fail();
     throw std::runtime_error(*error_);
@@ -81,6 +84,40 @@ bool Constraint::allows(std::int32_t token) {
   return is_eos ? mask().has(token) : matcher_.allows(token);
 }
 
+std::size_t Constraint::num_allowed(std::span<const std::int32_t> tokens) {
+  if ((has_mask_ && !mask_.is_ready()) || error_) return tokens.size();
+  const std::size_t num_forced = std::min(forced_.size(), tokens.size());
+  const auto end = forced_.begin() + static_cast<std::ptrdiff_t>(num_forced);
+  const auto same =
+      static_cast<std::size_t>(std::mismatch(forced_.begin(), end, tokens.begin()).first - forced_.begin());
+  if (same < forced_.size() || same == tokens.size() || is_stopped_) return same;
+  const auto free = tokens.subspan(same);
+  const auto stop = std::ranges::find_if(free, [&](std::int32_t token) { return contains(stop_token_ids_, token); });
+  const auto text = free.first(static_cast<std::size_t>(stop - free.begin()));
+  const std::optional<std::size_t> allowed = text.empty() ? 0 : ask(text);
+  if (!allowed) return tokens.size();
+  return same + *allowed + (*allowed == text.size() && stop != free.end());
+}
+
+/// Returns how many of the tokens may come next; nothing if that cannot be told. The matcher keeps states of all it is
+/// asked, up to a limit, and may fail. So that drafts change nothing, a copy of it is asked, and replaced now and then.
+std::optional<std::size_t> Constraint::ask(std::span<const std::int32_t> tokens) {
+  if (asked_ == nullptr || num_asked_ > kMostAsked) {
+    asked_ = std::make_unique<Matcher>(matcher_);
+    num_asked_ = 0;
+  }
+  num_asked_ += tokens.size();
+  const std::size_t allowed = asked_->num_allowed(tokens);
+  if (allowed == tokens.size() || !asked_->error()) return allowed;
+  asked_.reset();
+  return std::nullopt;
+}
+
+bool Constraint::take(std::span<const std::int32_t> tokens) {
+  if (asked_ != nullptr && !asked_->take(tokens)) asked_.reset();
+  return matcher_.take(tokens);
+}
+
 const TokenMask& Constraint::mask() {
   if (begin_mask()) write_mask();
   if (error_) throw std::runtime_error(*error_);
@@ -93,7 +130,7 @@ void Constraint::follow(std::int32_t token) {
   ++num_followed_;
   if (contains(stop_token_ids_, token)) {
     is_stopped_ = is_past_stop_ = true;
-  } else if (!matcher_.take({&token, 1})) {
+  } else if (!take({&token, 1})) {
     fail();
   } else {
     ++num_taken_;
@@ -107,7 +144,7 @@ void Constraint::force() {
   std::vector<std::int32_t> next = matcher_.forced();
   next.erase(std::ranges::find_if(next, [&](std::int32_t id) { return id >= vocab_size_; }), next.end());
   if (next.empty()) return;
-  if (!matcher_.take(next)) return fail();
+  if (!take(next)) return fail();
   forced_.assign(next.begin(), next.end());
   num_taken_ += std::ssize(next);
   num_followed_ += std::ssize(next);

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,7 +18,7 @@ namespace quire {
 ///
 /// The grammar is always past the forced tokens already. The mask of a token that is not forced is written when it is
 /// needed, or before by another thread. From `begin_mask` to the end of `write_mask` the constraint belongs to that
-/// thread: others may only wait and ask for `mask_seconds`; `restart` and `rollback` fail.
+/// thread: others may only wait and ask for `mask_seconds`, `forced` and `num_allowed`; `restart` and `rollback` fail.
 class Constraint final : public TokenConstraint {
  public:
   /// `stop_token_ids` end the text where it may end; other eos tokens come only where nothing else may.
@@ -47,8 +48,12 @@ class Constraint final : public TokenConstraint {
   /// `error` then.
   void rollback(std::int64_t num_tokens) override;
 
-  /// Number of tokens that must come next; see `take_forced`.
-  std::size_t num_forced() const { return forced_.size(); }
+  /// Tokens that must come next; see `take_forced`.
+  const std::deque<std::int32_t>& forced() const { return forced_; }
+
+  /// Returns how many of the tokens may come next, in this order, as far as that can be told without a mask: all of
+  /// them while another thread writes it, or there is an `error`; a stop token may come anywhere, and is the last.
+  std::size_t num_allowed(std::span<const std::int32_t> tokens);
 
   /// True if the text is complete, and nothing may follow.
   bool is_complete() const { return is_stopped_ && forced_.empty(); }
@@ -68,9 +73,13 @@ class Constraint final : public TokenConstraint {
  private:
   void force();
   void ask_mask();
+  std::optional<std::size_t> ask(std::span<const std::int32_t> tokens);
+  bool take(std::span<const std::int32_t> tokens);
   void fail();
 
   Matcher matcher_;
+  std::unique_ptr<Matcher> asked_;  ///< a copy that is asked about drafts, at the same position
+  std::size_t num_asked_ = 0;       ///< drafts since it was made
   std::int32_t vocab_size_;
   std::vector<std::int32_t> stop_token_ids_;
   std::vector<std::int32_t> ignored_;  ///< eos tokens that don't stop

@@ -215,9 +215,14 @@ bool Matcher::allows_any() {
   return write_mask(words);
 }
 
-bool Matcher::allows(std::int32_t token) {
-  return token >= 0 && token < vocabulary_->num_tokens() &&
-         vocabulary_->library_->validate_tokens(matcher_.get(), unsigned_ids({&token, 1}), 1) == 1;
+bool Matcher::allows(std::int32_t token) { return num_allowed({&token, 1}) == 1; }
+
+std::size_t Matcher::num_allowed(std::span<const std::int32_t> token_ids) {
+  const auto is_unknown = [&](std::int32_t token) { return token < 0 || token >= vocabulary_->num_tokens(); };
+  const auto known =
+      token_ids.first(static_cast<std::size_t>(std::ranges::find_if(token_ids, is_unknown) - token_ids.begin()));
+  const std::int32_t count = vocabulary_->library_->validate_tokens(matcher_.get(), unsigned_ids(known), known.size());
+  return static_cast<std::size_t>(std::max(count, 0));
 }
 
 bool Matcher::take(std::span<const std::int32_t> token_ids) {

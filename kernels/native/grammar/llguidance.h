@@ -77,6 +77,9 @@ class Matcher {
   /// Returns true if the token may come next: one whose text the grammar allows, or eos where the text may end.
   bool allows(std::int32_t token);
 
+  /// Returns how many of the tokens may come next, in this order.
+  std::size_t num_allowed(std::span<const std::int32_t> token_ids);
+
   /// Advances past tokens. Returns false if they may not come; then there is an `error`.
   bool take(std::span<const std::int32_t> token_ids);
 

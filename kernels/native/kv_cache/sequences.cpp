@@ -152,6 +152,31 @@ bool Sequences::fork(std::int32_t slot, std::int32_t source, std::int64_t num_co
   return false;
 }
 
+std::int32_t Sequences::open_branch(std::int32_t source, std::int64_t num_tokens,
+                                    std::span<const std::int32_t> others) {
+  const Sequence& sequence = at(source);
+  if (num_tokens < sequence.num_prompt_tokens || num_tokens > std::ssize(sequence.tokens))
+    throw std::invalid_argument("num_tokens=" + std::to_string(num_tokens) + " to branch from slot " +
+                                std::to_string(source) + " at; it must be from " +
+                                std::to_string(sequence.num_prompt_tokens) + ", its prompt, to " +
+                                std::to_string(sequence.tokens.size()) + ", its length");
+  std::vector<std::int32_t> tokens(sequence.tokens.begin(), sequence.tokens.begin() + num_tokens);
+  tokens.insert(tokens.end(), others.begin(), others.end());
+  const std::int32_t slot = open(std::move(tokens), sequence.num_prompt_tokens, sequence.sampling.config(),
+                                 sequence.cache_salt, std::nullopt, nullptr, sequence.segment);
+  at(slot).prompt_logprobs_done = at(source).prompt_logprobs_done;
+  return slot;
+}
+
+void Sequences::adopt(std::int32_t slot, std::int32_t branch) {
+  Sequence &sequence = at(slot), &other = at(branch);
+  std::swap(sequence.tokens, other.tokens);
+  std::swap(sequence.pages, other.pages);
+  std::swap(sequence.shared, other.shared);
+  std::swap(sequence.sampling, other.sampling);
+  std::swap(sequence.num_followed, other.num_followed);
+}
+
 bool Sequences::reserve(std::int32_t slot, std::int64_t num_tokens) {
   Sequence& sequence = at(slot);
   check_positions(slot, num_tokens);

@@ -83,9 +83,19 @@ class Sequences {
   /// lacks pages. Throws std::invalid_argument when the tokens or the salts differ.
   bool fork(std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens);
 
+  /// Opens a sequence with the first `num_tokens` tokens of `source` and others after them, sampled by the same
+  /// parameters. It has neither pages nor a constraint. Throws std::invalid_argument for invalid tokens.
+  std::int32_t open_branch(std::int32_t source, std::int64_t num_tokens, std::span<const std::int32_t> others);
+
+  /// Gives a slot the tokens, pages and sampling state of its branch, which gets those of the slot.
+  void adopt(std::int32_t slot, std::int32_t branch);
+
   /// Makes the slot's pages cover `num_tokens` positions. Returns false, and changes nothing, when the pool lacks
   /// pages.
   bool reserve(std::int32_t slot, std::int64_t num_tokens);
+
+  /// Returns the number of positions that the slot's pages cover.
+  std::int64_t num_reserved_tokens(std::int32_t slot) { return std::ssize(at(slot).pages) * block_size_; }
 
   /// Keeps the first `num_tokens` tokens, of which the prompt is a part; sampling state and constraint go back with
   /// them. Gives back the pages that hold none of them, and the page that is written next if another sequence or the

@@ -19,7 +19,8 @@ constexpr std::uint64_t kMaxTries = 16;  ///< samples of a position that are tri
 constexpr std::size_t kSparse = 8;       ///< masks that allow at most 1 / kSparse of the vocabulary are read by token
 
 double random_number(const SamplingState& state, std::int64_t position, std::uint64_t number) {
-  return uniform(state.config().seed, static_cast<std::uint64_t>(position), number);
+  const SamplingConfig& config = state.config();
+  return uniform(config.seed, static_cast<std::uint64_t>(config.first_position + position), number);
 }
 
 float inverse_temperature(const SamplingConfig& config) {

@@ -24,6 +24,7 @@ struct SamplingConfig {
   std::vector<std::int32_t> stop_token_ids;  ///< banned until there are min_tokens outputs
   std::int32_t min_tokens = 0;
   std::uint64_t seed = 0;
+  std::int64_t first_position = 0;              ///< of the sequence, in the one whose random numbers it has
   std::optional<std::int32_t> logprobs;         ///< likeliest tokens to report with each sampled token; none: no report
   std::optional<std::int32_t> prompt_logprobs;  ///< the same for each token of the prompt; not read by the sampler
 };

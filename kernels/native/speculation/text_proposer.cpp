@@ -36,15 +36,21 @@ std::int32_t TextProposer::level(std::int32_t length) {
   return std::min(width, kLevels) - 1;
 }
 
-TextProposer::State& TextProposer::new_state(std::int32_t slot, const Sequence& sequence) {
-  return states_.insert_or_assign(slot, State{sequence.number, TokenIndex(config_.shortest, kOwnTokens)}).first->second;
+TextProposer::State& TextProposer::new_state(std::int32_t slot, const Sequence& sequence, std::int64_t num_predicted) {
+  const std::int64_t capacity = kOwnTokens + (num_predicted ? num_predicted + config_.shortest + 1 : 0);
+  return states_.insert_or_assign(slot, State{sequence.number, TokenIndex(config_.shortest, capacity)}).first->second;
 }
 
 TextProposer::State& TextProposer::state_of(std::int32_t slot, const Sequence& sequence) {
   const auto found = states_.find(slot);
   const bool is_there = found != states_.end() && found->second.number == sequence.number;
-  State& state = is_there ? found->second : new_state(slot, sequence);
+  State& state = is_there ? found->second : new_state(slot, sequence, 0);
   if (!config_.own_text) return state;
+  const std::int64_t first = std::ssize(sequence.tokens) - kOwnTokens;
+  if (state.num_indexed < first) {
+    state.own.end_text();
+    state.num_indexed = first;
+  }
   for (; state.num_indexed < std::ssize(sequence.tokens); state.num_indexed++)
     state.own.append(sequence.tokens[static_cast<std::size_t>(state.num_indexed)]);
   return state;
@@ -67,19 +73,26 @@ const TokenIndex* TextProposer::look_up(const State& state, const Sequence& sequ
   return answers;
 }
 
+/// Returns the token at a place. Where the sequence's own text ends, it goes on with the drafts: what repeats itself at
+/// once does so from them.
+std::int32_t TextProposer::token(const TokenIndex& index, TokenIndex::Place place) const {
+  const std::int64_t ahead = place - index.end();
+  return ahead < 0 || !is_own_ ? index.token(place) : drafts_[static_cast<std::size_t>(ahead)];
+}
+
 /// Returns the token that comes next, and leaves the places in `found_` that go on with it, moved past it.
 std::int32_t TextProposer::next_token(const TokenIndex& index) {
-  std::int32_t chosen = index.token(found_.front().place);
+  std::int32_t chosen = token(index, found_.front().place);
   if (config_.majority) {
     std::ptrdiff_t most = 0;
     for (const TokenIndex::Match& match : found_) {
-      const std::int32_t token = index.token(match.place);
-      const auto votes = std::ranges::count(found_, token, [&](const auto& m) { return index.token(m.place); });
-      if (token != TokenIndex::kNone && votes > most) most = votes, chosen = token;
+      const std::int32_t candidate = token(index, match.place);
+      const auto votes = std::ranges::count(found_, candidate, [&](const auto& m) { return token(index, m.place); });
+      if (candidate != TokenIndex::kNone && votes > most) most = votes, chosen = candidate;
     }
   }
   const auto before = static_cast<double>(found_.size());
-  std::erase_if(found_, [&](const auto& match) { return index.token(match.place) != chosen; });
+  std::erase_if(found_, [&](const auto& match) { return token(index, match.place) != chosen; });
   share_ = static_cast<double>(found_.size()) / before;
   for (TokenIndex::Match& match : found_) match.place++, match.length++;
   return chosen;
@@ -92,6 +105,7 @@ void TextProposer::draft(State& state, const Sequence& sequence, std::int32_t mo
   state.tried *= kForget;
   state.held *= kForget;
   const TokenIndex* index = look_up(state, sequence);
+  is_own_ = config_.own_text && index == &state.own;
   if (found_.empty()) return;
   if (config_.factor > 0)
     most = std::min(most, static_cast<std::int32_t>(config_.factor * static_cast<float>(found_.front().length)));
@@ -158,7 +172,7 @@ void TextProposer::predict(std::int32_t slot, std::span<const std::int32_t> toke
   for (const std::int32_t token : tokens)
     if (token < 0 || token >= sequences_.vocab_size())
       throw std::invalid_argument("token id " + std::to_string(token) + " is not in the vocabulary");
-  State& state = new_state(slot, sequence);
+  State& state = new_state(slot, sequence, std::ssize(tokens));
   // The last tokens of the prompt lead to the first ones of the prediction.
   const std::int64_t prompt = sequence.num_prompt_tokens;
   for (std::int64_t i = std::max<std::int64_t>(prompt - config_.shortest, 0); i < prompt; i++)

@@ -27,7 +27,8 @@ struct TextProposerConfig {
 /// of earlier sequences of the same cache salt.
 ///
 /// It learns how often drafts hold, by the length of the match and for each sequence, and proposes them as far as they
-/// probably do. Memory is bounded: 16,384 tokens of each sequence, 262,144 of the answers of a salt, and 16 salts.
+/// probably do. Memory is bounded: what is predicted and the last 16,384 tokens of each sequence, 262,144 of the
+/// answers of a salt, and 16 salts.
 class TextProposer {
  public:
   /// Throws std::invalid_argument unless 1 <= shortest <= longest <= 64 and the other numbers are 0 or more.
@@ -41,7 +42,7 @@ class TextProposer {
   /// Notes how many of the drafts that were proposed last for each slot have held.
   void learn(std::span<const std::int32_t> slots, std::span<const std::int32_t> accepted);
 
-  /// Takes this text for what a sequence will probably say: drafts come from it too, at first from its begin. To be
+  /// Takes this text for what a sequence will probably say: drafts come from it too, at first from its beginning. To be
   /// called before the first `propose` for the slot. Throws std::invalid_argument for tokens that are not in the
   /// vocabulary.
   void predict(std::int32_t slot, std::span<const std::int32_t> tokens);
@@ -69,11 +70,12 @@ class TextProposer {
   };
 
   static std::int32_t level(std::int32_t length);
-  State& new_state(std::int32_t slot, const Sequence& sequence);
+  State& new_state(std::int32_t slot, const Sequence& sequence, std::int64_t num_predicted);
   State& state_of(std::int32_t slot, const Sequence& sequence);
   const TokenIndex* answers_for(const Sequence& sequence) const;
   const TokenIndex* look_up(const State& state, const Sequence& sequence);
   void draft(State& state, const Sequence& sequence, std::int32_t most, double least);
+  std::int32_t token(const TokenIndex& index, TokenIndex::Place place) const;
   std::int32_t next_token(const TokenIndex& index);
   std::int32_t append(std::int32_t slot, const Sequence& sequence);
 
@@ -84,7 +86,8 @@ class TextProposer {
   std::list<Answers> answers_;  ///< the salts used last first
   std::vector<TokenIndex::Match> found_, others_;
   std::vector<std::int32_t> drafts_;
-  double share_ = 1;  ///< of the places that go on with the token chosen last
+  bool is_own_ = false;  ///< found in the sequence's own text, which the drafts go on
+  double share_ = 1;     ///< of the places that go on with the token chosen last
 };
 
 }  // namespace quire

@@ -18,7 +18,7 @@ constexpr std::int32_t kLongestRun = 64;
 TokenIndex::TokenIndex(std::int32_t run, std::int64_t capacity)
     : run_(run),
       capacity_(
-          std::int64_t{1} << (std::bit_width(static_cast<std::uint64_t>(std::max<std::int64_t>(capacity, 1))) - 1)),
+          static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(std::max<std::int64_t>(capacity, 1))))),
       tokens_(std::min(kFirstSize, static_cast<std::size_t>(capacity_))),
       earlier_(tokens_.size()),
       latest_(tokens_.size()) {

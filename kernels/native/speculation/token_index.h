@@ -9,7 +9,7 @@ namespace quire {
 /// Texts, and where in them the last tokens of a sequence occurred before.
 ///
 /// The places of each run of `run` tokens form a chain, the latest first, as in LZ77. The last `capacity` tokens are
-/// kept; memory grows with them, 16 bytes a token at most.
+/// kept, rounded up to a power of two; memory grows with them, 16 bytes a token at most.
 class TokenIndex {
  public:
   using Place = std::int64_t;  ///< counts all tokens that were ever appended
@@ -20,7 +20,7 @@ class TokenIndex {
   /// Appends a token of the present text.
   void append(std::int32_t token);
 
-  /// Begins another text: nothing is found across its begin.
+  /// Begins another text: nothing is found across its beginning.
   void end_text();
 
   /// Drops the texts that end before `place`.
@@ -55,7 +55,7 @@ class TokenIndex {
   std::int32_t run_;
   std::int64_t capacity_;
   Place first_ = 0, end_ = 0;
-  Place text_ = 0;                     ///< begin of the present text
+  Place text_ = 0;                     ///< beginning of the present text
   std::vector<std::int32_t> tokens_;   ///< a ring, of a power of two
   std::vector<std::int32_t> earlier_;  ///< by the last token of a run: how far back its bucket's run before ends
   std::vector<Place> latest_;          ///< by bucket: the end of its latest run

@@ -394,12 +394,53 @@ def test_a_token_is_allowed_as_the_mask_has_it(
         for constraint in (unmasked, masked):
             constraint.follow(token)
         num_followed += 1
-        assert unmasked.num_forced == masked.num_forced
+        assert unmasked.forced == masked.forced
         assert unmasked.has_ended == masked.has_ended
         if unmasked.has_ended:
             break
     assert num_followed > 1
     assert unmasked.error is None
+
+
+@pytest.mark.parametrize("regex", [r"\d{4}-\d\d", "([a-z]{1,9} ){3,9}", r'\{"name": (true|[0-9]+), "key": [a-z]{3}\}'])
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_tokens_are_allowed_together_as_they_are_one_by_one(
+    tokenizer: GrammarTokenizer, regex: str, has_mask: bool
+) -> None:
+    """The constraint stays where it is."""
+    matcher, random = compile_matcher(tokenizer, StructuredOutputs(regex=regex)), Random(regex)
+    num_tokens = tokenizer.get().num_tokens
+    for _ in range(30):
+        constraint, ahead = (Constraint(matcher, num_tokens, [EOS]) for _ in range(2))
+        path, walked = list[int](), random.randrange(4)
+        wrong = random.randrange(3, 12)  # where a token comes that may not
+        while not ahead.has_ended and len(path) < walked + wrong:
+            path.append(random.choice(allowed_tokens(ahead.mask)))
+            ahead.follow(path[-1])
+        for token in path[:walked]:
+            constraint.follow(token)
+        drafts = path[walked:]
+        allowed = allowed_tokens(constraint.mask) if has_mask and not constraint.has_ended else None
+        assert constraint.num_allowed(drafts) == len(drafts)
+        if not ahead.has_ended:
+            banned = next(token for token in range(num_tokens) if not ahead.mask.token_ids.count(token))
+            assert constraint.num_allowed([*drafts, banned, banned]) == len(drafts)
+            assert constraint.num_allowed([*drafts, num_tokens + 5]) == len(drafts)
+        assert constraint.num_allowed([]) == 0
+        assert allowed is None or allowed_tokens(constraint.mask) == allowed
+    assert constraint.error is None
+
+
+def test_what_is_asked_of_drafts_does_not_count_against_the_limits_of_the_grammar(tokenizer: GrammarTokenizer) -> None:
+    """Each path of this one has states of its own, and llguidance gives up at 250,000 of them."""
+    matcher = compile_matcher(tokenizer, StructuredOutputs(regex="(a|b)*a(a|b){20}"))
+    constraint, choose = Constraint(matcher, tokenizer.get().num_tokens, [EOS]), Random(1)
+    letters = [token for token in allowed_tokens(constraint.mask) if token != EOS][:2]
+    for _ in range(3000):
+        assert constraint.num_allowed(choose.choices(letters, k=32)) == 32
+    for token in choose.choices(letters, k=50):
+        constraint.follow(token)
+    assert constraint.error is None
 
 
 @pytest.mark.parametrize(
@@ -469,7 +510,7 @@ def test_a_returned_constraint_starts_anew(tokenizer: GrammarTokenizer, native: 
             token = random.choice(allowed_tokens(fresh.mask))
             for constraint in (used, fresh):
                 constraint.follow(token)
-            assert used.num_forced == fresh.num_forced
+            assert used.forced == fresh.forced
             assert used.is_complete == fresh.is_complete
             if random.random() < 0.5:
                 assert forced(used) == forced(fresh)

@@ -17,27 +17,28 @@ from patience import PATIENCE
 
 from quire.frontend import LLM, AsyncLLM, EngineDeadError, SamplingParams
 from quire.frontend.client import supervisor as module
+from quire.frontend.client.engine_client import Delivery
 from quire.frontend.client.launcher import Beat
 from quire.frontend.client.supervisor import Supervisor
 from quire.protocol.engine_options import SupervisionOptions
-from quire.protocol.messages import SchedulerStats
+from quire.protocol.messages import EngineCoreOutputs, SchedulerStats
 
 LONG = SamplingParams(max_tokens=400, ignore_eos=True, temperature=0.9, seed=3, logprobs=1)
 PROMPTS = ["Once upon a time", "The King said"]
 
 
 def hit_soon(llm: LLM, number: signal.Signals) -> None:
-    """Send a signal to the engine once it has generated some tokens."""
-    pid = llm._engine.client.ready.engine_pid
-
-    def hit() -> None:
-        client = llm._engine.client
-        wait_until(lambda: client.last_stats is not None and client.last_stats.running > 0, "nothing ran")
-        os.kill(pid, number)
-
+    """Send a signal to the engine as soon as the next tokens come from it."""
     client = llm._engine.client
-    client.last_stats = None
-    threading.Thread(target=hit).start()
+    pid, deliver = client.ready.engine_pid, client._deliver
+
+    def hit(delivery: Delivery) -> None:
+        if isinstance(delivery, EngineCoreOutputs) and delivery.outputs:
+            client._deliver = deliver
+            os.kill(pid, number)
+        deliver(delivery)
+
+    client._deliver = hit
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from fault_simulation.storage import ProcessMemory, Storage, first_checksum, sta
 from fault_simulation.world import Event, Inbox, KilledError, Process, Thread, World, sleep
 from quire.engine_core.crash_journal import CrashJournal
 from quire.engine_core.engine import EngineCore
+from quire.engine_core.executor import Branch
 from quire.engine_core.kv_tiers.disk import DiskTier
 from quire.engine_core.loop import EngineLoop
 from quire.engine_core.request import Request
@@ -77,7 +78,12 @@ class SimulatedExecutor(PagedExecutor):
         self._model = model
 
     def step(
-        self, slots: list[int], starts: list[int], counts: list[int], num_drafts: list[int] | None = None
+        self,
+        slots: list[int],
+        starts: list[int],
+        counts: list[int],
+        num_drafts: list[int] | None = None,
+        branches: Sequence[Branch] = (),
     ) -> PagedStepResult:
         engine = self._engine
         if len(self.steps) % _CHECK_EVERY == 0:
@@ -88,7 +94,7 @@ class SimulatedExecutor(PagedExecutor):
         sleep(share * seconds)
         engine.misfortune.before_step(engine)
         try:
-            result = super().step(slots, starts, counts, num_drafts)
+            result = super().step(slots, starts, counts, num_drafts, branches)
         except AssertionError as error:
             engine.world.fail_by(error)
             raise

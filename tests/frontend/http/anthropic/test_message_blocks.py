@@ -11,7 +11,8 @@ from chat_answers import numbered_ids
 from pydantic import TypeAdapter
 
 from quire.frontend.http.anthropic.body import chat_messages, tool_use
-from quire.frontend.http.anthropic.writer import INVALID_JSON, Content
+from quire.frontend.http.anthropic.writer import Content
+from quire.frontend.http.conversation import INVALID_JSON
 from quire.frontend.http.errors import ApiError, error_body, is_anthropic
 from quire.frontend.text.chat.answer_format import AnswerFormat
 from quire.frontend.text.chat.assistant import parse_answer

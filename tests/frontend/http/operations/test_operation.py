@@ -26,6 +26,7 @@ from quire.frontend.client.observer import OpenRequest
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.routes import routes
 from quire.frontend.http.service import ModelService, RetryAfter
+from quire.frontend.http.transport.auth import OPEN_PATHS
 from quire.frontend.metrics.server import ServerMetrics
 
 COMPLETIONS = "/v1/completions"
@@ -76,7 +77,7 @@ def test_a_request_without_a_valid_key_is_unauthorized(locked: Server, headers: 
     assert "WWW-Authenticate".lower() in reply.headers
 
 
-def test_every_route_but_health_requires_a_key(locked: Server) -> None:
+def test_every_route_but_probes_requires_a_key(locked: Server) -> None:
     with_engine = AsyncLLM(engine_address=locked.engine_address)
     try:
         metrics = ServerMetrics(model_name="m", max_model_len=with_engine.max_model_len)
@@ -84,10 +85,10 @@ def test_every_route_but_health_requires_a_key(locked: Server) -> None:
     finally:
         with_engine.close()
     paths = {route.path.replace("{name:path}", "x") for route in known} | {"/nothing", "/health/", "//health"}
-    for path in paths - {"/health"}:
+    for path in paths - set(OPEN_PATHS):
         for method in ("GET", "POST", "HEAD", "OPTIONS"):
             assert locked.request(path, method=method).status == 401, (method, path)
-    assert locked.request("/health").status == 200
+    assert [locked.request(path).status for path in OPEN_PATHS] == [200, 200]
 
 
 def test_openais_client_raises_an_authentication_error_and_no_key_is_logged(locked: Server) -> None:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from http_server import Server
+from page_driver import ANSWER, choose, last_answer, say, wait_for_answers
 from patience import PATIENCE
 
 from quire.frontend import LLM
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, Page
+    from playwright.sync_api import Browser, Page
 
-ANSWER = ".message.assistant"
-LEFT = r"(view/events|icon\.svg) net::ERR_ABORTED"  # expected when the page is closed
 TALE = "Tell me a tale about a fox and a crow"
 
 
@@ -27,58 +26,6 @@ def eventually(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline
-
-
-@pytest.fixture
-def open_page(browser: Browser, server: Server) -> Iterator[Callable[..., Page]]:
-    """Return a function that opens the page; its console must show no errors but `expected` ones."""
-    contexts: list[BrowserContext] = []
-    problems: list[str] = []
-
-    def start(expected: str = "nothing", **options: Any) -> Page:
-        contexts.append(browser.new_context(**options))
-        page = contexts[-1].new_page()
-        page.set_default_timeout(PATIENCE * 1000)
-
-        def note(text: str) -> None:
-            if not re.search(f"{LEFT}|{expected}", text):
-                problems.append(text)
-
-        page.on("console", lambda message: note(message.text) if message.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: note(str(error)))
-        page.on("requestfailed", lambda request: note(f"{request.url} {request.failure}"))
-        page.goto(f"{server.url}/")
-        page.wait_for_function("() => document.querySelector('#model').textContent")
-        return page
-
-    yield start
-    for context in contexts:
-        context.close()
-    assert not problems
-
-
-def wait_for_answers(page: Page, count: int = 1) -> None:
-    """Wait until there are `count` answers and the last one is complete."""
-    page.wait_for_function("count => document.querySelectorAll('.message.assistant').length === count", arg=count)
-    page.wait_for_selector("#send:visible")
-
-
-def choose(page: Page, **values: Any) -> None:
-    """Set sampling controls."""
-    page.click("#toggle-settings")
-    for name, value in values.items():
-        page.fill(f"#settings [name={name}]", str(value))
-    page.click("#toggle-settings")
-
-
-def say(page: Page, text: str) -> None:
-    page.fill("#input", text)
-    page.press("#input", "Enter")
-
-
-def last_answer(page: Page) -> str:
-    """Return the text of the last answer."""
-    return page.locator(f"{ANSWER} > .text:not(.reasoning)").last.inner_text()
 
 
 def test_an_answer_is_streamed_with_its_figures(open_page: Callable[..., Page]) -> None:
@@ -99,18 +46,18 @@ def test_an_answer_is_streamed_with_its_figures(open_page: Callable[..., Page]) 
 
 def test_settings_survive_a_reload(open_page: Callable[..., Page]) -> None:
     page = open_page()
-    choose(page, temperature=0.4, system="You tell old tales.")
-    page.check("#tint")
+    choose(page, temperature=0.4, system="You tell old tales.", tint=True)
     page.reload()
     assert page.input_value("[name=temperature]") == "0.4"
     assert page.input_value("[name=system]") == "You tell old tales."
-    assert page.is_checked("#tint")
+    assert page.is_checked("[name=tint]")
+    assert page.inner_text("#settings-set") == "3 of your own"
 
 
 @pytest.mark.parametrize("how", ["document.querySelector('#stop').click()", "document.dispatchEvent(escape)"])
 def test_an_answer_is_stopped(open_page: Callable[..., Page], server: Server, how: str) -> None:
     page = open_page(expected="v1/chat/completions net::ERR_ABORTED")
-    choose(page, max_tokens=1900, temperature=5, seed=2)  # a long answer, unless stopped
+    choose(page, max_tokens=1900, temperature=5, seed=2, logprobs=True)  # a long answer, unless stopped
     page.evaluate(
         f"""() => {{
             const escape = new KeyboardEvent("keydown", {{ key: "Escape" }});
@@ -141,11 +88,11 @@ def test_an_answer_can_be_regenerated_and_a_message_edited(open_page: Callable[.
     page.wait_for_selector("#old", state="detached")
     wait_for_answers(page)
     assert last_answer(page) == first  # the seed is the same
-    page.click("text=Edit")
+    page.click(".message >> text=Edit")
     assert page.input_value("#input") == TALE
     page.keyboard.press("Escape")
     assert page.input_value("#input") == ""
-    page.click("text=Edit")
+    page.click(".message >> text=Edit")
     say(page, "Tell me of <img src=x> & two kings")
     wait_for_answers(page)
     assert page.locator(".message").count() == 2
@@ -158,10 +105,7 @@ def test_an_answer_can_be_regenerated_and_a_message_edited(open_page: Callable[.
 @pytest.mark.parametrize("mode", ["chat", "continue"])
 def test_probabilities_are_shown_on_hover_and_by_keyboard(open_page: Callable[..., Page], mode: str) -> None:
     page = open_page()
-    page.click("#toggle-settings")
-    page.select_option("[name=mode]", mode)
-    page.click("#toggle-settings")
-    choose(page, max_tokens=12)
+    choose(page, mode=mode, max_tokens=12, logprobs=True)
     say(page, "Once upon a time there was a king who")
     wait_for_answers(page)
     page.hover(".token >> nth=3")
@@ -171,11 +115,14 @@ def test_probabilities_are_shown_on_hover_and_by_keyboard(open_page: Callable[..
     assert 0 < sum(shares) <= 100.5
     page.hover("#input")
     page.wait_for_selector("#tooltip", state="hidden")
-    page.focus(f"{ANSWER} .text[tabindex]")
+    page.focus(f"{ANSWER} .tokens")
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
     assert page.evaluate("[...document.querySelectorAll('.token')].indexOf(document.activeElement)") == 1
     assert page.is_visible("#tooltip")
+    page.click("text=Formatted")
+    assert page.is_hidden(".token >> nth=0")
+    assert last_answer(page)
 
 
 def test_the_page_map_changes_during_an_answer(open_page: Callable[..., Page], server: Server) -> None:
@@ -189,7 +136,7 @@ def test_the_page_map_changes_during_an_answer(open_page: Callable[..., Page], s
     answers.start()
     try:
         page.wait_for_function(f"() => {held} !== '0'")
-        assert page.evaluate(picture) != before
+        page.wait_for_function(f"before => {picture} !== before", arg=before)
         page.wait_for_selector("#batch li .what:text('decode +1')")
         page.wait_for_function("() => parseFloat(document.querySelector('#decode-rate').textContent) > 0")
     finally:

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_mirror import changed
 from patience import PATIENCE
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from quire.frontend import AsyncLLM, SamplingParams
 from quire.frontend.http.args import ServerArgs
-from quire.frontend.http.operations.view import EngineView, PictureMaker, page_routes
+from quire.frontend.http.operations.pictures import PictureMaker
+from quire.frontend.http.operations.view import EngineView, page_routes
 from quire.frontend.metrics.recent import RecentRates
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.protocol.messages import EngineSnapshot, HotPrefix, PageMap, SchedulerStats
@@ -51,7 +53,7 @@ async def next_event(events: AsyncIterator[bytes]) -> tuple[str, Any]:
 
 
 @with_engine
-async def test_a_viewer_gets_the_history_first_and_then_pictures(llm: AsyncLLM) -> None:
+async def test_a_viewer_gets_the_history_a_picture_and_then_changes(llm: AsyncLLM) -> None:
     recent = RecentRates()
     llm.add_observer(recent)
     view = EngineView(llm, recent)
@@ -66,11 +68,17 @@ async def test_a_viewer_gets_the_history_first_and_then_pictures(llm: AsyncLLM) 
         second = first
         latencies: set[str] = set()
         while second["stats"]["step"] < first["stats"]["step"] + 50 or latencies != {"ttft", "itl"}:
-            kind, second = await next_event(events)
+            kind, change = await next_event(events)
+            assert kind == "change"
+            second = changed(second, change)
             latencies |= {name for name in ("ttft", "itl") if second[name] is not None}
         [[_, in_prefill, count, *_]] = second["batch"]
         assert (in_prefill, count) == (False, 1)
         assert second["pages"]["num_pages"][3] > first["pages"]["num_pages"][3]
+        async with aclosing(view.events()) as later:
+            assert (await next_event(later))[0] == "history"
+            kind, whole = await next_event(later)
+            assert (kind, set(whole)) == ("picture", set(first))
 
 
 @with_engine
@@ -112,9 +120,8 @@ async def test_an_engine_that_does_not_respond_is_a_problem_event(llm: AsyncLLM)
         await next_event(events)
         await asyncio.to_thread(other.close)
         kind, data = await next_event(events)
-        while kind == "picture":
+        while kind != "problem":
             kind, data = await next_event(events)
-        assert kind == "problem"
         assert data["message"].startswith("The engine does not respond: ")
 
 
@@ -169,6 +176,8 @@ def client() -> TestClient:
         ("/page/page.css", "text/css; charset=utf-8"),
         ("/page/main.js", "text/javascript; charset=utf-8"),
         ("/page/icon.svg", "image/svg+xml"),
+        ("/page/vendor/markdown-it/markdown-it.esm.min.mjs", "text/javascript; charset=utf-8"),
+        ("/page/vendor/katex/fonts/KaTeX_Main-Regular.woff2", "font/woff2"),
     ],
 )
 def test_the_files_of_the_page(client: TestClient, path: str, kind: str) -> None:
@@ -181,17 +190,26 @@ def test_the_files_of_the_page(client: TestClient, path: str, kind: str) -> None
 
 
 def test_other_files_are_not_served(client: TestClient) -> None:
-    for path in ("/page/", "/page/index.html", "/page/../page.py", "/page/%2e%2e/http/page.py"):
+    for path in (
+        "/page/",
+        "/page/index.html",
+        "/page/../page.py",
+        "/page/%2e%2e/http/page.py",
+        "/page/vendor/README.md",
+    ):
         assert client.get(path).status_code == 404
 
 
 def test_the_page_loads_nothing_from_other_origins(client: TestClient) -> None:
-    """It has no URL of another host and nothing inline, and every file that it names exists."""
-    names = {path.name for path in PAGE.iterdir()}
-    for path in PAGE.iterdir():
+    """It has no URL of another host and nothing inline, and every file that it names exists.
+
+    For libraries, which name URLs in comments and messages, the content security policy sees to it.
+    """
+    names = {path.relative_to(PAGE).as_posix() for path in PAGE.rglob("*")}
+    for path in filter(Path.is_file, PAGE.iterdir()):
         text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
         assert "//" not in re.sub(r"^\s*//.*|\s// .*", "", text, flags=re.MULTILINE)
-        assert set(re.findall(r'from "\./([^"]+)"', text)) <= names
+        assert set(re.findall(r'(?:from |import |import\()"\./([^"]+)"', text)) <= names
         if path.suffix == ".html":
             assert set(re.findall(r'"page/([^"]+)"', text)) <= names
             assert not re.search(r"<style|style=|<script>|\son\w+=", text)

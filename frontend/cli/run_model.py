@@ -1,0 +1,42 @@
+"""`quire run`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from quire.frontend.cli.chat import ChatSession, greet
+from quire.frontend.cli.flags import AttachFlags, EngineFlags, SamplingFlags, takes_flags
+from quire.frontend.cli.model import open_model
+from quire.frontend.cli.output import tolerate_encoding
+from quire.frontend.cli.serve import answer_once
+
+
+@takes_flags
+def run(
+    name: Annotated[
+        str,
+        typer.Argument(help="Folder, GGUF file or name (ORG/NAME) of a model.", metavar="MODEL", show_default=False),
+    ],
+    prompt: Annotated[
+        list[str] | None, typer.Argument(help="Message to answer, instead of a conversation.", show_default=False)
+    ] = None,
+    *,
+    engine: EngineFlags,
+    attach: AttachFlags,
+    sampling: SamplingFlags,
+) -> None:
+    """Chat with a model, which is downloaded first if need be; or answer one message, and exit.
+
+    A model without a chat template continues texts. The conversation is that of `quire chat`.
+    """
+    tolerate_encoding()
+    if engine.model is not None:
+        raise typer.BadParameter("the model is given twice; omit --model")
+    with open_model(engine.with_values(model=name), attach) as opened:
+        if prompt:
+            answer_once(opened, " ".join(prompt), sampling, as_message=opened.has_chat_template)
+            return
+        greet()
+        ChatSession(opened, sampling).run()

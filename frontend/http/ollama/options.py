@@ -1,0 +1,171 @@
+"""`options` of a request: how to sample an answer, and how Ollama would run the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from quire.frontend.http.errors import bad_request
+from quire.protocol.messages import SAMPLING_LENGTHS, SAMPLING_RANGES, SamplingParams
+from quire.protocol.options import MAX_INT64
+
+_SAMPLING = {  # name in Ollama's API -> name of the sampling parameter
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "seed": "seed",
+    "stop": "stop",
+    "repeat_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+}
+FIELD_NAMES = {"stop=": "options.stop=", "structured_outputs.json": "format"}  # name in errors -> name in this API
+_NO_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+_UNLIMITED = (-1, -2)  # values of num_predict: without end, and until the context is full
+
+_KV = "the type of KV is that of the engine, see --kv-cache-dtype"
+_REFUSED: Mapping[str, tuple[object, str]] = {  # the value that changes nothing, and why others are rejected
+    "embedding_only": (False, "POST /api/embed gives embeddings"),
+    "f16_kv": (True, _KV),
+    "logits_all": (False, "this API returns no logits"),
+    "mirostat": (0, "use temperature, top_p, top_k and min_p"),
+    "penalize_newline": (True, "penalties apply to line breaks too"),
+    "tfs_z": (1.0, "use temperature, top_p, top_k and min_p"),
+    "typical_p": (1.0, "use temperature, top_p, top_k and min_p"),
+    "vocab_only": (False, "the model is loaded as a whole"),
+}
+
+
+def _in_range(name: str) -> Meta:
+    """Return the range of a sampling parameter for `/openapi.json`; `check` enforces it, in better words."""
+    low, high, closed = SAMPLING_RANGES[name]
+    limits = {"minimum" if closed else "exclusiveMinimum": low, "maximum": high}
+    return Meta(extra_json_schema={key: value for key, value in limits.items() if math.isfinite(value)})
+
+
+def _only(name: str) -> Meta:
+    value, why = _REFUSED[name]
+    return Meta(extra_json_schema={"enum": [value], "description": f"Not supported: {why}.", "x-refused": True})
+
+
+_Int = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
+
+
+class Options(msgspec.Struct, forbid_unknown_fields=True):
+    """Options of a request; those left out are the model's own.
+
+    `num_predict`: maximum number of tokens of the answer; -1 or -2: as many as the context holds. `num_ctx`: a context
+    length that the served model must have. `repeat_last_n`: 0 turns all penalties off; -1 is what they apply to, all
+    tokens, so that other values are rejected with a penalty. `num_keep`, `mirostat_tau` and `mirostat_eta` have no
+    effect without what they belong to, and those from `num_batch` to `use_mlock` none on the answer.
+    """
+
+    temperature: Annotated[float, _in_range("temperature")] | None = None
+    top_p: Annotated[float, _in_range("top_p")] | None = None
+    top_k: Annotated[int, _in_range("top_k")] | None = None
+    min_p: Annotated[float, _in_range("min_p")] | None = None
+    seed: int | None = None
+    num_predict: Annotated[int, Meta(ge=-2, le=MAX_INT64)] | None = None
+    stop: list[str] | str | None = None
+    repeat_penalty: Annotated[float, _in_range("repetition_penalty")] | None = None
+    presence_penalty: Annotated[float, _in_range("presence_penalty")] | None = None
+    frequency_penalty: Annotated[float, _in_range("frequency_penalty")] | None = None
+    repeat_last_n: Annotated[int, Meta(ge=-1, lt=1 << 31)] | None = None
+    num_ctx: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
+
+    num_keep: _Int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    num_batch: _Int | None = None
+    num_gpu: _Int | None = None
+    main_gpu: _Int | None = None
+    num_thread: _Int | None = None
+    numa: bool | None = None
+    low_vram: bool | None = None
+    use_mmap: bool | None = None
+    use_mlock: bool | None = None
+
+    embedding_only: Annotated[bool, _only("embedding_only")] | None = None
+    f16_kv: Annotated[bool, _only("f16_kv")] | None = None
+    logits_all: Annotated[bool, _only("logits_all")] | None = None
+    mirostat: Annotated[int, _only("mirostat")] | None = None
+    penalize_newline: Annotated[bool, _only("penalize_newline")] | None = None
+    tfs_z: Annotated[float, _only("tfs_z")] | None = None
+    typical_p: Annotated[float, _only("typical_p")] | None = None
+    vocab_only: Annotated[bool, _only("vocab_only")] | None = None
+
+    def check(self, max_model_len: int) -> None:
+        """Raise `ApiError` 400 or `ValueError` for an option that is not supported or out of range."""
+        for name, ours in _SAMPLING.items():
+            if ours in SAMPLING_RANGES and (ours != "seed" or not self._wants_fresh_seed):
+                SAMPLING_RANGES[ours].check(f"options.{name}", getattr(self, name))
+        SAMPLING_LENGTHS["stop"].check("options.stop", self._stops)
+        for name, (harmless, why) in _REFUSED.items():
+            if (value := getattr(self, name)) not in (None, harmless):
+                given, allowed = _json(value), _json(harmless)
+                raise bad_request(
+                    f"options.{name}={given} is not supported: {why}; leave it out, or give {allowed}",
+                    f"options.{name}",
+                    "unsupported_parameter",
+                )
+        if self.num_ctx is not None and self.num_ctx > max_model_len:
+            raise bad_request(
+                f"options.num_ctx={self.num_ctx} exceeds the context length {max_model_len}, which is fixed when the "
+                f"server starts (--max-model-len); give {max_model_len} or less, or leave it out",
+                "options.num_ctx",
+            )
+
+    def sampling_params(self, defaults: Mapping[str, Any], max_model_len: int) -> SamplingParams:
+        """Return the sampling parameters; options left out have the model's `defaults`, or the library's.
+
+        Raises the errors of `check`, and `ApiError` 400 for options that contradict each other.
+        """
+        self.check(max_model_len)
+        given = {ours: value for name, ours in _SAMPLING.items() if (value := getattr(self, name)) is not None}
+        params = {**defaults, **given, "max_tokens": self._max_tokens()}
+        if self.stop is not None:
+            params["stop"] = self._stops
+        if self._wants_fresh_seed:
+            del params["seed"]
+        return SamplingParams(**self._with_penalties(params, max_model_len))
+
+    @property
+    def _stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
+    def _wants_fresh_seed(self) -> bool:
+        return self.seed is not None and self.seed < 0
+
+    def _max_tokens(self) -> int | None:
+        if self.num_predict is None or self.num_predict in _UNLIMITED:
+            return None
+        if self.num_predict == 0:
+            raise bad_request(
+                "options.num_predict=0 leaves no tokens for the answer; give 1 or more, or -1 for as many as fit",
+                "options.num_predict",
+            )
+        return self.num_predict
+
+    def _with_penalties(self, params: dict[str, Any], max_model_len: int) -> dict[str, Any]:
+        last = self.repeat_last_n
+        if last == 0:
+            return params | _NO_PENALTIES
+        has_penalty = any(params.get(name, neutral) != neutral for name, neutral in _NO_PENALTIES.items())
+        if last is not None and 0 < last < max_model_len and has_penalty:
+            raise bad_request(
+                f"options.repeat_last_n={last} is not supported: penalties apply to all tokens; give -1, or 0 for no "
+                "penalties, or leave it out",
+                "options.repeat_last_n",
+                "unsupported_parameter",
+            )
+        return params
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,148 @@
+"""Draft heads: models of a layer or a few that read hidden states of another model, and draft what it samples.
+
+See models/eagle.py for what can be loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from quire.kernels._native import StepResult
+from quire.kernels.config import ModelConfig
+from quire.kernels.emit.layout import Dtypes
+from quire.kernels.errors import ModelError
+from quire.kernels.graph.lowering import lower
+from quire.kernels.graph.operations import Features, Graph, HiddenStates
+from quire.kernels.models import build_graph
+from quire.kernels.models.eagle import FUTURE, DraftedModel, build_head, features_of, head_config, method_of
+from quire.kernels.operands import Matrix
+from quire.kernels.options import LoadOptions, choose_limits
+from quire.kernels.plan import FEATURES, HIDDEN
+from quire.kernels.runner import ModelRunner, Rows, assemble, config_of
+from quire.kernels.weights.checkpoint import Checkpoint
+from quire.kernels.weights.gguf_checkpoint import open_checkpoint
+from quire.kernels.weights.loader import check
+from quire.kernels.weights.quantization import choose_quantization
+
+
+@dataclass(frozen=True)
+class _Head:
+    """A head's files, beside what it must know of its model."""
+
+    checkpoint: Checkpoint
+    config: ModelConfig
+    method: str
+    target: DraftedModel
+
+
+@contextmanager
+def _about(model: str) -> Iterator[None]:
+    """Let errors say that they are about the head."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"speculative_config: the draft head {model}: {error}") from error
+
+
+def _open(model: str, method: str, target: LoadOptions) -> _Head:
+    """Open the files of a head for the model that is loaded by `target`. Raises ModelError."""
+    graph = build_graph(config_of(target, open_checkpoint(target.model)))
+    if isinstance(graph.logits, HiddenStates):
+        raise ModelError(
+            f"speculative_config: the model {target.model} samples no tokens, so there is nothing to draft"
+        )
+    with _about(model):
+        checkpoint = Checkpoint(model)
+        head = head_config(checkpoint.config)
+        own, given = method_of(head), head.size("vocab_size")
+    if own is not None and own != method:
+        raise ModelError(f"speculative_config: {model} is a draft head of method {own}, and method is {method!r}")
+    vocab = graph.embedding.vocab_size
+    if given != vocab:
+        raise ModelError(
+            f"speculative_config: the draft head {model} has a vocabulary of {given} tokens, and {target.model} one of "
+            f"{vocab}; it must be made for this model"
+        )
+    size, layers = graph.embedding.hidden_size, len(graph.attentions)
+    return _Head(checkpoint, head, method, DraftedModel(size, layers, graph.embedding.weight, graph.logits))
+
+
+def features_for(model: str, method: str, target: LoadOptions) -> Features:
+    """Return the hidden states that a draft head needs of its model. Raises ModelError."""
+    head = _open(model, method, target)
+    with _about(model):
+        return features_of(head.config, method, head.target)
+
+
+class DraftHead:
+    """A loaded draft head, with sequences and KV pages of its own. Not thread-safe.
+
+    Its sequence of a request are the tokens from some position + 1 on, beside the model's features from that position
+    on. A step computes rows either from features (`step`), or from the hidden states that the step before it has left
+    (`go_on`).
+    """
+
+    def __init__(
+        self, graph: Graph, options: LoadOptions, checkpoint: Checkpoint, dtypes: Dtypes, lent: Mapping[Matrix, int]
+    ) -> None:
+        """Load the head `graph`, with matrices and the dtypes of its model. Raises ModelError."""
+        assert graph.draft_input is not None
+        config = ModelConfig(checkpoint.config)
+        names = {part.tensor: matrix for matrix in lent for part in matrix.parts}
+        quantization = replace(choose_quantization(options.quantization, checkpoint, config), lent=names)
+        limits = choose_limits(options, graph.max_positions)
+        plan = lower(graph, dtypes, limits, quantization)
+        check(quantization, plan.weights)
+        self._assembly = assembly = assemble(plan, options)
+        for matrix, address in lent.items():
+            assembly.loader.addresses[matrix] = address
+        assembly.open_kv()
+        self.max_model_len = limits.max_model_len
+        self.max_num_batched_tokens = limits.max_num_batched_tokens
+        self.sequences = assembly.native.sequences
+        self.num_features = graph.draft_input.features.count
+        self.contemplates = graph.draft_input.features.contemplates
+        self._hidden = assembly.rows(HIDDEN, plan.hidden_size)
+        self._encodes = graph.draft_input.encode is not None
+        width = graph.draft_input.width * self.num_features
+        self._features = assembly.rows(FEATURES, width) if self._encodes else self._hidden
+        self._last_rows = np.zeros(0, np.int64)  # of the sequences in the step before
+
+    def step(self, slots: list[int], starts: list[int], counts: list[int], features: Sequence[Rows]) -> StepResult:
+        """Compute tokens from features, f32 arrays [tokens, width] for each sequence; sample where a sequence ends."""
+        first = 0
+        for rows in features:
+            self._features[first : first + len(rows)] = rows
+            first += len(rows)
+        if self._encodes:
+            self._assembly.native.encode(first)
+        return self._compute(slots, starts, counts)
+
+    def go_on(self, rows: list[int], slots: list[int], starts: list[int]) -> StepResult:
+        """Compute the next token of sequences that were in the step before as its number `rows`."""
+        self._hidden[: len(rows)] = self._hidden[self._last_rows[rows]]
+        return self._compute(slots, starts, [1] * len(rows))
+
+    def fork(self, slot: int, source: int, num_computed: int, num_tokens: int) -> bool:
+        """Give a slot without pages what another has computed; return False if there are too few pages."""
+        return self._assembly.native.fork(slot, source, num_computed, num_tokens)
+
+    def _compute(self, slots: list[int], starts: list[int], counts: list[int]) -> StepResult:
+        self._last_rows = np.cumsum(counts) - 1
+        return self._assembly.native.step(slots, starts, counts)
+
+
+def load_draft_head(
+    model: str, method: str, options: LoadOptions, target: LoadOptions, runner: ModelRunner
+) -> DraftHead:
+    """Load a head beside its model, `runner`, which was loaded by `target`. Raises ModelError."""
+    head = _open(model, method, target)
+    with _about(model):
+        graph, shared = build_head(head.config, method, head.target, head.checkpoint.has)
+        if graph.draft_input is not None and graph.draft_input.features.contemplates:
+            runner.set_future(head.checkpoint.get(FUTURE, (1, head.target.hidden_size)).to_f32()[0])
+        return DraftHead(graph, replace(options, model=model), head.checkpoint, runner.dtypes, runner.lend(shared))

@@ -1,0 +1,1 @@
+"""Models in torch that are trained beside the demo model."""

@@ -1,0 +1,29 @@
+"""Ask for what Quire does not have."""
+
+import json
+import sys
+from collections.abc import Callable
+
+from vllm import LLM, SamplingParams
+from vllm.inputs import TextPrompt
+
+llm = LLM(model=sys.argv[1], num_pages=128)
+image = TextPrompt(prompt="What is this?", multi_modal_data={"image": [0] * 1000})
+asks: dict[str, Callable[[], object]] = {
+    "lora_request": lambda: llm.generate("Hello", lora_request=("tales", 1, "/adapters/tales")),
+    "lora_request of a chat": lambda: llm.chat([], None, True, "tales"),
+    "multi_modal_data": lambda: llm.generate(image),
+    "prompt_embeds": lambda: llm.generate({"prompt_embeds": [[0.0]]}),
+    "logits_processors": lambda: SamplingParams(logits_processors=[len]),
+    "enable_lora": lambda: LLM(model=sys.argv[1], enable_lora=True),
+    "tensor_parallel_size": lambda: LLM(model=sys.argv[1], tensor_parallel_size=2),
+}
+said = {}
+for name, ask in asks.items():
+    try:
+        ask()
+    except ValueError as error:
+        said[name] = str(error)
+nothing = TextPrompt(prompt="Once upon a time", multi_modal_data=None)
+[output] = llm.generate(nothing, SamplingParams(max_tokens=2, extra_args=None), lora_request=None, priority=None)
+print(json.dumps([said, output.finished]))
