@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from quire.engine_core.averages import blend
+from quire.engine_core.speculation.progress import Advance
 
 _FIRST_PLAIN = 3  # steps without drafts that are measured before the first with some
 _PLAIN_EVERY = 64  # steps with drafts, after which one without measures what these cost
@@ -20,6 +21,7 @@ _RESERVE = 32.0  # such steps, whose time has been gained before, and may be los
 _LEAST_INSTALMENT, _INSTALMENTS = 1 / 16, 64  # of such a step; of what is owed, in which a step pays it
 _MOST_OWED = 16.0  # such steps
 _CHEAP = 0.002  # part of a step: what takes less is done while drafts pause, too
+_LONGEST_REST = 32  # steps
 
 
 @dataclass(slots=True)
@@ -39,6 +41,22 @@ class _Steps:
     def needs_plain(self) -> bool:
         """True if the next step should have no drafts, to measure it."""
         return self.num_plain < _FIRST_PLAIN or self.since_plain >= min(_PLAIN_EVERY, _PLAIN_EARLIER * self.num_plain)
+
+    def saved(self, advance: Advance, num_decodes: int) -> float:
+        """Return the seconds of later steps that drafts have saved."""
+        share = self.plain_seconds / num_decodes
+        row = min(self.draft_seconds, share)
+        ahead = advance.num_accepted - num_decodes * advance.num_steps
+        return self.plain_seconds * advance.num_steps + (row + advance.refilled * (share - row)) * ahead
+
+    def rest(self) -> int:
+        """Return how many steps the pause lasts at least, and let their time count from now."""
+        allowance = _TOLERANCE * self.plain_seconds
+        if not self.is_paused or not allowance:
+            return 0
+        num_steps = min(int(-self.balance / allowance), _LONGEST_REST)
+        self.balance += num_steps * allowance
+        return num_steps
 
     def gain(self, seconds: float, num_drafts: int) -> None:
         """Enter what a step with so many drafts has gained, or lost; drafts pause when it is too much."""
@@ -73,7 +91,7 @@ class DraftCosts:
     more than the step gives without it.
 
     Whether drafts pay together, with all that is done for them, an account tells: each step with drafts enters the
-    seconds in which steps without would have given its tokens, less those that it took. When too much is lost, drafts
+    seconds of steps without that it has saved (`Progress`), less those that it took. When too much is lost, drafts
     pause, until the hundredth part of the time since then makes up for it. So they cost no more than that. Beside
     prompts, where steps cannot be compared, a draft costs what a token of a prompt does.
     """
@@ -104,20 +122,21 @@ class DraftCosts:
         steps = self._of(num_decodes)
         return not steps.is_paused or seconds < _CHEAP * steps.plain_seconds
 
-    def learn(self, num_decodes: int, num_drafts: int, num_tokens: int, seconds: float, own_seconds: float) -> None:
-        """Learn from a step without prompts that has given `num_tokens` tokens.
+    def rest(self, num_decodes: int) -> int:
+        """Return for how many steps of as many sequences drafts pause at least, and need nothing to be learned."""
+        return self._of(num_decodes).rest()
 
-        Of its `seconds`, `own_seconds` were for finding drafts.
-        """
+    def learn(self, num_decodes: int, num_drafts: int, advance: Advance, seconds: float, own_seconds: float) -> None:
+        """Learn from a step without prompts; of its `seconds`, `own_seconds` were for finding drafts."""
         steps = self._of(num_decodes)
         if seconds <= 0:
             return
-        steps.token_rate = blend(steps.token_rate, num_tokens / seconds)
+        steps.token_rate = blend(steps.token_rate, (num_decodes + advance.num_accepted) / seconds)
         if num_drafts:
             steps.since_plain += 1
             cost = max(seconds - own_seconds - steps.plain_seconds, 0.0) / num_drafts
             steps.draft_seconds = blend(steps.draft_seconds, cost)
-            steps.gain(steps.plain_seconds * num_tokens / num_decodes - seconds, num_drafts)
+            steps.gain(steps.plain_seconds + steps.saved(advance, num_decodes) - seconds, num_drafts)
             return
         plain = seconds - own_seconds
         likely = plain / (num_decodes + _ROWS_AT_NO_COST)
@@ -134,12 +153,12 @@ class DraftCosts:
         steps.gain(0.0 if steps.is_paused else -own_seconds, 0)
 
     def learn_beside_prompts(
-        self, num_decodes: int, num_drafts: int, num_accepted: int, draft_seconds: float, own_seconds: float
+        self, num_decodes: int, num_drafts: int, advance: Advance, draft_seconds: float, own_seconds: float
     ) -> None:
         """Learn from a step with prompts: what a draft took, and what finding drafts and preparing for others took."""
         steps = self._of(num_decodes)
         if steps.plain_seconds:
-            saved = steps.plain_seconds * num_accepted / max(num_decodes, 1)
+            saved = steps.saved(advance, num_decodes) if num_decodes else 0.0
             steps.gain_beside_prompts(saved - num_drafts * draft_seconds, own_seconds)
 
     def _of(self, num_decodes: int) -> _Steps:

@@ -14,6 +14,7 @@ from quire.engine_core.request import NO_SLOT, Request
 from quire.engine_core.scheduling.batch import Batch
 from quire.engine_core.scheduling.prefill_budget import PrefillBudget
 from quire.engine_core.speculation.costs import DraftCosts
+from quire.engine_core.speculation.progress import Advance, Progress
 from quire.engine_core.speculation.proposer import MOST_COPIED, NoDrafts, Proposer
 from quire.kernels.runner import Sequences
 from quire.protocol.engine_shape import EngineShape
@@ -51,6 +52,9 @@ class Speculation:
         self._clock = clock
         self._is_adaptive = is_adaptive
         self._costs = DraftCosts()
+        self._progress = Progress()
+        self._num_running = 0  # requests of the last step
+        self._rest = self._resting_decodes = 0  # steps for which drafts pause, and their decoding sequences
         self._extend_seconds = 0.0  # of this step
         self._prompt_token_seconds = 0.0  # that a token takes beside prompts
         self._observe_seconds = 0.0  # of a step that decodes
@@ -61,6 +65,10 @@ class Speculation:
         """Add drafts to a batch; `free_pages` can be had, one of which each sequence may need for its next token."""
         self._extend_seconds = 0.0
         self._forced_slots = set()
+        self._num_running = len(batch.requests)
+        if self._rest:
+            self._rest = self._rest - 1 if batch.num_decode_rows == self._resting_decodes else 0
+            return
         asks = not self._proposer.is_idle and self._allows(batch.num_decode_rows)
         count = batch.num_single_decodes
         room = self._limits.max_num_batched_tokens - sum(batch.counts)
@@ -87,15 +95,14 @@ class Speculation:
 
     def learn(self, batch: Batch, seconds: float) -> None:
         """Learn from a step that has been computed in so many seconds, and count its drafts."""
-        if self._proposer.is_idle and not batch.num_drafts:
+        if self._rest or (self._proposer.is_idle and not batch.num_drafts):
             return
         begun = self._clock()
-        num_drafts = num_accepted = 0
-        if batch.num_drafts:
-            num_drafts, num_accepted = self._learn_drafts(batch)
+        num_drafts, advance = self._learn_drafts(batch) if batch.num_drafts else (0, Advance())
         num_decodes = batch.num_decode_rows
         is_decoding = num_decodes > 0 and not batch.prefill_cost
-        if self._proposer.observes and self._allows(num_decodes, self._observe_seconds):
+        observes = self._proposer.observes and self._allows(num_decodes, self._observe_seconds)
+        if observes:
             self._ask(lambda proposer: proposer.observe(batch), None)
             if is_decoding:
                 self._observe_seconds = blend(self._observe_seconds, self._clock() - begun)
@@ -103,14 +110,14 @@ class Speculation:
         seconds, own_seconds = seconds + own_seconds, self._extend_seconds + own_seconds
         self._extend_seconds = 0.0
         if is_decoding:
-            self._costs.learn(num_decodes, num_drafts, num_decodes + num_accepted, seconds, own_seconds)
+            self._costs.learn(num_decodes, num_drafts, advance, seconds, own_seconds)
         else:
-            self._costs.learn_beside_prompts(
-                num_decodes, num_drafts, num_accepted, self._prompt_token_seconds, own_seconds
-            )
+            self._costs.learn_beside_prompts(num_decodes, num_drafts, advance, self._prompt_token_seconds, own_seconds)
+        if self._is_adaptive and not self._forcing and not observes:
+            self._rest, self._resting_decodes = self._costs.rest(num_decodes), num_decodes
 
-    def _learn_drafts(self, batch: Batch) -> tuple[int, int]:
-        """Learn which drafts of a step have held; return how many tokens it computed for drafts, and how many held."""
+    def _learn_drafts(self, batch: Batch) -> tuple[int, Advance]:
+        """Learn which drafts have held; return how many tokens were computed for them, and what they have brought."""
         totals, num_accepted = self.totals, sum(batch.accepted)
         rows = [row for row, number in enumerate(batch.num_drafts) if number]
         totals.drafts += len(rows)
@@ -127,7 +134,7 @@ class Speculation:
         self._ask(lambda proposer: proposer.learn(slots, accepted), None)
         for row, _ in batch.branches:  # one of which may have taken the place of the drafts, with its pages
             self._count_pages(batch.requests[row])
-        return sum(batch.num_drafts) + batch.num_branch_tokens, num_accepted
+        return sum(batch.num_drafts) + batch.num_branch_tokens, self._progress.advance(batch)
 
     def _force(self, requests: Sequence[Request], bounds: list[int]) -> list[int]:
         """Draft what grammars force where it is sampled token by token, and allow no other drafts there."""
@@ -195,13 +202,18 @@ class Speculation:
 
     def begin(self, request: Request) -> None:
         """Take note of a request that has arrived."""
+        self._progress.begin()
+        if request.predicted_token_ids:
+            self._rest = 0
         if request.sampling.structured_outputs is not None and request.sampling.logprobs is not None:
             self._forcing.add(request)
+            self._rest = 0
         self._ask(lambda proposer: proposer.begin(request), None)
 
     def end(self, request: Request) -> None:
         """Forget a request that ends, before its sequence is closed."""
         self._forcing.discard(request)
+        self._progress.end(self._num_running)
         self._ask(lambda proposer: proposer.end(request), None)
 
     def _allows(self, num_decodes: int, seconds: float = math.inf) -> bool:

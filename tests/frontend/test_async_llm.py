@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvloop
-from engine_watch import halted
 from patience import PATIENCE
 
 from quire.frontend import (
@@ -208,20 +207,22 @@ def test_embeddings_run_concurrently_with_streams(llm: LLM, play: Play) -> None:
     play(body)
 
 
-def test_an_embedding_that_fails_ends_at_once(play: Play) -> None:
-    """Cancelled, aborted, timed out, or rejected: while a stream runs, and without leaving anything behind."""
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_an_embedding_that_fails_ends_at_once(run: Callable[..., None], engine: EngineFactory, demo_model: Path) -> None:
+    """Cancelled, aborted, timed out, or rejected: behind running streams, and without leaving anything behind."""
+    llm = engine(demo_model, max_num_seqs=1)
     long = [7] * 2000
 
     async def body(each: AsyncLLM) -> None:
-        stream = asyncio.create_task(collect(each.generate(PROMPTS[0], greedy(300))))
-        with halted(each.engine_info.engine_pid):  # so that the embedding does not end first
-            cancelled = asyncio.create_task(each.embed(long, cache_salt="a"))
-            aborted = asyncio.create_task(each.embed(long, request_id="long", cache_salt="b"))
-            await asyncio.sleep(0)  # both are sent
-            with pytest.raises(RequestError, match="in use"):
-                await each.embed([1], request_id="long")
-            cancelled.cancel()
-            await each.abort("long")
+        ahead = [asyncio.create_task(collect(each.generate(PROMPTS[0], greedy(2000)))) for _ in range(4)]
+        await asyncio.sleep(0)  # they are sent, and computed one at a time
+        cancelled = asyncio.create_task(each.embed(long, cache_salt="a"))
+        aborted = asyncio.create_task(each.embed(long, request_id="long", cache_salt="b"))
+        await asyncio.sleep(0)  # both are sent, and wait
+        with pytest.raises(RequestError, match="in use"):
+            await each.embed([1], request_id="long")
+        cancelled.cancel()
+        await each.abort("long")
         with pytest.raises(RequestError, match="was aborted"):
             await aborted
         with pytest.raises(RequestTimeoutError, match="time of 1e-06 s"):
@@ -235,11 +236,17 @@ def test_an_embedding_that_fails_ends_at_once(play: Play) -> None:
             await each.embed("a", PoolingParams(dimensions=0))
         with pytest.raises(asyncio.CancelledError):
             await cancelled
-        assert (await stream)[-1].outputs[0].finish_reason == "length"
+        assert (await ahead[0])[-1].outputs[0].finish_reason == "length"
+        for stream in ahead:
+            stream.cancel()
         assert (await each.embed([7] * 2048)).outputs.hidden_size > 0  # the whole context
         await idle(each)
 
-    play(body)
+    async def main() -> None:
+        async with AsyncLLM(engine_address=llm.engine_address) as each, asyncio.timeout(PATIENCE):
+            await body(each)
+
+    run(main())
 
 
 def test_a_stop_string_ends_the_stream_and_the_engine_request(llm: LLM, play: Play) -> None:
