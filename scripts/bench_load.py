@@ -33,7 +33,7 @@ LONG_CONTEXT = 16384
 
 @dataclass
 class TimedStream:
-    """Times of one request: when it was sent, when tokens arrived (several at once count as one), when it ended."""
+    """Times of one request: when it was sent, when each token arrived, when it ended."""
 
     sent: float = 0.0
     times: list[float] = field(default_factory=list)
@@ -46,7 +46,7 @@ class TimedStream:
         return self.times[0] - self.sent
 
     def gaps(self, begin: float = 0.0, end: float = float("inf")) -> list[float]:
-        """Return the inter-token latencies of tokens that arrived between `begin` and `end`."""
+        """Return the inter-token latencies of tokens that arrived between `begin` and `end`; 0 of those together."""
         return [after - before for before, after in itertools.pairwise(self.times) if begin <= after <= end]
 
 
@@ -88,8 +88,7 @@ class RandomLoad:
             streams.append(stream)
         try:
             async for output in self._llm.generate({"prompt_token_ids": prompt}, params, output_kind="delta"):
-                if output.outputs[0].token_ids:
-                    stream.times.append(time.perf_counter())
+                stream.times += [time.perf_counter()] * len(output.outputs[0].token_ids)
         except RequestError as error:
             stream.error = str(error)
         stream.ended = time.perf_counter()

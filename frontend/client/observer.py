@@ -101,11 +101,12 @@ class Observer(Protocol):
     def on_first_tokens(self, request: OpenRequest, timestamp: float) -> None:
         """Observe the first tokens of any completion of a request; `on_tokens` follows."""
 
-    def on_tokens(self, num_tokens: int, gaps: list[float], timestamp: float) -> None:
+    def on_tokens(self, num_tokens: int, num_together: int, gaps: list[float], timestamp: float) -> None:
         """Observe a frame of new tokens: one call for all completions, since this is on the path of every token.
 
         `gaps` are the seconds since the previous increment of each completion that had one. `num_tokens` counts the
-        tokens that the engine generated, of which a stop string may cut off some. A beam search grows once, at its end.
+        tokens that the engine generated, of which a stop string may cut off some; `num_together` of them came in one
+        increment with the token before. A beam search grows once, at its end, and has no such tokens.
         """
 
     def on_finished(self, request: OpenRequest, timestamp: float) -> None:

@@ -121,7 +121,7 @@ class RequestTable:
 
     def update(self, message: EngineCoreOutputs) -> list[OpenRequest]:
         """Distribute one frame of increments; return the requests that grew. Requests that ended leave the table."""
-        now, num_tokens = self._clock(), 0
+        now, num_tokens, num_together = self._clock(), 0, 0
         gaps: list[float] = []
         grown: dict[OpenRequest, None] = {}
         stopped: list[str] = []
@@ -136,6 +136,7 @@ class RequestTable:
                 request.error, ended_here = error, True
             if self._observers:
                 num_tokens += self._note_growth(entry, output, now, gaps)
+                num_together += max(0, len(output.new_token_ids) - 1)
             if ended_here:
                 stopped.append(output.request_id)
             if ended_here or output.finish_reason is not None:
@@ -145,7 +146,7 @@ class RequestTable:
         self._end(stopped)
         if num_tokens:
             for observer in self._observers:
-                observer.on_tokens(num_tokens, gaps, now)
+                observer.on_tokens(num_tokens, num_together, gaps, now)
         self._drop_finished(grown)
         return list(grown)
 

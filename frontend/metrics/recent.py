@@ -17,7 +17,8 @@ INTERVALS_PER_SECOND = 4
 class RecentPoint(msgspec.Struct, gc=False):
     """Rates of one interval that began at `time` (seconds of `time.monotonic()`).
 
-    `tokens_per_second` counts generated tokens. `ttft` and `itl` are means in seconds, None without samples.
+    `tokens_per_second` counts generated tokens. `ttft` and `itl` are means in seconds, None without samples: `itl` over
+    all tokens but the first of each completion, where one that came with the token before has waited 0.
     """
 
     time: float
@@ -27,11 +28,11 @@ class RecentPoint(msgspec.Struct, gc=False):
 
 
 class _Interval:
-    __slots__ = ("first_seconds", "gap_seconds", "num_firsts", "num_gaps", "num_tokens", "number")
+    __slots__ = ("first_seconds", "gap_seconds", "num_firsts", "num_followers", "num_tokens", "number")
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.num_tokens = self.num_firsts = self.num_gaps = 0
+        self.num_tokens = self.num_firsts = self.num_followers = 0
         self.first_seconds = self.gap_seconds = 0.0
 
 
@@ -52,11 +53,11 @@ class RecentRates:
         interval.num_firsts += 1
         interval.first_seconds += timestamp - request.metrics.arrival_time
 
-    def on_tokens(self, num_tokens: int, gaps: list[float], timestamp: float) -> None:
+    def on_tokens(self, num_tokens: int, num_together: int, gaps: list[float], timestamp: float) -> None:
         """See `Observer`."""
         interval = self._at(timestamp)
         interval.num_tokens += num_tokens
-        interval.num_gaps += len(gaps)
+        interval.num_followers += len(gaps) + num_together
         interval.gap_seconds += sum(gaps)
 
     def on_finished(self, request: OpenRequest, timestamp: float) -> None:
@@ -82,5 +83,5 @@ def _point(interval: _Interval) -> RecentPoint:
         interval.number / INTERVALS_PER_SECOND,
         interval.num_tokens * INTERVALS_PER_SECOND,
         interval.first_seconds / interval.num_firsts if interval.num_firsts else None,
-        interval.gap_seconds / interval.num_gaps if interval.num_gaps else None,
+        interval.gap_seconds / interval.num_followers if interval.num_followers else None,
     )

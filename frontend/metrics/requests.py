@@ -25,8 +25,9 @@ class RequestMeter:
     here; phases in the engine (queue, prefill, decode, inference) by the engine's clock. Times of different clocks are
     never subtracted, so that an engine on another machine is measured correctly.
 
-    ITL is the gap between two increments of a completion, which contain several tokens if this process was slow. For a
-    request with several completions, TPOT is that of the longest and `request_generation_tokens` that of all together.
+    ITL is vLLM's of this name: the gap between two increments of a completion, which contain several tokens with drafts
+    that held, or if this process was slow; tokens that came with the one before are counted. For a request with several
+    completions, TPOT is that of the longest and `request_generation_tokens` that of all together.
     A request is counted once, when it ends, by the worst finish reason of its completions; a rejected request is
     counted as rejected and nowhere else. An embedding has a prompt and a queue time, but generates no tokens. The times
     of a request that failed or was aborted are observed as far as it got.
@@ -37,7 +38,7 @@ class RequestMeter:
         self._max_model_len = max_model_len
         self._in_flight = 0
         self._prompt_tokens = self._cached_tokens = 0
-        self._generation_tokens = 0
+        self._generation_tokens = self._tokens_together = 0
         self._finished = dict.fromkeys(_REASONS, 0)
         self._rejected = dict.fromkeys(_REJECTIONS.values(), 0)
         self._time_to_first_token = Distribution.of(prometheus.TIME_TO_FIRST_TOKEN)
@@ -68,10 +69,11 @@ class RequestMeter:
         self._time_to_first_token.observe(timestamp - request.metrics.arrival_time)
         self._count_prompt(request)
 
-    def on_tokens(self, num_tokens: int, gaps: list[float], timestamp: float) -> None:
+    def on_tokens(self, num_tokens: int, num_together: int, gaps: list[float], timestamp: float) -> None:
         """See `Observer`."""
         del timestamp
         self._generation_tokens += num_tokens
+        self._tokens_together += num_together
         self._inter_token_latency.observe_all(gaps)
 
     def on_finished(self, request: OpenRequest, timestamp: float) -> None:
@@ -130,6 +132,8 @@ class RequestMeter:
         add.counter("prompt_tokens_cached", "Prompt tokens found in the prefix cache.", self._cached_tokens)
         add.counters("prompt_tokens_by_source", "Prompt tokens by source.", ("source",), sources.items())
         add.counter("generation_tokens", "Generated tokens.", self._generation_tokens)
+        text = "Generated tokens that came in one increment with the token before."
+        add.counter("generation_tokens_together", text, self._tokens_together)
         add.counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", self._prompt_tokens)
         add.counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", self._cached_tokens)
         reasons = [((reason,), count) for reason, count in self._finished.items()]

@@ -20,10 +20,10 @@ class StreamTimes:
     status: int = 0
     done: bool = False
 
-    @property
-    def gaps(self) -> list[float]:
-        """Seconds between reads that had tokens."""
-        return [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
+    def token_latencies(self, tokens: int) -> list[float]:
+        """Return the seconds from each of the answer's tokens to the next, 0 for those that came in one read."""
+        gaps = [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
+        return [0.0] * (tokens - 1 - len(gaps)) + gaps
 
 
 class StreamClient(asyncio.Protocol):

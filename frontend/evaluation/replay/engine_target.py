@@ -38,14 +38,9 @@ class EngineAnswer:
         if output.events or self._phases.is_catching_up:
             self._phases.note(output, timestamp)
         if output.new_token_ids:
-            now = time.monotonic() - self._clock.begin
             if record.last_token is None:
-                record.first_token = now
                 record.cached_tokens = output.num_cached_tokens
-            else:
-                record.gaps.append(now - record.last_token)
-            record.last_token = now
-            record.output_tokens += len(output.new_token_ids)
+            record.grow(len(output.new_token_ids), time.monotonic() - self._clock.begin)
         if output.finish_reason is not None:
             self._finish(output, output.finish_reason)
 

@@ -109,7 +109,7 @@ class StreamedResponse:
             else:
                 count += self._take(event)
         if count:
-            self._grow(count, now)
+            self._record.grow(count, now)
         if self._usage is not None:  # after the tokens of the same piece, which it includes
             self._count(self._usage)
             self._usage = None
@@ -146,15 +146,6 @@ class StreamedResponse:
         for choice in chunk.choices:
             self._has_ended |= choice.finish_reason is not None
         return sum(choice.num_tokens for choice in chunk.choices)
-
-    def _grow(self, count: int, now: float) -> None:
-        record = self._record
-        if record.last_token is None:
-            record.first_token = now
-        else:
-            record.gaps.append(now - record.last_token)
-        record.last_token = now
-        record.output_tokens += count
 
     def _count(self, usage: _Usage) -> None:
         """Take the server's counts, which are exact; a chunk may have several tokens."""

@@ -73,7 +73,7 @@ def progress_line(replay: Replay) -> str:
     records = [*replay.open.values(), *replay.recent]
     latencies = {
         "TTFT": [each.ttft for each in records if each.ttft is not None and _is_recent(each, now)],
-        "ITL": [each.gaps[-1] for each in records if each.gaps and _is_recent(each, now)],
+        "gap": [each.gaps[-1] for each in records if each.gaps and _is_recent(each, now)],
         "lag": [each.lag for each in records if now - each.sent < _RECENT_SECONDS],
     }
     parts += [f"{name} {1000 * statistics.median(values):.1f} ms" for name, values in latencies.items() if values]

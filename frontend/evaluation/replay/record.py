@@ -10,6 +10,9 @@ from typing import Literal, NamedTuple
 
 from quire.protocol.messages import EngineCoreOutput, ErrorKind, EventType
 
+TOGETHER = 1e-4
+"""Seconds within which tokens come together, whether or not they are in one message: less than any step takes."""
+
 PhaseKind = Literal["queued", "prefill", "decode", "preempted"]
 
 
@@ -56,9 +59,10 @@ class RequestRecord:
     """Times and lengths of one request: seconds since the run began, on the sender's clock, and tokens.
 
     `arrival` is when the workload wanted it sent, `sent` when it was: the difference is the lag of the replay. `gaps`
-    are the seconds between its chunks. `phases` come from the engine's events and are empty where the target has none;
-    `cached_tokens` is None where the target does not report it. A warm-up request counts in no figure. A request that
-    was still unsent when the run ended has a false `was_sent`, and its `sent` is when it was due.
+    are the seconds from the begin of each increment to that of the next; all tokens that come within `TOGETHER` belong
+    to one. `phases` come from the engine's events and are empty where the target has none; `cached_tokens` is None
+    where the target does not report it. A warm-up request counts in no figure. A request that was still unsent when the
+    run ended has a false `was_sent`, and its `sent` is when it was due.
     """
 
     index: int
@@ -80,6 +84,15 @@ class RequestRecord:
     is_warm_up: bool = False
     was_sent: bool = True
 
+    def grow(self, num_tokens: int, now: float) -> None:
+        """Take tokens that arrived `now`, with those before or as a new increment."""
+        if self.last_token is None:
+            self.first_token = self.last_token = now
+        elif now - self.last_token >= TOGETHER:
+            self.gaps.append(now - self.last_token)
+            self.last_token = now
+        self.output_tokens += num_tokens
+
     @property
     def lag(self) -> float:
         """Seconds by which the request was sent too late."""
@@ -87,12 +100,12 @@ class RequestRecord:
 
     @property
     def ttft(self) -> float | None:
-        """Seconds from sending the request to its first chunk."""
+        """Seconds from sending the request to its first increment."""
         return None if self.first_token is None else self.first_token - self.sent
 
     @property
     def e2e(self) -> float | None:
-        """Seconds from sending the request to its last chunk."""
+        """Seconds from sending the request to its last increment."""
         return None if self.last_token is None else self.last_token - self.sent
 
     @property
@@ -106,6 +119,11 @@ class RequestRecord:
         if self.first_token is None or self.last_token is None or self.output_tokens < 2:
             return None
         return (self.last_token - self.first_token) / (self.output_tokens - 1)
+
+    @property
+    def num_together(self) -> int:
+        """Number of tokens that came in one increment with the token before."""
+        return max(0, self.output_tokens - 1 - len(self.gaps))
 
     @property
     def queue_time(self) -> float | None:

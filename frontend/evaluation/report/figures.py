@@ -53,8 +53,9 @@ class Latency:
 LATENCIES = (
     Latency("ttft", "TTFT", "time to the first token", is_user_visible=True),
     Latency("tpot", "TPOT", "time per output token after the first", is_user_visible=True),
-    Latency("itl", "ITL", "time between chunks, pooled", is_user_visible=True),
+    Latency("itl", "ITL", "from each token to the next, 0 if they came together", is_user_visible=True),
     Latency("e2el", "E2E", "time to the last token", is_user_visible=True),
+    Latency("gap", "Gap", "from each increment to the next, whatever its tokens: vLLM's ITL"),
     Latency("queue", "Queue", "from queued to first scheduled"),
     Latency("prefill", "Prefill", "from first scheduled to the first token"),
     Latency("decode", "Decode", "from the first token to the last"),
@@ -87,6 +88,7 @@ TOKENS = (
     Figure("of prompts", "total_input_tokens"),
     Figure("of answers", "total_output_tokens"),
     Figure("of broken answers", "partial_output_tokens"),
+    Figure("came together", "tokens_together_share", "share"),
     Figure("cached", "cached_tokens"),
     Figure("prefix hit rate", "prefix_hit_rate", "share"),
 )

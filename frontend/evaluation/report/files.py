@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+from array import array
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
-from quire.frontend.evaluation.report.quantiles import ExactDistribution
-from quire.frontend.evaluation.report.summary import curve, curve_shares
+from quire.frontend.evaluation.replay.record import TOGETHER
+from quire.frontend.evaluation.report.quantiles import (
+    ExactDistribution,
+    PooledDistribution,
+    ValueDistribution,
+    WithZeros,
+)
+from quire.frontend.evaluation.report.summary import curve, curve_shares, spread
 from quire.frontend.whole_file import write_whole
 
 _NEEDED = ("duration", "completed", "request_throughput")
@@ -95,8 +102,10 @@ def load_json(path: Path) -> dict[str, Any]:
             raise ValueError(f"{path} is not the result of a benchmark: {name} is {value!r}, not a number; {_WHERE}")
     if not report.get("title"):
         report["title"] = str(report.get("label") or path.stem)
+    if "tokens_together_share" not in report:
+        _name_gaps(report)
     if "curves" not in report:
-        report["curves"] = _curves(report)
+        _add_details(report)
     return report
 
 
@@ -114,24 +123,41 @@ def _read(path: Path) -> dict[str, Any]:
     return report if isinstance(report, dict) else {}  # the empty report lacks every field
 
 
-def _curves(report: dict[str, Any]) -> dict[str, Any]:
-    """Return the curves of a result that was saved with --save-detailed, of its requests without an error."""
-    values = {name: ExactDistribution() for name in ("ttft", "tpot", "itl", "e2el")}
+def _name_gaps(report: dict[str, Any]) -> None:
+    """Name latencies between increments, which vLLM calls ITL, as reports do, where ITL is that of tokens."""
+    for name in [name for name in report if name.endswith("_itl_ms")]:
+        report[name.replace("_itl_ms", "_gap_ms")] = report.pop(name)
+    curves = report.get("curves") or {}
+    if "itl" in curves:
+        curves["gap"] = curves.pop("itl")
+
+
+def _add_details(report: dict[str, Any]) -> None:
+    """Add the curves of a result that was saved with --save-detailed, and its ITL, of requests without an error."""
+    report["curves"] = {}
+    gaps = PooledDistribution()
+    token_latencies = WithZeros(gaps)
+    values: dict[str, ExactDistribution] = {name: ExactDistribution() for name in ("ttft", "tpot", "e2el")}
     columns = [report.get(name) for name in ("ttfts", "itls", "output_lens", "errors")]
     if not all(isinstance(column, list) for column in columns):
-        return {}
+        return
     try:
-        for ttft, gaps, tokens, error in zip(*columns, strict=True):
+        for ttft, itls, tokens, error in zip(*columns, strict=True):
             if error:
                 continue
-            decode = float(np.sum(gaps))
+            decode = float(np.sum(itls))
             values["ttft"].add(ttft)
             values["e2el"].add(ttft + decode)
-            values["itl"].values.extend(gaps)
+            apart = array("d", [gap for gap in itls if gap >= TOGETHER])
+            gaps.extend(apart)
+            token_latencies.zeros += max(0, tokens - 1 - len(apart))
             if tokens > 1:
                 values["tpot"].add(decode / (tokens - 1))
     except (TypeError, ValueError):
-        return {}  # details of another form; the other figures do without them
+        return  # details of another form; the other figures do without them
+    distributions: dict[str, ValueDistribution] = {**values, "itl": token_latencies, "gap": gaps}
     shares = curve_shares()
-    curves = {name: curve(exact, shares) for name, exact in values.items() if exact.count}
-    return {"shares": shares.tolist(), **curves} if curves else {}
+    curves = {name: curve(each, shares) for name, each in distributions.items() if each.count}
+    if curves:
+        report["curves"] = {"shares": shares.tolist(), **curves}
+        report |= {**spread("itl", token_latencies), "tokens_together_share": token_latencies.zeros_share}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -120,11 +121,10 @@ class PooledDistribution:
 
     def quantiles(self, shares: Floats) -> Floats:
         """Return quantiles interpolated between ranks as numpy does, each rank's value taken from its bucket."""
-        ranks = shares * (self.count - 1)
-        below = self._at(np.floor(ranks))
-        return below + (self._at(np.ceil(ranks)) - below) * (ranks - np.floor(ranks))
+        return _between_ranks(self.at, shares * (self.count - 1))
 
-    def _at(self, ranks: Floats) -> Floats:
+    def at(self, ranks: Floats) -> Floats:
+        """Return the values of these ranks, which are whole numbers from 0 for the least; pooled before by `count`."""
         buckets = np.searchsorted(np.cumsum(self._buckets), ranks, side="right")
         middles = _LEAST * np.exp((buckets - 0.5) * _GROWTH)
         values = np.clip(np.where(buckets == 0, 0.0, middles), self._least, self._most)
@@ -152,3 +152,48 @@ class PooledDistribution:
         self._count += count
         self._total += total
         self._squares += squares
+
+
+class WithZeros:
+    """The values of a pooled distribution, and a number of zeros."""
+
+    def __init__(self, values: PooledDistribution) -> None:
+        self._values = values
+        self.zeros = 0
+
+    @property
+    def zeros_share(self) -> float | None:
+        """Share of the zeros among all values; None of no values."""
+        return self.zeros / self.count if self.count else None
+
+    @property
+    def count(self) -> int:
+        """Number of values, zeros included."""
+        return self._values.count + self.zeros
+
+    @property
+    def mean(self) -> float:
+        """Arithmetic mean."""
+        return self._values.total / self.count
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of these values."""
+        if not self._values.count:
+            return 0.0
+        share = self._values.count / self.count
+        return math.sqrt(share * (self._values.std**2 + (1 - share) * self._values.mean**2))
+
+    def quantiles(self, shares: Floats) -> Floats:
+        """Return quantiles as those of the values, with the zeros at the lowest ranks."""
+        return _between_ranks(self._at, shares * (self.count - 1))
+
+    def _at(self, ranks: Floats) -> Floats:
+        if not self._values.count:
+            return np.zeros(len(ranks))
+        return np.where(ranks < self.zeros, 0.0, self._values.at(np.maximum(ranks - self.zeros, 0)))
+
+
+def _between_ranks(at: Callable[[Floats], Floats], ranks: Floats) -> Floats:
+    below = at(np.floor(ranks))
+    return below + (at(np.ceil(ranks)) - below) * (ranks - np.floor(ranks))

@@ -45,7 +45,7 @@ class TokenRate:
         self._add(np.array([time]), tokens)
 
     def add_chunks(self, first: float, gaps: array[float], tokens: int) -> None:
-        """Add an answer's tokens, spread evenly over its chunks: the first, and one after each gap."""
+        """Add an answer's tokens, spread evenly over its increments: the first, and one after each gap."""
         times = np.cumsum(np.concatenate([[first], np.frombuffer(gaps)]))
         self._add(times, tokens / len(times))
 

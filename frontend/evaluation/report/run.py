@@ -12,7 +12,13 @@ import numpy as np
 from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, TargetSample
 from quire.frontend.evaluation.report.aggregates import Downsampled, EngineShare, RequestColumns
 from quire.frontend.evaluation.report.goodput import GoodputLimits
-from quire.frontend.evaluation.report.quantiles import ExactDistribution, Floats, PooledDistribution, ValueDistribution
+from quire.frontend.evaluation.report.quantiles import (
+    ExactDistribution,
+    Floats,
+    PooledDistribution,
+    ValueDistribution,
+    WithZeros,
+)
 from quire.frontend.evaluation.report.rates import TokenRate
 
 _MOST_SHOWN_REQUESTS = 300
@@ -63,6 +69,7 @@ class Run:
             name: ExactDistribution() for name in ("ttft", "tpot", "e2el", "queue", "prefill", "decode")
         }
         self.gaps = PooledDistribution()
+        self.token_latencies = WithZeros(self.gaps)
         self.output_rate = TokenRate()
         self.prompt_rate = TokenRate()
         self._sent = array("d")
@@ -120,7 +127,7 @@ class Run:
     def distributions(self) -> dict[str, ValueDistribution]:
         """Distributions of completed requests, by the metric's name, in seconds."""
         one = self.latencies
-        return {"ttft": one["ttft"], "tpot": one["tpot"], "itl": self.gaps, **one}
+        return {"ttft": one["ttft"], "tpot": one["tpot"], "itl": self.token_latencies, "gap": self.gaps, **one}
 
     @property
     def samples(self) -> list[TargetSample]:
@@ -182,6 +189,7 @@ class Run:
             if value is not None:
                 self.latencies[name].add(value)
         self.gaps.extend(record.gaps)
+        self.token_latencies.zeros += record.num_together
 
     def _note_error(self, outcome: Outcome, error: str) -> None:
         key = (outcome.value, error[:_ERROR_LENGTH])

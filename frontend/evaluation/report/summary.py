@@ -1,8 +1,12 @@
 """Figures of a run, under the names of `vllm bench serve --save-result`.
 
-TTFT, TPOT, ITL and the other latencies are of completed requests, and are defined by `RequestRecord`. `failed` counts
-all other requests, as vLLM does; the fields after it count them by outcome. Names that end in `_ms` are milliseconds,
-all other times are seconds. A figure of nothing is None, never 0.
+TTFT, TPOT and the other latencies are of completed requests, and are defined by `RequestRecord`. ITL is of tokens: the
+time from each token of an answer to the next, which is 0 if both came in one increment. So its mean does not depend on
+how a server cuts an answer into increments, and tokens that are held back to come together lengthen its tail. vLLM's
+figure of this name is of increments; here that is the gap. `tokens_together_share` is the share of these zeros.
+
+`failed` counts all requests that did not complete, as vLLM does; the fields after it count them by outcome. Names that
+end in `_ms` are milliseconds, all other times are seconds. A figure of nothing is None, never 0.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ def summarize(run: Run) -> dict[str, Any]:
         raise ValueError(f"the run {run.title!r} has not ended; call end(seconds) before it is summarized")
     report = {**_heading(run), **_counts(run), **_throughput(run, run.seconds), **_goodput(run, run.seconds)}
     for name, values in run.distributions.items():
-        report |= _spread(name, values)
+        report |= spread(name, values)
     report |= {
         "error_counts": [{"outcome": kind, "error": text, "count": n} for (kind, text), n in run.errors.most_common()],
         "engines": [{"engine": engine, **asdict(run.engines[engine])} for engine in range(_fleet(run))],
@@ -106,6 +110,7 @@ def _counts(run: Run) -> dict[str, Any]:
         "total_output_tokens": run.output_tokens,
         "partial_output_tokens": run.partial_tokens,
         "cached_tokens": cached,
+        "tokens_together_share": run.token_latencies.zeros_share,
         "prefix_hit_rate": cached / prompts if cached is not None and prompts else None,
         **_lag(run),
         "replay_steal_share": run.steal,
@@ -155,7 +160,8 @@ def _goodput(run: Run, seconds: float) -> dict[str, Any]:
     }
 
 
-def _spread(name: str, values: ValueDistribution) -> dict[str, float | None]:
+def spread(name: str, values: ValueDistribution) -> dict[str, float | None]:
+    """Return the statistics of a latency in milliseconds, by field; None of no values."""
     keys = [f"{kind}_{name}_ms" for kind in ("mean", "std", "median", "min", "max", *(f"p{p:g}" for p in PERCENTILES))]
     if not values.count:
         return dict.fromkeys(keys)

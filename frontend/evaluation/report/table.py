@@ -96,6 +96,7 @@ def _facts(report: dict[str, Any]) -> Table:
         "throughput": _throughput(report),
         "goodput": _goodput(report),
         "tokens": _tokens(report),
+        "ITL": _together(report),
         "lag": _lag(report),
         "steal": explain_steal(report.get("replay_steal_share")),
     }.items():
@@ -137,6 +138,16 @@ def _tokens(report: dict[str, Any]) -> str:
     if report.get("prefix_hit_rate") is None:
         return text
     return f"{text}; {numbers.percent(report['prefix_hit_rate'])} of the prompts' from the prefix cache"
+
+
+def _together(report: dict[str, Any]) -> str:
+    share = report.get("tokens_together_share")
+    if share is None:
+        return ""
+    return (
+        f"from each token to the next; 0 for the {numbers.percent(share)} that came together with the one before. Gap: "
+        "from each increment to the next, vLLM's ITL"
+    )
 
 
 def _lag(report: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from bisect import bisect_right
 import msgspec
 import numpy as np
 
-from quire.frontend.evaluation.replay.record import Outcome, Phases, RequestRecord, TargetSample
+from quire.frontend.evaluation.replay.record import TOGETHER, Outcome, Phases, RequestRecord, TargetSample
 from quire.protocol.messages import EngineCoreEvent
 from quire.protocol.simulation import SimulatedResult, SimulationSample
 
@@ -16,6 +16,7 @@ from quire.protocol.simulation import SimulatedResult, SimulationSample
 def record_of(result: SimulatedResult) -> RequestRecord:
     """Return the record of a request, which was sent when the workload, or its session, wanted it."""
     times = np.frombuffer(result.token_times)
+    gaps = np.diff(times)
     record = RequestRecord(
         index=result.index,
         arrival=result.sent,
@@ -24,7 +25,7 @@ def record_of(result: SimulatedResult) -> RequestRecord:
         wanted_output_tokens=result.wanted_output_tokens,
         ended=result.ended,
         output_tokens=len(times),
-        gaps=array("d", np.diff(times).tobytes()),
+        gaps=array("d", gaps[gaps >= TOGETHER].tobytes()),
         cached_tokens=result.cached_tokens,
         engine=result.engine,
         error=result.error,

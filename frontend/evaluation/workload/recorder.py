@@ -242,7 +242,7 @@ class TraceRecorder:
     def on_first_tokens(self, request: OpenRequest, timestamp: float) -> None:
         """See `Observer`."""
 
-    def on_tokens(self, num_tokens: int, gaps: list[float], timestamp: float) -> None:
+    def on_tokens(self, num_tokens: int, num_together: int, gaps: list[float], timestamp: float) -> None:
         """See `Observer`."""
 
     def on_finished(self, request: OpenRequest, timestamp: float) -> None:

@@ -98,7 +98,7 @@ OWN = {
     *("engine_clients_silent", "engine_clients_gone", "engine_clients_slow", "engine_outputs_merged"),
     *("engine_messages_dropped", "engine_prefill_tokens", "engine_decode_tokens", "engine_prefix_cache_queries"),
     *("engine_prefix_cache_hits", "engine_step_phase_seconds", "engine_step_seconds", "requests_in_flight"),
-    "kv_peer_pages_served",
+    *("kv_peer_pages_served", "generation_tokens_together"),
     *("inter_token_latency_fine_seconds", "request_queue_time_fine_seconds"),
     *("engine_clients_rejected", "engine_resident_memory_bytes", "engine_memory_limit_bytes"),
     *("engine_memory_sheddings", "http_requests", "http_request_duration_seconds", "http_streams_in_flight"),

@@ -84,6 +84,7 @@ def test_times_are_measured_by_their_clocks() -> None:
     frontend.receive(1.25, EngineCoreOutput("0", [2, 3]))
     frontend.receive(1.75, last("0", 1.5, 4))
     metrics = frontend.metrics_now
+    assert metrics["quire:generation_tokens_together_total"] == 1
     for name, seconds in {
         "time_to_first_token_seconds": 1.0,
         "inter_token_latency_seconds": 0.25 + 0.5,
@@ -113,6 +114,7 @@ def test_tokens_and_sizes() -> None:
     frontend.receive(3.0, last("0", 3.0, 5, 6, 7))
     metrics = frontend.metrics_now
     assert metrics["quire:requests_in_flight"] == 0
+    assert metrics["quire:generation_tokens_together_total"] == 3  # a completion's first increment counts too
     assert metrics["quire:prompt_tokens_total"] == metrics["quire:request_prompt_tokens_sum"] == 28
     assert metrics["quire:prompt_tokens_cached_total"] == 1
     assert metrics.get("quire:prompt_tokens_by_source_total", source="local_compute") == 27
@@ -180,7 +182,7 @@ def test_recent_rates_hold_the_last_minute() -> None:
     points = {point.time: point for point in frontend.rates.points()}
     assert len(points) == 240
     assert max(points) == 3.0
-    assert (points[1.0].tokens_per_second, points[1.0].ttft, points[1.0].itl) == (12.0, 1.0, 0.125)
+    assert (points[1.0].tokens_per_second, points[1.0].ttft, points[1.0].itl) == (12.0, 1.0, 0.0625)
     assert (points[2.0].tokens_per_second, points[2.0].ttft, points[2.0].itl) == (0.0, None, None)
     assert (points[3.0].tokens_per_second, points[3.0].ttft, points[3.0].itl) == (4.0, None, 1.875)
     frontend.now = 62.0

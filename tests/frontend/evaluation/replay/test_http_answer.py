@@ -31,7 +31,14 @@ def test_tokens_that_come_with_the_usage_are_counted_once(size: int) -> None:
 @pytest.mark.parametrize("size", [1, 1 << 20])
 def test_a_usage_in_each_chunk_is_of_all_tokens_so_far(size: int) -> None:
     chunks = [event("a", usage={"completion_tokens": count}) for count in (2, 4, 6)]
-    assert answered(b"".join(chunks) + event("", finish_reason="stop") + DONE, size).output_tokens == 6
+    record = answered(b"".join(chunks) + event("", finish_reason="stop") + DONE, size)
+    assert record.output_tokens == 6
+    assert record.num_together == 5 - len(record.gaps)
+
+
+def test_chunks_that_are_read_at_once_came_together() -> None:
+    record = answered(event("a") + event("b") + event("c", finish_reason="length") + DONE, 1 << 20)
+    assert (record.output_tokens, record.num_together, record.gaps.tolist()) == (3, 2, [])
 
 
 @pytest.mark.parametrize("body", [b'{"error": "\xca"}', b'{"error": ' + b"[" * 100_000])

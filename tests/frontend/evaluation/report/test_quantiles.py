@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.frontend.evaluation.report.quantiles import RELATIVE_ERROR, ExactDistribution, PooledDistribution
+from quire.frontend.evaluation.report.quantiles import RELATIVE_ERROR, ExactDistribution, PooledDistribution, WithZeros
 
 SECONDS = st.one_of(st.just(0.0), st.floats(1e-6, 1e5))
 SHARES = np.array([0.0, 0.01, 0.1, 0.25, 0.5, 0.9, 0.99, 0.999, 1.0])
@@ -35,6 +35,22 @@ def test_pooled_moments_are_those_of_all_values(batches: list[list[float]]) -> N
     np.testing.assert_allclose(pooled.total, values.sum(), rtol=1e-9)
     np.testing.assert_allclose(pooled.mean, values.mean(), rtol=1e-9)
     np.testing.assert_allclose(pooled.std, values.std(), rtol=1e-7, atol=1e-9 * values.max())
+
+
+@given(st.lists(SECONDS, max_size=60), st.integers(0, 60))
+def test_zeros_count_as_values(values: list[float], zeros: int) -> None:
+    pooled = PooledDistribution()
+    pooled.extend(array("d", values))
+    every = WithZeros(pooled)
+    every.zeros = zeros
+    both = np.array([0.0] * zeros + values)
+    assert every.count == len(both)
+    assert every.zeros_share == (zeros / len(both) if len(both) else None)
+    if len(both):
+        np.testing.assert_allclose(every.mean, both.mean(), rtol=1e-9)
+        np.testing.assert_allclose(every.std, both.std(), rtol=1e-7, atol=1e-9 * both.max())
+        true = np.quantile(both, SHARES)
+        assert np.all(np.abs(every.quantiles(SHARES) - true) <= RELATIVE_ERROR * true + 1e-12)
 
 
 def test_more_values_than_a_batch_are_pooled_alike() -> None:

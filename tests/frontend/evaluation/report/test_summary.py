@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,34 @@ def test_latencies_are_numpys_of_the_requests_that_completed() -> None:
     for percentile in PERCENTILES:
         true = 1000 * np.percentile(gaps, percentile)
         assert report[f"p{percentile:g}_itl_ms"] == pytest.approx(true, rel=RELATIVE_ERROR)
+
+
+def test_tokens_that_came_together_have_a_latency_of_zero_however_they_were_framed() -> None:
+    """Three answers with tokens at the same times: one a token, all in increments, and half of each."""
+    times = [1.0, 1.0, 1.0, 1.5, 1.5, 2.5]
+
+    def answer(index: int, gaps: list[float]) -> RequestRecord:
+        return RequestRecord(
+            index=index, arrival=0.5, sent=0.5, prompt_tokens=3, wanted_output_tokens=6, outcome=Outcome.COMPLETED,
+            first_token=1.0, last_token=2.5, ended=2.5, output_tokens=6, gaps=array("d", gaps),
+        )  # fmt: skip
+
+    framings = [np.diff(times).tolist(), [0.5, 1.0], [0.0, 0.5, 1.0]]
+    latencies = np.diff(times)
+    for gaps in framings:
+        report = report_of([answer(0, gaps)])
+        assert report["mean_itl_ms"] == pytest.approx(1000 * latencies.mean()) == report["mean_tpot_ms"]
+        assert report["median_itl_ms"] == 0
+        assert report["p90_itl_ms"] == pytest.approx(1000 * np.quantile(latencies, 0.9), rel=2 * RELATIVE_ERROR)
+        assert (report["max_itl_ms"], report["max_gap_ms"]) == (1000, 1000)
+        assert report["mean_gap_ms"] == pytest.approx(1000 * np.mean(gaps))
+        assert report["curves"]["itl"]["count"] == 5
+    assert report_of([answer(0, [0.5, 1.0])])["tokens_together_share"] == 3 / 5
+    held_back = report_of([answer(0, [1.5])])  # all but the first wait for the last
+    assert held_back["mean_itl_ms"] == pytest.approx(300)
+    assert held_back["p90_itl_ms"] > 1000 * np.quantile(latencies, 0.9)
+    assert held_back["tokens_together_share"] == 4 / 5
+    assert report_of([])["tokens_together_share"] is None
 
 
 def test_throughput_is_of_completed_requests_over_the_duration() -> None:

@@ -38,6 +38,7 @@ def test_a_report_fits_a_narrow_terminal_and_cuts_no_number() -> None:
     text = " ".join(" ".join(lines).split())
     assert "192 of 200 completed, 8 failed (2 errored, 2 refused, 2 late, 2 unfinished)" in text
     assert "TTFT ≤ 300 ms: 91 %" in text
+    assert "from each token to the next; 0 for the 0 % that came together with the one before." in text
 
 
 def test_the_first_line_says_that_a_run_is_not_valid() -> None:

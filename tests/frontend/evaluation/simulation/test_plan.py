@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from calibrations import CALIBRATION, calibration_file
 from simulations import BLOCK, FleetRun, chats, request, setup
@@ -75,6 +77,14 @@ def test_records_have_the_latency_of_requests() -> None:
         assert record.ended - queued == pytest.approx(sum(phase.end - phase.begin for phase in record.phases))
         assert record.lag == 0
         assert [phase.kind for phase in record.phases][:2] == ["queued", "prefill"]
+
+
+def test_tokens_of_one_step_came_together() -> None:
+    result = FleetRun(setup(num_pages=80), chats(1)).results[0]
+    times = array("d", [1.0, 1.5, 1.5, 1.5, 2.25])
+    record = record_of(msgspec.structs.replace(result, token_times=times.tobytes()))
+    assert record.gaps.tolist() == [0.5, 0.75]
+    assert (record.output_tokens, record.num_together) == (5, 2)
 
 
 def test_a_preempted_request_is_in_prefill_again_until_its_next_token() -> None:
