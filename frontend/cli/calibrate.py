@@ -27,6 +27,7 @@ def calibrate(
         float | None, option(None, "Approximate duration of the measurement. Default: 60.", "S", min=5.0, max=600.0)
     ] = None,
     *,
+    force: Annotated[bool, typer.Option("--force", help="Write a fit that cannot be trusted, too.")] = False,
     engine: EngineFlags,
     attach: AttachFlags,
 ) -> None:
@@ -34,7 +35,7 @@ def calibrate(
 
     It runs batches of all sizes, with short and long prompts and mixtures, and fits the time of a step to its work; and
     single requests after idle periods of several lengths. Configure the engine as in production, on a host that is
-    otherwise idle.
+    otherwise idle. A fit that cannot be trusted is not written, and the status is 1.
     """
     check_writable("--output", output)
     import asyncio
@@ -53,6 +54,10 @@ def calibrate(
             found = runner.run(measure(target, seconds or _SECONDS, say))
         finally:
             runner.run(target.close())
+    for doubt in found.doubts:
+        say(f"not to be trusted: {doubt}")
+    if found.doubts and not force:
+        raise RuntimeError(f"{output} was not written: the fit cannot be trusted, as said above; or give --force")
     write_whole(output, msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n")
     write(f"{output}: {describe(found)}\n")
     if words := explain_steal(steal.share):
@@ -65,10 +70,17 @@ def describe(calibration: Calibration) -> str:
     return (
         f"a step takes {_us(step.base)}, {_us(step.prefill_token)} for each token of a prompt and {_us(step.decode)} "
         f"for each that decodes, more with long contexts; {calibration.error:.0%} off in the median of "
-        f"{calibration.steps} steps. A client is {_us(client.to_engine)} from its engine, which is "
-        f"{_us(client.to_client)} from its client and takes {_us(client.wake_seconds(0))} to wake, "
+        f"{calibration.steps} steps{_unseen(calibration)}. A client is {_us(client.to_engine)} from its engine, which "
+        f"is {_us(client.to_client)} from its client and takes {_us(client.wake_seconds(0))} to wake, "
         f"{_us(client.wake_seconds(1))} after a rest"
     )
+
+
+def _unseen(calibration: Calibration) -> str:
+    held_out, noise = calibration.held_out_error, calibration.noise
+    parts = [f"{held_out:.0%} of those it has not seen"] if held_out is not None else []
+    parts += [f"repeated ones differ by {noise:.0%}"] if noise is not None else []
+    return "".join(f", {part}" for part in parts)
 
 
 def _us(seconds: float) -> str:

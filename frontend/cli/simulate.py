@@ -153,6 +153,8 @@ def simulate(
     if fleet.concurrency is not None:
         trace.check_closed_loop()
     loaded, rows = load_calibration(calibration), open_trace(trace_path, trace)
+    for doubt in loaded.doubts:
+        say(f"{calibration} is not to be trusted: {doubt}")
     if rows.is_stream and (fleet.find or fleet.router == "all"):
         raise typer.BadParameter(
             f"--find and --router all read the trace several times, and {trace_path} is a pipe; write it to a file"

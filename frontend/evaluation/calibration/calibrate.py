@@ -16,7 +16,9 @@ from typing import NamedTuple
 from quire.frontend.evaluation.calibration.client_times import ClientTimes
 from quire.frontend.evaluation.calibration.fit import StepTimes, fit
 from quire.frontend.evaluation.calibration.scenes import RequestSize, Scene, families
+from quire.frontend.evaluation.calibration.trust import Evidence
 from quire.frontend.evaluation.replay.engine_target import EngineTarget
+from quire.frontend.evaluation.replay.interference import StealTime
 from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, RunClock
 from quire.frontend.evaluation.replay.target import Send
 from quire.frontend.evaluation.workload.request import WorkloadRequest
@@ -29,6 +31,8 @@ Report = Callable[[str], None]
 async def calibrate(target: EngineTarget, seconds: float, report: Report = lambda _: None) -> Calibration:
     """Serve scenes for `seconds` and fit the step times; `report` gets a line for each scene. The engine must be idle.
 
+    The calibration's `doubts` say why it cannot be trusted; there are none where it can.
+
     Raises ValueError if the engine is busy, does not report its limits or ends no request in that time, RuntimeError
     when it fails.
     """
@@ -40,10 +44,12 @@ async def calibrate(target: EngineTarget, seconds: float, report: Report = lambd
     if stats["running"] or stats["waiting"]:
         raise ValueError(f"the engine at {info.address} is serving other requests; calibrate an idle one")
     stage = _Stage(target)
+    steal = StealTime()
     async with _traced(target) as traces:
         await stage.play_all(families(shape), seconds, report)
-    steps = StepTimes(stage.of_plays(traces))
+    steps = StepTimes.of(stage.of_plays(traces))
     step_time, error = fit(steps)
+    evidence = Evidence.of(steps, step_time, steal.share)
     return Calibration(
         model=info.model,
         host=f"{platform.node()}, {_processor()}",
@@ -53,6 +59,9 @@ async def calibrate(target: EngineTarget, seconds: float, report: Report = lambd
         client=stage.client_times.medians,
         steps=len(steps.seconds),
         error=error,
+        held_out_error=evidence.error,
+        noise=evidence.noise,
+        doubts=tuple(evidence.doubts),
     )
 
 

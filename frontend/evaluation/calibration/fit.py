@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Self
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from quire.protocol.messages import SequenceTrace, StepTrace
 from quire.protocol.simulation import StepTime, StepWork
 
+NUM_TERMS = len(StepTime.__struct_fields__)
 _ROUNDS = 8
 _FAR = 8.0  # measured / fitted of steps that something else delayed
 _LEAST_SECONDS = 1e-6
@@ -17,16 +21,34 @@ _LEAST_SECONDS = 1e-6
 Array = npt.NDArray[np.float64]
 
 
+@dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Measured steps: `work` is [steps][terms of a `StepTime`], `seconds` [steps].
+    """Measured steps: `work` is [steps][terms of a `StepTime`], `seconds` [steps], `plays` the play of each step."""
 
-    `plays` are the traces of each play of a scene, in order.
-    """
+    work: Array
+    seconds: Array
+    plays: npt.NDArray[np.int64]
 
-    def __init__(self, plays: list[list[StepTrace]]) -> None:
-        steps = [pair for play in plays for pair in pairwise(trace for trace in play if trace.stats is not None)]
-        self.work: Array = np.array([_terms(_work(step.sequences)) for step, _ in steps])
-        self.seconds: Array = np.array([_seconds(step, after) for step, after in steps])
+    @classmethod
+    def of(cls, plays: list[list[StepTrace]]) -> Self:
+        """Return the steps of the traces of each play of a scene, in order."""
+        steps = [
+            (number, *pair)
+            for number, play in enumerate(plays)
+            for pair in pairwise(trace for trace in play if trace.stats is not None)
+        ]
+        work = np.array([_terms(_work(step.sequences)) for _, step, _ in steps]).reshape(len(steps), NUM_TERMS)
+        seconds = np.array([_seconds(step, after) for _, step, after in steps])
+        return cls(work, seconds, np.array([number for number, _, _ in steps], np.int64))
+
+    def select(self, chosen: npt.NDArray[np.bool_]) -> StepTimes:
+        """Return the chosen ones of the steps."""
+        return StepTimes(self.work[chosen], self.seconds[chosen], self.plays[chosen])
+
+    def fitted(self, time: StepTime) -> Array:
+        """Return the seconds of each step as `time` has them."""
+        seconds: Array = self.work @ np.array(msgspec.structs.astuple(time))
+        return np.maximum(seconds, _LEAST_SECONDS)
 
 
 def fit(steps: StepTimes) -> tuple[StepTime, float]:
@@ -37,7 +59,7 @@ def fit(steps: StepTimes) -> tuple[StepTime, float]:
     negative. Steps that were delayed for long count only in the total time. Raises ValueError if there are fewer steps
     than times.
     """
-    if len(steps.seconds) < len(StepTime.__struct_fields__):
+    if len(steps.seconds) < NUM_TERMS:
         raise ValueError(f"{len(steps.seconds)} steps are too few for a fit; let the calibration run longer")
     fitted = steps.seconds
     for _ in range(_ROUNDS):

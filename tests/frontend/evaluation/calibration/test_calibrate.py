@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from quire.frontend import AsyncLLM, SamplingParams
 from quire.frontend.cli.app import app
+from quire.frontend.evaluation.calibration import trust
 from quire.frontend.evaluation.calibration.calibrate import calibrate
 from quire.frontend.evaluation.replay.engine_target import EngineTarget
 from quire.protocol.simulation import Calibration, StepWork
@@ -19,7 +20,8 @@ from quire.protocol.simulation import Calibration, StepWork
 
 def test_a_calibration_is_written_and_read_again(tmp_path: Path) -> None:
     file = tmp_path / "host.json"
-    result = CliRunner().invoke(app, ["calibrate", "-o", str(file), "--seconds", "5", "--max-num-seqs", "8"])
+    flags = ["--seconds", "5", "--max-num-seqs", "8"]
+    result = CliRunner().invoke(app, ["calibrate", "-o", str(file), *flags, "--force"])  # the host may be busy
     assert result.exit_code == 0, result.output
     found = msgspec.json.decode(file.read_bytes(), type=Calibration)
     assert found.engine.max_num_seqs == 8
@@ -35,6 +37,23 @@ def test_a_calibration_is_written_and_read_again(tmp_path: Path) -> None:
     assert found.client.rests
     assert all(0 <= rest.later < 1 for rest in found.client.rests)
     assert str(file) in result.stdout
+    assert found.held_out_error is not None
+    assert [f"not to be trusted: {doubt}" for doubt in found.doubts] == [
+        line for line in result.stderr.splitlines() if line.startswith("not to be trusted")
+    ]
+
+
+def test_a_fit_that_cannot_be_trusted_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trust, "LEAST_STEPS", 10**9)
+    file = tmp_path / "host.json"
+    flags = ["--seconds", "5", "--max-num-seqs", "8"]
+    result = CliRunner().invoke(app, ["calibrate", "-o", str(file), *flags])
+    assert result.exit_code == 1
+    assert str(result.exception) == (
+        f"{file} was not written: the fit cannot be trusted, as said above; or give --force"
+    )
+    assert "decode steps were measured, and at least 1000000000 are needed; raise --seconds" in result.stderr
+    assert not file.exists()
 
 
 def test_an_unwritable_file_is_rejected_before_anything_runs(tmp_path: Path) -> None:

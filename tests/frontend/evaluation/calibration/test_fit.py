@@ -36,7 +36,7 @@ def traces(seed: int, count: int, *, idle_after: int | None = None, pauses: bool
 
 
 def test_exact_steps_give_their_times() -> None:
-    found, error = fit(StepTimes([traces(1, 300)]))
+    found, error = fit(StepTimes.of([traces(1, 300)]))
     assert found.base == pytest.approx(TRUE.base, rel=1e-3)
     for name in StepTime.__struct_fields__:
         assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=1e-2)
@@ -45,13 +45,13 @@ def test_exact_steps_give_their_times() -> None:
 
 def test_idle_time_does_not_count() -> None:
     plays = [traces(2, 200, idle_after=100)]
-    steps = StepTimes(plays)
+    steps = StepTimes.of(plays)
     assert steps.seconds.max() < 1
     assert len(steps.seconds) == 200
 
 
 def test_delayed_steps_only_raise_the_sum() -> None:
-    steps = StepTimes([traces(3, 500, pauses=True)])
+    steps = StepTimes.of([traces(3, 500, pauses=True)])
     found, _ = fit(steps)
     fitted = steps.work @ np.array([getattr(found, name) for name in StepTime.__struct_fields__])
     assert fitted.sum() == pytest.approx(steps.seconds.sum())
@@ -60,9 +60,9 @@ def test_delayed_steps_only_raise_the_sum() -> None:
 
 
 def test_useless_terms_are_zero_and_not_negative() -> None:
-    steps = StepTimes([traces(4, 300)])
+    steps = StepTimes.of([traces(4, 300)])
     steps.seconds[:] = 1e-3 + 1e-4 * steps.work[:, 2]  # decodes alone
-    steps.seconds *= np.random.default_rng(0).uniform(0.99, 1.01, len(steps.seconds))
+    steps.seconds[:] *= np.random.default_rng(0).uniform(0.99, 1.01, len(steps.seconds))
     found, _ = fit(steps)
     assert min(getattr(found, name) for name in StepTime.__struct_fields__) >= 0
     assert found.decode == pytest.approx(1e-4, rel=0.05)
@@ -70,7 +70,7 @@ def test_useless_terms_are_zero_and_not_negative() -> None:
 
 def test_too_few_steps_are_an_error() -> None:
     with pytest.raises(ValueError, match="3 steps are too few"):
-        fit(StepTimes([traces(5, 4)]))
+        fit(StepTimes.of([traces(5, 4)]))
 
 
 @pytest.mark.parametrize(("context", "seqs", "pages"), [(64, 1, 4), (2048, 256, 16384), (131072, 8, 5000)])

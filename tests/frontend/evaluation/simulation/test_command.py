@@ -47,6 +47,15 @@ def files(tmp_path: Path) -> list[str]:
     return ["--trace", str(trace), "--calibration", str(calibration)]
 
 
+def test_a_calibration_that_is_not_to_be_trusted_is_named(tmp_path: Path) -> None:
+    calibration = calibration_file(tmp_path, engine={"max_model_len": 20000})
+    written = json.loads(calibration.read_text())
+    calibration.write_text(json.dumps({**written, "doubts": ["the host was busy"]}))
+    done = run("--trace", str(trace_file(tmp_path, 3)), "--calibration", str(calibration))
+    assert done.returncode == 0, done.stderr
+    assert f"{calibration} is not to be trusted: the host was busy" in done.stderr.splitlines()
+
+
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*QUIRE, "simulate", *arguments],
