@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import random
+import shlex
 import statistics
 import time
 
 import uvloop
+from bench.builds import header, quire_build
 from bench.http_streams import StreamClient, StreamTimes, open_stream
 from bench.running_server import RunningServer, serving
 
@@ -59,14 +62,15 @@ async def streams(server: RunningServer, args: argparse.Namespace) -> None:
         server_cpu, engine_cpu = (after - first for after, first in zip(server.cpu_seconds(), before, strict=True))
         failed = sum(not result.done or result.status != 200 for result in results)
         # The first gap of a stream lasts from its own first token to the step in which all other streams began.
-        gaps = [gap for result in results for gap in result.gaps]
+        gaps = [gap for result in results if result.done for gap in result.token_latencies(args.tokens)]
         median, p99 = statistics.median(gaps), quantile(gaps, 0.99)
         total = args.streams * args.tokens
-        ratios.append(p99 / median)
+        ratios.append(p99 / median if median else math.inf)
         print(
             f"{args.streams} streams, {failed} failed: {total / seconds:.0f} tokens/s; inter-token latency median "
-            f"{1e3 * median:.1f} ms, p99 {1e3 * p99:.1f} ms, ratio {p99 / median:.2f}, longest {1e3 * max(gaps):.0f} "
-            f"ms; server {1e6 * server_cpu / total:.0f} us CPU a token, engine {1e6 * engine_cpu / total:.0f} us"
+            f"{1e3 * median:.1f} ms, p99 {1e3 * p99:.1f} ms, ratio {ratios[-1]:.2f}, longest {1e3 * max(gaps):.0f} "
+            f"ms, {gaps.count(0) / len(gaps):.1%} of the tokens together with the one before; "
+            f"server {1e6 * server_cpu / total:.0f} us CPU a token, engine {1e6 * engine_cpu / total:.0f} us"
         )
     print(f"p99 / median: median of {args.repetitions} is {statistics.median(ratios):.2f}")
 
@@ -85,7 +89,9 @@ async def stalled(server: RunningServer, args: argparse.Namespace) -> None:
                 ]
                 await _idle(server)  # they have received all that fits their buffers
             results = await run_streams(server, args.streams, args.tokens, args.chat)
-            medians[with_stalled].append(statistics.median(gap for result in results for gap in result.gaps))
+            medians[with_stalled].append(
+                statistics.median(gap for result in results for gap in result.token_latencies(args.tokens))
+            )
             for client in stalled_clients:
                 client.close()
             await _idle(server)
@@ -153,6 +159,7 @@ def main() -> None:
     parser.add_argument("--chat", action="store_true", help="chats instead of completions")
     parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="the following flags go to `quire serve`")
     args = parser.parse_args()
+    print("\n".join(header([quire_build(shlex.join(["quire", "serve", *args.serve]))])))
     what = {"streams": streams, "stalled": stalled, "dropped": dropped}[args.what]
     with serving(args.serve) as server:
         uvloop.run(what(server, args))

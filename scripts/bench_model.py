@@ -23,9 +23,10 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from bench.bandwidth import Bandwidth
+from bench.builds import as_json as builds_as_json
 from bench.engines import BenchEngine, BenchError
 from bench.lineup import start_engines, unquantized
 from bench.report import save_figure, show
@@ -146,7 +147,9 @@ def compare(arguments: argparse.Namespace) -> None:
     host = host_info()
     threads = arguments.threads or host["threads"]
     length = min(positions, max(work.longest for work in works) + SPARE_TOKENS)
-    about = {"command": sys.argv[1:], "model": arguments.model, "begun": time.time(), "host": host, "threads": threads}
+    about: dict[str, Any] = {
+        "command": sys.argv[1:], "model": arguments.model, "begun": time.time(), "host": host, "threads": threads,
+    }  # fmt: skip
     results: list[WorkSamples] = []
     prompts = choose_prompts(arguments, plan.vocab_size)
     with contextlib.ExitStack() as stack:
@@ -155,6 +158,7 @@ def compare(arguments: argparse.Namespace) -> None:
         for work in works:
             results.append(measure(work, engines, bandwidth, arguments.reps, prompts))
             if arguments.json is not None:  # after each work, so that an interrupted benchmark has results
+                about["builds"] = builds_as_json(engine.build for engine in engines)
                 arguments.json.write_text(json.dumps({**about, "results": as_json(results)}, indent=1) + "\n")
     show(results)
     if arguments.figure is not None:

@@ -18,6 +18,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from bench.builds import header, python_call, quire_build
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -134,6 +135,10 @@ def main() -> None:
         configs = {"off": None, "off again": None}
         for text in args.speculative_config or ['{"method": "suffix"}']:
             configs[f"{len(configs) - 1}: {parse_speculative_config(text).method}"] = text
+        calls = [
+            python_call("LLM", {"model": args.model, "speculative_config": text, **given}) for text in configs.values()
+        ]
+        builds = [quire_build(call, args.threads) for call in calls]
         llms = {name: LLM(args.model, speculative_config=text, **given) for name, text in configs.items()}
         for streams in map(int, args.streams.split(",")):
             found = measure(llms, streams, args)
@@ -144,6 +149,7 @@ def main() -> None:
             llm.close()
     except (ValueError, EngineStartError) as error:
         sys.exit(f"error: {error}")
+    print("\n".join(header(builds)))
     Console(highlight=False, width=100).print(table)
     print("Medians; a ratio is the median of the turns' ratios.")
 

@@ -12,6 +12,7 @@ the largest one count as that, since llama.cpp writes them so.
 from __future__ import annotations
 
 import argparse
+import shlex
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from bench.builds import header, llama_build, python_call, quire_build
 
 from quire.kernels._native import SamplingConfig
 from quire.kernels.errors import ModelError
@@ -30,6 +32,7 @@ from quire.kernels.runner import ModelRunner, load_model
 LogProbabilities = npt.NDArray[np.float64]
 
 HEADER = f"{'file':<28}{'KL llama.cpp':>14}{'KL Quire':>12}{'same top':>10}{'KL between':>12}{'same top':>10}"
+PROGRAM = "llama-perplexity"
 _MAGIC = b"_logits_"
 _RANGE = 16.0  # of the logits that llama-perplexity writes
 
@@ -61,15 +64,20 @@ def read_logits(file: Path) -> Logits:
     return Logits(tokens, values.reshape(pieces, positions, vocabulary), first)
 
 
-def llama_logits(binaries: Path, gguf: Path, text: Path, length: int, pieces: int, threads: int) -> Logits:
+def llama_command(arguments: argparse.Namespace, gguf: Path, logits: Path) -> list[str]:
+    """Return the command by which llama.cpp writes the logits of a model."""
+    length = str(arguments.length)
+    return [
+        str(arguments.llama / PROGRAM), "-m", str(gguf), "-f", str(arguments.text), "-c", length, "-b", length,
+        "--chunks", str(arguments.pieces), "-t", str(arguments.threads), "--save-all-logits", str(logits),
+    ]  # fmt: skip
+
+
+def llama_logits(arguments: argparse.Namespace, gguf: Path) -> Logits:
     """Return the logits that llama.cpp computes."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "logits"
-        command: list[str | Path] = [
-            binaries / "llama-perplexity", "-m", gguf, "-f", text, "-c", str(length), "-b", str(length),
-            "--chunks", str(pieces), "-t", str(threads), "--save-all-logits", file,
-        ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(llama_command(arguments, gguf, file), capture_output=True, text=True, check=False)
         if done.returncode != 0 or not file.exists():
             raise ValueError(f"llama-perplexity failed on {gguf}:\n{done.stderr[-2000:]}")
         return read_logits(file)
@@ -111,13 +119,18 @@ def first_token(gguf: Path, given: npt.NDArray[np.int32]) -> npt.NDArray[np.int3
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    """Print the table."""
+    """Print what is compared, and the table."""
+    commands = [shlex.join(llama_command(arguments, gguf, Path("LOGITS"))) for gguf in arguments.files]
+    own = {"model": str(arguments.files[0]), "dtype": arguments.dtype, "max_model_len": arguments.length + 1}
+    builds = [
+        quire_build(python_call("load_model", own), arguments.threads),
+        llama_build(arguments.llama / PROGRAM, arguments.threads, commands),
+    ]
+    print("\n".join(header(builds)))
     print(HEADER)
     base: LogProbabilities | None = None
     for gguf in arguments.files:
-        theirs = llama_logits(
-            arguments.llama, gguf, arguments.text, arguments.length, arguments.pieces, arguments.threads
-        )
+        theirs = llama_logits(arguments, gguf)
         options = LoadOptions(
             str(model_folder(gguf)), dtype=arguments.dtype, max_model_len=arguments.length + 1,
             max_num_batched_tokens=arguments.length, num_pages=arguments.length // 32 + 2, threads=arguments.threads,

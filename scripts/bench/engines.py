@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+from bench.builds import Build
 from bench.work import Arrivals, BatchTiming, Decode, Work
 
 
@@ -39,6 +40,11 @@ class BenchEngine(ABC):
     def turn(self) -> Iterator[None]:
         """Let the engine run; between its turns it uses no CPU."""
         yield
+
+    @property
+    @abstractmethod
+    def build(self) -> Build:
+        """Build of the engine, with the commands by which it was started so far."""
 
     @abstractmethod
     def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> BatchTiming:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import shlex
 import socket
 import tempfile
 import time
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bench.builds import Build, llama_build
 from bench.engines import BenchEngine, BenchError, StepBytes, checked
 from bench.process import PeerProcess
 from bench.work import STEP_TOKENS, Arrivals, BatchTiming, Work
@@ -55,8 +57,15 @@ class LlamaServer(BenchEngine):
         self._gguf, self._flash_attention, self._threads = gguf, flash_attention, threads
         self._spec_type = spec_type
         self._shape = (0, 0)
+        self._commands: dict[str, None] = {}
+        self._messages = ""  # of the last start
         self._process: PeerProcess | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None  # of the socket
+
+    @property
+    def build(self) -> Build:
+        """Build of the program."""
+        return llama_build(self._program, self._threads, self._commands, self._messages)
 
     def prepare(self, work: Work) -> None:
         """Start the server with a slot for each sequence, unless it is already running."""
@@ -64,9 +73,12 @@ class LlamaServer(BenchEngine):
         if shape != self._shape:
             self.close()
             self._folder = tempfile.TemporaryDirectory(prefix="bench-llama-")
-            self._process = PeerProcess(self.full_name, self._command(*shape))
+            command = self._command(*shape)
+            self._process = PeerProcess(self.full_name, command)
             self._shape = shape
             self._wait_ready(self._process)
+            self._commands[shlex.join(command)] = None
+            self._messages = self._process.messages
 
     def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> BatchTiming:
         """Generate exactly `max_tokens` tokens for each prompt, greedily."""

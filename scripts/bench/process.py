@@ -69,9 +69,14 @@ class PeerProcess:
             self._process.wait(1.0)
         status = self._process.returncode
         how = "does not answer" if status is None else f"ended with status {status}"
-        lines = Path(self._log.name).read_text(errors="replace").splitlines()[-LAST_LINES:]
+        lines = self.messages.splitlines()[-LAST_LINES:]
         tail = "\n".join(f"    {line}" for line in lines) or "    (nothing)"
         return BenchError(f"{self.name} {how} while {doing}. Its last messages:\n{tail}")
+
+    @property
+    def messages(self) -> str:
+        """What the process has written to standard error, and to standard output unless it talks."""
+        return Path(self._log.name).read_text(errors="replace")
 
     @contextmanager
     def running(self) -> Iterator[None]:

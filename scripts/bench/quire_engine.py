@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from bench.builds import Build, python_call, quire_build
 from bench.engines import BenchEngine, StepBytes, checked
 from bench.work import Arrivals, BatchTiming, Decode
 
@@ -57,6 +58,10 @@ class Configuration:
             str(folder), self.dtype, quantization=self.quantization, kv_cache_dtype=self.kv_cache_dtype
         )
         return describe(options)[0]
+
+    def build(self, call: str, max_model_len: int, threads: int) -> Build:
+        """Return the build of Quire that is called with these options."""
+        return quire_build(python_call(call, {"model": self.model, **self.options(max_model_len, threads)}), threads)
 
     def options(self, max_model_len: int, threads: int) -> dict[str, Any]:
         """Return the arguments of `LLM`, without those at their defaults."""
@@ -121,7 +126,13 @@ class QuireEngine(BenchEngine):
 
     def __init__(self, configuration: Configuration, max_model_len: int, threads: int) -> None:
         super().__init__(configuration.name, "", step_bytes(configuration.plan()), ours=True)
+        self._build = configuration.build("LLM", max_model_len, threads)
         self._llm = _TimedLLM(configuration.model, **configuration.options(max_model_len, threads))
+
+    @property
+    def build(self) -> Build:
+        """Build of Quire."""
+        return self._build
 
     def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> BatchTiming:
         """Generate exactly `max_tokens` tokens for each prompt, greedily."""
@@ -141,8 +152,14 @@ class AsyncQuireEngine(BenchEngine):
 
     def __init__(self, configuration: Configuration, max_model_len: int, threads: int) -> None:
         super().__init__(configuration.name, "", step_bytes(configuration.plan()), ours=True)
+        self._build = configuration.build("AsyncLLM", max_model_len, threads)
         self._llm = AsyncLLM(configuration.model, **configuration.options(max_model_len, threads))
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+
+    @property
+    def build(self) -> Build:
+        """Build of Quire."""
+        return self._build
 
     def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> BatchTiming:
         """Generate exactly `max_tokens` tokens for each prompt, greedily."""

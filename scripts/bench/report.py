@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.bandwidth import PASSES, SIZE
+from bench.builds import header
 from bench.engines import BenchError
 from bench.samples import Samples, WorkSamples
 from rich import box
@@ -17,7 +18,9 @@ WIDTH = 160  # columns of the table without a terminal
 
 
 def show(results: list[WorkSamples]) -> None:
-    """Print the table: a row for each work and engine, a column of ratios for each configuration of Quire."""
+    """Print what was compared, and the table: a row for each work and engine, ratios to each configuration of Quire."""
+    for line in header(samples.engine.build for samples in results[0].engines):
+        print(line)
     ours = [samples.engine.name for samples in results[0].best() if samples.engine.ours]
     ratios = ours if len(results[0].best()) > 1 else []
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)

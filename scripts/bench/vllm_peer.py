@@ -10,6 +10,7 @@ from ctypes.util import find_library
 from pathlib import Path
 from typing import Any
 
+from bench.builds import Build, changed_variables, environment_words, python_call
 from bench.engines import BenchEngine, BenchError, StepBytes, checked
 from bench.process import PeerProcess
 from bench.work import STEP_TOKENS, BatchTiming
@@ -63,12 +64,21 @@ class VllmPeer(BenchEngine):
             "seed": 0,
             **({} if speculative_config is None else {"speculative_config": speculative_config}),
         }
-        self._process = PeerProcess("vLLM", [str(python), str(WORKER)], vllm_environment(venv, threads), talks=True)
+        environment = vllm_environment(venv, threads)
+        self._process = PeerProcess("vLLM", [str(python), str(WORKER)], environment, talks=True)
         try:
-            self._ask({"options": options, "streaming": streaming}, "starting")
+            ready = self._ask({"options": options, "streaming": streaming}, "starting")
         except BaseException:
             self._process.close()
             raise
+        variables = environment_words(environment, changed_variables(environment))
+        command = f"{variables} {python_call('AsyncLLM' if streaming else 'LLM', options)}"
+        self._build = Build("vLLM", ready["version"], ready["commit"], ready["flags"], threads, (command,))
+
+    @property
+    def build(self) -> Build:
+        """Build of vLLM and torch in its environment."""
+        return self._build
 
     def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> BatchTiming:
         """Generate exactly `max_tokens` tokens for each prompt, greedily."""

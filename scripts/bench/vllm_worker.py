@@ -94,11 +94,23 @@ class StreamingWorker(Worker):
         self._llm.shutdown()
 
 
+def build() -> dict[str, str]:
+    """Return the version and commit of vLLM, and the torch and instruction set that it runs on."""
+    import torch
+    import vllm
+
+    version = vllm.__version__
+    scm = getattr(sys.modules.get("vllm._version"), "__commit_id__", None)
+    local = version.rpartition("+g")[2].split(".")[0] if "+g" in version else None
+    flags = f"torch {torch.__version__}, CPU capability {torch.backends.cpu.get_cpu_capability()}"
+    return {"version": version, "commit": str(scm or local or "unknown").removeprefix("g"), "flags": flags}
+
+
 def serve(answers: TextIO) -> None:
     """Answer each line of standard input until it ends."""
     setup = json.loads(sys.stdin.readline())
     worker: Worker = (StreamingWorker if setup["streaming"] else OfflineWorker)(setup["options"])
-    print(json.dumps({"ready": True}), file=answers, flush=True)
+    print(json.dumps(build()), file=answers, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         begun = time.perf_counter()

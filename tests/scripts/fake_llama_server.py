@@ -39,5 +39,8 @@ class FakeLlamaHandler(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
+    if "--version" in sys.argv:
+        sys.exit("version: 4242 (0a1b2c3d)\nbuilt with gcc 12 for x86_64")
+    print("system_info: n_threads = 1 | CPU : AVX2 = 1 | AVX512 = 0 | FMA = 1 |", flush=True)
     with socketserver.ThreadingUnixStreamServer(sys.argv[sys.argv.index("--host") + 1], FakeLlamaHandler) as server:
         server.serve_forever()

@@ -13,6 +13,8 @@ import pytest
 from bench.work import BatchTiming, Decode
 from patience import PATIENCE
 
+from quire.frontend.version import installed_version
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_model.py"
 FAKE_SERVER = Path(__file__).with_name("fake_llama_server.py")
 FAKE_TOKEN_SECONDS = 0.001
@@ -34,6 +36,7 @@ def llama(folder: Path, text: str) -> list[str | Path]:
 
 
 def fake_server(folder: Path) -> list[str | Path]:
+    (folder / "CMakeCache.txt").write_text("GGML_NATIVE:BOOL=ON\nGGML_AMX:BOOL=OFF\nCMAKE_BUILD_TYPE:STRING=Release\n")
     return llama(folder, f'#!/bin/sh\nexec {sys.executable} {FAKE_SERVER} "$@"\n')
 
 
@@ -96,6 +99,18 @@ def test_quire_and_a_peer_take_turns(tmp_path: Path) -> None:
     turns = [line.split(": ")[0] for line in done.stderr.splitlines() if line.startswith("decode")]
     names = ["Quire", "llama.cpp tiny -fa on", "llama.cpp tiny -fa off"]
     assert turns == [f"decode 2x16, {number} of 2, {name}" for number in (1, 2) for name in names]
+    builds = json.loads((tmp_path / "samples.json").read_text())["builds"]
+    assert [(build["name"], build["version"], build["threads"]) for build in builds] == [
+        ("Quire", installed_version(), 1), ("llama.cpp", "4242", 1), ("llama.cpp", "4242", 1),
+    ]  # fmt: skip
+    ours, flash, plain = builds
+    assert "ISA " in ours["flags"]
+    assert ours["commands"][0].startswith("LLM(model=")
+    assert flash["commit"] == "0a1b2c3d"
+    assert flash["flags"] == "gcc 12 for x86_64, GGML_NATIVE=ON, CMAKE_BUILD_TYPE=Release, CPU features AVX2 FMA"
+    assert "--flash-attn off" in plain["commands"][0]
+    for text in (f"Quire {installed_version()}, commit ", "llama.cpp 4242, commit 0a1b2c3d; gcc 12", "--flash-attn on"):
+        assert text in done.stdout
     for entry in results(tmp_path / "samples.json")[1:]:
         assert max(entry["tokens_per_second"]) < 2 / FAKE_TOKEN_SECONDS, "two sequences"
 

@@ -22,7 +22,7 @@ def test_what_was_seen_before_is_drafted() -> None:
     small = ["--gen", "40", "--turns", "2", "--least-requests", "2", "--speculative-config", config]
     done = bench("--streams", "1,4", "--predictable", "0.5", *small)
     assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in done.stdout.splitlines() if "suffix" in line]
+    lines = [line.split() for line in done.stdout.splitlines() if "1: suffix" in line]
     assert [line[0] for line in lines] == ["1", "4"]
     drafted, accepted = (int(each.replace(",", "")) for each in lines[1][-2:])
     assert drafted >= accepted > 2 * 2 * 20

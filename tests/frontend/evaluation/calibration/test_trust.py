@@ -71,10 +71,11 @@ def test_steps_that_the_fit_does_not_explain_are_an_error() -> None:
 def test_a_sum_that_is_far_off_is_not_trusted() -> None:
     evidence = Evidence(TRUE, (100, 100), noise=0.01, error=0.05, bias=(0.4, -0.3), steal=None)
     assert evidence.doubts == [
-        "the fit makes prompt steps that it has not seen 40% too long in their sum, and at most 25% is allowed; "
-        "raise --seconds",
-        "the fit makes decode steps that it has not seen 30% too short in their sum, and at most 25% is allowed; "
-        "raise --seconds",
+        f"the fit makes {which} in their sum, and at most 25% is allowed; raise --seconds"
+        for which in (
+            "prompt steps that it has not seen 40% too long",
+            "decode steps that it has not seen 30% too short",
+        )
     ]
 
 
