@@ -15,7 +15,7 @@ _ROWS_AT_NO_COST = 16  # before anything is measured: rows that take as long as 
 _FORGET = 1 / 256  # of what drafts seem to cost, with each step without: bad measurements do not last
 
 _TOLERANCE = 0.01  # part of the time without drafts that may be lost on them
-_TRIAL = 4.0  # steps without drafts: their time may be lost before drafts pause
+_TRIAL = 4.0  # steps without drafts: their time may be lost before drafts pause, once an engine has run for a while
 _LOOK = 0.5  # such steps: their time may be lost on finding no drafts
 _RESERVE = 32.0  # such steps, whose time has been gained before, and may be lost too; but no more than were measured
 _LEAST_INSTALMENT, _INSTALMENTS = 1 / 16, 64  # of such a step; of what is owed, in which a step pays it
@@ -58,18 +58,18 @@ class _Steps:
         self.balance += num_steps * allowance
         return num_steps
 
-    def gain(self, seconds: float, num_drafts: int) -> None:
-        """Enter what a step with so many drafts has gained, or lost; drafts pause when it is too much."""
+    def gain(self, seconds: float, trial: float) -> None:
+        """Enter what a step has gained, or lost; drafts pause when `trial` seconds are lost."""
         unit = self.plain_seconds
         self.owe(-seconds - unit)
         instalment = min(self.owed, max(_LEAST_INSTALMENT * unit, self.owed / _INSTALMENTS))
         self.owed -= instalment
-        self._enter(max(seconds, -unit) - instalment, _TRIAL if num_drafts else _LOOK)
+        self._enter(max(seconds, -unit) - instalment, trial)
 
-    def gain_beside_prompts(self, seconds: float, own_seconds: float) -> None:
+    def gain_beside_prompts(self, seconds: float, own_seconds: float, trial: float) -> None:
         """Enter what a step with prompts has gained, or lost, and what it has taken for later drafts."""
         most = _MOST_OWED * self.plain_seconds
-        self._enter(max(seconds, -self.plain_seconds) - min(self.owe(own_seconds), most), _TRIAL)
+        self._enter(max(seconds, -self.plain_seconds) - min(self.owe(own_seconds), most), trial)
 
     def owe(self, seconds: float) -> float:
         """Enter what later steps are to pay; return what is too much for them."""
@@ -81,7 +81,7 @@ class _Steps:
         unit = self.plain_seconds
         reserve = min(_RESERVE, self.num_plain) * unit
         self.balance = min(self.balance + seconds + _TOLERANCE * unit, reserve)
-        self.is_paused = self.balance < -(0.0 if self.is_paused else trial) * unit
+        self.is_paused = self.balance < -(0.0 if self.is_paused else trial)
 
 
 class DraftCosts:
@@ -97,6 +97,7 @@ class DraftCosts:
     """
 
     def __init__(self) -> None:
+        self._seconds = 0.0  # of all steps
         self._steps: dict[int, _Steps] = {}  # by `_key`
         self._by_number: dict[int, _Steps] = {}  # the same, by the number of sequences
 
@@ -131,12 +132,13 @@ class DraftCosts:
         steps = self._of(num_decodes)
         if seconds <= 0:
             return
+        self._seconds += seconds
         steps.token_rate = blend(steps.token_rate, (num_decodes + advance.num_accepted) / seconds)
         if num_drafts:
             steps.since_plain += 1
             cost = max(seconds - own_seconds - steps.plain_seconds, 0.0) / num_drafts
             steps.draft_seconds = blend(steps.draft_seconds, cost)
-            steps.gain(steps.plain_seconds + steps.saved(advance, num_decodes) - seconds, num_drafts)
+            steps.gain(steps.plain_seconds + steps.saved(advance, num_decodes) - seconds, self._trial(steps, _TRIAL))
             return
         plain = seconds - own_seconds
         likely = plain / (num_decodes + _ROWS_AT_NO_COST)
@@ -150,7 +152,7 @@ class DraftCosts:
             steps.plain_seconds = blend(steps.plain_seconds, plain)
         steps.num_plain += 1
         steps.since_plain = 0
-        steps.gain(0.0 if steps.is_paused else -own_seconds, 0)
+        steps.gain(0.0 if steps.is_paused else -own_seconds, self._trial(steps, _LOOK))
 
     def learn_beside_prompts(
         self, num_decodes: int, num_drafts: int, advance: Advance, draft_seconds: float, own_seconds: float
@@ -159,13 +161,18 @@ class DraftCosts:
         steps = self._of(num_decodes)
         if steps.plain_seconds:
             saved = steps.saved(advance, num_decodes) if num_decodes else 0.0
-            steps.gain_beside_prompts(saved - num_drafts * draft_seconds, own_seconds)
+            trial = self._trial(steps, _TRIAL)
+            steps.gain_beside_prompts(saved - num_drafts * draft_seconds, own_seconds, trial)
 
     def _of(self, num_decodes: int) -> _Steps:
         steps = self._by_number.get(num_decodes)
         if steps is None:
             steps = self._by_number[num_decodes] = self._steps.setdefault(_key(num_decodes), _Steps())
         return steps
+
+    def _trial(self, steps: _Steps, most: float) -> float:
+        """Return the seconds that may be lost before drafts pause: of `most` steps, but no large part of all so far."""
+        return min(most * steps.plain_seconds, _TOLERANCE * self._seconds)
 
     def _draft_seconds_near(self, num_decodes: int) -> float:
         """Return what a draft adds to a step of the most similar number of sequences; 0 if none is known."""
