@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +14,7 @@ import typer
 
 from quire.frontend.cli.flags import AttachFlags, EngineFlags, changed, flag_names, option
 from quire.frontend.cli.output import say
+from quire.frontend.evaluation.replay.host import processor
 from quire.frontend.hub.names import name_of
 
 if TYPE_CHECKING:
@@ -116,12 +117,13 @@ class TargetFlags:
 class OpenTarget:
     """A target and its event loop; `runs` runs workloads on it.
 
-    `context_length` is that of --max-model-len if the server does not report one.
+    `context_length` is that of --max-model-len if the server does not report one. `engine_flags`: of an own engine.
     """
 
     runs: Runs
     loop: asyncio.AbstractEventLoop
     context_length: int | None
+    engine_flags: Mapping[str, Any]
 
     @property
     def target(self) -> Target:
@@ -142,6 +144,9 @@ class OpenTarget:
             "max_model_len": info.max_model_len,
             "vocab_size": self.runs.vocab_size,
             **more,
+            "build": info.build,
+            "engine_flags": {name: str(value) for name, value in self.engine_flags.items()} or None,
+            "client_host": processor(),
         }
         return {name: value for name, value in config.items() if value is not None}
 
@@ -205,7 +210,8 @@ def open_target(flags: TargetFlags, vocab_size: int | None = None) -> Iterator[O
         target = _open(loop, flags)
         try:
             runs = Runs(target, vocab_size=vocab_size, shown=_shown)
-            yield OpenTarget(runs, loop, flags.engine.max_model_len or target.info.max_model_len)
+            length = flags.engine.max_model_len or target.info.max_model_len
+            yield OpenTarget(runs, loop, length, flags.engine.given)
         finally:
             loop.run_until_complete(target.close())
 

@@ -18,6 +18,7 @@ from quire.frontend.evaluation.calibration.fit import StepTimes, fit
 from quire.frontend.evaluation.calibration.scenes import RequestSize, Scene, families
 from quire.frontend.evaluation.calibration.trust import Evidence
 from quire.frontend.evaluation.replay.engine_target import EngineTarget
+from quire.frontend.evaluation.replay.host import processor
 from quire.frontend.evaluation.replay.interference import StealTime
 from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, RunClock
 from quire.frontend.evaluation.replay.target import Send
@@ -52,7 +53,7 @@ async def calibrate(target: EngineTarget, seconds: float, report: Report = lambd
     evidence = Evidence.of(steps, step_time, steal.share)
     return Calibration(
         model=info.model,
-        host=f"{platform.node()}, {_processor()}",
+        host=f"{platform.node()}, {processor()}",
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         engine=shape,
         step=step_time,
@@ -174,13 +175,3 @@ class _Stage:
                 raise RuntimeError(f"a request of the calibration {record.outcome}: {record.error}")
             if scene.concurrency == 1 and scene.rest is None:
                 self.client_times.add(record)
-
-
-def _processor() -> str:
-    """Return the name of the CPU, or else its architecture."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:  # noqa: PTH123 - the file has no size
-            names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-            return next(names, platform.machine())
-    except OSError:
-        return platform.machine()

@@ -16,6 +16,7 @@ from quire.frontend.evaluation.replay.record import Outcome, PhaseTrack, Request
 from quire.frontend.evaluation.replay.target import Send, TargetInfo, Tokens, sampling_parameters
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 from quire.frontend.sampling import SamplingParams, engine_params, validate
+from quire.frontend.version import installed_version
 from quire.protocol.messages import Abort, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 
 _ABORTED = (FinishReason.ABORT, FinishReason.TIMEOUT)
@@ -86,7 +87,8 @@ class EngineTarget:
         address = self._engine.client.address
         tokenizer = self._engine.tokenizer
         special = frozenset(self._engine.eos_token_ids) | (tokenizer.special_token_ids if tokenizer else frozenset())
-        self.info = TargetInfo("quire", ready.model, address, ready.max_model_len, ready.vocab_size, special)
+        build = f"Quire {installed_version()}"
+        self.info = TargetInfo("quire", ready.model, address, ready.max_model_len, ready.vocab_size, special, build)
 
     @property
     def client(self) -> CoreClient:

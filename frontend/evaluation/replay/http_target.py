@@ -6,7 +6,7 @@ import asyncio
 import errno
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import msgspec
 
@@ -83,6 +83,7 @@ class Bodies:
 
 
 _OWN_LIMITS = (errno.EMFILE, errno.ENFILE)  # then a connection fails for want of file descriptors here
+_MOST_BUILD_CHARACTERS = 200
 _ANSWER_SECONDS = 30.0  # for requests that generate nothing
 
 
@@ -111,11 +112,19 @@ class _SlotSettings(msgspec.Struct):
 
 
 class _Properties(msgspec.Struct):
-    default_generation_settings: _SlotSettings
+    """llama.cpp's `/props`, all of whose settings are of a slot, which serves one request at a time."""
+
+    default_generation_settings: _SlotSettings | None = None
+    build_info: str | None = None
+
+
+class _Version(msgspec.Struct):
+    version: str
 
 
 class _Model(msgspec.Struct):
     id: str
+    owned_by: str | None = None
     max_model_len: int | None = None
     meta: _Meta | None = None
 
@@ -124,10 +133,15 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
+_Found = TypeVar("_Found", _Properties, _Version)
+
+
 class HttpTarget:
     """A server that has answered; `open` makes one. The server is never ended here."""
 
-    def __init__(self, pool: HttpPool, options: HttpOptions, model: _Model, max_model_len: int | None) -> None:
+    def __init__(
+        self, pool: HttpPool, options: HttpOptions, model: _Model, max_model_len: int | None, build: str | None
+    ) -> None:
         self._pool = pool
         self._bodies = Bodies(model.id, options.endpoint, options.prompt_as, options.tokenizer, options.extra_body)
         self._path = PATHS[options.endpoint]
@@ -141,6 +155,7 @@ class HttpTarget:
             max_model_len,
             meta.n_vocab or (tokenizer.backend.get_vocab_size() if tokenizer else None),
             tokenizer.special_token_ids if tokenizer else frozenset(),
+            build,
         )
 
     @classmethod
@@ -154,7 +169,10 @@ class HttpTarget:
             if options.model is None:
                 raise TargetError(f"the server at {options.base_url} names no model; name one with --model")
             wanted = _Model(options.model)  # a proxy may serve models that it does not list
-        return cls(pool, options, wanted, wanted.max_model_len or await _context_of_slots(pool))
+        properties = await _fetch(pool, "/props", _Properties) or _Properties()
+        slot = properties.default_generation_settings
+        build = await _build(pool, models, properties)
+        return cls(pool, options, wanted, wanted.max_model_len or (slot.n_ctx if slot else None), build)
 
     def prepare(self, request: WorkloadRequest, tokens: Tokens) -> Send:
         """Encode the whole request."""
@@ -234,12 +252,19 @@ async def _models(pool: HttpPool, base_url: str) -> list[_Model]:
         raise TargetError(f"the server at {base_url} is not OpenAI-compatible: /v1/models has {error}") from None
 
 
-async def _context_of_slots(pool: HttpPool) -> int | None:
-    """Return the context length of llama.cpp's slots, each of which serves a request; None for other servers."""
+async def _build(pool: HttpPool, models: list[_Model], properties: _Properties) -> str | None:
+    """Return the name of the server, from the owner of its models, and its version; None if it says neither."""
+    version = await _fetch(pool, "/version", _Version)
+    words = [models[0].owned_by if models else None, version.version if version else properties.build_info]
+    return " ".join(word for word in words if word)[:_MOST_BUILD_CHARACTERS] or None
+
+
+async def _fetch(pool: HttpPool, path: str, kind: type[_Found]) -> _Found | None:
+    """Return the answer of an endpoint, None from a server that has another one or none."""
     answer = WholeResponse()
     try:
         async with asyncio.timeout(_ANSWER_SECONDS):
-            await pool.exchange(pool.encode("GET", "/props"), answer)
-        return msgspec.json.decode(answer.body, type=_Properties).default_generation_settings.n_ctx
-    except (OSError, ValueError, RecursionError):  # another server, or another body
+            await pool.exchange(pool.encode("GET", path), answer)
+        return msgspec.json.decode(answer.body, type=kind) if answer.status == 200 else None
+    except (OSError, ValueError, RecursionError):
         return None

@@ -32,7 +32,7 @@ class TargetInfo:
     """Properties of a target; None where it does not report them.
 
     `backend`: "quire" for an engine, else the name of the API. `address`: of the engine's socket, or a URL.
-    `special_token_ids` are tokens that synthetic prompts avoid.
+    `special_token_ids` are tokens that synthetic prompts avoid. `build`: name and version, as far as it tells them.
     """
 
     backend: str
@@ -41,6 +41,7 @@ class TargetInfo:
     max_model_len: int | None = None
     vocab_size: int | None = None
     special_token_ids: frozenset[int] = frozenset()
+    build: str | None = None
 
 
 class Target(Protocol):

@@ -98,6 +98,7 @@ def _facts(report: dict[str, Any]) -> Table:
         "tokens": _tokens(report),
         "ITL": _together(report),
         "lag": _lag(report),
+        "target": _target(report),
         "steal": explain_steal(report.get("replay_steal_share")),
     }.items():
         if text:
@@ -148,6 +149,13 @@ def _together(report: dict[str, Any]) -> str:
         f"from each token to the next; 0 for the {numbers.percent(share)} that came together with the one before. Gap: "
         "from each increment to the next, vLLM's ITL"
     )
+
+
+def _target(report: dict[str, Any]) -> str:
+    config = report.get("config") or {}
+    flags = [f"{name}={value}" for name, value in (config.get("engine_flags") or {}).items()]
+    host = config.get("client_host")
+    return "; ".join(filter(None, [config.get("build"), ", ".join(flags), f"client on {host}" if host else None]))
 
 
 def _lag(report: dict[str, Any]) -> str:

@@ -273,11 +273,19 @@ def test_the_targets_properties_come_from_the_server() -> None:
     with RudeServer(lambda exchange: None) as server:
         server.pages = pages
         info = described(HttpOptions(server.url))
-        assert (info.model, info.vocab_size, info.max_model_len) == ("m", 77, None)
+        assert (info.model, info.vocab_size, info.max_model_len, info.build) == ("m", 77, None, None)
         assert described(HttpOptions(server.url, model="other")).vocab_size is None
         assert described(HttpOptions(server.url, model="unlisted")).model == "unlisted"
         pages["/props"] = {"default_generation_settings": {"n_ctx": 512}}
         assert described(HttpOptions(server.url)).max_model_len == 512
+        pages["/props"]["build_info"] = "b4242-0a1b2c3d"
+        pages["/v1/models"]["data"][0]["owned_by"] = "llamacpp"
+        assert described(HttpOptions(server.url)).build == "llamacpp b4242-0a1b2c3d"
+        pages["/version"] = {"version": "0.32.0"}
+        assert described(HttpOptions(server.url)).build == "llamacpp 0.32.0"
+        pages["/version"], pages["/props"] = {"version": ["?"]}, "?"
+        info = described(HttpOptions(server.url))
+        assert (info.build, info.max_model_len) == ("llamacpp", None)
         server.pages = {"/v1/models": {"data": []}}
         with pytest.raises(TargetError, match="--model"):
             described(HttpOptions(server.url))
