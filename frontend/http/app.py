@@ -36,6 +36,7 @@ _PROMPT_FIELDS = {  # paths whose prompt field is not called "prompt"
     "/v1/embeddings": "input",
     "/v1/messages": "messages",
     "/v1/responses": "input",
+    **dict.fromkeys(("/embedding", "/embeddings"), "content"),
     **dict.fromkeys(("/classify", "/v1/classify", "/pooling", "/v1/pooling"), "input"),
     **dict.fromkeys(("/score", "/v1/score"), "text_1"),
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), "documents"),

@@ -10,26 +10,8 @@ from quire.frontend.http.anthropic.writer import EVENTS as MESSAGE_EVENTS
 from quire.frontend.http.anthropic.writer import Message, TokenCount
 from quire.frontend.http.documentation.openapi import Documentation
 from quire.frontend.http.documentation.operation import Operation
-from quire.frontend.http.errors import AnthropicErrorResponse, OllamaErrorResponse
-from quire.frontend.http.ollama.body import (
-    GenerateBody,
-    OllamaChatBody,
-    OllamaEmbedBody,
-    OllamaEmbeddingsBody,
-    PullBody,
-    ShowBody,
-)
-from quire.frontend.http.ollama.embeddings import EmbeddedText, EmbeddedTexts, EmbedEndpoints
-from quire.frontend.http.ollama.endpoint import AnswerEndpoints
-from quire.frontend.http.ollama.models import (
-    ListedModels,
-    ModelEndpoints,
-    OllamaVersion,
-    RunningModels,
-    ShownModel,
-    Status,
-)
-from quire.frontend.http.ollama.writer import ChatAnswer, GeneratedText
+from quire.frontend.http.errors import AnthropicErrorResponse
+from quire.frontend.http.local_routes import llama_cpp_routes, ollama_routes
 from quire.frontend.http.openai.chat import ChatBody, ChatChunk, ChatCompletion, ChatEndpoint
 from quire.frontend.http.openai.completions import CompletionBody, CompletionsEndpoint, TextCompletion
 from quire.frontend.http.openai.embeddings import EmbeddingBody, EmbeddingList, EmbeddingsEndpoint
@@ -54,13 +36,16 @@ from quire.frontend.http.operations.view import EngineView, page_routes, view_ro
 from quire.frontend.http.service import ModelService
 from quire.frontend.metrics.recent import RecentRates
 
+RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/v1/reranking")  # the last two are llama.cpp's
+
 
 def routes(service: ModelService) -> list[Route]:
     """Return all routes in the order of `/openapi.json`, which documents every `Operation`."""
     recent = RecentRates()
     service.llm.add_observer(recent)
     view = EngineView(service.llm, recent, lambda: service.draining, service.args.shows_prompts())
-    table = [*_openai(service), *_ranking(service), *_anthropic(service), *_ollama(service), *_operator(service)]
+    table = [*_openai(service), *_ranking(service), *_anthropic(service)]
+    table += [*ollama_routes(service), *llama_cpp_routes(service), *_operator(service)]
     table += page_routes()
     table += view_routes(view, service.stream)
     table += Documentation(service, table).routes()
@@ -123,7 +108,7 @@ def _ranking(service: ModelService) -> list[Route]:
         ),
         *(
             Operation(path, endpoints.rerank, body=RerankBody, answer=Ranking, generates=True, example=query)
-            for path in ("/rerank", "/v1/rerank", "/v2/rerank")
+            for path in RERANK_PATHS
         ),
         *(
             Operation(
@@ -159,68 +144,6 @@ def _anthropic(service: ModelService) -> list[Route]:
             error=AnthropicErrorResponse,
             example={"messages": [{"role": "user", "content": "Tell me a tale."}]},
         ),
-    ]
-
-
-def _ollama(service: ModelService) -> list[Route]:
-    answers, vectors = AnswerEndpoints(service), EmbedEndpoints(service)
-    return [
-        Operation(
-            "/api/generate",
-            answers.generate,
-            body=GenerateBody,
-            answer=GeneratedText,
-            lines=[GeneratedText],
-            generates=True,
-            error=OllamaErrorResponse,
-            example={"prompt": "Tell me a tale.", "options": {"num_predict": 60}},
-        ),
-        Operation(
-            "/api/chat",
-            answers.chat,
-            body=OllamaChatBody,
-            answer=ChatAnswer,
-            lines=[ChatAnswer],
-            generates=True,
-            error=OllamaErrorResponse,
-            example={"messages": [{"role": "user", "content": "Tell me a tale."}], "options": {"num_predict": 60}},
-        ),
-        Operation(
-            "/api/embed",
-            vectors.embed,
-            body=OllamaEmbedBody,
-            answer=EmbeddedTexts,
-            generates=True,
-            error=OllamaErrorResponse,
-            example={"input": ["Once upon a time", "There was once a fox"]},
-        ),
-        Operation(
-            "/api/embeddings",
-            vectors.embeddings,
-            body=OllamaEmbeddingsBody,
-            answer=EmbeddedText,
-            generates=True,
-            error=OllamaErrorResponse,
-            example={"prompt": "Once upon a time"},
-        ),
-        *_ollama_models(ModelEndpoints(service)),
-    ]
-
-
-def _ollama_models(models: ModelEndpoints) -> list[Route]:
-    error = OllamaErrorResponse
-    unmanaged = {"/api/copy": "POST", "/api/create": "POST", "/api/delete": "DELETE", "/api/push": "POST"}
-    return [
-        Operation("/api/tags", models.tags, answer=ListedModels, error=error),
-        Operation("/api/ps", models.running, answer=RunningModels, error=error),
-        Operation("/api/show", models.show, body=ShowBody, answer=ShownModel, error=error, example={}),
-        Operation("/api/version", models.version, answer=OllamaVersion, error=error),
-        Operation("/api/pull", models.pull, body=PullBody, answer=Status, lines=[Status], error=error, example={}),
-        *(
-            Route(path, models.unmanaged, methods=[method], include_in_schema=False)
-            for path, method in unmanaged.items()
-        ),
-        Route("/api/blobs/{digest:path}", models.unmanaged, methods=["HEAD", "POST"], include_in_schema=False),
     ]
 
 

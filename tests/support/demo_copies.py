@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from chat_templates import GPT_OSS
@@ -12,8 +13,8 @@ from http_server import folder_of_demo_model
 THINK, THOUGHT = 1, 2
 """Token ids of `<think>` and `</think>` in `thinking_model`."""
 
-LESS_THAN, BRACKET = 32, 65
-"""Token ids of `<`, which begins a tool call of Hermes, and of `]`, which ends the calls of a forced answer."""
+LESS_THAN, LINE_END = 32, 203
+"""Token ids of `<`, which begins a call of Hermes and of the generic format, and of the line end between calls."""
 
 
 def model_with_template(folder: Path, template: str) -> Path:
@@ -53,6 +54,30 @@ def harmony_model(folder: Path) -> Path:
         2046: "<|call|>",
         2047: "<|return|>",
     }
+    _rename_tokens(folder, names)
+    for name, key, value in (
+        ("config.json", "eos_token_id", 2047),
+        ("generation_config.json", "eos_token_id", [2047]),
+        ("tokenizer_config.json", "eos_token", "<|return|>"),
+    ):
+        config = json.loads((folder / name).read_text(encoding="utf-8"))
+        (folder / name).write_text(json.dumps({**config, key: value}), encoding="utf-8")
+    return folder
+
+
+FIM_TOKENS = {1: "<|fim_prefix|>", 2: "<|fim_suffix|>", 3: "<|fim_middle|>"}
+REPOSITORY_TOKENS = {2045: "<|fim_pad|>", 2046: "<|repo_name|>", 2047: "<|file_sep|>"}
+
+
+def infill_model(folder: Path, *, with_files: bool) -> Path:
+    """Create a model with tokens for filling in text, and `with_files` for texts of other files."""
+    shutil.copytree(folder_of_demo_model(), folder)
+    _rename_tokens(folder, FIM_TOKENS | (REPOSITORY_TOKENS if with_files else {}))
+    return folder
+
+
+def _rename_tokens(folder: Path, names: Mapping[int, str]) -> None:
+    """Let special tokens take the place of others, of which no further ones are made."""
     file = folder / "tokenizer.json"
     state = json.loads(file.read_text(encoding="utf-8"))
     old = {token: text for text, token in state["model"]["vocab"].items()}
@@ -64,11 +89,3 @@ def harmony_model(folder: Path) -> Path:
     added = [*kept, *({**like, "id": token, "content": text} for token, text in names.items())]
     state["added_tokens"] = sorted(added, key=lambda token: int(token["id"]))
     file.write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
-    for name, key, value in (
-        ("config.json", "eos_token_id", 2047),
-        ("generation_config.json", "eos_token_id", [2047]),
-        ("tokenizer_config.json", "eos_token", "<|return|>"),
-    ):
-        config = json.loads((folder / name).read_text(encoding="utf-8"))
-        (folder / name).write_text(json.dumps({**config, key: value}), encoding="utf-8")
-    return folder

@@ -26,9 +26,9 @@ from quire.frontend.version import installed_version
 EVENT_STREAM = SERVER_SENT_EVENTS.media_type
 
 _DESCRIPTION = """\
-This server offers the model `{model}` through OpenAI's, Anthropic's and Ollama's APIs. Fields have the names and
-meanings of these APIs and of vLLM; an unknown or unsupported field is rejected with status 400 and an error that names
-it.
+This server offers the model `{model}` through OpenAI's, Anthropic's, Ollama's and llama.cpp's APIs. Fields have the
+names and meanings of these APIs and of vLLM; an unknown or unsupported field is rejected with status 400 and an error
+that names it.
 """
 _ERRORS = {
     400: "The request can't be served as it is; `param` names the field.",

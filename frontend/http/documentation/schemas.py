@@ -162,7 +162,7 @@ class Schemas:
                 _limit_length(schema, LENGTHS[name])
             for branch in _branches(schema):
                 if branch.get("type") == "array":
-                    _limit(branch["items"], (0, vocab_size - 1, True))
+                    _limit(branch.get("items", {}), (0, vocab_size - 1, True))
         if "model" in properties:
             properties["model"] = {"enum": [*models, None], "description": DESCRIPTIONS["model"]}
         for name, why in sorted(kind.refused.items()):
@@ -179,7 +179,7 @@ def _limit(schema: Schema, limits: tuple[float, float, bool]) -> None:
     low, high, closed = limits
     for branch in _branches(schema):
         if branch.get("type") == "array":
-            _limit(branch["items"], limits)
+            _limit(branch.get("items", {}), limits)
         if branch.get("type") not in _NUMBERS:
             continue
         if math.isfinite(low):

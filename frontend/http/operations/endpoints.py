@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -12,7 +13,7 @@ from quire.frontend.errors import RequestError
 from quire.frontend.http.errors import bad_request
 from quire.frontend.http.service import Endpoints
 from quire.frontend.http.shared_fields import MESSAGE, TOOL
-from quire.frontend.http.transport.bodies import ITEMS, Body
+from quire.frontend.http.transport.bodies import ITEMS, Body, Refusals
 from quire.frontend.http.transport.responses import json_response
 from quire.frontend.sampling import SamplingParams
 from quire.frontend.text.chat.tools import check_tools
@@ -69,25 +70,42 @@ class ModelList(msgspec.Struct, kw_only=True):
     data: list[ModelCard]
 
 
+class TokenPiece(msgspec.Struct):
+    """A token and its text, or the bytes of one that is no text by itself."""
+
+    id: int
+    piece: str | list[int]
+
+
 class Tokens(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The tokens of a prompt. `max_model_len`: the context length; `token_strs`: the text of each token."""
 
     count: int
     max_model_len: int
-    tokens: list[int]
+    tokens: list[int | TokenPiece]
     token_strs: list[str] | None = None
 
 
 class Detokenized(msgspec.Struct):
-    """The text of a list of tokens."""
+    """The text of a list of tokens, under vLLM's name and under llama.cpp's."""
 
     prompt: str
+    content: str
 
 
 class TokenizeBody(Body, kw_only=True):
-    """Either `prompt` or `messages`, with options of the chat template; the names are vLLM's."""
+    """A text as `prompt` or `content`, or `messages` with options of the chat template.
+
+    The names are vLLM's, and those that go with `content` llama.cpp's, where a text has no special tokens unless
+    `add_special` is given.
+    """
+
+    refused: ClassVar[Refusals] = {"parse_special": ((True,), "special tokens in a text always become their ids")}
 
     prompt: str | None = None
+    content: Annotated[str | None, Meta(description="The text, in llama.cpp's form.")] = None
+    add_special: Annotated[bool | None, Meta(description="With content: add the tokenizer's special tokens.")] = None
+    with_pieces: Annotated[bool | None, Meta(description="With content: return the text of each token.")] = None
     messages: Annotated[list[Annotated[dict[str, Any], MESSAGE]], ITEMS] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
@@ -145,9 +163,17 @@ class OperatorEndpoints(Endpoints):
         """Return the tokens of a text, or of a conversation rendered by the chat template."""
         service = self._service
         body = await service.read(request, TokenizeBody)
-        if (body.prompt is None) == (body.messages is None):
-            raise bad_request("give either prompt or messages")
-        if body.prompt is not None:
+        if [body.prompt, body.content, body.messages].count(None) != 2:
+            raise bad_request("give either prompt or messages, or content as llama.cpp has it")
+        if body.content is None and (body.add_special is not None or body.with_pieces is not None):
+            raise bad_request(
+                "add_special and with_pieces go with content; use add_special_tokens and return_token_strs",
+                "with_pieces" if body.add_special is None else "add_special",
+            )
+        if body.content is not None:
+            service.require_tokenizer()
+            tokens = await service.llm.encode(body.content, add_special_tokens=bool(body.add_special))
+        elif body.prompt is not None:
             service.require_tokenizer()
             tokens = await service.llm.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
         else:
@@ -163,7 +189,9 @@ class OperatorEndpoints(Endpoints):
                 add_special_tokens=bool(body.add_special_tokens),
             )
             tokens = prompt.token_ids
-        answer = Tokens(count=len(tokens), max_model_len=service.llm.max_model_len, tokens=tokens)
+        answer = Tokens(count=len(tokens), max_model_len=service.llm.max_model_len, tokens=[*tokens])
+        if body.with_pieces:
+            answer.tokens = [*await service.llm.run_long(lambda: list(map(self._piece, tokens)), tokens)]
         if body.return_token_strs:
             text_of = service.require_tokenizer().token_text
             answer.token_strs = await service.llm.run_long(lambda: list(map(text_of, tokens)), tokens)
@@ -178,7 +206,15 @@ class OperatorEndpoints(Endpoints):
             text = await service.llm.decode(body.tokens, skip_special_tokens=False)
         except RequestError as error:
             raise bad_request(str(error), "tokens") from None
-        return json_response(Detokenized(text))
+        return json_response(Detokenized(text, text))
+
+    def _piece(self, token_id: int) -> TokenPiece:
+        tokenizer = self._service.require_tokenizer()
+        piece = tokenizer.token_bytes(token_id)
+        try:
+            return TokenPiece(token_id, tokenizer.token_text(token_id) if piece is None else piece.decode())
+        except UnicodeDecodeError:
+            return TokenPiece(token_id, list(piece or b""))
 
     def _model(self, name: str) -> ModelCard:
         service = self._service

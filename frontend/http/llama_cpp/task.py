@@ -1,0 +1,131 @@
+"""The computation of the completions of one body, as an answer or as a stream."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+
+from quire.frontend.client.observer import TraceContext
+from quire.frontend.http.errors import errors_renamed, grammar_errors_at
+from quire.frontend.http.generation import Outputs, check_deadline, grown, merged
+from quire.frontend.http.llama_cpp.body import GenerationBody
+from quire.frontend.http.llama_cpp.cutoff import Cutoff
+from quire.frontend.http.llama_cpp.sampling import FIELD_NAMES
+from quire.frontend.http.llama_cpp.writer import Completion, CompletionWriter, chosen
+from quire.frontend.http.openai.logprobs import TokenWriter
+from quire.frontend.http.service import ModelService
+from quire.frontend.http.transport.responses import new_id
+from quire.frontend.http.transport.sse import event
+from quire.frontend.outputs import RequestOutput
+from quire.frontend.text.prompts import Prompt
+from quire.protocol.messages import SamplingParams
+
+
+class LlamaTask:
+    """Runs `prompts` and writes their completions; `is_one`: the answer is not a list."""
+
+    def __init__(
+        self,
+        service: ModelService,
+        body: GenerationBody,
+        request: Request,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        *,
+        is_one: bool,
+    ) -> None:
+        self._service = service
+        self._body = body
+        self._prompts = prompts
+        self._params = params
+        self._is_one = is_one and params.n == 1
+        self._timeout = service.timeout(request)
+        self._tenant = service.tenant(request)
+        self._trace = TraceContext("text_completion", request.headers, new_id("cmpl"))
+        tokens = TokenWriter(service.tokenizer, as_ids=False)
+        self._writers = [
+            CompletionWriter(
+                index,
+                tokens,
+                Cutoff(body.n_indent, body.t_max_predict_ms),
+                body.n_probs or 0,
+                leaves_out=body.num_predict == 0,
+            )
+            for index in range(len(prompts) * params.n)
+        ]
+        self._settings = body.settings(params, service.name, service.llm.max_model_len, stream=bool(body.stream))
+
+    async def whole(self) -> Any:
+        """Return the answer, or the list of all."""
+        async with aclosing(self._deltas()) as deltas:
+            last = {index: output async for index, output, _ in deltas}
+        shown, fields = bool(self._body.return_tokens), self._body.response_fields
+        answers = [
+            chosen(writer.whole(last[index], self._text(last[index]), self._settings, with_tokens=shown), fields)
+            for index, writer in enumerate(self._writers)
+        ]
+        return answers[0] if self._is_one else answers
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Yield the encoded events; the last of each completion has `stop`."""
+        encode = msgspec.json.Encoder().encode
+        async with aclosing(self._deltas()) as deltas:
+            async for index, output, piece in deltas:
+                if piece is not None:
+                    yield event(encode(piece))
+                writer = self._writers[index]
+                if writer.has_ended:
+                    last = writer.whole(output, self._text(output), self._settings, is_last_event=True)
+                    yield event(encode(chosen(last, self._body.response_fields)))
+
+    def explain(self, error: Exception) -> bytes:
+        """Return the event that ends a failed stream."""
+        return event(msgspec.json.encode(self._service.api_error(error).body))
+
+    async def _deltas(self) -> AsyncGenerator[tuple[int, RequestOutput, Completion | None], None]:
+        """Yield for each increment the completion's index, the output, and what it adds; end when all have ended."""
+        with_timings = bool(self._body.timings_per_token)
+        ended: defaultdict[int, set[int]] = defaultdict(set)
+        has_begun, field = False, "grammar" if self._body.grammar else "json_schema"
+        with errors_renamed(FIELD_NAMES):
+            async with grammar_errors_at(field), aclosing(merged(self._streams())) as outputs:
+                async for prompt_index, output in outputs:
+                    if not has_begun:
+                        check_deadline(output)
+                        has_begun = True
+                    for completion in grown(output, ended[prompt_index]):
+                        index = prompt_index * self._params.n + completion.index
+                        writer = self._writers[index]
+                        if writer.has_ended:  # was cut off
+                            continue
+                        yield index, output, writer.take(output, completion, with_timings=with_timings)
+                    if all(writer.has_ended for writer in self._writers):
+                        break  # closes the streams, which ends the requests of those that were cut off
+
+    def _streams(self) -> list[Outputs]:
+        return [
+            self._service.llm.generate(
+                prompt,
+                self._fitted(prompt),
+                output_kind="delta",
+                timeout=self._timeout,
+                tenant=self._tenant,
+                trace=self._trace,
+            )
+            for prompt in self._prompts
+        ]
+
+    def _fitted(self, prompt: Prompt) -> SamplingParams:
+        """Return the parameters without a limit beyond the context, which ends an answer there anyway."""
+        params, room = self._params, self._service.llm.max_model_len - len(prompt.token_ids)
+        if params.max_tokens is None or not 0 < room < params.max_tokens:
+            return params
+        return msgspec.structs.replace(params, max_tokens=None)
+
+    def _text(self, output: RequestOutput) -> str:
+        return self._service.prompt_text(output)

@@ -1,0 +1,145 @@
+"""The endpoints of the APIs of Ollama and llama.cpp, with the types that `/openapi.json` describes."""
+
+from __future__ import annotations
+
+from starlette.routing import Route
+
+from quire.frontend.http.documentation.operation import Operation
+from quire.frontend.http.errors import OllamaErrorResponse
+from quire.frontend.http.llama_cpp.body import ApplyTemplateBody, InfillBody, LlamaCompletionBody, LlamaEmbeddingBody
+from quire.frontend.http.llama_cpp.endpoint import LlamaEmbedding, LlamaEndpoints, RenderedConversation
+from quire.frontend.http.llama_cpp.state import ServerProperties, Slot, StateEndpoints
+from quire.frontend.http.llama_cpp.writer import Completion
+from quire.frontend.http.ollama.body import (
+    GenerateBody,
+    OllamaChatBody,
+    OllamaEmbedBody,
+    OllamaEmbeddingsBody,
+    PullBody,
+    ShowBody,
+)
+from quire.frontend.http.ollama.embeddings import EmbeddedText, EmbeddedTexts, EmbedEndpoints
+from quire.frontend.http.ollama.endpoint import AnswerEndpoints
+from quire.frontend.http.ollama.models import (
+    ListedModels,
+    ModelEndpoints,
+    OllamaVersion,
+    RunningModels,
+    ShownModel,
+    Status,
+)
+from quire.frontend.http.ollama.writer import ChatAnswer, GeneratedText
+from quire.frontend.http.service import ModelService
+
+
+def ollama_routes(service: ModelService) -> list[Route]:
+    """Return the routes of Ollama's API."""
+    answers, vectors = AnswerEndpoints(service), EmbedEndpoints(service)
+    return [
+        Operation(
+            "/api/generate",
+            answers.generate,
+            body=GenerateBody,
+            answer=GeneratedText,
+            lines=[GeneratedText],
+            generates=True,
+            error=OllamaErrorResponse,
+            example={"prompt": "Tell me a tale.", "options": {"num_predict": 60}},
+        ),
+        Operation(
+            "/api/chat",
+            answers.chat,
+            body=OllamaChatBody,
+            answer=ChatAnswer,
+            lines=[ChatAnswer],
+            generates=True,
+            error=OllamaErrorResponse,
+            example={"messages": [{"role": "user", "content": "Tell me a tale."}], "options": {"num_predict": 60}},
+        ),
+        Operation(
+            "/api/embed",
+            vectors.embed,
+            body=OllamaEmbedBody,
+            answer=EmbeddedTexts,
+            generates=True,
+            error=OllamaErrorResponse,
+            example={"input": ["Once upon a time", "There was once a fox"]},
+        ),
+        Operation(
+            "/api/embeddings",
+            vectors.embeddings,
+            body=OllamaEmbeddingsBody,
+            answer=EmbeddedText,
+            generates=True,
+            error=OllamaErrorResponse,
+            example={"prompt": "Once upon a time"},
+        ),
+        *_ollama_models(ModelEndpoints(service)),
+    ]
+
+
+def _ollama_models(models: ModelEndpoints) -> list[Route]:
+    error = OllamaErrorResponse
+    unmanaged = {"/api/copy": "POST", "/api/create": "POST", "/api/delete": "DELETE", "/api/push": "POST"}
+    return [
+        Operation("/api/tags", models.tags, answer=ListedModels, error=error),
+        Operation("/api/ps", models.running, answer=RunningModels, error=error),
+        Operation("/api/show", models.show, body=ShowBody, answer=ShownModel, error=error, example={}),
+        Operation("/api/version", models.version, answer=OllamaVersion, error=error),
+        Operation("/api/pull", models.pull, body=PullBody, answer=Status, lines=[Status], error=error, example={}),
+        *(
+            Route(path, models.unmanaged, methods=[method], include_in_schema=False)
+            for path, method in unmanaged.items()
+        ),
+        Route("/api/blobs/{digest:path}", models.unmanaged, methods=["HEAD", "POST"], include_in_schema=False),
+    ]
+
+
+def llama_cpp_routes(service: ModelService) -> list[Route]:
+    """Return the routes of llama.cpp's API."""
+    texts, state = LlamaEndpoints(service), StateEndpoints(service)
+    prompt = {"prompt": "Once upon a time", "n_predict": 60}
+    return [
+        *(
+            Operation(
+                path,
+                texts.completion,
+                body=LlamaCompletionBody,
+                answer=Completion | list[Completion],
+                events=[Completion],
+                generates=True,
+                example=prompt,
+            )
+            for path in ("/completion", "/completions")
+        ),
+        Operation(
+            "/infill",
+            texts.infill,
+            body=InfillBody,
+            answer=Completion | list[Completion],
+            events=[Completion],
+            generates=True,
+            example={"input_prefix": "def add(a, b):\n    ", "input_suffix": "\n", "n_predict": 60},
+        ),
+        *(
+            Operation(
+                path,
+                texts.embedding,
+                body=LlamaEmbeddingBody,
+                answer=list[LlamaEmbedding],
+                generates=True,
+                example={"content": "Once upon a time"},
+            )
+            for path in ("/embedding", "/embeddings")
+        ),
+        Operation(
+            "/apply-template",
+            texts.apply_template,
+            body=ApplyTemplateBody,
+            answer=RenderedConversation,
+            example={"messages": [{"role": "user", "content": "Tell me a tale."}]},
+        ),
+        Operation("/props", state.props, answer=ServerProperties),
+        Operation("/slots", state.slots, answer=list[Slot], errors=[503]),
+        Route("/slots/{id}", state.unsaved, methods=["POST"], include_in_schema=False),
+    ]
