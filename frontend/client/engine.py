@@ -243,6 +243,7 @@ class ConnectedEngine:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,
+            describe_tools=self.answer_format.describes_tools,
             **(chat_template_kwargs or {}),
         )
         token_ids = self.encode(text, add_special_tokens=add_special_tokens, must_fit=must_fit)
@@ -366,14 +367,18 @@ def _supervise(args: EngineArgs) -> Supervisor:
 
 
 # Variables of the chat template that are set by other arguments.
-_RESERVED = ("self", "messages", "add_generation_prompt", "continue_final_message", "tools")
+_RESERVED = ("self", "messages", "add_generation_prompt", "continue_final_message", "tools", "describe_tools")
 
 
 def _check_variables(variables: Mapping[str, Any]) -> None:
     """Raise `RequestError` for a variable of a chat template that another argument sets."""
     for name in _RESERVED:
         if name in variables:
-            advice = "omit it" if name == "self" else f"give {name} as an argument of its own, or omit it"
+            advice = (
+                "omit it"
+                if name in ("self", "describe_tools")
+                else f"give {name} as an argument of its own, or omit it"
+            )
             raise RequestError(f"chat_template_kwargs.{name} is not a variable that can be set; {advice}")
 
 

@@ -216,7 +216,7 @@ class ModelEndpoints(Endpoints):
         answer = llm.answer_format
         can = {
             "completion": True,
-            "tools": answer.tool_parser is not None,
+            "tools": answer.tool_parser is not None and self._service.has_chat_template,
             "thinking": answer.reasoning_parser is not None,
         }
         return [name for name, has in can.items() if has]

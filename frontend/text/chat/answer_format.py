@@ -10,6 +10,7 @@ import msgspec
 from quire.frontend.text.chat import harmony
 from quire.frontend.text.chat.answer_grammar import NO_TOKENS, after_thinking, answer_rule
 from quire.frontend.text.chat.assistant import AssistantParser
+from quire.frontend.text.chat.generic_tools import GENERIC
 from quire.frontend.text.chat.harmony_grammar import PromptEnd, harmony_grammar, prompt_end
 from quire.frontend.text.chat.reasoning import (
     REASONING_PARSERS,
@@ -53,6 +54,8 @@ class AnswerFormat:
     ) -> AnswerFormat:
         """Detect the format from a chat template, unless the parsers are named; "none" turns a parser off.
 
+        Tools have the generic format where the template shows no known one.
+
         Raises ValueError for an unknown name, or two that don't go together.
         """
         _check_name("tool_parser", tool_parser, TOOL_PARSER_NAMES)
@@ -60,7 +63,7 @@ class AnswerFormat:
         tools, reasoning = tool_parser, reasoning_parser
         if _are_harmony(tool_parser, reasoning_parser, template_source):
             tools, reasoning = tools or harmony.TOOL_PARSER, reasoning or harmony.REASONING_PARSER
-        tools = detect_parser(template_source) if tools is None else tools
+        tools = detect_parser(template_source) or GENERIC if tools is None else tools
         reasoning = detect_reasoning(template_source, added_tokens) if reasoning is None else reasoning
         return cls(None if tools == "none" else tools, None if reasoning == "none" else reasoning, special_tokens)
 
@@ -68,6 +71,11 @@ class AnswerFormat:
     def is_harmony(self) -> bool:
         """True for the harmony format of gpt-oss."""
         return self.tool_parser == harmony.TOOL_PARSER or self.reasoning_parser == harmony.REASONING_PARSER
+
+    @property
+    def describes_tools(self) -> bool:
+        """True if prompts must describe tools in the generic format, which the chat template does not."""
+        return self.tool_parser == GENERIC
 
     @property
     def reads_special_tokens(self) -> bool:
@@ -118,7 +126,7 @@ class AnswerFormat:
         """Return the Lark grammar that tools impose on the answer, None if they impose none.
 
         `content`, the right side of a rule, constrains an answer that calls no tool.
-        Raises ToolError if the model may choose among tools but has no known format for calls.
+        Raises ToolError if the model may choose among tools but the parser of calls is turned off.
         """
         name = self._tool_parser(tools)
         if tools is None or name is None:
@@ -172,9 +180,8 @@ class AnswerFormat:
         if self.tool_parser is None and not tools.forced:
             raise ToolError(
                 "tool_choice",
-                "is 'auto', but the chat template of this model shows no known format of tool calls; "
-                "set it to 'required', to a function or to 'none', or name the model's format with tool_call_parser "
-                "(--tool-call-parser of the server)",
+                "is 'auto', but tool_call_parser='none' turns the parser of calls off; set it to 'required', to a "
+                "function or to 'none', or start with another tool_call_parser (--tool-call-parser of the server)",
             )
         return self.tool_parser or (harmony.TOOL_PARSER if self.is_harmony else "json_call")
 

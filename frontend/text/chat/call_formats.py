@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.frontend.text.chat.argument_rules import ArgumentRules, json_arguments, keyword_arguments, xml_arguments
+from quire.frontend.text.chat.generic_tools import GENERIC
 from quire.frontend.text.chat.named_call_reader import ID, NAME
 from quire.frontend.text.chat.tool_parsers import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEP
 from quire.frontend.text.chat.xml_call_reader import END_FUNCTION, FUNCTION
@@ -15,7 +16,8 @@ class CallFormat:
     """The text around calls: `tag` `head` ARGUMENTS `after` `end_tag`, and around all of them `list_tag` `opening` and
     `closing` `list_end_tag`. Without a `separator` there is one call. In `head` `NAME` stands for the function's name,
     and a part that is `ID` for a number. `prose` are the texts that are no calls, in a format without tags; in it
-    `NAMES` stands for the functions' names.
+    `NAMES` stands for the functions' names. `is_enforced`: calls follow the schemas even where no tool is strict, since
+    no model was trained on the format.
     """
 
     head: tuple[str, ...] = (f'{{"name": "{NAME}", "arguments": ',)
@@ -29,6 +31,7 @@ class CallFormat:
     closing: str = ""
     list_end_tag: str = ""
     prose: str = r"/[ \n]*[^ \n{\[](.|\n)*/"
+    is_enforced: bool = False
 
     @property
     def mark(self) -> str:
@@ -40,6 +43,14 @@ _DEEPSEEK_V31 = CallFormat(
     head=(NAME, SEP), after="", tag=CALL_BEGIN, end_tag=CALL_END, separator="", list_tag=CALLS_BEGIN,
     list_end_tag=CALLS_END,
 )  # fmt: skip
+
+_HERMES = CallFormat(
+    head=(f'\n{{"name": "{NAME}", "arguments": ',),
+    after="}\n",
+    tag="<tool_call>",
+    end_tag="</tool_call>",
+    separator="\n",
+)
 
 FORMATS = {
     "cohere2": (
@@ -55,16 +66,12 @@ FORMATS = {
         ),
     ),
     "deepseek_v31": (_DEEPSEEK_V31,),
+    GENERIC: (replace(_HERMES, is_enforced=True),),
     "glm4": (
         CallFormat(head=(f"{NAME}\n",), after="", prose=r"/(.|\n)+/ & ~/\s*(NAMES)\n\s*\{(.|\n)*/"),
     ),
     "granite": (CallFormat(list_tag="<|tool_call|>", opening="[", separator=", ", closing="]"),),
-    "hermes": (
-        CallFormat(
-            head=(f'\n{{"name": "{NAME}", "arguments": ',), after="}\n", tag="<tool_call>", end_tag="</tool_call>",
-            separator="\n",
-        ),
-    ),
+    "hermes": (_HERMES,),
     "json_call": (CallFormat(opening="[", separator=", ", closing="]"),),
     "llama3_json": (CallFormat(head=(f'{{"name": "{NAME}", "parameters": ',), separator="; "),),
     "mistral": (

@@ -31,14 +31,16 @@ _JOINS_ARGUMENTS = re.compile(
 _READS_TOOLS_OF_SYSTEM = re.compile(r"""message(?:\[['"]tools['"]\]|\.tools\b)""")
 
 
-def check_messages(messages: Sequence[Message], template_source: str = "") -> list[dict[str, Any]]:
+def check_messages(
+    messages: Sequence[Message], template_source: str = "", describe_tools: bool = False
+) -> list[dict[str, Any]]:
     """Return the messages in the form that the template takes.
 
     Contents become strings (text parts are joined by line breaks), or None next to tool calls. Arguments of tool calls
     become objects, unless the template joins them to text. The role `developer` becomes `system`, unless the template
     supports it. Null fields are dropped. If the template does not write calls, they are written as text, and so are
-    results if it has no tools at all (see `calls_as_text`); without a source it is assumed to write them. Raises
-    ChatTemplateError that names the message and the problem.
+    results if it has no tools at all (see `calls_as_text`), or with `describe_tools`, in the generic format. Without a
+    source it is assumed to write calls. Raises ChatTemplateError that names the message and the problem.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise ChatTemplateError(
@@ -47,11 +49,14 @@ def check_messages(messages: Sequence[Message], template_source: str = "") -> li
     if not messages:
         raise ChatTemplateError('messages is empty; give at least one, such as {"role": "user", "content": "Hello"}')
     to_system = "developer" not in template_source
-    parse = _keep_text if _JOINS_ARGUMENTS.search(template_source) else _parse_arguments
+    joins_arguments = _JOINS_ARGUMENTS.search(template_source) is not None and not describe_tools
+    parse = _keep_text if joins_arguments else _parse_arguments
     checked = [_check_message(message, f"messages[{index}]", parse) for index, message in enumerate(messages)]
     for message in checked:
         if message["role"] == "developer" and to_system:
             message["role"] = "system"
+    if describe_tools:
+        return calls_as_text(checked, _hermes)
     if is_harmony(template_source):
         return harmony_messages(checked)
     if not template_source or "tool_calls" in template_source:
@@ -171,12 +176,14 @@ def _keep_text(arguments: str, where: str) -> str:
     return arguments
 
 
-def calls_as_text(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def calls_as_text(
+    messages: Iterable[Mapping[str, Any]], write: Callable[[list[dict[str, Any]]], str] | None = None
+) -> list[dict[str, Any]]:
     """Rewrite checked `messages` as text without tools.
 
-    A call becomes the assistant's text, in the `json_call` format that is forced on models without one of their own.
-    Results become messages of the user, consecutive ones joined, since many templates require roles to alternate.
-    Raises ChatTemplateError for arguments that are nested too deep to be serialized.
+    Calls become the assistant's text, as `write` has them, by default in the `json_call` format. Results become
+    messages of the user, joined with the next ones, since many templates require roles to alternate. Raises
+    ChatTemplateError for arguments that are nested too deep to be serialized.
     """
     written: list[dict[str, Any]] = []
     names: dict[str, str] = {}  # of functions, by the id of the call
@@ -185,8 +192,11 @@ def calls_as_text(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
         calls = message.get("tool_calls", ())
         names |= {call["id"]: call["function"]["name"] for call in calls if isinstance(call.get("id"), str)}
         if message["role"] != "tool":
+            if results is not None and message["role"] == "user":
+                results["content"] += f"\n\n{message['content']}"
+                continue
             results = None
-            written.append(_with_calls(message, calls))
+            written.append(_with_calls(message, calls, write or _listed))
             continue
         name = names.get(message.get("tool_call_id", ""), message.get("name", "the call"))
         text = f"Result of {name}: {message['content']}"

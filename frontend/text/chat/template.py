@@ -18,6 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from quire.frontend.errors import ChatTemplateError
+from quire.frontend.text.chat.generic_tools import HEADING, with_description
 from quire.frontend.text.chat.harmony import is_harmony
 from quire.frontend.text.chat.harmony_messages import check_variables
 from quire.frontend.text.chat.messages import Message, check_messages, with_tools
@@ -87,14 +88,16 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        describe_tools: bool = False,
         documents: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
         """Return the prompt; it contains special tokens as text, so encode it with `add_special_tokens=False`.
 
         `add_generation_prompt` ends it where the assistant's answer begins; `continue_final_message` ends it within
-        the last message, to be continued. `variables` are passed to the template (such as `enable_thinking`).
-        `check_messages` documents the form of messages.
+        the last message, to be continued. `describe_tools`: the template shows no calls, so write tools and calls in
+        the generic format (`generic_tools`) and don't pass `tools` to it. `variables` are passed to the template (such
+        as `enable_thinking`). `check_messages` documents the form of messages.
         Raises ChatTemplateError if the messages are malformed or the template rejects them.
         """
         if add_generation_prompt and continue_final_message:
@@ -103,24 +106,43 @@ class ChatTemplate:
             )
         if is_harmony(self.source):
             check_variables(variables)
-        conversation = check_messages(messages, self.source)
+        conversation = check_messages(messages, self.source, describe_tools)
+        described = tools if describe_tools else None
+        tools = None if describe_tools else tools
         if tools:
             conversation = with_tools(conversation, tools, self.source)
         values = {
             **self._variables,
             **({"xml_tools": tools} if "xml_tools" in self.source else {}),  # SmolLM 3's name for tools in JSON
             **variables,
-            "messages": conversation,
             "tools": tools,
             "documents": documents,
             "add_generation_prompt": add_generation_prompt,
         }
-        text = self._run(values)
+        text = self._described(conversation, described, values) if described else self._run(conversation, values)
         return _cut_after_final_message(text, conversation) if continue_final_message else text
 
-    def _run(self, values: dict[str, Any]) -> str:
+    def _described(
+        self, conversation: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], values: dict[str, Any]
+    ) -> str:
+        """Return the prompt with the tools described at the first place that the template writes."""
+        refusal: ChatTemplateError | None = None
+        for messages in with_description(conversation, tools):
+            try:
+                text = self._run(messages, values)
+            except ChatTemplateError as error:
+                refusal = error
+                continue
+            if HEADING in text:
+                return text
+        raise refusal or ChatTemplateError(
+            "the model's chat template writes neither the system's message nor the user's first one, so that the model "
+            "can't be told its tools; leave tools out, or use another template"
+        )
+
+    def _run(self, messages: Sequence[Mapping[str, Any]], values: dict[str, Any]) -> str:
         try:
-            return self._template.render(values)
+            return self._template.render({**values, "messages": messages})
         except TemplateError as error:
             raise ChatTemplateError(f"the model's chat template rejects the messages: {error.message}") from error
         except MemoryError:

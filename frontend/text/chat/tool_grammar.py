@@ -27,14 +27,15 @@ def tool_grammar(
 ) -> str | None:
     """Return a grammar of the answers that `use` allows, with calls in the format of `parser`; None if all are allowed.
 
-    The arguments of forced calls, and of all calls if a tool is strict, follow the tools' schemas; keywords that
-    llguidance does not support are ignored, unless the tool is strict. `start` leaves room to think first.
-    `thoughts` has the marks around thoughts.
-    `special_tokens` are the ids of the tokenizer's special tokens, by their texts. `content`, the right side of a rule,
-    constrains an answer that calls no tool; a forced call has no content.
+    The arguments of forced calls, and of all calls if a tool is strict or the format is enforced, follow the tools'
+    schemas; keywords that llguidance does not support are ignored, unless the tool is strict. `start` leaves room to
+    think first. `thoughts` has the marks around thoughts. `special_tokens` are the ids of the tokenizer's special
+    tokens, by their texts. `content`, the right side of a rule, constrains an answer that calls no tool; a forced call
+    has no content.
     """
     tools = use.callable_tools
-    if not tools or not (use.forced or content is not None or any(tool.strict for tool in tools)):
+    is_enforced = any(form.is_enforced for form in FORMATS[parser]) or any(tool.strict for tool in tools)
+    if not tools or not (use.forced or content is not None or is_enforced):
         return None
     return _Writer(FORMATS[parser], use, special_tokens).write(start, content, thoughts)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 
+from quire.frontend.text.chat.events import Event
+from quire.frontend.text.chat.generic_tools import GENERIC
 from quire.frontend.text.chat.keyword_call_reader import KeywordCallReader
 from quire.frontend.text.chat.line_call_reader import LineCallReader
 from quire.frontend.text.chat.marked_calls import ALPHANUMERIC, Reader, State, ToolParser
@@ -17,6 +19,19 @@ class HermesParser(ToolParser):
 
     tag = "<tool_call>"
     closing = "</tool_call>"
+
+
+class GenericParser(HermesParser):
+    """Any model, which is told of this format by the system's message (`generic_tools`); a grammar enforces it.
+
+    So a mark at the end of the answer is a call that was cut off, and not text.
+    """
+
+    def finish(self) -> list[Event]:
+        """End the text; return the events that were held back."""
+        if self._state is State.CALL and not self._reader.started:
+            return self._take_events()
+        return super().finish()
 
 
 class JsonCallParser(ToolParser):
@@ -183,6 +198,7 @@ TOOL_PARSERS: dict[str, type[ToolParser]] = {
     "cohere2": Cohere2Parser,
     "deepseek_v3": DeepSeekV3Parser,
     "deepseek_v31": DeepSeekV31Parser,
+    GENERIC: GenericParser,
     "glm4": Glm4Parser,
     "granite": GraniteParser,
     "hermes": HermesParser,
@@ -214,10 +230,7 @@ _OTHERS = ("<arg_key>",)  # texts of formats that are not known, GLM-4.5's
 
 
 def detect_parser(template_source: str) -> str | None:
-    """Return the name of the format that a chat template shows; None if it has no tools, or an unknown format.
-
-    `json_call` is never detected: no model is trained on it.
-    """
+    """Return the name of the format that a chat template shows; None if it has no tools, or an unknown format."""
     source = template_source.replace("\\", "")
     if "tools" not in source or any(other in source for other in _OTHERS):
         return None

@@ -151,7 +151,6 @@ def test_cached_tokens_are_counted_separately(anthropic: Anthropic) -> None:
         ({"tools": [{"name": "f", "input_schema": {"type": "object"}, "defer_loading": True}]}, "defer_loading is not"),
         ({"tool_choice": {"type": "any"}}, "'any', but there are no tools"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
-        ({"tools": [{"name": "f", "input_schema": {"type": "object"}}]}, "set it to 'any', to 'tool' or to 'none'"),
         ({"thinking": {"type": "enabled", "budget_tokens": 12}}, "thinking.budget_tokens=12"),
         (
             {"output_config": {"format": {"type": "json_schema", "schema": {"type": "no"}}}},

@@ -51,7 +51,7 @@ def test_a_model_is_described(ollama: Client, server: Server) -> None:
     assert shown.modelinfo is not None
     family = shown.modelinfo["general.architecture"]
     assert (family, shown.modelinfo[f"{family}.context_length"]) == ("qwen3", 2048)
-    assert shown.capabilities == ["completion"]
+    assert shown.capabilities == ["completion", "tools"]
     assert shown.template == json.loads((folder_of_demo_model() / "tokenizer_config.json").read_text())["chat_template"]
     for body in ({"name": MODEL}, {"model": f"{MODEL}:latest", "verbose": False}, {}):
         assert server.request("/api/show", body).json()["details"]["family"] == "qwen3"

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 from anthropic import Anthropic
 from chat_templates import QWEN_THINKING
-from demo_copies import BRACKET, LESS_THAN, THINK, THOUGHT, thinking_model
+from demo_copies import LESS_THAN, LINE_END, THINK, THOUGHT, thinking_model
 from http_server import Server
 from openai import BadRequestError, OpenAI
 
@@ -125,7 +125,7 @@ def test_an_answer_may_have_several_calls(openai: OpenAI) -> None:
         "tools": tools(),
         "tool_choice": "required",
         "n": 8,
-        "logit_bias": {BRACKET: 9},
+        "logit_bias": {LINE_END: -6},
     }
     answers = [part for part in streamed(openai, **body) if part["reason"] == "tool_calls"]
     assert max(len(part["calls"]) for part in answers) > 1
@@ -221,7 +221,7 @@ def test_thoughts_precede_the_constrained_text(qwen: OpenAI) -> None:
 
 def test_a_call_may_be_cut_short(openai: OpenAI, server: Server) -> None:
     body: Any = {**ASKED, "messages": ASK, "tools": tools(), "tool_choice": NAMED}
-    [part] = streamed(openai, **{**body, "max_tokens": 24})
+    [part] = streamed(openai, **{**body, "max_tokens": 36})
     [[_, name, arguments]] = part["calls"]
     assert (name, part["reason"]) == ("look", "length")
     assert arguments.startswith("{")
@@ -269,8 +269,6 @@ def test_a_model_that_knows_no_tools_continues_after_a_call(server: Server, open
 
 
 BAD: list[tuple[dict[str, Any], str, str]] = [
-    ({"tools": tools()}, "tool_choice", "shows no known format of tool calls"),
-    ({"tools": tools()}, "tool_choice", "--tool-call-parser"),
     ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
     ({"tools": tools(), "tool_choice": {**NAMED, "function": {"name": "x"}}}, "tool_choice.function.name", "'x'"),
     ({"tools": tools(), "tool_choice": "x"}, "tool_choice", "'x'"),

@@ -92,9 +92,11 @@ def test_the_format_of_a_model() -> None:
     assert AnswerFormat.detect(QWEN_THINKING) == AnswerFormat("hermes", "qwen3")
     assert AnswerFormat.detect(LLAMA, special_tokens={"<s>": 1}) == AnswerFormat("llama3_json", None, {"<s>": 1})
     assert AnswerFormat.detect(QWEN_THINKING, tool_parser="none", reasoning_parser="none") == AnswerFormat()
+    assert AnswerFormat.detect(PLAIN) == AnswerFormat("generic")
     assert AnswerFormat.detect(PLAIN, tool_parser="hermes", reasoning_parser="think") == AnswerFormat("hermes", "think")
     with pytest.raises(
-        ValueError, match="tool_parser='x' is not known; give one of none, cohere2, deepseek_v3, deepseek_v31, glm4"
+        ValueError,
+        match="tool_parser='x' is not known; give one of none, cohere2, deepseek_v3, deepseek_v31, generic, glm4",
     ):
         AnswerFormat.detect(PLAIN, tool_parser="x")
     with pytest.raises(ValueError, match="reasoning_parser='x' is not known; give one of none, cohere2, deepseek_r1"):
@@ -113,11 +115,11 @@ def test_special_tokens_are_kept_if_they_are_marks() -> None:
     assert [form.reads_special_tokens for form in formats] == [True, False, True, False, False]
 
 
-def test_an_unknown_format_can_be_forced_but_not_chosen() -> None:
+def test_without_a_parser_calls_can_be_forced_but_not_chosen() -> None:
     auto, forced, never = (check_tools(TOOLS, choice) for choice in ("auto", "required", "none"))
-    with pytest.raises(ToolError, match="tool_choice is 'auto', but the chat template"):
+    with pytest.raises(ToolError, match="tool_choice is 'auto', but tool_call_parser='none'"):
         AnswerFormat().parser(PROMPT, auto)
-    with pytest.raises(ToolError, match="tool_choice is 'auto', but the chat template"):
+    with pytest.raises(ToolError, match="tool_choice is 'auto', but tool_call_parser='none'"):
         AnswerFormat().grammar(PROMPT, auto)
     text = '[{"name": "go", "arguments": {}}]'
     assert parse_answer(text, AnswerFormat().parser(PROMPT, forced)).tool_calls[0].name == "go"

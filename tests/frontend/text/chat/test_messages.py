@@ -136,8 +136,7 @@ def test_calls_and_results_are_text_if_the_template_has_no_tools() -> None:
     other = {**RESULT, "tool_call_id": "unknown", "content": "Mild."}
     text = '[{"name": "look", "arguments": {"city": "Rome", "n": [1, "é"]}}]'
     assert render(PLAIN, HELLO, calling(call()), RESULT, other, HELLO) == (
-        f"user: Hello\nassistant: {text}\n"
-        "user: Result of look: Sunny.\nResult of the call: Mild.\nuser: Hello\nassistant: "
+        f"user: Hello\nassistant: {text}\nuser: Result of look: Sunny.\nResult of the call: Mild.\n\nHello\nassistant: "
     )
     assert f"assistant: I look.\n{text}\n" in render(PLAIN, HELLO, calling(call(), content="I look."))
 

@@ -124,7 +124,7 @@ def written(name: str, *calls: tuple[str, str]) -> str:
         return "<function_calls>\n" + "\n".join(made) + "\n</function_calls>"
     key = "parameters" if name == "llama3_json" else "arguments"
     objects = [f'{{"name": "{call}", "{key}": {arguments}}}' for call, arguments in calls]
-    if name == "hermes":
+    if name in ("hermes", "generic"):
         return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in objects)
     mark = {"granite": "<|tool_call|>", "phi4_mini_json": "functools", "mistral": "[TOOL_CALLS]"}.get(name, "")
     return "; ".join(objects) if name == "llama3_json" else f"{mark}[{', '.join(objects)}]"
