@@ -11,18 +11,18 @@ from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.frontend.errors import CONTEXT_LENGTH_EXCEEDED
 from quire.frontend.http.documentation.operation import Operation
-from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError, bad_request, body_at, cut_off, is_anthropic
+from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError, body_at, cut_off, is_anthropic
 from quire.frontend.http.quotas import Quotas
 from quire.frontend.http.routes import routes
 from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.auth import ApiKeys
+from quire.frontend.http.transport.cors import Cors
 from quire.frontend.http.transport.hosts import AllowedHosts
 from quire.frontend.http.transport.logs import access_log
 from quire.frontend.http.transport.responses import REQUEST_ID, request_id_of
@@ -56,15 +56,7 @@ class Gateway:
     def __init__(self, service: ModelService, routes: Sequence[Route]) -> None:
         self._service = service
         self._router = Router(routes, redirect_slashes=False)
-        self._app: ASGIApp = self._respond
-        if service.args.allowed_origins:
-            self._app = Cors(
-                self._respond,
-                allow_origins=service.args.allowed_origins,
-                allow_methods=["*"],
-                allow_headers=["*"],
-                expose_headers=[REQUEST_ID],
-            )
+        self._app: ASGIApp = Cors(self._respond, service.args)
         self._hosts = AllowedHosts(service.args)
         self._keys = ApiKeys(service.args.all_api_keys())
         self._quotas = Quotas(service.args.max_requests_per_key, service.args.max_tokens_per_minute_per_key)
@@ -125,19 +117,6 @@ class Gateway:
             if path in self._generating:
                 stack.enter_context(self._quotas.admit(tenant, lambda: self._service.retry_after))
             yield
-
-
-class Cors(CORSMiddleware):
-    """Allows calls from web pages of other origins; rejections have the shape of all other errors."""
-
-    def preflight_response(self, request_headers: Headers) -> Response:
-        """Answer a browser's preflight request."""
-        response = super().preflight_response(request_headers)
-        if response.status_code < 400:
-            return response
-        reason = bytes(response.body).decode()
-        message = f"{reason}; start the server with --allowed-origins to allow pages of this origin"
-        return bad_request(message).response()
 
 
 class HttpExchange:

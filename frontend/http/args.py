@@ -14,6 +14,10 @@ from quire.protocol.options import MAX_INT64, Option, Range, check_options
 
 API_KEY_VARIABLE = "QUIRE_API_KEY"
 _HOST_NAME = re.compile(r"\*|(?:\*\.)?[\w-]+(?:\.[\w-]+)*")
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+")
+NO_ORIGIN = "none"
+"""The origin that stands for no page at all."""
+
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -30,7 +34,8 @@ class ServerArgs:
         api_key_file: File of such keys, one a line.
         served_model_name: Name of the model for clients; answers have the first. Default: its name, or its folder's.
         root_path: Path where a proxy shows the server, such as /quire.
-        allowed_origins: Origin of web pages that may call the server (CORS); * for all.
+        allowed_origins: Origin of web pages that may call the server (CORS); * for all, none for no pages. Default:
+            pages on this machine.
         allowed_hosts: Host name that clients may address, *.NAME for its subdomains, * for any; IP addresses and
             localhost are always allowed. Default: any; on a loopback address none.
         log_level: Least level of messages on stderr; info: a line for each request.
@@ -97,6 +102,14 @@ class ServerArgs:
                     f"allowed_hosts={name!r} is not a host name; give one without scheme and port, such as "
                     "llm.example.com, or *.example.com for its subdomains, or * for any"
                 )
+        for origin in self.allowed_origins:
+            if origin != NO_ORIGIN and not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"allowed_origins={origin!r} is not an origin; give scheme, host and port of the page, no path, "
+                    f"such as https://chat.example.com, or * for all, or {NO_ORIGIN}"
+                )
+        if NO_ORIGIN in self.allowed_origins and len(self.allowed_origins) > 1:
+            raise ValueError(f"allowed_origins has {NO_ORIGIN!r} and others; give the one or the other")
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise ValueError("ssl_keyfile is of no use without ssl_certfile; give both")
         for name in ("ssl_certfile", "ssl_keyfile"):

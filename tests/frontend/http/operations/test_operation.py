@@ -197,14 +197,11 @@ def test_a_later_time_limit_ends_the_answer(locked: Server, stream: bool) -> Non
     assert "timeout" in reasons
 
 
-def test_request_ids_are_returned_and_by_default_no_page_may_call(narrow: Server) -> None:
-    reply = narrow.request("/version", headers={"X-Request-Id": "mine", "Origin": "http://page.test"})
+def test_request_ids_are_returned(narrow: Server) -> None:
+    reply = narrow.request("/version", headers={"X-Request-Id": "mine"})
     assert reply.headers["x-request-id"] == "mine"
-    assert not [name for name in reply.headers if name.startswith("access-control")]
     ids = {narrow.request("/version").headers["x-request-id"] for _ in range(3)}
     assert len(ids) == 3
-    preflight = narrow.request(COMPLETIONS, method="OPTIONS", headers={"Origin": "http://page.test"})
-    assert preflight.status == 405
 
 
 def test_tls_from_files(tmp_path: Path) -> None:
