@@ -3,6 +3,7 @@
 #
 #   ensure_quire            system packages, virtual environment, native build, editable install
 #   ensure_extra NAME       the requirements of one extra of pyproject.toml, on top
+#   ensure_runnable         a Quire that runs, from a wheel if there is one, which takes no build
 #
 # Each step leaves a stamp in the virtual environment once it is complete, holding a hash of all it depends on. A matching
 # stamp means nothing to do, so a second run costs milliseconds; an interrupted step left none and is done again.
@@ -42,11 +43,14 @@ sys.exit(0 if sys.version_info >= (3, 11) and os.path.exists(header) else 1)
 P
 }
 
-# The Python to build with: $QUIRE_PYTHON, or the first on PATH that is 3.11 or newer and has its headers.
+# Without headers it can run Quire, and not build it.
+python_runs() { "$1" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+
+# find_python [TEST]: the Python to build with: $QUIRE_PYTHON, or the first on PATH that is 3.11 or newer and has its headers.
 find_python() {
-  local name
+  local name is_fit=${1:-python_is_fit}
   for name in ${QUIRE_PYTHON:+"$QUIRE_PYTHON"} python3 python3.14 python3.13 python3.12 python3.11; do
-    if command -v "$name" >/dev/null && python_is_fit "$name"; then
+    if command -v "$name" >/dev/null && "$is_fit" "$name"; then
       command -v "$name"
       return
     fi
@@ -218,3 +222,45 @@ install_extra() {
 
 ensure_quire() { stamp_matches quire "$(fingerprint)" || with_lock install_quire; }
 ensure_extra() { with_lock install_extra "$1"; }
+
+# ---- from a wheel ---------------------------------------------------------------------------------------------------
+
+# A hash of all that is in a wheel. `build_wheel` leaves it beside those that it makes.
+sources() {
+  cd "$QUIRE_ROOT" || exit 1
+  find pyproject.toml CMakeLists.txt protocol frontend engine_core kernels -type f ! -name '*.py[co]' ! -name '_native.*' -print0 |
+    LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum
+}
+
+# find_wheel PYTHON: $QUIRE_WHEEL, a file or an address; or the wheel in dist/ for this Python, made of these very sources.
+find_wheel() {
+  local dist=$QUIRE_ROOT/dist tag
+  if [[ -n ${QUIRE_WHEEL:-} ]]; then
+    printf '%s\n' "$QUIRE_WHEEL"
+    return
+  fi
+  [[ -f $dist/sources.sha256 && $(<"$dist/sources.sha256") == "$(sources)" ]] || return 1
+  tag=$("$1" -c 'import sys; print("cp311-cp311" if sys.version_info < (3, 12) else "cp312-abi3")')
+  compgen -G "$dist/quire-*-$tag-*_$(uname -m).whl"
+}
+
+install_wheel() {
+  local wheel=$1 python=$2 stamp=$3
+  stamp_matches wheel "$stamp" && return
+  run_logged "creating a virtual environment with $python" "$python" -m venv --clear "$QUIRE_VENV" || exit 1
+  run_logged "installing $wheel" pip_install "$wheel" || exit 1
+  write_stamp wheel "$stamp"
+}
+
+# In an environment of its own beside $QUIRE_VENV, which is left to what is built here.
+ensure_runnable() {
+  local python wheel
+  stamp_matches quire "$(fingerprint)" && [[ -z ${QUIRE_WHEEL:-} ]] && return
+  if python=$(find_python python_runs) && wheel=$(find_wheel "$python"); then
+    QUIRE_VENV+=-wheel
+    VENV_PYTHON=$QUIRE_VENV/bin/python
+    with_lock install_wheel "$wheel" "$python" "$(stat -c '%n %s %Y' "$wheel" 2>/dev/null || printf '%s\n' "$wheel") $python"
+    return
+  fi
+  ensure_quire
+}

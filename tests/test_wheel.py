@@ -66,18 +66,27 @@ def test_it_is_small_and_needs_no_library_that_some_systems_lack(wheel: Path, na
     assert all(name in ON_EVERY_SYSTEM or name.startswith(IN_THE_WHEEL) for name in needed), needed
 
 
-def test_it_streams_a_story_from_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
-    """With the packages that it names, and neither compiler nor LLVM on PATH, nor caches."""
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
-    pip = f"{tmp_path}/venv/bin/pip"
-    subprocess.run([pip, "install", "--disable-pip-version-check", "--quiet", str(wheel)], check=True)
-    empty = tmp_path / "bin"
-    empty.mkdir()
-    environment = {"PATH": str(empty), "HOME": str(tmp_path), "LANG": "C.UTF-8"}
-    command = [f"{tmp_path}/venv/bin/quire", "serve", "Once upon a time", "--max-tokens", "20"]
+def test_serve_installs_it_and_streams_a_story_without_a_compiler(wheel: Path, tmp_path: Path) -> None:
+    """`scripts/serve` builds nothing; then the command works with neither compiler nor LLVM on PATH, nor caches."""
+    command = ["serve", "Once upon a time", "--max-tokens", "20", "--seed", "1"]
+    environment = {"HOME": str(tmp_path), "LANG": "C.UTF-8"}
+    installing = {**environment, "PATH": os.environ["PATH"], "QUIRE_WHEEL": str(wheel), "QUIRE_PYTHON": sys.executable}
+    installing["QUIRE_VENV"] = str(tmp_path / "venv")
+    story = stream([str(REPOSITORY / "scripts" / "serve"), *command[1:]], tmp_path, installing)
+    assert "building" not in story.stderr
+    (tmp_path / "bin").mkdir()
+    again = stream(
+        [f"{tmp_path}/venv-wheel/bin/quire", *command], tmp_path, {**environment, "PATH": str(tmp_path / "bin")}
+    )
+    assert again.stdout == story.stdout
+    assert (tmp_path / ".cache" / "quire").is_dir()
+
+
+def stream(command: list[str], folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Return what a command printed that streams a story."""
     story = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert story.returncode == 0, story.stderr
     assert len(story.stdout.split()) > 10
-    assert (tmp_path / ".cache" / "quire").is_dir()
+    return story
