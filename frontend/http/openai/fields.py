@@ -104,7 +104,36 @@ def _checked(fields: dict[str, Any], field: str) -> StructuredOutputs:
     return structured
 
 
+_OFF = (0, 0.0)
+_SAMPLERS = "use temperature, top_p, top_k and min_p"
+_CACHED = "prefixes stay cached until their KV pages are needed"
+
+LLAMA_CPP: Refusals = {  # fields that clients of llama.cpp send to OpenAI's endpoints too
+    "cache_prompt": ((True, False), _CACHED),
+    "dry_multiplier": (_OFF, "use repetition_penalty"),
+    "dynatemp_range": (_OFF, "the temperature does not vary"),
+    "grammar": (("",), 'use structured_outputs={"grammar": "..."}'),
+    "id_slot": ((-1, 0), "requests have no slots"),
+    "json_schema": ((), "use response_format"),
+    "lora": (([],), NOT_HERE),
+    "mirostat": ((0,), _SAMPLERS),
+    "n_predict": ((-1,), "use max_tokens"),
+    "n_probs": ((0,), "use logprobs"),
+    "reasoning_format": (
+        ("auto", "deepseek"),
+        "thoughts are in reasoning_content; include_reasoning=false leaves them out",
+    ),
+    "repeat_last_n": ((-1,), "penalties apply to all tokens"),
+    "repeat_penalty": ((1, 1.0), "use repetition_penalty"),
+    "return_progress": ((False,), "a stream begins with the first token"),
+    "samplers": ((), f"they are always the same; {_SAMPLERS}"),
+    "timings_per_token": ((False,), "POST /completion has them"),
+    "typical_p": ((1, 1.0), _SAMPLERS),
+    "xtc_probability": (_OFF, _SAMPLERS),
+}
+
 REFUSED: Refusals = {
+    **LLAMA_CPP,
     "audio": ((), "only text is supported"),
     "bootstrap_host": ((), NOT_HERE),
     "chat_template_content_format": (("auto", "string"), "chat templates get contents as strings"),
@@ -123,15 +152,18 @@ REFUSED: Refusals = {
     "modalities": ((["text"],), "only text is supported"),
     "moderation": ((), NOT_HERE),
     "prediction": ((), NOT_HERE),
-    "prompt_cache_options": (({}, {"mode": "implicit"}), "prefixes stay cached until their KV pages are needed"),
-    "prompt_cache_retention": (("in_memory", "in-memory"), "prefixes stay cached until their KV pages are needed"),
+    "prompt_cache_options": (({}, {"mode": "implicit"}), _CACHED),
+    "prompt_cache_retention": (("in_memory", "in-memory", "24h"), _CACHED),
     "repetition_detection": ((), NOT_HERE),
     "response_role": (("assistant",), "answers are the assistant's"),
     "service_tier": (("auto", "default"), "all requests are served alike; use priority"),
     "store": ((False,), "nothing is stored"),
     "thinking_token_budget": ((), "what bounds thoughts is the limit of all tokens"),
     "truncation_side": (("left",), "truncate_prompt_tokens keeps the last tokens"),
-    "verbosity": (("medium",), NOT_HERE),
+    "verbosity": (
+        ("medium",),
+        "ask for it in the prompt, or by chat_template_kwargs if the chat template knows it",
+    ),
     "vllm_xargs": (({},), NOT_HERE),
     "web_search_options": ((), NOT_HERE),
 }
