@@ -14,9 +14,10 @@ import typer
 from quire.frontend.cli.failures import fail
 from quire.frontend.cli.flags import AttachFlags, EngineFlags, SamplingFlags, switch, takes_flags
 from quire.frontend.cli.model import Model, open_model
-from quire.frontend.cli.output import PrintedAnswer, is_interactive, say, tolerate_encoding, write
+from quire.frontend.cli.output import PrintedAnswer, is_interactive, say, tolerate_encoding, write, write_raw
 
 if TYPE_CHECKING:
+    from quire.frontend.cli.markdown import MarkdownStream
     from quire.frontend.outputs import RequestOutput
     from quire.protocol.options import Option
 
@@ -26,10 +27,12 @@ HELP = """\
 /reset, /clear    start a new conversation (the system message stays)
 /system TEXT      set the system message and start over; without TEXT, remove it
 /set NAME VALUE   set a sampling parameter, such as temperature; without VALUE, back to the default; without NAME, show
+/set markdown false   write answers as they are; true renders their Markdown
 /retry, /regen    regenerate the last answer
 /exit, /bye       exit, as do Ctrl-D and Ctrl-C
 Ctrl-C during an answer stops it. A line that ends with \\ continues on the next; what stands between \"\"\" and
 \"\"\" is one message of many lines."""
+NO_MARKDOWN = "Write answers as they are. Default: render Markdown at a terminal, unless NO_COLOR is set."
 _QUOTES = '"""'
 _ENDS = ("/bye", "/exit", "/quit")
 _MOST_LINES = 1000  # of the history
@@ -40,6 +43,7 @@ def chat(
     system: Annotated[
         str | None, typer.Option(help="System message of the conversation.", metavar="TEXT", show_default=False)
     ] = None,
+    no_markdown: Annotated[bool, switch(None, "--no-markdown", NO_MARKDOWN)] = False,
     *,
     engine: EngineFlags,
     attach: AttachFlags,
@@ -57,7 +61,7 @@ def chat(
         if model.folder is not None:
             find_template(model.folder)  # raises an error with advice if there is none
         greet()
-        ChatSession(model, sampling, system).run()
+        ChatSession(model, sampling, system, no_markdown=no_markdown).run()
 
 
 def greet() -> None:
@@ -69,13 +73,16 @@ def greet() -> None:
 class ChatSession:
     """A loop that reads messages from stdin and streams the answers until the user exits."""
 
-    def __init__(self, model: Model, sampling: SamplingFlags, system: str | None = None) -> None:
+    def __init__(
+        self, model: Model, sampling: SamplingFlags, system: str | None = None, *, no_markdown: bool = False
+    ) -> None:
         self._model = model
         self._sampling = sampling
         self._params = model.params(sampling)
         self._system = system
         self._messages: list[dict[str, str]] = []
         self._prompt = "> " if is_interactive() else ""
+        self._renders = not no_markdown and model.has_chat_template
 
     def run(self) -> None:
         """Answer until the end of the input or /exit. Ctrl-C at the prompt raises KeyboardInterrupt."""
@@ -134,11 +141,14 @@ class ChatSession:
         """Set a sampling parameter, or show those that were given."""
         rows, given = SamplingFlags.rows, dict(self._sampling.given)
         name = name.replace("-", "_")
+        if name == "markdown":
+            self._set_markdown("true" if text is None else text)
+            return
         if not name:
             say(", ".join(f"{each}={value}" for each, value in given.items()) or "all parameters are the model's own")
             return
         if name not in rows or rows[name].is_list:
-            names = ", ".join(each for each, row in rows.items() if not row.is_list)
+            names = ", ".join([*(each for each, row in rows.items() if not row.is_list), "markdown"])
             fail(f"{name} is no parameter to set; these are: {names}")
             return
         given.pop(name, None)
@@ -151,6 +161,12 @@ class ChatSession:
         else:
             self._sampling = SamplingFlags(**given)
 
+    def _set_markdown(self, text: str) -> None:
+        if text in ("true", "false"):
+            self._renders = text == "true"
+        else:
+            fail(f"markdown={text!r} is not known; give true or false")
+
     def _retry(self) -> None:
         if not self._messages:
             say("there is no answer to regenerate")
@@ -161,7 +177,7 @@ class ChatSession:
 
     def _say(self, text: str) -> None:
         """Answer one message; if that fails, the conversation stays unchanged."""
-        answer = PrintedAnswer()
+        answer = PrintedAnswer(markdown=_markdown() if self._renders else None)
         turn = {"role": "user", "content": text}
         try:
             self._model.runner.run(answer.stream(self._outputs(turn)))
@@ -183,6 +199,15 @@ class ChatSession:
             return llm.generate(turn["content"], self._params, output_kind="delta")
         system = [{"role": "system", "content": self._system}] if self._system else []
         return llm.chat([*system, *self._messages, turn], self._params, output_kind="delta")
+
+
+def _markdown() -> MarkdownStream | None:
+    """Return what renders an answer, None where stdout takes plain text only."""
+    if not sys.stdout.isatty():
+        return None
+    from quire.frontend.cli.markdown import MarkdownStream, can_render
+
+    return MarkdownStream(write_raw) if can_render() else None
 
 
 def parameter(row: Option, text: str) -> object:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from quire.frontend.cli.markdown import MarkdownStream
     from quire.frontend.outputs import RequestOutput
 
 # On a terminal, generated text must not move the cursor, or change colors or the title.
@@ -36,6 +37,7 @@ class PrintedAnswer:
     finish_reason: str | None = None
     began: float = field(default_factory=time.perf_counter)
     first: float | None = None
+    markdown: MarkdownStream | None = None  # renders the text; None writes it as it is
 
     async def stream(self, outputs: AsyncIterator[RequestOutput]) -> None:
         """Write deltas to stdout as they arrive, and accumulate them."""
@@ -46,11 +48,16 @@ class PrintedAnswer:
             self.text += completion.text
             self.num_tokens += len(completion.token_ids)
             self.finish_reason = completion.finish_reason
-            write(completion.text)
+            if self.markdown is None:
+                write(completion.text)
+            elif completion.text:
+                self.markdown.feed(completion.text.translate(CONTROLS))
 
     def end_line(self) -> None:
-        """Write a line break, unless the text ends with one."""
-        if not self.text.endswith("\n"):
+        """Write what has not been rendered yet, and a line break, unless the text ends with one."""
+        if self.markdown is not None:
+            self.markdown.end()
+        elif not self.text.endswith("\n"):
             write("\n")
 
     @property
@@ -73,6 +80,11 @@ def write(text: str) -> None:
         return
     if sys.stdout.isatty():
         text = text.translate(CONTROLS)
+    write_raw(text)
+
+
+def write_raw(text: str) -> None:
+    """Write text that may control the terminal to stdout and flush."""
     sys.stdout.write(text)
     sys.stdout.flush()
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from quire.frontend.cli.chat import ChatSession, greet
-from quire.frontend.cli.flags import AttachFlags, EngineFlags, SamplingFlags, takes_flags
+from quire.frontend.cli.chat import NO_MARKDOWN, ChatSession, greet
+from quire.frontend.cli.flags import AttachFlags, EngineFlags, SamplingFlags, switch, takes_flags
 from quire.frontend.cli.model import open_model
 from quire.frontend.cli.output import tolerate_encoding
 from quire.frontend.cli.serve import answer_once
@@ -22,6 +22,7 @@ def run(
     prompt: Annotated[
         list[str] | None, typer.Argument(help="Message to answer, instead of a conversation.", show_default=False)
     ] = None,
+    no_markdown: Annotated[bool, switch(None, "--no-markdown", NO_MARKDOWN)] = False,
     *,
     engine: EngineFlags,
     attach: AttachFlags,
@@ -39,4 +40,4 @@ def run(
             answer_once(opened, " ".join(prompt), sampling, as_message=opened.has_chat_template)
             return
         greet()
-        ChatSession(opened, sampling).run()
+        ChatSession(opened, sampling, no_markdown=no_markdown).run()

@@ -20,6 +20,7 @@ import pytest
 import small_tokenizers
 import uvloop
 from patience import PATIENCE
+from screens import Screen
 
 from quire.engine_core.arguments import parse_arguments
 from quire.frontend.cli.flags import AttachFlags, EngineFlags, flag_names
@@ -115,10 +116,11 @@ def place(tmp_path: Path) -> Iterator[Workplace]:
 class Terminal:
     """A command at a terminal of its own, so that Ctrl-C and Ctrl-D are what they are for a user."""
 
-    def __init__(self, place: Workplace, *arguments: str) -> None:
+    def __init__(self, place: Workplace, *arguments: str, **variables: str) -> None:
         self._master, slave = os.openpty()
+        environment = {**place.env, **variables}
         self.process = subprocess.Popen(
-            [*QUIRE, *arguments], env=place.env, preexec_fn=lambda: os.login_tty(slave), close_fds=False
+            [*QUIRE, *arguments], env=environment, preexec_fn=lambda: os.login_tty(slave), close_fds=False
         )
         os.close(slave)
         self.seen = ""
@@ -646,6 +648,32 @@ def test_a_conversation_at_a_terminal(place: Workplace) -> None:
     terminal.type("/help\n")
     terminal.expect("/system TEXT")
     assert terminal.leave(lambda: terminal.type("/exit\n")) == 0
+
+
+def answer_at(terminal: Terminal, columns: int) -> str:
+    """Return what the screen shows of an answer of 60 tokens, and leave."""
+    terminal.expect("> ")
+    terminal.type("Tell me a tale\n")
+    answer = terminal.expect(r"\n\[60 tokens")
+    screen = Screen(columns)
+    screen.feed(re.sub(r"\x1b\[\?\d+[hl]", "", answer).partition("tale\r\n")[2].removesuffix("[60 tokens"))
+    terminal.expect("> ")
+    terminal.type("/set markdown maybe\n")
+    terminal.expect("markdown='maybe' is not known; give true or false")
+    assert terminal.leave(lambda: terminal.type("/exit\n")) == 0
+    return screen.text
+
+
+@needs_kernels
+def test_answers_are_rendered_at_a_terminal_unless_told_otherwise(place: Workplace) -> None:
+    """The demo model's text has no markup, so that its words are the same either way; long lines are broken here."""
+    flags = ["--max-tokens", "60", "--temperature", "0"]
+    rendered = answer_at(Terminal(place, "chat", *flags, NO_COLOR=""), 80)
+    plain = answer_at(Terminal(place, "chat", *flags, "--no-markdown", NO_COLOR=""), 10**6)
+    assert answer_at(Terminal(place, "chat", *flags, NO_COLOR="1"), 10**6) == plain
+    assert max(map(len, rendered.splitlines())) < 80
+    assert len(rendered.splitlines()) > 1
+    assert rendered.split() == plain.split()
 
 
 @needs_kernels
