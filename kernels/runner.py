@@ -15,7 +15,6 @@ import numpy.typing as npt
 from quire.kernels import host
 from quire.kernels._native import (
     Constraint,
-    Jit,
     Matcher,
     Plan,
     PoolingConfig,
@@ -29,9 +28,10 @@ from quire.kernels._native import (
     Vocabulary,
     checksum,
 )
+from quire.kernels.compiler import Compiler
 from quire.kernels.config import ModelConfig
 from quire.kernels.emit.builder import BF16, F32, I8
-from quire.kernels.emit.context import EmitContext, Kernel
+from quire.kernels.emit.context import Kernel
 from quire.kernels.emit.layout import BLOCK, round_up
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.lowering import lower
@@ -169,7 +169,7 @@ class Assembly:
     """A plan in memory: addresses of its compiled kernels, packed weights and buffers. `open_kv` completes it."""
 
     native: Runner
-    jit: Jit  # owns the code that launches point to
+    compiler: Compiler  # owns the code that launches point to
     plan: ModelPlan
     loader: Loader
     memory_plan: MemoryPlan
@@ -184,14 +184,13 @@ class Assembly:
         memory = (ctypes.c_float * math.prod(shape)).from_address(self.buffers[name])
         return np.ctypeslib.as_array(memory).reshape(shape)[:, :columns]
 
-    def compile(self, isa: str, progress: Progress | None) -> None:
+    def compile(self, progress: Progress | None) -> None:
         """Compile every kernel of the plan."""
-        context = EmitContext(isa, self.plan.dtypes)
         for done, kernel in enumerate(self.plan.kernels, 1):
-            self.kernels[kernel] = self.jit.compile(kernel.emit(context), [kernel.name])[0]
-            if progress is not None and self.jit.compiled:
+            self.kernels[kernel] = self.compiler.compile(kernel, self.plan.dtypes)
+            if progress is not None and self.compiler.compiled:
                 progress("compiling kernels", done, len(self.plan.kernels))
-        for entry in self.jit.rejected:
+        for entry in self.compiler.rejected:
             logger.warning("kernel cache: %s; compiled again", entry)
 
     def allocate(self) -> None:
@@ -315,10 +314,10 @@ def assemble(
         raise ModelError(
             f"{native.threads} threads can't be bound to a CPU each here; give fewer (--threads), or no --pin-threads"
         )
-    jit = Jit(isa.cpu, isa.features, isa.vector_bits, str(host.cache_folder(options.cache_dir)))
+    compiler = Compiler(isa, host.cache_folder(options.cache_dir))
     loader = Loader(native, plan.quantization, plan.dtypes, progress, options.weight_cache)
-    assembly = Assembly(native, jit, plan, loader, memory, pages, file)
-    assembly.compile(isa.name, progress)
+    assembly = Assembly(native, compiler, plan, loader, memory, pages, file)
+    assembly.compile(progress)
     loader.load(plan.weights)
     assembly.allocate()
     return assembly

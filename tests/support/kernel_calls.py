@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.kernels._native import Jit
+from quire.kernels.compiler import Compiler
 from quire.kernels.emit.layout import PAIRED, PAIRED_ORDER
-from quire.kernels.host import INSTRUCTION_SETS
+from quire.kernels.host import INSTRUCTION_SETS, cache_folder
 
 Array = npt.NDArray[Any]
 _KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
@@ -29,9 +29,8 @@ class CompiledKernel:
     """The kernel `name` of a text, to run many times."""
 
     def __init__(self, isa: str, text: str, name: str) -> None:
-        target = INSTRUCTION_SETS[isa]
-        self._jit = Jit(target.cpu, target.features, target.vector_bits)  # owns the code
-        self._kernel = _KERNEL(self._jit.compile(text, [name])[0])
+        self._compiler = Compiler(INSTRUCTION_SETS[isa], cache_folder())  # owns the code
+        self._kernel = _KERNEL(self._compiler.compile_text(text, name))
 
     def run(self, buffers: list[Array], dims: list[int], items: tuple[int, int]) -> None:
         """Run work items [begin, end) over the buffers."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.kernels import _native, host, runner
+from quire.kernels import _native, compiler, host
 from quire.kernels.host import INSTRUCTION_SETS
 
 SOURCE = r"""
@@ -160,7 +160,7 @@ class SoftJit:
 
     def __init__(self, cpu: str, features: str, vector_bits: int, cache_dir: str = "") -> None:
         avx2 = INSTRUCTION_SETS["avx2"]
-        self._jit = _native.Jit(avx2.cpu, avx2.features, avx2.vector_bits, "")
+        self._jit = _native.Jit(avx2.cpu, avx2.features, avx2.vector_bits, cache_dir)
 
     @property
     def rejected(self) -> list[str]:
@@ -177,5 +177,5 @@ class SoftJit:
 def use(monkeypatch: pytest.MonkeyPatch, folder: Path, isa: str) -> None:
     """Have the runner choose `isa`, and run its kernels in software; the library is built in `folder`."""
     load_library(folder)
-    monkeypatch.setattr(runner, "Jit", SoftJit)
+    monkeypatch.setattr(compiler, "Jit", SoftJit)
     monkeypatch.setattr(host, "choose_isa", lambda _=None: INSTRUCTION_SETS[isa])
