@@ -34,6 +34,10 @@ CHROMIUM = Path("/usr/bin/chromium")
 BUILDER = Path(__file__).parent / "support" / "build_checkpoints.py"
 MARK = "QUIRE_TEST_SESSION"  # in the environment of every process that a test starts
 
+# Without bytecode every engine process would compile the package's sources anew: a third of what its start costs.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 hypothesis.settings.register_profile("quire", deadline=None)  # what an example takes says how busy the machine is
 hypothesis.settings.load_profile("quire")
 
