@@ -173,8 +173,19 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("weights", ["bf16", "f32"])
-@pytest.mark.parametrize("case", CASES, ids=str)
+DTYPES = ("both", "bf16", "f32", "both", "bf16", "f32", "bf16", "f32", "f32", "bf16", "f32", "both")
+"""Weights of each case: every attribute has both."""
+
+
+@pytest.mark.parametrize(
+    ("case", "weights"),
+    [
+        (case, weights)
+        for case, chosen in zip(CASES, DTYPES, strict=True)
+        for weights in (("bf16", "f32") if chosen == "both" else (chosen,))
+    ],
+    ids=str,
+)
 def test_entries_of_any_size_give_the_same_bits(case: Case, weights: str) -> None:
     most = tokens_per_entry(case.group)
     alone = case.run(ISAS[0], weights, [1])

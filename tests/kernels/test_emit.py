@@ -61,24 +61,26 @@ def contract(x: Array, w: Array) -> Array:
 
 
 @pytest.mark.parametrize(("isa", "form"), [*itertools.product(ISAS, FORMATS), ("avx512-bf16", "pairs")])
-@pytest.mark.parametrize(("m", "k", "n"), [(1, 32, 32), (3, 96, 80), (7, 400, 33), (70, 64, 64)])
-def test_gemm_adds_in_the_order_of_the_contract(isa: str, form: str, m: int, k: int, n: int) -> None:
+@pytest.mark.parametrize(("k", "n"), [(32, 80), (400, 33), (96, 64)])
+def test_gemm_adds_in_the_order_of_the_contract(isa: str, form: str, k: int, n: int) -> None:
     dtypes = Dtypes("bf16", "bf16", PAIRED) if form == "pairs" else FORMATS[form]
     form = dtypes.weights
-    x, w, bias = inputs(m, k, n, form)
+    x, w, bias = inputs(70, k, n, form)
     width = -(-n // 32) * 32
-    y = aligned(np.full((m, width), np.nan, np.float32))
     padded = aligned(np.pad(bias, (0, width - n)))
     text = GemmKernel("g", k, n, "store", bias=True).emit(EmitContext(isa, dtypes))
-    items = width // 32 * -(-m // 64)
     if isa not in ISAS:
         isa, text = "avx2", soft_tiles.software(text)
-    run(isa, text, "g", [pack_activations(x, dtypes.activations), pack(w, form), y, padded], [m], (0, items))
-    expected = contract(x, w) + bias
-    if form == "bf16":  # products are exact in f32, so the emulation is exact
-        assert np.array_equal(y[:, :n], expected)
-    np.testing.assert_allclose(y[:, :n], expected, rtol=1e-5, atol=1e-4)
-    assert not y[:, n:].any()
+    kernel, weights, expected = CompiledKernel(isa, text, "g"), pack(w, form), contract(x, w) + bias
+    for m in (1, 3, 7, 70):
+        y = aligned(np.full((m, width), np.nan, np.float32))
+        kernel.run(
+            [pack_activations(x[:m], dtypes.activations), weights, y, padded], [m], (0, width // 32 * -(-m // 64))
+        )
+        if form == "bf16":  # products are exact in f32, so the emulation is exact
+            assert np.array_equal(y[:, :n], expected[:m])
+        np.testing.assert_allclose(y[:, :n], expected[:m], rtol=1e-5, atol=1e-4)
+        assert not y[:, n:].any()
 
 
 UNITS = [*itertools.product(ISAS, FORMATS), ("avx512-bf16", "pairs"), ("avx512-bf16", "paired"), ("amx", "tiles")]

@@ -126,8 +126,8 @@ GRAPHS: dict[str, Graph] = {
     "multiplier-after-norm": graph(residual={"after": "norm", "multiplier": 0.3}),
     "logits-scale": graph(logits={"scale": 0.25}),
     "logits-softcap": graph(logits={"softcap": 1.5, "scale": 0.5}),
-    "attention-scale": graph(attention(0, scale=0.5), attention(1, scale=0.4)),
-    "attention-softcap": graph(attention(0, softcap=0.5), attention(1, softcap=0.7)),
+    "attention-scale": graph(attention(0), attention(1, scale=0.5)),
+    "attention-softcap": graph(attention(0), attention(1, softcap=0.5)),
     "sinks": graph(attention(0, sinks="sinks_0"), attention(1, sinks="sinks_1")),
     "window": graph(attention(0, window=7), attention(1)),
     "partial-rotary": graph(attention(0, rotary=rotary(16)), attention(1, rotary=rotary(16))),
@@ -168,7 +168,7 @@ GRAPHS["experts-norm-after"] = with_experts(
 )
 GRAPHS |= {
     "latent-attention": graph(latent_attention(0), latent_attention(1)),
-    "latent-attention-scale": graph(latent_attention(0, scale=0.25), latent_attention(1, scale=0.2)),
+    "latent-attention-scale": graph(latent_attention(0), latent_attention(1, scale=0.25)),
     "latent-attention-compressed": graph(latent_attention(0, compressed=48), latent_attention(1, compressed=80)),
     "latent-attention-interleaved": graph(
         latent_attention(0, rope=rotary(interleaved=True)), latent_attention(1, rope=rotary(interleaved=True))
@@ -259,12 +259,13 @@ def test_the_bits_depend_on_neither_chunks_nor_threads_nor_instruction_set(model
     [(EVERYTHING, "bfloat16"), (EVERYTHING, "int8"), (LATENT, "bfloat16"), (LATENT, "bfloat16-int8-kv")],
     ids=["bfloat16", "int8", "latent-bfloat16", "latent-int8-kv"],
 )
-def test_units_in_software_give_the_same_bits(
+def test_units_give_the_bits_of_fma(
     model: Graph, form: str, isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = random_tokens(300)
-    expected = log_probabilities(model, form, tokens)
-    soft_tiles.use(monkeypatch, tmp_path, isa)
+    expected = log_probabilities(model, form, tokens, isa="avx2")
+    if isa not in host.available_isas():
+        soft_tiles.use(monkeypatch, tmp_path, isa)
     assert np.array_equal(log_probabilities(model, form, tokens, isa=isa), expected)
 
 
