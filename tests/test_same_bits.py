@@ -119,6 +119,14 @@ def demo(request: pytest.FixtureRequest, module_engine: EngineFactory, demo_mode
     return Subject(module_engine, demo_model, **request.param)
 
 
+CONDITIONS = [  # no two of threads, chunks and pages are together twice
+    ("amx", 3, 16, 64),
+    ("avx512-bf16", 3, 8192, 128),
+    ("avx512-vnni", 2, 100, 32),
+    ("avx512", 1, 16, 32),
+    ("avx2-vnni", 1, 100, 64),
+    ("avx2", 2, 8192, 64),
+]
 ODD: list[tuple[str, dict[str, str]]] = [
     ("gpt2-untied", {"dtype": "bfloat16", "quantization": "int4"}),
     ("mistral-window77", {"dtype": "float32", "kv_cache_dtype": "int8"}),
@@ -164,24 +172,19 @@ def test_in_another_order(demo: Subject) -> None:
     assert demo.ask(demo.llm, range(REQUESTS - 1, -1, -1)) == demo.together[::-1]
 
 
-@pytest.mark.parametrize("budget", [16, 100])
-def test_in_chunks(demo: Subject, engine: EngineFactory, budget: int) -> None:
-    assert demo.ask(engine(**demo.options, max_num_batched_tokens=budget)) == demo.together
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_on_any_number_of_threads(demo: Subject, engine: EngineFactory, threads: int) -> None:
-    assert demo.ask(engine(**demo.options, threads=threads)) == demo.together
-
-
-@pytest.mark.parametrize("isa", ["amx", "avx512-bf16", "avx512-vnni", "avx512", "avx2-vnni", "avx2"])
-def test_on_any_instruction_set(
-    demo: Subject, engine: EngineFactory, isa: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if isa not in instruction_sets():
+@pytest.mark.parametrize(("isa", "threads", "budget", "block_size"), CONDITIONS)
+def test_on_any_instruction_set_and_threads_in_chunks_and_pages(
+    demo: Subject, engine: EngineFactory, isa: str, threads: int, budget: int, block_size: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The other conditions count on the best instruction set too, where the host lacks one."""
+    missing = isa not in instruction_sets()
+    if not missing:
+        monkeypatch.setenv("QUIRE_ISA", isa)
+    llm = engine(**demo.options, threads=threads, max_num_batched_tokens=budget, block_size=block_size)
+    assert demo.ask(llm) == demo.together
+    if missing:
         pytest.skip(f"this host has no {isa}")
-    monkeypatch.setenv("QUIRE_ISA", isa)
-    assert demo.ask(engine(**demo.options)) == demo.together
 
 
 def test_after_preemption(demo: Subject, engine: EngineFactory) -> None:
@@ -230,22 +233,17 @@ def test_samples_of_one_prompt(demo: Subject, engine: EngineFactory, cache: bool
     """Eight samples that fork from each other, three at a time, and with too few pages, equal eight requests."""
     from quire.frontend import SamplingParams
 
-    def answers(llm: LLM, length: int, n: int, seed: int) -> list[Answer]:
-        params = SamplingParams(n=n, seed=seed, max_tokens=40, logprobs=3, ignore_eos=True)
+    def answers(llm: LLM, length: int, n: int, seeds: list[int]) -> list[Answer]:
+        params = [SamplingParams(n=n, seed=seed, max_tokens=40, logprobs=3, ignore_eos=True) for seed in seeds]
         prompt = [(index * 37) % demo.vocab_size for index in range(length)]
-        outputs = llm.generate([prompt], params, use_tqdm=False)[0].outputs
-        return [(output.token_ids, output.text, output.logprobs) for output in outputs]
+        requests = llm.generate([prompt] * len(seeds), params, use_tqdm=False)
+        return [(output.token_ids, output.text, output.logprobs) for each in requests for output in each.outputs]
 
     few = engine(**{**demo.options, "num_pages": 20}, enable_prefix_caching=cache)
     three = engine(**demo.options, enable_prefix_caching=cache, max_num_seqs=3)
     for length in (1, 31, 32, 33, 50, 129):
-        alone = [answers(demo.llm, length, 1, 70 + index)[0] for index in range(8)]
-        assert answers(few, length, 8, 70) == answers(three, length, 8, 70) == alone
-
-
-@pytest.mark.parametrize("block_size", [64, 128])
-def test_with_other_pages(demo: Subject, engine: EngineFactory, block_size: int) -> None:
-    assert demo.ask(engine(**demo.options, block_size=block_size)) == demo.together
+        single = answers(demo.llm, length, 1, [*range(70, 78)])
+        assert answers(few, length, 8, [70]) == answers(three, length, 8, [70]) == single
 
 
 def test_other_architectures_too(checkpoint: Subject, engine: EngineFactory, monkeypatch: pytest.MonkeyPatch) -> None:
