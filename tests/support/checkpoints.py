@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 PROMPT_LENGTHS = (1, 2, 5, 31, 64, 129, 300, 700)
-NEW_TOKENS = 64
+NEW_TOKENS = 40  # after the prompts they cross edges of pages and of every sliding window
 LLAMA3_ROPE = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 256, "rope_theta": 10000.0,
