@@ -11,6 +11,7 @@ from quire.frontend.cli.model import Model
 from quire.frontend.cli.output import write
 from quire.frontend.engine_args import DEMO_MODEL
 from quire.frontend.http.args import ServerArgs
+from quire.frontend.http.response_store import ResponseStore
 from quire.frontend.http.server import Serving
 from quire.frontend.http.service import ModelService, names_of
 from quire.frontend.http.transport.listener import bind
@@ -44,7 +45,13 @@ def server_args(flags: HttpFlags) -> ServerArgs:
     return ServerArgs(**values)
 
 
-def serving_of(model: Model, args: ServerArgs, listener: socket.socket, sampling: SamplingFlags) -> Serving:
+def serving_of(
+    model: Model,
+    args: ServerArgs,
+    listener: socket.socket,
+    sampling: SamplingFlags,
+    responses: ResponseStore | None = None,
+) -> Serving:
     """Return the server of `model`; sampling flags are the defaults of requests that omit a value."""
     llm, names = model.llm, names_of(args, model.llm.model, DEMO_MODEL)
     configure_logging(args.log_level, args.log_format)  # type: ignore[arg-type] # the table has checked it
@@ -60,6 +67,7 @@ def serving_of(model: Model, args: ServerArgs, listener: socket.socket, sampling
         metrics=metrics,
         defaults=model.defaults(sampling),
         has_chat_template=model.has_chat_template,
+        responses=responses,
     )
     llm.add_observer(service.load)
     return Serving(service, listener, _tell)

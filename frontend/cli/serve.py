@@ -115,18 +115,25 @@ def _serve(
     import signal
 
     from quire.frontend.cli.http import listen, serving_of
+    from quire.frontend.http.response_store import response_store
     from quire.frontend.http.transport.listener import removed
 
     if engine.preload_grammars is None and attach.engine_address is None:  # a later load would pause all streams
         engine = engine.with_values(preload_grammars=True)
     args, listener = listen(http)  # before the model loads, so that a port in use is reported at once
     parsers = {"tool_call_parser": http.tool_call_parser, "reasoning_parser": http.reasoning_parser}
-    with listener, removed(args.uds), _recorder(recording) as recorder, open_model(engine, attach, parsers) as model:
+    with (
+        listener,
+        removed(args.uds),
+        response_store(args) as responses,
+        _recorder(recording) as recorder,
+        open_model(engine, attach, parsers) as model,
+    ):
         if recorder is not None:
             model.llm.add_observer(recorder)
         if model.folder is None:
             say("quire: the model has no tokenizer.json, so clients can only send token ids; put it into its folder")
-        serving = serving_of(model, args, listener, sampling)
+        serving = serving_of(model, args, listener, sampling, responses)
         received = model.runner.get_loop().run_until_complete(serving.run())
         if received is None:
             raise RuntimeError(str(model.llm.dead_error))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 from quire.protocol.engine_options import COUNT, LOG_LEVELS, SECONDS, SECONDS_OR_ZERO
-from quire.protocol.options import MAX_INT64, Option, Range, check_options
+from quire.protocol.options import MAX_INT64, Option, Range, check_options, parse_size
 
 API_KEY_VARIABLE = "QUIRE_API_KEY"
 _HOST_NAME = re.compile(r"\*|(?:\*\.)?[\w-]+(?:\.[\w-]+)*")
@@ -18,6 +18,8 @@ _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+")
 NO_ORIGIN = "none"
 """The origin that stands for no page at all."""
 
+ENTRY_BODIES = 4
+"""A stored response with its conversation may have the size of this many bodies."""
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -57,6 +59,11 @@ class ServerArgs:
         keep_alive: Seconds that an idle connection stays open.
         max_requests_per_key: Requests of an API key that may be open at once. Default: no limit.
         max_tokens_per_minute_per_key: Tokens of prompts and answers that an API key may take. Default: no limit.
+        response_store: SQLite file that keeps responses of the Responses API, for store and previous_response_id.
+            Default: nothing is stored.
+        response_store_entries: Responses that are kept; beyond, the oldest of the API key with the most goes.
+        response_store_size: Size of the file, as 1GiB; beyond, the oldest of the API key with the most goes.
+        response_store_days: Days that a response is kept.
 
     Engine process:
         shutdown_timeout: Seconds that SIGTERM gives open requests to end; new ones are rejected.
@@ -91,6 +98,10 @@ class ServerArgs:
     keep_alive: Annotated[float, Option("S", SECONDS)] = 60.0
     max_requests_per_key: Annotated[int | None, Option("N", COUNT)] = None
     max_tokens_per_minute_per_key: Annotated[int | None, Option("TOKENS", COUNT)] = None
+    response_store: Annotated[str | None, Option("PATH")] = None
+    response_store_entries: Annotated[int, Option("N", COUNT)] = 10_000
+    response_store_size: Annotated[int | str, Option("SIZE")] = "1GiB"
+    response_store_days: Annotated[float, Option("DAYS", SECONDS)] = 30.0
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -110,12 +121,21 @@ class ServerArgs:
                 )
         if NO_ORIGIN in self.allowed_origins and len(self.allowed_origins) > 1:
             raise ValueError(f"allowed_origins has {NO_ORIGIN!r} and others; give the one or the other")
+        self._check_store()
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise ValueError("ssl_keyfile is of no use without ssl_certfile; give both")
         for name in ("ssl_certfile", "ssl_keyfile"):
             path = getattr(self, name)
             if path is not None and not Path(path).is_file():
                 raise ValueError(f"{name}={path!r} is not a file; give the path of a PEM file")
+
+    def _check_store(self) -> None:
+        size = parse_size(str(self.response_store_size))
+        if self.response_store is not None and size < (least := 2 * ENTRY_BODIES * self.max_body_bytes):
+            raise ValueError(
+                f"response_store_size={self.response_store_size!r} is too small for a conversation of max_body_bytes="
+                f"{self.max_body_bytes}; give {least} or more, or lower max_body_bytes"
+            )
 
     def all_api_keys(self) -> list[str]:
         """Return the keys given, those in the files, and those in $QUIRE_API_KEY, which are separated by commas.

@@ -19,6 +19,7 @@ from quire.frontend.http.openai.pooling import ClassificationList, ClassifyBody,
 from quire.frontend.http.openai.ranking import Ranking, RankingEndpoints, RerankBody, ScoreBody, ScoreList
 from quire.frontend.http.openai.responses.body import ResponsesBody
 from quire.frontend.http.openai.responses.endpoint import ResponsesEndpoint
+from quire.frontend.http.openai.responses.history import DeletedResponse, InputItems
 from quire.frontend.http.openai.responses.response import EVENTS as RESPONSE_EVENTS
 from quire.frontend.http.openai.responses.response import Response
 from quire.frontend.http.operations.endpoints import (
@@ -92,7 +93,22 @@ def _openai(service: ModelService) -> list[Route]:
             generates=True,
             example={"input": "Tell me a tale.", "max_output_tokens": 60},
         ),
-        Route("/v1/responses/{id:path}", responses.stored, methods=["GET", "POST", "DELETE"], include_in_schema=False),
+        *(_no_stored_responses(responses) if service.responses is None else _stored_responses(responses)),
+    ]
+
+
+def _no_stored_responses(responses: ResponsesEndpoint) -> list[Route]:
+    methods = ["GET", "POST", "DELETE"]
+    return [Route("/v1/responses/{id:path}", responses.stored, methods=methods, include_in_schema=False)]
+
+
+def _stored_responses(responses: ResponsesEndpoint) -> list[Route]:
+    path = "/v1/responses/{id:path}"
+    return [
+        Operation(f"{path}/input_items", responses.input_items, answer=InputItems, errors=[400, 404, 503]),
+        Route(f"{path}/cancel", responses.cancel, methods=["POST"], include_in_schema=False),
+        Operation(path, responses.retrieve, answer=Response, errors=[400, 404, 503]),
+        Operation(path, responses.delete, methods=["DELETE"], answer=DeletedResponse, errors=[404, 503]),
     ]
 
 

@@ -19,6 +19,7 @@ from quire.frontend.client.observer import OpenRequest
 from quire.frontend.errors import EngineDeadError
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.errors import ApiError, api_error, bad_request
+from quire.frontend.http.response_store import ResponseStore
 from quire.frontend.http.transport.bodies import Body, decode, read_body
 from quire.frontend.http.transport.memory import MemoryCeiling
 from quire.frontend.http.transport.responses import json_response
@@ -98,7 +99,7 @@ class ModelService:
     """The server's one model, in an engine that may run anywhere.
 
     `names`: the names that clients may use, the one that responses use first. `defaults`: the model's own sampling
-    parameters. `has_chat_template`: whether it can answer conversations.
+    parameters. `has_chat_template`: whether it can answer conversations. `responses`: where responses are stored.
     """
 
     llm: AsyncLLM
@@ -107,6 +108,7 @@ class ModelService:
     metrics: ServerMetrics
     defaults: Mapping[str, Any] = field(default_factory=dict)
     has_chat_template: bool = True
+    responses: ResponseStore | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     load: RetryAfter = field(default_factory=RetryAfter)
     draining: bool = False

@@ -128,12 +128,7 @@ def decode(body: bytes, kind: type[T]) -> T:
 
 def _check_values(body: bytes) -> None:
     """Raise `ApiError` 413 for a body of more values than can be decoded without a pause for all streams."""
-    if _has_few_values(body):
-        return
-    unescaped = body.replace(rb"\\", b"").replace(rb"\"", b"")
-    if unescaped.count(b'"') > 2 * (_MAX_VALUES + _MAX_CONTAINERS) or not _has_few_values(
-        b"".join(unescaped.split(b'"')[::2])  # without the texts, whose commas and brackets do not count
-    ):
+    if not has_few_values(body):
         raise ApiError(
             413,
             f"the body has too many values; it may have {_MAX_VALUES} in all, and {_MAX_CONTAINERS} lists, objects and "
@@ -142,8 +137,18 @@ def _check_values(body: bytes) -> None:
         )
 
 
-def _has_few_values(body: bytes) -> bool:
-    return body.count(b",") <= _MAX_VALUES and sum(map(body.count, (b"[", b"{", b":"))) <= _MAX_CONTAINERS
+def has_few_values(data: bytes) -> bool:
+    """Return whether JSON has no more values than can be decoded without a pause for all streams."""
+    if _has_few_marks(data):
+        return True
+    unescaped = data.replace(rb"\\", b"").replace(rb"\"", b"")
+    return unescaped.count(b'"') <= 2 * (_MAX_VALUES + _MAX_CONTAINERS) and _has_few_marks(
+        b"".join(unescaped.split(b'"')[::2])  # without the texts, whose commas and brackets do not count
+    )
+
+
+def _has_few_marks(data: bytes) -> bool:
+    return data.count(b",") <= _MAX_VALUES and sum(map(data.count, (b"[", b"{", b":"))) <= _MAX_CONTAINERS
 
 
 def _decoded(body: bytes, kind: type[T]) -> T:

@@ -17,22 +17,23 @@ from quire.frontend.http.transport.bodies import ITEMS, Refusals, convert, witho
 from quire.frontend.text.chat.tools import ToolUse, check_tools
 from quire.protocol.messages import StructuredOutputs
 
-STORES_NOTHING = "nothing is stored; send the whole conversation as input"
+STORES_NOTHING = (
+    "this server stores nothing; send the whole conversation as input, or start the server with --response-store PATH"
+)
 
 RESPONSES_REFUSED: Refusals = {
-    **REFUSED,
+    **{name: why for name, why in REFUSED.items() if name != "store"},
     "access_programs": (({},), NOT_HERE),
-    "background": ((False,), "nothing is stored; use stream=true"),
+    "background": ((False,), "answers are generated while the client waits; use stream=true"),
     "background_options": (({},), NOT_HERE),
     "context_management": (([],), NOT_HERE),
-    "conversation": ((), STORES_NOTHING),
+    "conversation": ((), "this server keeps no conversations; use previous_response_id, or send all of it as input"),
     "echo": ((False,), "the answer is only the assistant's text"),
     "image": (({},), "only text is supported"),
     "max_tool_calls": ((), "it counts calls of built-in tools, and there are none"),
     "max_tokens": ((), "use max_output_tokens"),
     "messages": ((), "use input"),
-    "previous_response_id": ((), STORES_NOTHING),
-    "prompt": ((), "nothing is stored; use input and instructions"),
+    "prompt": ((), "no prompts are stored; use input and instructions"),
     "reasoning_effort": ((), 'use reasoning={"effort": ...}'),
     "response_format": ((), 'use text={"format": ...}'),
     "truncation": (("disabled",), "send what fits into the context"),
@@ -107,6 +108,8 @@ class ResponsesBody(GenerationFields, kw_only=True):
 
     input: Annotated[str | Annotated[list[dict[str, Any]], ITEMS], _INPUT]
     instructions: str | None = None
+    store: bool | None = None
+    previous_response_id: str | None = None
     max_output_tokens: int | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
@@ -117,8 +120,11 @@ class ResponsesBody(GenerationFields, kw_only=True):
     reasoning: ReasoningField | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    def check(self) -> None:
-        """Raise `ApiError` 400 for values that have no meaning here."""
+    def check(self, has_store: bool) -> None:
+        """Raise `ApiError` 400 for values that have no meaning here; `has_store`: the server stores responses."""
+        for name in ("store", "previous_response_id"):
+            if getattr(self, name) and not has_store:
+                raise bad_request(f"{name} is not supported: {STORES_NOTHING}", name, "unsupported_parameter")
         for name, harmless in _FOREIGN.items():
             value = getattr(self, name)
             if value is not None and value not in harmless:
@@ -223,7 +229,7 @@ class _ReasoningItem(msgspec.Struct):
     content: list[dict[str, Any]] | None = None
 
 
-_REFERENCE = "nothing is stored, so references can't be resolved; give the item itself"
+_REFERENCE = "references are not resolved; give the item itself, or previous_response_id"
 _TEXTS = {  # type of a part -> the key of its text
     "input_text": "text",
     "output_text": "text",
@@ -234,11 +240,18 @@ _TEXTS = {  # type of a part -> the key of its text
 _MEDIA = {"input_image": "images", "input_file": "files", "input_audio": "audio"}
 
 
-def messages_of(given: str | Sequence[dict[str, Any]], instructions: str | None) -> list[dict[str, Any]]:
-    """Return `input` and `instructions` as messages of Chat Completions. Raises `ApiError` 400."""
+def messages_of(
+    given: str | Sequence[dict[str, Any]], instructions: str | None, before: Sequence[dict[str, Any]] = ()
+) -> list[dict[str, Any]]:
+    """Return `instructions`, the conversation `before`, and `input` as messages of Chat Completions.
+
+    Raises `ApiError` 400.
+    """
     transcript = Transcript()
     if instructions is not None:
         transcript.say("system", instructions)
+    for item in before:
+        _read(item, "previous_response_id", transcript)
     if isinstance(given, str):
         transcript.say("user", given)
     elif not given:

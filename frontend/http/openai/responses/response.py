@@ -112,7 +112,7 @@ class Response(msgspec.Struct, kw_only=True):
     model: str
     output: list[Item] = []
     parallel_tool_calls: bool
-    previous_response_id: None = None
+    previous_response_id: str | None = None
     prompt_cache_key: str | None = None
     reasoning: dict[str, Any]
     safety_identifier: str | None = None

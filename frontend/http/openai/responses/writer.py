@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -13,6 +15,7 @@ from quire.frontend.http.errors import ApiError
 from quire.frontend.http.openai.logprobs import TokenLogprob, TokenWriter
 from quire.frontend.http.openai.responses import response as wire
 from quire.frontend.http.openai.responses.body import ResponsesBody
+from quire.frontend.http.openai.responses.history import Keeper
 from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.responses import new_id
 from quire.frontend.http.transport.sse import event
@@ -195,8 +198,15 @@ _ENDS = {
 class ResponseWriter(EventWriter[wire.Response, wire.ResponseStreamEvent]):
     """Writes one response."""
 
-    def __init__(self, service: ModelService, body: ResponsesBody, conversation: Conversation, answer_id: str) -> None:
-        answer = _response(service, body, conversation, answer_id)
+    def __init__(
+        self,
+        service: ModelService,
+        body: ResponsesBody,
+        conversation: Conversation,
+        answer_id: str,
+        keeper: Keeper | None = None,
+    ) -> None:
+        answer = _response(service, body, conversation, answer_id, is_stored=keeper is not None)
         super().__init__(service, conversation, answer, body.field_names)
         self._body = body
         self._tokens = TokenWriter(service.tokenizer, bool(body.return_tokens_as_token_ids))
@@ -204,12 +214,41 @@ class ResponseWriter(EventWriter[wire.Response, wire.ResponseStreamEvent]):
         self._thoughts = Thoughts()
         self._answer.output = self._output.items
         self._numbers = itertools.count()
+        self._keeper = keeper
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """Yield the encoded events. A response that is cut off is stored as far as it came."""
+        async with aclosing(super().stream()) as events:
+            try:
+                async for each in events:
+                    yield each
+            except (GeneratorExit, asyncio.CancelledError):
+                if self._begun and self._answer.status == "in_progress":
+                    self._end_early("cancelled")
+                raise
+
+    async def _events(self) -> AsyncGenerator[wire.ResponseStreamEvent, None]:
+        async with aclosing(super()._events()) as events:
+            async for each in events:
+                if isinstance(each, (wire.Completed, wire.Incomplete)) and self._keeper is not None:
+                    # Before the client has the event, so that its next request finds the response.
+                    self._answer.store = await self._keeper.keep(self._answer)
+                yield each
+
+    def _end_early(self, status: str) -> None:
+        """End a response that has not ended by itself, and store it."""
+        if self._output.items:
+            for _ in self._output.end("incomplete"):
+                pass
+        self._answer.status = status
+        if self._keeper is not None:
+            self._keeper.keep_later(self._answer)
 
     def explain(self, error: Exception) -> bytes:
         """Return the last events of a failed stream."""
         api_error = self._service.api_error(error)
-        self._answer.status = "failed"
         self._answer.error = wire.ResponseError(_error_code(api_error), api_error.message)
+        self._end_early("failed")
         event_of_error = wire.Error(code=api_error.code, message=api_error.message, param=api_error.param)
         return self._encoded(event_of_error) + self._encoded(wire.Failed(response=self._answer))
 
@@ -256,7 +295,9 @@ class ResponseWriter(EventWriter[wire.Response, wire.ResponseStreamEvent]):
         )
 
 
-def _response(service: ModelService, body: ResponsesBody, conversation: Conversation, answer_id: str) -> wire.Response:
+def _response(
+    service: ModelService, body: ResponsesBody, conversation: Conversation, answer_id: str, *, is_stored: bool
+) -> wire.Response:
     """Return the response before it has any output."""
     return wire.Response(
         id=answer_id,
@@ -265,6 +306,8 @@ def _response(service: ModelService, body: ResponsesBody, conversation: Conversa
         max_output_tokens=body.max_output_tokens,
         metadata=body.metadata or {},
         model=service.name,
+        previous_response_id=body.previous_response_id,
+        store=is_stored,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         prompt_cache_key=body.prompt_cache_key,
         reasoning={"effort": None, "summary": None} if body.reasoning is None else msgspec.to_builtins(body.reasoning),

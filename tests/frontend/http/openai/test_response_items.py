@@ -116,8 +116,8 @@ def test_input_items_become_a_chat() -> None:
     ("item", "words"),
     [
         ({"type": "web_search_call", "id": "ws"}, r"input\[0\] is of type 'web_search_call'"),
-        ({"type": "item_reference", "id": "msg_1"}, "nothing is stored"),
-        ({"id": "msg_1"}, "nothing is stored"),
+        ({"type": "item_reference", "id": "msg_1"}, "references are not resolved"),
+        ({"id": "msg_1"}, "references are not resolved"),
         ({"role": "tool", "content": "x"}, r"input\[0\].role"),
         ({"role": "user"}, r"input\[0\].content is missing"),
         ({"role": "user", "content": [{"type": "input_file"}]}, r"input\[0\].content\[0\] .* reads no files"),
