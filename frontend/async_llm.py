@@ -34,9 +34,12 @@ from quire.frontend.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
     RequestOutput,
     RequestOutputKind,
 )
+from quire.frontend.pooling_tasks import task_of
 from quire.frontend.request_params import output_kind_of
 from quire.frontend.sampling import SamplingParams, ranks
 from quire.frontend.text.chat.renderer import MAX_PROCESSES
@@ -170,6 +173,26 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         output = await self.embed(prompt, params, **options)
         scores = ClassificationOutput(output.outputs.embedding)
         return ClassificationRequestOutput(output.request_id, output.prompt_token_ids, scores, output.metrics)
+
+    @takes_vllm_arguments
+    async def encode(
+        self,
+        prompt: PromptType,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        pooling_task: str | None = None,
+        **options: Any,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        """Yield the vector of one prompt, the only output; the task is that of `pooling_params` unless it is named.
+
+        The options are those of `embed`. To get the tokens of a text, call `tokenize`.
+        """
+        given = pooling_params or PoolingParams()
+        task = task_of(pooling_task, [given], self._engine.pooling_info)
+        output = await self.embed(prompt, msgspec.structs.replace(given, task=task), request_id, **options)
+        vector = PoolingOutput(output.outputs.embedding)
+        yield PoolingRequestOutput(output.request_id, output.prompt_token_ids, vector)
 
     @takes_vllm_arguments
     async def beam_search(
@@ -363,12 +386,12 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         """The ways in which the model pools prompts."""
         return self._engine.pooling_info
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text, which may be longer than the context. Raises `ValueError`."""
         encode = functools.partial(self._engine.encode, text, add_special_tokens=add_special_tokens)
         return await self.run_long(encode, text)
 
-    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids. Raises `ValueError`."""
         decode = functools.partial(self._engine.decode, token_ids, skip_special_tokens=skip_special_tokens)
         return await self.run_long(decode, token_ids)

@@ -35,6 +35,7 @@ from quire.frontend.outputs import (
     ScoringRequestOutput,
 )
 from quire.frontend.pair_scores import pair_of, pair_params, pair_score, reads_pairs, similarity_params
+from quire.frontend.pooling_tasks import reward_params, task_of
 from quire.frontend.progress import progress_bar
 from quire.frontend.sampling import SamplingParams
 from quire.frontend.similarity import num_pairs, score
@@ -183,13 +184,33 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
         truncate_prompt_tokens: int | None = None,
     ) -> list[PoolingRequestOutput]:
         """Return the vectors of one prompt or many, of `embed` or `classify` by the task; None: what the model does."""
-        model = self._engine.pooling_info
-        if pooling_task not in (None, "embed", "classify"):
-            raise ValueError(f"pooling_task={pooling_task!r} is not possible; it must be 'embed' or 'classify'")
-        task: Any = pooling_task or ("embed" if model.embeds else "classify")
+        each = [pooling_params] if isinstance(pooling_params, PoolingParams) else pooling_params or []
+        task = task_of(pooling_task, each, self._engine.pooling_info)
         name = None if task == "embed" else ""
         made = self._pooled_prompts(prompts, prompt_name=name, truncate_prompt_tokens=truncate_prompt_tokens)
         params = _for_task(task, pooling_params, len(made))
+        requests = self._pool(made, params, _options(0, "", None, len(made)), use_tqdm)
+        return [request.vector() for request in requests]
+
+    @takes_vllm_arguments
+    def reward(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        *,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        use_tqdm: ProgressBar = True,
+        truncate_prompt_tokens: int | None = None,
+        add_special_tokens: bool = True,
+    ) -> list[PoolingRequestOutput]:
+        """Return the reward of one prompt or many, a vector of one value; for models that classify by one label.
+
+        It is the label's logit, with `use_activation` its score. There is one for each prompt, none for its tokens.
+        """
+        model = self._engine.pooling_info
+        texts: Any = {"truncate_prompt_tokens": truncate_prompt_tokens, "add_special_tokens": add_special_tokens}
+        made = self._pooled_prompts(prompts, prompt_name="", **texts)
+        each = _for_task("classify", pooling_params, len(made))
+        params = [reward_params(given, model) for given in each]
         requests = self._pool(made, params, _options(0, "", None, len(made)), use_tqdm)
         return [request.vector() for request in requests]
 

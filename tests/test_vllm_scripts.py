@@ -47,13 +47,17 @@ def run(script: Path, *arguments: object) -> tuple[Any, str]:
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A classification model of random weights with three labels."""
-    folder = tmp_path_factory.mktemp("models") / "classifier"
+    return write_classifier(tmp_path_factory.mktemp("models") / "classifier", LABELS)
+
+
+def write_classifier(folder: Path, labels: dict[str, str]) -> Path:
+    """Write a classification model of random weights with these labels."""
     small_tokenizers.write(folder, "byte_level")
     tensors = {name: tensor for name, tensor in tiny_model.weights().items() if name != "lm_head.weight"}
     random = np.random.default_rng(1)
     tensors["model.embed_tokens.weight"] = random.standard_normal((512, 64)).astype(np.float32)
-    tensors["score.weight"] = random.standard_normal((3, 64)).astype(np.float32)
-    more = {"architectures": ["LlamaForSequenceClassification"], "vocab_size": 512, "id2label": LABELS}
+    tensors["score.weight"] = random.standard_normal((len(labels), 64)).astype(np.float32)
+    more = {"architectures": ["LlamaForSequenceClassification"], "vocab_size": 512, "id2label": labels}
     return tiny_model.write(folder, tensors, {**tiny_model.CONFIG, **more})
 
 
@@ -111,6 +115,21 @@ def test_texts_are_scored(scripts: Path, demo_model: Path) -> None:
     assert all(-1 <= score <= 1.001 for score in scores)
 
 
+def test_texts_get_rewards(scripts: Path, tmp_path: Path) -> None:
+    (rewards, logits, scores), _ = run(scripts / "reward.py", write_classifier(tmp_path / "reward", {"0": "reward"}))
+    assert rewards == logits
+    assert [len(reward) for reward in rewards] == [1, 1]
+    assert rewards[0] != rewards[1]
+    assert scores == [[pytest.approx(1 / (1 + math.exp(-reward[0])))] for reward in rewards]
+
+
+def test_prompts_are_pooled_on_an_event_loop(scripts: Path, demo_model: Path) -> None:
+    (found, alone), _ = run(scripts / "async_llm_pooling.py", demo_model)
+    (first, vector), (second, other) = found
+    assert (first, second) == ("request-0", "request-1")
+    assert vector == alone != other
+
+
 def test_a_shared_prefix_is_found(scripts: Path, demo_model: Path) -> None:
     (is_same, cached), _ = run(scripts / "prefix_caching.py", demo_model)
     assert is_same
@@ -165,7 +184,16 @@ def test_what_cannot_be_had_is_refused_in_words(scripts: Path, demo_model: Path)
     (said, finished), _ = run(scripts / "refusals.py", demo_model)
     assert finished
     asked = {"lora_request", "lora_request of a chat", "multi_modal_data", "prompt_embeds", "logits_processors"}
-    assert said.keys() == asked | {"enable_lora", "tensor_parallel_size"}
+    assert said.keys() == asked | {"enable_lora", "tensor_parallel_size", "reward", "token_embed", "token_classify"}
+    assert said.pop("reward") == (
+        "this model gives no rewards; it generates text and embeds; load a reward model: a ...ForSequence"
+        "Classification of one label"
+    )
+    for task in ("token_embed", "token_classify"):
+        assert said.pop(task) == (
+            f"pooling_task='{task}' is not possible: a prompt has one vector here, and not one for each of its tokens; "
+            "it must be 'embed' or 'classify'"
+        )
     assert all(" is not supported: " in message for message in said.values())
     assert "merge the adapter into the weights" in said["lora_request"]
     assert said["multi_modal_data"].startswith("prompt 0: multi_modal_data={'image': [0, 0,")

@@ -15,6 +15,8 @@ from quire.protocol.options import flag_of
 _MARK = "--dtype"  # in every command that takes the options of an engine
 _LEVEL = re.compile(r"(-O)(\d)")  # of optimization, as -O3
 _LISTS = ("--allowed-origins",)  # which vLLM has as one value, a list in JSON
+_SEVERAL = ("--served-model-name",)  # which in vLLM takes all that follow; here once there is a model
+_NAME = re.compile(r"[^-\s]\S*")
 
 # Values that hold for commands, though not for Python.
 _HERE = {"generation_config": ("auto",)}
@@ -39,6 +41,7 @@ def own_arguments(arguments: Sequence[str], own: Mapping[str, bool]) -> list[str
 
 
 def _own(waiting: deque[str], own: Mapping[str, bool]) -> Iterator[str]:
+    has_model = False
     while waiting:
         argument = waiting.popleft()
         if argument == "--":
@@ -47,8 +50,11 @@ def _own(waiting: deque[str], own: Mapping[str, bool]) -> Iterator[str]:
             return
         flag, equals, text = argument.partition("=")
         flag = _spelled(flag)
+        has_model |= flag == "--model" or not argument.startswith("-")
         if flag in own:
             yield from _with_value(flag, text if equals else None, waiting if own[flag] else deque())
+            while flag in _SEVERAL and has_model and not equals and waiting and _NAME.fullmatch(waiting[0]):
+                yield from (flag, waiting.popleft())
         elif (foreign := _foreign(flag, text if equals else None)) is not None:
             _take(foreign, waiting)
         else:

@@ -95,7 +95,7 @@ ENGINE_FIELDS, SERVER_FIELDS = _ENGINE_FIELDS.split(), _SERVER_FIELDS.split()
 
 OWN = {"--model": True, "--dtype": True, "--block-size": True, "--max-model-len": True, "--stop": True}
 OWN |= {"--enable-prefix-caching": False, "--no-enable-prefix-caching": False, "--quantization": True}
-OWN |= {"--allowed-origins": True}
+OWN |= {"--allowed-origins": True, "--served-model-name": True}
 
 
 def test_every_field_is_known() -> None:
@@ -200,6 +200,10 @@ def test_every_option_is_an_argument_of_a_script(capsys: pytest.CaptureFixture[s
         ("--unknown_flag 3", "--unknown_flag 3"),
         ('--allowed-origins ["*","b"]', "--allowed-origins * --allowed-origins b"),
         ("--stop 007", "--stop 007"),
+        ("m --served-model-name a b --stop x", "m --served-model-name a --served-model-name b --stop x"),
+        ("--model m --served_model_name a b", "--model m --served-model-name a --served-model-name b"),
+        ("--served-model-name a m", "--served-model-name a m"),
+        ("m --served-model-name=a b", "m --served-model-name=a b"),
     ],
 )
 def test_flags_of_vllm_become_those_of_quire(line: str, own: str) -> None:

@@ -172,10 +172,10 @@ class OperatorEndpoints(Endpoints):
             )
         if body.content is not None:
             service.require_tokenizer()
-            tokens = await service.llm.encode(body.content, add_special_tokens=bool(body.add_special))
+            tokens = await service.llm.tokenize(body.content, add_special_tokens=bool(body.add_special))
         elif body.prompt is not None:
             service.require_tokenizer()
-            tokens = await service.llm.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+            tokens = await service.llm.tokenize(body.prompt, add_special_tokens=body.add_special_tokens is not False)
         else:
             service.check_template(body.chat_template)
             use = check_tools(body.tools)
@@ -203,7 +203,7 @@ class OperatorEndpoints(Endpoints):
         body = await service.read(request, DetokenizeBody)
         service.require_tokenizer()
         try:
-            text = await service.llm.decode(body.tokens, skip_special_tokens=False)
+            text = await service.llm.detokenize(body.tokens, skip_special_tokens=False)
         except RequestError as error:
             raise bad_request(str(error), "tokens") from None
         return json_response(Detokenized(text, text))

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 
-from vllm import LLM, SamplingParams
+from vllm import LLM, PoolingParams, SamplingParams
 from vllm.inputs import TextPrompt
 
 llm = LLM(model=sys.argv[1], num_pages=128)
@@ -16,6 +16,9 @@ asks: dict[str, Callable[[], object]] = {
     "prompt_embeds": lambda: llm.generate({"prompt_embeds": [[0.0]]}),
     "logits_processors": lambda: SamplingParams(logits_processors=[len]),
     "enable_lora": lambda: LLM(model=sys.argv[1], enable_lora=True),
+    "reward": lambda: llm.reward("Hello"),
+    "token_embed": lambda: llm.encode("Hello", pooling_task="token_embed"),
+    "token_classify": lambda: llm.encode("Hello", PoolingParams(task="token_classify")),
     "tensor_parallel_size": lambda: LLM(model=sys.argv[1], tensor_parallel_size=2),
 }
 said = {}
