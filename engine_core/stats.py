@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Protocol
 
@@ -20,6 +20,8 @@ from quire.protocol.messages import (
     EngineSnapshot,
     HotPrefix,
     PageMap,
+    PrefixRun,
+    PrefixTree,
     SchedulerStats,
     UtilityCall,
     WaitingEntry,
@@ -30,6 +32,10 @@ MAX_BATCH = 256  # requests of the last step
 MAX_WAITING = 16
 MAX_PREFIXES = 16
 MAX_CELLS = 4096
+MAX_RUNS = 256  # of the prefix tree
+RUN_TOKENS = 32  # shown of a run's first page and of its last
+_LEVELS = 2
+_BRANCHES = 8
 
 
 class EngineState(Protocol):
@@ -103,6 +109,19 @@ def take_snapshot(core: EngineState) -> EngineSnapshot:
     )
     snapshot.seconds = core.clock() - now
     return snapshot
+
+
+def take_prefix_tree(core: EngineState, shown: Mapping[int, int]) -> PrefixTree:
+    """Return the upper levels of the prefix cache and the branches of `shown`. Only C++ looks at the whole of it."""
+    now = core.clock()
+    found = core.sequences.outline(
+        core.scheduler.pins.slots, max_runs=MAX_RUNS, levels=_LEVELS, branches=_BRANCHES, shown=shown
+    )
+    runs = [PrefixRun(*fields) for fields in found]
+    for run in runs:
+        run.first_token_ids = run.first_token_ids[:RUN_TOKENS]
+        run.last_token_ids = run.last_token_ids[:RUN_TOKENS]
+    return PrefixTree(core.limits.block_size, runs, core.clock() - now)
 
 
 def _batch_entries(batch: Batch) -> Iterator[BatchEntry]:

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from quire.engine_core.stats import EngineState, take_snapshot
+from quire.engine_core.stats import EngineState, take_prefix_tree, take_snapshot
 from quire.engine_core.validation import check_prefix
 from quire.protocol.messages import UtilityCall
 
@@ -68,6 +68,7 @@ UTILITIES: dict[str, Callable[[EngineState, bytes, UtilityCall], object]] = {
     "trace_start": _trace_start,
     "trace_stop": lambda core, client_id, _: core.tracer.stop(client_id, core.clock()),
     "snapshot": lambda core, *_: take_snapshot(core),
+    "prefix_tree": lambda core, _, call: take_prefix_tree(core, call.shown),
     "reload": lambda core, client_id, call: core.reload(client_id, call),
     "shutdown": lambda core, *_: core.drain(),
 }

@@ -49,7 +49,7 @@ from quire.frontend.text.prompts import Message, Prompt, PromptType
 from quire.frontend.text.threads import TextThreads
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.frontend.vllm_fields import takes_vllm_arguments
-from quire.protocol.messages import SAMPLING_LENGTHS, EngineSnapshot, Ready, Role, StepTrace
+from quire.protocol.messages import SAMPLING_LENGTHS, EngineSnapshot, PrefixTree, Ready, Role, StepTrace
 from quire.protocol.pooling_info import PoolingInfo
 
 T = TypeVar("T")
@@ -272,6 +272,14 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         """Return a snapshot of the engine: its last step, waiting requests, KV pages. Much more than `stats`."""
         result = await asyncio.wrap_future(self._engine.client.call("snapshot"))
         return msgspec.convert(result, EngineSnapshot)
+
+    async def prefix_tree(self, shown: Mapping[int, int] | None = None) -> PrefixTree:
+        """Return the upper levels of the prefix cache as a tree.
+
+        `shown`: how many branches there are of some of its runs, by their ids.
+        """
+        result = await asyncio.wrap_future(self._engine.client.call("prefix_tree", shown=shown))
+        return msgspec.convert(result, PrefixTree)
 
     async def start_trace(self, on_step: Callable[[StepTrace], None]) -> None:
         """Call `on_step` with a trace of each step of the engine, for all its clients, until `stop_trace`.

@@ -306,11 +306,19 @@ class Reload(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     drain_timeout: float = 0.0
 
 
+MAX_SHOWN_RUNS = 128
+MAX_SHOWN_BRANCHES = 200
+ShownBranches = Annotated[
+    dict[int, Annotated[int, msgspec.Meta(ge=0, le=MAX_SHOWN_BRANCHES)]], msgspec.Meta(max_length=MAX_SHOWN_RUNS)
+]
+
+
 class UtilityCall(msgspec.Struct, array_like=True, gc=False, tag=5, forbid_unknown_fields=True):
     """Client to engine: call one of `stats`, `reset_cache`, `pin_prefix`, `unpin_prefix`, `trace_start`, `trace_stop`,
-    `snapshot`, `reload`, `shutdown`. All but `stats` concern other clients too, and need the role ADMIN.
+    `snapshot`, `prefix_tree`, `reload`, `shutdown`. All but `stats` concern other clients too, and need the role ADMIN.
 
-    `token_ids` and `cache_salt` name the prefix to pin or unpin.
+    `token_ids` and `cache_salt` name the prefix to pin or unpin. `shown`: how many branches the tree has of some of its
+    runs, by their ids.
     """
 
     call_id: int
@@ -318,6 +326,7 @@ class UtilityCall(msgspec.Struct, array_like=True, gc=False, tag=5, forbid_unkno
     token_ids: TokenIds = []
     cache_salt: str = ""
     reload: Reload | None = None
+    shown: ShownBranches = {}
 
 
 class Goodbye(msgspec.Struct, array_like=True, gc=False, tag=6, forbid_unknown_fields=True):
@@ -519,6 +528,43 @@ class EngineSnapshot(msgspec.Struct, array_like=True, gc=False):
     seconds: float = 0.0
     total_draft_tokens: int = 0
     total_accepted_tokens: int = 0
+
+
+class PrefixRun(msgspec.Struct, array_like=True, gc=False):
+    """A node of the prefix cache: pages that follow each other without a branch, since all who had one had the next.
+
+    `id`: of this run and of no later one, as long as the engine lives. `parent`: index of the run that it follows. A
+    salt is a run without pages, and what follows it is salted too. `hits`: requests that found its first page, or any
+    page below a salt; `users`: those that hold its first page now, pins included. `num_pages`: its own, by their states
+    as in `PageMap`: a page may be evicted if it is cached, the last ones of a run first. `branches` and `pages_below`
+    count all runs that follow it and their pages, whether the tree has them or not; `is_next_evicted`: its last page is
+    the least recently used one. The tokens are the first of its first page and, if that is another one, of its last;
+    salted runs have none here, since the salt keeps them from others.
+    """
+
+    id: int
+    parent: int
+    is_salted: bool
+    hits: int
+    users: int
+    num_pages: list[int]
+    branches: int
+    pages_below: int
+    is_next_evicted: bool = False
+    first_token_ids: list[int] = []
+    last_token_ids: list[int] = []
+
+
+class PrefixTree(msgspec.Struct, array_like=True, gc=False):
+    """A part of the prefix cache as a tree, the result of `prefix_tree`.
+
+    `runs`: parents first, the runs of one parent by their hits; the first is the cache as a whole, with the id -1 and
+    no pages of its own. `seconds`: time that it took, so that clients can choose how often to ask.
+    """
+
+    block_size: int
+    runs: list[PrefixRun]
+    seconds: float = 0.0
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, gc=False, tag=11):

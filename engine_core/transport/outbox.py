@@ -19,6 +19,7 @@ from quire.protocol.messages import (
     KvPage,
     KvWelcome,
     Pong,
+    PrefixTree,
     SchedulerStats,
     StepTrace,
     UtilityResult,
@@ -28,6 +29,7 @@ _OUTPUT_VALUES = 16  # an output with its lists takes about the memory of 16 num
 NUMBER_BYTES = 36
 _CONTROL_VALUES = 64
 _RESULT_VALUES = 2048  # a snapshot of the engine
+_RUN_VALUES = 32  # of a prefix tree, without tokens
 _MOST_REPLIES: dict[type, int] = {Pong: 1, KvWelcome: 1, ErrorMessage: 16}
 _TRACE_VALUES = 32
 _MAX_TRACE_VALUES = 1_000_000  # some 1000 steps of 256 requests
@@ -158,7 +160,11 @@ class TraceQueue:
 def _weigh_reply(reply: EngineMessage) -> int:
     if isinstance(reply, KvPage):
         return _CONTROL_VALUES + memoryview(reply.data).nbytes // NUMBER_BYTES
-    return _RESULT_VALUES if isinstance(reply, UtilityResult) else _CONTROL_VALUES
+    if not isinstance(reply, UtilityResult):
+        return _CONTROL_VALUES
+    if not isinstance(reply.result, PrefixTree):
+        return _RESULT_VALUES
+    return sum(_RUN_VALUES + len(run.first_token_ids) + len(run.last_token_ids) for run in reply.result.runs)
 
 
 def weigh_trace(trace: StepTrace) -> int:

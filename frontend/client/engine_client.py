@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -151,9 +151,14 @@ class CoreClient:
                 raise EngineDeadError(f"{self._away}; it is being started again, try again then")
 
     def call(
-        self, method: str, token_ids: Sequence[int] = (), cache_salt: str = "", reload: Reload | None = None
+        self,
+        method: str,
+        token_ids: Sequence[int] = (),
+        cache_salt: str = "",
+        reload: Reload | None = None,
+        shown: Mapping[int, int] | None = None,
     ) -> Future[Any]:
-        """Start a utility call; some calls take a prefix, and one the arguments of a reload.
+        """Start a utility call; some calls take a prefix, one the arguments of a reload, one what a tree shows.
 
         The future gets its result, a `RuntimeError` with the engine's message, or `EngineDeadError`.
         """
@@ -162,7 +167,7 @@ class CoreClient:
         call_id = next(self._call_ids)
         self._calls[call_id] = future
         try:
-            self.send(UtilityCall(call_id, method, list(token_ids), cache_salt, reload))
+            self.send(UtilityCall(call_id, method, list(token_ids), cache_salt, reload, dict(shown or {})))
         except BaseException:
             self._calls.pop(call_id, None)
             raise

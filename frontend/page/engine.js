@@ -10,6 +10,7 @@ import { SpeculationView } from "./speculation.js";
 import { SpeedView } from "./speed.js";
 import { events } from "./sse.js";
 import { TimelineView } from "./timeline.js";
+import { TreeView } from "./tree.js";
 
 const RETRY_MS = 3000;
 
@@ -27,9 +28,10 @@ export class EnginePanel {
     this.pages = new PagesView(root);
     this.speed = new SpeedView(root);
     this.timeline = new TimelineView(root);
+    this.tree = new TreeView(root);
     this.views = [
       this.speed, new BatchView(root), new QueueView(root), this.pages, new PrefixesView(root), this.timeline,
-      new SpeculationView(root),
+      new SpeculationView(root), this.tree,
     ];
     document.addEventListener("visibilitychange", () => this.#update());
     addEventListener("pagehide", () => this.#stream?.abort());
@@ -65,6 +67,7 @@ export class EnginePanel {
     const isSeen = this.isOpen && !document.hidden;
     if (isSeen && !this.#stream) this.#connect();
     else if (!isSeen) this.#disconnect();
+    this.tree.setLive(isSeen);
   }
 
   #disconnect() {

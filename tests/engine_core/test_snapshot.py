@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paged_executor import Engine
 
-from quire.engine_core.stats import take_snapshot
+from quire.engine_core.stats import take_prefix_tree, take_snapshot
 from quire.protocol.messages import Abort, EngineSnapshot, HotPrefix, UtilityCall, UtilityResult
 
 PROMPT = list(range(100, 122))  # 5 pages of 4, and 2 tokens
@@ -112,6 +112,42 @@ def test_totals_count_all_steps() -> None:
     engine.finish()
     taken = snapshot(engine)
     assert (taken.total_prefill_tokens, taken.total_decode_tokens) == (22, 3)
+
+
+def test_the_prefix_cache_as_a_tree() -> None:
+    engine = Engine()
+    for last in (1, 2, 3):
+        engine.add("a", [*PROMPT[:8], *[last] * 5], max_tokens=1)
+        engine.finish()
+    engine.core.receive(b"client", UtilityCall(1, "pin_prefix", PROMPT[:4]))
+    tree = take_prefix_tree(engine.core, {})
+    whole, common, *branches = tree.runs
+    assert (tree.block_size, whole.id, whole.pages_below, whole.branches) == (4, -1, 5, 1)
+    assert (common.num_pages, common.users, common.branches, common.pages_below) == ([0, 0, 0, 1, 1], 1, 3, 3)
+    assert (common.first_token_ids, common.last_token_ids) == (PROMPT[:4], PROMPT[4:8])
+    assert sorted(run.first_token_ids for run in branches) == [[1] * 4, [2] * 4, [3] * 4]
+    assert {(run.parent, tuple(run.num_pages)) for run in branches} == {(1, (0, 0, 0, 1, 0))}
+    assert take_prefix_tree(engine.core, {common.id: 0}).runs == [whole, common]
+
+
+def test_a_prefix_tree_is_bounded() -> None:
+    engine = Engine(num_pages=2000)
+    for number in range(400):
+        engine.add("a", [number] * 5, max_tokens=1)
+        engine.finish()
+    assert len(take_prefix_tree(engine.core, {}).runs) == 1 + 8
+    tree = take_prefix_tree(engine.core, {-1: 200})
+    assert (len(tree.runs), tree.runs[0].branches) == (201, 400)
+    shown = {run.id: 200 for run in tree.runs[:100]}
+    assert len(take_prefix_tree(engine.core, shown).runs) <= 256
+
+
+def test_a_client_gets_a_prefix_tree_by_a_utility_call() -> None:
+    engine = Engine()
+    engine.core.receive(b"client", UtilityCall(7, "prefix_tree", shown={-1: 3}))
+    [message] = engine.sent[b"client"]
+    assert isinstance(message, UtilityResult)
+    assert message.result == take_prefix_tree(engine.core, {-1: 3})
 
 
 def test_a_client_gets_it_by_a_utility_call() -> None:

@@ -75,6 +75,7 @@ CLIENT_MESSAGES: list[ClientMessage] = [
     Hello(1, "test"),
     Ping(),
     UtilityCall(4, "stats"),
+    UtilityCall(6, "prefix_tree", shown={-1: 3, 7: 0}),
     UtilityCall(5, "reload", reload=Reload({"max_num_seqs": 3, "model": "/m", "num_pages": None}, 0.5)),
     Goodbye("done"),
     KvHello(),
@@ -152,6 +153,7 @@ def test_every_message_type_is_tested() -> None:
         (frame(1, "r", [1], [1, "x"]), "EngineCoreRequest.sampling_params.presence_penalty: expected `float`, got"),
         (frame(1, "r", [1], [1] + [0.0] * 4 + [1.0, 0, 0.0, None, "x"]), "EngineCoreRequest.sampling_params.stop: "),
         (frame(2, ["a", 1]), "Abort.request_ids[1]: expected `str`, got `int`"),
+        (frame(5, 1, "", [], "", None, {1: 201}), "UtilityCall.shown[...]: expected `int` <= 200"),
         (frame(5, 1, None), "UtilityCall.method: expected `str`, got `None`"),
     ],
 )
@@ -200,7 +202,7 @@ def test_lists_that_would_take_long_to_decode_are_refused(message: ClientMessage
         ),
         (frame(2, ["r"], "junk", 1), "Abort: 2 unknown fields follow request_ids"),
         (frame(4, "junk"), "Ping: 1 unknown field, where there are none"),
-        (frame(5, 1, "stats", [], "", None, {}), "UtilityCall: 1 unknown field follows reload"),
+        (frame(5, 1, "stats", [], "", None, {}, {}), "UtilityCall: 1 unknown field follows shown"),
         (frame(6, "bye", None), "Goodbye: 1 unknown field follows reason"),
     ],
 )

@@ -16,7 +16,8 @@ from quire.frontend.errors import EngineDeadError
 from quire.frontend.http.documentation.operation import Operation
 from quire.frontend.http.operations.changes import Change, Feed
 from quire.frontend.http.operations.pictures import Picture, PictureMaker
-from quire.frontend.http.transport.responses import static_files
+from quire.frontend.http.operations.prefixes import PrefixTrees, TreePicture, shown_of
+from quire.frontend.http.transport.responses import json_response, static_files
 from quire.frontend.http.transport.sse import event
 from quire.frontend.metrics.recent import RecentRates
 from quire.protocol.messages import EngineSnapshot
@@ -67,6 +68,7 @@ class EngineView:
         self._sent_until = 0.0  # time of the latest recent point that a picture included
         self._viewers = 0
         self._poller: asyncio.Task[None] | None = None
+        self.trees = PrefixTrees(llm, shows_prompts)
 
     @property
     def viewers(self) -> int:
@@ -157,13 +159,23 @@ def _problem(message: str) -> bytes:
 
 
 def view_routes(view: EngineView, stream: Callable[[AsyncGenerator[bytes, None]], Response]) -> list[Route]:
-    """Return the route `GET /view/events`; `stream` makes a response of events."""
+    """Return the routes `GET /view/events` and `GET /view/prefixes`; `stream` makes a response of events."""
 
     async def events(_request: Request) -> Response:
         """Stream the engine's state. A minute of history and a picture, then about four changes a second."""
         return stream(view.events())
 
-    return [Operation("/view/events", events, events=[History, Picture, Change, Problem])]
+    async def prefixes(request: Request) -> Response:
+        """Return a part of the prefix cache as a tree. Its upper levels, and in the query `shown=ID:COUNT,ID:COUNT`
+        the number of branches of any of its runs; `known` is the tag of an earlier answer, whose texts are left out.
+        """
+        query = request.query_params
+        return json_response(await view.trees.picture(shown_of(query.get("shown", "")), query.get("known", "")))
+
+    return [
+        Operation("/view/events", events, events=[History, Picture, Change, Problem]),
+        Operation("/view/prefixes", prefixes, answer=TreePicture, errors=[400, 503]),
+    ]
 
 
 _FOLDER = Path(__file__).parents[2] / "page"

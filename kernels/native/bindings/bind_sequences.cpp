@@ -3,10 +3,12 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unordered_map.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <tuple>
+#include <unordered_map>
 
 #include "bindings/bind_struct.h"
 #include "bindings/bindings.h"
@@ -94,6 +96,25 @@ std::tuple<Tokens, std::int32_t, nb::bytes> page_map(Sequences& sequences, const
   const PageMap map = sequences.page_map(pinned, max_cells);
   return {Tokens(map.pages.begin(), map.pages.end()), map.pages_per_cell,
           nb::bytes(map.cells.data(), map.cells.size())};
+}
+
+using PrefixRunTuple = std::tuple<std::int64_t, std::int32_t, bool, std::uint32_t, std::int32_t, Tokens, std::int32_t,
+                                  std::int32_t, bool, Tokens, Tokens>;
+
+std::vector<PrefixRunTuple> outline_runs(Sequences& sequences, const Tokens& pinned, std::int32_t max_runs,
+                                         std::int32_t levels, std::int32_t branches,
+                                         const std::unordered_map<std::int64_t, std::int32_t>& shown) {
+  std::vector<PrefixRun> runs;
+  {
+    nb::gil_scoped_release release;
+    runs = sequences.outline(pinned, {max_runs, levels, branches, shown});
+  }
+  std::vector<PrefixRunTuple> tuples;
+  for (const PrefixRun& run : runs)
+    tuples.emplace_back(run.id, run.parent, run.is_salted, run.hits, run.users,
+                        Tokens(run.pages.begin(), run.pages.end()), run.branches, run.pages_below, run.is_next_evicted,
+                        Tokens(run.first.begin(), run.first.end()), Tokens(run.last.begin(), run.last.end()));
+  return tuples;
 }
 
 }  // namespace
@@ -197,6 +218,16 @@ void bind_sequences(nb::module_& m) {
           "page_map", &page_map, "pinned"_a, "max_cells"_a,
           "Return a map of the pool, where `pinned` are slots: pages of each state (free, held by one, shared, cached, "
           "pinned), pages a cell, and bytes: the state of each page, or [cells][5] shares of 255.")
+      .def(
+          "outline", &outline_runs, "pinned"_a, nb::kw_only(), "max_runs"_a, "levels"_a, "branches"_a,
+          "shown"_a = std::unordered_map<std::int64_t, std::int32_t>(),
+          "Return a part of the prefix cache as a tree of runs, which are pages without a branch between them, parents "
+          "first; `pinned` are slots. To `levels` levels each has up to `branches` branches, those with the most hits, "
+          "and those of `shown`, by id, have that many. Run 0 is the cache as a whole, and a salt is a run without "
+          "pages. Each is a tuple: id, index of the parent or -1, whether it is salted, hits, sequences that hold its "
+          "first page now, numbers of pages in each state as in `page_map`, branches, pages below it, whether its last "
+          "page is evicted next, tokens of its first page and, unless that is the same one, of its last; salted ones "
+          "have no tokens.")
       .def("release_pages", &Sequences::release_pages, "slot"_a)
       .def("close", &Sequences::close, "slot"_a)
       .def(

@@ -139,7 +139,11 @@ std::vector<PrefixKey> RadixTree::keys(std::int32_t root, std::span<const std::i
 /// Adds a page whose tokens are there already.
 void RadixTree::add(std::int32_t page, std::int32_t parent, std::uint32_t hash) {
   std::int32_t* head = bucket(hash);
-  nodes_[page] = {.parent = parent, .depth = parent < 0 ? 1 : nodes_[parent].depth + 1, .hash = hash, .chain = *head};
+  nodes_[page] = {.parent = parent,
+                  .depth = parent < 0 ? 1 : nodes_[parent].depth + 1,
+                  .hash = hash,
+                  .chain = *head,
+                  .generation = nodes_[page].generation};
   *head = page;
   ++size_;
 }
@@ -240,7 +244,7 @@ void RadixTree::remove(std::int32_t page) {
   *at = nodes_[page].chain;
   const std::int32_t parent = nodes_[page].parent;
   if (nodes_[page].is_hot) drop_candidate(page);
-  nodes_[page] = {};
+  nodes_[page] = {.generation = nodes_[page].generation + 1u};
   --size_;
   if (ledger_ != nullptr) ledger_->remove(page);
   pool_.release(page);
@@ -312,10 +316,10 @@ void RadixTree::add_candidate(HotPath path) {
     const auto least = std::ranges::min_element(hot_, {}, [&](const HotPath& hot) { return nodes_[hot.end].hits; });
     least_hits_ = nodes_[least->end].hits;
     if (nodes_[path.end].hits <= least_hits_) return;
-    nodes_[least->end].is_hot = false;
+    nodes_[least->end].is_hot = 0;
     *least = path;
   }
-  nodes_[path.end].is_hot = true;
+  nodes_[path.end].is_hot = 1;
 }
 
 /// Drops a candidate whose end leaves the tree, which makes room for any other.
@@ -329,13 +333,11 @@ std::vector<HotPrefix> RadixTree::hottest(std::size_t count) const {
   const auto rank = [&](const HotPath& path) { return std::pair(nodes_[path.end].hits, nodes_[path.end].depth); };
   std::ranges::sort(paths, std::ranges::greater{}, rank);
   paths.resize(std::min(count, paths.size()));
-  const PrefixKey unsalted = root_key(model_, "");
   std::vector<HotPrefix> prefixes;
   for (const auto [end, first] : paths) {
     const Node& node = nodes_[end];
-    const bool is_salted = roots_[root_index(nodes_[first].parent)].key != unsalted;
-    prefixes.push_back({node.hits, node.depth, pool_.references(end) - 1, is_salted, tokens_of(first),
-                        node.depth == 1 ? std::span<const std::int32_t>() : tokens_of(end)});
+    prefixes.push_back({node.hits, node.depth, pool_.references(end) - 1, is_salted(nodes_[first].parent),
+                        tokens_of(first), node.depth == 1 ? std::span<const std::int32_t>() : tokens_of(end)});
   }
   return prefixes;
 }

@@ -86,6 +86,29 @@ class RadixTree {
   std::int32_t cached_pages() const { return cached_; }  ///< pages that only the tree holds
   std::int64_t num_evicted() const { return num_evicted_; }
 
+  /// A page of the tree as it is now, for those that look at all of it.
+  struct View {
+    std::int32_t parent;      ///< a page, or a root; kNone: not in the tree
+    std::uint32_t hits;       ///< matches that included it
+    std::int64_t generation;  ///< of the page: no other prefix of this page has the same, unless 2^21 came between
+  };
+  View view(std::int32_t page) const {
+    return {nodes_[page].parent, nodes_[page].hits, std::int64_t{nodes_[page].generation}};
+  }
+  std::int32_t total() const { return static_cast<std::int32_t>(nodes_.size()); }  ///< pages of the pool
+  std::int32_t next_evicted() const { return first_; }                             ///< page, or kNone
+
+  /// Returns the tokens of a page, which are valid until the tree changes.
+  std::span<const std::int32_t> tokens_of(std::int32_t page) const {
+    return tokens_.subspan(static_cast<std::size_t>(page) * static_cast<std::size_t>(block_size_),
+                           static_cast<std::size_t>(block_size_));
+  }
+
+  /// Roots are numbered from `kNone - 1` downwards, and these are their indices.
+  static std::size_t root_index(std::int32_t root) { return static_cast<std::size_t>(-2 - root); }
+  std::size_t num_roots() const { return roots_.size(); }  ///< including those that are not in use
+  bool is_salted(std::int32_t root) const { return roots_[root_index(root)].key != root_key(model_, ""); }
+
   /// Returns the indices of `ends` (last pages of paths, or kNone for empty paths) in depth-first order: at each page
   /// the branch with the longest of these paths first, and a longer path before a shorter one.
   std::vector<std::int32_t> depth_first(std::span<const std::int32_t> ends) const;
@@ -98,8 +121,9 @@ class RadixTree {
     std::int32_t chain = kNone;   ///< the next page in its bucket
     std::int32_t next = kNone;    ///< in the LRU list of cached pages
     std::int32_t previous = kNone;
-    std::uint32_t hits = 0;  ///< matches that included it
-    bool is_hot = false;     ///< a candidate in `hot_` ends here
+    std::uint32_t hits = 0;             ///< matches that included it
+    std::uint32_t is_hot : 1 = 0;       ///< a candidate in `hot_` ends here
+    std::uint32_t generation : 21 = 0;  ///< prefixes that the page has held before
   };
   struct HotPath {
     std::int32_t end;
@@ -110,7 +134,6 @@ class RadixTree {
     std::int64_t uses = 0;  ///< calls of `enter`, and child pages
   };
 
-  static std::size_t root_index(std::int32_t root) { return static_cast<std::size_t>(-2 - root); }
   bool is_root(std::int32_t root) const {
     return root < kNone && root_index(root) < roots_.size() && roots_[root_index(root)].uses > 0;
   }
@@ -129,10 +152,6 @@ class RadixTree {
   void remove(std::int32_t page);
   void add_candidate(HotPath path);
   void drop_candidate(std::int32_t page);
-  std::span<const std::int32_t> tokens_of(std::int32_t page) const {
-    return tokens_.subspan(static_cast<std::size_t>(page) * static_cast<std::size_t>(block_size_),
-                           static_cast<std::size_t>(block_size_));
-  }
 
   PagePool& pool_;
   std::int32_t block_size_;

@@ -254,9 +254,18 @@ std::int32_t Sequences::private_pages(std::int32_t slot) {
 }
 
 PageMap Sequences::page_map(std::span<const std::int32_t> pinned, std::int32_t max_cells) {
+  return downsample(page_states(pinned), max_cells);
+}
+
+std::vector<PrefixRun> Sequences::outline(std::span<const std::int32_t> pinned, const OutlineLimits& limits) {
+  return quire::outline(tree_, pages_, page_states(pinned), limits);
+}
+
+/// Returns the state of each page, where the pages of the `pinned` slots are pinned.
+std::vector<std::uint8_t> Sequences::page_states(std::span<const std::int32_t> pinned) {
   std::vector<std::int32_t> pages;
   for (std::int32_t slot : pinned) std::ranges::copy(at(slot).pages, std::back_inserter(pages));
-  return downsample(page_states(pages_, tree_, pages), max_cells);
+  return quire::page_states(pages_, tree_, pages);
 }
 
 void Sequences::release_pages(std::int32_t slot) {

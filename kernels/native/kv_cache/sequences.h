@@ -11,6 +11,7 @@
 #include "grammar/token_constraint.h"
 #include "kv_cache/page_map.h"
 #include "kv_cache/page_pool.h"
+#include "kv_cache/prefix_outline.h"
 #include "kv_cache/radix_tree.h"
 #include "sampling/pooling.h"
 #include "sampling/sampling_state.h"
@@ -125,6 +126,9 @@ class Sequences {
   /// Returns a map of the pool of at most `max_cells` cells, where the pages of the `pinned` slots are pinned.
   PageMap page_map(std::span<const std::int32_t> pinned, std::int32_t max_cells);
 
+  /// Returns a part of the prefix cache as a tree, where the pages of the `pinned` slots are pinned.
+  std::vector<PrefixRun> outline(std::span<const std::int32_t> pinned, const OutlineLimits& limits);
+
   /// Gives back the slot's pages; its tokens stay. Shared pages stay in the prefix cache until pages are needed.
   void release_pages(std::int32_t slot);
 
@@ -143,6 +147,7 @@ class Sequences {
   std::int32_t vocab_size() const { return vocab_size_; }
 
  private:
+  std::vector<std::uint8_t> page_states(std::span<const std::int32_t> pinned);
   std::span<const std::int32_t> findable(const Sequence& sequence) const;
   void find(const Sequence& sequence);
 

@@ -35,7 +35,7 @@ def test_the_full_view_of_a_busy_engine(open_page: Callable[..., Page], server: 
     finally:
         for answer in answers:
             answer.join()
-    page.wait_for_selector("#prefixes.tree li.root .first:text('Once upon')")
+    page.wait_for_selector("#tree .run-text:text('Once upon')")
     page.keyboard.press("Escape")
     assert page.is_visible("#input")
     assert page.is_hidden("#timeline")
