@@ -46,7 +46,7 @@ LAYERS = {
     "frontend.http": "args errors < transport < * < openai < anthropic documentation ollama < operations < routes < app"
     " < server",
     "frontend.evaluation": "workload < replay < calibration report < bench simulation",
-    "frontend.cli": "failures < flags output < * < bench < app",
+    "frontend.cli": "failures markdown < flags output < * < bench < app",
 }
 
 OPTIONAL = {  # imported only when the features of their extras are requested
@@ -189,7 +189,7 @@ def test_every_package_is_typed(top: str) -> None:
 def test_every_third_party_import_is_declared(top: str) -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     names = {re.split(r"[^\w-]", line)[0] for line in project["dependencies"]}
-    always = {name.replace("-", "_") for name in names} - {"pyzmq"} | {"zmq"}
+    always = {name.replace("-", "_") for name in names} - {"pyzmq", "markdown_it_py"} | {"zmq", "markdown_it"}
     for file in python_files(top):
         import_names = always | OPTIONAL.get(file.as_posix(), set())
         for line, module in imported_modules((REPOSITORY / file).read_text(), "quire"):
