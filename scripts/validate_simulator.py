@@ -41,7 +41,11 @@ def measure_quietly(arguments: argparse.Namespace, *command: str) -> None:
     """Run a command of quire until the share of steal time is at most `--max-steal`; exit if it never is."""
     for _ in range(arguments.attempts):
         steal = StealTime()
-        quire(*command)
+        try:
+            quire(*command)
+        except SystemExit:  # a calibration that cannot be trusted, for the same reason
+            if (steal.share or 0.0) <= arguments.max_steal:
+                raise
         share = steal.share or 0.0
         print(f"steal time: {share:.2%}", file=sys.stderr, flush=True)
         if share <= arguments.max_steal:
