@@ -11,7 +11,8 @@ from typing import TypeVar
 
 from quire.frontend.http.args import ENTRY_BODIES, ServerArgs
 from quire.frontend.http.errors import ApiError
-from quire.frontend.http.response_database import ResponseDatabase, StoredResponse, StoreError
+from quire.frontend.http.response_database import ResponseDatabase, StoredResponse
+from quire.frontend.http.response_file import StoreError
 from quire.protocol.options import parse_size
 
 T = TypeVar("T")

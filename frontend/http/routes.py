@@ -40,6 +40,9 @@ from quire.frontend.metrics.recent import RecentRates
 RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/v1/reranking")  # the last two are llama.cpp's
 
 
+_ALL_METHODS = ["GET", "POST", "DELETE"]
+
+
 def routes(service: ModelService) -> list[Route]:
     """Return all routes in the order of `/openapi.json`, which documents every `Operation`."""
     recent = RecentRates()
@@ -93,13 +96,13 @@ def _openai(service: ModelService) -> list[Route]:
             generates=True,
             example={"input": "Tell me a tale.", "max_output_tokens": 60},
         ),
+        Route("/v1/conversations{rest:path}", responses.conversations, methods=_ALL_METHODS, include_in_schema=False),
         *(_no_stored_responses(responses) if service.responses is None else _stored_responses(responses)),
     ]
 
 
 def _no_stored_responses(responses: ResponsesEndpoint) -> list[Route]:
-    methods = ["GET", "POST", "DELETE"]
-    return [Route("/v1/responses/{id:path}", responses.stored, methods=methods, include_in_schema=False)]
+    return [Route("/v1/responses/{id:path}", responses.stored, methods=_ALL_METHODS, include_in_schema=False)]
 
 
 def _stored_responses(responses: ResponsesEndpoint) -> list[Route]:

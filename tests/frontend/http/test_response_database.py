@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.frontend.http.response_database import ResponseDatabase, StoredItem, StoredResponse, StoreError
+from quire.frontend.http.response_database import ResponseDatabase, StoredItem, StoredResponse
+from quire.frontend.http.response_file import StoreError
 
 MIB = 1 << 20
 

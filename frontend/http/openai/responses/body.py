@@ -123,7 +123,7 @@ class ResponsesBody(GenerationFields, kw_only=True):
     def check(self, has_store: bool) -> None:
         """Raise `ApiError` 400 for values that have no meaning here; `has_store`: the server stores responses."""
         for name in ("store", "previous_response_id"):
-            if getattr(self, name) and not has_store:
+            if not has_store and getattr(self, name) not in (None, False):
                 raise bad_request(f"{name} is not supported: {STORES_NOTHING}", name, "unsupported_parameter")
         for name, harmless in _FOREIGN.items():
             value = getattr(self, name)

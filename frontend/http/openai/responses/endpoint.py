@@ -97,6 +97,15 @@ class ResponsesEndpoint(Endpoints):
             raise bad_request(f"order={order!r} is not known; give asc or desc", "order")
         return json_response(page_of(found.input, int(limit), order, query.get("after")))
 
+    async def conversations(self, _request: Request) -> Response:
+        """Reject a request of the Conversations API. Raises `ApiError` 404."""
+        raise ApiError(
+            404,
+            "this server keeps no conversations: go on from a response with previous_response_id, for which the server "
+            "is started with --response-store PATH, or send the whole conversation as input",
+            code="unsupported",
+        )
+
     async def _found(self, request: Request) -> StoredResponse:
         response_id = request.path_params["id"]
         found = await self._store.get(self._service.tenant(request), response_id) if is_id(response_id) else None
@@ -112,7 +121,7 @@ class ResponsesEndpoint(Endpoints):
 
     async def _before(self, body: ResponsesBody, request: Request) -> Sequence[StoredItem]:
         """Return the conversation that the request goes on with. Raises `ApiError` 400 or 503."""
-        if not body.previous_response_id:
+        if body.previous_response_id is None:
             return ()
         service = self._service
         return await conversation_before(

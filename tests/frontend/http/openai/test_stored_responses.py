@@ -139,7 +139,7 @@ def test_what_is_not_to_be_stored_is_not(openai: OpenAI, server: Server) -> None
     assert server.request(f"/v1/responses/{first.id}?stream=true").error["param"] == "stream"
     assert server.request(f"/v1/responses/{first.id}?nonsense=1").error["param"] == "nonsense"
     assert server.request("/v1/responses/resp_%00%ff").status == 404
-    for previous in ("x", "resp_\x00", "resp_" + "x" * 1000):
+    for previous in ("", "x", "resp_\x00", "resp_" + "x" * 1000):
         reply = server.request("/v1/responses", {"input": TALE, "previous_response_id": previous})
         assert (reply.status, reply.error["param"]) == (400, "previous_response_id")
 
@@ -255,6 +255,28 @@ def test_a_conversation_may_have_the_size_of_a_body(tmp_path: Path) -> None:
         client.responses.create(input=TALE, **GREEDY)
         with pytest.raises(NotFoundError):
             client.responses.retrieve(first.id)
+
+
+def test_a_response_that_is_too_large_is_answered_and_not_stored(tmp_path: Path) -> None:
+    bounds = ["--max-body-bytes", "2000", "--response-store-size", "1MiB"]
+    body = {"input": TALE, **GREEDY, "top_logprobs": 20, "include": ["message.output_text.logprobs"]}
+    with Server.start("--response-store", str(tmp_path / "responses.db"), *bounds) as server:
+        for stream in (False, True):
+            reply = server.request("/v1/responses", {**body, "stream": stream})
+            answer = events_of(reply.body)[-1]["response"] if stream else reply.json()
+            assert (answer["status"], answer["store"]) == ("incomplete", False)
+            assert server.request(f"/v1/responses/{answer['id']}").status == 404
+        server.stop()
+        assert any("could not be stored: it has" in line for line in server.log)
+
+
+def test_conversations_are_refused_in_words(openai: OpenAI) -> None:
+    with pytest.raises(NotFoundError, match="previous_response_id"):
+        openai.conversations.create()
+    with pytest.raises(NotFoundError, match="previous_response_id"):
+        openai.conversations.retrieve("conv_1")
+    with pytest.raises(BadRequestError, match="previous_response_id"):
+        openai.responses.create(input=TALE, conversation="conv_1", **GREEDY)
 
 
 def test_the_document_has_the_endpoints_of_the_store(server: Server) -> None:
