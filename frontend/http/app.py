@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -67,6 +67,7 @@ class Gateway:
                 "the API keys of this server share one turn at the engine, which knows it as a plain client; attach "
                 "with an administrator's key to give each API key a turn of its own"
             )
+        self._routes = routes
         self._paths: dict[Any, str] = {route.endpoint: route.path for route in routes}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -92,7 +93,7 @@ class Gateway:
         except asyncio.CancelledError:  # the server is ending
             await exchange.refuse(cut_off(), scope, receive, send)
         except Exception as error:  # noqa: BLE001 - every failure gets a response
-            api_error = _http_error(error) or self._service.api_error(error)
+            api_error = self._http_error(error, scope) or self._service.api_error(error)
             if api_error.code == CONTEXT_LENGTH_EXCEEDED and api_error.param is None:
                 api_error.param = _PROMPT_FIELDS.get(self._paths.get(scope.get("endpoint"), ""), "prompt")
             await exchange.refuse(api_error, scope, receive, send)
@@ -103,6 +104,19 @@ class Gateway:
         access_log(scope, status, exchange.seconds, exchange.num_bytes, exchange.request_id)
         route = self._paths.get(scope.get("endpoint"), "other")
         self._service.metrics.http.request(route, scope["method"], status, exchange.seconds)
+
+    def _http_error(self, error: Exception, scope: Scope) -> ApiError | None:
+        """Return the router's own errors with messages that say what to do."""
+        if not isinstance(error, HTTPException):
+            return None
+        if error.status_code == 405:
+            path = _own_path(scope)
+            here = (route.methods or set() for route in self._routes if route.path_regex.match(path))
+            allowed = ", ".join(sorted(set().union(*here)))  # a path may have several routes
+            return ApiError(405, f"this method is not allowed here; use {allowed}", headers={"Allow": allowed})
+        is_unknown = error.status_code == 404
+        message = "there is nothing at this path; /docs lists the endpoints" if is_unknown else error.detail
+        return ApiError(error.status_code, message, headers=error.headers)
 
     @contextmanager
     def _admitted(self, scope: Scope, headers: Headers) -> Iterator[None]:
@@ -165,15 +179,3 @@ class HttpExchange:
 def _own_path(scope: Scope) -> str:
     """Return the path of a request without the root path."""
     return str(scope["path"]).removeprefix(scope.get("root_path", ""))
-
-
-def _http_error(error: Exception) -> ApiError | None:
-    """Return the router's own errors with messages that say what to do."""
-    if not isinstance(error, HTTPException):
-        return None
-    messages: dict[int, Callable[[], str]] = {
-        404: lambda: "there is nothing at this path; /docs lists the endpoints",
-        405: lambda: f"this method is not allowed here; use {(error.headers or {}).get('Allow', 'another one')}",
-    }
-    message = messages.get(error.status_code, lambda: error.detail)()
-    return ApiError(error.status_code, message, headers=error.headers)

@@ -283,6 +283,8 @@ def test_the_document_has_the_endpoints_of_the_store(server: Server) -> None:
     paths = server.request("/openapi.json").json()["paths"]
     assert set(paths["/v1/responses/{id}"]) == {"get", "delete"}
     assert set(paths["/v1/responses/{id}/input_items"]) == {"get"}
+    wrong = server.request("/v1/responses/resp_1", {})
+    assert (wrong.status, wrong.headers["allow"]) == (405, "DELETE, GET, HEAD")
 
 
 def serve(*arguments: str) -> str:
