@@ -59,6 +59,15 @@ needs_kernels = pytest.mark.skipif(
 )
 
 
+class Command(subprocess.Popen[str]):
+    """A command that is killed where a test fails: it would wait for its end for ever."""
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, *rest)
+
+
 class Workplace:
     """A place for commands to run: own TMPDIR, and a mark by which their processes are found."""
 
@@ -78,9 +87,9 @@ class Workplace:
             check=False,
         )
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str) -> Command:
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen([*QUIRE, *arguments], text=True, env=self.env, **pipes)
+        return Command([*QUIRE, *arguments], text=True, env=self.env, **pipes)
 
     def processes(self) -> list[int]:
         """The processes that commands started here, or that those started, and that are still there."""
