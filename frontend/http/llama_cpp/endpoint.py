@@ -26,7 +26,7 @@ from quire.frontend.http.shared_fields import effort_kwargs
 from quire.frontend.http.transport.responses import json_response
 from quire.frontend.text.chat.tools import check_tools
 from quire.frontend.text.prompts import Prompt
-from quire.protocol.messages import PoolingParams, SamplingParams
+from quire.protocol.messages import SAMPLING_LENGTHS, PoolingParams, SamplingParams
 
 _NORMALIZE = {None: True, 2: True, -1: False}  # by embd_normalize
 
@@ -51,7 +51,7 @@ class LlamaEndpoints(Endpoints):
         """Continue a prompt with a `Completion`, several with a list of them, or with a stream of events."""
         service = self._service
         body = await service.read(request, LlamaCompletionBody)
-        given, is_one = split(body.prompt, "prompt")
+        given, is_one = split(service, body.prompt, "prompt")
         params = await self._params(body, len(given))
         with errors_renamed(FIELD_NAMES):
             prompts = await service.llm.prompts(await with_ids(service, given))
@@ -97,7 +97,7 @@ class LlamaEndpoints(Endpoints):
                 "unsupported_parameter",
             )
         field = "input" if body.content is None else "content"
-        given, _ = split(body.input if body.content is None else body.content, field)  # type: ignore[arg-type]
+        given, _ = split(service, body.input if body.content is None else body.content, field)  # type: ignore[arg-type]
         service.check_texts(len(given))
         params = PoolingParams(normalize=_NORMALIZE[body.embd_normalize])
         outputs = await embed_all(service, await with_ids(service, given), params, PoolingBody(), request)
@@ -118,10 +118,12 @@ class LlamaEndpoints(Endpoints):
         """Add a `logit_bias` to the parameters. Raises `ApiError` or `ValueError`."""
         pairs = bias_pairs(given)
         texts = [token for token, _ in pairs if isinstance(token, str)]
-        encoded = iter(await encode_all(self._service, texts, must_fit=False)) if texts else iter(())
+        encoded = (await encode_all(self._service, texts, must_fit=False)).parts if texts else []
+        SAMPLING_LENGTHS["logit_bias"].check("logit_bias, as token ids,", [token for part in encoded for token in part])
+        parts = iter(encoded)
         biases, banned = dict(params.logit_bias or {}), list(params.bad_words_token_ids or [])
         for token, bias in pairs:
-            for token_id in [token] if isinstance(token, int) else next(encoded):
+            for token_id in [token] if isinstance(token, int) else next(parts):
                 if bias is None:
                     banned.append([token_id])
                 else:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from quire.frontend.http.errors import bad_request
 from quire.frontend.http.llama_cpp.body import InfillBody
-from quire.frontend.http.llama_cpp.prompts import encode_all, leading_tokens
+from quire.frontend.http.llama_cpp.prompts import encode_all
 from quire.frontend.http.service import ModelService
 from quire.frontend.text.tokenizer import Tokenizer
 
@@ -76,7 +76,7 @@ async def infill_prompt(service: ModelService, body: InfillBody, tokens: InfillT
     extra, names = body.input_extra or [], _file_names(body, tokens)
     texts = [body.input_prefix, body.input_suffix, body.prompt or "", _PROJECT, _FILE, _SNIPPET]
     texts += [text for each, name in zip(extra, names, strict=True) for text in (name, each.text)]
-    prefix, suffix, begun, project, file, snippet, *others = await encode_all(service, texts, must_fit=False)
+    lead, (prefix, suffix, begun, project, file, snippet, *others) = await encode_all(service, texts, must_fit=False)
     context: list[int] = []
     if tokens.repository is not None:
         context += [tokens.repository, *project]
@@ -84,7 +84,6 @@ async def infill_prompt(service: ModelService, body: InfillBody, tokens: InfillT
         context += [*(snippet if tokens.file is None else [tokens.file, *name_ids]), *text_ids]
     if tokens.file is not None:
         context += [tokens.file, *file]
-    lead = leading_tokens(service.require_tokenizer())
     room = _room(body, service.llm.max_model_len) - len(begun) - len(lead) - 3
     if room < 0:
         raise bad_request(

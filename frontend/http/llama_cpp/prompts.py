@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple, cast
 
 from quire.frontend.http.errors import bad_request
 from quire.frontend.http.llama_cpp.body import GivenPrompt, PromptObject
 from quire.frontend.http.service import ModelService
+from quire.frontend.http.transport.bodies import MAX_ITEMS
 from quire.frontend.text.prompts import check_text
-from quire.frontend.text.tokenizer import Tokenizer
 
 OnePrompt = str | list[int] | list[int | str]
 
 
-def split(given: GivenPrompt, field: str) -> tuple[list[OnePrompt], bool]:
+def split(service: ModelService, given: GivenPrompt, field: str) -> tuple[list[OnePrompt], bool]:
     """Return the prompts of `field`, and whether they are one that is not in a list of prompts. Raises `ApiError` 400.
 
     A list of token ids is one prompt, and so is one of token ids and texts; a list of texts is as many.
@@ -22,9 +23,10 @@ def split(given: GivenPrompt, field: str) -> tuple[list[OnePrompt], bool]:
         return [_one(given, field)], True
     if not given:
         raise bad_request(f"{field} is an empty list; give at least one prompt", field)
+    _check_length(service, given, field, service.args.max_prompts)
     kinds = set(map(type, given))
     if kinds in ({int}, {int, str}):
-        return [[part for part in given if isinstance(part, (int, str))]], True
+        return [cast("list[int | str]", given)], True
     if int in kinds:
         raise bad_request(f"{field} mixes token ids and prompts; give a list of either", field)
     return [_one(part, f"{field}[{index}]") for index, part in enumerate(given)], False
@@ -51,31 +53,47 @@ async def with_ids(service: ModelService, prompts: Sequence[OnePrompt]) -> list[
 async def _plain(service: ModelService, prompt: OnePrompt) -> str | list[int]:
     if isinstance(prompt, str):
         return prompt
+    most = service.llm.max_model_len + MAX_ITEMS
+    if len(prompt) > most:
+        raise bad_request(
+            f"a prompt has {len(prompt)} token ids and texts, and {most} are allowed; shorten it", "prompt"
+        )
     texts = [part for part in prompt if isinstance(part, str)]
     if not texts:
         return [part for part in prompt if isinstance(part, int)]
-    encoded = iter(await encode_all(service, texts, must_fit=True))
-    found = leading_tokens(service.require_tokenizer()) if isinstance(prompt[0], str) else []
+    encoded = await encode_all(service, texts, must_fit=True)
+    parts = iter(encoded.parts)
+    found = [*encoded.lead] if isinstance(prompt[0], str) else []
     for part in prompt:
-        found += [part] if isinstance(part, int) else next(encoded)
+        found += [part] if isinstance(part, int) else next(parts)
     return found
 
 
-async def encode_all(service: ModelService, texts: Sequence[str], *, must_fit: bool) -> list[list[int]]:
+def _check_length(service: ModelService, given: Sequence[object], field: str, least: int = 0) -> None:
+    """Raise `ApiError` 400 for more token ids and texts than a prompt can have, before they are looked at."""
+    most = max(service.llm.max_model_len + MAX_ITEMS, least)
+    if len(given) > most:
+        raise bad_request(f"{field} has {len(given)} token ids and texts, and {most} are allowed; shorten it", field)
+
+
+class EncodedTexts(NamedTuple):
+    """The token ids of several texts, and the token that the tokenizer puts before a prompt, if there is one."""
+
+    lead: list[int]
+    parts: list[list[int]]
+
+
+async def encode_all(service: ModelService, texts: Sequence[str], *, must_fit: bool) -> EncodedTexts:
     """Return the token ids of several texts of one prompt, which will be cut unless they `must_fit` the context.
 
     Raises `RequestError` if they are too long.
     """
     tokenizer, most = service.require_tokenizer(), service.llm.max_model_len
 
-    def encode() -> list[list[int]]:
+    def encode() -> EncodedTexts:
         check_text("".join(texts), tokenizer, most, must_fit=must_fit)
-        return tokenizer.encode_batch(texts, add_special_tokens=False)
+        begin = tokenizer.bos_token_id
+        lead = [] if begin is None or tokenizer.encode("")[:1] != [begin] else [begin]
+        return EncodedTexts(lead, tokenizer.encode_batch(texts, add_special_tokens=False))
 
     return await service.llm.run_long(encode, texts)
-
-
-def leading_tokens(tokenizer: Tokenizer) -> list[int]:
-    """Return the token that the tokenizer puts before a text, if there is one."""
-    begin = tokenizer.bos_token_id
-    return [begin] if begin is not None and tokenizer.encode("")[:1] == [begin] else []

@@ -16,6 +16,8 @@ from quire.frontend.structured_outputs import check_structured_outputs
 from quire.protocol.messages import LOGIT_BIAS, SAMPLING_LENGTHS, SAMPLING_RANGES, SamplingParams, StructuredOutputs
 from quire.protocol.options import MAX_INT64
 
+_MOST_SHOWN = 4096  # characters of a grammar that are repeated
+
 RANDOM_SEED = (1 << 32) - 1
 """The seed that stands for a fresh one, as a negative one does."""
 
@@ -257,14 +259,15 @@ class SamplingFields(Body, kw_only=True):
             ignore_eos=params.ignore_eos,
             stream=stream,
             n_probs=self.n_probs or 0,
-            grammar=self.grammar or "",
+            grammar=(self.grammar or "")[:_MOST_SHOWN],
         )
 
 
 class GenerationSettings(msgspec.Struct, kw_only=True):
     """How an answer was sampled. `samplers`: those that are applied, in this order. The context length is `n_ctx`.
 
-    `repeat_last_n` is always -1: penalties apply to all tokens. `seed` is 4294967295 if there was none.
+    `repeat_last_n` is always -1: penalties apply to all tokens. `seed` is 4294967295 if there was none. A long
+    `grammar` is cut.
     """
 
     n_ctx: int

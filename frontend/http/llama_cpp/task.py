@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -66,7 +66,7 @@ class LlamaTask:
             last = {index: output async for index, output, _ in deltas}
         shown, fields = bool(self._body.return_tokens), self._body.response_fields
         answers = [
-            chosen(writer.whole(last[index], self._text(last[index]), self._settings, with_tokens=shown), fields)
+            chosen(writer.whole(last[index], await self._text(index, last), self._settings, with_tokens=shown), fields)
             for index, writer in enumerate(self._writers)
         ]
         return answers[0] if self._is_one else answers
@@ -80,7 +80,8 @@ class LlamaTask:
                     yield event(encode(piece))
                 writer = self._writers[index]
                 if writer.has_ended:
-                    last = writer.whole(output, self._text(output), self._settings, is_last_event=True)
+                    text = await self._text(index, {index: output})
+                    last = writer.whole(output, text, self._settings, is_last_event=True)
                     yield event(encode(chosen(last, self._body.response_fields)))
 
     def explain(self, error: Exception) -> bytes:
@@ -127,5 +128,9 @@ class LlamaTask:
             return params
         return msgspec.structs.replace(params, max_tokens=None)
 
-    def _text(self, output: RequestOutput) -> str:
-        return self._service.prompt_text(output)
+    async def _text(self, index: int, outputs: Mapping[int, RequestOutput]) -> str | None:
+        """Return the prompt of a completion as text, None for all but the first of a prompt, which would repeat it."""
+        if index % self._params.n:
+            return None
+        output = outputs[index]
+        return await self._service.llm.run_long(lambda: self._service.prompt_text(output), output.prompt_token_ids)

@@ -60,7 +60,7 @@ class Completion(msgspec.Struct, kw_only=True):
     """An answer, or an event of a stream of it; only the last has the fields from `model` on.
 
     `tokens_evaluated`: tokens of the prompt, of which `tokens_cached` came from the cache. `truncated`: the context was
-    full. With `response_fields` it has these only.
+    full. Only the first completion of a prompt has the `prompt`. With `response_fields` an answer has these only.
     """
 
     index: int | UnsetType = UNSET
@@ -130,7 +130,7 @@ class CompletionWriter:
     def whole(
         self,
         output: RequestOutput,
-        prompt: str,
+        prompt: str | None,
         settings: GenerationSettings,
         *,
         is_last_event: bool = False,
@@ -151,7 +151,7 @@ class CompletionWriter:
             timings=self._timings(output),
             model=settings.model,
             generation_settings=settings,
-            prompt=prompt,
+            prompt=UNSET if prompt is None else prompt,
             has_new_line="\n" in text,
             truncated=self._reason == "length" and context >= settings.n_ctx,
             stop_type=self._stop_type,

@@ -93,7 +93,9 @@ def test_several_prompts_and_completions_are_a_list(server: Server) -> None:
     both = ask(server, prompt=[PROMPT, {"prompt_string": "The fox"}])
     assert [each["content"] for each in both] == [one["content"], other["content"]]
     assert [each["index"] for each in both] == [0, 1]
-    assert [each["content"] for each in ask(server, n_cmpl=2)] == [one["content"]] * 2
+    two = ask(server, n_cmpl=2)
+    assert [each["content"] for each in two] == [one["content"]] * 2
+    assert [each.get("prompt") for each in two] == [PROMPT, None]
     assert [each["content"] for each in ask(server, prompt=[PROMPT])] == [one["content"]]
     body = {"prompt": [PROMPT, "The fox"], **GREEDY, "stream": True}
     events = events_of(server.request("/completion", body).body)
@@ -284,6 +286,8 @@ def test_fields_that_change_nothing_are_accepted(server: Server) -> None:
         ({"prompt": {"prompt_string": "x", "multimodal_data": ["aGk="]}}, "prompt.multimodal_data is not supported"),
         ({"prompt": "and " * 5000}, "2048"),
         ({"prompt": [1, "and " * 5000]}, "2048"),
+        ({"prompt": [1, *[""] * 10_000]}, "prompt has 10001 token ids and texts, and 6144 are allowed"),
+        ({"logit_bias": [["and " * 20_000, 1]]}, "logit_bias, as token ids, "),
         ({"response_fields": ["content"] * 65}, "response_fields"),
     ],
 )

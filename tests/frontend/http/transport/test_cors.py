@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from base64 import b64encode
 from collections.abc import Iterator
-from typing import Any
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from http_server import Reply, Server
 from raw_http import RawConnection
 
 from quire.frontend.http.args import ServerArgs
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 COMPLETIONS = "/v1/completions"
 GOOD: Any = {"prompt": "Once upon", "max_tokens": 1}
@@ -145,3 +150,54 @@ def test_no_page_and_some_page_contradict() -> None:
     with pytest.raises(ValueError, match="allowed_origins has 'none' and others"):
         ServerArgs(allowed_origins=("none", "*"))
     assert ServerArgs(allowed_origins=("*", "null", "app://x")).allowed_origins == ("*", "null", "app://x")
+
+
+class _EmptyPage(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(b"<!doctype html><title>x</title>")
+
+    def log_message(self, *_: Any) -> None:
+        """Be silent."""
+
+
+@pytest.fixture
+def other_port() -> Iterator[int]:
+    """Serve an empty page at another port, as a front end on this machine does."""
+    pages = ThreadingHTTPServer(("127.0.0.1", 0), _EmptyPage)
+    thread = threading.Thread(target=pages.serve_forever)
+    thread.start()
+    yield pages.server_port
+    pages.shutdown()
+    thread.join()
+    pages.server_close()
+
+
+ASK = """async ([url, body]) => {
+    const options = body ? {method: "POST", headers: {"Content-Type": "application/json"}, body} : {};
+    try { return (await (await fetch(url, options)).text()) } catch (error) { return `failed: ${error}` }
+}"""
+
+
+def test_a_browser_lets_pages_on_this_machine_read(browser: Browser, server: Server, other_port: int) -> None:
+    """A subdomain of localhost resolves to this machine too, and stands for the page of a stranger."""
+    found = {}
+    for host in ("127.0.0.1", "localhost", "page.localhost"):
+        page = browser.new_page()
+        page.goto(f"http://{host}:{other_port}/")
+        answers = []
+        for path, body in (
+            ("/v1/models", None),
+            ("/completion", '{"prompt": "Once", "n_predict": 1}'),
+            ("/metrics", None),
+        ):
+            answers.append(page.evaluate(ASK, [server.url + path, body]))
+        found[host] = [not answer.startswith("failed") for answer in answers]
+        page.close()
+    assert found == {
+        "127.0.0.1": [True, True, False],
+        "localhost": [True, True, False],
+        "page.localhost": [False, False, False],
+    }

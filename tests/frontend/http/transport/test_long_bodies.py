@@ -62,6 +62,7 @@ def on_loop(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         ("/tokenize", {"prompt": TEXT * 30}),
         ("/tokenize", {"prompt": TEXT * 90, "return_token_strs": True}),
         ("/detokenize", {"tokens": [69] * 30_000}),
+        ("/tokenize", {"content": TEXT * 30}),
     ],
     ids=lambda value: str(value)[:40],
 )

@@ -24,7 +24,9 @@ PAUSE = 0.4
 ATTEMPTS = 10
 MIB = 1 << 20
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETION = "/completion"
 ONE = {"prompt": "Once upon", "max_tokens": 1}
+SHORT = {"prompt": "Once upon", "n_predict": 1}
 VOCABULARY = list(range(2048))
 USER = {"role": "user", "content": "a"}
 
@@ -58,6 +60,8 @@ ACCEPTED: dict[str, tuple[str, dict[str, Any]]] = {
     "combining characters": ("/tokenize", {"prompt": "\u0301" * (MIB // 2)}),
     "messages": ("/tokenize", {"messages": [USER] * 4096}),
     "detokenize": ("/detokenize", {"tokens": [69] * (1 << 18)}),
+    "biases of texts": (COMPLETION, {**SHORT, "logit_bias": [["a", 0.5]] * 16_384}),
+    "a prompt of token ids and texts": (COMPLETION, {**SHORT, "prompt": [0, "a", 69] * 670}),
 }
 REJECTED: dict[str, tuple[str, dict[str, Any]]] = {
     "prompt": (COMPLETIONS, {**ONE, "prompt": "tale " * (7 * MIB // 5)}),
@@ -78,6 +82,9 @@ REJECTED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "tokenize": ("/tokenize", {"prompt": "\u0301" * (3 * MIB)}),
     "detokenize": ("/detokenize", {"tokens": [69] * 400_000}),
+    "many biases": (COMPLETION, {**SHORT, "logit_bias": [[1, 0.5]] * 30_000}),
+    "a prompt of many texts": (COMPLETION, {**SHORT, "prompt": [0, *[""] * 500_000]}),
+    "a prompt of many token ids": (COMPLETION, {**SHORT, "prompt": ["", *[0] * 500_000]}),
 }
 
 
