@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from quire.engine_core.averages import blend
-from quire.engine_core.speculation.progress import Advance
+from quire.engine_core.speculation.progress import Headway
 
 _FIRST_PLAIN = 3  # steps without drafts that are measured before the first with some
 _PLAIN_EVERY = 64  # steps with drafts, after which one without measures what these cost
@@ -42,12 +42,12 @@ class _Steps:
         """True if the next step should have no drafts, to measure it."""
         return self.num_plain < _FIRST_PLAIN or self.since_plain >= min(_PLAIN_EVERY, _PLAIN_EARLIER * self.num_plain)
 
-    def saved(self, advance: Advance, num_decodes: int) -> float:
+    def saved(self, headway: Headway, num_decodes: int) -> float:
         """Return the seconds of later steps that drafts have saved."""
         share = self.plain_seconds / num_decodes
         row = min(self.draft_seconds, share)
-        ahead = advance.num_accepted - num_decodes * advance.num_steps
-        return self.plain_seconds * advance.num_steps + (row + advance.refilled * (share - row)) * ahead
+        ahead = headway.num_accepted - num_decodes * headway.num_steps
+        return self.plain_seconds * headway.num_steps + (row + headway.refilled * (share - row)) * ahead
 
     def rest(self) -> int:
         """Return how many steps the pause lasts at least, and let their time count from now."""
@@ -127,18 +127,18 @@ class DraftCosts:
         """Return for how many steps of as many sequences drafts pause at least, and need nothing to be learned."""
         return self._of(num_decodes).rest()
 
-    def learn(self, num_decodes: int, num_drafts: int, advance: Advance, seconds: float, own_seconds: float) -> None:
+    def learn(self, num_decodes: int, num_drafts: int, headway: Headway, seconds: float, own_seconds: float) -> None:
         """Learn from a step without prompts; of its `seconds`, `own_seconds` were for finding drafts."""
         steps = self._of(num_decodes)
         if seconds <= 0:
             return
         self._seconds += seconds
-        steps.token_rate = blend(steps.token_rate, (num_decodes + advance.num_accepted) / seconds)
+        steps.token_rate = blend(steps.token_rate, (num_decodes + headway.num_accepted) / seconds)
         if num_drafts:
             steps.since_plain += 1
             cost = max(seconds - own_seconds - steps.plain_seconds, 0.0) / num_drafts
             steps.draft_seconds = blend(steps.draft_seconds, cost)
-            steps.gain(steps.plain_seconds + steps.saved(advance, num_decodes) - seconds, self._trial(steps, _TRIAL))
+            steps.gain(steps.plain_seconds + steps.saved(headway, num_decodes) - seconds, self._trial(steps, _TRIAL))
             return
         plain = seconds - own_seconds
         likely = plain / (num_decodes + _ROWS_AT_NO_COST)
@@ -155,12 +155,12 @@ class DraftCosts:
         steps.gain(0.0 if steps.is_paused else -own_seconds, self._trial(steps, _LOOK))
 
     def learn_beside_prompts(
-        self, num_decodes: int, num_drafts: int, advance: Advance, draft_seconds: float, own_seconds: float
+        self, num_decodes: int, num_drafts: int, headway: Headway, draft_seconds: float, own_seconds: float
     ) -> None:
         """Learn from a step with prompts: what a draft took, and what finding drafts and preparing for others took."""
         steps = self._of(num_decodes)
         if steps.plain_seconds:
-            saved = steps.saved(advance, num_decodes) if num_decodes else 0.0
+            saved = steps.saved(headway, num_decodes) if num_decodes else 0.0
             trial = self._trial(steps, _TRIAL)
             steps.gain_beside_prompts(saved - num_drafts * draft_seconds, own_seconds, trial)
 

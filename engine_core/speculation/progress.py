@@ -9,7 +9,7 @@ from quire.engine_core.scheduling.batch import Batch
 _WEIGHT = 1 / 16  # of a place that was left
 
 
-class Advance(NamedTuple):
+class Headway(NamedTuple):
     """What the drafts of one step have brought."""
 
     num_accepted: int = 0  # drafts that have held
@@ -29,11 +29,11 @@ class Progress:
         self._num_open = self._num_left = 0  # requests; places that were left and not taken
         self._refilled = 0.0
 
-    def advance(self, batch: Batch) -> Advance:
+    def headway(self, batch: Batch) -> Headway:
         """Take note of a step with drafts, and return what they have brought."""
         num_accepted = sum(batch.accepted)
         if not num_accepted:
-            return Advance(refilled=self._refilled)
+            return Headway(refilled=self._refilled)
         known, single = self._ahead, batch.requests[: batch.num_single_decodes]
         ahead = {
             request.number: known.get(request.number, 0) + accepted
@@ -41,7 +41,7 @@ class Progress:
         }
         slowest = 0 if len(single) < batch.num_decode_rows else min(ahead.values())
         self._ahead = {number: tokens - slowest for number, tokens in ahead.items()} if slowest else ahead
-        return Advance(num_accepted, slowest, self._refilled)
+        return Headway(num_accepted, slowest, self._refilled)
 
     def begin(self) -> None:
         """Take note of a request that has arrived."""
