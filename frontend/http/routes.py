@@ -106,7 +106,7 @@ def _no_stored_responses(responses: ResponsesEndpoint) -> list[Route]:
 
 
 def _stored_responses(responses: ResponsesEndpoint) -> list[Route]:
-    path = "/v1/responses/{id:path}"
+    path = "/v1/responses/{id}"
     return [
         Operation(f"{path}/input_items", responses.input_items, answer=InputItems, errors=[400, 404, 503]),
         Route(f"{path}/cancel", responses.cancel, methods=["POST"], include_in_schema=False),

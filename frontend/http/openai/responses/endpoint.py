@@ -132,6 +132,12 @@ class ResponsesEndpoint(Endpoints):
         store = self._service.responses
         if store is None or body.store is False:
             return None
+        if "/" in (body.request_id or ""):
+            raise bad_request(
+                f"request_id={body.request_id!r} has a slash, with which a stored response can't be found; leave it "
+                "out, or set store to false",
+                "request_id",
+            )
         return Keeper(store, self._service.tenant(request), before, input_items(body.input))
 
     def _turn(self, body: ResponsesBody, request: Request, answer_id: str, before: Sequence[StoredItem]) -> Turn:

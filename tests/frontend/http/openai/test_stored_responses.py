@@ -285,6 +285,15 @@ def test_the_document_has_the_endpoints_of_the_store(server: Server) -> None:
     assert set(paths["/v1/responses/{id}/input_items"]) == {"get"}
     wrong = server.request("/v1/responses/resp_1", {})
     assert (wrong.status, wrong.headers["allow"]) == (405, "DELETE, GET, HEAD")
+    wrong = server.request("/v1/responses/resp_1/input_items", method="DELETE")
+    assert (wrong.status, wrong.headers["allow"]) == (405, "GET, HEAD")
+
+
+def test_an_id_with_a_slash_is_rejected(server: Server) -> None:
+    body = {"input": TALE, **GREEDY, "request_id": "a/b"}
+    reply = server.request("/v1/responses", body)
+    assert (reply.status, reply.error["param"]) == (400, "request_id")
+    assert server.request("/v1/responses", {**body, "store": False}).json()["id"] == "resp_a/b"
 
 
 def serve(*arguments: str) -> str:
