@@ -35,6 +35,8 @@ DESCRIPTIONS: Mapping[str, str] = {
     "stream_options": "Extra information in a stream; only with stream=true.",
     "system": "The system prompt: a text, or blocks of text.",
     "instructions": "The system prompt.",
+    "previous_response_id": "The stored response whose conversation goes on. Needs a server that stores responses.",
+    "store": "Whether to store the response. Default: yes, on a server that stores responses.",
     # Length
     "max_tokens": "Maximum number of tokens of an answer. Default: 16 for a completion, for a chat the rest of the "
     "context.",
