@@ -139,7 +139,7 @@ def test_output_items_are_accepted_as_input(openai: OpenAI) -> None:
 def test_nothing_is_stored_without_a_store(openai: OpenAI) -> None:
     for more in ({"store": True}, {"previous_response_id": "resp_1"}):
         with pytest.raises(BadRequestError, match="--response-store PATH"):
-            openai.responses.create(input=TALE, **GREEDY, **more)  # type: ignore[call-overload]
+            openai.responses.create(input=TALE, **GREEDY, **more)
     response = openai.responses.create(input=TALE, store=False, **GREEDY)
     for ask in (openai.responses.retrieve, openai.responses.delete, openai.responses.cancel):
         with pytest.raises(NotFoundError, match="stores none"):
