@@ -90,9 +90,9 @@ class ClientTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Speed of an engine on a host, as `quire calibrate` measures it and writes it as JSON.
 
-    `error`: the median of |model - measured| / measured over the `steps` that the model was fitted to. `held_out_error`:
-    the same over steps that a fit had not seen. `noise`: how much longer the same step took when it was measured again,
-    in the median. `doubts`: why the model cannot be trusted, if it was written nevertheless.
+    `error`: the median of |model - measured| / measured over the `steps` that the model was fitted to.
+    `held_out_error`: the same over steps that a fit had not seen. `noise`: how much longer the same step took when it
+    was measured again, in the median. `doubts`: why the model cannot be trusted, if it was written nevertheless.
     """
 
     model: str

@@ -43,8 +43,8 @@ LAYERS = {
     "frontend.text": "token_bytes tokenizer_files < fewest_tokens < tokenizer < * < chat detokenizer",
     "frontend.client": "connection observer < * < engine streams",
     "frontend.metrics": "chrome_trace prometheus tracing < * < server",
-    "frontend.http": "args errors < transport < * < openai < anthropic documentation llama_cpp ollama < local_routes operations"
-    " < routes < app < server",
+    "frontend.http": "args errors < transport < * < openai < anthropic documentation llama_cpp ollama"
+    " < local_routes operations < routes < app < server",
     "frontend.evaluation": "workload < replay < calibration report < bench simulation",
     "frontend.cli": "failures markdown < flags output < * < bench < app",
 }

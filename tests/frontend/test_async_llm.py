@@ -208,7 +208,9 @@ def test_embeddings_run_concurrently_with_streams(llm: LLM, play: Play) -> None:
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_an_embedding_that_fails_ends_at_once(run: Callable[..., None], engine: EngineFactory, demo_model: Path) -> None:
+def test_an_embedding_that_fails_ends_at_once(
+    run: Callable[..., None], engine: EngineFactory, demo_model: Path
+) -> None:
     """Cancelled, aborted, timed out, or rejected: behind running streams, and without leaving anything behind."""
     llm = engine(demo_model, max_num_seqs=1)
     long = [7] * 2000
