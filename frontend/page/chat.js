@@ -1,4 +1,4 @@
-// The conversation: send, stream, stop, regenerate.
+// The conversation that is shown, and those that are answered in the background: send, stream, stop, regenerate.
 
 import { ApiError, call, errorMessage } from "./api.js";
 import { Conversation, addCalls, increment } from "./conversation.js";
@@ -9,30 +9,60 @@ import { Timing } from "./timing.js";
 const ENDS = { length: "token limit reached", timeout: "time limit reached", abort: "stopped" };
 const NEAR_END = 60; // pixels from the end of the log within which it follows the answer
 const KEEP_MS = 2000; // between two times that a growing answer is kept
+const RESTORED_AT_ONCE = 16_000; // characters of a conversation's end that are rendered before it is shown
 const MOST_SPOKEN = 20; // blocks of the answer that wait for a screen reader
+
+/** A conversation with its views. One that is being answered lives on while others are shown. */
+class Thread {
+  views = new Map(); // message -> view
+  answer = null; // {stop: AbortController, view} of the streaming answer
+  isDropped = false; // what still arrives is not to be kept
+  kept = 0; // time at which the growing answer was kept
+
+  constructor(conversation) {
+    this.conversation = conversation;
+    this.root = document.createElement("div");
+    this.root.className = "thread";
+  }
+}
 
 export class Chat {
   model = null;
   canChat = true; // whether the model has a chat template
-  conversation = new Conversation();
-  #views = new Map(); // message -> view
-  #running = null; // AbortController of the streaming answer
+  #thread = new Thread(new Conversation()); // that is shown
+  #answered = new Map(); // conversation id -> Thread with a streaming answer
   #editing = null;
-  #kept = 0; // time at which the growing answer was kept
 
   /**
-   * `page`: {log, welcome, status, spoken}; `settings`: a Settings; `on.busy(isBusy)` when an answer begins and ends,
-   * `on.editing(message)` with the message that is edited, or null, `on.unauthorized()` when a key is needed,
-   * `on.changed(conversation)` when it should be kept.
+   * `page`: {log, welcome, status, spoken}; `settings`: a Settings; `on.busy(isBusy)` when an answer begins and ends or
+   * another conversation is shown, `on.editing(message)` with the message that is edited, or null, `on.unauthorized()`
+   * when a key is needed, `on.changed(conversation)` when it should be kept, `on.answering()` when an answer begins or
+   * ends in any conversation, `on.answered(conversation)` when one is complete that is not shown.
    */
   constructor(page, settings, on) {
     this.page = page;
     this.settings = settings;
     this.on = on;
+    page.log.append(this.#thread.root);
   }
 
+  /** The conversation that is shown. */
+  get conversation() {
+    return this.#thread.conversation;
+  }
+
+  /** Whether the conversation that is shown is being answered. */
   get isBusy() {
-    return this.#running !== null;
+    return this.#thread.answer !== null;
+  }
+
+  isAnswering(id) {
+    return this.#answered.has(id);
+  }
+
+  /** Return the conversation of this id if it is shown or being answered, which may be newer than what is kept. */
+  find(id) {
+    return id === this.conversation.id ? this.conversation : this.#answered.get(id)?.conversation;
   }
 
   get #chats() {
@@ -41,50 +71,86 @@ export class Chat {
   }
 
   async send(text, files = []) {
+    const thread = this.#thread;
     if (this.#editing) {
       const message = this.#editing;
       this.cancelEdit();
-      this.#cut(message);
+      this.#cut(thread, message);
     }
-    const last = this.conversation.messages.at(-1);
-    if (last?.role === "user") this.#cut(last); // it got no answer
-    const message = this.conversation.add("user", text, files.length ? { files } : {});
-    this.#show(message, new UserView(message));
-    await this.#answer();
+    const last = thread.conversation.messages.at(-1);
+    if (last?.role === "user") this.#cut(thread, last); // it got no answer
+    const message = thread.conversation.add("user", text, files.length ? { files } : {});
+    this.#show(thread, message, new UserView(message));
+    await this.#answer(thread);
   }
 
   async regenerate() {
+    const thread = this.#thread;
     // The focused element is about to be removed; the next Tab should begin here and not at the top.
     if (this.page.log.contains(document.activeElement)) this.page.log.focus({ preventScroll: true });
     this.cancelEdit();
-    this.#cutAfter(this.conversation.last("user"));
-    await this.#answer();
+    this.#cutAfter(thread, thread.conversation.last("user"));
+    await this.#answer(thread);
   }
 
+  /** Stop the answer in the conversation that is shown. */
   stop() {
-    this.#running?.abort();
+    this.#thread.answer?.stop.abort();
   }
 
-  /** Show another conversation. The answer that is streaming ends; `keeps`: what it has is kept. */
-  open(conversation, keeps = true) {
-    if (this.isBusy && keeps) this.on.changed(this.conversation);
-    this.stop();
-    this.#running = null;
-    this.on.busy(false);
+  /** Have all conversations kept that are being answered, since the page may end. */
+  keepAll() {
+    for (const thread of this.#answered.values()) this.#keep(thread, true);
+  }
+
+  /** Stop the answer of a conversation that is deleted; return what there is of it, if it was being answered. */
+  drop(id) {
+    const thread = this.#answered.get(id);
+    if (!thread) return null;
+    const kept = structuredClone(thread.conversation.kept);
+    thread.isDropped = true;
+    thread.answer.stop.abort();
+    this.#answered.delete(id);
+    return kept;
+  }
+
+  /** Show another conversation. The answer that is streaming in this one goes on. */
+  open(conversation) {
+    if (conversation === this.conversation) return;
     this.cancelEdit();
-    this.conversation = conversation;
-    this.#views.clear();
-    this.page.log.replaceChildren(this.page.welcome);
-    for (const message of conversation.messages) this.#show(message, this.#restored(message));
-    this.#offer(this.#views.get(conversation.messages.at(-1)) ?? null);
+    this.#thread.answer?.view.setShown(false);
+    this.#thread = this.#answered.get(conversation.id) ?? this.#restored(conversation);
+    const { root, answer } = this.#thread;
+    this.page.log.replaceChildren(...(conversation.messages.length ? [root] : [this.page.welcome, root]));
+    answer?.view.setShown(true);
+    this.page.spoken.replaceChildren();
+    this.page.status.textContent = answer ? "Answering." : "";
+    this.on.busy(answer !== null);
+    this.#follow(true);
   }
 
-  #restored(message) {
+  /** Return a thread of a conversation that was kept. What will be in sight is rendered first. */
+  #restored(conversation) {
+    const thread = new Thread(conversation);
+    const { messages } = conversation;
+    let room = RESTORED_AT_ONCE;
+    const isLater = new Map(messages.toReversed().map((message) => [message, (room -= message.content.length) < 0]));
+    for (const message of messages) {
+      const view = this.#viewOf(thread, message);
+      thread.views.set(message, view);
+      thread.root.append(view.root);
+      if (view instanceof AnswerView) view.restore(message, isLater.get(message));
+    }
+    this.#offer(thread, thread.views.get(messages.at(-1)) ?? null);
+    return thread;
+  }
+
+  #viewOf(thread, message) {
     if (message.role === "user") return new UserView(message);
     if (message.role === "tool") return new ToolView(message);
-    const view = new AnswerView(message.model ?? "Answer", () => message.content, { growth() {}, block() {} });
-    view.restore(message);
-    return view;
+    const growth = () => { if (thread === this.#thread) this.#follow(); };
+    const block = (text) => { if (thread === this.#thread && thread.answer) this.#speak(text); };
+    return new AnswerView(message.model ?? "Answer", () => message.content, { growth, block });
   }
 
   /** Let the user change a message; what follows it will be replaced. */
@@ -92,78 +158,88 @@ export class Chat {
     if (this.isBusy) return;
     this.cancelEdit();
     this.#editing = message;
-    this.#views.get(message).root.classList.add("replaced");
+    this.#thread.views.get(message).root.classList.add("replaced");
     this.on.editing(message);
   }
 
   cancelEdit() {
     if (!this.#editing) return false;
-    this.#views.get(this.#editing)?.root.classList.remove("replaced");
+    this.#thread.views.get(this.#editing)?.root.classList.remove("replaced");
     this.#editing = null;
     this.on.editing(null);
     return true;
   }
 
-  #show(message, view) {
+  #show(thread, message, view) {
     this.page.welcome.remove();
-    this.#views.set(message, view);
-    this.page.log.append(view.root);
-    this.#follow(true);
+    thread.views.set(message, view);
+    thread.root.append(view.root);
+    if (thread === this.#thread) this.#follow(true);
   }
 
-  #cut(message) {
-    this.#cutAfter(message);
-    this.#views.get(message).root.remove();
-    this.#views.delete(message);
-    this.conversation.messages.pop();
+  #cut(thread, message) {
+    this.#cutAfter(thread, message);
+    thread.views.get(message).root.remove();
+    thread.views.delete(message);
+    thread.conversation.messages.pop();
   }
 
   /** Remove everything after a message, including failed answers, which are not in the conversation. */
-  #cutAfter(message) {
-    const { root } = this.#views.get(message);
+  #cutAfter(thread, message) {
+    const { root } = thread.views.get(message);
     while (root.nextElementSibling) root.nextElementSibling.remove();
-    for (const removed of this.conversation.cutAfter(message)) this.#views.delete(removed);
+    for (const removed of thread.conversation.cutAfter(message)) thread.views.delete(removed);
   }
 
-  async #answer() {
-    const { conversation } = this;
+  async #answer(thread) {
+    const { conversation } = thread;
     const { path, body } = conversation.request(this.model, this.settings.values, this.#chats);
-    const message = conversation.add("assistant", "", { model: this.model });
-    const view = new AnswerView(this.model, () => message.content, {
-      growth: () => this.#follow(),
-      block: (text) => this.#speak(text),
-    });
-    this.#show(message, view);
-    this.#offer(null);
-    const running = (this.#running = new AbortController());
+    const message = conversation.add("assistant", "", { model: this.model, isPartial: true });
+    const view = this.#viewOf(thread, message);
+    this.#show(thread, message, view);
+    this.#offer(thread, null);
+    thread.answer = { stop: new AbortController(), view };
+    this.#answered.set(conversation.id, thread);
     this.on.busy(true);
-    this.#keep(conversation, true);
+    this.on.answering();
+    this.#keep(thread, true);
     this.page.status.textContent = "Answering.";
     this.page.spoken.replaceChildren();
     const timing = new Timing();
     let end = "";
     try {
-      end = ENDS[await this.#stream(path, body, message, view, timing)] ?? "";
+      end = ENDS[await this.#stream(path, body, message, thread, timing)] ?? "";
     } catch (error) {
       if (error.name === "AbortError") end = ENDS.abort;
-      else this.#failed(error, message, view);
+      else this.#failed(error, message, thread);
     }
+    delete message.isPartial;
     const figures = [String(timing), end].filter(Boolean).join(" · ");
     if (figures) message.figures = figures;
     view.end(figures);
-    this.page.status.textContent = end ? `The answer has ended: ${end}.` : "The answer is complete.";
-    if (this.#running !== running) return; // another conversation has been opened in the meantime
-    this.#running = null;
-    this.on.busy(false);
-    this.#keep(conversation, true);
-    this.#offer(view);
+    this.#ended(thread, end);
   }
 
-  /** Stream an answer into `message` and `view`; return its finish reason. */
-  async #stream(path, body, message, view, timing) {
-    const { conversation } = this;
-    const running = this.#running;
-    const response = await call(path, { body, signal: running.signal });
+  #ended(thread, end) {
+    const { view } = thread.answer;
+    thread.answer = null;
+    if (thread.isDropped) return;
+    this.#answered.delete(thread.conversation.id);
+    this.#keep(thread, true);
+    this.#offer(thread, view);
+    this.on.answering();
+    if (thread !== this.#thread) {
+      this.on.answered(thread.conversation);
+      return;
+    }
+    this.page.status.textContent = end ? `The answer has ended: ${end}.` : "The answer is complete.";
+    this.on.busy(false);
+  }
+
+  /** Stream an answer into `message` and its view; return its finish reason. */
+  async #stream(path, body, message, thread, timing) {
+    const { stop, view } = thread.answer;
+    const response = await call(path, { body, signal: stop.signal });
     let finish = null;
     for await (const { data } of events(response)) {
       if (data === "[DONE]") continue; // read on to the end, or the server sees a disconnect
@@ -176,7 +252,7 @@ export class Chat {
       this.#take(added, message);
       view.append(added);
       if (added.calls.length) view.calls.show(message.calls);
-      if (this.#running === running) this.#keep(conversation, false);
+      this.#keep(thread, false);
     }
     if (finish === null) throw new ApiError("The answer is incomplete: the server closed the connection.");
     return finish;
@@ -188,51 +264,51 @@ export class Chat {
     if (calls.length) addCalls((message.calls ??= []), calls);
   }
 
-  /** Have the conversation kept, now or if that was some time ago. */
-  #keep(conversation, isNow) {
+  /** Have a conversation kept, now or if that was some time ago. */
+  #keep(thread, isNow) {
     const now = performance.now();
-    if (!isNow && now - this.#kept < KEEP_MS) return;
-    this.#kept = now;
-    this.on.changed(conversation);
+    if (thread.isDropped || (!isNow && now - thread.kept < KEEP_MS)) return;
+    thread.kept = now;
+    this.on.changed(thread.conversation);
   }
 
-  #failed(error, message, view) {
+  #failed(error, message, thread) {
+    const { view } = thread.answer;
     view.fail(error instanceof ApiError ? error.message : `The connection was lost: ${error.message}`);
     view.root.dataset.failed = "";
     if (!message.content) {
-      this.conversation.messages = this.conversation.messages.filter((other) => other !== message);
-      this.#views.delete(message);
+      thread.conversation.messages = thread.conversation.messages.filter((other) => other !== message);
+      thread.views.delete(message);
     }
     if (error.status === 401) this.on.unauthorized();
   }
 
-  /** Show the actions of the messages, and those of the last one, whose view is given; with null, none. */
-  #offer(last) {
-    for (const view of this.#views.values()) {
+  /** Show the actions of a thread's messages, and those of the last one, whose view is given; with null, none. */
+  #offer(thread, last) {
+    for (const view of thread.views.values()) {
       view.setActions();
       view.calls?.close();
     }
     if (!last) return;
-    for (const [message, view] of this.#views) {
+    for (const [message, view] of thread.views) {
       if (message.role === "user") view.setActions(button("Edit", () => this.edit(message)));
     }
-    const calls = this.conversation.messages.at(-1)?.calls;
+    const message = thread.conversation.messages.at(-1);
     if (last instanceof AnswerView) {
       const again = last.root.dataset.failed === undefined ? "Regenerate" : "Try again";
       last.setActions(button(again, () => this.regenerate()));
-      if (calls?.length) last.calls.ask(calls, (results) => this.#sendResults(calls, results));
+      if (message?.calls?.length) last.calls.ask(message.calls, (results) => this.#sendResults(thread, message.calls, results));
     } else if (last instanceof UserView) {
-      const message = this.conversation.messages.at(-1);
       last.setActions(button("Edit", () => this.edit(message)), button("Answer", () => this.regenerate()));
     }
   }
 
-  async #sendResults(calls, results) {
+  async #sendResults(thread, calls, results) {
     calls.forEach(({ id }, index) => {
-      const message = this.conversation.add("tool", results[index], { tool_call_id: id });
-      this.#show(message, new ToolView(message));
+      const message = thread.conversation.add("tool", results[index], { tool_call_id: id });
+      this.#show(thread, message, new ToolView(message));
     });
-    await this.#answer();
+    await this.#answer(thread);
   }
 
   /** Give a complete block of the answer to screen readers, which would otherwise read each token or nothing. */

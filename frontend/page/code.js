@@ -3,7 +3,7 @@
 import { copyButton } from "./clipboard.js";
 import { sanitized } from "./markdown.js";
 
-const LONGEST = 60_000; // characters that are highlighted
+const LONGEST = 30_000; // characters that are highlighted
 const LONGEST_GROWING = 6000; // the same while more is coming, since all is highlighted again
 
 let highlighter = null;
@@ -28,6 +28,14 @@ export class CodeView {
     pre.setAttribute("role", "region");
     pre.append(this.#code);
     this.root.append(head, pre);
+  }
+
+  replaceWith(view) {
+    this.root.replaceWith(view.root);
+  }
+
+  remove() {
+    this.root.remove();
   }
 
   /** Show a text; `isGrowing` while more of it may come. */

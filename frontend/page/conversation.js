@@ -8,8 +8,7 @@ const TITLE_LENGTH = 80;
 
 /**
  * Messages are {role: "user", content, files?: [{name, text}]}, {role: "assistant", content, model, reasoning?, calls?,
- * figures?}
- * or {role: "tool", content, tool_call_id}.
+ * figures?, isPartial?}, where `isPartial` says that more of it was still to come, or {role: "tool", content, tool_call_id}.
  */
 export class Conversation {
   /** `kept`: what `kept` returned earlier; without it the conversation is new. */

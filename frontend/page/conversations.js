@@ -4,6 +4,7 @@ import { exported, imported } from "./library.js";
 
 const DAY = 86_400_000;
 const SEARCH_MS = 120;
+const MARKS = { answering: "Being answered: ", new: "New answer: " };
 const ICONS = {
   rename: "M3 13.5V17h3.5L16 7.5 12.5 4zM11 5.5 14.5 9",
   export: "M10 3v9m0 0 3.5-3.5M10 12 6.5 8.5M4 14v3h12v-3",
@@ -12,10 +13,14 @@ const ICONS = {
 
 export class ConversationsPanel {
   #heads = [];
+  #new = new Set(); // ids of conversations with an answer that came while others were shown
   #found = null; // Map of id to snippet while searching
   #timer = 0;
 
-  /** `on.open(id)`, `on.removed(id)`; `toast`: a Toast. `current` is the id of the conversation that is shown. */
+  /**
+   * `on.open(id)`, `on.removed(id)`, which returns the conversation if there is more of it than what is kept,
+   * `on.rename(id, title)`, `on.isAnswering(id)`; `toast`: a Toast. `current` is the id of the conversation that is shown.
+   */
   constructor(root, library, toast, on) {
     Object.assign(this, { root, library, toast, on, current: null });
     this.list = root.querySelector("#conversations");
@@ -42,6 +47,18 @@ export class ConversationsPanel {
   /** Mark the conversation that is shown. */
   mark(id) {
     this.current = id;
+    this.#new.delete(id);
+    this.markAll();
+  }
+
+  /** Mark the conversation as one with a new answer. */
+  markNew(id) {
+    this.#new.add(id);
+    this.markAll();
+  }
+
+  /** Bring the marks up to date. */
+  markAll() {
     for (const item of this.list.querySelectorAll("li[data-id]")) this.#markItem(item);
   }
 
@@ -51,6 +68,12 @@ export class ConversationsPanel {
     const open = item.querySelector(".open");
     if (isCurrent) open?.setAttribute("aria-current", "true");
     else open?.removeAttribute("aria-current");
+    const mark = item.querySelector(".mark");
+    const state = this.on.isAnswering(item.dataset.id) ? "answering" : this.#new.has(item.dataset.id) ? "new" : "";
+    if (mark && mark.dataset.state !== state) {
+      mark.dataset.state = state;
+      mark.firstElementChild.textContent = MARKS[state] ?? "";
+    }
   }
 
   #draw() {
@@ -86,7 +109,10 @@ export class ConversationsPanel {
     const open = document.createElement("button");
     open.type = "button";
     open.className = "open";
-    open.append(title || "Untitled");
+    const mark = document.createElement("span");
+    mark.className = "mark";
+    mark.append(Object.assign(document.createElement("span"), { className: "visually-hidden" }));
+    open.append(mark, title || "Untitled");
     open.title = title;
     const snippet = this.#found?.get(id);
     if (snippet) open.append(snippetOf(snippet));
@@ -136,12 +162,12 @@ export class ConversationsPanel {
     const neighbour = item.nextElementSibling ?? item.previousElementSibling;
     const conversation = await this.library.get(id);
     if (!conversation) return;
-    this.on.removed(id); // before: an answer that is still growing would keep it again
+    const latest = this.on.removed(id) ?? conversation; // before: an answer that is still growing would keep it again
     await this.library.remove(id);
     await this.refresh();
     (neighbour?.dataset.id ? this.#itemOf(neighbour.dataset.id)?.querySelector(".open") : this.field)?.focus();
     this.toast.show(`Deleted “${conversation.title || "Untitled"}”.`, "Undo", async () => {
-      await this.library.put(conversation);
+      await this.library.put(latest);
       this.on.open(id);
     });
   }

@@ -5,6 +5,9 @@ import { addStyles } from "./assets.js";
 const CLOSES = { "$$": "$$", "\\[": "\\]", "\\(": "\\)" };
 const LONGEST = 4000; // characters, so that text with many openings stays fast
 const MOST_CACHED = 500;
+const MOST_AT_ONCE = 12; // formulas that are rendered in one task
+const TASK_MS = 8; // after which a task renders no more
+const LONGEST_WAIT_MS = 100; // for the browser to be idle
 const RULES = { throwOnError: true, strict: "ignore", trust: false, maxExpand: 500, maxSize: 30 };
 
 /** A plugin of markdown-it: formulas become <span class="math">, with class "display" if on lines of their own. */
@@ -77,20 +80,68 @@ async function loadKatex() {
   return globalThis.katex;
 }
 
-/** Render the formulas in an element, at once if KaTeX is there. */
-export function renderFormulas(root) {
-  const formulas = root.querySelectorAll(".math:not(.open)");
-  if (!formulas.length) return;
-  if (katex instanceof Promise || katex === null) {
-    katex ??= loadKatex();
-    katex.then((library) => { katex = library; formulas.forEach(render); }, () => { katex = null; }); // the source stays
-  } else formulas.forEach(render);
+const queue = []; // {element, isWanted} of formulas that are not rendered yet
+let pump = null; // promise of the time when all are
+
+/**
+ * Render the formulas in an element: those that have been rendered before at once, the others a few at a time while the
+ * browser has nothing else to do. Those that are no longer `isWanted()` then are left out.
+ */
+export function renderFormulas(root, isWanted = () => true) {
+  for (const element of root.querySelectorAll(".math:not(.open)")) {
+    if (rendered.has(keyOf(element))) render(element);
+    else queue.push({ element, isWanted });
+  }
+  if (queue.length) pump ??= renderQueue();
+}
+
+/** Return a promise of the time when no formula waits. */
+export async function formulasRendered() {
+  await pump;
+}
+
+async function renderQueue() {
+  try {
+    katex ??= await loadKatex();
+    while (queue.length) await idle(renderSome);
+  } catch {
+    queue.length = 0; // the source stays
+  }
+  pump = null;
+}
+
+function idle(task) {
+  const later = globalThis.requestIdleCallback ?? setTimeout; // Safari has none
+  return new Promise((resolve, reject) => {
+    later(() => {
+      try {
+        resolve(task());
+      } catch (error) {
+        reject(error);
+      }
+    }, { timeout: LONGEST_WAIT_MS });
+  });
+}
+
+function renderSome() {
+  const end = performance.now() + TASK_MS;
+  let number = 0;
+  while (queue.length && number < MOST_AT_ONCE && (number === 0 || performance.now() < end)) {
+    const { element, isWanted } = queue.shift();
+    if (!isWanted()) continue;
+    render(element);
+    number += 1;
+  }
+}
+
+function keyOf(element) {
+  return `${element.classList.contains("display")} ${element.textContent}`;
 }
 
 function render(element) {
   const displayMode = element.classList.contains("display");
   const formula = element.textContent;
-  const key = `${displayMode} ${formula}`;
+  const key = keyOf(element);
   if (!rendered.has(key)) {
     if (rendered.size >= MOST_CACHED) rendered.clear();
     const made = document.createElement("span");

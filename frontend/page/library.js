@@ -162,11 +162,12 @@ function checked(given) {
 }
 
 /** Return a message with the known fields that have the right types. */
-function checkedMessage({ role, content, model, reasoning, figures, files, calls, tool_call_id: call }) {
+function checkedMessage({ role, content, model, reasoning, figures, files, calls, isPartial, tool_call_id: call }) {
   const message = { role, content };
   if (typeof model === "string") message.model = model;
   if (typeof reasoning === "string") message.reasoning = reasoning;
   if (typeof figures === "string") message.figures = figures;
+  if (isPartial === true) message.isPartial = true;
   if (typeof call === "string") message.tool_call_id = call;
   if (Array.isArray(files)) message.files = files.filter(({ name, text }) => typeof name === "string" && typeof text === "string");
   if (Array.isArray(calls)) message.calls = calls.filter((each) => typeof each?.function?.name === "string" && typeof each.function.arguments === "string");

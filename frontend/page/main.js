@@ -24,7 +24,12 @@ const files = new Attachments($("files"), $("refused"));
 const library = new Library(() => panel.refresh());
 const panel = new ConversationsPanel($("library"), library, toast, {
   open: openKept,
-  removed: (id) => { if (id === chat.conversation.id) open(new Conversation(), false); },
+  removed(id) {
+    const dropped = chat.drop(id);
+    if (id === chat.conversation.id) open(new Conversation());
+    return dropped;
+  },
+  isAnswering: (id) => chat.isAnswering(id),
   rename: renameConversation,
 });
 const page = { log: $("log"), welcome: $("welcome"), status: $("status"), spoken: $("spoken") };
@@ -41,6 +46,11 @@ const chat = new Chat(page, settings, {
   },
   unauthorized: askForKey,
   changed: keep,
+  answering: () => panel.markAll(),
+  answered(conversation) {
+    panel.markNew(conversation.id);
+    page.status.textContent = `The answer in ${conversation.title || "another conversation"} is complete.`;
+  },
 });
 
 function write(text) {
@@ -88,9 +98,11 @@ function welcome(canChat) {
 
 async function keep(conversation) {
   if (!conversation.messages.length) return;
-  panel.mark(chat.conversation.id);
-  rememberHere("conversation", chat.conversation.id);
-  setTitle();
+  if (conversation === chat.conversation) {
+    panel.mark(conversation.id);
+    rememberHere("conversation", conversation.id);
+    setTitle();
+  }
   try {
     await library.put(structuredClone(conversation.kept));
   } catch (error) {
@@ -103,25 +115,27 @@ function setTitle() {
   document.title = title ? `${title} · Quire` : "Quire";
 }
 
-function open(conversation, keeps = true) {
-  chat.open(conversation, keeps);
+function open(conversation) {
+  chat.open(conversation);
   rememberHere("conversation", conversation.messages.length ? conversation.id : null);
   panel.mark(conversation.id);
   setTitle();
 }
 
 async function openKept(id) {
-  const kept = await library.get(id);
-  if (kept && id !== chat.conversation.id) open(new Conversation(kept));
+  const kept = chat.find(id) ? null : await library.get(id);
+  const conversation = chat.find(id) ?? (kept && new Conversation(kept));
+  if (conversation) open(conversation);
   if (isCompact()) setLibraryOpen(false);
   if (isNarrow()) setEngineOpen(false);
   $("log").focus({ preventScroll: true });
 }
 
 async function renameConversation(id, title) {
-  if (id === chat.conversation.id) {
-    Object.assign(chat.conversation, { title, isNamed: true });
-    await keep(chat.conversation);
+  const conversation = chat.find(id);
+  if (conversation) {
+    Object.assign(conversation, { title, isNamed: true });
+    await keep(conversation);
   } else await library.put({ ...(await library.get(id)), title, isNamed: true });
 }
 
@@ -173,6 +187,7 @@ input.addEventListener("keydown", (event) => {
   event.preventDefault();
   submit();
 });
+document.addEventListener("visibilitychange", () => { if (document.hidden) chat.keepAll(); });
 $("stop").addEventListener("click", () => {
   chat.stop();
   input.focus();

@@ -8,7 +8,11 @@ import { addMath } from "./formulas.js";
 const SCHEMES = /^(?:https?|mailto):/i;
 const TAGS = `a blockquote br code del em h1 h2 h3 h4 h5 h6 hr li ol p pre s span strong table tbody td th thead tr ul
   div`.split(/\s+/);
-const MOST_ITEMS = 30; // of a list that is rendered as a whole
+// What is longer is rendered as several blocks, so that one that grows is not rendered again as a whole, and that the
+// browser need not lay out what is out of sight.
+const MOST_ITEMS = 30; // of a list, and rows of a table
+const MOST_CHARACTERS = 2000; // of the items of a list, or of a paragraph
+const MATH_CHARACTERS = 40; // that a formula counts as, besides its own
 const ATTRIBUTES = ["href", "title", "class", "start"];
 
 const markdown = new MarkdownIt({ html: false, linkify: true, breaks: true, maxNesting: 40 });
@@ -45,8 +49,9 @@ export function sanitized(html) {
 }
 
 /**
- * Return the top-level blocks of a text: {line, html}, or {line, code, language} for code, with the number of their
- * first lines. `env` keeps link definitions from call to call; its `isWhole` tells that the text will not grow.
+ * Return the top-level blocks of a text: {line, html, isStart}, or {line, code, language, isStart} for code, with the
+ * number of their first lines; `isStart` if the text from there on has the same blocks. `env` keeps link definitions from
+ * call to call; its `isWhole` tells that the text will not grow.
  */
 export function blocksOf(text, env) {
   const tokens = markdown.parse(text, env);
@@ -56,29 +61,104 @@ export function blocksOf(text, env) {
   tokens.forEach((token, index) => {
     depth += token.nesting;
     if (depth > 0) return;
-    for (const part of parts(tokens.slice(from, index + 1))) blocks.push(block(part, env));
+    const whole = tokens.slice(from, index + 1);
+    parts(whole).forEach((part, number) => {
+      blocks.push({ ...block(part, env), isStart: number === 0 || /^(?:bullet|ordered)_list_open$/.test(whole[0].type) });
+    });
     from = index + 1;
   });
   return blocks;
 }
 
-/** Return a list of many items as several lists, so that one that grows is not rendered again as a whole. */
+/** Return the tokens of a block as those of several, if it is long. */
 function parts(tokens) {
+  switch (tokens[0].type) {
+    case "bullet_list_open":
+    case "ordered_list_open": return listParts(tokens);
+    case "table_open": return tableParts(tokens);
+    case "paragraph_open": return paragraphParts(tokens);
+    default: return [tokens];
+  }
+}
+
+function listParts(tokens) {
   const [open] = tokens;
-  if (open.type !== "bullet_list_open" && open.type !== "ordered_list_open") return [tokens];
   const starts = tokens.flatMap(({ type, level }, index) => (type === "list_item_open" && level === 1 ? [index] : []));
-  const cuts = starts.filter((_, number) => number > 0 && number % MOST_ITEMS === 0);
+  const sizes = starts.map((start, number) => tokens.slice(start, starts[number + 1]).reduce((sum, token) => sum + weight(token), 0));
+  const cuts = cutsOf(sizes).map((number) => starts[number]);
   return [1, ...cuts].map((start, number) => {
     const items = tokens.slice(start, cuts[number] ?? -1);
     return number === 0 ? [open, ...items, tokens.at(-1)] : [continued(open, items[0]), ...items, tokens.at(-1)];
   });
 }
 
+/** Return where to cut a list of items with these sizes. */
+function cutsOf(sizes) {
+  const cuts = [];
+  let [number, sum] = [0, 0];
+  sizes.forEach((size, index) => {
+    if (number === MOST_ITEMS || (number && sum + size > MOST_CHARACTERS)) {
+      cuts.push(index);
+      [number, sum] = [0, 0];
+    }
+    number += 1;
+    sum += size;
+  });
+  return cuts;
+}
+
+function weight({ content, children, type }) {
+  const formulas = children ? children.filter((child) => child.type === "math").length : type === "math" ? 1 : 0;
+  return content.length + formulas * MATH_CHARACTERS;
+}
+
 function continued(open, { map, info }) {
-  const token = Object.assign(Object.create(Object.getPrototypeOf(open)), open);
-  token.map = map;
-  token.attrs = [["class", "joined"], ...(open.type === "ordered_list_open" ? [["start", info]] : [])];
-  return token;
+  return copied(open, { map, attrs: [["class", "joined"], ...(open.type === "ordered_list_open" ? [["start", info]] : [])] });
+}
+
+function copied(token, changes) {
+  return Object.assign(Object.create(Object.getPrototypeOf(token)), token, changes);
+}
+
+/** Cut a long table between rows; its columns then have equal widths, so that they stay in line. */
+function tableParts(tokens) {
+  const rows = tokens.flatMap(({ type }, index) => (type === "tr_open" ? [index] : [])).slice(1);
+  const cuts = rows.filter((_, number) => number > 0 && number % MOST_ITEMS === 0);
+  if (!cuts.length) return [tokens];
+  const [open, body] = [tokens[0], tokens.findIndex(({ type }) => type === "tbody_open")];
+  const first = [copied(open, { attrs: [["class", "split"]] }), ...tokens.slice(1, cuts[0]), ...tokens.slice(-2)];
+  return [first, ...cuts.map((start, number) => [
+    copied(open, { map: tokens[start].map, attrs: [["class", "split joined"]] }), tokens[body],
+    ...tokens.slice(start, cuts[number + 1] ?? -2), ...tokens.slice(-2),
+  ])];
+}
+
+/** Cut a long paragraph where nothing is open, at the end of a line or of a word. */
+function paragraphParts(tokens) {
+  const [open, inline, close] = tokens;
+  if (weight(inline) <= 2 * MOST_CHARACTERS) return [tokens];
+  const pieces = [[]];
+  let [depth, sum] = [0, 0];
+  for (const child of inline.children.flatMap(shortTexts)) {
+    if (depth === 0 && sum >= MOST_CHARACTERS && (/break$/.test(child.type) || child.info === "cut" || /^\s/.test(child.content))) {
+      pieces.push([]);
+      sum = 0;
+    }
+    depth += child.nesting;
+    if (/break$/.test(child.type) && !pieces.at(-1).length) continue; // the block is a line of its own anyway
+    pieces.at(-1).push(child);
+    sum += weight(child) + 1;
+  }
+  return pieces.filter(({ length }) => length).map((children, number) => [
+    number ? copied(open, { attrs: [["class", "joined"]] }) : open, copied(inline, { children }), close,
+  ]);
+}
+
+/** Return a text as several that are not too long, which begin with a space if there is one. */
+function shortTexts(token) {
+  if (token.type !== "text" || token.content.length <= MOST_CHARACTERS) return [token];
+  const texts = token.content.match(/[^]{1,1900}(?:\S{0,100}(?=\s)|$)|[^]{1,2000}/g);
+  return texts.map((content, index) => copied(token, { content, info: index ? "cut" : "" }));
 }
 
 function block(tokens, env) {

@@ -74,7 +74,7 @@ export class AnswerView extends MessageView {
   /** `content()` returns the text to copy; `on.growth()` is called when the answer has grown, `on.block(text)` for each of its blocks. */
   constructor(who, content, on) {
     super("assistant", who);
-    this.on = on;
+    Object.assign(this, { content, on });
     this.text.classList.add("rich");
     this.rich = new RichText(this.text, { rendered: on.growth, block: on.block });
     const calls = element("div", "calls");
@@ -140,19 +140,24 @@ export class AnswerView extends MessageView {
     this.copy.before(toggle);
   }
 
-  /** End the answer; `figures` is a line for the foot. */
-  end(figures) {
+  /** Render what arrives only while the answer is shown. */
+  setShown(isShown) {
+    this.rich.setShown(isShown);
+  }
+
+  /** End the answer; `figures` is a line for the foot. A long text is rendered later in any case, a short one if `isLater`. */
+  end(figures, isLater = false) {
     this.#show();
     this.#endThoughts();
-    this.rich.end();
+    this.rich.end(isLater);
     this.root.classList.remove("streaming");
     this.root.removeAttribute("aria-busy");
     this.#figures.textContent = figures;
-    this.copy.hidden = !this.text.firstChild;
+    this.copy.hidden = !this.content();
   }
 
-  /** Show an answer that was kept. */
-  restore({ content, reasoning, calls, figures }) {
+  /** Show an answer that was kept; its text `isLater` than others. */
+  restore({ content, reasoning, calls, figures, isPartial }, isLater) {
     if (reasoning) {
       this.#think(reasoning);
       this.#thoughtsTitle.textContent = "Thoughts";
@@ -160,7 +165,7 @@ export class AnswerView extends MessageView {
     }
     this.rich.append(content);
     if (calls) this.calls.show(calls);
-    this.end(figures ?? "");
+    this.end(figures ?? (isPartial ? "incomplete: this page was closed" : ""), isLater);
   }
 
   fail(message) {

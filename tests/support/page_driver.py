@@ -64,3 +64,46 @@ def answer_with(page: Page, *answers: list[dict[str, Any]] | str, finish: str = 
 
     page.route(CHATS, fulfil)
     return bodies
+
+
+HOLD = """() => {
+    const fetched = globalThis.fetch;
+    const held = (globalThis.heldAnswers = new Map());
+    globalThis.fetch = async (url, options) => {
+        if (!String(url).endsWith("chat/completions")) return fetched(url, options);
+        const answer = { isAborted: false };
+        const body = new ReadableStream({ start(controller) { answer.controller = controller; } });
+        const { messages } = JSON.parse(options.body);
+        held.set(messages.at(-1).content, answer);
+        options.signal.addEventListener("abort", () => {
+            answer.isAborted = true;
+            answer.controller.error(new DOMException("", "AbortError"));
+        });
+        return new Response(body);
+    };
+}"""
+
+
+class HeldAnswers:
+    """Answers of which a test decides when each part comes; they are named by their questions."""
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+        page.evaluate(HOLD)
+
+    def send(self, question: str, text: str, *, ends: bool = False) -> None:
+        """Send a part of an answer, and its end."""
+        self._page.wait_for_function("question => heldAnswers.has(question)", arg=question)
+        events = stream_of([{"content": text}]) if ends else stream_of([{"content": text}]).split("\n\n")[0] + "\n\n"
+        self._page.evaluate(
+            """([question, events, ends]) => {
+                const { controller } = heldAnswers.get(question);
+                controller.enqueue(new TextEncoder().encode(events));
+                if (ends) controller.close();
+            }""",
+            [question, events, ends],
+        )
+
+    def is_stopped(self, question: str) -> bool:
+        """Return whether the page has stopped the answer."""
+        return bool(self._page.evaluate("question => heldAnswers.get(question)?.isAborted", question))

@@ -71,6 +71,8 @@ DOCUMENTS = [
     "1. a\n\n   ```\n   in a list\n   ```\n2. b\n\n\\[ a \\]\n\nend",
     "> a\nlazy\n\n> b\n> - c\n\n    indented\n\n* * *\nx\r\ny\r\n\r\nz",
     "$$ a\n\nnot closed\n\n- x",
+    "| a | b |\n|---|---|\n" + "| $x$ | *y* |\n" * 70 + "\nend",
+    "*a* " + "many words `of` a paragraph " * 200 + "\nand a line\n\nend",
 ]
 
 
@@ -164,19 +166,22 @@ def test_a_growing_text_becomes_what_it_is_as_a_whole(open_page: Callable[..., P
     grown, whole = page.evaluate(
         """async (document_) => {
             const { RichText } = await import("/page/rich.js");
+            const { formulasRendered } = await import("/page/formulas.js");
             async function shown(parts) {
                 const root = document.createElement("div");
                 let rendered = () => {};
                 const text = new RichText(root, { rendered: () => rendered(), block() {} });
                 for (const part of parts) {
-                    const done = new Promise((resolve) => { rendered = resolve; });
                     text.append(part);
-                    await done;
+                    while (text.isBusy) await new Promise((resolve) => { rendered = resolve; });
                 }
                 text.end();
+                while (text.isBusy) await new Promise((resolve) => { rendered = resolve; });
+                await formulasRendered();
                 return root.innerHTML.replace(/ class="hljs.*?"/g, "");
             }
-            const parts = document_.match(/[^]{1,7}/g);
+            const size = Math.ceil(document_.length / 60);
+            const parts = document_.match(new RegExp(`[^]{1,${Math.max(7, size)}}`, "g"));
             await shown(["$x$\\n```js\\nlet a\\n```"]);
             await new Promise((resolve) => { requestIdleCallback(resolve); });
             return [await shown(parts), await shown([document_])];
@@ -196,6 +201,110 @@ def test_a_long_list_is_several_lists_that_look_like_one(open_page: Callable[...
     assert starts == [5, 35, 65, 95]
 
 
+def test_long_paragraphs_lists_and_tables_are_several_blocks(open_page: Callable[..., Page]) -> None:
+    page = open_page()
+    words = " ".join(f"*word* {number}" for number in range(2000))
+    lines = "\n".join(f"line {number} of `code` and $x$" for number in range(500))
+    items = "".join(f"- {'item ' * 100}\n" for _ in range(20))
+    rows = "".join(f"| {number} | b |\n" for number in range(100))
+    answer_with(page, f"{words}\n\n{lines}\n\n{items}\n| a | b |\n|---|--:|\n{rows}\nThe end.")
+    say(page, "Much")
+    wait_for_answers(page)
+    page.wait_for_selector(f"{RICH} p:text('The end.')")
+    sizes = page.locator(f"{RICH} > .block").evaluate_all("blocks => blocks.map(({ innerText }) => innerText.length)")
+    assert len(sizes) > 25
+    assert max(sizes) < 4000
+    assert page.locator(f"{RICH} p em").count() == 2000
+    assert page.locator(f"{RICH} p code").count() == 500
+    tables = page.locator(f"{RICH} table").evaluate_all(
+        "tables => tables.map(({ rows }) => [rows.length, rows[0].cells[0].offsetWidth, rows[0].cells[1].className])"
+    )
+    assert [rows for rows, _, _ in tables] == [31, 30, 30, 10]
+    assert len({width for _, width, _ in tables}) == 1
+    assert {alignment for _, _, alignment in tables} == {"right"}
+    text = " ".join(last_answer(page).split())
+    assert all(f"word {number}" in text for number in range(2000))
+
+
+def test_formulas_are_rendered_a_few_at_a_time(open_page: Callable[..., Page]) -> None:
+    page = open_page()
+    numbers = page.evaluate(
+        """async () => {
+            const tasks = [];
+            const idle = globalThis.requestIdleCallback;
+            globalThis.requestIdleCallback = (task, options) => idle(() => { tasks.push(0); task(); }, options);
+            const { formulasRendered, renderFormulas } = await import("/page/formulas.js");
+            function filled(count, name) {
+                const root = document.createElement("div");
+                for (let index = 0; index < count; index += 1) {
+                    const formula = document.createElement("span");
+                    formula.className = "math";
+                    formula.textContent = `${name}_{${index}}`;
+                    root.append(formula);
+                }
+                return root;
+            }
+            renderFormulas(filled(1, "w"));
+            await formulasRendered();
+            tasks.length = 0;
+            const { render } = katex;
+            katex.render = (...given) => { tasks.push(tasks.pop() + 1); render(...given); };
+            const [shown, gone, again] = [filled(100, "x"), filled(50, "y"), filled(100, "x")];
+            renderFormulas(shown);
+            renderFormulas(gone, () => false);
+            await formulasRendered();
+            renderFormulas(again);
+            const count = (root) => root.querySelectorAll(".formula").length;
+            return { tasks, shown: count(shown), gone: count(gone), again: count(again) };
+        }"""
+    )
+    assert sum(numbers["tasks"]) == 100  # and none outside of a task, nor again
+    assert max(numbers["tasks"]) <= 12
+    assert (numbers["shown"], numbers["gone"], numbers["again"]) == (100, 0, 100)
+
+
+def test_a_long_text_is_rendered_in_many_tasks(open_page: Callable[..., Page]) -> None:
+    page = open_page()
+    added = page.evaluate(
+        """async () => {
+            const { RichText } = await import("/page/rich.js");
+            const root = document.createElement("div");
+            const lengths = [];
+            let rendered = () => {};
+            const note = () => { lengths.push(root.textContent.length); rendered(); };
+            const text = new RichText(root, { rendered: note, block() {} });
+            text.append(Array.from({ length: 5000 }, (_, index) => `- word ${index}\\n`).join(""));
+            text.end();
+            while (text.isBusy) await new Promise((resolve) => { rendered = resolve; });
+            const growth = lengths.map((length, index) => length - (lengths[index - 1] ?? 0));
+            return { most: Math.max(...growth), items: root.querySelectorAll("li").length };
+        }"""
+    )
+    assert added["items"] == 5000
+    assert added["most"] <= 9000  # characters
+
+
+def test_nothing_is_rendered_while_it_is_not_shown(open_page: Callable[..., Page]) -> None:
+    page = open_page()
+    before, after = page.evaluate(
+        """async () => {
+            const { RichText } = await import("/page/rich.js");
+            const root = document.createElement("div");
+            let rendered = () => {};
+            const text = new RichText(root, { rendered: () => rendered(), block() {} });
+            text.setShown(false);
+            text.append("One *two*");
+            text.end();
+            await new Promise((resolve) => { requestIdleCallback(resolve); });
+            const before = root.textContent;
+            text.setShown(true);
+            while (text.isBusy) await new Promise((resolve) => { rendered = resolve; });
+            return [before, root.innerHTML.trim()];
+        }"""
+    )
+    assert (before, after.replace("\n", "")) == ("", '<div class="block"><p>One <em>two</em></p></div>')
+
+
 def test_complete_blocks_are_rendered_once(open_page: Callable[..., Page]) -> None:
     page = open_page()
     kept, blocks = page.evaluate(
@@ -206,12 +315,12 @@ def test_complete_blocks_are_rendered_once(open_page: Callable[..., Page]) -> No
             const text = new RichText(root, { rendered: () => rendered(), block() {} });
             const firsts = [];
             for (let part = 0; part < 40; part += 1) {
-                const done = new Promise((resolve) => { rendered = resolve; });
                 text.append(`Paragraph ${part} with **some** words.\\n\\n`.repeat(50));
-                await done;
+                while (text.isBusy) await new Promise((resolve) => { rendered = resolve; });
                 firsts.push(root.children[1]);
             }
             text.end();
+            while (text.isBusy) await new Promise((resolve) => { rendered = resolve; });
             return [firsts.every((first) => first === root.children[1]), root.children.length];
         }"""
     )

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from page_driver import ANSWER, answer_with, last_answer, say, wait_for_answers
+import pytest
+from page_driver import ANSWER, HeldAnswers, answer_with, last_answer, say, wait_for_answers
 
 if TYPE_CHECKING:
     from playwright.sync_api import FilePayload, Page
@@ -125,19 +126,177 @@ def test_an_earlier_message_is_edited(open_page: Callable[..., Page]) -> None:
     assert titles(page) == ["Another"]
 
 
-def test_a_conversation_that_is_left_keeps_what_it_has(open_page: Callable[..., Page]) -> None:
-    page = open_page(expected="v1/chat/completions net::ERR_ABORTED", **WIDE)
+def test_a_conversation_that_is_left_is_answered_to_the_end(open_page: Callable[..., Page]) -> None:
+    page = open_page(**WIDE)
     page.click("#toggle-settings")
-    page.fill("[name=max_tokens]", "1900")
+    page.fill("[name=max_tokens]", "600")
     page.fill("[name=temperature]", "5")
     page.fill("[name=seed]", "2")
     page.click("#toggle-settings")
     say(page, "A long tale")
     page.wait_for_function("() => document.querySelector('.message.assistant .rich')?.innerText.length > 40")
     page.click("#new")
+    page.wait_for_function(f"() => document.querySelector('{ITEMS} .mark').dataset.state !== 'answering'")
+    page.reload()
     page.click(f"{ITEMS} .open")
     page.wait_for_selector(ANSWER)
-    assert len(last_answer(page)) > 20
+    assert page.inner_text(f"{ANSWER} .figures").startswith("600 tokens")
+
+
+def mark_of(page: Page, title: str) -> str:
+    """Return the mark of a conversation in the list: "answering", "new" or nothing."""
+    return str(
+        page.evaluate("title => document.querySelector(`.open[title='${title}'] .mark`).dataset.state ?? ''", title)
+    )
+
+
+def go_to(page: Page, title: str) -> None:
+    """Open a conversation from the list."""
+    page.click(f"{ITEMS} .open[title='{title}']")
+    page.wait_for_selector(f"{ITEMS}.current .open[title='{title}']")
+
+
+def ask(page: Page, *questions: str) -> HeldAnswers:
+    """Begin a conversation with each question; none is answered yet."""
+    answers = HeldAnswers(page)
+    for question in questions:
+        page.click("#new")
+        say(page, question)
+        page.wait_for_selector(f"{ITEMS}.current .open[title='{question}']")
+    return answers
+
+
+def test_several_conversations_are_answered_at_once(open_page: Callable[..., Page]) -> None:
+    page = open_page(**WIDE)
+    answers = ask(page, "One", "Two", "Three")
+    assert [mark_of(page, title) for title in ("One", "Two", "Three")] == ["answering"] * 3
+    assert page.get_by_role("button", name="Being answered: One").count() == 1
+    for number in range(3):
+        for title in ("Three", "One", "Two"):
+            answers.send(title, f"{title} {number}. ")
+    go_to(page, "One")
+    page.wait_for_selector(f"{ANSWER} .rich:has-text('One 0. One 1. One 2.')")
+    assert page.is_visible("#stop")
+    answers.send("One", "*More* of it.")
+    page.wait_for_selector(f"{ANSWER} .rich em:text('More')")
+    page.click("#new")
+    assert page.is_visible("#send")
+    assert page.locator(".message").count() == 0
+    answers.send("Two", "The end.", ends=True)
+    page.wait_for_function(
+        f"() => document.querySelector(\"{ITEMS} .open[title='Two'] .mark\").dataset.state === 'new'"
+    )
+    assert page.inner_text("#status") == "The answer in Two is complete."
+    assert (mark_of(page, "One"), mark_of(page, "Three")) == ("answering", "answering")
+    answers.send("One", "", ends=True)
+    page.wait_for_function(
+        f"() => document.querySelector(\"{ITEMS} .open[title='One'] .mark\").dataset.state === 'new'"
+    )
+    go_to(page, "Two")
+    assert last_answer(page) == "Two 0. Two 1. Two 2. The end."
+    assert mark_of(page, "Two") == ""
+    go_to(page, "Three")
+    answers.send("Three", "", ends=True)
+    wait_for_answers(page)
+    assert mark_of(page, "Three") == ""
+    page.reload()
+    for title, end in (("One", "More of it."), ("Two", "The end."), ("Three", "Three 2.")):
+        go_to(page, title)
+        assert last_answer(page).startswith(f"{title} 0. {title} 1. {title} 2.")
+        assert last_answer(page).endswith(end)
+
+
+def test_stop_stops_the_answer_that_is_shown(open_page: Callable[..., Page]) -> None:
+    page = open_page(**WIDE)
+    answers = ask(page, "One", "Two")
+    for title in ("One", "Two"):
+        answers.send(title, "Begun. ")
+    go_to(page, "One")
+    page.wait_for_selector(f"{ANSWER} .rich:has-text('Begun.')")
+    page.click("#stop")
+    wait_for_answers(page)
+    assert page.inner_text(f"{ANSWER} .figures").endswith("stopped")
+    assert (answers.is_stopped("One"), answers.is_stopped("Two")) == (True, False)
+    assert (mark_of(page, "One"), mark_of(page, "Two")) == ("", "answering")
+    page.click("#new")
+    page.keyboard.press("Escape")
+    assert not answers.is_stopped("Two")
+    answers.send("Two", "Ended.", ends=True)
+    go_to(page, "Two")
+    wait_for_answers(page)
+    assert last_answer(page) == "Begun. Ended."
+
+
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_a_conversation_is_deleted_while_it_is_answered(open_page: Callable[..., Page], is_shown: bool) -> None:
+    page = open_page(**WIDE)
+    answers = ask(page, "One", "Two")
+    for title in ("One", "Two"):
+        answers.send(title, "Begun. ")
+    go_to(page, "One")
+    page.wait_for_selector(f"{ANSWER} .rich:has-text('Begun.')")
+    if not is_shown:
+        go_to(page, "Two")
+    page.hover(f"{ITEMS}:has(.open[title='One'])")
+    page.click("[aria-label='Delete One']")
+    page.wait_for_function("() => document.querySelectorAll('#conversations li[data-id]').length === 1")
+    assert (answers.is_stopped("One"), answers.is_stopped("Two")) == (True, False)
+    assert page.locator(".message").count() == (0 if is_shown else 2)
+    answers.send("Two", "Ended.", ends=True)
+    go_to(page, "Two")
+    wait_for_answers(page)
+    assert titles(page) == ["Two"]
+    page.click("#toast >> text=Undo")
+    page.wait_for_selector(f"{ITEMS}.current .open[title='One']")
+    assert last_answer(page) == "Begun."
+    assert "incomplete" in page.inner_text(f"{ANSWER} .figures")
+
+
+def test_a_conversation_is_renamed_while_it_is_answered_in_the_background(open_page: Callable[..., Page]) -> None:
+    page = open_page(**WIDE)
+    answers = ask(page, "One", "Two")
+    page.hover(f"{ITEMS}:has(.open[title='One'])")
+    page.click("[aria-label='Rename One']")
+    page.fill(f"{ITEMS} input", "The first")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(f"{ITEMS} .open[title='The first']")
+    answers.send("One", "Ended.", ends=True)
+    page.wait_for_function("() => document.querySelector(\".open[title='The first'] .mark\").dataset.state === 'new'")
+    go_to(page, "The first")
+    assert last_answer(page) == "Ended."
+    assert page.title() == "The first · Quire"
+
+
+def test_a_reload_keeps_what_all_answers_have(open_page: Callable[..., Page]) -> None:
+    page = open_page(**WIDE)
+    answers = ask(page, "One", "Two")
+    for title in ("One", "Two"):
+        answers.send(title, f"{title} begins. ")
+    page.wait_for_selector(f"{ANSWER} .rich:has-text('Two begins.')")
+    page.evaluate(
+        """() => {
+            Object.defineProperty(document, "hidden", { get: () => true });
+            document.dispatchEvent(new Event("visibilitychange"));
+        }"""
+    )
+    page.wait_for_function(
+        """async () => {
+            const { Library } = await import("/page/library.js");
+            const kept = await new Library(() => {}).all();
+            return kept.length === 2 && kept.every(({ messages }) => messages.length === 2);
+        }"""
+    )
+    page.reload()
+    page.wait_for_selector(f"{ANSWER} .rich:has-text('Two begins.')")
+    assert "incomplete" in page.inner_text(f"{ANSWER} .figures")
+    go_to(page, "One")
+    assert last_answer(page) == "One begins."
+    assert mark_of(page, "One") == ""
+    bodies = answer_with(page, "One again.")
+    page.click("text=Regenerate")
+    wait_for_answers(page)
+    assert last_answer(page) == "One again."
+    assert [each["content"] for each in bodies[0]["messages"]] == ["One"]
 
 
 def test_text_files_are_attached(open_page: Callable[..., Page]) -> None:
