@@ -11,7 +11,7 @@ from quire.kernels.emit.layout import Dtypes
 from quire.kernels.host import InstructionSet
 
 _SYMBOL = "kernel"
-_INTRINSIC = '"llvm.x86.'
+_INTRINSIC = "llvm.call_intrinsic"
 
 
 class Compiler:

@@ -35,6 +35,7 @@ _AVX2 = frozenset({"avx2", "fma", "f16c", "bmi2"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _VNNI = _AVX512 | {"avx512vnni"}
 _AMX = _VNNI | {"amx-tile", "amx-bf16", "amx-int8"}
+_NEON = frozenset({"neon"})
 
 INSTRUCTION_SETS = {
     isa.name: isa
@@ -45,6 +46,8 @@ INSTRUCTION_SETS = {
         InstructionSet("avx512", "x86-64-v4", "", 512, _AVX512),
         InstructionSet("avx2-vnni", "x86-64-v3", "+avxvnni", 256, _AVX2 | {"avxvnni"}),
         InstructionSet("avx2", "x86-64-v3", "", 256, _AVX2),
+        InstructionSet("neon-dotprod", "generic", "+neon,+dotprod", 128, _NEON | {"dotprod"}),
+        InstructionSet("neon", "generic", "+neon", 128, _NEON),
     )
 }
 """Instruction sets by name, the best first."""
@@ -84,7 +87,8 @@ def choose_isa(name: str | None = None) -> InstructionSet:
     available = available_isas()
     if not available:
         raise ModelError(
-            f"this CPU lacks features that every kernel needs ({', '.join(sorted(_AVX2))}); Quire cannot run here"
+            f"this CPU lacks features that every kernel needs ({', '.join(sorted(_AVX2))} on x86-64, neon on aarch64); "
+            "Quire cannot run here"
         )
     best = next(isa for isa in available if isa != "avx512-bf16" or pairs_are_fast())
     chosen = name or os.environ.get("QUIRE_ISA") or best

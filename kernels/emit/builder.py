@@ -91,6 +91,9 @@ class Value:
     def __or__(self, other: Value | int) -> Value:
         return self._binary("", "ori", other)
 
+    def __xor__(self, other: Value | int) -> Value:
+        return self._binary("", "xori", other)
+
     def __lshift__(self, other: Value | int) -> Value:
         return self._binary("", "shli", other)
 

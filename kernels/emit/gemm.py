@@ -70,7 +70,7 @@ class GemmKernel(Kernel):
             return super().unit(context)
         if context.isa in ("avx512", "avx2"):
             return "vpmaddwd" if self.quantized.bits == 8 else "vpmaddubsw"
-        return "amx-int8" if context.isa == "amx" else "vnni"
+        return {"amx": "amx-int8", "neon-dotprod": "sdot", "neon": "smull"}.get(context.isa, "vnni")
 
     @property
     def shape(self) -> str:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from quire.kernels import _native
 from quire.kernels.emit.builder import BF16, F32, I8, I16, I32, I64, TILE, VF32, Builder, Value, vector
+from quire.kernels.emit.dots import is_narrow
 from quire.kernels.emit.layout import PAIRED, PAIRS, TILE_ROWS, Dtypes, load_pair, load_quad
 
 NEAR_BYTES, STREAM_BYTES, FAR_BYTES = 512, 2048, 4096
@@ -42,7 +43,8 @@ RowChunks = Sequence[tuple[int, Sequence[Sequence[Chain]]]]
 that are computed together."""
 
 NARROW: RowChunks = (6, _IN_TURN), (4, _IN_TURN), (3, _IN_TURN), (2, _BY_COLUMN), (1, _BY_COLUMN)
-"""Chunks of AVX2. With 16 registers, accumulators matter more than loads: 12 of them, six rows of one chain."""
+"""Chunks of AVX2 and NEON. With 16 registers, accumulators matter more than loads: 12 of them, six rows of one chain, or
+24 of the 32 that NEON has, which are half as long."""
 
 WIDE: RowChunks = (8, _BY_COLUMN), (4, _BY_COLUMN), (2, _BY_COLUMN), (1, _BY_COLUMN)
 """Chunks of AVX-512 with weights from memory, whose tiles are read one after the other, in memory order: reading two at
@@ -147,7 +149,7 @@ class Products:
         The totals are in memory, so that the registers are left to the chains. The first panel of rows reads the
         weights from memory, the others find them in a cache.
         """
-        if self.isa.startswith("avx2"):
+        if is_narrow(self.isa):
             self._add_panels(b, x, b.index(0), rows, NARROW, columns, start, stop, totals)
             return
         self._add_panels(b, x, b.index(0), rows.min(TILE_ROWS), WIDE, columns, start, stop, totals)

@@ -4,10 +4,10 @@ Per output and group g of k: `I = sum x (w - zero)` in int32, then `acc = fma(f3
 with minima `acc = fma(min[g, n], -(sx[m, g] * f32(sum x)), acc)`; g ascending, acc from 0. `I` is exact in any order,
 so every instruction set gives the same bits.
 
-Values of w are unsigned and values of x signed, as VNNI requires. The zero point contributes a start value of
+Values of w are unsigned and values of x signed, as VNNI requires, but signed on NEON (dots.py). The zero point contributes a start value of
 `-zero * sum x`, whose sum is computed when x is quantized.
 
-The 16 registers of AVX2 need another order of loops for several rows, which is in quantized_avx2.py.
+AVX2 and NEON, whose registers hold fewer sums, need another order of loops for several rows: quantized_narrow.py.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.kernels.emit.builder import F32, I8, I16, I32, I64, TILE, VF32, VI32, Builder, Value
+from quire.kernels.emit.dots import add_dots, has_dots, is_narrow, is_neon
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, round_up
 from quire.kernels.emit.products import NEAR_BYTES, STREAM_BYTES, RowSink
-from quire.kernels.emit.quantized_avx2 import Avx2Products
-from quire.kernels.emit.quantized_operands import LINE, QUADS, QuantizedOperands
+from quire.kernels.emit.quantized_narrow import NarrowProducts
+from quire.kernels.emit.quantized_operands import LINE, QUADS, DotOperands
 
 LINES_AT_ONCE = 2
 """Lines of each tile in one iteration of the innermost loop, where lines have whole values."""
@@ -37,17 +38,15 @@ MIN_TILE_ROWS = 5
 
 
 @dataclass(frozen=True)
-class QuantizedProducts(QuantizedOperands):
+class QuantizedProducts(DotOperands):
     """Emits products with quantized columns, for one instruction set."""
-
-    isa: str
 
     def emit(self, b: Builder, x: Value, rows: Value, block: Value, sink: RowSink) -> None:
         """Call `sink` with each of `rows` rows of the panels at `x` times a block of 32 columns."""
         if self.isa == "amx":
             few, emit_many = MIN_TILE_ROWS, self._emit_tiles
-        elif self.isa.startswith("avx2"):
-            few, emit_many = 2, Avx2Products(self.format, self.k, self.isa == "avx2-vnni").emit
+        elif is_narrow(self.isa):
+            few, emit_many = 2, NarrowProducts(self.format, self.k, self.isa).emit
         else:
             self._emit_chunks(b, x, rows, block, sink, TILE_ROWS)
             return
@@ -114,7 +113,7 @@ class QuantizedProducts(QuantizedOperands):
     def _start(self, b: Builder, header: Value, total: Value) -> list[Value]:
         """Return -zero * sum x for the two tiles of a row."""
         if not self.format.zeros:
-            return [total * -self.format.middle if self.format.middle else b.constant(0, VI32)] * 2
+            return [total * -self.middle if self.middle else b.constant(0, VI32)] * 2
         return [zero * total * -1 for zero in self.zeros(b, header)]
 
     def _scaled(
@@ -179,28 +178,19 @@ class QuantizedProducts(QuantizedOperands):
 
     def _quads_at_once(self, chunk: int) -> int:
         """Return the fours of k whose weights are loaded at once, as registers allow beside the sums of rows."""
-        return QUADS_AT_ONCE // 2 if chunk * (2 if self.format.group else 1) >= 2 * ROWS_AT_ONCE else QUADS_AT_ONCE
-
-    def _lookup(self, b: Builder, codes: Value) -> Value:
-        if self.isa.startswith("avx2"):
-            return super()._lookup(b, codes)
-        table = b.table(self.format.codebook * 4, I8)
-        return b.lanes_as(b.call("llvm.x86.avx512.pshuf.b.512", [table, b.lanes_as(codes, I8)], table.type), I32)
+        many_sums = chunk * (2 if self.format.group else 1) >= 2 * ROWS_AT_ONCE
+        return QUADS_AT_ONCE // 2 if many_sums or is_neon(self.isa) else QUADS_AT_ONCE
 
     def _dot(self, b: Builder, acc: Value, weights: Value, quad: Value) -> Value:
-        """Add the sum of unsigned `weights` times signed `quad` over four bytes to each lane of `acc`."""
-        if self.isa in ("amx", "avx512-bf16", "avx512-vnni"):
-            return b.call("llvm.x86.avx512.vpdpbusd.512", [acc, b.lanes_as(weights, I8), b.lanes_as(quad, I8)], VI32)
+        """Add the sum of `weights` times signed `quad` over four bytes to each lane of `acc`."""
+        if has_dots(self.isa):
+            return add_dots(b, self.isa, acc, weights, quad)
         if self.isa == "avx512":
             return acc + self._multiply_add(b, weights, quad, "avx512.pmaddubs.w.512", "avx512.pmaddw.d.512")
         halves = []
         for i in range(2):
             total, w, x = (b.half(v, i) for v in (acc, weights, quad))
-            if self.isa == "avx2-vnni":
-                operands = [total, b.lanes_as(w, I8), b.lanes_as(x, I8)]
-                halves.append(b.call("llvm.x86.avx512.vpdpbusd.256", operands, total.type))
-            else:
-                halves.append(total + self._multiply_add(b, w, x, "avx2.pmadd.ub.sw", "avx2.pmadd.wd"))
+            halves.append(total + self._multiply_add(b, w, x, "avx2.pmadd.ub.sw", "avx2.pmadd.wd"))
         return b.join(*halves)
 
     def _multiply_add(self, b: Builder, weights: Value, quad: Value, by_bytes: str, by_words: str) -> Value:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.kernels.emit.builder import F32, I32, VF32, VI32, Builder, Value, vector
-from quire.kernels.emit.quantized_operands import LINE, QuantizedOperands
+from quire.kernels.emit.quantized_operands import LINE, DotOperands
 
 LANES, REGISTER = 8, 32
 """Lanes and bytes of a register."""
@@ -25,7 +25,7 @@ class Accumulators:
     Values of consecutive rows are passed as the registers of one tile, those of each row together.
     """
 
-    operands: QuantizedOperands
+    operands: DotOperands
     sums: Value
     results: Value
     scales: Value
@@ -33,7 +33,7 @@ class Accumulators:
     mins: Value
 
     @classmethod
-    def reserve(cls, b: Builder, operands: QuantizedOperands, rows: int) -> Accumulators:
+    def reserve(cls, b: Builder, operands: DotOperands, rows: int) -> Accumulators:
         """Reserve memory for `rows` rows."""
         return cls(operands, *(b.scratch(size * 2 * LINE) for size in (rows, rows, 1, 1, 1)))
 
@@ -85,7 +85,7 @@ class Accumulators:
             sums, factor = b.broadcast(x_sum, LANES), b.broadcast(x_scale, LANES)
             for v, value in enumerate(values[r * VECTORS : (r + 1) * VECTORS]):
                 column, at = tile * LINE + v * REGISTER, self._offset(r * VECTORS + v)
-                zero: Value | int = b.load(self.zeros, column, INTS, REGISTER) if form.zeros else form.middle
+                zero: Value | int = b.load(self.zeros, column, INTS, REGISTER) if form.zeros else self.operands.middle
                 exact = value if zero == 0 else value - sums * zero
                 scale = b.load(self.scales, column, FLOATS, REGISTER) * factor
                 total = b.fma(b.convert("arith.sitofp", exact, FLOATS), scale, b.load(base, at, FLOATS, REGISTER))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from quire.kernels import _native
 from quire.kernels.emit.builder import F16, F32, I8, I16, I32, VF32, VI32, Builder, Value, vector
+from quire.kernels.emit.dots import is_neon, look_up
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, QuantizedFormat
 
 LINE = _native.CACHE_LINE
@@ -26,16 +27,6 @@ class QuantizedOperands:
     def shared(self) -> int:
         """Number of groups of weights that share a group of activations."""
         return 2 if self.format.group == 16 else 1
-
-    @property
-    def is_direct(self) -> bool:
-        """True if each line has whole values, which are not codes."""
-        return self.format.bits in (4, 8) and not self.format.codebook and self.shared == 1
-
-    @property
-    def narrow_steps(self) -> int:
-        """Sums of two products of bytes that add up in 16 bits without overflow: 0 to the number in a unit."""
-        return min(QUADS, 32767 // (2 * self.format.largest * 127))
 
     # Activations
 
@@ -94,12 +85,6 @@ class QuantizedOperands:
         factors = [b.convert("arith.sitofp", v, VF32) for v in self._bytes(b, header, place, group, "arith.extui")]
         return [d * factor for d, factor in zip(halves, factors, strict=True)]
 
-    def zeros(self, b: Builder, header: Value) -> list[Value]:
-        """Load the zero points of a group's two tiles."""
-        at = self.format.header_bytes - LINE
-        halves = [b.load(header, at + LINE // 2 * tile, vector(I16), LINE // 2) for tile in range(2)]
-        return [b.convert("arith.extsi", half, VI32) for half in halves]
-
     def _halves(self, b: Builder, header: Value, at: int) -> list[Value]:
         halves = [b.load(header, at + LINE // 2 * tile, vector(F16), LINE // 2) for tile in range(2)]
         return [b.convert("arith.extf", half, VF32) for half in halves]
@@ -110,10 +95,42 @@ class QuantizedOperands:
         halves = [b.load(header, place + TILE_ROWS * tile, vector(I8), TILE_ROWS) for tile in range(2)]
         return [b.convert(extension, half, VI32) for half in halves]
 
-    # Values of weights
+
+@dataclass(frozen=True)
+class DotOperands(QuantizedOperands):
+    """Operands of dot products on one instruction set."""
+
+    isa: str
+
+    @property
+    def is_direct(self) -> bool:
+        """True if each line has whole values, which are not codes."""
+        return self.format.bits in (4, 8) and not self.format.codebook and self.shared == 1
+
+    @property
+    def narrow_steps(self) -> int:
+        """Sums of two products of bytes that add up in 16 bits without overflow: 0 to the number in a unit."""
+        return min(QUADS, 32767 // (2 * self.format.largest * 127))
+
+    @property
+    def offset(self) -> int:
+        """What is subtracted from weights, and from their zero points: NEON takes them as signed bytes."""
+        return 128 if is_neon(self.isa) and self.format.largest > 127 else 0
+
+    @property
+    def middle(self) -> int:
+        """The zero point of formats that have one for all weights."""
+        return self.format.middle - self.offset
+
+    def zeros(self, b: Builder, header: Value) -> list[Value]:
+        """Load the zero points of a group's two tiles."""
+        at = self.format.header_bytes - LINE
+        halves = [b.load(header, at + LINE // 2 * tile, vector(I16), LINE // 2) for tile in range(2)]
+        zeros = [b.convert("arith.extsi", half, VI32) for half in halves]
+        return [zero - self.offset for zero in zeros] if self.offset else zeros
 
     def quads(self, b: Builder, unit: Value, tile: int, first: int, count: int) -> list[Value]:
-        """Load `count` fours of k of a tile, from number `first` on of the unit at `unit`: lanes of unsigned bytes."""
+        """Load `count` fours of k of a tile, from number `first` on of the unit at `unit`: lanes of bytes."""
         values: list[Value] = [b.constant(0, VI32)] * count
         line, shift = 0, 0
         for plane in self.format.planes:
@@ -130,16 +147,14 @@ class QuantizedOperands:
         return [self._decoded(b, value) for value in values]
 
     def _decoded(self, b: Builder, codes: Value) -> Value:
-        """Return the values of codes, if there is a codebook."""
-        return self._lookup(b, codes) if self.format.codebook else codes
+        """Return the values of codes, if there is a codebook, as bytes that the instruction set multiplies."""
+        if not self.format.codebook:
+            return self.offset_bytes(codes)
+        return look_up(b, self.isa, tuple((value - self.offset) % 256 for value in self.format.codebook), codes)
 
-    def _lookup(self, b: Builder, codes: Value) -> Value:
-        """Return the value of the codebook for each byte, by the instruction of AVX2."""
-        table, halves = b.table(self.format.codebook * 2, I8), []
-        for i in range(2):
-            found = b.call("llvm.x86.avx2.pshuf.b", [table, b.lanes_as(b.half(codes, i), I8)], table.type)
-            halves.append(b.lanes_as(found, I32))
-        return b.join(*halves)
+    def offset_bytes(self, values: Value) -> Value:
+        """Return bytes less the offset, in lanes of 32 bits."""
+        return values ^ -0x7F7F7F80 if self.offset else values  # 0x80 in each byte
 
 
 def _field(line: Value, at: int, bits: int, shift: int) -> Value:

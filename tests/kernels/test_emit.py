@@ -24,6 +24,7 @@ erf = np.vectorize(math.erf)
 
 FORMATS = {"bf16": Dtypes("bf16", "bf16", "f32"), "f32": Dtypes("f32", "f32", "f32")}
 ISAS = [isa for isa in host.available_isas() if isa != "amx"]
+NEON = [] if "neon" in ISAS else [*itertools.product(["neon"], FORMATS)]  # as x86 computes it
 REFERENCES = {
     "silu": lambda x: x / (1 + np.exp(-x)),
     "gelu_new": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
@@ -60,7 +61,7 @@ def contract(x: Array, w: Array) -> Array:
     return total
 
 
-@pytest.mark.parametrize(("isa", "form"), [*itertools.product(ISAS, FORMATS), ("avx512-bf16", "pairs")])
+@pytest.mark.parametrize(("isa", "form"), [*itertools.product(ISAS, FORMATS), ("avx512-bf16", "pairs"), *NEON])
 @pytest.mark.parametrize(("k", "n"), [(32, 80), (400, 33), (96, 64)])
 def test_gemm_adds_in_the_order_of_the_contract(isa: str, form: str, k: int, n: int) -> None:
     dtypes = Dtypes("bf16", "bf16", PAIRED) if form == "pairs" else FORMATS[form]
@@ -83,7 +84,13 @@ def test_gemm_adds_in_the_order_of_the_contract(isa: str, form: str, k: int, n: 
         assert not y[:, n:].any()
 
 
-UNITS = [*itertools.product(ISAS, FORMATS), ("avx512-bf16", "pairs"), ("avx512-bf16", "paired"), ("amx", "tiles")]
+UNITS = [
+    *itertools.product(ISAS, FORMATS),
+    *NEON,
+    ("avx512-bf16", "pairs"),
+    ("avx512-bf16", "paired"),
+    ("amx", "tiles"),
+]
 UNIT_FORMATS = {
     "pairs": Dtypes("bf16", "bf16", PAIRED), "paired": Dtypes(PAIRED, "bf16", PAIRED),
     "tiles": Dtypes("bf16", "bf16", "bf16"), **FORMATS,

@@ -22,7 +22,6 @@ from quire.kernels.weights.quantized.gguf import TYPES
 
 DTYPES = Dtypes("bf16", "bf16", "f32")
 ISAS = [isa for isa in host.available_isas() if isa != "amx"]
-IN_SOFTWARE = ("amx", "avx2-vnni")
 ROWS = (1, 2, 3, 5, 16, 17, 40, 70)
 every_type = pytest.mark.parametrize("kind", TYPES)
 
@@ -53,12 +52,12 @@ def packed(runner: Runner, kind: str, blocks: npt.NDArray[np.uint8], k: int, hea
 
 
 class Products:
-    """The kernel of products with packed weights; AMX tiles, and AVX-VNNI where the host lacks it, run in software."""
+    """The kernel of products with packed weights; AMX tiles, and what else the host lacks, run in software."""
 
     def __init__(self, isa: str, kind: str, n: int, k: int) -> None:
         self._form, self._n, self._k = QuantizedFormat.of_gguf(kind), n, k
         text = GemmKernel("g", k, n, quantized=self._form).emit(EmitContext(isa, DTYPES))
-        if isa in IN_SOFTWARE and isa not in ISAS:
+        if isa not in ISAS:
             isa, text = "avx2", soft_tiles.software(text)
         self._kernel = CompiledKernel(isa, text, "g")
 
@@ -90,7 +89,7 @@ def test_products_are_those_of_the_values_on_every_instruction_set(kind: str, ru
     expected, magnitude = x @ values.T, np.abs(x) @ np.abs(values).T
     whole = Products(ISAS[0], kind, n, k).run(q, scales, w)
     assert np.abs(whole - expected).max() < 1e-6 * magnitude.max()
-    for isa in [*ISAS, *(name for name in IN_SOFTWARE if name not in ISAS)]:
+    for isa in [*ISAS, *(name for name in soft_tiles.IN_SOFTWARE if name not in ISAS)]:
         kernel = Products(isa, kind, n, k)
         for m in ROWS:
             assert np.array_equal(kernel.run(q[:m], scales[:m], w), whole[:m]), (isa, m)

@@ -29,14 +29,13 @@ from quire.kernels.emit.rows import EmbeddingKernel, NormKernel, QuantizeKernel
 
 DTYPES = Dtypes("bf16", "bf16", "f32")
 ISAS = [isa for isa in host.available_isas() if isa != "amx"]
-IN_SOFTWARE = ("amx", "avx2-vnni")
 FORMATS = [
     QuantizedFormat(8),
     QuantizedFormat(4),
     QuantizedFormat(8, zeros=True),
     *(QuantizedFormat(bits, group, zeros) for bits in (4, 8) for group in (32, 64, 128) for zeros in (False, True)),
 ]
-UNITS = [*ISAS, *(isa for isa in IN_SOFTWARE if isa not in ISAS)]
+UNITS = [*ISAS, *(isa for isa in soft_tiles.IN_SOFTWARE if isa not in ISAS)]
 ROWS = (1, 3, 7, 21, 70)
 
 
@@ -62,10 +61,10 @@ class ProductCase:
 
     @functools.cache  # noqa: B019  few cases live long
     def kernel(self, isa: str) -> CompiledKernel:
-        """Return the kernel; AMX tiles, and AVX-VNNI where the host lacks it, run in software."""
+        """Return the kernel; AMX tiles, and what else the host lacks, run in software."""
         _, k, n = self.shape
         text = GemmKernel("g", k, n, quantized=self.form).emit(EmitContext(isa, DTYPES))
-        if isa in IN_SOFTWARE and isa not in ISAS:
+        if isa not in ISAS:
             isa, text = "avx2", soft_tiles.software(text)
         return CompiledKernel(isa, text, "g")
 

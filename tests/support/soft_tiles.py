@@ -1,4 +1,4 @@
-"""AMX tiles and `vdpbf16ps` in software, to run kernels that use them and compare their bits on hosts without them.
+"""AMX tiles, `vdpbf16ps`, VNNI and NEON in software, to run kernels that use them and compare their bits on other hosts.
 
 The tile intrinsics of a kernel's MLIR become calls of a small C library. Tiles are handles into a ring that is much
 longer than the number of live tiles of a kernel. `tdpbf16ps` adds in the order of the instruction: per output, one FMA
@@ -9,6 +9,7 @@ halves, then that of the lower ones, each by an FMA.
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -17,6 +18,9 @@ import pytest
 
 from quire.kernels import _native, compiler, host
 from quire.kernels.host import INSTRUCTION_SETS
+
+IN_SOFTWARE = ("amx", "avx2-vnni", "neon-dotprod", "neon") if os.uname().machine == "x86_64" else ()
+"""Instruction sets whose quantized products are emulated where the host lacks them."""
 
 SOURCE = r"""
 #include <math.h>
@@ -75,7 +79,9 @@ llvm.func @soft_tdpbsud(i16, i16, i16, i64, i64, i64) -> i64
 
 
 def load_library(folder: Path) -> None:
-    """Build the library and load its symbols into the process, where the JIT finds them."""
+    """Build the library and load its symbols into the process, where the JIT finds them; only x86 emulates."""
+    if not IN_SOFTWARE:
+        return
     source, library = folder / "soft_tiles.c", folder / "soft_tiles.so"
     source.write_text(SOURCE)
     command = ["cc", "-O2", "-mfma", "-ffp-contract=off", "-shared", "-fPIC", str(source), "-o", str(library), "-lm"]
@@ -85,11 +91,22 @@ def load_library(folder: Path) -> None:
 
 def _vnni_in_software(call: re.Match[str]) -> str:
     """Emit VNNI as plain vector operations."""
-    result, bits, total, weights, values = call.groups()
-    count, own = int(bits) // 8, f"%vnni{result[1:]}"
+    result, bits, *operands = call.groups()
+    return _dots(result, int(bits) // 8, "arith.extui", *operands)
+
+
+def _sdot_in_software(call: re.Match[str]) -> str:
+    """Emit SDOT as plain vector operations."""
+    result, *operands = call.groups()
+    return _dots(result, 16, "arith.extsi", *operands)
+
+
+def _dots(result: str, count: int, extension: str, total: str, weights: str, values: str) -> str:
+    """Emit dot products of four bytes, `count` bytes in all, whose weights are extended by `extension`."""
+    own = f"%dots{result[1:]}"
     bytes_, products = f"vector<{count}xi8>", f"vector<{count}xi32>"
     lines = [
-        f"{own}_w = arith.extui {weights} : {bytes_} to {products}",
+        f"{own}_w = {extension} {weights} : {bytes_} to {products}",
         f"{own}_x = arith.extsi {values} : {bytes_} to {products}",
         f"{own}_p = arith.muli {own}_w, {own}_x : {products}",
     ]
@@ -143,12 +160,30 @@ def _lookup_in_software(call: re.Match[str]) -> str:
     return "\n".join(lines)
 
 
+def _saddlp_in_software(call: re.Match[str]) -> str:
+    """Emit SADDLP, sums of neighbours in twice as many bits, as plain vector operations."""
+    result, words = call.groups()
+    own, wide = f"%saddlp{result[1:]}", "vector<8xi32>"
+    lines = [f"{own} = arith.extsi {words} : vector<8xi16> to {wide}"]
+    for i, name in enumerate(("even", "odd")):
+        lines.append(f"{own}_{name} = vector.shuffle {own}, {own} {[*range(i, 8, 2)]} : {wide}, {wide}")
+    lines.append(f"{result} = arith.addi {own}_even, {own}_odd : vector<4xi32>")
+    return "\n".join(lines)
+
+
 def software(text: str) -> str:
-    """Return the kernel with tile intrinsics replaced by calls of the library, VNNI and pairs by vector operations."""
+    """Return the kernel with tile intrinsics replaced by calls of the library, the others by vector operations."""
     operands = r"\((%[\w#]+), (%[\w#]+), (%[\w#]+)\) : .*"
-    units = ((r"avx512\.vpdpbusd\.(256|512)", _vnni_in_software), (r"avx512bf16\.dpbf16ps\.512", _pairs_in_software))
+    units = (
+        (r"x86\.avx512\.vpdpbusd\.(256|512)", _vnni_in_software),
+        (r"x86\.avx512bf16\.dpbf16ps\.512", _pairs_in_software),
+        (r"aarch64\.neon\.sdot\.v4i32\.v16i8", _sdot_in_software),
+    )
     for name, emit in units:
-        text = re.sub(rf'(%\w+) = llvm\.call_intrinsic "llvm\.x86\.{name}"{operands}', emit, text)
+        text = re.sub(rf'(%\w+) = llvm\.call_intrinsic "llvm\.{name}"{operands}', emit, text)
+    sums = r'(%\w+) = llvm\.call_intrinsic "llvm\.aarch64\.neon\.saddlp\.v4i32\.v8i16"\((%\w+)\) : .*'
+    text = re.sub(sums, _saddlp_in_software, text)
+    text = text.replace("llvm.aarch64.neon.tbl1.v16i8", "llvm.x86.ssse3.pshuf.b.128")
     lookup = r'(%\w+) = llvm\.call_intrinsic "llvm\.x86\.avx512\.pshuf\.b\.512"\((%\w+), (%\w+)\) : .*'
     text = re.sub(lookup, _lookup_in_software, text)
     calls = re.sub(r'llvm\.call_intrinsic "llvm\.x86\.(\w+)\.internal"', r"llvm.call @soft_\1", text)

@@ -1,8 +1,8 @@
-"""Quantized products of several rows for AVX2, whose 16 registers of 8 lanes hold the sums of up to six rows and 16
-columns.
+"""Quantized products of several rows for AVX2 and NEON, whose 16 registers of 8 lanes, or 32 of 4, hold the sums of up to
+six rows and 16 columns.
 
-A line of weights is one step or two: what one instruction multiplies by 32 bits of x. AVX-VNNI and values of few bits
-take four k a step. Without VNNI, `vpmaddubsw` adds their products by pairs, those of int4 at most 2 x 15 x 127 = 3,810,
+A line of weights is one step or two: what one instruction, or two of NEON, multiply by 32 bits of x. AVX-VNNI, NEON and
+values of few bits take four k a step. On AVX2 without VNNI, `vpmaddubsw` adds their products by pairs, those of int4 at most 2 x 15 x 127 = 3,810,
 so that eight steps add up in 16 bits before `vpmaddwd` widens them; of larger values fewer do. Pairs of products of
 int8 may exceed 16 bits, so int8 takes two k a step, both operands widened to 16 bits, by `vpmaddwd`. Values that are
 stored in several planes, or as codes, are always unpacked into steps first.
@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.kernels.emit.builder import I8, I16, I32, Builder, Value, vector
+from quire.kernels.emit.dots import add_dots, has_dots
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS
 from quire.kernels.emit.products import FAR_BYTES, NEAR_BYTES, RowSink
 from quire.kernels.emit.quantized_accumulators import INTS, LANES, REGISTER, VECTORS, Accumulators
-from quire.kernels.emit.quantized_operands import LINE, QuantizedOperands
+from quire.kernels.emit.quantized_operands import LINE, DotOperands
 
 SHARING_ROWS = 64
 """Rows that use a part of the columns before the next one."""
@@ -61,10 +62,13 @@ class _Rows:
 
 
 @dataclass(frozen=True)
-class Avx2Products(QuantizedOperands):
-    """Emits products with quantized columns, by AVX-VNNI if `vnni`."""
+class NarrowProducts(DotOperands):
+    """Emits products with quantized columns."""
 
-    vnni: bool
+    @property
+    def by_dots(self) -> bool:
+        """True if a step is an exact dot product of four bytes."""
+        return has_dots(self.isa)
 
     @property
     def part(self) -> int:
@@ -79,17 +83,17 @@ class Avx2Products(QuantizedOperands):
     @property
     def by_words(self) -> bool:
         """True if a step is two k in 16 bits each, otherwise four k in 8 bits each."""
-        return not self.vnni and self.narrow_steps == 0
+        return not self.by_dots and self.narrow_steps == 0
 
     @property
     def narrow(self) -> bool:
         """True if steps add up in 16 bits."""
-        return not self.vnni and not self.by_words
+        return not self.by_dots and not self.by_words
 
     @property
     def line_steps(self) -> int:
         """Steps of a line; there are two of what has been unpacked."""
-        return 1 if self.format.bits == 8 and self.vnni and self.is_direct else 2
+        return 1 if self.format.bits == 8 and self.by_dots and self.is_direct else 2
 
     @property
     def line_depth(self) -> int:
@@ -197,7 +201,7 @@ class Avx2Products(QuantizedOperands):
         """Return the steps of a register of a line."""
         if self.format.bits == 4:
             return [line & 0x0F0F0F0F, (line >> 4) & 0x0F0F0F0F]
-        return self._steps_of_quad(b, line)
+        return self._steps_of_quad(b, self.offset_bytes(line))
 
     def _line(self, b: Builder, weights: Value, line: Value, unpacked: bool) -> list[list[Value]]:
         """Return the steps of a line, each as the registers of a tile."""
@@ -248,9 +252,9 @@ class Avx2Products(QuantizedOperands):
         """Add the products of a step to `acc`, in 16 bits if they are narrow."""
         if self.by_words:
             return b.opaque(acc + self._add_pairs(b, b.lanes_as(weights, I16), b.lanes_as(x, I16)))
+        if self.by_dots:
+            return add_dots(b, self.isa, acc, weights, x)
         operands = [b.lanes_as(weights, I8), b.lanes_as(x, I8)]
-        if self.vnni:
-            return b.call("llvm.x86.avx512.vpdpbusd.256", [acc, *operands], INTS)
         return b.opaque(acc + b.call("llvm.x86.avx2.pmadd.ub.sw", operands, WORDS))
 
     def _add_pairs(self, b: Builder, words: Value, factors: Value) -> Value:
