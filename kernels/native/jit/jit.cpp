@@ -1,6 +1,9 @@
 #include "jit/jit.h"
 
 #include <unistd.h>
+#if defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
 
 #include <atomic>
 #include <fstream>
@@ -231,8 +234,14 @@ void Jit::Impl::optimise(llvm::Module& module) {
 
 std::vector<std::string> host_features() {
   std::vector<std::string> names;
+#if defined(__aarch64__)  // LLVM reads /proc/cpuinfo, which emulators and containers show of another machine
+  const unsigned long granted = getauxval(AT_HWCAP);
+  if (granted & HWCAP_ASIMD) names.emplace_back("neon");
+  if (granted & HWCAP_ASIMDDP) names.emplace_back("dotprod");
+#else
   for (const auto& feature : llvm::sys::getHostCPUFeatures())
     if (feature.getValue()) names.push_back(feature.getKey().str());
+#endif
   return names;
 }
 
