@@ -42,8 +42,8 @@ class Kernel(ABC):
         return 0
 
     def unit(self, context: EmitContext) -> str:
-        """Return the multiply-add unit of the kernel's products: fma, vnni, vpmaddwd, vpmaddubsw, avx512-bf16, amx-bf16,
-        amx-int8, sdot or smull."""
+        """Return the multiply-add unit of the kernel's products: fma, vnni, vpmaddwd, vpmaddubsw, avx512-bf16, amx-bf16
+        or amx-int8, on ARM sdot or smull."""
         if context.products.uses_pairs:
             return "avx512-bf16"
         return "amx-bf16" if context.products.uses_tiles else "fma"

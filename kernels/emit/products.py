@@ -43,8 +43,8 @@ RowChunks = Sequence[tuple[int, Sequence[Sequence[Chain]]]]
 that are computed together."""
 
 NARROW: RowChunks = (6, _IN_TURN), (4, _IN_TURN), (3, _IN_TURN), (2, _BY_COLUMN), (1, _BY_COLUMN)
-"""Chunks of AVX2 and NEON. With 16 registers, accumulators matter more than loads: 12 of them, six rows of one chain, or
-24 of the 32 that NEON has, which are half as long."""
+"""Chunks of AVX2 and NEON. With 16 registers, accumulators matter more than loads: 12 of them, six rows of one chain.
+NEON has 32 of half the length."""
 
 WIDE: RowChunks = (8, _BY_COLUMN), (4, _BY_COLUMN), (2, _BY_COLUMN), (1, _BY_COLUMN)
 """Chunks of AVX-512 with weights from memory, whose tiles are read one after the other, in memory order: reading two at

@@ -4,10 +4,10 @@ Per output and group g of k: `I = sum x (w - zero)` in int32, then `acc = fma(f3
 with minima `acc = fma(min[g, n], -(sx[m, g] * f32(sum x)), acc)`; g ascending, acc from 0. `I` is exact in any order,
 so every instruction set gives the same bits.
 
-Values of w are unsigned and values of x signed, as VNNI requires, but signed on NEON (dots.py). The zero point contributes a start value of
-`-zero * sum x`, whose sum is computed when x is quantized.
+Values of w are unsigned and values of x signed, as VNNI requires; NEON takes w and its zero point less 128. The zero
+point contributes a start value of `-zero * sum x`, whose sum is computed when x is quantized.
 
-AVX2 and NEON, whose registers hold fewer sums, need another order of loops for several rows: quantized_narrow.py.
+The registers of AVX2 and NEON need another order of loops for several rows, which is in quantized_narrow.py.
 """
 
 from __future__ import annotations

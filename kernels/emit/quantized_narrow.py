@@ -1,11 +1,11 @@
-"""Quantized products of several rows for AVX2 and NEON, whose 16 registers of 8 lanes, or 32 of 4, hold the sums of up to
+"""Quantized products of several rows for AVX2 and NEON, whose registers (16 of 8 lanes, 32 of 4) hold the sums of up to
 six rows and 16 columns.
 
-A line of weights is one step or two: what one instruction, or two of NEON, multiply by 32 bits of x. AVX-VNNI, NEON and
-values of few bits take four k a step. On AVX2 without VNNI, `vpmaddubsw` adds their products by pairs, those of int4 at most 2 x 15 x 127 = 3,810,
-so that eight steps add up in 16 bits before `vpmaddwd` widens them; of larger values fewer do. Pairs of products of
-int8 may exceed 16 bits, so int8 takes two k a step, both operands widened to 16 bits, by `vpmaddwd`. Values that are
-stored in several planes, or as codes, are always unpacked into steps first.
+A line of weights is one step or two: what one instruction of AVX2 multiplies by 32 bits of x. AVX-VNNI, NEON and values
+of few bits take four k a step. On AVX2 without VNNI, `vpmaddubsw` adds their products by pairs, those of int4 at most
+2 x 15 x 127 = 3,810, so that eight steps add up in 16 bits before `vpmaddwd` widens them; of larger values fewer do.
+Pairs of products of int8 may exceed 16 bits, so there int8 takes two k a step, both operands widened to 16 bits, by
+`vpmaddwd`. Values that are stored in several planes, or as codes, are always unpacked into steps first.
 
 Columns are taken in parts of at most 128 k, which stay in the first-level cache while all rows use them.
 """
