@@ -15,6 +15,8 @@ import pytest
 from checkpoints import load_references
 from memory_pressure import under_pressure
 
+from quire.kernels.host import available_isas
+
 if TYPE_CHECKING:
     from conftest import EngineFactory
 
@@ -127,7 +129,7 @@ def test_in_chunks_on_one_thread_without_the_cache(demo: EmbeddedPrompts, engine
 def test_on_another_instruction_set(
     demo: EmbeddedPrompts, engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("QUIRE_ISA", "avx2")
+    monkeypatch.setenv("QUIRE_ISA", available_isas()[-1])
     assert demo.ask(engine(**demo.options, threads=3, max_num_batched_tokens=100)) == demo.together
 
 

@@ -33,7 +33,7 @@ Answer = tuple[Any, ...]
 def instruction_sets() -> list[str]:
     """Return the instruction sets of this host, by the names of QUIRE_ISA."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    flags = next((set(line.split()) for line in lines if line.startswith("flags")), set())
+    flags = next((set(line.split()) for line in lines if line.startswith(("flags", "Features"))), set())
     avx512 = {"avx512f", "avx512bw", "avx512vl"}
     needs = {
         "amx": {"amx_tile", "amx_bf16", "amx_int8"},
@@ -42,6 +42,8 @@ def instruction_sets() -> list[str]:
         "avx512": avx512,
         "avx2-vnni": {"avx2", "fma", "avx_vnni"},
         "avx2": {"avx2", "fma"},
+        "neon-dotprod": {"asimd", "asimddp"},
+        "neon": {"asimd"},
     }
     return [name for name, flag in needs.items() if flag <= flags]
 
@@ -249,7 +251,7 @@ def test_samples_of_one_prompt(demo: Subject, engine: EngineFactory, cache: bool
 def test_other_architectures_too(checkpoint: Subject, engine: EngineFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """All conditions together: small chunks, few pages, one thread, the smallest instruction set."""
     assert checkpoint.ask(checkpoint.llm, [31]) == [checkpoint.together[31]]
-    monkeypatch.setenv("QUIRE_ISA", "avx2")
+    monkeypatch.setenv("QUIRE_ISA", instruction_sets()[-1])
     options = {**checkpoint.options, "num_pages": FEW_PAGES, "max_num_batched_tokens": 100, "threads": 1}
     llm = engine(**options)
     assert checkpoint.ask(llm) == checkpoint.together
@@ -259,5 +261,5 @@ def test_other_architectures_too(checkpoint: Subject, engine: EngineFactory, mon
 def test_quantized_checkpoints(integers: Subject, engine: EngineFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     assert integers.ask(integers.llm, [3, 31]) == [integers.together[i] for i in (3, 31)]
     assert integers.ask(engine(**integers.options, max_num_batched_tokens=16, threads=1)) == integers.together
-    monkeypatch.setenv("QUIRE_ISA", "avx2")
+    monkeypatch.setenv("QUIRE_ISA", instruction_sets()[-1])
     assert integers.ask(engine(**integers.options, max_num_batched_tokens=100)) == integers.together

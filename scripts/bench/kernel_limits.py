@@ -7,6 +7,7 @@ launch.
 from __future__ import annotations
 
 import ctypes
+import functools
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from quire.kernels._native import Jit, Plan, Runner, ThreadPool
 from quire.kernels.emit.builder import BF16, F32, I8, I16, I32, I64, TILE, VI32, Builder, Value, vector
+from quire.kernels.emit.dots import add_dots, is_neon
 from quire.kernels.emit.products import NEAR_BYTES
 from quire.kernels.host import InstructionSet, available_memory, cache_folder
 
@@ -58,6 +60,15 @@ def _vnni(b: Builder, data: Value, lanes: int, chains: int) -> None:
     starts = [b.load(data, (2 + i) * LINE, vector(I32, lanes), LINE) for i in range(chains)]
     with b.loop(0, ITERATIONS, state=starts) as loop:
         loop.carry(*(b.call(name, [acc, x, y], acc.type) for acc in loop.state))
+    _keep(b, data, loop.results)
+
+
+def _neon(isa: str, b: Builder, data: Value, lanes: int, chains: int) -> None:
+    """Emit dot products of bytes; a chain is an operand too, so that products are not hoisted."""
+    x = b.load(data, 0, vector(I32, lanes), LINE)
+    starts = [b.load(data, (2 + i) * LINE, x.type, LINE) for i in range(chains)]
+    with b.loop(0, ITERATIONS, state=starts) as loop:
+        loop.carry(*(add_dots(b, isa, acc, acc, x) for acc in loop.state))
     _keep(b, data, loop.results)
 
 
@@ -125,8 +136,11 @@ def _amx_int8(b: Builder, data: Value, lanes: int, chains: int) -> None:
 
 def units(isa: InstructionSet) -> list[Unit]:
     """Return the units of an instruction set, with enough chains to hide latency and few enough for the registers."""
-    lanes, chains = (16, 12) if isa.vector_bits == 512 else (8, 10)
+    lanes, chains = {512: (16, 12), 256: (8, 10), 128: (4, 16)}[isa.vector_bits]
     found = [Unit("fma", _fma, lanes, chains, lanes * 2)]
+    if is_neon(isa.name):
+        name = "sdot" if "dotprod" in isa.needs else "smull"
+        return [*found, Unit(name, functools.partial(_neon, isa.name), lanes, chains, lanes * 8)]
     if "vnni" in isa.features:
         found.append(Unit("vnni", _vnni, lanes, chains, lanes * 8))
     else:
