@@ -59,15 +59,19 @@ ensure_cross() {
   printf '%s\n' "$hash" >"$CROSS/.stamp-root"
 }
 
-# cross_wheel VENV BUILD WHEELS: the type stub is that of the native build.
+# cross_wheel VENV BUILD WHEELS: the type stub is that of the native build. Python's headers are those of the root, or the
+# virtual environment's where the root has another version; they differ in nothing between 64-bit machines.
 cross_wheel() {
-  local venv=$1 build=$2 wheels=$3 suffix
-  suffix=.$("$venv/bin/python" -c 'import sys; print("cpython-%d%d" % sys.version_info[:2])')-aarch64-linux-gnu.so
-  QUIRE_SYSROOT=$CROSS_ROOT _PYTHON_HOST_PLATFORM=linux-aarch64 SETUPTOOLS_EXT_SUFFIX=$suffix PATH=$venv/bin:$PATH \
+  local venv=$1 build=$2 wheels=$3 version headers options=()
+  version=$("$venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+  headers=$CROSS_ROOT/usr/include/python$version
+  [[ ! -d $headers ]] || options=(-C cmake.define.Python_INCLUDE_DIR="$headers")
+  QUIRE_SYSROOT=$CROSS_ROOT _PYTHON_HOST_PLATFORM=linux-aarch64 PATH=$venv/bin:$PATH \
+    SETUPTOOLS_EXT_SUFFIX=.cpython-${version/./}-aarch64-linux-gnu.so \
     "$venv/bin/python" -m pip wheel --disable-pip-version-check --no-deps --no-build-isolation -C build-dir="$build" \
     -C cmake.define.CMAKE_TOOLCHAIN_FILE="$CROSS_TOOLCHAIN" \
     -C cmake.define.MLIR_DIR="$CROSS_ROOT/usr/lib/llvm-$LLVM_VERSION/lib/cmake/mlir" \
-    -C cmake.define.QUIRE_STUB="$QUIRE_ROOT/kernels/_native.pyi" --wheel-dir "$wheels" "$QUIRE_ROOT"
+    -C cmake.define.QUIRE_STUB="$QUIRE_ROOT/kernels/_native.pyi" "${options[@]}" --wheel-dir "$wheels" "$QUIRE_ROOT"
 }
 
 # What Quire and its tests need, for the emulated Python.
