@@ -106,7 +106,6 @@ build_cross_packages() {
   for entry in "$QUIRE_ROOT"/kernels/*; do
     [[ $entry == */_native.*.so ]] || ln -s "$entry" "$folder/quire/kernels/"
   done
-  ln -s "$QUIRE_ROOT/frontend/namespace.py" "$folder/quire/__init__.py"
   QUIRE_SYSROOT=$CROSS_ROOT cmake --install "$CROSS/build" --prefix "$folder"
   # Processes that Python starts are emulated too: the system cannot run its interpreter.
   printf 'import sys\n\nsys.executable = "%s"\n' "$CROSS/bin/python" >"$folder/sitecustomize.py"
@@ -115,7 +114,7 @@ build_cross_packages() {
 }
 
 ensure_cross_packages() {
-  find_emulator >/dev/null || die "there is no emulator; install it with $(apt_line qemu-user)"
+  find_emulator >/dev/null || die "there is no emulator (qemu-aarch64); install it with $(apt_line qemu-user)"
   ensure_quire
   ensure_cross
   PATH=$QUIRE_VENV/bin:$PATH run_logged "building the native extension for aarch64 (minutes the first time)" \
