@@ -81,7 +81,7 @@ fill_cross_site() {
   mapfile -t needs < <(
     "$VENV_PYTHON" -c 'import sys, tomllib; print(*tomllib.load(sys.stdin.buffer)["project"]["dependencies"], sep="\n")' \
       <"$QUIRE_ROOT/pyproject.toml"
-    requirements test | grep -E '^(gguf|hypothesis|pytest)'
+    requirements test | grep -E '^(gguf|hypothesis|pytest|xxhash)'
   )
   for glibc in 2014 _2_{17..36}; do
     platforms+=(--platform "manylinux${glibc}_aarch64")
