@@ -14,7 +14,7 @@ _START, _END = 48 - _FIRST_FIELD, 49 - _FIRST_FIELD  # of the arguments in memor
 
 def hide_secrets() -> None:
     """Overwrite secrets in the memory that the kernel shows as this process's arguments; Python has its own copy."""
-    with suppress(OSError):  # there is no /proc
+    with suppress(OSError, IndexError):  # there is no /proc, or an emulator's, which has fewer fields
         fields = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
         start, end = int(fields[_START]), int(fields[_END])
         for place, length in secrets_in(ctypes.string_at(start, end - start).split(b"\0")):
