@@ -13,7 +13,7 @@
 CROSS_TESTS=(
   tests/kernels/test_{jit,thread_pool,page_pool,page_map,radix_tree,sampler,checksum,topology,token_index}.py
   tests/kernels/test_{emit,quantized_products}.py
-  -k "not software and not amx and not pairs and not tiles"
+  -k "not software"
 )
 
 CROSS=$QUIRE_ROOT/build/aarch64
