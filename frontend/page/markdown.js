@@ -12,7 +12,7 @@ const TAGS = `a blockquote br code del em h1 h2 h3 h4 h5 h6 hr li ol p pre s spa
 // browser need not lay out what is out of sight.
 const MOST_ITEMS = 30; // of a list, and rows of a table
 const MOST_CHARACTERS = 2000; // of the items of a list, or of a paragraph
-const MATH_CHARACTERS = 40; // that a formula counts as, besides its own
+const MATH_CHARACTERS = 100; // that a formula counts as, besides its own
 const ATTRIBUTES = ["href", "title", "class", "start"];
 
 const markdown = new MarkdownIt({ html: false, linkify: true, breaks: true, maxNesting: 40 });

@@ -10,8 +10,9 @@
 
 namespace quire {
 
-/// Makes the arithmetic of this thread read denormals as zero and flush denormal results to zero during its lifetime, as
-/// AMX tiles always do: DAZ and FTZ of x86, FZ of ARM. The numeric contract requires it wherever floats are computed.
+/// Makes the arithmetic of this thread read denormals as zero and flush denormal results to zero during its lifetime,
+/// as AMX tiles always do: DAZ and FTZ of x86, FZ of ARM. The numeric contract requires it wherever floats are
+/// computed.
 ///
 /// x86 flushes what is denormal after it has been rounded, ARM what would be before. So a result that rounds up to
 /// 2^-126 is kept by x86, and flushed by ARM unless the CPU has FEAT_AFP, whose AH asks for the order of x86.
