@@ -11,6 +11,7 @@ const TAGS = `a blockquote br code del em h1 h2 h3 h4 h5 h6 hr li ol p pre s spa
 // What is longer is rendered as several blocks, so that one that grows is not rendered again as a whole, and that the
 // browser need not lay out what is out of sight.
 const MOST_ITEMS = 30; // of a list, and rows of a table
+const LEAST_ROWS = 10; // of a table that is cut
 const MOST_CHARACTERS = 2000; // of the items of a list, or of a paragraph
 const MATH_CHARACTERS = 100; // that a formula counts as, besides its own
 const ATTRIBUTES = ["href", "title", "class", "start"];
@@ -84,21 +85,21 @@ function parts(tokens) {
 function listParts(tokens) {
   const [open] = tokens;
   const starts = tokens.flatMap(({ type, level }, index) => (type === "list_item_open" && level === 1 ? [index] : []));
-  const sizes = starts.map((start, number) => tokens.slice(start, starts[number + 1]).reduce((sum, token) => sum + weight(token), 0));
-  const cuts = cutsOf(sizes).map((number) => starts[number]);
+  const cuts = cutsOf(tokens, starts, 1);
   return [1, ...cuts].map((start, number) => {
     const items = tokens.slice(start, cuts[number] ?? -1);
     return number === 0 ? [open, ...items, tokens.at(-1)] : [continued(open, items[0]), ...items, tokens.at(-1)];
   });
 }
 
-/** Return where to cut a list of items with these sizes. */
-function cutsOf(sizes) {
+/** Return at which of the items that begin at `starts` to cut, so that a part has `least` items or is short enough. */
+function cutsOf(tokens, starts, least) {
   const cuts = [];
   let [number, sum] = [0, 0];
-  sizes.forEach((size, index) => {
-    if (number === MOST_ITEMS || (number && sum + size > MOST_CHARACTERS)) {
-      cuts.push(index);
+  starts.forEach((start, index) => {
+    const size = tokens.slice(start, starts[index + 1]).reduce((total, token) => total + weight(token), 0);
+    if (number === MOST_ITEMS || (number >= least && sum + size > MOST_CHARACTERS)) {
+      cuts.push(start);
       [number, sum] = [0, 0];
     }
     number += 1;
@@ -123,7 +124,7 @@ function copied(token, changes) {
 /** Cut a long table between rows; its columns then have equal widths, so that they stay in line. */
 function tableParts(tokens) {
   const rows = tokens.flatMap(({ type }, index) => (type === "tr_open" ? [index] : [])).slice(1);
-  const cuts = rows.filter((_, number) => number > 0 && number % MOST_ITEMS === 0);
+  const cuts = cutsOf(tokens, rows, LEAST_ROWS);
   if (!cuts.length) return [tokens];
   const [open, body] = [tokens[0], tokens.findIndex(({ type }) => type === "tbody_open")];
   const first = [copied(open, { attrs: [["class", "split"]] }), ...tokens.slice(1, cuts[0]), ...tokens.slice(-2)];
