@@ -13,7 +13,7 @@ from patience import PATIENCE
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
-LEFT = r"(view/events|icon\.svg) net::ERR_ABORTED"  # expected when the page is closed
+LEFT = r"(/view/\S*|icon\.svg) net::ERR_ABORTED"  # expected when the page is closed
 
 
 @pytest.fixture
