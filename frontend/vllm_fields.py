@@ -1,4 +1,4 @@
-"""What vLLM takes with a request and Quire does not have: arguments, keys of prompts, fields of parameters."""
+"""Request fields that vLLM takes and Quire does not have: arguments, keys of prompts, fields of parameters."""
 
 from __future__ import annotations
 

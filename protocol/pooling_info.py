@@ -1,4 +1,4 @@
-"""What a model makes of prompts besides text: embeddings, and scores of labels."""
+"""Outputs of a model besides text: embeddings, and scores of labels."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _TEXTS = {"model": _WITH_MODEL, "quantization": _WITH_MODEL}
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How tokens are drafted.
+    """Settings of speculative decoding.
 
     `num_speculative_tokens`: most drafts of a sequence in a step. ngram: what followed the last `prompt_lookup_min` to
     `prompt_lookup_max` tokens where the sequence has had them before. suffix: the same with up to `..._max_tree_depth`

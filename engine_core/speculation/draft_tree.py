@@ -10,7 +10,7 @@ _REVIVE = 1 / 512  # towards the head's probability, with each draft that is not
 
 
 class Confidence:
-    """How often drafts hold, by the probability that the head gives them.
+    """Acceptance rates of drafts, by the probability that the head gives them.
 
     Where that is low, a draft may still be the likeliest token, which is what a greedy request samples.
     """

@@ -1,4 +1,4 @@
-"""What drafts that have held are worth to a batch, which takes as long as its slowest sequence."""
+"""Value of accepted drafts to a batch, which takes as long as its slowest sequence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _WEIGHT = 1 / 16  # of a place that was left
 
 
 class Headway(NamedTuple):
-    """What the drafts of one step have brought."""
+    """Gain of one step by its accepted drafts."""
 
     num_accepted: int = 0  # drafts that have held
     num_steps: int = 0  # by which the slowest sequence has come closer to its end
@@ -18,7 +18,7 @@ class Headway(NamedTuple):
 
 
 class Progress:
-    """How far sequences are ahead of the slowest by drafts that have held, and whether others take their places.
+    """Leads of sequences over the slowest by accepted drafts, and the share of freed places that others take.
 
     Tokens that all have gained save a step. A token that only some have gained saves its row in a later step; it saves
     its share of a step only if another request takes the place that its request leaves the earlier.

@@ -122,7 +122,7 @@ class SampledDrafts(Proposer):
 
     @property
     def _catch_up_tokens(self) -> int:
-        """How many tokens that sequences are behind a step computes."""
+        """Number of missing prompt tokens that a step computes."""
         seconds = self._prompt_token_seconds
         count = int(_CATCH_UP_SECONDS / seconds) if seconds else 0
         return min(max(count, _LEAST_CATCH_UP), self._step_tokens)

@@ -12,7 +12,7 @@ _DRAFT = 0  # the token
 
 
 class SyntheticDrafts(Proposer):
-    """As many drafts as pay at their probability, which the executor decides by."""
+    """Drafts of no content, as many as pay at their probability, which the executor decides by."""
 
     def __init__(self, sequences: Sequences, acceptance: float) -> None:
         self._sequences = sequences

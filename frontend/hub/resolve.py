@@ -43,7 +43,7 @@ _TEMPLATES = "additional_chat_templates"
 _MODULE = re.compile(r"\d+_\w+/(config\.json|model\.safetensors)")  # of sentence-transformers
 _OTHERS_SHOWN = 6
 _CACHED_SECONDS = 3.0
-"""How long the hub may take to list a model whose files the cache has."""
+"""Time that the hub may take to list a model whose files the cache has."""
 
 
 def resolve_model(model: str, revision: str | None = None, download_dir: str | None = None) -> Path:

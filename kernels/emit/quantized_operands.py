@@ -114,7 +114,7 @@ class DotOperands(QuantizedOperands):
 
     @property
     def offset(self) -> int:
-        """What is subtracted from weights, and from their zero points: NEON takes them as signed bytes."""
+        """Number that is subtracted from weights, and from their zero points: NEON takes them as signed bytes."""
         return 128 if is_neon(self.isa) and self.format.largest > 127 else 0
 
     @property

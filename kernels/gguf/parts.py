@@ -50,7 +50,7 @@ class Part:
 
     @property
     def is_latent(self) -> bool:
-        """Whether it expands latents to keys or values, which are taken apart by heads, and so are never quantized."""
+        """True if it expands latents to keys or values, which are taken apart by heads, and so are never quantized."""
         return self.name.endswith(LATENT_PARTS)
 
 

@@ -70,7 +70,7 @@ class _LogitScore(msgspec.Struct):
 
 @dataclass(frozen=True)
 class SentenceTransformer:
-    """How a checkpoint's hidden states become embeddings; `max_seq_length` None is the model's own."""
+    """Pooling of a checkpoint's hidden states into embeddings; `max_seq_length` None is the model's own."""
 
     pooling_type: str
     normalize: bool = False

@@ -1,4 +1,4 @@
-"""What speaks against the fit of a calibration: too few steps, too much noise, errors on steps that were held out."""
+"""Reasons to distrust the fit of a calibration: too few steps, too much noise, errors on steps that were held out."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FAR = 8.0  # measured / fitted of steps that something else delayed, as for the
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of a fit. `error` and `bias` are of held-out plays of scenes, None where nothing could be held out.
+    """Measurements of a fit. `error` and `bias` are of held-out plays of scenes, None where nothing could be held out.
 
     `steps` and `bias` are of steps with prompt tokens, and of those with decodes only. `noise` is the median difference
     of two steps with the same work in different plays, relative to the shorter; None where no work was repeated.

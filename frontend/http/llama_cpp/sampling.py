@@ -1,4 +1,4 @@
-"""How to sample an answer, in the fields of llama.cpp's API, and the settings that its answers repeat."""
+"""Sampling parameters in the fields of llama.cpp's API, and the settings that its answers repeat."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ class SamplingFields(Body, kw_only=True):
 
 
 class GenerationSettings(msgspec.Struct, kw_only=True):
-    """How an answer was sampled. `samplers`: those that are applied, in this order. The context length is `n_ctx`.
+    """Sampling settings of an answer. `samplers`: those that are applied, in this order. The context length is `n_ctx`.
 
     `repeat_last_n` is always -1: penalties apply to all tokens. `seed` is 4294967295 if there was none. A long
     `grammar` is cut.

@@ -18,7 +18,7 @@ from quire.protocol.messages import BatchEntry, Ready
 
 
 class NextToken(msgspec.Struct, kw_only=True):
-    """How far an answer is: tokens that it has, and whether it goes on. `n_remain` is not known, -1."""
+    """Progress of an answer: its tokens, and whether it goes on. `n_remain` is not known, -1."""
 
     has_next_token: bool
     n_remain: int = -1
@@ -46,14 +46,14 @@ class DefaultSettings(msgspec.Struct, kw_only=True):
 
 
 class Modalities(msgspec.Struct):
-    """What the model reads besides text."""
+    """Inputs of the model besides text."""
 
     vision: bool = False
     audio: bool = False
 
 
 class TemplateAbilities(msgspec.Struct, kw_only=True):
-    """What the chat template can write."""
+    """Capabilities of the chat template."""
 
     supports_tools: bool
     supports_tool_calls: bool

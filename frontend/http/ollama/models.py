@@ -99,7 +99,7 @@ class ShownModel(msgspec.Struct, kw_only=True):
 
 
 class Status(msgspec.Struct):
-    """What came of a request."""
+    """Outcome of a request."""
 
     status: str = "success"
 

@@ -92,7 +92,7 @@ def nanoseconds(begin: float | None, end: float | None) -> int:
 
 @dataclass(slots=True)
 class Piece:
-    """What a line adds to an answer."""
+    """Increment of an answer in one line."""
 
     content: str = ""
     thinking: str = ""

@@ -35,7 +35,7 @@ class PrefixChange(msgspec.Struct, omit_defaults=True):
 
 
 class Change(msgspec.Struct, omit_defaults=True):
-    """What differs from the picture before. Fields that are left out are as they were, but `ttft` and `itl` are None.
+    """Differences from the previous picture. Fields that are left out are as they were, but `ttft` and `itl` are None.
 
     `stats` has the changed fields. `prefixes` is the whole new list.
     """
