@@ -11,6 +11,20 @@ from quire.frontend.http.transport.bodies import Refusals
 from quire.frontend.text.chat.tools import NAME, Mode
 from quire.protocol.messages import StructuredOutputs
 
+LOCAL_SAMPLING = {  # name in llama.cpp's API, which Ollama's has too -> name of the sampling parameter
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "seed": "seed",
+    "stop": "stop",
+    "repeat_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+}
+NO_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+"""Penalties that change nothing."""
+
 STRUCTURED_OUTPUTS = "structured_outputs"
 RESPONSE_FORMAT = "response_format"
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from quire.frontend.http.errors import bad_request
-from quire.frontend.http.shared_fields import NOT_HERE
+from quire.frontend.http.shared_fields import LOCAL_SAMPLING, NO_PENALTIES, NOT_HERE
 from quire.frontend.http.transport.bodies import Body, Refusals
 from quire.frontend.structured_outputs import check_structured_outputs
 from quire.protocol.messages import LOGIT_BIAS, SAMPLING_LENGTHS, SAMPLING_RANGES, SamplingParams, StructuredOutputs
@@ -28,22 +28,11 @@ FIELD_NAMES = {  # name in errors -> name in this API
     "structured_outputs.json": "json_schema",
     "structured_outputs.grammar": "grammar",
 }
-_SAMPLING = {  # name in this API -> name of the sampling parameter
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "seed": "seed",
-    "stop": "stop",
-    "repeat_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "ignore_eos": "ignore_eos",
-}
+_SAMPLING = {**LOCAL_SAMPLING, "ignore_eos": "ignore_eos"}
 _STAGES: Mapping[
     str, Mapping[str, float]
 ] = {  # name among `samplers`, in the order of the sampler -> its parameters, with the values that change nothing
-    "penalties": {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+    "penalties": NO_PENALTIES,
     "temperature": {"temperature": 1.0},
     "min_p": {"min_p": 0.0},
     "top_k": {"top_k": 0},

@@ -10,22 +10,11 @@ import msgspec
 from msgspec import Meta
 
 from quire.frontend.http.errors import bad_request
+from quire.frontend.http.shared_fields import LOCAL_SAMPLING, NO_PENALTIES
 from quire.protocol.messages import SAMPLING_LENGTHS, SAMPLING_RANGES, SamplingParams
 from quire.protocol.options import MAX_INT64
 
-_SAMPLING = {  # name in Ollama's API -> name of the sampling parameter
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "seed": "seed",
-    "stop": "stop",
-    "repeat_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-}
 FIELD_NAMES = {"stop=": "options.stop=", "structured_outputs.json": "format"}  # name in errors -> name in this API
-_NO_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 _UNLIMITED = (-1, -2)  # values of num_predict: without end, and until the context is full
 
 _KV = "the type of KV is that of the engine, see --kv-cache-dtype"
@@ -101,7 +90,7 @@ class Options(msgspec.Struct, forbid_unknown_fields=True):
 
     def check(self, max_model_len: int) -> None:
         """Raise `ApiError` 400 or `ValueError` for an option that is not supported or out of range."""
-        for name, ours in _SAMPLING.items():
+        for name, ours in LOCAL_SAMPLING.items():
             if ours in SAMPLING_RANGES and (ours != "seed" or not self._wants_fresh_seed):
                 SAMPLING_RANGES[ours].check(f"options.{name}", getattr(self, name))
         SAMPLING_LENGTHS["stop"].check("options.stop", self._stops)
@@ -126,7 +115,7 @@ class Options(msgspec.Struct, forbid_unknown_fields=True):
         Raises the errors of `check`, and `ApiError` 400 for options that contradict each other.
         """
         self.check(max_model_len)
-        given = {ours: value for name, ours in _SAMPLING.items() if (value := getattr(self, name)) is not None}
+        given = {ours: value for name, ours in LOCAL_SAMPLING.items() if (value := getattr(self, name)) is not None}
         params = {**defaults, **given, "max_tokens": self._max_tokens()}
         if self.stop is not None:
             params["stop"] = self._stops
@@ -155,8 +144,8 @@ class Options(msgspec.Struct, forbid_unknown_fields=True):
     def _with_penalties(self, params: dict[str, Any], max_model_len: int) -> dict[str, Any]:
         last = self.repeat_last_n
         if last == 0:
-            return params | _NO_PENALTIES
-        has_penalty = any(params.get(name, neutral) != neutral for name, neutral in _NO_PENALTIES.items())
+            return params | NO_PENALTIES
+        has_penalty = any(params.get(name, neutral) != neutral for name, neutral in NO_PENALTIES.items())
         if last is not None and 0 < last < max_model_len and has_penalty:
             raise bad_request(
                 f"options.repeat_last_n={last} is not supported: penalties apply to all tokens; give -1, or 0 for no "
