@@ -50,9 +50,9 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
     tokens, also in the answers of the last `..._max_cached_requests` requests; at most `..._max_spec_factor` drafts for
     each token that matches, each as probable as `..._min_token_prob`. draft_model: what `model` samples. eagle,
     eagle3: what the head `model` samples, which reads hidden states of the model that it was trained for.
-    `synthetic_acceptance_length`, for benchmarks only: drafts hold as often as gives that many tokens a step with all
+    `synthetic_acceptance_length`, for benchmarks only: drafts are accepted as often as gives that many tokens a step with all
     of them, whatever is sampled. Drafts are as many as pay; without `adaptive` they are as many as there can be, to
-    measure how many hold.
+    measure how many are accepted.
     """
 
     method: str
@@ -75,7 +75,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def synthetic_acceptance(self) -> float | None:
-        """Probability at which a draft holds for a step of all drafts to give `synthetic_acceptance_length` tokens."""
+        """Acceptance probability at which a step of all drafts gives `synthetic_acceptance_length` tokens."""
         if self.synthetic_acceptance_length is None:
             return None
         low, high = 0.0, 1.0

@@ -31,7 +31,7 @@ class _Steps:
     num_plain: int = 0  # that have been measured
     plain_seconds: float = 0.0  # of a step without drafts
     draft_seconds: float = 0.0  # that a draft adds to a step
-    token_rate: float = 0.0  # tokens a second, with the drafts that have held
+    token_rate: float = 0.0  # tokens a second, accepted drafts included
     since_plain: int = 0  # steps with drafts since the last one without
     balance: float = 0.0  # seconds that drafts have gained
     owed: float = 0.0  # seconds that they have taken besides, for their later good
@@ -87,7 +87,7 @@ class _Steps:
 class DraftCosts:
     """Learns how long steps with and without drafts take, by the number of sequences that decode.
 
-    A draft that holds with probability p adds p tokens and takes some seconds. It pays if these tokens a second are
+    A draft that is accepted with probability p adds p tokens and takes some seconds. It pays if these tokens a second are
     more than the step gives without it.
 
     Whether drafts pay together, with all that is done for them, an account tells: each step with drafts enters the

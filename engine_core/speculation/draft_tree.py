@@ -18,21 +18,21 @@ class Confidence:
     def __init__(self, least: float) -> None:
         """Begin with as many as the head's probabilities say, but `least`."""
         self._first = [max((level + 0.5) / _LEVELS, least) for level in range(_LEVELS)]
-        self._held = [*self._first]
+        self._rates = [*self._first]
 
     def __call__(self, probability: float) -> float:
-        """Return how probable it is that a draft holds which the head gives this probability."""
-        return self._held[_level(probability)]
+        """Return the acceptance probability of a draft to which the head gives this probability."""
+        return self._rates[_level(probability)]
 
-    def learn(self, probability: float, *, held: bool) -> None:
+    def learn(self, probability: float, *, is_accepted: bool) -> None:
         """Note what has become of such a draft."""
         level = _level(probability)
-        self._held[level] += _LEARN * (held - self._held[level])
+        self._rates[level] += _LEARN * (is_accepted - self._rates[level])
 
     def revive(self, probability: float) -> None:
         """Note that such a draft has not been tried: one day it is."""
         level = _level(probability)
-        self._held[level] += _REVIVE * (self._first[level] - self._held[level])
+        self._rates[level] += _REVIVE * (self._first[level] - self._rates[level])
 
 
 def _level(probability: float) -> int:
@@ -51,8 +51,8 @@ class TreeConfidence:
 class DraftPath:
     """Tokens from the root of a tree on, in the head's sequence `slot`, the last one in a step's number `row`.
 
-    `given[i]` is what the head gives token i; `probability` that all hold. Those from number `first` on are on no other
-    path, and `gain` is the sum of the probabilities that each of them holds.
+    `given[i]` is what the head gives token i; `probability` that all are accepted. Those from number `first` on are on no other
+    path, and `gain` is the sum of their acceptance probabilities.
     """
 
     slot: int
@@ -68,7 +68,7 @@ class DraftTree:
     """The drafts of a request that grow in one step, from its token number `position` on."""
 
     def __init__(self, position: int, most: int, least: float, slot: int, confidence: TreeConfidence) -> None:
-        """Paths have `most` tokens, and hold with a probability of `least`; `slot` is the main path's sequence."""
+        """Paths have up to `most` tokens and an acceptance probability of `least` or more; `slot` is the main path's sequence."""
         self._confidence = confidence
         self.position = position
         self.main = DraftPath(slot)
@@ -96,7 +96,7 @@ class DraftTree:
         return branch
 
     def goes_on(self, path: DraftPath) -> bool:
-        """Return True if a path should get one more token; the main path keeps the last one only if it may hold."""
+        """Return True if a path should get one more token; the main path keeps the last one only if it may be accepted."""
         may_hold = path.probability >= self._least
         if path is self.main and may_hold:
             self.num_drafts = len(path.tokens)
@@ -117,10 +117,12 @@ class DraftTree:
             if number >= self.num_drafts:
                 confidence.sampled.revive(given)
                 break
-            held = token == sampled[number]
-            confidence.sampled.learn(given, held=held)
-            if not held:
+            is_accepted = token == sampled[number]
+            confidence.sampled.learn(given, is_accepted=is_accepted)
+            if not is_accepted:
                 for branch in self._branches:
                     if branch.first == number:
-                        confidence.others.learn(branch.given[number], held=branch.tokens[number] == sampled[number])
+                        confidence.others.learn(
+                            branch.given[number], is_accepted=branch.tokens[number] == sampled[number]
+                        )
                 break

@@ -12,7 +12,7 @@ _WEIGHT = 1 / 16  # of a place that was left
 class Headway(NamedTuple):
     """Gain of one step by its accepted drafts."""
 
-    num_accepted: int = 0  # drafts that have held
+    num_accepted: int = 0  # drafts
     num_steps: int = 0  # by which the slowest sequence has come closer to its end
     refilled: float = 0.0  # share of the places left by requests that others take
 

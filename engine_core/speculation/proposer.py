@@ -42,7 +42,7 @@ class Proposer(ABC):
     def propose(self, requests: Sequence[Request], most: list[int], least: float) -> list[int]:
         """Append drafts to the sequences of requests; return how many.
 
-        `most[i]` at most, and as long as those of a request hold with a probability of `least` or more. KV pages are
+        `most[i]` at most, as long as all of a request are accepted with a probability of `least` or more. KV pages are
         reserved for them; where there are none left, there are fewer drafts.
         """
 
@@ -56,7 +56,7 @@ class Proposer(ABC):
 
     @abstractmethod
     def learn(self, slots: list[int], accepted: list[int]) -> None:
-        """Note how many of the drafts have held that were proposed last for the sequences in these slots."""
+        """Take note of the number of accepted drafts of those proposed last for the sequences in these slots."""
 
     def end(self, request: Request) -> None:  # noqa: B027 - most keep nothing of a request
         """Forget a request that ends; its sequence, if it has one, is about to be closed."""
@@ -79,7 +79,7 @@ class NoDrafts(Proposer):
 
 
 def drafts_worthwhile(acceptance: float, least: float) -> int:
-    """Return how many drafts, each of which holds with probability `acceptance`, all hold with `least` or more."""
+    """Return the number of drafts that are all accepted with probability `least`, each with `acceptance`."""
     if not 0 < least < 1 or not 0 < acceptance < 1:
         return _ALL if acceptance >= least else 0
     return int(math.log(least) / math.log(acceptance))

@@ -112,7 +112,7 @@ class SampledDrafts(Proposer):
             draft.num_tokens += 1
 
     def _worthwhile(self, draft: Draft, least: float) -> int:
-        """Return how many drafts hold with a probability of `least` or more, all of them together."""
+        """Return the number of drafts that are all accepted with a probability of `least` or more."""
         return drafts_worthwhile(min(max(draft.acceptance, 1e-3), 0.99), least)
 
     def _is_tried(self, draft: Draft) -> bool:

@@ -30,7 +30,7 @@ class Speculation:
 
     Each step computes drafts after a request's last token. The target samples at each of these positions what it would
     sample without drafts, and they are kept as far as they agree; so they change no token. How many there are follows
-    from how probably each holds (`Proposer`) and what it costs (`DraftCosts`).
+    from the acceptance probability of each (`Proposer`) and its cost (`DraftCosts`).
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Speculation:
             self._rest, self._resting_decodes = self._costs.rest(num_decodes), num_decodes
 
     def _learn_drafts(self, batch: Batch) -> tuple[int, Headway]:
-        """Learn which drafts have held; return how many tokens were computed for them, and what they have brought."""
+        """Learn which drafts were accepted; return the number of tokens computed for drafts, and the headway."""
         totals, num_accepted = self.totals, sum(batch.accepted)
         rows = [row for row, number in enumerate(batch.num_drafts) if number]
         totals.drafts += len(rows)

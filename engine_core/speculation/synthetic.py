@@ -1,4 +1,4 @@
-"""Drafts that hold with one probability, whatever they are: for benchmarks and simulations."""
+"""Drafts with a given acceptance probability, whatever their tokens are: for benchmarks and simulations."""
 
 from __future__ import annotations
 
