@@ -87,8 +87,8 @@ class _Steps:
 class DraftCosts:
     """Learns how long steps with and without drafts take, by the number of sequences that decode.
 
-    A draft that is accepted with probability p adds p tokens and takes some seconds. It pays if these tokens a second are
-    more than the step gives without it.
+    A draft that is accepted with probability p adds p tokens and takes some seconds. It pays if these tokens a second
+    are more than the step gives without it.
 
     Whether drafts pay together, with all that is done for them, an account tells: each step with drafts enters the
     seconds of steps without that it has saved (`Progress`), less those that it took. When too much is lost, drafts

@@ -51,8 +51,8 @@ class TreeConfidence:
 class DraftPath:
     """Tokens from the root of a tree on, in the head's sequence `slot`, the last one in a step's number `row`.
 
-    `given[i]` is what the head gives token i; `probability` that all are accepted. Those from number `first` on are on no other
-    path, and `gain` is the sum of their acceptance probabilities.
+    `given[i]` is what the head gives token i; `probability` that all are accepted. Those from number `first` on are on
+    no other path, and `gain` is the sum of their acceptance probabilities.
     """
 
     slot: int
@@ -68,7 +68,7 @@ class DraftTree:
     """The drafts of a request that grow in one step, from its token number `position` on."""
 
     def __init__(self, position: int, most: int, least: float, slot: int, confidence: TreeConfidence) -> None:
-        """Paths have up to `most` tokens and an acceptance probability of `least` or more; `slot` is the main path's sequence."""
+        """Paths have up to `most` tokens and are accepted with probability `least` or more; `slot`: of the main path."""
         self._confidence = confidence
         self.position = position
         self.main = DraftPath(slot)
@@ -96,11 +96,11 @@ class DraftTree:
         return branch
 
     def goes_on(self, path: DraftPath) -> bool:
-        """Return True if a path should get one more token; the main path keeps the last one only if it may be accepted."""
-        may_hold = path.probability >= self._least
-        if path is self.main and may_hold:
+        """Return True if a path should get one more token; the main path keeps its last one only if that pays."""
+        pays = path.probability >= self._least
+        if path is self.main and pays:
             self.num_drafts = len(path.tokens)
-        return may_hold and len(path.tokens) < self.most
+        return pays and len(path.tokens) < self.most
 
     def branches(self, least: float) -> list[list[int]]:
         """Return the branches that are worth it: they also compute the tokens that they share with the main path."""
