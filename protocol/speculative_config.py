@@ -51,8 +51,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
     each token that matches, each as probable as `..._min_token_prob`. draft_model: what `model` samples. eagle,
     eagle3: what the head `model` samples, which reads hidden states of the model that it was trained for.
     `synthetic_acceptance_length`, for benchmarks only: drafts are accepted as often as gives that many tokens a step
-    with all of them, whatever is sampled. Drafts are as many as pay; without `adaptive` they are as many as there can be, to
-    measure how many are accepted.
+    with all of them, whatever is sampled. Drafts are as many as pay; without `adaptive` they are as many as there can
+    be, to measure how many are accepted.
     """
 
     method: str

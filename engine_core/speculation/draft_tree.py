@@ -68,7 +68,7 @@ class DraftTree:
     """The drafts of a request that grow in one step, from its token number `position` on."""
 
     def __init__(self, position: int, most: int, least: float, slot: int, confidence: TreeConfidence) -> None:
-        """Paths have up to `most` tokens and are accepted with probability `least` or more; `slot`: of the main path."""
+        """Paths have up to `most` tokens and are accepted with probability `least`; `slot` is the main path's."""
         self._confidence = confidence
         self.position = position
         self.main = DraftPath(slot)
