@@ -48,18 +48,15 @@ class StepUpdate:
         """
         self._trials.begin_step(batch)
         try:
-            result = self._step(batch)
+            result = self._executor.step(
+                batch.slots, batch.starts, batch.counts, batch.num_drafts or None, batch.branches
+            )
         except Exception as error:  # noqa: BLE001 - whatever it is, clients get the error, and other requests go on
             self._isolate(batch, error, is_part=is_part)
             return None
         if batch.branches:
             batch.first_rows, batch.future_rows = result.first_rows, result.future_rows
         return result
-
-    def _step(self, batch: Batch) -> StepResult:
-        if batch.branches:
-            return self._executor.step(batch.slots, batch.starts, batch.counts, batch.num_drafts, batch.branches)
-        return self._executor.step(batch.slots, batch.starts, batch.counts, batch.num_drafts or None)
 
     def apply(self, batch: Batch, result: StepResult, now: float) -> None:
         """Move each request on, those with deferred samples last, as these complete."""
