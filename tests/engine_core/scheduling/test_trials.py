@@ -96,7 +96,7 @@ class Lives:
         self.engine = Engine(is_supervised=True, journal=CrashJournal(self.fd), **self.limits)
         compute = self.engine.executor.step
 
-        def step(slots: list[int], starts: list[int], counts: list[int], _drafts: None) -> PagedStepResult:
+        def step(slots: list[int], starts: list[int], counts: list[int], *_drafts: Any) -> PagedStepResult:
             for slot, start, count in zip(slots, starts, counts, strict=True):
                 if self.engine.executor.sequences.tokens(slot)[0] == POISON and start + count >= DEADLY:
                     raise DiedError
