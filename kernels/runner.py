@@ -121,13 +121,17 @@ class ModelRunner:
         self.collect = native.collect
         self.fork = native.fork
         self.set_synthetic_acceptance = native.set_synthetic_acceptance
+        self.set_keeps_features = native.set_keeps_features
         self.page_bytes = native.page_bytes
         self.copy_page = native.copy_page
         self.fill_page = native.fill_page
         self.take_sealed = native.take_sealed
 
     def features(self) -> list[Rows]:
-        """Return views of the features of the last step's tokens, one for each that the model was loaded to keep."""
+        """Return views of the features of the last step's tokens, one for each that the model was loaded to keep.
+
+        Steps keep them until `set_keeps_features(False)`.
+        """
         plan, kept = self._plan, self._plan.features
         names = [] if kept is None else [*map(kept_name, kept.layers), *([kept_name(FINAL)] if kept.final else [])]
         return [self._assembly.rows(name, plan.hidden_size) for name in names]

@@ -87,6 +87,29 @@ def test_a_head_computes_what_torch_does(variant: str, target: Path, tmp_path: P
         assert ids[0] == expected[number][size - 1].argmax()
 
 
+def test_features_are_kept_only_where_they_are_wanted(target: Path, tmp_path: Path) -> None:
+    """Without them, a step computes the same, and leaves those of the step before."""
+    runner, _ = load(heads.write_head(tmp_path, heads.new_head("eagle3", target)), "eagle3", target)
+    slots = [
+        runner.sequences.open(prompt, len(prompt), sampling=SamplingConfig(temperature=0)) for prompt in PROMPTS[3:5]
+    ]
+    results = []
+    for slot, prompt, keeps in zip(slots, PROMPTS[3:5], (True, False), strict=True):
+        runner.set_keeps_features(keeps)
+        runner.sequences.start(slot, len(prompt) + 1)
+        runner.step([slot], [0], [len(prompt)])
+        results.append([rows[: len(prompt)].copy() for rows in runner.features()])
+    count = len(PROMPTS[3])
+    assert all(np.array_equal(kept, later[:count]) for kept, later in zip(*results, strict=True))
+    again = runner.sequences.open(PROMPTS[4], len(PROMPTS[4]), sampling=SamplingConfig(temperature=0), cache_salt=None)
+    runner.set_keeps_features(True)
+    runner.sequences.start(again, len(PROMPTS[4]) + 1)
+    runner.step([again], [0], [len(PROMPTS[4])])
+    assert not np.array_equal(runner.features()[0][:count], results[0][0])
+    tokens = [runner.sequences.tail(slot, len(PROMPTS[4])) for slot in (slots[1], again)]
+    assert tokens[0] == tokens[1]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_future_is_computed_as_a_token_is(dtype: str, target: Path, tmp_path: Path) -> None:
     """Its embedding is that of a token here, and so all its features are that token's."""

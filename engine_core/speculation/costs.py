@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quire.engine_core.averages import blend
 from quire.engine_core.speculation.progress import Headway
@@ -11,6 +11,7 @@ from quire.engine_core.speculation.progress import Headway
 _FIRST_PLAIN = 3  # steps without drafts that are measured before the first with some
 _PLAIN_EVERY = 64  # steps with drafts, after which one without measures what these cost
 _PLAIN_EARLIER = 2  # of such steps for each without that has been measured, as long as these are few
+_BARE_EVERY = 1024  # steps that keep features for a head, after which one without measures what that costs
 _ROWS_AT_NO_COST = 16  # before anything is measured: rows that take as long as one, about
 _FORGET = 1 / 256  # of what drafts seem to cost, with each step without: bad measurements do not last
 
@@ -25,11 +26,28 @@ _LONGEST_REST = 32  # steps
 
 
 @dataclass(slots=True)
-class _Steps:
-    """Steps of about the same number of decoding sequences."""
+class _StepTime:
+    """Seconds of a kind of step."""
 
-    num_plain: int = 0  # that have been measured
-    plain_seconds: float = 0.0  # of a step without drafts
+    num_measured: int = 0
+    seconds: float = 0.0
+
+    def learn(self, seconds: float) -> None:
+        """Learn from a step."""
+        if self.num_measured < _FIRST_PLAIN:  # the first ones of an engine take longer
+            self.seconds = min(seconds, self.seconds or seconds)
+        else:
+            self.seconds = blend(self.seconds, seconds)
+        self.num_measured += 1
+
+
+@dataclass(slots=True)
+class _Steps:
+    """Steps of about the same number of decoding sequences: plain ones have no drafts, bare ones no features either."""
+
+    bare: _StepTime = field(default_factory=_StepTime)
+    keeping: _StepTime = field(default_factory=_StepTime)  # plain ones that keep features for a head
+    since_bare: int = 0  # steps
     draft_seconds: float = 0.0  # that a draft adds to a step
     token_rate: float = 0.0  # tokens a second, accepted drafts included
     since_plain: int = 0  # steps with drafts since the last one without
@@ -38,9 +56,30 @@ class _Steps:
     is_paused: bool = False
 
     @property
-    def needs_plain(self) -> bool:
-        """True if the next step should have no drafts, to measure it."""
-        return self.num_plain < _FIRST_PLAIN or self.since_plain >= min(_PLAIN_EVERY, _PLAIN_EARLIER * self.num_plain)
+    def num_plain(self) -> int:
+        """Number of plain steps that have been measured."""
+        return self.bare.num_measured + self.keeping.num_measured
+
+    @property
+    def plain_seconds(self) -> float:
+        """Time of a step if there were no drafting."""
+        return self.bare.seconds
+
+    @property
+    def keeping_seconds(self) -> float:
+        """Time that a step takes longer where it keeps features for a head."""
+        return max(self.keeping.seconds - self.bare.seconds, 0.0) if self.keeping.num_measured else 0.0
+
+    @property
+    def needs_bare(self) -> bool:
+        """True if the next step should keep no features, to measure it."""
+        return self.bare.num_measured < _FIRST_PLAIN or self.since_bare >= _BARE_EVERY
+
+    def needs_plain(self, *, keeps: bool) -> bool:
+        """Return True if the next step should have no drafts, to measure it; `keeps`: there is a head."""
+        if self.needs_bare or (keeps and self.keeping.num_measured < _FIRST_PLAIN):
+            return True
+        return self.since_plain >= min(_PLAIN_EVERY, _PLAIN_EARLIER * self.num_plain)
 
     def saved(self, headway: Headway, num_decodes: int) -> float:
         """Return the seconds of later steps that drafts have saved."""
@@ -96,7 +135,9 @@ class DraftCosts:
     prompts, where steps cannot be compared, a draft costs what a token of a prompt does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps: bool = False) -> None:
+        """Know nothing yet; `keeps`: steps may keep features for a head."""
+        self._keeps = keeps
         self._seconds = 0.0  # of all steps
         self._steps: dict[int, _Steps] = {}  # by `_key`
         self._by_number: dict[int, _Steps] = {}  # the same, by the number of sequences
@@ -104,7 +145,7 @@ class DraftCosts:
     def least_probability(self, num_decodes: int, seconds: float = 0.0) -> float:
         """Return the probability at which a draft pays that takes `seconds` before it is computed; inf for none."""
         steps = self._of(num_decodes)
-        if steps.is_paused or steps.needs_plain:
+        if steps.is_paused or steps.needs_plain(keeps=self._keeps):
             return math.inf
         return (steps.draft_seconds + seconds) * steps.token_rate
 
@@ -114,7 +155,7 @@ class DraftCosts:
         It saves part of a later step without.
         """
         steps = self._of(num_decodes)
-        if steps.is_paused or steps.num_plain < _FIRST_PLAIN or not seconds:
+        if steps.is_paused or steps.bare.num_measured < _FIRST_PLAIN or not seconds:
             return math.inf
         return seconds * num_decodes / steps.plain_seconds
 
@@ -123,20 +164,32 @@ class DraftCosts:
         steps = self._of(num_decodes)
         return not steps.is_paused or seconds < _CHEAP * steps.plain_seconds
 
+    def keeps(self, num_decodes: int, seconds: float) -> bool:
+        """Return True if the next step is to keep features for a head, which takes so many `seconds` after it."""
+        return self._keeps and not self._of(num_decodes).needs_bare and self.allows(num_decodes, seconds)
+
     def rest(self, num_decodes: int) -> int:
         """Return for how many steps of as many sequences drafts pause at least, and need nothing to be learned."""
         return self._of(num_decodes).rest()
 
-    def learn(self, num_decodes: int, num_drafts: int, headway: Headway, seconds: float, own_seconds: float) -> None:
-        """Learn from a step without prompts; of its `seconds`, `own_seconds` were for finding drafts."""
+    def learn(
+        self, num_decodes: int, num_drafts: int, headway: Headway, seconds: float, own_seconds: float, *,
+        keeps: bool = False,
+    ) -> None:  # fmt: skip
+        """Learn from a step without prompts; of its `seconds`, `own_seconds` were for finding drafts.
+
+        `keeps`: it has kept features for a head.
+        """
         steps = self._of(num_decodes)
         if seconds <= 0:
             return
         self._seconds += seconds
         steps.token_rate = blend(steps.token_rate, (num_decodes + headway.num_accepted) / seconds)
+        steps.since_bare = steps.since_bare + 1 if keeps else 0
         if num_drafts:
             steps.since_plain += 1
-            cost = max(seconds - own_seconds - steps.plain_seconds, 0.0) / num_drafts
+            keeping_seconds = steps.keeping_seconds if keeps else 0.0
+            cost = max(seconds - own_seconds - steps.plain_seconds - keeping_seconds, 0.0) / num_drafts
             steps.draft_seconds = blend(steps.draft_seconds, cost)
             steps.gain(steps.plain_seconds + steps.saved(headway, num_decodes) - seconds, self._trial(steps, _TRIAL))
             return
@@ -146,13 +199,10 @@ class DraftCosts:
             steps.draft_seconds += _FORGET * (likely - steps.draft_seconds)
         else:
             steps.draft_seconds = max(likely, self._draft_seconds_near(num_decodes))
-        if steps.num_plain < _FIRST_PLAIN:  # the first ones of an engine take longer
-            steps.plain_seconds = min(plain, steps.plain_seconds or plain)
-        else:
-            steps.plain_seconds = blend(steps.plain_seconds, plain)
-        steps.num_plain += 1
+        (steps.keeping if keeps else steps.bare).learn(plain)
         steps.since_plain = 0
-        steps.gain(0.0 if steps.is_paused else -own_seconds, self._trial(steps, _LOOK))
+        lost = own_seconds + (steps.keeping_seconds if keeps else 0.0)
+        steps.gain(0.0 if steps.is_paused else -lost, self._trial(steps, _LOOK))
 
     def learn_beside_prompts(
         self, num_decodes: int, num_drafts: int, headway: Headway, draft_seconds: float, own_seconds: float

@@ -29,7 +29,7 @@ class Proposer(ABC):
 
     @property
     def observes(self) -> bool:
-        """True if `observe` is to be called after each step."""
+        """True if `observe` is to be called after steps: those after which it is not cost less."""
         return False
 
     def begin(self, request: Request) -> None:  # noqa: B027 - most wait for its tokens

@@ -42,8 +42,12 @@ class Speculation:
         clock: Callable[[], float] = time.monotonic,
         *,
         is_adaptive: bool = True,
+        set_observed: Callable[[bool], None] = lambda _: None,
     ) -> None:
-        """Draft for `sequences`, as much as pays, or as much as can be."""
+        """Draft for `sequences`, as much as pays, or as much as can be.
+
+        `set_observed` is called with whether the proposer observes the next steps, when that changes.
+        """
         self.totals = DraftTotals(accepted_per_position=[0] * max_drafts)
         self._proposer = proposer
         self._sequences = sequences
@@ -51,7 +55,9 @@ class Speculation:
         self._limits = limits
         self._clock = clock
         self._is_adaptive = is_adaptive
-        self._costs = DraftCosts()
+        self._set_observed = set_observed
+        self._costs = DraftCosts(keeps=proposer.observes)
+        self._observes = proposer.observes  # the step that comes next, or was the last
         self._progress = Progress()
         self._num_running = 0  # requests of the last step
         self._rest = self._resting_decodes = 0  # steps for which drafts pause, and their decoding sequences
@@ -66,8 +72,14 @@ class Speculation:
         self._extend_seconds = 0.0
         self._forced_slots = set()
         self._num_running = len(batch.requests)
-        if self._rest:
+        is_resting = self._rest > 0
+        if is_resting:
             self._rest = self._rest - 1 if batch.num_decode_rows == self._resting_decodes else 0
+        observes = not is_resting and self._is_observed(batch)
+        if observes is not self._observes:
+            self._observes = observes
+            self._set_observed(observes)
+        if is_resting:
             return
         asks = not self._proposer.is_idle and self._allows(batch.num_decode_rows)
         count = batch.num_single_decodes
@@ -101,8 +113,7 @@ class Speculation:
         num_drafts, headway = self._learn_drafts(batch) if batch.num_drafts else (0, Headway())
         num_decodes = batch.num_decode_rows
         is_decoding = num_decodes > 0 and not batch.prefill_cost
-        observes = self._proposer.observes and self._allows(num_decodes, self._observe_seconds)
-        if observes:
+        if self._observes:
             self._ask(lambda proposer: proposer.observe(batch), None)
             if is_decoding:
                 self._observe_seconds = blend(self._observe_seconds, self._clock() - begun)
@@ -110,10 +121,10 @@ class Speculation:
         seconds, own_seconds = seconds + own_seconds, self._extend_seconds + own_seconds
         self._extend_seconds = 0.0
         if is_decoding:
-            self._costs.learn(num_decodes, num_drafts, headway, seconds, own_seconds)
+            self._costs.learn(num_decodes, num_drafts, headway, seconds, own_seconds, keeps=self._observes)
         else:
             self._costs.learn_beside_prompts(num_decodes, num_drafts, headway, self._prompt_token_seconds, own_seconds)
-        if self._is_adaptive and not self._forcing and not observes:
+        if self._is_adaptive and not self._forcing and not self._observes:
             self._rest, self._resting_decodes = self._costs.rest(num_decodes), num_decodes
 
     def _learn_drafts(self, batch: Batch) -> tuple[int, Headway]:
@@ -215,6 +226,14 @@ class Speculation:
         self._forcing.discard(request)
         self._progress.end(self._num_running)
         self._ask(lambda proposer: proposer.end(request), None)
+
+    def _is_observed(self, batch: Batch) -> bool:
+        """Return True if the proposer is to observe a step."""
+        if not self._is_adaptive or not self._proposer.observes:
+            return self._proposer.observes
+        if batch.prefill_cost:
+            return self._costs.allows(batch.num_decode_rows, self._observe_seconds)
+        return self._costs.keeps(batch.num_decode_rows, self._observe_seconds)
 
     def _allows(self, num_decodes: int, seconds: float = math.inf) -> bool:
         return not self._is_adaptive or self._costs.allows(num_decodes, seconds)

@@ -45,7 +45,10 @@ def start_speculation(
     proposer = _proposer(config, loading, runner, limits)
     if config.synthetic_acceptance is not None:
         runner.set_synthetic_acceptance(config.synthetic_acceptance)
-    return Speculation(proposer, runner.sequences, config.max_drafts, limits, is_adaptive=config.adaptive)
+    return Speculation(
+        proposer, runner.sequences, config.max_drafts, limits, is_adaptive=config.adaptive,
+        set_observed=runner.set_keeps_features,
+    )  # fmt: skip
 
 
 def features_needed(options: EngineProcessOptions, loading: LoadOptions) -> Features | None:

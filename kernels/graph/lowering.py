@@ -123,13 +123,13 @@ class Lowering(AttentionLowering):
         """Keep the hidden states before a layer for a draft head."""
         if layer in kept:
             kernel, operands = norm_kernel("keep", None, self.plan.hidden_size, hidden, self._kept(layer))
-            self.plan.add(replace(kernel, output="hidden"), operands, "tokens")
+            self.plan.add(replace(kernel, output="hidden"), operands, "kept_tokens")
 
     def _keep_final(self, hidden: Buffer, norm: Norm | None) -> None:
         """Keep the hidden states after the final norm for a draft head."""
         if self._graph.features is not None and self._graph.features.final:
             kernel, operands = norm_kernel("keep", norm, self.plan.hidden_size, hidden, self._kept(FINAL))
-            self.plan.add(replace(kernel, output="hidden"), operands, "tokens")
+            self.plan.add(replace(kernel, output="hidden"), operands, "kept_tokens")
 
     def _kept(self, layer: int | str) -> Buffer:
         return self.rows(kept_name(layer), self.plan.hidden_size)

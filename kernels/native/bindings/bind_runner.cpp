@@ -231,6 +231,8 @@ void bind_runner(nb::module_& m) {
            "when none is pending.")
       .def("set_synthetic_acceptance", &Runner::set_synthetic_acceptance, "probability"_a,
            "Take each draft for right with this probability, whatever is sampled: for benchmarks.")
+      .def("set_keeps_features", &Runner::set_keeps_features, "keeps"_a,
+           "Set whether the next steps keep hidden states for a draft head.")
       .def("fork", &Runner::fork, "slot"_a, "source"_a, "num_computed"_a, "num_tokens"_a,
            "Give a slot without pages the first computed positions of another; return False if there are too few "
            "pages.");

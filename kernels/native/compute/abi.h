@@ -21,12 +21,23 @@ inline constexpr std::int64_t kMaxKvSplits = 1024;  ///< of one step
 static_assert(kPackedBlock == 2 * kTileRows && kPackedBlock == 2 * kTilePairs);
 static_assert(kTileTokens == kPackedBlock && kBlockTokens % kTileTokens == 0);
 
-/// The sizes of a step, in the order in which kernels read them.
-enum class Dim { tokens, logit_rows, max_num_batched_tokens, kv_tiles, entries, kv_splits, reductions, count };
+/// The sizes of a step, in the order in which kernels read them. `kept_tokens` are those whose hidden states are kept
+/// for a draft head: all of the step's, or none.
+enum class Dim {
+  tokens,
+  logit_rows,
+  max_num_batched_tokens,
+  kv_tiles,
+  entries,
+  kv_splits,
+  reductions,
+  kept_tokens,
+  count
+};
 
 inline constexpr std::size_t kNumDims = static_cast<std::size_t>(Dim::count);
 inline constexpr std::array<std::string_view, kNumDims> kDimNames = {
-    "tokens", "logit_rows", "max_num_batched_tokens", "kv_tiles", "entries", "kv_splits", "reductions"};
+    "tokens", "logit_rows", "max_num_batched_tokens", "kv_tiles", "entries", "kv_splits", "reductions", "kept_tokens"};
 static_assert(!kDimNames.back().empty());
 
 using Dims = std::array<std::int64_t, kNumDims>;

@@ -122,6 +122,7 @@ StepResult Runner::step(std::span<const std::int32_t> slots, std::span<const std
     gather_branches(slots, starts, num_drafts, branches, dims, result);
     result.token_ids.resize(slots.size() + branches_.size());
     result.logprobs.resize(slots.size() + branches_.size());
+    if (keeps_features_) dim(dims, Dim::kept_tokens) = dim(dims, Dim::tokens);
     split_attention(dims);
     body_.run(threads_, dims);
     pool_states(slots, dims, result);

@@ -151,6 +151,10 @@ class Runner {
   /// benchmarks only. Throws std::invalid_argument unless it is from 0 to 1.
   void set_synthetic_acceptance(double probability);
 
+  /// Sets whether the next steps keep hidden states for a draft head, as they do at first; it takes a part of their
+  /// time.
+  void set_keeps_features(bool keeps) { keeps_features_ = keeps; }
+
  private:
   struct StateRow {
     std::int32_t index;  ///< in the batch
@@ -204,6 +208,7 @@ class Runner {
   std::vector<OpenBranch> branches_;      ///< of the present step
   std::vector<std::int32_t> first_rows_;  ///< among the step's tokens, by index in the batch; then those of branches
   BatchSampler sampler_;
+  bool keeps_features_ = true;
   std::optional<double> synthetic_acceptance_;
   std::minstd_rand synthetic_random_;
 };
