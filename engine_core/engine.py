@@ -93,7 +93,7 @@ class EngineCore:
         self.last_stats = SchedulerStats()  # as of the end of the last step; any thread may read it
         self._totals = EngineTotals()
         self._outputs = outputs = Outputs(send, clock)
-        self._constrained = constrained = ConstrainedRequests(grammars, limits, self.scheduler.admission)
+        self._constrained = constrained = ConstrainedRequests(grammars, limits, self.scheduler.admission, clock)
         self._requests = requests = OpenRequests(self.scheduler, constrained, outputs, self.tracer, clock)
         waiting, self._trials = self.scheduler.waiting, self.scheduler.trials
         self._memory = memory
@@ -119,7 +119,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """True if there is anything to step for. A request that waits for its grammar is nothing to step for."""
-        return self.scheduler.has_requests
+        return self.scheduler.has_requests or self._constrained.has_compiled
 
     @property
     def stats(self) -> SchedulerStats:

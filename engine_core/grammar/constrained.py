@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 
 from quire.engine_core.grammar.grammars import Grammar, Grammars
 from quire.engine_core.grammar.mask_writer import MaskWriter
@@ -13,23 +15,37 @@ from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import EngineCoreRequest, EventType
 
 _STOP_SECONDS = 2.0
+_RELEASE_SECONDS = 0.01  # between two steps: each constraint of a grammar that forces a text may take milliseconds
 
 
 class ConstrainedRequests:
     """Gives requests their token constraints. Requests without a grammar are none of its business."""
 
-    def __init__(self, grammars: Grammars | None, limits: EngineShape, admission: Admission) -> None:
+    def __init__(
+        self,
+        grammars: Grammars | None,
+        limits: EngineShape,
+        admission: Admission,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Without `grammars` it rejects all constrained requests."""
         self._grammars = grammars
         self._limits = limits
         self._admission = admission
+        self._clock = clock
+        self._compiled: deque[Grammar] = deque()  # for which requests still wait, perhaps
         self._masks = MaskWriter()
         self._grammar_of: dict[Request, Grammar] = {}
 
     @property
     def is_compiling(self) -> bool:
-        """True if `take_compiled` may have something to return."""
-        return self._grammars is not None and self._grammars.is_compiling
+        """True if `take_compiled` may have something to return, now or later."""
+        return self.has_compiled or (self._grammars is not None and self._grammars.is_compiling)
+
+    @property
+    def has_compiled(self) -> bool:
+        """True if `take_compiled` has something left to return."""
+        return bool(self._compiled)
 
     @property
     def has_open(self) -> bool:
@@ -63,10 +79,18 @@ class ConstrainedRequests:
         self._grammar_of[request] = grammar
 
     def take_compiled(self) -> Iterator[tuple[Request, str | None]]:
-        """Yield the requests whose grammar is compiled now, which may start, or the error, with which they must end."""
+        """Yield the requests whose grammar is compiled now, which may start, or the error, with which they must end.
+
+        It ends after a while, with those left that the next call is to return.
+        """
         assert self._grammars is not None
-        for grammar in self._grammars.take_compiled():
+        self._compiled += self._grammars.take_compiled()
+        end = self._clock() + _RELEASE_SECONDS
+        while self._compiled:
+            grammar = self._compiled[0]
             for request in list(grammar.requests):
+                if self._clock() > end:
+                    return
                 try:
                     self._constrain(request, grammar)
                 except ValueError as error:
@@ -74,6 +98,7 @@ class ConstrainedRequests:
                 else:
                     self._grammars.leave(grammar, request)
                     yield request, None
+            self._compiled.popleft()
 
     def prepare(self, batch: Batch) -> None:
         """Have the first masks of requests that start written, if that takes long. `advance` begins later ones."""

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 from functools import partial
 
+from quire.engine_core.grammar.forced_text import MAX_FORCED, longest_forced_text, without_forcing
 from quire.engine_core.grammar.text import grammar_source, grammar_text
 from quire.engine_core.grammar.tokenizer import GrammarTokenizer
 from quire.engine_core.request import Request
@@ -102,19 +103,20 @@ class Grammars:
         """Return a constraint at the start of a compiled grammar: a spare one, if there is one."""
         stops = sorted(stop_token_ids)
         spare = next((each for each, of in reversed(self._spares.items()) if of is grammar), None)
-        if spare is None:
-            assert grammar.matcher is not None
-            return Constraint(grammar.matcher, vocab_size, stops)
-        self._take_spare(spare)
-        spare.stop_at(stops)
-        return spare
+        if spare is not None:
+            self._take_spare(spare)
+            if spare.restart():
+                spare.stop_at(stops)
+                return spare
+        assert grammar.matcher is not None
+        return Constraint(grammar.matcher, vocab_size, stops)
 
     def give_back(self, grammar: Grammar, constraint: Constraint) -> None:
         """Keep a constraint for another request: what it has learned of the grammar makes it faster than a new one.
 
         The last one given back is used first, so that few of them grow large. The oldest are dropped first.
         """
-        if constraint.num_followed > _MAX_FOLLOWED or not constraint.restart():
+        if constraint.num_followed > _MAX_FOLLOWED:
             return
         self._spares[constraint] = grammar
         self._num_followed += constraint.num_followed
@@ -254,8 +256,14 @@ class Grammars:
 
 
 def compile_matcher(tokenizer: GrammarTokenizer, structured: StructuredOutputs) -> Matcher:
-    """Compile a grammar. Raises ValueError if it is wrong, or allows no text at all."""
-    matcher = Matcher(tokenizer.get(), *grammar_source(structured))
+    """Compile a grammar. Raises ValueError if it is wrong, or allows no text at all.
+
+    One that may force a text of more than `MAX_FORCED` characters forces none.
+    """
+    source = grammar_source(structured)
+    if longest_forced_text(*source) > MAX_FORCED:
+        source = without_forcing(*source)
+    matcher = Matcher(tokenizer.get(), *source)
     if (words := matcher.error) is None and not matcher.allows_any():
         words = matcher.error or "NoExtension"
     if words is not None:

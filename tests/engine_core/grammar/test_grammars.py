@@ -168,6 +168,32 @@ def test_a_grammar_is_compiled_once(tokenizer: GrammarTokenizer) -> None:
     assert bench.engine.tokens("0") == bench.engine.tokens("1") == bench.engine.tokens("2")
 
 
+def test_many_requests_of_a_grammar_start_bit_by_bit(
+    tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Making their constraints may take long, and others go on meanwhile."""
+    bench = Bench(tokenizer)
+    constrain = bench.grammars.constrain
+
+    def slow_constrain(*args: Any) -> Constraint:
+        bench.engine.now += 0.004
+        return constrain(*args)
+
+    monkeypatch.setattr(bench.grammars, "constrain", slow_constrain)
+    for index in range(9):
+        bench.add(str(index))
+    bench.gate.open()
+    assert bench.woken.acquire(timeout=PATIENCE)
+    numbers = []
+    while any(bench.status(str(index)) is WAITS for index in range(9)):
+        bench.engine.core._release_constrained()
+        assert bench.engine.core.has_work
+        numbers.append(sum(bench.status(str(index)) is not WAITS for index in range(9)))
+    assert numbers == [3, 6, 9]
+    bench.finish()
+    assert len({tuple(bench.engine.tokens(str(index))) for index in range(9)}) == 1
+
+
 @pytest.mark.parametrize("leave", [Abort(["a"]), Goodbye()])
 def test_a_request_that_ends_while_its_grammar_is_compiled_leaves_nothing(
     tokenizer: GrammarTokenizer, leave: Abort | Goodbye
