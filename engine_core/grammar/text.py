@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 _ANY_OBJECT = '{"type":"object"}'
-_WHITESPACE = r"[ ]{1,2}|\r?\n[ \t]{0,16}"  # bounded, since a small model may write blanks without end
+WHITESPACE = r"[ ]{1,2}|\r?\n[ \t]{0,16}"  # bounded, since a small model may write blanks without end
 
 
 def grammar_text(structured: StructuredOutputs) -> str:
@@ -50,5 +50,5 @@ def _json_options(structured: StructuredOutputs) -> JsonCompileOptions:
     """Return all options, since a schema's own "x-guidance" could make it lenient or slow."""
     if structured.disable_any_whitespace:
         return {"lenient": False, "whitespace_flexible": False}
-    pattern = structured.whitespace_pattern or _WHITESPACE
+    pattern = structured.whitespace_pattern or WHITESPACE
     return {"lenient": False, "whitespace_flexible": True, "whitespace_pattern": pattern}

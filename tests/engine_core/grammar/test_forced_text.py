@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from json_schemas import SCHEMAS, Schema, closed, closed_object, items, text, whole
 from paged_executor import allowed_tokens
+from random_grammars import random_grammar
 
 from quire.engine_core.grammar.forced_text import MAX_FORCED, longest_forced_text, without_forcing
 from quire.engine_core.grammar.grammars import compile_matcher
@@ -56,10 +57,10 @@ def doubled(times: int) -> StructuredOutputs:
     ("structured", "expected"),
     [
         (StructuredOutputs(regex=r"a/b(xy){30}[^\]a]\d\x41\/"), 67),
-        (StructuredOutputs(regex=r"(?:abc|d(e|fg){3,9}|h)+x?"), 8),
+        (StructuredOutputs(regex=r"(?:abc|d(e|fg){3,9}|h)x?"), 20),
         (StructuredOutputs(choice=["yes", "perhaps, or no"]), 16),
-        (StructuredOutputs(json={"const": "x" * 50}), 8 + 52 + 3),
-        (lark("start: a | b", 'a: "x"{3} b{2, 5}', 'b: ("y" | "zz") C?  // "comment"', "C: /[a-z]{4}/"), 9 + 2 * 8),
+        (StructuredOutputs(json={"const": "x" * 50}), 8 + 52),
+        (lark("start: a | b", 'a: "x"{3} b{2, 5}', 'b: ("y" | "zz") C?  // "comment"', "C: /[a-z]{4}/"), 9 + 5 * 8),
         (StructuredOutputs(grammar='root ::= "a" b{2,3}\nb ::= [a-c]+ "x"'), 11),
     ],
 )
@@ -148,6 +149,18 @@ REPEATED = {"const": "x" * 1000}
             q={"$id": "http://x/y", "$defs": {"z": {"const": LONG}}, **closed(p={"$ref": "#/$defs/z"})},
         )),
         StructuredOutputs(json={"const": [5e-324] * 300}),
+        lark('start: "q" A "a" | "b"', "A: /a+/"),
+        StructuredOutputs(grammar='root ::= "q" a "xyzw" | "b"\na ::= "xyzw"+'),
+        lark('start: "q" A "xyzw" | "b"', "A: /(xyzw){1,6000}/"),
+        lark('start: "q" A "a" | "b"', "A: /[a-a]+/"),
+        lark('start: "b" ":" | "q"', "%ignore /:+/"),
+        StructuredOutputs(json=closed(a={"const": 1}, b={"const": 2}), whitespace_pattern="(:)+"),
+        lark('start: "a" b* N | "b"', "b: /x{3000}/", f"N: {NOTHING}"),
+        lark('start: "q" ("xyzw"){1,6000} /[^\\d\\D]/ | "b"'),
+        lark('start: "a" N | "b"', "N: /[^\\x00-\U0010ffff]/"),
+        lark('start: "b" a* c | "q"', "a[lazy]: /x{1000}/", "c: /x{1000}v/"),
+        lark('start: "b" a{1,30} c | "q"', "a[lazy]: /[xy]x{1000}/", "c: /x{1000}v/"),
+        lark('start: "c" A | "b"', "A: /(a{37})+b/ /(.|\\n){0,1}/ & ~/(.|\\n)*a(.|\\n)*/ /(a{31})+b/"),
         StructuredOutputs(json={"type": "object", "properties": [], "$ref": 5}),
         lark('start: %json {"type": "array", "minItems": 1e400}'),
         lark('start: %json {"const": 1, "x-guidance": {"item_separator": "' + "," * 5000 + '"}}'),
@@ -172,8 +185,11 @@ def constraint_of(matcher: Matcher, tokenizer: GrammarTokenizer) -> Constraint:
 
 
 def next_tokens(constraint: Constraint) -> list[int]:
+    """Return the tokens that may come next, none at a dead end."""
     if constraint.begin_mask():
         constraint.write_mask()
+    if constraint.error is not None:
+        return []
     return [token for token in allowed_tokens(constraint.mask) if token != EOS]
 
 
@@ -234,6 +250,21 @@ ORDINARY: dict[str, StructuredOutputs] = {
 }
 
 
+def check_walks(
+    matcher: Matcher, most: int, tokenizer: GrammarTokenizer, native: LLTokenizer, random: Random, num_tokens: int
+) -> None:
+    """Follow random tokens, and check what is forced after each of them."""
+    for _ in range(4):
+        constraint = constraint_of(matcher, tokenizer)
+        for _ in range(num_tokens):
+            assert len(native.decode_bytes(constraint.forced)) <= most
+            while constraint.take_forced() is not None:
+                pass
+            if constraint.has_ended or not (tokens := next_tokens(constraint)):
+                break
+            constraint.follow(random.choice(tokens))
+
+
 @pytest.mark.parametrize("name", ORDINARY)
 def test_ordinary_grammars_force_no_more_than_the_bound(
     name: str, tokenizer: GrammarTokenizer, native: LLTokenizer
@@ -242,17 +273,24 @@ def test_ordinary_grammars_force_no_more_than_the_bound(
     most = bound(structured)
     is_unknown = name.startswith(("recursive", "map with few keys", "all of", "sum"))
     assert (most > MAX_FORCED) == is_unknown
-    matcher = compile_matcher(tokenizer, structured)
-    for _ in range(4):
-        constraint = constraint_of(matcher, tokenizer)
-        for _ in range(60):
-            assert len(native.decode_str(constraint.forced)) <= most
-            while constraint.take_forced() is not None:
-                pass
-            if constraint.has_ended or not (tokens := next_tokens(constraint)):
-                break
-            constraint.follow(random.choice(tokens))
-        assert constraint.error is None
+    check_walks(compile_matcher(tokenizer, structured), most, tokenizer, native, random, 60)
+
+
+def test_no_random_grammar_forces_more_than_its_bound(tokenizer: GrammarTokenizer, native: LLTokenizer) -> None:
+    """One whose bound is wrong may force a text without end, which nothing interrupts."""
+    num_known = 0
+    for seed in range(400):
+        random = Random(seed)
+        structured = random_grammar(random)
+        if (most := bound(structured)) > MAX_FORCED:
+            continue
+        try:
+            matcher = compile_matcher(tokenizer, structured)
+        except ValueError:  # such as one that allows no text
+            continue
+        num_known += 1
+        check_walks(matcher, most, tokenizer, native, random, 12)
+    assert num_known > 100
 
 
 @pytest.mark.parametrize("name", [*list(SCHEMAS)[::5], "hermes", "qwen3_coder", "sum", "any object"])
