@@ -124,7 +124,7 @@ class _Expression:
         return group.end()
 
 
-class _Rules:
+class _Weights:
     """The weights of rules, each of which is computed once."""
 
     def __init__(self) -> None:
@@ -183,7 +183,7 @@ def _has_many(characters: str) -> bool:
     return len(parts - {"-", r"\-"}) > 1 or not parts.isdisjoint((r"\d", r"\w", r"\s"))
 
 
-_ANY_TEXT = r"/\(\.\|\\n\)(?:\*|\{0,[0-9]+\})/"
+_ANY_TEXT = r"/\(\.\|\\n\)(?:\*|\{0,[1-9][0-9]*\})/"
 _LARK = re.compile(
     rf"""
     (?P<skipped>\s+|(?://|\#)[^\n]*)
@@ -216,7 +216,7 @@ class _Lark:
         self._bodies: dict[str, list[_Part]] = {}
         self._lazy: set[str] = set()
         self._texts: set[str] = set()  # rules of any text, or of any without certain words
-        self._rules = _Rules()
+        self._weights = _Weights()
 
     def begin(self, name: str, *, is_lazy: bool) -> list[_Part]:
         """Return the body of a new rule, to be filled."""
@@ -238,11 +238,11 @@ class _Lark:
         return self._rule("start")
 
     def _rule(self, name: str) -> _Weight:
-        return self._rules.weight(name, lambda: self._body(name))
+        return self._weights.weight(name, lambda: self._body(name))
 
     def _body(self, name: str) -> _Weight:
-        if name in self._texts:
-            return 0, False
+        if name in self._texts:  # a choice of all characters and of what follows
+            return 0, True
         expression = _Expression()
         for part in self._bodies[name]:
             if isinstance(part, tuple):
@@ -339,11 +339,11 @@ class _Schemas:
 
     def __init__(self, document: Any) -> None:
         self._document = document
-        self._rules = _Rules()
+        self._weights = _Weights()
 
     def weight(self) -> _Weight:
         """Return the weight of the document."""
-        return self._rules.weight("#", lambda: self._schema(self._document))
+        return self._weights.weight("#", lambda: self._schema(self._document))
 
     def _schema(self, schema: Any) -> _Weight:
         if schema is True:
@@ -403,7 +403,7 @@ class _Schemas:
         found = self._document
         for key in keys:
             found = found[key]
-        return self._rules.weight(reference, lambda: self._schema(found))
+        return self._weights.weight(reference, lambda: self._schema(found))
 
 
 def _has_choice(schema: dict[str, Any], keywords: Set[str]) -> bool:
