@@ -206,7 +206,7 @@ install_quire() {
   # The build folder stays in the virtual environment, so that a change rebuilds only what it touches; a build in
   # isolation would see another CMake and nanobind each time.
   PATH=$QUIRE_VENV/bin:$PATH run_logged "building and installing Quire (a few minutes the first time)" \
-    pip_install --no-build-isolation -C build-dir="$QUIRE_VENV/quire-build" -e "$QUIRE_ROOT" || exit 1
+    pip_install --no-build-isolation --config-settings build-dir="$QUIRE_VENV/quire-build" -e "$QUIRE_ROOT" || exit 1
   remove_import_hook
   write_stamp quire "$(fingerprint)"
 }

@@ -66,13 +66,13 @@ cross_wheel() {
   local venv=$1 build=$2 wheels=$3 version headers options=()
   version=$("$venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
   headers=$CROSS_ROOT/usr/include/python$version
-  [[ ! -d $headers ]] || options=(-C cmake.define.Python_INCLUDE_DIR="$headers")
+  [[ ! -d $headers ]] || options=(--config-settings cmake.define.Python_INCLUDE_DIR="$headers")
   QUIRE_SYSROOT=$CROSS_ROOT _PYTHON_HOST_PLATFORM=linux-aarch64 PATH=$venv/bin:$PATH \
     SETUPTOOLS_EXT_SUFFIX=.cpython-${version/./}-aarch64-linux-gnu.so \
-    "$venv/bin/python" -m pip wheel --disable-pip-version-check --no-deps --no-build-isolation -C build-dir="$build" \
-    -C cmake.define.CMAKE_TOOLCHAIN_FILE="$CROSS_TOOLCHAIN" \
-    -C cmake.define.MLIR_DIR="$CROSS_ROOT/usr/lib/llvm-$LLVM_VERSION/lib/cmake/mlir" \
-    -C cmake.define.QUIRE_STUB="$QUIRE_ROOT/kernels/_native.pyi" "${options[@]}" --wheel-dir "$wheels" "$QUIRE_ROOT"
+    "$venv/bin/python" -m pip wheel --disable-pip-version-check --no-deps --no-build-isolation --config-settings build-dir="$build" \
+    --config-settings cmake.define.CMAKE_TOOLCHAIN_FILE="$CROSS_TOOLCHAIN" \
+    --config-settings cmake.define.MLIR_DIR="$CROSS_ROOT/usr/lib/llvm-$LLVM_VERSION/lib/cmake/mlir" \
+    --config-settings cmake.define.QUIRE_STUB="$QUIRE_ROOT/kernels/_native.pyi" "${options[@]}" --wheel-dir "$wheels" "$QUIRE_ROOT"
 }
 
 # What Quire and its tests need, for the emulated Python.
