@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
@@ -26,7 +25,7 @@ class ConstrainedRequests:
         grammars: Grammars | None,
         limits: EngineShape,
         admission: Admission,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
     ) -> None:
         """Without `grammars` it rejects all constrained requests."""
         self._grammars = grammars

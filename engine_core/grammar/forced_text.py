@@ -27,8 +27,8 @@ def longest_forced_text(kind: str, text: str) -> int:
     `kind` and `text` are those of a grammar for `Matcher`. What is forced is a path on which nothing branches. So of a
     sequence all parts count, and of alternatives the longest. A repetition counts as often as it has to be, if in each
     turn there is a choice of characters, else as often as it may be: that a text goes on with what it repeats, as in
-    `/a+/ "a"`, leaves no way out. Of rules that refer to themselves there is no bound. Clients write grammars: whatever
-    is not certain to be read as llguidance reads it is taken to have none either.
+    `/a+/ "a"`, leaves no way out. Recursive rules have no bound. Clients write grammars: whatever is not certain to be
+    read as llguidance reads it is taken to have none either.
     """
     if len(text) > _MAX_TEXT:
         return _UNBOUNDED
@@ -136,7 +136,7 @@ class _Weights:
             self._known[name] = None
             self._known[name] = compute()
         weight = self._known[name]
-        if weight is None:  # it refers to itself
+        if weight is None:  # the rule is recursive
             raise _UnknownError
         return weight
 
@@ -184,11 +184,12 @@ def _has_many(characters: str) -> bool:
 
 
 _ANY_TEXT = r"/\(\.\|\\n\)(?:\*|\{0,[1-9][0-9]*\})/"
+_RULE_ENDS = r"(?=\s*(?:\Z|\}|\w+(?:\[lazy\])?\s*:))"
 _LARK = re.compile(
     rf"""
     (?P<skipped>\s+|(?://|\#)[^\n]*)
-    | (?P<without>{_ANY_TEXT}\s*&\s*~/\(\.\|\\n\)\*(?:\\/|[\w\s<>=-])+\(\.\|\\n\)\*/(?=\s*(?:\Z|\}}|\w+\s*:)))
-    | (?P<any_text>{_ANY_TEXT}(?=\s*(?:\Z|\}}|\w+(?:\[lazy\])?\s*:)))
+    | (?P<without>{_ANY_TEXT}\s*&\s*~/\(\.\|\\n\)\*(?:\\/|[\w\s<>=-])+\(\.\|\\n\)\*/{_RULE_ENDS})
+    | (?P<any_text>{_ANY_TEXT}{_RULE_ENDS})
     | (?P<string>"(?:\\.|[^"\\\n])*"i?(?!\w))
     | (?P<regex>/(?P<pattern>(?:\\.|[^/\\\n])+)/[imsu]*(?!\w))
     | (?P<rule>(?P<head>[a-zA-Z_]\w*)(?P<lazy>\[lazy\])?\s*:(?!:))
@@ -226,12 +227,9 @@ class _Lark:
             self._lazy.add(name)
         return self._bodies.setdefault(name, [])
 
-    def note_text(self, body: list[_Part]) -> None:
-        """Note that the body is that of a rule of any text."""
-        name, last = next(reversed(self._bodies.items()))
-        if last is not body or body:
-            raise _UnknownError
-        self._texts.add(name)
+    def note_text(self) -> None:
+        """Note that the rule begun last is any text."""
+        self._texts.add(next(reversed(self._bodies)))
 
     def weight(self) -> _Weight:
         """Return the weight of the grammar."""
@@ -288,7 +286,7 @@ class _LarkReader:
                 case _ if body is None:
                     raise _UnknownError
                 case "any_text" | "without" if not body:
-                    grammar.note_text(body)
+                    grammar.note_text()
                 case _:
                     body.append(self._part(found))
         if is_nested:
