@@ -39,7 +39,7 @@ _RANGE = 16.0  # of the logits that llama-perplexity writes
 
 @dataclass(frozen=True)
 class Logits:
-    """What `llama-perplexity` wrote: token ids [pieces, length], log probabilities [pieces, positions, vocabulary].
+    """Output of `llama-perplexity`: token ids [pieces, length], log probabilities [pieces, positions, vocabulary].
 
     The positions are those from `first` on, but the last.
     """

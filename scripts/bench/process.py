@@ -75,7 +75,7 @@ class PeerProcess:
 
     @property
     def messages(self) -> str:
-        """What the process has written to standard error, and to standard output unless it talks."""
+        """Messages of the process on standard error, and on standard output unless it talks there."""
         return Path(self._log.name).read_text(errors="replace")
 
     @contextmanager
