@@ -30,6 +30,7 @@ def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> None:
     from quire.frontend.client.supervisor import Supervisor
     from quire.frontend.engine_args import DEMO_MODEL
     from quire.frontend.hub.resolve import resolve_model
+    from quire.frontend.text.tokenizer_trial import check_tokenizer
     from quire.protocol.address import default_address
 
     try:
@@ -40,6 +41,7 @@ def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> None:
     given = {"model": DEMO_MODEL, **engine.given, **process.given}
     hub = {name: given.pop(name) for name in options_of(HubOptions) if name in given}
     given["model"] = str(resolve_model(given["model"], **hub))
+    check_tokenizer(given["model"])
     supervised = {name: given.pop(name) for name in options_of(SupervisionOptions) if name in given}
     shutdown_timeout = given.pop("shutdown_timeout", options_of(EngineProcessOptions)["shutdown_timeout"].default)
     start_timeout = given.pop("start_timeout", options_of(ClientOptions)["start_timeout"].default)

@@ -41,6 +41,7 @@ from quire.frontend.text.prompts import (
     truncate,
 )
 from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
+from quire.frontend.text.tokenizer_trial import check_tokenizer
 from quire.protocol.address import default_address
 from quire.protocol.messages import ClientMessage, Role
 from quire.protocol.pooling_info import PoolingInfo
@@ -318,6 +319,7 @@ class ConnectedEngine:
         if self.args.skip_tokenizer_init:
             return None
         if self.args.tokenizer is not None:
+            check_tokenizer(self.args.tokenizer)
             return Tokenizer(self.args.tokenizer)
         if self._supervisor is None and not Path(model).is_dir():
             return None  # the engine runs on another machine
@@ -357,6 +359,7 @@ class ConnectedEngine:
 
 def _supervise(args: EngineArgs) -> Supervisor:
     """Start the engine of an `LLM` or `AsyncLLM`, on a socket in a private folder."""
+    check_tokenizer(args.model)
     return Supervisor(
         default_address(),
         args.settings(),

@@ -19,6 +19,7 @@ from quire.frontend.text.tokenizer_files import (
     read_json,
     special_tokens,
 )
+from quire.frontend.text.tokenizer_trial import check_tokenizer
 
 
 class Encoded(NamedTuple):
@@ -161,6 +162,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer | None:
 
     Raises TokenizerError for every other problem.
     """
+    check_tokenizer(path)
     try:
         return Tokenizer(path)
     except TokenizerMissingError:
