@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import atexit
 import socket
+from dataclasses import replace
 from typing import Any
 
 from quire.frontend.cli.flags import HttpFlags, SamplingFlags
 from quire.frontend.cli.model import Model
-from quire.frontend.cli.output import write
+from quire.frontend.cli.output import say, write
 from quire.frontend.engine_args import DEMO_MODEL
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.response_store import ResponseStore
@@ -18,14 +19,16 @@ from quire.frontend.http.transport.listener import bind
 from quire.frontend.http.transport.logs import configure_logging
 from quire.frontend.metrics.otlp import request_spans
 from quire.frontend.metrics.server import ServerMetrics
+from quire.protocol.open_files import OTHER_FILES, allow_connections
 from quire.protocol.options import options_of
 
+_LEAST_CONNECTIONS = 16
 _PORTS_TO_TRY = 20  # from the default port on, if none was given
 
 
 def listen(flags: HttpFlags) -> tuple[ServerArgs, socket.socket]:
     """Return the arguments of the server, and its socket. Raises `ValueError` or `OSError`."""
-    args = server_args(flags)
+    args = _with_fitting_connections(server_args(flags))
     if flags.port is not None or flags.uds is not None:
         return args, bind(args, args.port)
     for port in range(args.port, args.port + _PORTS_TO_TRY):
@@ -34,6 +37,26 @@ def listen(flags: HttpFlags) -> tuple[ServerArgs, socket.socket]:
         except OSError as error:
             failure = error
     raise failure
+
+
+def _with_fitting_connections(args: ServerArgs) -> ServerArgs:
+    """Return the arguments with as many connections as the limit of open files allows, and tell if these are fewer."""
+    most = allow_connections(args.max_connections)
+    if most == args.max_connections:
+        return args
+    limit, least = OTHER_FILES + most, min(_LEAST_CONNECTIONS, args.max_connections)
+    advice = "raise it for this process, by `ulimit -n` or systemd's LimitNOFILE"
+    if most < least:
+        raise OSError(
+            f"the limit of open files, {limit}, leaves room for {most} connections; the server needs one of "
+            f"{OTHER_FILES + least} or more, and {OTHER_FILES + args.max_connections} for all of "
+            f"max_connections={args.max_connections}; {advice}"
+        )
+    say(
+        f"quire: at most {most} connections at once, of max_connections={args.max_connections}: the limit of open files is "
+        f"{limit}; {advice}"
+    )
+    return replace(args, max_connections=most)
 
 
 def server_args(flags: HttpFlags) -> ServerArgs:

@@ -8,7 +8,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -17,7 +16,6 @@ from quire.frontend.http.app import make_app
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.protocol import protocol_factory
-from quire.protocol.open_files import allow_connections
 
 _FAREWELL_SECONDS = 2.0  # for the last event of each stream that is cut off
 
@@ -78,8 +76,8 @@ class Serving:
     def __init__(self, service: ModelService, listener: socket.socket, on_started: Callable[[Serving], None]) -> None:
         self._service = service
         self._listener = listener
-        args = replace(service.args, max_connections=allow_connections(service.args.max_connections))
-        self._server = HttpServer(_config(args, make_app(service)), lambda: on_started(self), args.shutdown_timeout)
+        config = _config(service.args, make_app(service))
+        self._server = HttpServer(config, lambda: on_started(self), service.args.shutdown_timeout)
 
     @property
     def engine_address(self) -> str:

@@ -20,6 +20,7 @@ from quire.frontend.errors import EngineDeadError
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.errors import ApiError, api_error, bad_request
 from quire.frontend.http.response_store import ResponseStore
+from quire.frontend.http.transport.arriving_bodies import ArrivingBodies
 from quire.frontend.http.transport.bodies import Body, decode, read_body
 from quire.frontend.http.transport.memory import MemoryCeiling
 from quire.frontend.http.transport.responses import json_response
@@ -41,6 +42,7 @@ from quire.protocol.options import parse_size
 
 _MOST_SECONDS = 60
 _NUM_RECENT = 64
+_BODIES_PART = 8  # of the server's memory, for bodies that are arriving
 
 
 class RetryAfter:
@@ -114,7 +116,9 @@ class ModelService:
     draining: bool = False
 
     def __post_init__(self) -> None:
-        self.memory = MemoryCeiling(parse_size(str(self.args.server_memory_limit)))
+        limit = parse_size(str(self.args.server_memory_limit))
+        self.memory = MemoryCeiling(limit)
+        self._arriving = ArrivingBodies(max(limit // _BODIES_PART, self.args.max_body_bytes))
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -178,7 +182,15 @@ class ModelService:
 
     async def read_any(self, request: Request, kind: type[B]) -> B:
         """Return the body of a request, whichever model it names. Raises `ApiError` 400, 408, 413, 415 or 503."""
-        return decode(await read_body(request, self.args, self.memory.check, kind.is_lenient), kind)
+        address = "" if request.client is None else request.client.host
+        with self._arriving.body(address) as grow:
+
+            def reserve(num_bytes: int) -> None:
+                self.memory.check()
+                grow(num_bytes)
+
+            body = await read_body(request, self.args, reserve, kind.is_lenient)
+        return decode(body, kind)
 
     async def respond(
         self,

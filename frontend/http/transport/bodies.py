@@ -52,9 +52,9 @@ _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL
 
 
 async def read_body(
-    request: Request, args: ServerArgs, check_memory: Callable[[], None], is_lenient: bool = False
+    request: Request, args: ServerArgs, reserve: Callable[[int], None], is_lenient: bool = False
 ) -> bytes:
-    """Return the body of a request. Raises `ApiError` 415, 413 or 408, and what `check_memory` does at each part.
+    """Return the body of a request. Raises `ApiError` 415, 413 or 408, and what `reserve` does of each part's bytes.
 
     `is_lenient`: accept JSON of any type, except from web pages. Their browsers ask before they send JSON to another
     origin, but not before they send plain text.
@@ -70,7 +70,7 @@ async def read_body(
                 size += len(chunk)
                 if size > args.max_body_bytes:
                     raise _too_large(size, args.max_body_bytes)
-                check_memory()
+                reserve(len(chunk))
                 chunks.append(chunk)
     except TimeoutError:
         raise ApiError(
@@ -82,7 +82,10 @@ async def read_body(
         raise ApiError(
             CLIENT_CLOSED_REQUEST, "the client closed the connection before it had sent its request"
         ) from None
-    return b"".join(chunks)
+    else:
+        return b"".join(chunks)
+    finally:
+        chunks.clear()  # the traceback of an error would keep them
 
 
 def _check_type(request: Request) -> None:
