@@ -53,8 +53,8 @@ def _with_fitting_connections(args: ServerArgs) -> ServerArgs:
             f"max_connections={args.max_connections}; {advice}"
         )
     say(
-        f"quire: at most {most} connections at once, of max_connections={args.max_connections}: the limit of open files is "
-        f"{limit}; {advice}"
+        f"quire: at most {most} connections at once, of max_connections={args.max_connections}: the limit of open "
+        f"files is {limit}; {advice}"
     )
     return replace(args, max_connections=most)
 
