@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import msgspec
+
 from quire.frontend.client.observer import Observer, OpenRequest
 from quire.frontend.errors import EngineDeadError
 from quire.protocol.errors import ProtocolError
@@ -20,6 +22,7 @@ from quire.protocol.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
+    ErrorKind,
     FinishReason,
 )
 
@@ -125,11 +128,13 @@ class RequestTable:
         gaps: list[float] = []
         grown: dict[OpenRequest, None] = {}
         stopped: list[str] = []
-        for output in message.outputs:
-            entry = self._open.get(output.request_id)
+        for received in message.outputs:
+            entry = self._open.get(received.request_id)
             if entry is None:
                 continue  # it was in flight when its request was aborted
             request = entry.request
+            is_lost = received.finish_reason is FinishReason.ABORT and not self._requests[request].is_aborted
+            output = _lost(received) if is_lost else received
             try:
                 ended_here = request.append(entry.index, output, message.timestamp)
             except Exception as error:  # noqa: BLE001 - it concerns this request only, whose owner gets it
@@ -186,6 +191,7 @@ class RequestTable:
     def abort(self, request: OpenRequest) -> bool:
         """Ask the engine to end `request`; its outputs still arrive, the last with finish reason "abort".
 
+        Only such a request ends so: one that the engine ends by itself has lost its answer, and ends with an error.
         Return True if it has ended at once, since it is in no engine.
         """
         submission = self._requests.get(request)
@@ -303,3 +309,16 @@ class RequestTable:
         with suppress(EngineDeadError):  # in which case they have already ended
             for first in range(0, len(wire_ids), MAX_ABORTED):
                 self._send(Abort(wire_ids[first : first + MAX_ABORTED]), self._session)
+
+
+def _lost(output: EngineCoreOutput) -> EngineCoreOutput:
+    """Return the last output of a request that the engine ended though nobody here asked for it: an error.
+
+    An answer that was cut off must not look like one that is whole.
+    """
+    return msgspec.structs.replace(
+        output,
+        finish_reason=FinishReason.ERROR,
+        error="the engine was stopped before this request had finished; send it again",
+        error_kind=ErrorKind.SHUTTING_DOWN,
+    )

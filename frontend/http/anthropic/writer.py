@@ -200,8 +200,8 @@ class Content:
         yield BlockStart(len(self.blocks) - 1, block)
 
 
-# "timeout" and "abort": the client may send the message back to have it continued, as pause_turn means.
-_STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "timeout": "pause_turn", "abort": "pause_turn"}
+# "timeout": the client may send the message back to have it continued, as pause_turn means.
+_STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "timeout": "pause_turn"}
 
 
 class MessageWriter(EventWriter[Message, MessageStreamEvent]):

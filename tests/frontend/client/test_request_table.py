@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from quire.frontend.client.observer import RequestOptions
 from quire.frontend.client.request import GenerationRequest
 from quire.frontend.client.request_table import FIRST_SESSION, RequestTable
-from quire.frontend.errors import EngineDeadError
+from quire.frontend.errors import EngineDeadError, RequestError
 from quire.frontend.sampling import SamplingParams, engine_params
 from quire.frontend.text.prompts import Prompt
 from quire.protocol.messages import (
@@ -22,6 +22,7 @@ from quire.protocol.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
+    ErrorKind,
     FinishReason,
 )
 
@@ -184,6 +185,21 @@ def test_an_abort_that_was_not_answered_is_kept() -> None:
     assert not frontend.table.abort(request)
     assert frontend.table.suspend("it died") == [request]
     assert request.finish_reasons == ["abort"]
+    assert not frontend.table
+
+
+def test_a_request_that_the_engine_ends_though_nobody_asked_has_lost_its_answer() -> None:
+    frontend = Frontend()
+    lost, left, aborted = frontend.submit("lost", n=2), frontend.submit("left"), frontend.submit("aborted")
+    frontend.step()
+    ids = {completion.request: wire_id for wire_id, completion in frontend.table._open.items()}
+    frontend.table.drop([left])
+    assert not frontend.table.abort(aborted)
+    ends = [EngineCoreOutput(wire_id, [1], finish_reason=FinishReason.ABORT) for wire_id in ids.values()]
+    frontend.table.update(EngineCoreOutputs(ends))
+    assert isinstance(lost.error, RequestError)
+    assert lost.error.kind is ErrorKind.SHUTTING_DOWN
+    assert (aborted.error, aborted.finish_reasons) == (None, ["abort"])
     assert not frontend.table
 
 

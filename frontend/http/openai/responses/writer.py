@@ -191,7 +191,6 @@ class ResponseOutput:
 _ENDS = {
     "length": ("incomplete", "incomplete", "max_output_tokens"),
     "timeout": ("incomplete", "incomplete", "timeout"),
-    "abort": ("cancelled", "incomplete", None),
 }
 
 

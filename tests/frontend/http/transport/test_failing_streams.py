@@ -1,21 +1,38 @@
-"""Streams that are cut off when the engine dies: each API reports the error in its own shape."""
+"""Answers that are cut off when the engine dies or is stopped: each API reports the error in its own shape."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import urllib.request
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any, cast
 
+from engine_watch import EngineWatch
 from http_server import Server, events_of
 from openai.types.responses import Response
 from patience import PATIENCE
+from raw_http import RawConnection, post
 
 LONG: Any = {"format": {"type": "json_schema", "schema": {"type": "array", "items": {"enum": [1]}, "minItems": 800}}}
 TALE: Any = [{"role": "user", "content": "Tell me a tale"}]
+
+ENDLESS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "Once upon a time", "max_tokens": 1900, "ignore_eos": True},
+    "/v1/chat/completions": {"messages": TALE, "max_tokens": 1900, "ignore_eos": True},
+    "/v1/responses": {"input": "Tell me a tale", "max_output_tokens": 1900, "ignore_eos": True},
+    "/v1/messages": {"messages": TALE, "max_tokens": 1900, "output_config": LONG},
+    "/api/chat": {"messages": TALE, "format": LONG["format"]["schema"], "model": "quire-demo"},
+    "/completion": {"prompt": "Once upon a time", "n_predict": 1900, "ignore_eos": True},
+}
+"""Requests to each API that a test outlives."""
+
+
+def post_to(server: Server, path: str, body: dict[str, Any]) -> RawConnection:
+    return RawConnection(server.url).send(post(path, body))
 
 
 def begin(server: Server, path: str, body: dict[str, Any]) -> tuple[HTTPResponse, bytes]:
@@ -52,3 +69,25 @@ def test_a_failed_stream_ends_with_an_error_event() -> None:
     last = of_messages[-1]
     assert (last["type"], last["error"]["type"]) == ("error", "overloaded_error")
     assert last["request_id"]
+
+
+def test_an_answer_that_a_stopped_engine_ends_is_an_error_in_every_api() -> None:
+    """An operator stops the engine, which ends the requests beyond its time limit in good order."""
+    with Server.start("--shutdown-timeout", "0", "--log-level", "error") as server:
+        streams = {path: post_to(server, path, {**body, "stream": True}) for path, body in ENDLESS.items()}
+        wholes = {path: post_to(server, path, {**body, "stream": False}) for path, body in ENDLESS.items()}
+        with EngineWatch(server, idle=False) as watch:
+            watch.wait_for(running=2 * len(ENDLESS))
+            watch.shut_down()
+        replies = {path: connection.reply() for path, connection in wholes.items()}
+        sent = {path: connection.begin_reply().read() for path, connection in streams.items()}
+        assert server.process.wait(PATIENCE) == 1
+    for path, reply in replies.items():
+        assert reply.status == 503, (path, reply)
+        assert "shut down" in reply.body.decode() or "was stopped" in reply.body.decode()
+    for path, body in sent.items():
+        text = body.decode()
+        last = [json.loads(line[line.index("{") :]) for line in text.splitlines() if "{" in line][-1]
+        assert last.get("type") == "response.failed" if "responses" in path else "error" in last, (path, last)
+        assert not re.search(r'"(finish_reason|done_reason|stop_reason|stop_type)": ?"', text), path
+        assert not re.search(r'"(done|stop)": ?true', text), path
