@@ -1,7 +1,7 @@
 """Room in the waiting queue, which is bounded in requests and in prompt tokens.
 
 One tenant may fill the queue. Others still get in then, up to an equal share of the bounds each, so that n tenants
-together can exceed a bound by the factor 1 + 1/2 + ... + 1/n at most.
+together can exceed a bound by the factor 1 + 1/2 + ... + 1/n at most; of more tenants than may wait, none gets in.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Room:
             )
         num_tenants = max(waiting.num_tenants, inbound.num_tenants) + (own.num_requests == 0)
         if (
-            min(total.num_requests, own.num_requests * num_tenants) >= limits.max_waiting_requests + returning
+            min(total.num_requests + 1, (own.num_requests + 1) * num_tenants) > limits.max_waiting_requests + returning
             or min(total.num_tokens + num_tokens, (own.num_tokens + num_tokens) * num_tenants)
             > limits.max_waiting_tokens
         ):

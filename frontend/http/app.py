@@ -58,7 +58,7 @@ class Gateway:
         self._router = Router(routes, redirect_slashes=False)
         self._app: ASGIApp = Cors(self._respond, service.args)
         self._hosts = AllowedHosts(service.args)
-        self._keys = ApiKeys(service.args.all_api_keys())
+        self._keys = ApiKeys(service.args.all_api_keys(), share_prefix_cache=service.args.share_prefix_cache)
         self._quotas = Quotas(service.args.max_requests_per_key, service.args.max_tokens_per_minute_per_key)
         service.llm.add_observer(self._quotas)
         self._generating = {route.path for route in routes if isinstance(route, Operation) and route.generates}
@@ -123,13 +123,13 @@ class Gateway:
         """Hold a request open that may be served. Raises `ApiError` 401, 421, 429 or 503."""
         self._hosts.check(headers)
         path = _own_path(scope)
-        tenant = scope["tenant"] = self._keys.check(path, headers)
+        caller = scope["caller"] = self._keys.check(path, headers, scope)
         with ExitStack() as stack:
             if scope["method"] in _REFUSED_WHILE_DRAINING:
                 self._service.check_open()
                 stack.enter_context(self._service.memory.admit())
             if path in self._generating:
-                stack.enter_context(self._quotas.admit(tenant, lambda: self._service.retry_after))
+                stack.enter_context(self._quotas.admit(caller.key, lambda: self._service.retry_after))
             yield
 
 

@@ -57,6 +57,7 @@ class ServerArgs:
         request_timeout: Seconds after which a request ends; the header X-Request-Timeout sets less. Default: no limit.
         trust_request_chat_template: Let clients bring chat templates, which are programs in a sandbox.
         keep_alive: Seconds that an idle connection stays open.
+        share_prefix_cache: Let API keys share cached prefixes; each can then tell by times what others have sent.
         max_requests_per_key: Requests of an API key that may be open at once. Default: no limit.
         max_tokens_per_minute_per_key: Tokens of prompts and answers that an API key may take. Default: no limit.
         response_store: SQLite file that keeps responses of the Responses API, for store and previous_response_id.
@@ -96,6 +97,7 @@ class ServerArgs:
     shutdown_timeout: Annotated[float, Option("S", SECONDS_OR_ZERO)] = 30.0
     trust_request_chat_template: Annotated[bool, Option()] = False
     keep_alive: Annotated[float, Option("S", SECONDS)] = 60.0
+    share_prefix_cache: Annotated[bool, Option()] = False
     max_requests_per_key: Annotated[int | None, Option("N", COUNT)] = None
     max_tokens_per_minute_per_key: Annotated[int | None, Option("TOKENS", COUNT)] = None
     response_store: Annotated[str | None, Option("PATH")] = None

@@ -22,7 +22,7 @@ class _Bucket:
 
 
 class Quotas:
-    """An `Observer` that counts the tokens of each tenant's requests; None leaves a quota out.
+    """An `Observer` that counts the tokens of each API key's requests; None leaves a quota out.
 
     Tokens are a bucket that holds those of a minute and fills at an even rate. A prompt is taken from it when it is
     submitted and an answer when it has ended; while nothing is left, new requests are rejected. `clock`: seconds, as
@@ -39,21 +39,21 @@ class Quotas:
         self._buckets: dict[str, _Bucket] = {}
 
     @contextmanager
-    def admit(self, tenant: str, retry_after: Callable[[], int]) -> Iterator[None]:
-        """Count an HTTP request of a tenant as open in the body of the `with`. Raises `ApiError` 429 beyond a quota.
+    def admit(self, key: str, retry_after: Callable[[], int]) -> Iterator[None]:
+        """Count an HTTP request of a key as open in the body of the `with`. Raises `ApiError` 429 beyond a quota.
 
-        `retry_after` returns the seconds after which one of the tenant's open requests may have ended.
+        `retry_after` returns the seconds after which one of the key's open requests may have ended.
         """
         most = self._max_requests
-        if most is not None and self._num_open[tenant] >= most:
+        if most is not None and self._num_open[key] >= most:
             raise _over_quota(f"{most} requests of this API key are open, and no more may be at once", retry_after())
         if self._tokens_per_minute is not None:
-            self._check_tokens(tenant, self._tokens_per_minute)
-        self._num_open[tenant] += 1
+            self._check_tokens(key, self._tokens_per_minute)
+        self._num_open[key] += 1
         try:
             yield
         finally:
-            self._num_open[tenant] -= 1
+            self._num_open[key] -= 1
 
     def on_submitted(self, request: OpenRequest) -> None:
         """See `Observer`."""
@@ -69,20 +69,20 @@ class Quotas:
         """See `Observer`."""
         self._take(request.options.tenant, request.num_output_tokens)
 
-    def _check_tokens(self, tenant: str, per_minute: int) -> None:
-        bucket = self._bucket(tenant, per_minute)
+    def _check_tokens(self, key: str, per_minute: int) -> None:
+        bucket = self._bucket(key, per_minute)
         if bucket.tokens <= 0:
             seconds = math.floor(-bucket.tokens * 60 / per_minute) + 1
             raise _over_quota(f"this API key has used up its {per_minute} tokens per minute", seconds)
 
-    def _take(self, tenant: str, num_tokens: int) -> None:
+    def _take(self, key: str, num_tokens: int) -> None:
         if self._tokens_per_minute is not None:
-            self._bucket(tenant, self._tokens_per_minute).tokens -= num_tokens
+            self._bucket(key, self._tokens_per_minute).tokens -= num_tokens
 
-    def _bucket(self, tenant: str, per_minute: int) -> _Bucket:
-        """Return a tenant's bucket, filled up to now."""
+    def _bucket(self, key: str, per_minute: int) -> _Bucket:
+        """Return a key's bucket, filled up to now."""
         now = self._clock()
-        bucket = self._buckets.setdefault(tenant, _Bucket(per_minute, now))
+        bucket = self._buckets.setdefault(key, _Bucket(per_minute, now))
         bucket.tokens = min(per_minute, bucket.tokens + (now - bucket.time) * per_minute / 60)
         bucket.time = now
         return bucket

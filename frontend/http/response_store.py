@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 class ResponseStore:
     """Runs a database on one thread, in the order of the calls: what has been put is there for the next `get`.
 
-    Methods raise `ApiError` 503 if the database fails. `tenant`: the API key's name, see `ModelService.tenant`.
+    Methods raise `ApiError` 503 if the database fails. `tenant`: the API key's name, see `Caller`.
     """
 
     def __init__(self, database: ResponseDatabase) -> None:

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, cast
 
 import msgspec
 from starlette.requests import Request
@@ -21,6 +21,7 @@ from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.errors import ApiError, api_error, bad_request
 from quire.frontend.http.response_store import ResponseStore
 from quire.frontend.http.transport.arriving_bodies import ArrivingBodies
+from quire.frontend.http.transport.auth import Caller
 from quire.frontend.http.transport.bodies import Body, decode, read_body
 from quire.frontend.http.transport.memory import MemoryCeiling
 from quire.frontend.http.transport.responses import json_response
@@ -37,7 +38,7 @@ from quire.frontend.metrics.server import ServerMetrics
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.text.prompts import PromptType
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.protocol.messages import SamplingParams
+from quire.protocol.messages import MAX_SALT, SamplingParams
 from quire.protocol.options import parse_size
 
 _MOST_SECONDS = 60
@@ -94,6 +95,14 @@ B = TypeVar("B", bound=Body)
 logger = logging.getLogger(__name__)
 
 TIMEOUT_HEADER = "x-request-timeout"
+
+
+class Terms(TypedDict):
+    """The terms on which the engine serves a request, as arguments of `generate` and `embed`."""
+
+    timeout: float | None
+    tenant: str
+    cache_salt: str
 
 
 @dataclass
@@ -284,9 +293,21 @@ class ModelService:
             raise bad_request("this model has no tokenizer, so it accepts and returns token ids only")
         return self.tokenizer
 
+    def caller(self, request: Request) -> Caller:
+        """Return the sender of a request."""
+        return cast("Caller", request.scope["caller"])
+
     def tenant(self, request: Request) -> str:
-        """Return the tenant of a request: its API key, by a name that does not reveal it."""
-        return str(request.scope["tenant"])
+        """Return the party of a request that takes turns with others: its API key, or its connection without any."""
+        return self.caller(request).tenant
+
+    def terms(self, request: Request, cache_salt: str | None = None) -> Terms:
+        """Return the terms on which the engine serves a request. Raises `ApiError` 400."""
+        given = cache_salt or ""
+        if len(given) > MAX_SALT:
+            raise bad_request(f"cache_salt has {len(given)} characters; it may have {MAX_SALT}", "cache_salt")
+        caller = self.caller(request)
+        return Terms(timeout=self.timeout(request), tenant=caller.tenant, cache_salt=caller.cache_salt(given))
 
     def timeout(self, request: Request) -> float | None:
         """Return the seconds that a request may take: the header's, but at most the server's."""

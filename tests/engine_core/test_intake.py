@@ -65,7 +65,7 @@ def test_a_client_that_fills_the_queue_leaves_others_their_share() -> None:
         requests = [EngineCoreRequest(next(ids), [1], SamplingParams(), tenant=tenant) for _ in range(20)]
         return [engine.core.reject_early(client_id, request) is None for request in requests].count(True)
 
-    assert [let_in(b"one"), let_in(b"one", "key"), let_in(b"two"), let_in(b"one")] == [10, 5, 4, 0]
+    assert [let_in(b"one"), let_in(b"one", "key"), let_in(b"two"), let_in(b"one")] == [10, 5, 3, 0]
 
 
 def test_a_queue_that_is_full_of_tokens_has_room_for_another_client() -> None:
@@ -112,3 +112,10 @@ def test_an_id_is_free_again_when_all_that_had_it_are_answered() -> None:
     send(engine, "waits")
     send(engine, "waits too")
     assert isinstance(engine.core.reject_early(b"client", message("a")), EngineCoreOutputs)
+
+
+def test_of_more_clients_than_may_wait_no_more_get_in() -> None:
+    engine = Engine(max_waiting_requests=3)
+    requests = [EngineCoreRequest(name, [1], SamplingParams(), tenant=name) for name in "abcdef"]
+    let_in = [engine.core.reject_early(b"one", request) is None for request in requests]
+    assert let_in == [True, True, True, False, False, False]

@@ -38,8 +38,7 @@ class MessagesEndpoints(Endpoints):
         answer_id = new_id("msg", "_")
         turn = dataclasses.replace(
             self._turn(body, self._params(body)),
-            timeout=service.timeout(request),
-            tenant=service.tenant(request),
+            **service.terms(request),
             trace=TraceContext("chat", request.headers, answer_id),
         )
         with errors_renamed(FIELD_NAMES):

@@ -44,8 +44,7 @@ class LlamaTask:
         self._prompts = prompts
         self._params = params
         self._is_one = is_one and params.n == 1
-        self._timeout = service.timeout(request)
-        self._tenant = service.tenant(request)
+        self._terms = service.terms(request)
         self._trace = TraceContext("text_completion", request.headers, new_id("cmpl"))
         tokens = TokenWriter(service.tokenizer, as_ids=False)
         self._writers = [
@@ -114,8 +113,7 @@ class LlamaTask:
                 prompt,
                 self._fitted(prompt),
                 output_kind="delta",
-                timeout=self._timeout,
-                tenant=self._tenant,
+                **self._terms,
                 trace=self._trace,
             )
             for prompt in self._prompts

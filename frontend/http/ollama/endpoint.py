@@ -93,8 +93,7 @@ class AnswerEndpoints(Endpoints):
                 "continue_final_message": continues,
                 "chat_template_kwargs": body.template_kwargs(),
             },
-            timeout=service.timeout(request),
-            tenant=service.tenant(request),
+            **service.terms(request),
             trace=TraceContext("chat", request.headers, new_id("chat")),
             structured_outputs=body.structured_outputs,
             format_field=_FORMAT,
@@ -115,8 +114,7 @@ class AnswerEndpoints(Endpoints):
             params=msgspec.structs.replace(params, structured_outputs=body.structured_outputs),
             new_parser=AssistantParser,
             format_field=_FORMAT,
-            timeout=service.timeout(request),
-            tenant=service.tenant(request),
+            **service.terms(request),
             trace=TraceContext("text_completion", request.headers, new_id("cmpl")),
         )
 

@@ -91,8 +91,7 @@ class CompletionTask:
     def __init__(self, service: ModelService, body: CompletionBody, request: Request) -> None:
         self._service = service
         self._body = body
-        self._timeout = service.timeout(request)
-        self._tenant = service.tenant(request)
+        self._terms = service.terms(request, body.cache_salt)
         self._headers = request.headers
         self._id = new_id("cmpl", given=body.request_id)
         self._created = service.now()
@@ -189,9 +188,7 @@ class CompletionTask:
                 truncate_prompt_tokens=body.truncate_prompt_tokens,
                 add_special_tokens=special,
                 priority=body.priority or 0,
-                cache_salt=body.cache_salt or "",
-                timeout=self._timeout,
-                tenant=self._tenant,
+                **self._terms,
                 trace=TraceContext("text_completion", self._headers, self._id),
             )
             for prompt in prompts

@@ -126,9 +126,7 @@ async def pool_all(
                             prompt,
                             params,
                             priority=body.priority or 0,
-                            cache_salt=body.cache_salt or "",
-                            timeout=service.timeout(request),
-                            tenant=service.tenant(request),
+                            **service.terms(request, body.cache_salt),
                             trace=TraceContext("embeddings", request.headers),
                         )
                     )

@@ -1,4 +1,4 @@
-"""API keys of the server."""
+"""API keys of the server, and who sends a request."""
 
 from __future__ import annotations
 
@@ -6,14 +6,43 @@ import base64
 import binascii
 import hashlib
 import hmac
+import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
+from starlette.types import Scope
 
 from quire.frontend.http.errors import ApiError
 
 OPEN_PATHS = ("/health", "/ping")  # for load balancers, which have no key
+CONNECTION = "connection"
+"""The number of a connection in the state that its requests have."""
+
 _NAME_DIGITS = 16  # of the digest, in a key's name
+_SALT = b"quire cache salt\0"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The sender of a request: an API key, or a connection of a server that needs none.
+
+    `key`: a name of the key that does not reveal it, "" without one. `tenant`: the party that takes turns with others.
+    `secret`: what the cache salts of the key are made of, None if it shares the prefix cache.
+    """
+
+    key: str = ""
+    tenant: str = ""
+    secret: bytes | None = field(default=None, repr=False)
+
+    def cache_salt(self, given: str) -> str:
+        """Return the engine's salt for one that the client gives, which no other key can name or guess."""
+        if self.secret is None:
+            return given
+        return hmac.new(self.secret, _SALT + given.encode(errors="surrogatepass"), hashlib.sha256).hexdigest()
+
+
+NOBODY = Caller()
 
 
 class ApiKeys:
@@ -23,19 +52,21 @@ class ApiKeys:
     authentication, for which browsers prompt by themselves.
     """
 
-    def __init__(self, keys: Sequence[str]) -> None:
+    def __init__(self, keys: Sequence[str], *, share_prefix_cache: bool = False) -> None:
+        """Unless they `share_prefix_cache`, each key has cache salts of its own, the same in all servers."""
         self._digests = [_digest(key) for key in keys]
+        self._shares = share_prefix_cache
+        self._server = secrets.token_hex(4)  # another one before the same engine has connections of these numbers too
 
     def __len__(self) -> int:
         return len(self._digests)
 
-    def check(self, path: str, headers: Headers) -> str:
-        """Return a name of the key in the headers that does not reveal it, "" if no key is needed.
-
-        Raises `ApiError` 401 without a key of this server.
-        """
-        if not self._digests or path in OPEN_PATHS:
-            return ""
+    def check(self, path: str, headers: Headers, scope: Scope) -> Caller:
+        """Return the sender of a request. Raises `ApiError` 401 without a key of this server."""
+        if not self._digests:
+            return Caller(tenant=f"{self._server}-{scope.get('state', {}).get(CONNECTION, '')}")
+        if path in OPEN_PATHS:
+            return NOBODY
         given = _key_of(headers)
         if given is None:
             raise _unauthorized("this server requires an API key; send the header Authorization: Bearer KEY", headers)
@@ -43,7 +74,8 @@ class ApiKeys:
         # Compare with all keys in constant time, so that the time reveals nothing about them.
         if not sum([hmac.compare_digest(digest, known) for known in self._digests]):
             raise _unauthorized("the API key is not one of this server's; check it", headers)
-        return f"key-{digest.hex()[:_NAME_DIGITS]}"
+        name = f"key-{digest.hex()[:_NAME_DIGITS]}"
+        return Caller(name, name, None if self._shares else given.encode())
 
 
 def _digest(key: str) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -17,12 +18,14 @@ from uvicorn.server import ServerState
 
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.errors import ApiError, bad_request
+from quire.frontend.http.transport.auth import CONNECTION
 from quire.frontend.http.transport.logs import access_log
 from quire.frontend.http.transport.responses import REQUEST_ID, request_id_of
 
 MAX_HEADER_BYTES = 64 << 10  # request line and all headers; the same again for a body's framing
 _TURN_AWAY_SECONDS = 1.0  # for the request on an excess connection, so that it gets an error
 _LINGER_SECONDS = 5.0  # for the rest of a body after its response
+_CONNECTIONS = itertools.count()  # their numbers
 
 
 def protocol_factory(args: ServerArgs) -> type[asyncio.Protocol]:
@@ -45,7 +48,7 @@ class HttpProtocol(HttpToolsProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+        super().__init__(config, server_state, {**app_state, CONNECTION: next(_CONNECTIONS)}, _loop)
         self._args = args
         self._num_framing_bytes = 0  # headers, chunk sizes and trailers since the last byte of a body
         self._is_reading_head = False

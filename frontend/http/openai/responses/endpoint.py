@@ -66,7 +66,9 @@ class ResponsesEndpoint(Endpoints):
         _check_query(request, ("include", "include[]", "include_obfuscation", "stream"))
         if request.query_params.get("stream", "false") != "false":
             raise bad_request("stream is not supported: a stored response has ended; leave it out", "stream")
-        found = await self._store.response(self._service.tenant(request), response_id) if is_id(response_id) else None
+        found = (
+            await self._store.response(self._service.caller(request).key, response_id) if is_id(response_id) else None
+        )
         if found is None:
             raise not_found(response_id)
         return Response(found, media_type="application/json")
@@ -74,7 +76,7 @@ class ResponsesEndpoint(Endpoints):
     async def delete(self, request: Request) -> Response:
         """Delete a stored response. Those that went on from it keep what they have of its conversation."""
         response_id = request.path_params["id"]
-        if not is_id(response_id) or not await self._store.delete(self._service.tenant(request), response_id):
+        if not is_id(response_id) or not await self._store.delete(self._service.caller(request).key, response_id):
             raise not_found(response_id)
         return json_response(DeletedResponse(response_id))
 
@@ -108,7 +110,7 @@ class ResponsesEndpoint(Endpoints):
 
     async def _found(self, request: Request) -> StoredResponse:
         response_id = request.path_params["id"]
-        found = await self._store.get(self._service.tenant(request), response_id) if is_id(response_id) else None
+        found = await self._store.get(self._service.caller(request).key, response_id) if is_id(response_id) else None
         if found is None:
             raise not_found(response_id)
         return found
@@ -125,7 +127,7 @@ class ResponsesEndpoint(Endpoints):
             return ()
         service = self._service
         return await conversation_before(
-            self._store, service.tenant(request), body.previous_response_id, service.args.max_body_bytes
+            self._store, service.caller(request).key, body.previous_response_id, service.args.max_body_bytes
         )
 
     def _keeper(self, body: ResponsesBody, request: Request, before: Sequence[StoredItem]) -> Keeper | None:
@@ -138,7 +140,7 @@ class ResponsesEndpoint(Endpoints):
                 "out, or set store to false",
                 "request_id",
             )
-        return Keeper(store, self._service.tenant(request), before, input_items(body.input))
+        return Keeper(store, self._service.caller(request).key, before, input_items(body.input))
 
     def _turn(self, body: ResponsesBody, request: Request, answer_id: str, before: Sequence[StoredItem]) -> Turn:
         service = self._service
@@ -151,9 +153,7 @@ class ResponsesEndpoint(Endpoints):
             template={"chat_template_kwargs": kwargs},
             truncate=body.truncate_prompt_tokens,
             priority=body.priority or 0,
-            cache_salt=body.cache_salt or "",
-            timeout=service.timeout(request),
-            tenant=service.tenant(request),
+            **service.terms(request, body.cache_salt),
             structured_outputs=body.format,
             format_field="text.format.schema",
             trace=TraceContext("chat", request.headers, answer_id),

@@ -35,11 +35,9 @@ def is_id(given: str) -> bool:
     return _ID.fullmatch(given) is not None
 
 
-async def conversation_before(
-    store: ResponseStore, tenant: str, previous_id: str, max_bytes: int
-) -> Sequence[StoredItem]:
+async def conversation_before(store: ResponseStore, key: str, previous_id: str, max_bytes: int) -> Sequence[StoredItem]:
     """Return the conversation up to and with a response, which may have `max_bytes`. Raises `ApiError` 400 or 503."""
-    found = await store.get(tenant, previous_id) if is_id(previous_id) else None
+    found = await store.get(key, previous_id) if is_id(previous_id) else None
     if found is None:
         raise bad_request(
             f"previous_response_id={previous_id!r} is not among the stored responses of this API key: it may have been "
@@ -103,17 +101,17 @@ class Keeper:
     """Stores one response after the conversation `before` it, to which `given`, its own input, belongs."""
 
     store: ResponseStore
-    tenant: str
+    key: str
     before: Sequence[StoredItem]
     given: Sequence[Mapping[str, Any]]
 
     async def keep(self, response: wire.Response) -> bool:
         """Store a response that has ended; return False if that failed."""
-        return await self.store.put(self.tenant, self._stored(response))
+        return await self.store.put(self.key, self._stored(response))
 
     def keep_later(self, response: wire.Response) -> None:
         """Store a response that has ended otherwise, without waiting for it."""
-        self.store.put_later(self.tenant, self._stored(response))
+        self.store.put_later(self.key, self._stored(response))
 
     def _stored(self, response: wire.Response) -> StoredResponse:
         given = (StoredItem(msgspec.json.encode(each)) for each in self.given)
