@@ -160,8 +160,9 @@ class EngineCore:
             self._page_server.receive(client_id, message)
 
     def drain(self) -> None:
-        """Reject new requests from now on."""
+        """Reject new requests from now on; all others may start, as no other engine takes them."""
         self._intake.draining = True
+        self.scheduler.holds_back = False
 
     def hold_back(self) -> None:
         """Start no more requests; those that have begun go on."""

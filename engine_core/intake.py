@@ -94,7 +94,7 @@ class Intake:
 
     def _add(self, client_id: bytes, message: EngineCoreRequest) -> None:
         limits, other = self._limits, None
-        self._trials.check(message.identity)
+        self._trials.check(message)
         self._check_room(client_id, message)
         kind = decoding_type(message)
         kind.check(message, limits)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 import queue
 import time
 from collections import deque
@@ -15,7 +14,7 @@ from quire.engine_core.engine import EngineCore
 from quire.engine_core.transport.server import ClientId, Inbox
 from quire.protocol.messages import ClientMessage, Ping, UtilityCall
 
-IDLE_SECONDS = 1.0  # longest sleep, after which the loop checks that its parent is alive
+IDLE_SECONDS = 1.0  # longest sleep, after which the loop looks at the time
 _LEAST_RECEIVE_SECONDS, _RECEIVE_SECONDS = 0.001, 0.01  # between two steps: a flood delays no running request
 _SHUTDOWN = (b"", UtilityCall(0, "shutdown"))  # like a client's call, but from none
 
@@ -60,15 +59,11 @@ class EngineLoop:
         inbox: Inbox,
         *,
         drain_seconds: float,
-        parent: int | None = None,
         is_supervised: bool = False,
         clock: Callable[[], float] = time.monotonic,
         collect_garbage: Callable[[], object] = gc.collect,
     ) -> None:
-        """`parent`: the process id without which the loop ends. Under a supervisor, requests outlive a failure.
-
-        `collect_garbage` is called when idle.
-        """
+        """Under a supervisor, requests outlive a failure. `collect_garbage` is called when idle."""
         self._clock = clock
         self._collect_all = collect_garbage
         self._core = core
@@ -76,10 +71,10 @@ class EngineLoop:
         self._inbox = inbox
         self._mail = Mail()  # out of the inbox
         self._drain_seconds = drain_seconds
-        self._parent = parent
         self.is_supervised = is_supervised
         self._deadline = math.inf
-        self._give_way_at = math.inf  # or before, when no request that has begun is left
+        self._give_way_at = math.inf  # or before, when no request that has begun is left,
+        self._leave_from = -math.inf  # but not before this
         self._is_clean = True  # no garbage since the last collection
         self._step_seconds = 0.0  # of the last step
 
@@ -92,9 +87,14 @@ class EngineLoop:
         self._deadline = -math.inf
         self._inbox.put(_SHUTDOWN)
 
-    def give_way(self, seconds: float) -> None:
-        """Start no more requests; leave when those that have begun have ended, or after `seconds`."""
-        self._give_way_at = self._clock() + seconds
+    def give_way(self, seconds: float, *, least: float = 0.0) -> None:
+        """Start no more requests; leave when those that have begun have ended, or after `seconds`.
+
+        `least`: seconds until then in any case, in which `drain` or `stop` may still end the engine for good.
+        """
+        now = self._clock()
+        self._leave_from = now + least
+        self._give_way_at = min(self._give_way_at, now + seconds)
         self._inbox.put((b"", Ping()))  # wakes the loop
 
     def run(self) -> bool:
@@ -125,13 +125,13 @@ class EngineLoop:
         if self._give_way_at == math.inf or self._core.draining:
             return False
         self._core.hold_back()
-        return not self._core.scheduler.has_begun_requests or self._clock() >= self._give_way_at
+        now = self._clock()
+        is_due = now >= self._give_way_at or not self._core.scheduler.has_begun_requests
+        return is_due and now >= self._leave_from
 
     def _is_over(self) -> bool:
         if self._server.failure is not None:
             raise RuntimeError("the thread of the engine's socket has failed") from self._server.failure
-        if self._parent is not None and os.getppid() != self._parent:
-            return True
         now = self._clock()
         is_drained = False
         if self._core.draining:

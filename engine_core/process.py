@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import gc
 import logging
@@ -32,13 +31,13 @@ from quire.engine_core.kv_tiers.tier import KvTier
 from quire.engine_core.loop import EngineLoop
 from quire.engine_core.memory import MemoryGuard
 from quire.engine_core.speculation.start import features_needed, start_speculation
-from quire.engine_core.supervisor_link import GAVE_WAY, SupervisorLink, read_line, write_line
+from quire.engine_core.supervisor_link import Stages, SupervisorLink, wait_to_begin, write_line
 from quire.engine_core.transport.server import EngineServer, Inbox
 from quire.engine_core.utilities import refuse_reload
 from quire.kernels.errors import ModelError
 from quire.kernels.fit import advised
 from quire.kernels.runner import ModelRunner, PreparedModel
-from quire.protocol.address import default_address
+from quire.protocol.address import default_address, remove_address
 from quire.protocol.codec import MAX_REPLY_BYTES
 from quire.protocol.engine_options import DEFAULT_DISK_SIZE, EngineProcessOptions
 from quire.protocol.engine_shape import EngineShape
@@ -48,10 +47,13 @@ from quire.protocol.memory_limit import explain_failure
 from quire.protocol.messages import PROTOCOL_VERSION, Ping, Ready
 from quire.protocol.model_files import hash_of_all, hash_text_files
 from quire.protocol.options import parse_size
+from quire.protocol.parent_death import end_with_parent, outlive_parent
 from quire.protocol.pooling_info import PoolingInfo
+from quire.protocol.supervision import GAVE_WAY
 
-_PR_SET_PDEATHSIG = 1  # see prctl(2)
 _SWITCH_SECONDS = 3e-4  # about a step's Python for 256 requests
+_GRACE_SECONDS = 0.5  # for the supervisor to end the engine for good, if both have got the same signal
+_ORPHANED = 1  # exit status, which nobody is left to see
 
 T = TypeVar("T")
 
@@ -71,8 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parent = None if parsed.die_with_parent is None else parsed.die_with_parent or os.getppid()
     if parent is not None:
-        _continue_when_orphaned()
-    if parsed.standby == "program" and not read_line():
+        end_with_parent(parent)
+    if parsed.standby == "program" and not wait_to_begin():
         return 0
     try:
         return _run(parsed, parent)
@@ -100,24 +102,30 @@ def _explained() -> Iterator[None]:
 def _run(parsed: EngineProcessOptions, parent: int | None) -> int:
     is_supervised = parsed.beat_seconds is not None
     link = SupervisorLink() if is_supervised else None
+    stages = Stages(is_supervised)
     with _explained():
+        stages.begin("reading the tokenizer's files")
         text = TextParts.load(parsed)
-        model = _load(parsed, lambda: _prepare(parsed))
+        stages.begin("reading the model's files")
+        model = _load(parsed, lambda: _prepare(parsed, stages))
         if is_supervised:
             known = {"vocab_size": model.vocab_size, "eos_token_ids": model.eos_token_ids}
             write_line("LOADED", {"text_files": text.files, **known})
-        if parsed.standby == "model" and not read_line():
+        if parsed.standby == "model" and not wait_to_begin():
             return 0
-        core, server, loop = _assemble(parsed, parent, link, text, _load(parsed, model.open))
-    signal.signal(signal.SIGTERM, lambda *_: loop.drain())
-    signal.signal(signal.SIGINT, lambda *_: loop.stop())
+        stages.begin("mapping the KV memory")
+        core, server, loop = _assemble(parsed, link, text, _load(parsed, model.open))
+    _handle_signals(loop, parsed)
     status = 1
     try:
         with _explained():
+            stages.begin("opening the socket")
             server.start(core.reject_early, core.is_open, core.receive_kv)
+        if parent is not None:
+            outlive_parent(parent, lambda: _leave_orphaned(server.address))
         write_line("READY", server.address)
         if link is not None and parsed.beat_seconds is not None:
-            link.start(parsed.beat_seconds, core, server, loop.give_way)
+            link.start(parsed.beat_seconds, core, server, loop)
         tune_interpreter()
         try:
             ends = loop.run()
@@ -137,6 +145,29 @@ def _run(parsed: EngineProcessOptions, parent: int | None) -> int:
     return status
 
 
+def _handle_signals(loop: EngineLoop, parsed: EngineProcessOptions) -> None:
+    """End at SIGTERM when the open requests have ended, and at SIGINT at once.
+
+    A supervised engine is ended for good by its supervisor only, and by a line. A signal of anybody else has it give
+    way to another one, at SIGINT without waiting for the requests that have begun.
+    """
+    if not loop.is_supervised:
+        signal.signal(signal.SIGTERM, lambda *_: loop.drain())
+        signal.signal(signal.SIGINT, lambda *_: loop.stop())
+        return
+    for number, seconds in ((signal.SIGTERM, parsed.shutdown_timeout), (signal.SIGINT, 0.0)):
+        signal.signal(number, lambda *_, seconds=seconds: loop.give_way(seconds, least=_GRACE_SECONDS))
+
+
+def _leave_orphaned(address: str) -> None:
+    """End at once, without a word to the clients: whoever starts an engine at the address again gets them.
+
+    The socket's file goes first, while nobody else can have one there.
+    """
+    remove_address(address)
+    os._exit(_ORPHANED)
+
+
 @dataclass(frozen=True)
 class TextParts:
     """The model's text files: the tokenizer for grammars, and the hashes of the files that frontends read."""
@@ -154,7 +185,7 @@ class TextParts:
 
 
 def _assemble(
-    parsed: EngineProcessOptions, parent: int | None, link: SupervisorLink | None, text: TextParts, runner: ModelRunner
+    parsed: EngineProcessOptions, link: SupervisorLink | None, text: TextParts, runner: ModelRunner
 ) -> tuple[EngineCore, EngineServer, EngineLoop]:
     if parsed.kv_memory_fd is not None:
         _log_take_over(runner)
@@ -175,6 +206,8 @@ def _assemble(
         max_waiting_bytes=memory.backlog_bytes,
     )
     journal = CrashJournal(parsed.crash_journal_fd)
+    if link is not None and journal.num_explained_deaths:
+        write_line("BLAMED", {"num_deaths": journal.num_explained_deaths})
     grammars = Grammars(text.tokenizer, timeout=parsed.grammar_timeout, wake=wake, on_compile=journal.note_compiling)
     core = EngineCore(
         runner,
@@ -197,19 +230,9 @@ def _assemble(
         server,
         inbox,
         drain_seconds=parsed.shutdown_timeout,
-        parent=parent,
         is_supervised=link is not None,
     )
     return core, server, loop
-
-
-def _continue_when_orphaned() -> None:
-    """Let the kernel continue this process when its parent dies: one that is stopped then could not notice it.
-
-    Not SIGKILL, which would leave the socket behind, and would also come when only the thread that started this
-    process ends; to a process that is not stopped, SIGCONT means nothing.
-    """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGCONT))
 
 
 def _leave(status: int) -> None:
@@ -232,8 +255,14 @@ def _load(parsed: EngineProcessOptions, load: Callable[[], T]) -> T:
         raise ModelError(f"the model in {parsed.model} cannot be loaded: {words}") from error
 
 
-def _prepare(parsed: EngineProcessOptions) -> PreparedModel:
-    progress = _show_progress if sys.stderr.isatty() else None
+def _prepare(parsed: EngineProcessOptions, stages: Stages) -> PreparedModel:
+    shows_progress = sys.stderr.isatty()
+
+    def progress(what: str, done: int, total: int) -> None:
+        stages.begin(what)
+        if shows_progress:
+            _show_progress(what, done, total)
+
     options = load_options(parsed)
     with advised(options):
         features = features_needed(parsed, options)

@@ -1,8 +1,10 @@
 """The link to the engine's supervisor, the process that has started it: lines of a word and JSON on stdout and stdin.
 
-The engine writes LOADED when its model is loaded (and waits for a line then, with --standby=model), READY and its
-address when clients can connect, BEAT every second as a sign of life, and RELOAD when a client asks for another engine
-in its place. The supervisor answers REFUSED, or GIVE_WAY once that one waits for the end of this one.
+The engine writes BEGUN when it goes on after it has stood by, STAGE as it begins another part of its start, LOADED when
+its model is loaded (and waits for a line then, with --standby=model), BLAMED if a request has caused deaths before it,
+READY and its address when clients can connect, BEAT every second as a sign of life, and RELOAD when a client asks for
+another engine in its place. The supervisor answers REFUSED, or GIVE_WAY once that one waits for the end of this one.
+STOP and ABORT end the engine for good: when the open requests have ended, or at once.
 """
 
 from __future__ import annotations
@@ -12,19 +14,16 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from quire.engine_core.engine import EngineCore
+from quire.engine_core.loop import EngineLoop
 from quire.engine_core.transport.server import EngineServer
 from quire.engine_core.utilities import DEFERRED
 from quire.protocol.engine_options import SECONDS_OR_ZERO
 from quire.protocol.messages import UtilityCall, UtilityResult
-
-GAVE_WAY = 75
-"""Exit status of an engine that has given way to another one: not told to end, and not failed."""
 
 
 class Answer(msgspec.Struct):
@@ -50,6 +49,28 @@ def read_line() -> str:
         return stdin.readline().decode(errors="replace")
 
 
+def wait_to_begin() -> bool:
+    """Stand by until the supervisor writes a line, and say that it was read; return False if the supervisor is gone."""
+    if not read_line():
+        return False
+    write_line("BEGUN", "")
+    return True
+
+
+class Stages:
+    """The parts of the engine's start, of which the supervisor names the one that does not end."""
+
+    def __init__(self, is_supervised: bool) -> None:
+        self._is_supervised = is_supervised
+        self._current = ""
+
+    def begin(self, what: str) -> None:
+        """Begin a part, or go on with it."""
+        if self._is_supervised and what != self._current:
+            self._current = what
+            write_line("STAGE", {"what": what})
+
+
 class SupervisorLink:
     """The talk with the supervisor of a running engine, and the calls of `reload` that wait for its answer."""
 
@@ -57,13 +78,10 @@ class SupervisorLink:
         self._calls: dict[int, tuple[bytes, int]] = {}  # client and call, by number
         self._answer: Answer | None = None  # to be given when this engine leaves
 
-    def start(self, seconds: float, core: EngineCore, server: EngineServer, give_way: Callable[[float], None]) -> None:
-        """Write signs of life every so many `seconds`, and read what the supervisor writes, on threads.
-
-        `give_way` is called with the seconds that the requests of this engine get to end.
-        """
+    def start(self, seconds: float, core: EngineCore, server: EngineServer, loop: EngineLoop) -> None:
+        """Write signs of life every so many `seconds`, and carry out what the supervisor writes, on threads."""
         self._server = server
-        for name, work in (("heart", lambda: self._beat(seconds, core)), ("orders", lambda: self._read(give_way))):
+        for name, work in (("heart", lambda: self._beat(seconds, core)), ("orders", lambda: self._read(loop))):
             threading.Thread(target=work, name=f"quire-engine-{name}", daemon=True).start()
 
     def reload(self, client_id: bytes, call: UtilityCall) -> object:
@@ -90,15 +108,22 @@ class SupervisorLink:
             write_line("BEAT", {"step_age": age, "state": core.last_stats})
             time.sleep(seconds)
 
-    def _read(self, give_way: Callable[[float], None]) -> None:
+    def _read(self, loop: EngineLoop) -> None:
         while line := read_line():
-            word, _, rest = line.partition(" ")
-            answer = msgspec.json.decode(rest, type=Answer)
-            if word == "GIVE_WAY":
-                self._answer = answer
-                give_way(answer.drain_timeout)
+            word, _, rest = line.strip().partition(" ")
+            if word == "STOP":
+                loop.drain()
+            elif word == "ABORT":
+                loop.stop()
             else:
-                self._send(answer)
+                self._take_answer(word, msgspec.json.decode(rest, type=Answer), loop)
+
+    def _take_answer(self, word: str, answer: Answer, loop: EngineLoop) -> None:
+        if word == "GIVE_WAY":
+            self._answer = answer
+            loop.give_way(answer.drain_timeout)
+        else:
+            self._send(answer)
 
     def _send(self, answer: Answer) -> None:
         client_id, call_id = self._calls[answer.number]

@@ -40,6 +40,12 @@ class OverloadedError(RejectedError):
     kind = ErrorKind.OVERLOADED
 
 
+class HeldBackError(RejectedError):
+    """A request of a tenant whose requests have killed engines again and again."""
+
+    kind = ErrorKind.OVERLOADED
+
+
 class ShuttingDownError(RejectedError):
     """A request to an engine that takes no more of them."""
 

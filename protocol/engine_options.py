@@ -183,10 +183,12 @@ class EngineProcessOptions(SocketOptions, EngineOptions):
 
     Engine process:
         seed: Seed of the seeds that requests without one are given.
-        shutdown_timeout: Seconds that SIGTERM gives open requests to end; new ones are rejected.
+        shutdown_timeout: Seconds that open requests get to end at SIGTERM; new ones are rejected, or wait for the next
+            engine if there is a supervisor that was not told to end.
         heartbeat_seconds: Seconds between heartbeats.
         log_level: Least level of messages on stderr.
-        die_with_parent: End when this process is gone; 0: the one that started the engine. Default: no process.
+        die_with_parent: Be killed when this process is gone, or once clients can connect end without a word to them; 0:
+            the one that started the engine. Default: no process.
         kv_memory_fd: Inherited file descriptor of a memfd to hold the KV pages. The next engine that is given it takes
             over the pages of this one. Default: the pages end with the engine.
         crash_journal_fd: Inherited file descriptor of a memfd that tells the next engine under which requests this one
@@ -214,10 +216,10 @@ class SupervisionOptions:
     """Options of the supervisor of an engine, which is the process that starts it.
 
     Supervision:
-        max_restarts: Start an engine that died or hung again, this many times if each dies soon;
-            requests go on where they were. 0: end with the engine.
+        max_restarts: Start an engine that died or hung again, this many times if each dies soon; requests go on where
+            they were. Deaths that a request has caused do not count. 0: end with the engine.
         step_timeout: Seconds without the end of a step, while there are requests, after which the engine counts as
-            hung; 0: never.
+            hung; 0: never. One that gives no sign of life is ended after as long, but 10 at most and 2 at least.
     """
 
     max_restarts: Annotated[int, Option("N", Range(0, MAX_INT32))] = 10

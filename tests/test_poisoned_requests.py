@@ -58,11 +58,11 @@ async def fate(llm: AsyncLLM, prompt: list[int], params: SamplingParams) -> str:
 
 
 def run(demo_model: Path, deadly: list[tuple[list[int], SamplingParams]]) -> int:
-    """Run these amid streams of two clients; return how often the engine died."""
+    """Run these amid streams of two clients; return how often the engine died, which counts for no limit."""
 
     async def main() -> int:
         async with (
-            AsyncLLM(str(demo_model), num_pages=256) as owner,
+            AsyncLLM(str(demo_model), num_pages=256, max_restarts=2) as owner,
             AsyncLLM(engine_address=owner.engine_address) as other,
             asyncio.timeout(PATIENCE),
         ):
@@ -86,15 +86,15 @@ def test_a_request_that_kills_each_engine_fails_and_streams_of_other_clients_go_
     assert run(demo_model, [([POISON, 5], TALE)]) <= 4
 
 
-def test_two_at_a_time(demo_model: Path) -> None:
-    assert run(demo_model, [([POISON, 5], TALE), ([POISON, 6], TALE)]) <= 8
+def test_two_at_a_time_that_kill_at_once(demo_model: Path) -> None:
+    assert run(demo_model, [([POISON, *range(300, 300 + DEADLY), number], TALE) for number in (5, 6)]) <= 4
 
 
 def test_a_beam_search_that_kills_each_engine_fails(demo_model: Path) -> None:
     params = SamplingParams(max_tokens=60, beam_width=3, temperature=0.0, ignore_eos=True)
-    assert run(demo_model, [([POISON, 5], params)]) <= 4
+    assert run(demo_model, [([POISON, 5], params)]) <= 2
 
 
 def test_a_grammar_that_kills_each_engine_fails_its_request(demo_model: Path) -> None:
     params = SamplingParams(max_tokens=20, structured_outputs=StructuredOutputs(regex=REGEX))
-    assert run(demo_model, [([7, 8, 9], params)]) <= 4
+    assert run(demo_model, [([7, 8, 9], params)]) <= 2

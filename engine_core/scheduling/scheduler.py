@@ -50,7 +50,7 @@ class Scheduler:
     ) -> None:
         """`tiers`: those nearer to this engine first. `wake` is called, on any thread, when a fetch is done."""
         self.limits = limits
-        self.trials = Trials(journal or CrashJournal())
+        self.trials = Trials(journal or CrashJournal(), clock)
         self.holds_back = False  # only requests that have begun may start, maybe again
         policy = POLICIES[limits.scheduling_policy]()
         self.admission = Admission(limits)

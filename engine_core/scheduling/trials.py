@@ -1,18 +1,23 @@
 """Trials: a request under which engines have died computes in steps of its own, in turn with all others.
 
 So the next death tells whether that request is the cause. Nobody waits for the end of a trial, but for single steps;
-and it ends once the request has got past the place where engines died.
+and it ends once the request has got past the place where engines died. What kills mostly does so at once: a request
+that has no token yet is tried after the first death, one that has after the second.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from quire.engine_core.crash_journal import CrashJournal
 from quire.engine_core.request import Request
 from quire.engine_core.scheduling.batch import Batch
-from quire.engine_core.validation import GuiltyError
+from quire.engine_core.validation import GuiltyError, HeldBackError
+from quire.protocol.messages import EngineCoreRequest
+
+_MOST_CONVICTIONS = 3  # of a tenant's requests within so many seconds, after which new ones are rejected
+_MEMORY_SECONDS = 600.0
 
 logger = logging.getLogger(__name__)
 
@@ -20,22 +25,41 @@ logger = logging.getLogger(__name__)
 class Trials:
     """The open requests under which engines have died, and whose turn a step is."""
 
-    def __init__(self, journal: CrashJournal) -> None:
+    def __init__(self, journal: CrashJournal, clock: Callable[[], float]) -> None:
         self._journal = journal
+        self._clock = clock
         self._recorded: dict[Request, int] = {}  # with the tokens that it must compute
-        self._suspects: dict[Request, None] = {}  # of these, those that are on trial
+        self._suspects: dict[Request, int] = {}  # of these, those that are on trial, with their deaths
         self._has_tried = False  # in the step before
 
-    def check(self, identity: int) -> None:
-        """Raise GuiltyError if engines have died under a request so often that none should work on it any more."""
-        record = self._journal.records.get(identity)
+    def check(self, message: EngineCoreRequest) -> None:
+        """Raise GuiltyError if engines have died under a request so often that none should work on it any more.
+
+        Raise HeldBackError for a new one of a tenant that has had several such requests. A client that names no tenant
+        may speak for many, so its requests are never held back.
+        """
+        record, tenant = self._journal.records.get(message.identity), message.tenant
         if record is not None and record.is_guilty:
             text = (
                 f"the engine has died whenever it worked on this request, {record.num_deaths} times, "
                 f"{record.num_alone} of them in a step with no other; it is not tried again"
             )
             logger.warning("a request is rejected: %s", text)
+            if tenant:
+                self._journal.convict(message.identity, tenant, self._clock())
             raise GuiltyError(text)
+        if tenant and not message.generated_token_ids:
+            self._check_tenant(tenant)
+
+    def _check_tenant(self, tenant: str) -> None:
+        now = self._clock()
+        times = self._journal.convictions_since(tenant, now - _MEMORY_SECONDS)
+        if len(times) >= _MOST_CONVICTIONS:
+            raise HeldBackError(
+                f"{len(times)} requests with this API key, or of this client, have killed the engine within "
+                f"{_MEMORY_SECONDS / 60:g} minutes, and {_MOST_CONVICTIONS - 1} may; new ones are rejected for "
+                f"{times[-_MOST_CONVICTIONS] + _MEMORY_SECONDS - now:.0f} s"
+            )
 
     def add(self, request: Request) -> None:
         """Take note of a new request."""
@@ -43,12 +67,12 @@ class Trials:
         if record is None:
             return
         self._recorded[request] = record.place
-        if record.is_suspect:
+        if record.is_suspect or not request.num_output_tokens:
             logger.info(
                 "request %r of client %s is tried in steps of its own: %d engines have died in a step with it",
                 request.request_id, request.client_id.hex(), record.num_deaths,
             )  # fmt: skip
-            self._suspects[request] = None
+            self._suspects[request] = record.num_deaths
 
     def remove(self, request: Request) -> None:
         """Forget a request that has ended, or has got past the place where engines died."""
@@ -57,12 +81,15 @@ class Trials:
             self._journal.forget(request.identity)
 
     def next_alone(self, running: Iterable[Request]) -> Request | None:
-        """Return the request that is to have the next step for itself; None if it is the others' turn."""
+        """Return the request that is to have the next step for itself; None if it is the others' turn.
+
+        The one with the most deaths comes first, so that it is the last that all others wait for.
+        """
         if not self._suspects:
             return None
-        on_trial = None if self._has_tried else next((each for each in running if each in self._suspects), None)
-        self._has_tried = on_trial is not None
-        return on_trial
+        on_trial = [] if self._has_tried else [each for each in running if each in self._suspects]
+        self._has_tried = bool(on_trial)
+        return max(on_trial, key=self._suspects.__getitem__, default=None)
 
     def without(self, requests: Iterable[Request]) -> Iterable[Request]:
         """Return those of the requests that are not on trial."""

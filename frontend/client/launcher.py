@@ -2,121 +2,28 @@
 
 from __future__ import annotations
 
-import codecs
 import os
 import signal
 import subprocess
 import sys
 import threading
-import tty
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Protocol, TypeVar
 
 import msgspec
 
+from quire.frontend.children import start_child
+from quire.frontend.client.activity import Activity
+from quire.frontend.client.engine_log import EngineLog
 from quire.frontend.errors import EngineDeadError, EngineStartError
-from quire.protocol.log_limit import TokenBucket
 from quire.protocol.messages import SchedulerStats
+from quire.protocol.supervision import GAVE_WAY
 
 T = TypeVar("T")
-
-_TAIL_CHARS = 4000
-_CHARS_PER_SECOND = 100_000  # that are forwarded, after a burst of ten times as many; the engine bounds its own log
-_ERROR = "error: "  # begins the line with the reason why an engine can't start
-
-
-class EngineLog:
-    """The log that forwards an engine's stderr to this process's, and keeps its tail.
-
-    If the owner's stderr is a terminal, the engine's is one too, so that it shows progress. The error with which it
-    fails to start is not shown, since it is raised.
-    """
-
-    def __init__(self) -> None:
-        self._read_fd = -1
-        self._tail = ""
-        self._error = ""
-        self._is_started = False
-        self._budget = TokenBucket(_CHARS_PER_SECOND, 10 * _CHARS_PER_SECOND)
-        self._num_left_out = 0
-
-    @property
-    def stderr_tail(self) -> str:
-        """The end of the engine's stderr."""
-        return self._tail.strip()
-
-    @property
-    def error(self) -> str:
-        """The error with which the engine failed to start; empty if it did not fail."""
-        return self._error.removeprefix(_ERROR).strip()
-
-    def mark_started(self) -> None:
-        """Show everything from now on."""
-        self._is_started, self._error = True, ""
-
-    @contextmanager
-    def open(self) -> Iterator[int]:
-        """Open the file descriptor of the engine's stderr; it is closed here at the end of the `with`."""
-        if sys.stderr is not None and sys.stderr.isatty():
-            self._read_fd, write_fd = os.openpty()
-            tty.setraw(write_fd)  # keeps newlines unchanged
-        else:
-            self._read_fd, write_fd = os.pipe()
-        try:
-            yield write_fd
-        finally:
-            os.close(write_fd)
-
-    def forward(self) -> None:
-        """Forward until the engine closes its end."""
-        at_line_start, decoder = True, codecs.getincrementaldecoder("utf-8")("replace")
-        try:
-            # A terminal whose other end is closed returns EIO, not the end of the file.
-            with suppress(OSError):
-                while chunk := os.read(self._read_fd, 65536):
-                    self._take(decoder.decode(chunk), at_line_start)
-                    at_line_start = chunk.endswith(b"\n")
-        finally:
-            os.close(self._read_fd)
-
-    def _take(self, text: str, at_line_start: bool) -> None:
-        self._tail = (self._tail + text)[-_TAIL_CHARS:]
-        if self._error:
-            self._error = (self._error + text)[:_TAIL_CHARS]
-            return
-        found = -1 if self._is_started else _find_error(text, at_line_start)
-        if found >= 0:
-            text, self._error = text[:found], text[found:]
-        self._show(text)
-
-    def _show(self, text: str) -> None:
-        if not self._budget.take(len(text)):
-            self._num_left_out += len(text)
-            return
-        if self._num_left_out:
-            show(f"\n[{self._num_left_out} characters of the engine's stderr were left out]\n")
-            self._num_left_out = 0
-        show(text)
-
-
-def show(text: str) -> None:
-    """Write to stderr, if anybody reads it."""
-    if text and sys.stderr is not None:
-        with suppress(OSError, ValueError):  # stderr is closed
-            sys.stderr.write(text)
-            sys.stderr.flush()
-
-
-def _find_error(text: str, at_line_start: bool) -> int:
-    """Return the start of the line that begins with `error: `, or -1."""
-    if at_line_start and text.startswith(_ERROR):
-        return 0
-    found = text.find("\n" + _ERROR)
-    return found + 1 if found >= 0 else -1
 
 
 class Inherited(Protocol):
@@ -140,6 +47,9 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 KILL_SECONDS = 10.0  # after which an engine that does not end is killed
 _DUMP_SECONDS = 2.0  # for an engine that hangs to write its stacks
+_BEGIN_SECONDS = 5.0  # for a process that stands by to read a line
+_LOOK_SECONDS = 1.0  # between looks at a process that starts
+_MOST_IDLE_LOOKS = 60  # between which it has done nothing
 
 
 class Beat(msgspec.Struct):
@@ -158,6 +68,18 @@ class Loaded(msgspec.Struct):
     text_files: dict[str, str]  # hash by name
     vocab_size: int
     eos_token_ids: list[int]
+
+
+class Stage(msgspec.Struct):
+    """The part of its start that an engine has begun."""
+
+    what: str
+
+
+class Blame(msgspec.Struct):
+    """The number of deaths before this engine that are the doing of one request."""
+
+    num_deaths: int
 
 
 class ReloadCall(msgspec.Struct):
@@ -195,12 +117,15 @@ class EngineProcess:
         self.ended = threading.Event()
         self.num_beats = 0
         self.last_beat: Beat | None = None
+        self.num_blamed = 0  # of the deaths before it, those that a request has caused
+        self._has_begun = threading.Event()
+        self._stage = "starting Python"
         # -P: folders in the current directory must not shadow packages.
         command = [sys.executable, "-P", "-m", "quire.engine_core", *flags, "--die-with-parent", str(self._owner)]
         command += [] if standby is None else ["--standby", standby]
         try:
             with self._log.open() as stderr:
-                self._process = subprocess.Popen(
+                self._process = start_child(
                     command,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
@@ -229,9 +154,11 @@ class EngineProcess:
         """Exit status, negative for a signal; None while it runs."""
         return self._process.returncode if self.ended.is_set() else None
 
-    def begin(self) -> None:
-        """Have a process that stands by go on. Without effect on one that has ended."""
+    def begin(self) -> bool:
+        """Have a process that stands by go on; return True once it says that it does, False if it does not soon."""
         self._write(b"\n")
+        self._go_on()
+        return self._has_begun.wait(_BEGIN_SECONDS) and not self.ended.is_set()
 
     def tell(self, word: str, **fields: object) -> None:
         """Send a line to a running engine, see engine_core/supervisor_link.py. Without effect on one that has ended."""
@@ -252,50 +179,85 @@ class EngineProcess:
         return self._wait(self._ready, timeout)
 
     def _wait(self, event: Future[T], timeout: float) -> T:
-        try:
-            return event.result(min(timeout, threading.TIMEOUT_MAX))
-        except FutureTimeoutError:
-            raise EngineStartError(
-                f"the engine was not ready within {timeout:g} s; raise start_timeout\n{self._log.stderr_tail}"
-            ) from None
+        """Wait for an event of the start, as long as the process does anything, and for `timeout` seconds at most.
+
+        Looks are counted, not timed: if all were suspended, the process is not to blame.
+        """
+        activity, left = Activity(self.pid), timeout
+        while True:
+            try:
+                return event.result(min(left, _LOOK_SECONDS))
+            except FutureTimeoutError:
+                left -= _LOOK_SECONDS
+            activity.look()
+            self._go_on()
+            if left <= 0:
+                text = f"the engine was not ready within {timeout:g} s, while {self._stage}; raise start_timeout"
+            elif activity.num_idle_looks >= _MOST_IDLE_LOOKS:
+                text = (
+                    f"the engine did nothing for {activity.num_idle_looks} s, while {self._stage}; see whether the "
+                    "files of the model can be read"
+                )
+            else:
+                continue
+            raise EngineStartError(f"{text}\n{self._log.stderr_tail}")
+
+    def _go_on(self) -> None:
+        """Continue the process, which somebody may have stopped."""
+        self._process.send_signal(signal.SIGCONT)
 
     def exit_report(self) -> EngineDeadError:
         """Return how the process has ended, with its stderr tail."""
-        status = self._process.wait()
-        how = f"exited with status {status}"
-        if status < 0:
-            how = f"was killed by {_name_of(-status)}"
-            if status == -signal.SIGKILL:
-                how += " (manually, or because memory ran out)"
         tail = f"; the end of its stderr:\n{self._log.stderr_tail}" if self._log.stderr_tail else ""
-        return EngineDeadError(f"the engine {how}", f"it was process {self.pid}{tail}")
+        return EngineDeadError(f"the engine {self._end()}", f"it was process {self.pid}{tail}")
+
+    def _end(self) -> str:
+        try:
+            status = self._process.wait(KILL_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "does not end although it was killed: it waits for the kernel"
+        if status == GAVE_WAY:
+            return "was asked to end by a signal that was not its supervisor's, and gave way to the next one"
+        if status >= 0:
+            return f"exited with status {status}"
+        by = " (manually, or because memory ran out)" if status == -signal.SIGKILL else ""
+        return f"was killed by {_name_of(-status)}{by}"
 
     def stop(self, seconds: float) -> None:
-        """Terminate the process, and kill it after `seconds`. Return when it is gone. Idempotent."""
+        """End the engine for good, and kill it after `seconds`. Return when it is gone. Idempotent."""
         if os.getpid() != self._owner:
             return  # a forked child inherits the object, but does not own the engine
         try:
-            self._process.terminate()
-            self._process.send_signal(signal.SIGCONT)  # it may be stopped, and would get SIGTERM only afterwards
+            self.tell("STOP")
+            if not self._ready.done():  # it does not read lines yet
+                self._process.terminate()
+            self._go_on()  # it may be stopped
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             pass
         finally:
-            self._process.kill()
-            self._process.wait()
+            self._kill()
         self._watcher.join(1.0)
 
     def interrupt(self) -> None:
-        """Have the engine abort its requests, and end."""
-        self._process.send_signal(signal.SIGINT)
+        """Have the engine abort its requests, and end for good."""
+        self.tell("ABORT")
+        if not self._ready.done():
+            self._process.send_signal(signal.SIGINT)
 
     def abort(self) -> None:
         """End a process that hangs or is stopped; it gets some time to write the stacks of its threads."""
         self._process.send_signal(signal.SIGABRT)
-        self._process.send_signal(signal.SIGCONT)  # a stopped process takes no other signal
+        self._go_on()  # a stopped process takes no other signal
         self.ended.wait(_DUMP_SECONDS)
+        self._kill()
+        self.ended.wait(KILL_SECONDS)
+
+    def _kill(self) -> None:
+        """Kill the process. What not even that ends, as the kernel waits for a disk, is left behind."""
         self._process.kill()
-        self.ended.wait()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(KILL_SECONDS)
 
     def _watch(self) -> None:
         """Forward the engine's output until it ends; runs on a thread of its own."""
@@ -312,6 +274,7 @@ class EngineProcess:
                 self._process.stdin.close()
         reader.join()
         self.ended.set()
+        self._has_begun.set()
         for event in (self._loaded, self._ready):
             if not event.done():
                 event.set_exception(EngineStartError(self._start_failure()))
@@ -323,6 +286,12 @@ class EngineProcess:
             self._ready.set_result(rest)
         elif word == "LOADED" and not self._loaded.done():
             self._loaded.set_result(msgspec.json.decode(rest, type=Loaded))
+        elif word == "BEGUN":
+            self._has_begun.set()
+        elif word == "STAGE":
+            self._stage = msgspec.json.decode(rest, type=Stage).what
+        elif word == "BLAMED":
+            self.num_blamed = msgspec.json.decode(rest, type=Blame).num_deaths
         elif word == "RELOAD":
             self._on_reload(msgspec.json.decode(rest, type=ReloadCall))
         elif word == "BEAT":

@@ -7,27 +7,27 @@ is started after ever longer pauses, and at last no more. A client may ask for a
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 from collections.abc import Callable
 
-from quire.frontend.client.launcher import KILL_SECONDS, EngineProcess, ReloadCall, closed_in_forks, show
+from quire.frontend.client.engine_log import show
+from quire.frontend.client.launcher import KILL_SECONDS, EngineProcess, ReloadCall, closed_in_forks
 from quire.frontend.client.reload import Settings, Successor, change, refuse
+from quire.frontend.client.restarts import Restarts
 from quire.frontend.errors import EngineDeadError, EngineStartError
 from quire.protocol.address import remove_address
 from quire.protocol.engine_options import SupervisionOptions
 from quire.protocol.host import HOST, Host
 from quire.protocol.options import command_line
+from quire.protocol.supervision import CRASHES, note_death
 
-_HEALTHY_SECONDS = 2.0  # of life, at least
-_HEALTHY_STARTS = 2  # and as many times the time of its start
-_RESTARTS_AT_ONCE = 2  # without a pause; later pauses are twice as long each time
-_FIRST_PAUSE = 0.5
-_LONGEST_PAUSE = 30.0
 _TICK_SECONDS = 1.0
 _STANDBY_TICKS = 2  # of a process, after which the next one is made to stand by
 _LATE_BEATS = 2  # that tell of no step for too long
-_SILENT_TICKS = 10  # without a beat, after which a process counts as stopped
+_SILENT_TICKS = 10  # without a beat, after which a process counts as stopped, if `step_timeout` is not shorter,
+_LEAST_SILENT_TICKS = 2  # which a beat may miss by chance
 
 
 class Supervisor:
@@ -67,7 +67,8 @@ class Supervisor:
         self._crash_journal = os.memfd_create("quire-crash-journal", os.MFD_CLOEXEC)
         self._stopping = host.event()
         self._owner = os.getpid()
-        self._begun = self._host.monotonic()  # of the last process
+        self._restarts = Restarts(options.max_restarts, host.monotonic)
+        self._most_silent_ticks = _silent_ticks(options.step_timeout)
         try:
             self._process = self._spawn()
         except BaseException:  # a signal too may arrive here
@@ -94,7 +95,7 @@ class Supervisor:
         Raises `EngineStartError`: what keeps the first process from starting would keep the next ones too.
         """
         self.address = self._process.wait_ready(self._start_timeout)
-        self._note_start()
+        self._restarts.note_ready()
         self._on_ready(self.address)
         self._thread.start()
         return self.address
@@ -126,11 +127,6 @@ class Supervisor:
     def close_in_child(self) -> None:
         """Close the KV memory, whose pages a forked child would keep from being freed, and the journal."""
         self._close_memory()
-
-    def _note_start(self) -> None:
-        """Note that a process is ready, and from when on it has lived long enough not to have died "again"."""
-        now = self._host.monotonic()
-        self._old_from = now + max(_HEALTHY_SECONDS, _HEALTHY_STARTS * (now - self._begun))
 
     def _spawn(self, settings: Settings | None = None, *, standby: str | None = None) -> EngineProcess:
         flags = [*command_line(self._settings if settings is None else settings), "--engine-address", self.address]
@@ -169,9 +165,8 @@ class Supervisor:
 
     def _hand_over(self, successor: Successor) -> bool:
         """Put a successor in the place of the process that has ended; return True once it can be used."""
-        self._begun = self._host.monotonic()
-        successor.process.begin()
-        if not self._use(successor.process):
+        self._restarts.note_begin()
+        if not _begins(successor.process) or not self._use(successor.process):
             return False
         self._settings = successor.settings
         standby, self._standby = self._standby, None
@@ -198,7 +193,7 @@ class Supervisor:
             self.failure = EngineDeadError("the supervisor of the engine failed", f"{type(error).__name__}: {error}")
 
     def _supervise(self) -> None:
-        deaths = 0  # of engines that have not lived long
+        restarts = self._restarts
         while not self._stopping.is_set():
             cause = self._watch(self._process)
             if self._stopping.is_set():
@@ -206,36 +201,38 @@ class Supervisor:
             if self._process.status == 0:  # a successor ends with `stop`
                 self.failure = EngineDeadError("the engine was told to end, and has done so")
                 return
+            note_death(self._crash_journal, is_crash=not cause and -(self._process.status or 0) in CRASHES)
             successor = self._take_successor()
             if successor is None:
-                deaths = 1 if self._host.monotonic() > self._old_from else deaths + 1
+                restarts.note_death()
             elif self._hand_over(successor):
                 continue
             else:
-                deaths, cause = 0, "the reload failed: "
+                restarts.reset()
+                cause = "the reload failed: "
             report = self._process.exit_report()
             report = EngineDeadError(cause + report.summary, report.details)
             show(f"quire: {report.summary}\n")  # its stderr has been shown
-            while not self._restart(deaths, report):
+            while not self._restart(report):
                 if self._stopping.is_set() or self.failure is not None:
                     return
-                deaths += 1
+                restarts.note_failure()
 
-    def _restart(self, deaths: int, report: EngineDeadError) -> bool:
+    def _restart(self, report: EngineDeadError) -> bool:
         """Start the next process; return True once it can be used."""
-        if deaths > self._options.max_restarts:
-            times = f", {deaths} times in a row, and is not started again" if deaths > 1 else ""
+        restarts = self._restarts
+        if restarts.are_over:
+            count = restarts.num_deaths
+            times = f", {count} times in a row, and is not started again" if count > 1 else ""
             self.failure = EngineDeadError(f"{report.summary}{times}", report.details)
             return False
-        pause = 0.0
-        if deaths > _RESTARTS_AT_ONCE:
-            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (deaths - _RESTARTS_AT_ONCE - 1))
+        pause = restarts.pause
         show(f"quire: starting the engine again{f' in {pause:g} s' * (pause > 0)}\n")
         if self._stopping.wait(pause):
             return False
-        if deaths > _RESTARTS_AT_ONCE:  # maybe its KV pages are the cause
+        if restarts.is_puzzling:  # maybe its KV pages are the cause
             os.ftruncate(self._kv_memory, 0)
-        self._begun = self._host.monotonic()
+        restarts.note_begin()
         try:
             process = self._next_process()
         except EngineStartError as error:
@@ -255,7 +252,9 @@ class Supervisor:
             show(f"quire: {error}\n")
             process.abort()  # it may be ready by now, and is to tell no client that it shuts down
             return False
-        self._note_start()
+        finally:
+            self._restarts.forgive(process.num_blamed)
+        self._restarts.note_ready()
         with contextlib.suppress(OSError):  # nobody reads it any more
             self._on_ready(address)
         return True
@@ -263,10 +262,7 @@ class Supervisor:
     def _next_process(self) -> EngineProcess:
         """Return a process that begins now: the one that stands by, or a new one."""
         process, self._standby = self._standby, None
-        if process is None or process.ended.is_set():
-            return self._spawn()
-        process.begin()
-        return process
+        return process if process is not None and _begins(process) else self._spawn()
 
     def _watch(self, process: EngineProcess) -> str:
         """Wait until a process ends, and end one that hangs; return what is to be said of that."""
@@ -281,7 +277,7 @@ class Supervisor:
             late_beats = late_beats + (process.num_beats != num_beats) if is_late else 0
             num_beats = process.num_beats
             # Ticks and beats are counted, not timed: if all were suspended, the engine is not to blame.
-            if silent_ticks >= _SILENT_TICKS:
+            if silent_ticks >= self._most_silent_ticks:
                 words = f"gave no sign of life for {silent_ticks} s"
             elif late_beats >= _LATE_BEATS and beat is not None:
                 words = f"ended no step for {beat.step_age:.0f} s (step_timeout={self._options.step_timeout:g})"
@@ -291,3 +287,20 @@ class Supervisor:
             process.abort()
             return f"the engine {words} and was ended{state}; "
         return ""
+
+
+def _begins(process: EngineProcess) -> bool:
+    """Have a process that stands by begin; return False if it does not, and is ended."""
+    if process.begin():
+        return True
+    if not process.ended.is_set():
+        show("quire: a process that stood by did not begin, and is ended\n")
+        process.stop(0.0)
+    return False
+
+
+def _silent_ticks(step_timeout: float) -> int:
+    """Return the ticks without a beat after which a process counts as stopped."""
+    if not step_timeout:
+        return _SILENT_TICKS
+    return min(_SILENT_TICKS, max(_LEAST_SILENT_TICKS, math.ceil(step_timeout / _TICK_SECONDS)))

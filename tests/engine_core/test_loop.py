@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import queue
 import threading
 import time
@@ -30,16 +29,17 @@ class FakeServer:
 class Running:
     """A loop in a thread of its own."""
 
-    def __init__(self, engine: Engine, *, drain_seconds: float = PATIENCE, parent: int | None = None) -> None:
+    def __init__(self, engine: Engine, *, drain_seconds: float = PATIENCE) -> None:
         self.engine, self.server, self.inbox = engine, FakeServer(), queue.SimpleQueue[object]()
         inbox: Inbox = self.inbox  # type: ignore[assignment]
-        self.loop = EngineLoop(engine.core, self.server, inbox, drain_seconds=drain_seconds, parent=parent)
+        self.loop = EngineLoop(engine.core, self.server, inbox, drain_seconds=drain_seconds)
         self.error: Exception | None = None
+        self.gave_way: bool | None = None
         self.thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
         try:
-            self.loop.run()
+            self.gave_way = not self.loop.run()
         except Exception as error:  # noqa: BLE001 - looked at by the test
             self.error = error
 
@@ -123,12 +123,18 @@ def test_an_idle_loop_says_so_and_wakes_for_a_request() -> None:
     running.join()
 
 
-def test_the_loop_ends_when_its_parent_has_gone() -> None:
-    running = Running(Engine(), parent=os.getpid())  # not our parent
+def test_an_engine_that_gives_way_may_still_be_ended_for_good() -> None:
+    """A drain lets those start too that were held back, as no other engine takes them."""
+    running = Running(Engine())
+    running.loop.give_way(0.0, least=math.inf)
     running.add("a", [1, 2], 3)
     running.thread.start()
+    wait_until(lambda: running.engine.core.has_requests)
+    assert running.thread.is_alive()
+    running.loop.drain()
     running.join()
-    assert running.error is None
+    assert running.gave_way is False
+    assert len(running.engine.tokens("a")) == 3
 
 
 def test_the_loop_ends_when_the_socket_has_failed() -> None:

@@ -19,7 +19,7 @@ from engine_watch import halted
 from patience import PATIENCE
 
 from quire.engine_core import process
-from quire.protocol.address import default_address, remove_address
+from quire.protocol.address import default_address
 from quire.protocol.codec import MAX_FRAME_BYTES
 from quire.protocol.messages import (
     PROTOCOL_VERSION,
@@ -192,7 +192,9 @@ def test_sigint_and_shutdown_end_it(demo_model: Path, how: str) -> None:
         assert engine.ended() == 0
 
 
-def test_it_ends_when_its_parent_is_killed(demo_model: Path) -> None:
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_an_orphan_ends_without_a_goodbye_and_leaves_no_file(demo_model: Path, *, is_stopped: bool) -> None:
+    """Clients wait for whoever starts an engine there again."""
     address = default_address()
     arguments = command(demo_model, "--engine-address", address, "--die-with-parent", "0")
     script = f"import subprocess; subprocess.run({arguments!r})"
@@ -200,12 +202,46 @@ def test_it_ends_when_its_parent_is_killed(demo_model: Path) -> None:
         assert parent.stdout is not None
         assert parent.stdout.readline().startswith(b"READY")
         with DealerClient(address) as client:
-            end_of_engine = os.pidfd_open(client.first(Ready).engine_pid)
+            pid = client.first(Ready).engine_pid
+            end_of_engine = os.pidfd_open(pid)
+            client.request("a", None)
+            client.until(lambda: len(client.outputs("a")) > 0)
+            if is_stopped:
+                os.kill(pid, signal.SIGSTOP)
             parent.kill()
-            client.first(EngineGoodbye)
+            assert select.select([end_of_engine], [], [], PATIENCE)[0]
+            while client.receive() is not None:
+                pass
+            assert not any(isinstance(message, EngineGoodbye) for message in client.messages)
+            assert client.outputs("a")[-1].finish_reason is None
+    os.close(end_of_engine)
+    assert not Path(address.removeprefix("ipc://")).parent.exists()
+
+
+# Runs in the engine, as its `sitecustomize`: loading the model waits in native code that holds the interpreter.
+_WAITS = """
+import sys
+if "quire.engine_core" in sys.orig_argv:
+    import ctypes, os
+    from quire.kernels.runner import PreparedModel
+    def wait(*_arguments, **_options):
+        print(os.getpid(), flush=True)
+        ctypes.PyDLL(None).pause()
+    PreparedModel.__init__ = wait
+"""
+
+
+def test_an_engine_that_waits_for_its_files_ends_with_its_parent(demo_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(_WAITS)
+    arguments = command(demo_model, "--die-with-parent", "0")
+    script = f"import subprocess; subprocess.run({arguments!r})"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment) as parent:
+        assert parent.stdout is not None
+        end_of_engine = os.pidfd_open(int(parent.stdout.readline()))
+        parent.kill()
         assert select.select([end_of_engine], [], [], PATIENCE)[0]
-        os.close(end_of_engine)
-    remove_address(address)
+    os.close(end_of_engine)
 
 
 def start_error(model: Path, *flags: str) -> str:

@@ -21,7 +21,8 @@ from engine_watch import wait_until
 from patience import PATIENCE
 
 from quire.frontend import LLM, AsyncLLM, EngineDeadError, RequestError, SamplingParams
-from quire.frontend.client.launcher import Loaded
+from quire.frontend.client import launcher
+from quire.frontend.client.launcher import EngineProcess, Loaded
 from quire.frontend.client.reload import change, check_text
 from quire.protocol.keys import generate_keys
 from quire.protocol.messages import Reload
@@ -267,7 +268,13 @@ def test_an_engine_that_dies_while_the_next_loads_comes_back_as_it_was(demo_mode
     in_engine(demo_model, work)
 
 
-def test_an_engine_that_dies_when_it_takes_over_leaves_the_former_settings(demo_model: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_engine_that_does_not_take_over_leaves_the_former_settings(
+    demo_model: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.setattr(launcher, "_BEGIN_SECONDS", 0.2)
+    monkeypatch.setattr(EngineProcess, "_go_on", lambda _process: None)  # what is stopped stays so
+
     async def work(llm: AsyncLLM) -> None:
         expected = await Streams(llm, 300).end()
         supervisor = llm._engine._supervisor
@@ -277,13 +284,13 @@ def test_an_engine_that_dies_when_it_takes_over_leaves_the_former_settings(demo_
             await asyncio.sleep(0.001)
         begin = supervisor._successor.process.begin
 
-        def die_first() -> None:
+        def suffer_first() -> bool:
             assert supervisor._successor is None
-            os.kill(pid, signal.SIGKILL)
-            begin()
+            os.kill(pid, number)
+            return begin()
 
         pid = supervisor._successor.process.pid
-        supervisor._successor.process.begin = die_first  # type: ignore[method-assign]
+        supervisor._successor.process.begin = suffer_first  # type: ignore[method-assign]
         streams = Streams(llm, 300)
         with pytest.raises(RuntimeError, match="one with the former settings is back"):
             await reload

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 from engine_watch import wait_until
 from patience import PATIENCE
 
-from quire.frontend import LLM, AsyncLLM, EngineDeadError, SamplingParams
+from quire.frontend import LLM, AsyncLLM, EngineDeadError, RequestOutput, SamplingParams
+from quire.frontend.client import launcher
 from quire.frontend.client import supervisor as module
 from quire.frontend.client.engine_client import Delivery
 from quire.frontend.client.launcher import Beat
@@ -84,11 +87,79 @@ def test_an_engine_that_dies_again_and_again_is_given_up(demo_model: Path, tmp_p
 
 def test_an_engine_that_is_told_to_end_is_not_started_again(demo_model: Path) -> None:
     with LLM(str(demo_model), num_pages=64) as llm:
-        os.kill(llm._engine.client.ready.engine_pid, signal.SIGTERM)
         client = llm._engine.client
+        client.call("shutdown")
         wait_until(lambda: client.dead is not None, "the engine went on")
         with pytest.raises(EngineDeadError, match="has ended"):
             llm.generate("Once", SamplingParams(max_tokens=3))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_engine_that_somebody_else_asks_to_end_gives_way_to_another(
+    demo_model: Path, number: signal.Signals
+) -> None:
+    with LLM(str(demo_model), num_pages=256) as llm:
+        expected = [output.outputs for output in llm.generate(PROMPTS, LONG)]
+        client = llm._engine.client
+        before = client.ready.engine_pid
+        hit_soon(llm, number)
+        assert [output.outputs for output in llm.generate(PROMPTS, LONG)] == expected
+        wait_until(lambda: client.away is None and client.ready.engine_pid != before, "no other engine came")
+        assert [output.outputs for output in llm.generate(PROMPTS, LONG)] == expected
+        assert client.num_losses == 0
+
+
+@pytest.mark.parametrize("is_continued", [True, False])
+def test_a_process_that_is_stopped_as_it_stands_by_does_not_stand_in_the_way(
+    demo_model: Path, monkeypatch: pytest.MonkeyPatch, *, is_continued: bool
+) -> None:
+    """It is continued; if that does not help, another one is started."""
+    monkeypatch.setattr(module, "_TICK_SECONDS", 0.1)
+    if not is_continued:
+        monkeypatch.setattr(launcher, "_BEGIN_SECONDS", 0.2)
+        monkeypatch.setattr(launcher.EngineProcess, "_go_on", lambda _process: None)
+    with LLM(str(demo_model), num_pages=64) as llm:
+        supervisor = llm._engine._supervisor
+        assert supervisor is not None
+        wait_until(lambda: supervisor._standby is not None, "no process stood by")
+        assert supervisor._standby is not None
+        pids = supervisor.pid, supervisor._standby.pid
+        os.kill(pids[1], signal.SIGSTOP)
+        os.kill(pids[0], signal.SIGKILL)
+        assert llm.generate("Once", SamplingParams(max_tokens=3))[0].outputs[0].token_ids
+        assert (llm._engine.client.ready.engine_pid == pids[1]) is is_continued
+
+
+# Runs in each engine, as its `sitecustomize`: where the flag is, loading waits in native code, with the GIL.
+_WAITS_ONCE = """
+import sys
+if "quire.engine_core" in sys.orig_argv:
+    import ctypes
+    from pathlib import Path
+    from quire.kernels.runner import PreparedModel
+    flag, init = Path({flag!r}), PreparedModel.__init__
+    def wait(*arguments, **options):
+        if flag.exists():
+            flag.unlink()
+            ctypes.PyDLL(None).pause()
+        init(*arguments, **options)
+    PreparedModel.__init__ = wait
+"""
+
+
+def test_an_engine_that_does_nothing_as_it_loads_is_given_up(
+    demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launcher, "_LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(launcher, "_MOST_IDLE_LOOKS", 10)
+    flag = tmp_path / "flag"
+    (tmp_path / "sitecustomize.py").write_text(_WAITS_ONCE.format(flag=str(flag)))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with LLM(str(demo_model), num_pages=64) as llm:
+        flag.touch()
+        os.kill(llm._engine.client.ready.engine_pid, signal.SIGKILL)
+        assert llm.generate("Once", SamplingParams(max_tokens=3))[0].outputs[0].token_ids
+    assert "did nothing for 10 s, while reading the model's files" in capfd.readouterr().err
 
 
 class HungProcess:
@@ -110,22 +181,63 @@ class HungProcess:
 
 
 @pytest.mark.parametrize(
-    ("process", "words"),
+    ("process", "step_timeout", "words"),
     [
-        (HungProcess(61.0, beats=True), r"ended no step for 61 s \(step_timeout=60\).*step=17"),
-        (HungProcess(0.0, beats=False), "gave no sign of life"),
+        (HungProcess(61.0, beats=True), 60.0, r"ended no step for 61 s \(step_timeout=60\).*step=17"),
+        (HungProcess(0.0, beats=False), 60.0, "gave no sign of life for 10 s"),
+        (HungProcess(0.0, beats=False), 0.0, "gave no sign of life for 10 s"),
+        (HungProcess(0.0, beats=False), 2.5, "gave no sign of life for 3 s"),
+        (HungProcess(0.0, beats=False), 0.1, "gave no sign of life for 2 s"),
     ],
 )
 def test_an_engine_that_hangs_is_ended_with_its_last_state(
-    monkeypatch: pytest.MonkeyPatch, process: HungProcess, words: str
+    monkeypatch: pytest.MonkeyPatch, process: HungProcess, step_timeout: float, words: str
 ) -> None:
-    monkeypatch.setattr(module, "_TICK_SECONDS", 0.001)
     monkeypatch.setattr(Supervisor, "_spawn", lambda self: None)
-    options = SupervisionOptions(step_timeout=60.0, max_restarts=0)
+    options = SupervisionOptions(step_timeout=step_timeout, max_restarts=0)
     supervisor = Supervisor("ipc:///nowhere", {}, options, start_timeout=1.0, shutdown_timeout=1.0)
+    monkeypatch.setattr(module, "_TICK_SECONDS", 0.001)
     with pytest.raises(AssertionError, match=words):
         raise AssertionError(supervisor._watch(process))  # type: ignore[arg-type]
     os.close(supervisor._kv_memory)
+
+
+def start_engine(address: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()", "engine"]
+    command += ["--num-pages", "256", "--engine-address", address]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == f"READY {address}\n"
+    return process
+
+
+def test_when_the_supervisor_alone_is_killed_streams_go_on_with_the_next_engine(tmp_path: Path) -> None:
+    """Its engine ends with it, and says no goodbye."""
+    address = f"ipc://{tmp_path}/engine.sock"
+    prompts = [f"Once upon a time there were {number} goats" for number in range(20)]
+    with start_engine(address) as first, LLM(engine_address=address) as llm:
+        expected = [output.outputs for output in llm.generate(prompts, LONG)]
+        client = llm._engine.client
+        engine, deliver = os.pidfd_open(client.ready.engine_pid), client._deliver
+
+        def hit(delivery: Delivery) -> None:
+            if isinstance(delivery, EngineCoreOutputs) and delivery.outputs:
+                client._deliver = deliver
+                first.kill()
+            deliver(delivery)
+
+        client._deliver = hit
+        answers: Future[list[RequestOutput]] = Future()
+        thread = threading.Thread(target=lambda: answers.set_result(llm.generate(prompts, LONG)))
+        thread.start()
+        assert select.select([engine], [], [], PATIENCE)[0]
+        with start_engine(address) as second:
+            assert [output.outputs for output in answers.result(PATIENCE)] == expected
+            second.send_signal(signal.SIGTERM)
+            assert second.wait(PATIENCE) == 0
+        thread.join()
+        os.close(engine)
+    assert not Path(address.removeprefix("ipc://")).exists()
 
 
 def test_quire_engine_starts_its_engine_again(demo_model: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from quire.engine_core.executor import Branch
 from quire.engine_core.kv_tiers.disk import DiskTier
 from quire.engine_core.loop import EngineLoop
 from quire.engine_core.request import Request
-from quire.engine_core.supervisor_link import GAVE_WAY, Answer
+from quire.engine_core.supervisor_link import Answer
 from quire.engine_core.transport.clients import ClientId
 from quire.engine_core.utilities import DEFERRED
 from quire.frontend.client.launcher import Beat, Loaded, ReloadCall
@@ -33,6 +33,7 @@ from quire.protocol.messages import (
     UtilityCall,
     UtilityResult,
 )
+from quire.protocol.supervision import GAVE_WAY
 
 HEARTBEAT_SECONDS = 1.0
 POISON = 3
@@ -42,6 +43,7 @@ BROKEN = 5
 """First token of a prompt with which each step fails."""
 
 _BEAT_SECONDS = 1.0
+_BEGIN_SECONDS = 5.0
 _CHECK_EVERY = 4  # steps
 _LONGEST_STEP = 0.3  # seconds
 
@@ -160,7 +162,9 @@ class SimulatedEngine:
         self._max_waiting_values = max_waiting_values
         self._crash_journal_fd = crash_journal_fd
         self._status = -9
+        self.num_blamed = 0
         self._may_begin = Event(world)
+        self._has_begun = Event(world)  # or ended
         self._is_ready = False
         self._settled = Event(world)  # ready or ended
         self._loop: EngineLoop | None = None
@@ -182,8 +186,9 @@ class SimulatedEngine:
     def status(self) -> int | None:
         return self._status if self.ended.is_set() else None
 
-    def begin(self) -> None:
+    def begin(self) -> bool:
         self._may_begin.set()
+        return self._has_begun.wait(_BEGIN_SECONDS) and not self.ended.is_set()
 
     def wait_ready(self, timeout: float) -> str:
         if not self._settled.wait(timeout):
@@ -205,8 +210,8 @@ class SimulatedEngine:
         return EngineDeadError(f"the engine exited with status {self._status}", f"it was process {self.pid}")
 
     def stop(self, seconds: float) -> None:
-        self.process.resume()
         if self.process.is_alive and self._loop is not None:
+            self.process.resume()
             self._loop.drain()
             self.ended.wait(seconds)
         self.process.kill("stopped")
@@ -306,19 +311,24 @@ class SimulatedEngine:
 
     def _note_death(self) -> None:
         self.core = None
+        self._has_begun.set()
         self._loaded.set()
         self._settled.set()
         self.ended.set()
 
+    def _wait_to_begin(self) -> None:
+        self._may_begin.wait()
+        self._has_begun.set()
+
     def _main(self) -> None:
         if self._standby == "program":
-            self._may_begin.wait()
+            self._wait_to_begin()
         sleep(self.misfortune.load_seconds())
         if self.misfortune.fails_to_start():
             self.exit(1)
         self._is_loaded = True
         self._loaded.set()
-        self._may_begin.wait()
+        self._wait_to_begin()
         process, limits = self.process, self.limits
         inbox = Inbox()
         ready = Ready(
@@ -332,6 +342,7 @@ class SimulatedEngine:
         executor = SimulatedExecutor(self, limits, memory, model)
         self._tier = tier = start_disk_tier(process, self._storage, memory, self._disk)
         journal = CrashJournal(self._crash_journal_fd)
+        self.num_blamed = journal.num_explained_deaths
         core = EngineCore(
             executor, limits, server.send, tiers=[] if tier is None else [tier],
             wake=lambda: inbox.put((b"", Ping())), clock=process.monotonic, is_supervised=True, reload=self._reload,
