@@ -20,6 +20,7 @@ from quire.kernels.gguf.folder import model_folder
 from quire.kernels.memory import PROGRAM_BYTES
 from quire.kernels.options import LoadOptions
 from quire.kernels.runner import choose_memory, describe
+from quire.kernels.weights.checkpoint import read_config
 
 
 def survey(path: str) -> dict[str, Any]:
@@ -59,8 +60,8 @@ def _survey_folder(folder: str, found: dict[str, Any]) -> None:
 
 def _architecture(folder: str) -> str | None:
     try:
-        return ModelConfig(msgspec.json.decode((Path(folder) / "config.json").read_bytes(), type=dict)).architecture
-    except (OSError, ValueError):  # which `describe` explains
+        return ModelConfig(read_config(Path(folder))).architecture
+    except (ModelError, ValueError):  # which `describe` explains
         return None
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.kernels.errors import ModelError
+from quire.kernels.regular_files import open_regular
 from quire.kernels.runner import Vocabulary
 from quire.kernels.weights.gguf_checkpoint import open_checkpoint
 from quire.protocol.resident_memory import trim_heap
@@ -54,7 +55,8 @@ class GrammarTokenizer:
 
         path = Path(self._folder) / "tokenizer.json"
         try:
-            text = path.read_text(encoding="utf-8")
+            with open_regular(path) as file:
+                text = file.read().decode()
             own = _read(LLTokenizer, text, open_checkpoint(self._folder).eos_token_ids())
             return Vocabulary(_lib.__file__, _texts(own), own.eos_tokens, own.tokenize_bytes)
         except (OSError, ValueError, ModelError) as error:

@@ -19,6 +19,7 @@ from quire.engine_core.scheduling.policies import POLICIES
 from quire.engine_core.simulation.fleet import Fleet
 from quire.engine_core.simulation.routers import ROUTERS
 from quire.protocol.errors import ProtocolError
+from quire.protocol.parent_death import end_with_parent
 from quire.protocol.simulation import (
     SimulatedRequest,
     SimulatedResult,
@@ -34,7 +35,12 @@ _MOST_RESULTS = 256  # that are written together
 
 
 def main() -> int:
-    """Simulate; return the exit status. Errors of the setup or the requests go to stderr."""
+    """Simulate; return the exit status. Errors of the setup or the requests go to stderr.
+
+    The process ends with its parent, if that names itself by its process id.
+    """
+    if len(sys.argv) > 1:
+        end_with_parent(int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # its owner gets it too, and ends this process
     gc.disable()  # there are no cycles, and each collection would look at all objects
     try:

@@ -16,8 +16,8 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from quire.frontend.activity import Activity
 from quire.frontend.children import start_child
-from quire.frontend.client.activity import Activity
 from quire.frontend.client.engine_log import EngineLog
 from quire.frontend.errors import EngineDeadError, EngineStartError
 from quire.protocol.messages import SchedulerStats

@@ -57,13 +57,22 @@ class TokenizerMissingError(TokenizerError):
     """The model folder exists but has no tokenizer, so that only token ids are supported."""
 
 
+def has_file(path: Path) -> bool:
+    """Return True if a file of a model is there. Raises TokenizerError for a pipe and the like, which could wait for
+    ever when it is opened.
+    """
+    if path.exists() and not path.is_file():
+        raise TokenizerError(f"{path} is a pipe, folder or device, and the files of a model must be regular ones")
+    return path.exists()
+
+
 def read_json(folder: Path, name: str) -> dict[str, Any]:
     """Return the JSON object in `folder/name`, or an empty one if there is no such file."""
     path = folder / name
+    if not has_file(path):
+        return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
     except (OSError, ValueError, RecursionError) as error:
         raise TokenizerError(f"{path} cannot be read: {error}; restore the file from the model's source") from error
     if not isinstance(value, dict):
@@ -110,9 +119,9 @@ def load_backend(folder: Path, config: dict[str, Any]) -> Backend:
         what = "is a file" if folder.exists() else "does not exist"
         raise TokenizerError(f"model folder {folder} {what}; give a folder with config.json, weights and {NEEDED}")
     fields = typed(folder, "tokenizer_config.json", config, _TokenizerConfig)
-    if (folder / "tokenizer.json").is_file():
+    if has_file(folder / "tokenizer.json"):
         backend = _load_fast(folder / "tokenizer.json")
-    elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+    elif has_file(folder / "vocab.json") and has_file(folder / "merges.txt"):
         backend = _load_gpt2(folder, fields)
     else:
         raise TokenizerMissingError(_missing(folder))

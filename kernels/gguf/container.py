@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.kernels.errors import ModelError
+from quire.kernels.regular_files import open_regular
 
 TYPES = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
@@ -104,7 +105,7 @@ def read_gguf(files: list[Path]) -> GgufModel:
 
 def _map(path: Path) -> mmap.mmap:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             if path.stat().st_size == 0:
                 raise ModelError(f"{path} is empty; a GGUF file begins with the letters GGUF")
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

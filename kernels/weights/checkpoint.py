@@ -20,6 +20,7 @@ import numpy.typing as npt
 from quire.kernels._native import checksum
 from quire.kernels.errors import ModelError
 from quire.kernels.host import describe_address_limit
+from quire.kernels.regular_files import open_regular
 from quire.kernels.weights.expert_tensors import find_expert, other_names
 from quire.kernels.weights.tensor import FLOAT_DTYPES, INTEGER_DTYPES, Tensor
 
@@ -100,7 +101,7 @@ class Checkpoint:
 
     def _open(self, path: Path, promised: list[str]) -> None:
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 size = path.stat().st_size
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else None
         except OSError as error:
@@ -259,7 +260,7 @@ def _instead(folder: Path, otherwise: str) -> str:
 
 
 def _bounded(path: Path) -> bytes:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         text = file.read(_MAX_HEADER_BYTES + 1)
     if len(text) > _MAX_HEADER_BYTES:
         raise ModelError(f"{path} has more than {_MAX_HEADER_BYTES} bytes; it is not the JSON file of a checkpoint")

@@ -28,6 +28,7 @@ from quire.kernels._native import Runner, checksum
 from quire.kernels.emit.layout import Dtypes
 from quire.kernels.errors import ModelError
 from quire.kernels.operands import Matrix, Operand
+from quire.kernels.regular_files import open_regular
 from quire.kernels.weights.quantization import Quantization
 
 _LAYOUT = 3
@@ -90,7 +91,7 @@ class CacheFile:
     def _read(self, progress: Callable[[int], None]) -> bool:
         """Return False if there is no file, or a damaged one. The memory is as it was, or zero."""
         try:
-            with self.path.open("rb", buffering=0) as file:
+            with open_regular(self.path) as file:
                 try:
                     self._read_matrices(file.fileno(), progress)
                 except (DamagedFileError, OSError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ from typing import IO
 
 import msgspec
 
+from quire.frontend.children import start_child
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 from quire.protocol.simulation import SimulatedRequest, SimulationOutput, SimulationSetup, read_frame, write_frame
 
@@ -29,9 +31,9 @@ def simulate(setup: SimulationSetup, requests: Iterable[WorkloadRequest]) -> Gen
     raises once all requests before that have been simulated.
     """
     # -P: folders in the current directory must not shadow packages
-    command = [sys.executable, "-P", "-m", "quire.engine_core.simulation"]
+    command = [sys.executable, "-P", "-m", "quire.engine_core.simulation", str(os.getpid())]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True) as process:
+    with start_child(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:

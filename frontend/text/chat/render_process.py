@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import resource
 import signal
+import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -16,10 +17,12 @@ import msgspec
 from quire.frontend.errors import ChatTemplateError
 from quire.frontend.text.chat.render_protocol import MAX_CHARS, RENDER_BYTES, RENDER_SECONDS, RenderReply, RenderRequest
 from quire.frontend.text.chat.template import ChatTemplate
+from quire.protocol.parent_death import end_with_parent
 
 
 def main() -> None:
-    """Answer requests from the socket that is this process's standard input."""
+    """Answer requests from the socket that is standard input; the argument is the process id of the parent."""
+    end_with_parent(int(sys.argv[1]))
     _limit_memory()
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     connection: Connection[bytes, bytes] = Connection(0)

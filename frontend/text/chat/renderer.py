@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import os
 import queue
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
 import msgspec
 
+from quire.frontend.activity import Activity
+from quire.frontend.children import start_child
 from quire.frontend.errors import ChatTemplateError
 from quire.frontend.text.chat.messages import Message
 from quire.frontend.text.chat.render_protocol import RENDER_SECONDS, RenderReply, RenderRequest
@@ -22,6 +28,8 @@ from quire.frontend.text.chat.template_files import TemplateSource
 MAX_PROCESSES = 4  # at once; each renders one conversation at a time
 _IDLE_SECONDS = 0.1  # to wait for a busy process before another is started
 _WALL_SECONDS = 60.0  # for `RENDER_SECONDS` of CPU time, on the busiest host
+_LOOK_SECONDS = 0.5  # between looks at a process that renders
+_MOST_IDLE_LOOKS = 20  # between which it has done nothing
 
 
 class TemplateRenderer:
@@ -34,14 +42,15 @@ class TemplateRenderer:
 
     def __init__(self) -> None:
         self._idle: queue.LifoQueue[_RenderProcess] = queue.LifoQueue()
-        self._num_processes = 0
-        self._lock = threading.Lock()  # of their number
+        self._processes: set[_RenderProcess] = set()
+        self._lock = threading.Lock()  # of these
         self._is_closed = False
 
     def render(self, template: TemplateSource, messages: Sequence[Message], /, **options: Any) -> str:
         """Return the prompt; the arguments are those of `ChatTemplate.render`.
 
-        Raises ChatTemplateError if the template is broken or rejects the messages, or needs too much time or memory.
+        Raises ChatTemplateError if the template is broken or rejects the messages, or needs too much time or memory, or
+        if this is closed meanwhile.
         """
         frame = _encode(RenderRequest(template, messages, options))
         try:
@@ -53,8 +62,12 @@ class TemplateRenderer:
         return reply.text
 
     def close(self) -> None:
-        """End the processes. Idempotent."""
-        self._is_closed = True
+        """End the processes, also those that render. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            processes = list(self._processes)
+        for process in processes:
+            process.kill()
         with suppress(queue.Empty):
             while True:
                 self._end(self._idle.get_nowait())
@@ -68,28 +81,28 @@ class TemplateRenderer:
             self._end(process)
             raise
         self._idle.put(process)
-        if self._is_closed:
-            self.close()
         return reply
 
     def _take(self) -> _RenderProcess:
         """Return an idle process, or a new one if none becomes idle soon; most renderings take less than 1 ms."""
         while True:
             with suppress(queue.Empty):
-                process = self._idle.get(timeout=_IDLE_SECONDS if self._num_processes else 0.0)
+                process = self._idle.get(timeout=_IDLE_SECONDS if self._processes else 0.0)
                 if process.is_alive:
                     return process
                 self._end(process)
             with self._lock:
-                if self._num_processes < MAX_PROCESSES:
+                if self._is_closed:
+                    raise ChatTemplateError("no chat template is rendered any more: the client was closed")
+                if len(self._processes) < MAX_PROCESSES:
                     process = _RenderProcess()
-                    self._num_processes += 1
+                    self._processes.add(process)
                     return process
 
     def _end(self, process: _RenderProcess) -> None:
-        process.kill()
+        process.end()
         with self._lock:
-            self._num_processes -= 1
+            self._processes.discard(process)
 
 
 class _ProcessKilledError(ChatTemplateError):
@@ -97,17 +110,22 @@ class _ProcessKilledError(ChatTemplateError):
 
 
 class _RenderProcess:
-    """A process that runs `render_process`. It ends by itself when this one is gone, since its input then ends."""
+    """A process that runs `render_process`. It ends by itself when this one is gone."""
 
     def __init__(self) -> None:
-        self._connection, theirs = Pipe()
+        ours, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "quire.frontend.text.chat.render_process"],
+            self._process = start_child(
+                [sys.executable, "-P", "-m", "quire.frontend.text.chat.render_process", str(os.getpid())],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is its owner's
             )
+        # A process that is stopped does not read what is sent, which may be more than the socket holds.
+        seconds, fraction = divmod(_MOST_IDLE_LOOKS * _LOOK_SECONDS, 1)
+        timeout = struct.pack("ll", int(seconds), int(fraction * 1e6))
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+        self._connection: Connection[bytes, bytes] = Connection(ours.detach())
 
     @property
     def is_alive(self) -> bool:
@@ -117,9 +135,12 @@ class _RenderProcess:
     def answer(self, frame: bytes) -> RenderReply:
         """Return the reply to a request. Raises ChatTemplateError if the process ends instead; it is then of no use."""
         try:
+            self._go_on()
             self._connection.send_bytes(frame)
-            if self._connection.poll(_WALL_SECONDS):
+            if self._has_answered():
                 return msgspec.msgpack.decode(self._connection.recv_bytes(), type=RenderReply)
+        except BlockingIOError:
+            raise _ProcessKilledError("the process that renders the model's chat template does not read") from None
         except (EOFError, ConnectionError):
             status = self._process.wait()
             if status != -signal.SIGPROF:
@@ -130,11 +151,31 @@ class _RenderProcess:
             "fewer or shorter ones, or use another template"
         )
 
+    def _has_answered(self) -> bool:
+        """Wait for the reply, as long as the process may take."""
+        activity = Activity(self._process.pid)
+        for _ in range(math.ceil(_WALL_SECONDS / _LOOK_SECONDS)):
+            if self._connection.poll(_LOOK_SECONDS):
+                return True
+            self._go_on()
+            activity.look()
+            if activity.num_idle_looks >= _MOST_IDLE_LOOKS:
+                raise _ProcessKilledError("the process that renders the model's chat template does nothing")
+        return False
+
+    def _go_on(self) -> None:
+        """Continue the process, which somebody may have stopped."""
+        self._process.send_signal(signal.SIGCONT)
+
     def kill(self) -> None:
-        """End the process."""
-        self._connection.close()
+        """Kill the process; whoever waits for its answer learns of it. Return when it is gone."""
         self._process.kill()
         self._process.wait()
+
+    def end(self) -> None:
+        """Kill it, and give back the connection, for whose answer nobody waits."""
+        self.kill()
+        self._connection.close()
 
 
 def _encode(request: RenderRequest) -> bytes:

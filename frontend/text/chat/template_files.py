@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from quire.frontend.errors import ChatTemplateError
-from quire.frontend.text.tokenizer_files import read_json, special_tokens, typed
+from quire.frontend.text.tokenizer_files import has_file, read_json, special_tokens, typed
 
 _CONFIGS = ("tokenizer_config.json", "chat_template.json")
 
@@ -54,7 +54,7 @@ def template_sources(folder: str | os.PathLike[str]) -> dict[str, str]:
     listed = next((each for each in found if each is not None), [])
     sources = {"default": listed} if isinstance(listed, str) else {each.name: each.template for each in listed}
     for file in [*sorted(path.glob("additional_chat_templates/*.jinja")), path / "chat_template.jinja"]:
-        if file.is_file():
+        if has_file(file):
             sources["default" if file.name == "chat_template.jinja" else file.stem] = _text(file)
     return sources
 

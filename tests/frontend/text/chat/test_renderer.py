@@ -132,6 +132,28 @@ def test_no_process_stays_after_the_renderer_is_closed() -> None:
     wait_until(lambda: set(children()) <= before, "a process stays")
 
 
+@pytest.mark.parametrize("size", [5, 1_000_000])
+def test_a_process_that_is_stopped_goes_on(size: int) -> None:
+    """Also where more is sent than its socket holds."""
+    before, renderer = set(children()), TemplateRenderer()
+    with contextlib.closing(renderer):
+        assert renderer.render(template(ECHO), HELLO) == "<s>Hello"
+        for pid in set(children()) - before:
+            os.kill(pid, signal.SIGSTOP)
+        assert renderer.render(template(ECHO), [{"role": "user", "content": "x" * size}]) == "<s>" + "x" * size
+
+
+def test_what_is_rendered_ends_with_the_renderer() -> None:
+    before, renderer = set(children()), TemplateRenderer()
+    with ThreadPoolExecutor(1) as pool:
+        text = pool.submit(renderer.render, template(LOOP), HELLO)
+        wait_until(lambda: set(children()) > before, "no process starts")
+        renderer.close()
+        with pytest.raises(ChatTemplateError, match="the client was closed"):
+            text.result()
+    assert set(children()) <= before
+
+
 @pytest.mark.parametrize(
     "messages", [[{"role": "user", "content": object()}], [{"role": "user", "content": "\ud800"}], object()]
 )
