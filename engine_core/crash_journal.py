@@ -30,9 +30,9 @@ _CONVICTING_CRASHES = 2  # deaths of what the engine did itself, one of them in 
 _RECORD = np.dtype([(name, "i8") for name in ("identity", "num_deaths", "num_alone", "num_crashes", "place")])
 _LAYOUT = np.dtype(
     [
-        ("is_crash", "i8"),  # of the last death, by `quire.protocol.supervision.note_death`
+        ("is_crash", "i8"),  # of the last death, as the supervisor notes, who reads the next field too:
+        ("num_in_step", "i8"),  # of the entries below; 0 between steps. See `quire.protocol.supervision`
         ("version", "i8"),
-        ("num_in_step", "i8"),  # of the entries below; 0 between steps
         ("in_step", [("identity", "i8"), ("place", "i8")], (_MOST,)),
         ("compiling", "i8"),  # identity of the request whose grammar is being compiled, 0 for none
         ("num_records", "i8"),  # of the rows below, some of which may have been dropped: their identity is 0
@@ -72,8 +72,8 @@ class DeathRecord:
 class CrashJournal:
     """The journal in the memfd `fd`; without one, it is of use to nobody. Of one loop, but for `note_compiling`.
 
-    `records` are by identity. `num_explained_deaths`: how many deaths the last one has explained, as it is the doing of
-    one request. Raises ModelError if the file is unusable.
+    `records` are by identity. `num_explained_deaths`: how many deaths are known only now to be the doing of a request,
+    as a later one, in a step of its own, convicts it. Raises ModelError if the file is unusable.
     """
 
     def __init__(self, fd: int | None = None) -> None:
@@ -150,13 +150,11 @@ class CrashJournal:
                 record.place = max(record.place, end + _PLACE_MARGIN)
                 records[identity] = record
                 if identity == compiled or (num_in_step == 1 and not compiled):
-                    self._blame(record)
+                    record.num_alone += 1
+                    if record.is_guilty:
+                        self.num_explained_deaths = record.num_deaths - record.num_alone
+                    self.num_explained_deaths += identity == compiled and num_in_step != 1
         return dict(list(records.items())[-_MOST:])  # the oldest may be of clients that are gone
-
-    def _blame(self, record: DeathRecord) -> None:
-        """Count a death for the one request that the engine worked on; one that is convicted explains those before."""
-        record.num_alone += 1
-        self.num_explained_deaths = 1 + (record.num_deaths - record.num_alone if record.is_guilty else 0)
 
     def _write(self) -> None:
         """Write all records."""

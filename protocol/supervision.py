@@ -14,9 +14,17 @@ CRASHES = frozenset(
 )
 """Signals by which a process ends for what it does itself; others come from outside as a rule."""
 
-_NOTE = struct.Struct("<q")
+_HEAD = struct.Struct("<qq")  # of a crash journal, a memfd: was it a crash, and how many requests were in the step
 
 
-def note_death(journal: int, *, is_crash: bool) -> None:
-    """Note at the start of the crash journal, a memfd, how the engine has died that has written it."""
-    os.pwrite(journal, _NOTE.pack(is_crash), 0)
+def note_death(journal: int, *, is_crash: bool) -> bool:
+    """Note in the crash journal how the engine has died that has written it.
+
+    Return True if it died in a step of a single request, which explains the death.
+    """
+    head = os.pread(journal, _HEAD.size, 0)
+    if len(head) < _HEAD.size:
+        return False  # it has died before it wrote any
+    _, num_in_step = _HEAD.unpack(head)
+    os.pwrite(journal, _HEAD.pack(is_crash, num_in_step), 0)
+    return bool(num_in_step == 1)

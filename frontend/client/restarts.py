@@ -14,7 +14,7 @@ _LONGEST_PAUSE = 30.0
 class Restarts:
     """The deaths in a row of engines that have not lived long.
 
-    Those that the next engine explains by a request do not count: that request ends soon, and nobody waits for it.
+    Those that are explained by a request do not count: that request ends soon, and nobody waits for it.
     """
 
     def __init__(self, most: int, clock: Callable[[], float]) -> None:
@@ -51,9 +51,10 @@ class Restarts:
         now = self._clock()
         self._old_from = now + max(_HEALTHY_SECONDS, _HEALTHY_STARTS * (now - self._begun))
 
-    def note_death(self) -> None:
+    def note_death(self, *, is_explained: bool) -> None:
         """Count the death of a process that was ready."""
-        self.num_deaths = 1 if self._clock() > self._old_from else self.num_deaths + 1
+        before = 0 if self._clock() > self._old_from else self.num_deaths
+        self.num_deaths = before + (not is_explained or self._most == 0)
 
     def note_failure(self) -> None:
         """Count a start that has failed."""

@@ -201,10 +201,11 @@ class Supervisor:
             if self._process.status == 0:  # a successor ends with `stop`
                 self.failure = EngineDeadError("the engine was told to end, and has done so")
                 return
-            note_death(self._crash_journal, is_crash=not cause and -(self._process.status or 0) in CRASHES)
+            is_crash = not cause and -(self._process.status or 0) in CRASHES
+            is_explained = note_death(self._crash_journal, is_crash=is_crash)
             successor = self._take_successor()
             if successor is None:
-                restarts.note_death()
+                restarts.note_death(is_explained=is_explained)
             elif self._hand_over(successor):
                 continue
             else:

@@ -15,6 +15,7 @@ from paged_executor import Engine, PagedStepResult, expected_tokens
 from quire.engine_core.crash_journal import CrashJournal
 from quire.kernels.errors import ModelError
 from quire.protocol.messages import EngineCoreRequest, ErrorKind, FinishReason, PoolingParams, SamplingParams
+from quire.protocol.supervision import note_death
 
 POISON = 666  # a prompt that begins with it kills the engine once it has DEADLY tokens
 DEADLY = 12
@@ -26,6 +27,10 @@ class DiedError(BaseException):
     """The end of a process, which nothing in it survives."""
 
 
+class CrashError(DiedError):
+    """The end of a process by what it does itself."""
+
+
 class Lives:
     """Engines with one journal, and clients that send each the requests that have not ended."""
 
@@ -33,6 +38,8 @@ class Lives:
         self.fd = os.memfd_create("journal")
         self.limits = limits
         self.num_deaths = 0
+        self.num_unexplained = 0  # of these, those that no request has caused as far as is known
+        self.error_kinds: dict[str, ErrorKind] = {}  # those expected, other than FAILED
         self.steps: list[list[str]] = []  # the requests of each step, of all lives
         self.errors: dict[str, str] = {}
         self._messages: dict[str, tuple[bytes, EngineCoreRequest]] = {}
@@ -44,6 +51,7 @@ class Lives:
 
     def add(self, name: str, prompt: list[int], client_id: bytes = b"client", **fields: Any) -> None:
         params = fields.pop("sampling_params", SamplingParams(seed=0, max_tokens=LENGTH))
+        self.error_kinds[name] = fields.pop("error_kind", ErrorKind.FAILED)
         message = EngineCoreRequest(name, prompt, params, identity=1 + len(self._tokens), **fields)
         self._messages[name], self._tokens[name] = (client_id, message), []
         self.engine.core.receive(client_id, message)
@@ -59,21 +67,24 @@ class Lives:
         num_steps = len(self.engine.executor.steps)
         try:
             self.engine.step()
-        except DiedError:
-            self.die()
+        except DiedError as death:
+            self.die(is_crash=isinstance(death, CrashError))
             return
         self.steps += [list(step) for step in self.engine.executor.steps[num_steps:]]
         self._take()
 
-    def die(self) -> None:
+    def die(self, *, is_crash: bool = False) -> None:
         """End the engine where it is; the next one is there at once."""
         self.num_deaths += 1
+        self.num_unexplained += not note_death(self.fd, is_crash=is_crash)
         self._take()
+        now = self.engine.now
         self._begin()
+        self.engine.now = now
         for name, (client_id, message) in self._messages.items():
             again = EngineCoreRequest(
                 name, message.prompt_token_ids, message.sampling_params, identity=message.identity,
-                pooling=message.pooling, generated_token_ids=self._tokens[name],
+                pooling=message.pooling, generated_token_ids=self._tokens[name], tenant=message.tenant,
             )  # fmt: skip
             self.engine.core.receive(client_id, again)
 
@@ -93,13 +104,15 @@ class Lives:
         pytest.fail(f"{self.open} wait for ever")
 
     def _begin(self) -> None:
-        self.engine = Engine(is_supervised=True, journal=CrashJournal(self.fd), **self.limits)
+        journal = CrashJournal(self.fd)
+        self.num_unexplained -= journal.num_explained_deaths
+        self.engine = Engine(is_supervised=True, journal=journal, **self.limits)
         compute = self.engine.executor.step
 
         def step(slots: list[int], starts: list[int], counts: list[int], *_drafts: Any) -> PagedStepResult:
             for slot, start, count in zip(slots, starts, counts, strict=True):
                 if self.engine.executor.sequences.tokens(slot)[0] == POISON and start + count >= DEADLY:
-                    raise DiedError
+                    raise CrashError
             return compute(slots, starts, counts)
 
         self.engine.executor.step = step  # type: ignore[method-assign, assignment]
@@ -112,7 +125,7 @@ class Lives:
                 self._tokens[name] += output.new_token_ids
                 if output.finish_reason is not None:
                     if output.error is not None:
-                        assert output.error_kind is ErrorKind.FAILED
+                        assert output.error_kind is self.error_kinds[name]
                         self.errors[name] = output.error
                     del self._messages[name]
         self.engine.sent.clear()
@@ -145,7 +158,7 @@ def test_requests_that_kill_the_engine_end_alone(poisoned: list[bool], late: int
         else:
             assert lives.tokens(str(number)) == expected_tokens([5, 7, number], 0, 1000, LENGTH)
     assert len(lives.errors) == sum(poisoned)
-    assert lives.num_deaths <= 4 * sum(poisoned)
+    assert lives.num_deaths <= 3 * sum(poisoned)
     lives.close()
 
 
@@ -259,3 +272,46 @@ def test_a_journal_that_cannot_be_used_is_rejected(lives: Lives) -> None:
     with pytest.raises(ModelError, match=rf"crash_journal_fd={read}: .*; give a memfd that the engine inherits"):
         CrashJournal(read)
     os.close(read)
+
+
+def test_a_tenant_whose_requests_kill_again_and_again_is_held_back(lives: Lives) -> None:
+    """Its open requests and those of others go on, and so does it, some minutes after the first."""
+    lives.add("own", [5, 6, 7], tenant="bad", sampling_params=SamplingParams(seed=0, max_tokens=60))
+    lives.add("other", [5, 6, 8], tenant="good")
+    for number in range(3):
+        lives.add(str(number), [POISON, *range(20, 20 + DEADLY), number], tenant="bad")
+        while str(number) in lives.open:
+            lives.step()
+    assert lives.num_deaths == 6
+    assert "own" in lives.open
+    lives.add("held back", [5, 6, 9], tenant="bad", error_kind=ErrorKind.OVERLOADED)
+    lives.add("free", [5, 6, 9], tenant="good")
+    lives.add("nameless", [5, 6, 9])
+    lives.finish()
+    assert "3 requests with this API key, or of this client, have killed the engine" in lives.errors["held back"]
+    assert set(lives.errors) == {"0", "1", "2", "held back"}
+    lives.engine.now += 601.0
+    lives.add("later", [5, 6, 9], tenant="bad")
+    lives.finish()
+    assert "later" not in lives.errors
+
+
+@pytest.mark.parametrize(("has_tokens", "num_deaths"), [(False, 2), (True, 3)])
+def test_a_culprit_among_others_is_found_by_few_crashes_which_it_explains(
+    lives: Lives, num_deaths: int, *, has_tokens: bool
+) -> None:
+    for number in range(6):
+        lives.add(str(number), [5, 6, number])
+    lives.add("guilty", [POISON, 7] if has_tokens else [POISON, *range(20, 20 + DEADLY)])
+    lives.finish()
+    assert set(lives.errors) == {"guilty"}
+    assert lives.num_deaths == num_deaths
+    assert lives.num_unexplained == 0
+
+
+def test_kills_from_outside_convict_later_than_crashes(lives: Lives) -> None:
+    lives.add("a", [5, 6, 7])
+    for _ in range(2):
+        lives.die_in_step()
+    lives.finish()
+    assert lives.errors == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -269,6 +270,20 @@ class SimulatedEngine:
         else:
             again = partial(self._expect_no_requests, client_id, server, patience - is_stepping)
             self.process.after(0.6, again)
+
+    def crash(self, why: str) -> None:
+        """End the process by SIGSEGV, of what it does itself; from a thread of its own."""
+        self._status = -signal.SIGSEGV
+        self.process.kill(why)
+        raise KilledError
+
+    def orphan(self) -> None:
+        """Learn from the kernel that the process that has started it is dead."""
+        if self._is_ready:
+            self.process.resume()
+            self.process.soon(partial(self.process.kill, "its supervisor is dead"))
+        else:
+            self.process.kill("its supervisor is dead")
 
     def exit(self, status: int) -> None:
         """End the process, from a thread of its own."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fault_simulation.storage_faults import Kinds, StorageFaults
 from fault_simulation.world import KilledError, World, sleep
@@ -36,7 +36,7 @@ class StepFailedError(Exception):
 class Faults:
     """All that goes wrong in a run: the `Misfortune` of its engines, and faults at given times."""
 
-    def __init__(self, system: System, world: World) -> None:
+    def __init__(self, system: System, world: World, *, has_operator: bool) -> None:
         self.injected: Counter[str] = Counter()
         self.culprits: set[tuple[int, ...]] = set()  # prompts of requests that a failed step may end
         self.are_over = False
@@ -69,12 +69,18 @@ class Faults:
         of_storage = self._storage.kinds
         names = self._choose(kinds, (0, 1, 1, 2, 2, 3, 4, 6)) + self._choose(of_storage, (0, 0, 1, 1, 2, 4))
         self.are_brief = set(names) <= _BRIEF | of_storage.keys()  # none keeps anybody from answering for long
+        more: dict[str, tuple[float, Callable[[], bool]]] = {"standby stopped": (0.15, self._stop_standby)}
+        if has_operator:
+            more["supervisor killed"] = (0.6, self._kill_supervisor)
+        added = [name for name, (share, _) in more.items() if system.chance.random() < share]
+        for name in added:
+            self._plan(name, system.chance.uniform(_FIRST, _LAST), more[name][1])
+        self.are_brief = self.are_brief and not added
         self.names = names
         system.storage.is_harmed = not of_storage.keys().isdisjoint(names) or not _STALLING.isdisjoint(names)
         kinds |= of_storage
         for name in names:
-            when = self._random.uniform(_FIRST, _LAST)
-            world.at(when, lambda name=name: self._inject(name, kinds[name][1]))  # type: ignore[misc]
+            self._plan(name, self._random.uniform(_FIRST, _LAST), kinds[name][1])
         world.at(_LAST + 12.0, self._end)
 
     @property
@@ -101,8 +107,7 @@ class Faults:
         requests = engine.requests_in_step
         if poison := self._system.poison_in(requests):
             self.count("poisoned request kills the engine")
-            engine.process.kill(f"poisoned by {poison}")
-            raise KilledError
+            engine.crash(f"poisoned by {poison}")
         if self._num_failing_steps > 0:
             self._num_failing_steps -= 1
             if self._step_error is StepFailedError:
@@ -129,6 +134,9 @@ class Faults:
     def _choose(self, kinds: Kinds, counts: tuple[int, ...]) -> list[str]:
         weights = [weight for weight, _ in kinds.values()]
         return self._random.choices(list(kinds), weights, k=self._random.choice(counts))
+
+    def _plan(self, name: str, when: float, fault: Callable[[], bool]) -> None:
+        self._world.at(when, lambda: self._inject(name, fault))
 
     def _inject(self, name: str, fault: Callable[[], bool]) -> None:
         if fault():
@@ -186,6 +194,22 @@ class Faults:
             return False
         engine.process.stop()
         self._world.at(self._world.now + self._random.choice((0.2, 3.0, 30.0, _FOREVER)), engine.process.resume)
+        return True
+
+    def _stop_standby(self) -> bool:
+        """Stop the process that stands by, for good, and kill the engine, whose place it is to take."""
+        supervisor = self._system.supervisor
+        standby: Any = None if supervisor is None else supervisor._standby
+        if standby is None or standby.ended.is_set():
+            return False
+        standby.process.stop()
+        return self._kill()
+
+    def _kill_supervisor(self) -> bool:
+        operator = self._system.operator
+        if operator is None or not operator.process.is_alive:
+            return False
+        operator.kill()
         return True
 
     def _fail_starts(self) -> bool:

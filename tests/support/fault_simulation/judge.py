@@ -37,6 +37,8 @@ class Judge:
             return f"it ended {wish.seconds_overdue:.1f} s late"
         if request.error is not None:
             return None if self._may_fail(wish, request.error) else f"failed: {request.error}"
+        if "abort" in request.finish_reasons and wish.aborted is None:
+            return "was lost, and its client takes what it has for the whole"
         if wish.is_poisoned and wish.aborted is None and "timeout" not in request.finish_reasons:
             return "is poisoned, and has ended well"
         return difference(wish, undisturbed(wish, self._system.limits, self._eos_token_ids))

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import logging
 import os
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from fault_simulation.engine import BROKEN, POISON, SimulatedEngine
 from fault_simulation.faults import Faults
 from fault_simulation.judge import Judge
 from fault_simulation.network import Network
+from fault_simulation.operator import Operator
 from fault_simulation.server import ADDRESS
 from fault_simulation.storage import Storage, disk_bytes
 from fault_simulation.world import Process, Thread, World
@@ -31,6 +33,7 @@ from quire.engine_core.request import Request
 from quire.frontend.client import engine_client, supervisor
 from quire.frontend.client.launcher import ReloadCall
 from quire.frontend.client.supervisor import Supervisor
+from quire.frontend.errors import EngineDeadError
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.protocol.engine_options import SupervisionOptions
 from quire.protocol.engine_shape import EngineShape
@@ -41,6 +44,8 @@ _FEW_VALUES = 600  # that may wait for slow clients
 _FOLLOWING = 0.4  # of the prompts begin with a whole one from before
 _MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # folders in memory
 _DISK_POLL_SECONDS = 1.0  # instead of a shorter time, which would be most of the events of a disk
+_GIVEN_UP = EngineDeadError("the engine is not started again")
+_OPERATED = 0.3  # of the runs
 _EOS_TOKEN_IDS = [210, 220, 230, 240, 250, 260]
 
 
@@ -79,6 +84,7 @@ class System:
     def __init__(self, seed: int, *, is_traced: bool) -> None:
         self.world = world = World(seed, is_traced=is_traced)
         choose = world.random
+        self.chance = random.Random(f"more of {seed}")  # for what was added later: what the seed draws stays
         self.ends: Counter[str] = Counter()
         self.engine: SimulatedEngine | None = None  # the last one that has begun
         self.engines: list[SimulatedEngine] = []
@@ -99,7 +105,11 @@ class System:
         self.held: list[int] = []  # descriptors of others
         self._folder: TemporaryDirectory[str] | None = None
         self.storage = self._make_storage()
-        self.faults = Faults(self, world)
+        self.operator: Operator | None = None
+        is_operated = self.chance.random() < _OPERATED
+        self.faults = Faults(self, world, has_operator=is_operated)
+        if is_operated:
+            self.operator = Operator(world, self._supervise, is_patient=not self.dies_often)
         tokenizer = _tokenizer()
         self._judge = Judge(self, _EOS_TOKEN_IDS)
         self.clients: list[SimulatedClient] = []
@@ -114,15 +124,22 @@ class System:
                     wishes,
                     f"client {index}",
                     eos_token_ids=_EOS_TOKEN_IDS,
-                    reconnect_timeout=300.0 if index else float("inf"),
-                    start_supervisor=None if index else self._supervise,
+                    reconnect_timeout=300.0 if index or is_operated else float("inf"),
+                    start_supervisor=None if index or is_operated else self._supervise,
                     on_end=self._judge.judge,
                 )
             )
-        owner = self.clients[0]
+        owner, operator = self.clients[0], self.operator
+        if operator is not None:
+            owner.engine_failure = lambda: _GIVEN_UP if operator.has_given_up else None
         for client in self.clients[1:]:
             client.engine_failure = lambda: owner.start_error or owner.engine_failure()
         world.check = self._check
+
+    @property
+    def supervisor(self) -> Supervisor | None:
+        """The supervisor of the engine, if there is one now."""
+        return self.clients[0].supervisor if self.operator is None else self.operator.supervisor
 
     @property
     def dies_often(self) -> bool:
@@ -150,10 +167,17 @@ class System:
             lambda: all(each.is_done or not each.process.is_alive for each in self.clients), world.now + _PATIENCE
         ):
             world.fail("not everybody could leave")
+        if self.operator is not None:
+            operator = self.operator
+            operator.close()
+            if not world.run(lambda: operator.is_done, world.now + _PATIENCE):
+                world.fail("the supervisor does not end")
 
     def end(self) -> None:
         """Unwind all that is left."""
-        for process in [*(engine.process for engine in self.engines), *(client.process for client in self.clients)]:
+        owners = [] if self.operator is None else [self.operator.process]
+        users = [client.process for client in self.clients]
+        for process in [*(engine.process for engine in self.engines), *users, *owners]:
             process.is_alive = False
             process.unwind()
         for engine in self.engines:
@@ -228,6 +252,7 @@ class System:
             on_reload=pass_on,
         )  # fmt: skip
         engine.process.on_death.append(self._note_death)
+        owner.on_death.append(engine.orphan)
         self.engines.append(engine)
         return engine
 
