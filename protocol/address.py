@@ -25,10 +25,18 @@ MAX_SOCKET_PATH = 103 if sys.platform == "darwin" else 107
 _FOLDER_PREFIX = "quire-"
 _SOCKET = "engine.sock"
 _LOCK_SECONDS = 5.0
+_ABANDONED_SECONDS = 86400.0  # of a folder without a socket: no engine loads as long
 
 
 def default_address() -> str:
-    """Return the `ipc://` path of a socket in a fresh private (0700) folder; `remove_address` removes both."""
+    """Return the `ipc://` path of a socket in a fresh private (0700) folder; `remove_address` removes both.
+
+    Remove those folders that others have left when they were killed before there was a socket in them.
+    """
+    for folder in Path(_base()).glob(f"{_FOLDER_PREFIX}*"):
+        with contextlib.suppress(OSError):  # it has a socket, or is another user's
+            if folder.stat().st_mtime < time.time() - _ABANDONED_SECONDS:
+                folder.rmdir()
     return f"ipc://{tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=_base())}/{_SOCKET}"
 
 

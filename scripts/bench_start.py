@@ -13,13 +13,15 @@ import sys
 import time
 from pathlib import Path
 
+from bench.running_server import children_of
+
 PROMPT = "Once upon a time"
 
 
 def descendants(pid: int) -> list[int]:
     """Return the descendants of a process."""
     try:
-        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        children = children_of(pid)
     except OSError:
         return []
     return children + [below for child in children for below in descendants(child)]

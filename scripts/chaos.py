@@ -1,10 +1,11 @@
 """Streams that outlive their engine: `.venv/bin/python scripts/chaos.py --help`.
 
 Streams of all kinds run through `AsyncLLM` and through an HTTP server while the engine is hit at random points: by
-signals (kill, segv, stop), by the kernel as memory is short (oom, which needs root and cgroups), by a step that fails
-once it has sampled (step). Every answer must equal that of a run which nothing disturbs. The report has the time from
-each hit to the next token. Exit status 1 if an answer differs or is missing, or the engine does not account for all its
-KV pages.
+signals (kill, segv, stop, term, int), by a kill while the process that stands by is stopped (standby), by another
+client's schema of 4,000 references in a row (bomb), by the kernel as memory is short (oom, which needs root and
+cgroups), by a step that fails once it has sampled (step). Every answer must equal that of a run which nothing disturbs,
+and every bomb must end with an error. The report has the time from each hit to the next token. Exit status 1 if an
+answer differs or is missing, or the engine does not account for all its KV pages.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -51,8 +54,12 @@ HTTP_KINDS: dict[str, dict[str, Any]] = {
     "penalties": {"frequency_penalty": 0.8, "presence_penalty": 0.4},
 }
 _BEAM_TOKENS = 60  # few, since a search begins anew with each engine
-SIGNALS = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "stop": signal.SIGSTOP}
-HITS = [*SIGNALS, "oom", "step"]
+SIGNALS = {
+    "kill": signal.SIGKILL, "segv": signal.SIGSEGV, "stop": signal.SIGSTOP, "term": signal.SIGTERM,
+    "int": signal.SIGINT, "standby": signal.SIGKILL,
+}  # fmt: skip
+HITS = [*SIGNALS, "bomb", "oom", "step"]
+_BOMB_REFERENCES = 4000
 _OOM_SECONDS = 5.0  # for which memory is short: an engine that needs none lives on
 _CGROUPS = {"memory": "memory.limit_in_bytes", "": "memory.max"}  # of version 1 and 2
 
@@ -180,9 +187,11 @@ class ShortMemory:
 class Hitter:
     """Hits the engine again and again; `delays` has the seconds from each hit to the next token, by kind."""
 
-    def __init__(self, llm: AsyncLLM, kinds: Iterator[str], pause: tuple[float, float], flag: Path) -> None:
+    def __init__(self, llm: AsyncLLM, url: str, kinds: Iterator[str], pause: tuple[float, float], flag: Path) -> None:
         self.delays: dict[str, list[float]] = {}
+        self.bombs: list[str] = []  # what has become of them
         self._llm = llm
+        self._url = url
         self._kinds = kinds
         self._pause = pause
         self._flag = flag
@@ -196,8 +205,11 @@ class Hitter:
             num_arrived = len(streams.arrivals)  # none of them comes after the hit
             while len(streams.arrivals) == num_arrived:  # noqa: ASYNC110 - they come on other threads too
                 await asyncio.sleep(0.001)
-            self.delays.setdefault(kind, []).append(streams.arrivals[num_arrived] - begun)
-            print(f"  {kind}: next token after {self.delays[kind][-1]:.3f} s", flush=True)
+            delay = streams.arrivals[num_arrived] - begun
+            if kind == "bomb":  # which takes its time before it goes off, and goes off more than once
+                delay = longest_gap(begun, streams.arrivals)
+            self.delays.setdefault(kind, []).append(delay)
+            print(f"  {kind}: next token after {delay:.3f} s", flush=True)
 
     async def _hit(self, kind: str) -> None:
         """Hit the engine; return once it feels that, which most do not survive."""
@@ -207,16 +219,57 @@ class Hitter:
             while self._flag.exists():  # noqa: ASYNC110 - the engine removes it
                 await asyncio.sleep(0.001)
             return
+        if kind == "bomb":
+            self.bombs.append(await asyncio.to_thread(send_bomb, self._url, len(self.bombs)))
+            return
+        if kind == "standby":
+            await self._stop_standby()
         if kind == "oom":
             deadline, memory = time.monotonic() + _OOM_SECONDS, ShortMemory()
             memory.move_in(pid)
         else:
-            os.kill(pid, SIGNALS[kind])
+            with suppress(ProcessLookupError):  # it ends already, of the hit before
+                os.kill(pid, SIGNALS[kind])
         while self._llm.engine_info.engine_pid == pid and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         if kind == "oom":
             memory.move_out(pid)
             memory.remove()
+
+    async def _stop_standby(self) -> None:
+        """Stop the process that stands by, once there is one."""
+        supervisor = self._llm._engine._supervisor  # noqa: SLF001 - nobody else knows it
+        assert supervisor is not None
+        while (standby := supervisor._standby) is None:  # noqa: ASYNC110, SLF001
+            await asyncio.sleep(0.01)
+        os.kill(standby.pid, signal.SIGSTOP)
+
+
+def longest_gap(begun: float, arrivals: list[float]) -> float:
+    """Return the longest time without a token since a moment."""
+    times = [begun, *sorted(when for when in arrivals if when > begun)]
+    return max(after - before for before, after in itertools.pairwise(times))
+
+
+def send_bomb(url: str, number: int) -> str:
+    """Ask for an answer by a schema of references in a row, each time another one; return the error."""
+    chain: dict[str, dict[str, str | int]] = {
+        f"d{index}": {"$ref": f"#/$defs/d{index + 1}"} for index in range(_BOMB_REFERENCES)
+    }
+    chain[f"d{_BOMB_REFERENCES}"] = {"type": "string", "maxLength": 20 + number}
+    schema = {"$defs": chain, "type": "object", "properties": {"x": {"$ref": "#/$defs/d0"}}, "required": ["x"]}
+    json_schema = {"name": f"bomb{number}", "schema": schema}
+    body = {
+        "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 20,
+        "response_format": {"type": "json_schema", "json_schema": json_schema},
+    }  # fmt: skip
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)  # noqa: S310
+    try:
+        with urllib.request.urlopen(request) as reply:  # noqa: S310
+            return f"no error, but {reply.read()[:200]!r}"
+    except urllib.error.HTTPError as error:
+        return f"{error.code} {json.loads(error.read())['error']['message']:.120}"
 
 
 def differences(expected: list[object], answers: list[object]) -> int:
@@ -241,7 +294,7 @@ async def run(args: argparse.Namespace, flag: Path) -> int:
         expected = await undisturbed.run()
         print(f"undisturbed: {args.streams} streams in {time.monotonic() - begun:.2f} s", flush=True)
         num_wrong, kinds = 0, itertools.islice(itertools.cycle(args.hits), args.most)
-        hitter = Hitter(llm, kinds, args.pause, flag)
+        hitter = Hitter(llm, url, kinds, args.pause, flag)
         for number in range(args.rounds):
             streams = Streams(llm, url, args.streams, args.tokens)
             hits = asyncio.create_task(hitter.run(streams))
@@ -262,6 +315,9 @@ async def run(args: argparse.Namespace, flag: Path) -> int:
             f"{len(delays)} hits by {kind}; seconds to the next token: p50 {statistics.median(delays):.3f}, "
             f"p99 {delays[min(len(delays) - 1, int(0.99 * len(delays)))]:.3f}"
         )
+    for text, count in Counter(hitter.bombs).items():
+        print(f"{count} bombs ended with {text}")
+    num_wrong += sum(text.startswith("no error") for text in hitter.bombs)
     print("KV pages:", pages)
     is_whole = pages["held"] == 0 and pages["free"] + pages["cached"] == pages["total"]
     return 0 if num_wrong == 0 and is_whole and hitter.delays else 1

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import uvloop
 from bench.http_streams import open_stream
-from bench.running_server import RunningServer, open_files, resident_mib, serving
+from bench.running_server import RunningServer, children_of, open_files, resident_mib, serving
 
 from quire.frontend import AsyncLLM, RequestError, SamplingParams
 
@@ -180,7 +180,7 @@ def held(server: RunningServer, llm: AsyncLLM) -> dict[str, int]:
         "descriptors of the clients": open_files(os.getpid()),
         "threads of the server": len(list(Path(f"/proc/{server.pid}/task").iterdir())),
         "threads of the engine": len(list(Path(f"/proc/{engine}/task").iterdir())),
-        "processes": len(Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()),
+        "processes": len(children_of(server.pid)),
         "tasks of the clients": len(asyncio.all_tasks()),
         "shared memory": shared_memory([server.pid, engine]),
     }

@@ -28,7 +28,7 @@ MAY_IMPORT = {
 LAYERS = {
     "protocol": "errors pooling_info totals < engine_shape < * < address messages"
     " < codec keys pipe pooling_tasks simulation < engine_options < sockets",
-    "kernels": "cgroups errors < config < rope < graph.operations < emit < host < gguf < weights.tensor"
+    "kernels": "cgroups errors regular_files < config < rope < graph.operations < emit < host < gguf < weights.tensor"
     " < weights.expert_tensors < weights.checkpoint"
     " < operands < weights.quantized < weights.fp8_checkpoint weights.latent_tensors"
     " < weights.gguf_checkpoint"

@@ -36,6 +36,12 @@ class RunningServer:
         return resident_mib(self.pid)
 
 
+def children_of(pid: int) -> list[int]:
+    """Return the processes that any thread of a process has started, in that order."""
+    tasks = sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda task: int(task.name))
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
 def open_files(pid: int) -> int:
     """Return the number of file descriptors of a process."""
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
@@ -63,7 +69,6 @@ def serving(arguments: list[str]) -> Iterator[RunningServer]:
             http = re.search(r"at (http\S+)", process.stdout.readline())
             assert engine is not None
             assert http is not None
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            yield RunningServer(http[1], engine[1], process.pid, int(children[0]))
+            yield RunningServer(http[1], engine[1], process.pid, children_of(process.pid)[0])
         finally:
             process.terminate()

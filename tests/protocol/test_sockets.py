@@ -57,6 +57,16 @@ def test_the_default_address_is_private_and_goes_away(context: Context, address:
     remove_address(address)
 
 
+def test_a_folder_that_nobody_has_bound_in_is_removed_a_day_later(address: str) -> None:
+    path = ipc_path(address)
+    assert path is not None
+    remove_address(default_address())
+    assert path.parent.exists()
+    os.utime(path.parent, (0, 0))
+    remove_address(default_address())
+    assert not path.parent.exists()
+
+
 def test_only_folders_of_ours_are_removed(tmp_path: Path) -> None:
     remove_address(f"ipc://{tmp_path}/s")
     assert tmp_path.exists()

@@ -99,6 +99,12 @@ class Server:
             with error:
                 return Reply(error.code, {k.lower(): v for k, v in error.headers.items()}, error.read())
 
+    @property
+    def engine_pid(self) -> int:
+        """Process id of the engine, the first process that the server has started."""
+        tasks = sorted(Path(f"/proc/{self.process.pid}/task").iterdir(), key=lambda task: int(task.name))
+        return int(next(pid for task in tasks for pid in (task / "children").read_text().split()))
+
     def check_pages(self) -> None:
         """Wait until the engine is idle, then check that no page is held and that the counts of pages add up."""
         with LLM(engine_address=self.engine_address) as llm:

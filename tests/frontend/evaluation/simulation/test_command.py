@@ -196,7 +196,8 @@ def test_ctrl_c_ends_it_and_its_process(tmp_path: Path) -> None:
     command = [*QUIRE, "simulate", "--trace", str(trace), "--calibration", str(calibration), "--format", "mooncake"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         with trace.open("w") as feed:  # opens when the simulation wants its first request
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            tasks = Path(f"/proc/{process.pid}/task")
+            children = [pid for each in tasks.glob("*/children") for pid in each.read_text().split()]
             process.send_signal(signal.SIGINT)
             process.wait(PATIENCE)
             del feed

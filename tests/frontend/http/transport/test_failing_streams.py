@@ -8,7 +8,6 @@ import re
 import signal
 import urllib.request
 from http.client import HTTPResponse
-from pathlib import Path
 from typing import Any, cast
 
 from engine_watch import EngineWatch
@@ -47,8 +46,7 @@ def begin(server: Server, path: str, body: dict[str, Any]) -> tuple[HTTPResponse
 
 
 def kill_engine(server: Server) -> None:
-    [engine] = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
-    os.kill(int(engine), signal.SIGKILL)
+    os.kill(server.engine_pid, signal.SIGKILL)
 
 
 def test_a_failed_stream_ends_with_an_error_event() -> None:
