@@ -187,6 +187,7 @@ class Request:
     num_cached_tokens: int = 0  # of these, found in the prefix cache when it first started
     num_reserved_tokens: int = 0  # positions that its KV pages cover
     num_preemptions: int = 0
+    num_tokens_at_start: int = field(default=0, repr=False)  # of the last time that it started
     num_lost_tokens: int = 0  # computed before it was preempted; some may have to be computed again
     tenant: TenantName = b""
     identity: int = 0  # of the client's choice: the same in the engines before this one
@@ -243,6 +244,11 @@ class Request:
         return self.status is RequestStatus.FINISHED
 
     @property
+    def can_start(self) -> bool:
+        """True if it waits for nothing but its turn, slots and pages."""
+        return self.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+
+    @property
     def has_begun(self) -> bool:
         """True if it runs, or has run here or in an earlier engine."""
         return self.num_tokens > self.num_prompt_tokens or self.num_preemptions > 0 or self.num_computed_tokens > 0
@@ -251,6 +257,11 @@ class Request:
     def num_output_tokens(self) -> int:
         """Tokens sampled so far."""
         return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def num_tokens_since_start(self) -> int:
+        """Tokens sampled since it started, maybe again after a preemption."""
+        return self.num_tokens - self.num_tokens_at_start
 
     @property
     def num_new_tokens(self) -> int:

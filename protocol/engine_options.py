@@ -81,8 +81,9 @@ class EngineOptions:
         long_prefill_token_threshold: Tokens of one prompt in a step, whatever its time; 0: as target_itl allows.
         max_waiting_requests: Most waiting requests; more are rejected.
         max_waiting_tokens: Most prompt tokens of waiting requests; more are rejected.
-        max_waiting_requests_per_client: Most waiting requests of one client, or of one API key of an HTTP server; more
-            are rejected. Default: all that may wait, as long as no other client needs its share of them.
+        max_waiting_requests_per_client: Most waiting requests of one client, or of one API key of an HTTP server, or
+            one connection if it has no keys; more are rejected. Default: all that may wait, as long as no other client
+            needs its share of them.
 
     Speculative decoding:
         speculative_config: Draft tokens and compute them beside the next one, which changes no token: JSON object with

@@ -132,6 +132,21 @@ class FairShares:
             output = request.num_output_tokens * request.width
             self._charge(tenant, request, request.num_prompt_tokens - request.num_cached_tokens + output)
 
+    def precedes(self, waiting: Request, running: Request) -> bool:
+        """Return True unless the tenant of a running request would come before that of one that can start."""
+        own, other = self._tenants[waiting.tenant], self._tenants.get(running.tenant)
+        level = self._level([self._policy.level(running)], self._clock() if other is None else other.since)
+        counter = self._served if other is None else max(self._served, other.counter)
+        return own.rank is not None and own.rank[:2] <= (level, counter)
+
+    def put_behind(self, request: Request, other: Request) -> None:
+        """Let the tenant of a request that has given way come after that of another on the same level."""
+        self.settle(request)  # until it starts again
+        tenant, first = self._tenants[request.tenant], self._tenants[other.tenant]
+        if tenant.counter <= first.counter:
+            tenant.counter = first.counter + 1.0
+            self._place(tenant)
+
     def in_turn(self, arrange: Arrange) -> Iterable[Request]:
         """Return the requests that can start, of all tenants in turn, as if each one started when it is taken.
 

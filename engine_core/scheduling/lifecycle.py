@@ -187,7 +187,7 @@ class RequestLifecycle:
             request.num_cached_tokens = found
             self.counters.cached_tokens += found
             self.counters.prompt_tokens += request.num_prompt_tokens
-        request.num_computed_tokens = found
+        request.num_computed_tokens, request.num_tokens_at_start = found, request.num_tokens
         request.num_reserved_tokens = self._limits.pages_for(request.num_tokens) * self._limits.block_size
         request.status = RequestStatus.RUNNING
         now = self._clock()

@@ -20,6 +20,7 @@ from quire.engine_core.request import Request, RequestStatus
 from quire.engine_core.scheduling.admission import Admission
 from quire.engine_core.scheduling.batch import Batch, RunningRequests
 from quire.engine_core.scheduling.fetches import Fetches
+from quire.engine_core.scheduling.giving_way import Blocked, victims_for
 from quire.engine_core.scheduling.lifecycle import RequestLifecycle
 from quire.engine_core.scheduling.policies import POLICIES, Match
 from quire.engine_core.scheduling.prefix_match import PrefixMatcher
@@ -58,6 +59,7 @@ class Scheduler:
         self.speculation = speculation
         self._sequences = executor.sequences
         self._clock = clock
+        self._blocked: Blocked | None = None  # the request that could not start in the last step
         self._waits_for_pages = False  # that fetches hold: none can start before one of these is done
         waiting = WaitingQueue(policy, clock, self.admission.expected_tokens)
         self._requests = requests = RequestLifecycle(
@@ -102,7 +104,7 @@ class Scheduler:
     def _schedule_all(self) -> Batch:
         """Decide a step for all requests that are not on trial."""
         batch, running = Batch(), self._sort_running()
-        if preempted := self._preempt_until_it_fits(running.growing):
+        if (preempted := self._preempt_until_it_fits(running.growing)) or self._give_way():
             running = self._sort_running()
         for request in running.growing:
             self.reserve(request)
@@ -173,6 +175,18 @@ class Scheduler:
         self.admission.preempted(before - len(self.running), self._requests.width)
         return True
 
+    def _give_way(self) -> bool:
+        """Preempt for the request that could not start in the last step, where others hold more than its tenant."""
+        blocked, self._blocked = self._blocked, None
+        if blocked is None or not blocked.request.can_start:
+            return False
+        victims = victims_for(blocked, self.running, self.waiting.precedes, self._cost_of_preemption)
+        now = self._clock()
+        for victim in victims:
+            self._requests.preempt(victim, now)
+            self.waiting.put_behind(victim, blocked.request)
+        return bool(victims)
+
     def _cost_of_preemption(self, request: Request) -> tuple[int, int, int, int]:
         """Sort least important requests first; of these never preempted ones; of these those with the fewest pages."""
         private = sum(self._sequences.private_pages(slot) for slot in request.slots)
@@ -186,6 +200,7 @@ class Scheduler:
         budget = self._chunk_budget(prefills, max_cost)
         width = self._requests.width
         if width >= most or budget <= 0:
+            self._blocked = next((Blocked(each, width + each.width - most) for each in self.waiting.ready()), None)
             return []
         computing = {self._prefixes.page_in_progress(request) for request in prefills}
         to_grow = self.admission.pages_to_grow(self.running)
@@ -193,6 +208,7 @@ class Scheduler:
         fetching: list[Request] = []
         for request in self._candidates(batch):
             if budget <= 0 or (self.running and width + request.width > most):
+                self._blocked = Blocked(request, width + request.width - most)
                 break
             if self.holds_back and not request.has_begun:
                 continue
@@ -201,7 +217,9 @@ class Scheduler:
             now = self.limits.pages_for(request.num_tokens)
             growth = self.admission.projected_pages(request) - now
             needed = now - match.num_tokens // self.limits.block_size + match.cached_pages
-            if self.running and needed > self.available_pages - self.admission.reserved_pages(to_grow + growth):
+            free = self.available_pages - self.admission.reserved_pages(to_grow + growth)
+            if self.running and needed > free:
+                self._blocked = Blocked(request, pages=needed - free)
                 break
             if match.source is None and self.fetches.begin(request, match.num_tokens):
                 fetching.append(request)

@@ -55,6 +55,14 @@ class WaitingQueue:
         """Return the requests that can start, in the order in which to try them. They must not change meanwhile."""
         return self._shares.in_turn(lambda waiting: self._policy.arrange(waiting, match_of, sequences))
 
+    def precedes(self, waiting: Request, running: Request) -> bool:
+        """Return True if it would not be the turn of a running request's tenant before that of a waiting one."""
+        return self._shares.precedes(waiting, running)
+
+    def put_behind(self, request: Request, other: Request) -> None:
+        """Let the tenant of a request that has given way have its turn after that of another. Both can start."""
+        self._shares.put_behind(request, other)
+
     def load_of(self, tenant: TenantName) -> tuple[int, int]:
         """Return how many requests of a tenant wait, and the tokens of their prompts. May be called by any thread."""
         found = self._shares.get(tenant)

@@ -231,3 +231,53 @@ def test_two_floods_share_the_engine(policy: str) -> None:
         tokens[client_id] = sum(len(engine.tokens(str(index), client_id)) for index in range(300))
     assert tokens[b"long"] + 2 * tokens[b"short"] > 400
     assert 0.7 < (tokens[b"long"] * 22 / 20) / (tokens[b"short"] * 4 / 2) < 1.4
+
+
+def busy_engine(policy: str, max_num_seqs: int, num_pages: int) -> Engine:
+    """Return an engine whose slots or pages are all taken by one client with long generations."""
+    engine = Engine(scheduling_policy=policy, max_num_seqs=max_num_seqs, num_pages=num_pages)
+    for index in range(8):
+        engine.add(str(index), [1, index], b"flood", max_tokens=250)
+    for _ in range(40):
+        engine.step()
+    return engine
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("max_num_seqs", "num_pages"), [(8, 600), (64, 150)], ids=["slots", "pages"])
+def test_long_generations_give_way_to_another_client_at_once(policy: str, max_num_seqs: int, num_pages: int) -> None:
+    engine = busy_engine(policy, max_num_seqs, num_pages)
+    before = len(engine.core.scheduler.running)
+    engine.add("alone", [5] * 20, b"other", max_tokens=100)
+    assert steps_to_first_token(engine, "alone", b"other") <= 3
+    running = [request.client_id for request in engine.core.scheduler.running]
+    assert running.count(b"flood") >= before - 2  # one slot, and the pages of a prompt
+    preemptions = engine.core.scheduler.counters.preemptions
+    for _ in range(60):
+        engine.step()
+    assert len(engine.tokens("alone", b"other")) > 60
+    assert max_num_seqs > 8 or engine.core.scheduler.counters.preemptions == preemptions == 1
+
+
+def test_a_client_whose_requests_run_one_at_a_time_keeps_its_slot() -> None:
+    """Each of as many clients as there are slots has one request: nobody gives way to one more."""
+    engine = Engine(max_num_seqs=4)
+    for name in (b"one", b"two", b"three", b"four", b"five"):
+        engine.add("a", [1, 2], name, max_tokens=60)
+    for _ in range(59):
+        engine.step()
+    assert engine.core.scheduler.counters.preemptions == 0
+    assert not engine.tokens("a", b"five")
+    assert steps_to_first_token(engine, "a", b"five") <= 4
+
+
+def test_a_beam_search_goes_on_while_other_requests_of_its_client_give_way() -> None:
+    engine = Engine(max_num_seqs=8, num_pages=400)
+    engine.add("beams", [1, 2], b"flood", max_tokens=60, beam_width=7)
+    engine.add("single", [1, 3], b"flood", max_tokens=60)
+    for _ in range(20):
+        engine.step()
+    engine.add("a", [4, 5], b"other", max_tokens=30)
+    assert steps_to_first_token(engine, "a", b"other") <= 3
+    assert {request.request_id for request in engine.core.scheduler.running} == {"beams", "a"}
+    assert engine.core.scheduler.counters.preemptions == 1
