@@ -204,6 +204,7 @@ def _assemble(
         parsed.security,
         max_clients=parsed.max_clients,
         max_waiting_bytes=memory.backlog_bytes,
+        memory_limit=memory.limit,
     )
     journal = CrashJournal(parsed.crash_journal_fd)
     if link is not None and journal.num_explained_deaths:

@@ -39,8 +39,9 @@ from quire.protocol.keys import NO_KEYS, Security, secure_client, secure_engine
 _ENGINE_SEND_MESSAGES = 16
 _CLIENT_RECEIVE_MESSAGES = 64
 
-# A frame beyond MAX_FRAME_BYTES is answered with an error; beyond this libzmq closes the connection before reading it.
-_MAX_READ_BYTES = 8 * MAX_FRAME_BYTES
+MAX_READ_BYTES = 8 * MAX_FRAME_BYTES
+"""Largest frame that an engine reads: one beyond MAX_FRAME_BYTES is answered with an error, beyond this the connection
+is closed before it is read."""
 
 S = TypeVar("S", bound="zmq.Socket[Any]")
 
@@ -56,7 +57,7 @@ def bind_engine(context: zmq.Context[S], address: str, security: Security = NO_K
         socket.router_mandatory = True
         socket.router_handover = False  # an id stays with the connection that has it
         socket.sndhwm = _ENGINE_SEND_MESSAGES
-        socket.maxmsgsize = _MAX_READ_BYTES
+        socket.maxmsgsize = MAX_READ_BYTES
         socket.backlog = 512
         if security.keys is not None:
             secure_engine(socket, security.keys)

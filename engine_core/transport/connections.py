@@ -12,6 +12,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from quire.engine_core.transport.unfinished import UnfinishedMessages
 from quire.protocol.open_files import allow_connections
 
 _STRANGERS = 256  # connections beyond the clients: of those that are being rejected, or say nothing
@@ -26,13 +27,17 @@ class Connections:
     With no file descriptor left, libzmq could not accept: it ends the process over ipc://, and spins over tcp://.
     """
 
-    def __init__(self, router: zmq.Socket[Any], max_clients: int) -> None:
-        """Watch a bound ROUTER. Fewer than `max_clients` fit if the process may not open as many files."""
+    def __init__(self, router: zmq.Socket[Any], max_clients: int, memory_limit: float = math.inf) -> None:
+        """Watch a bound ROUTER. Fewer than `max_clients` fit if the process may not open as many files.
+
+        `memory_limit`: bytes of the process, beyond which no message may go on without an end.
+        """
         allowed = allow_connections(_MOST_FILES)
         self._most = max(1, min(max_clients + _STRANGERS, allowed // 2))
         self.max_clients = min(max_clients, self._most)
         self._router = router
         self._open: set[int] = set()
+        self.unfinished = UnfinishedMessages(memory_limit)
         self.events: zmq.Socket[Any] = router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
 
     def update(self) -> set[int]:
@@ -43,9 +48,11 @@ class Connections:
             fd = event["value"]
             if event["event"] == zmq.EVENT_DISCONNECTED:
                 self._open.discard(fd)
+                self.unfinished.discard(fd)
                 closed.add(fd)
                 continue
             self._open.add(fd)
+            self.unfinished.add(fd)
             if len(self._open) > self._most:
                 _shut_down(fd)
                 num_shut_down += 1

@@ -42,6 +42,7 @@ _RETRY_SECONDS = 0.01  # libzmq reports that some client can take a message, not
 _RECEIVE_SECONDS = 1e-3  # then outputs have their turn,
 _DEAF_FACTOR = 2  # and for so many times as long nothing is received: the step loop needs the interpreter too
 _MOST_DEAF_SECONDS = 0.01
+_CATCH_UP_SECONDS = 0.05  # in which whole messages that are left are received, or found to be too many again
 
 _LOG = logging.getLogger(__name__)
 
@@ -78,12 +79,14 @@ class EngineServer:
         silent_heartbeats: int = 10,
         max_clients: int = 1024,
         max_waiting_bytes: int = 512 << 20,
+        memory_limit: float = math.inf,
     ) -> None:
         """`address` may be `tcp://host:0`. Pong comes every `ready.heartbeat_seconds`.
 
         A client that sends nothing for `silent_heartbeats` of them, and does not read, counts as dead. When more than
         about `max_waiting_bytes` wait to be read, the client for which the most waits is dropped. With `max_clients`,
-        others are rejected; fewer may be attached if this process may not open as many files.
+        others are rejected; fewer may be attached if this process may not open as many files. `memory_limit`: bytes of
+        the process, see `UnfinishedMessages`.
         """
         if not ready.heartbeat_seconds > 0:
             raise ValueError(f"heartbeat_seconds={ready.heartbeat_seconds} must be above 0")
@@ -96,6 +99,7 @@ class EngineServer:
         self._security = security
         self._silent_heartbeats = silent_heartbeats
         self._max_clients = max_clients
+        self._memory_limit = memory_limit
         self._max_waiting_values = max_waiting_bytes // NUMBER_BYTES
         self._outgoing: deque[tuple[ClientId, EngineMessage]] = deque()
         self._farewell: tuple[float, EngineGoodbye] | None = None  # with its deadline
@@ -129,7 +133,7 @@ class EngineServer:
             self._context.destroy(linger=0)
             raise
         self._address = self._router.get_string(zmq.LAST_ENDPOINT)
-        self._connections = Connections(self._router, self._max_clients)
+        self._connections = Connections(self._router, self._max_clients, self._memory_limit)
         self._sessions = ClientSessions(
             self._ready,
             self._inbox.put,
@@ -222,14 +226,16 @@ class EngineServer:
     def _receive(self) -> None:
         """Receive for a while. libzmq takes the clients in turn, and makes those wait that send more than that."""
         begun = now = time.monotonic()
-        receive = self._sessions.receive
+        receive, unfinished = self._sessions.receive, self._connections.unfinished
         while now - begun < _RECEIVE_SECONDS:
             try:
                 sender = self._router.recv(zmq.NOBLOCK, copy=False)  # a copy would not know the client's key
             except zmq.Again:
                 return
+            unfinished.note_message(sender.get(zmq.SRCFD), now)
             receive(sender.bytes, self._router.recv_multipart(), partial(self._identify, sender), now)
             now = time.monotonic()
+        unfinished.judges_from = now + _CATCH_UP_SECONDS
         if self.last_step != math.inf:  # the loop is at work
             self._deaf_until = now + min(_DEAF_FACTOR * (now - begun), _MOST_DEAF_SECONDS)
 
@@ -265,6 +271,7 @@ class EngineServer:
         self._router.close(linger=max(100, math.ceil((deadline - time.monotonic()) * 1000)))
 
     def _close(self) -> None:
+        self._connections.unfinished.stop()
         del self._sessions  # or server and core would keep each other in memory
         self._context.destroy(linger=None)
         self._waker.close()
