@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 import time
@@ -120,6 +121,8 @@ class Serving:
             loop.add_signal_handler(number, end, number)
         watcher = asyncio.create_task(self._watch_engine())
         await self._service.warm_up()
+        gc.collect()
+        gc.freeze()  # what is there by now stays, and a collection that looked at all of it would hold streams up
         try:
             await self._server.serve(sockets=[self._listener])
         finally:
