@@ -5,24 +5,30 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-from collections.abc import Callable
 from typing import Any, cast
 
 import httptools
-from starlette.datastructures import Headers
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 from uvicorn import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.errors import ApiError, bad_request
 from quire.frontend.http.transport.auth import CONNECTION
-from quire.frontend.http.transport.logs import access_log
-from quire.frontend.http.transport.responses import REQUEST_ID, request_id_of
+from quire.frontend.http.transport.flow import ReadingFlow, ResponseTransport
+from quire.frontend.http.transport.pending_input import PendingInput
+from quire.frontend.http.transport.rejections import (
+    MAX_HEADER_BYTES,
+    headers_too_large,
+    not_http,
+    serialized,
+    too_many_connections,
+)
+from quire.frontend.http.transport.turns import ParserTurns
 
-MAX_HEADER_BYTES = 64 << 10  # request line and all headers; the same again for a body's framing
+_MOST_PENDING = 64 << 10  # bytes that wait to be parsed while more are read, so that a disconnect is noticed
 _TURN_AWAY_SECONDS = 1.0  # for the request on an excess connection, so that it gets an error
 _LINGER_SECONDS = 5.0  # for the rest of a body after its response
 _CONNECTIONS = itertools.count()  # their numbers
@@ -30,12 +36,13 @@ _CONNECTIONS = itertools.count()  # their numbers
 
 def protocol_factory(args: ServerArgs) -> type[asyncio.Protocol]:
     """Return the class for the `http` argument of `uvicorn.Config`."""
-    return cast("type[asyncio.Protocol]", functools.partial(HttpProtocol, args))
+    return cast("type[asyncio.Protocol]", functools.partial(HttpProtocol, args, ParserTurns()))
 
 
 class HttpProtocol(HttpToolsProtocol):
     """One connection. A timer runs while it owes no response, so that none stays open unused.
 
+    Input is parsed in turns with other connections, up to the end of a request; what follows waits for the response.
     uvicorn's own protocol accepts headers of any size for any time, answers malformed requests in plain text, loses
     the body of a request that offers an upgrade, and misses the disconnect of a client that has pipelined a request.
     """
@@ -43,6 +50,7 @@ class HttpProtocol(HttpToolsProtocol):
     def __init__(
         self,
         args: ServerArgs,
+        turns: ParserTurns,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
@@ -50,6 +58,9 @@ class HttpProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, {**app_state, CONNECTION: next(_CONNECTIONS)}, _loop)
         self._args = args
+        self._turns = turns
+        self._input = PendingInput()
+        self._body_left = 0  # bytes that a body of known length lacks
         self._num_framing_bytes = 0  # headers, chunk sizes and trailers since the last byte of a body
         self._is_reading_head = False
         self._is_reading_body = False
@@ -61,14 +72,17 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request."""
         super().connection_made(transport)
+        self.flow = self._reading = ReadingFlow(transport)
+        self.address = "" if self.client is None else self.client[0]
         if len(self.connections) > self._args.max_connections:
-            self.app = _too_many_connections
+            self.app = too_many_connections
             self._limit_reading(_TURN_AWAY_SECONDS)
         else:
             self._limit_reading(self._args.header_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Notify the open response that the client is gone."""
+        self._input.clear()
         self._stop_read_timer()
         self._stop_write_timer()
         if self._running is not None:
@@ -76,34 +90,60 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse input. A malformed request gets an error, and ends the connection."""
+        """Take input, and parse it now or in its turn."""
         if self._is_ending:
             return
         self._unset_keepalive_if_required()
-        self._num_framing_bytes += len(data)
+        self._input.add(data)
+        self._turns.parse(self)
+        if self._input:
+            self._hold_reading()
+
+    def parse_slice(self) -> bool:
+        """Parse some of the input. A malformed request gets an error, and ends the connection."""
+        if not self._can_parse:
+            return False
+        part = self._input.take(self._body_left)
+        self._num_framing_bytes += len(part)
         try:
-            self._feed(data)
+            self._feed(part)
         except httptools.HttpParserError as error:
             cause = error.__context__ or error  # raised by one of the parser's callbacks below
-            self._refuse(cause if isinstance(cause, ApiError) else _not_http(cause))
-            return
+            self._refuse(cause if isinstance(cause, ApiError) else not_http(cause))
+            return False
         if self._num_framing_bytes > MAX_HEADER_BYTES:
-            self._refuse(_headers_too_large())
+            self._refuse(headers_too_large())
         elif not self._owes_response:
             self._limit_reading(self._args.header_timeout)
+        if self._reading.is_held:
+            self._hold_reading()
+        return self._can_parse
 
-    def _feed(self, data: bytes) -> None:
+    @property
+    def _can_parse(self) -> bool:
+        """True if there is input, unless it begins a request that comes after one without its response."""
+        if not self._input or self._is_ending or self.transport.is_closing():
+            return False
+        return self._is_reading_body or not self._owes_response
+
+    def _hold_reading(self) -> None:
+        """Read on while little input waits."""
+        is_full = len(self._input) > _MOST_PENDING
+        if is_full != self._reading.is_held:
+            self._reading.hold(is_full, self._owes_response and len(self.cycle.body) > HIGH_WATER_LIMIT)
+
+    def _feed(self, part: memoryview) -> None:
         try:
-            self.parser.feed_data(data)
+            self.parser.feed_data(part)
         except httptools.HttpParserUpgrade as upgrade:
-            rest = data[upgrade.args[0] :]
+            self._input.put_back(len(part) - upgrade.args[0])
         else:
             return
         # Decline the upgrade by replaying the head without it: this parser treats what follows as another protocol.
         kept = [name + b": " + value for name, value in self.headers if name != b"upgrade"]
-        line = self.parser.get_method() + b" " + self.url + b" HTTP/1.1"
+        line = b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
         self.parser = httptools.HttpRequestParser(self)
-        self.parser.feed_data(b"\r\n".join([line, *kept, b"", b""]) + rest)
+        self.parser.feed_data(b"\r\n".join([line, *kept, b"", b""]))
 
     # Callbacks of the parser.
 
@@ -123,19 +163,21 @@ class HttpProtocol(HttpToolsProtocol):
         if self._is_ending or self.transport.is_closing():  # this request arrived together with the one before
             return
         if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEADER_BYTES:
-            raise _headers_too_large()
+            raise headers_too_large()
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
                 raise bad_request("CONNECT asks for a proxy, and this server is none; send requests to it directly")
             return
         self._is_reading_head, self._is_reading_body = False, True
         super().on_headers_complete()
-        self.cycle.transport = cast("asyncio.Transport", _ResponseTransport(self.transport, self._end))
+        self.cycle.transport = cast("asyncio.Transport", ResponseTransport(self.transport, self._end))
+        self._body_left = _content_length(self.headers)
         self._stop_read_timer()
 
     def on_body(self, body: bytes) -> None:
         """Pass on a part of the body."""
         self._num_framing_bytes = 0
+        self._body_left = max(0, self._body_left - len(body))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -147,14 +189,17 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        self._turns.charge_request(len(self.headers))
         super()._start_asgi_task(cycle, app)
 
     def _end(self) -> None:
         """Close, but first let a client that is still sending read its response, which a reset would discard."""
-        if self.transport.is_closing() or not (self._is_reading_head or self._is_reading_body):
+        if self.transport.is_closing() or not (self._is_reading_head or self._is_reading_body or self._input):
             self.transport.close()
             return
         self._is_ending = True
+        self._input.clear()
+        self._hold_reading()
         self.flow.resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()
@@ -165,8 +210,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def _owes_response(self) -> bool:
-        newest = cast("RequestResponseCycle | None", self.cycle)  # None at first, whatever uvicorn declares
-        return newest is not None and not newest.response_complete
+        return bool(self.cycle) and not self.cycle.response_complete
 
     def _limit_reading(self, seconds: float) -> None:
         """End the connection unless a request has begun within `seconds` of the first call."""
@@ -186,8 +230,11 @@ class HttpProtocol(HttpToolsProtocol):
         self._refuse(ApiError(408, message, code="request_timeout"))
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, but not long for the rest of a body that was not read."""
+        """Parse the next request, or wait for it, but not long for the rest of a body that was not read."""
         super().on_response_complete()
+        if self._can_parse:
+            self._unset_keepalive_if_required()
+            self._turns.queue(self)
         if self._is_reading_body and not self._owes_response and not self._is_ending:
             self._limit_reading(_LINGER_SECONDS)
 
@@ -221,7 +268,7 @@ class HttpProtocol(HttpToolsProtocol):
         running = self._running
         if not self._owes_response or (running is not None and not running.response_started and not self.pipeline):
             scope = self._unparsed_scope if running is None or not self._owes_response else cast("Scope", running.scope)
-            self.transport.write(self._serialized(error, scope))
+            self.transport.write(serialized(error, scope, self.server_state.default_headers))
         if running is not None:
             self._drop(running)
         self._end()
@@ -236,12 +283,6 @@ class HttpProtocol(HttpToolsProtocol):
             "client": self.client,
         }
 
-    def _serialized(self, error: ApiError, scope: Scope) -> bytes:
-        response = _logged_response(error, scope)
-        headers = [*self.server_state.default_headers, *response.raw_headers, (b"connection", b"close")]
-        lines = [name + b": " + value + b"\r\n" for name, value in headers]
-        return b"".join([STATUS_LINE[error.status], *lines, b"\r\n", response.body])
-
     @staticmethod
     def _drop(cycle: RequestResponseCycle) -> None:
         if not cycle.response_complete:
@@ -249,38 +290,6 @@ class HttpProtocol(HttpToolsProtocol):
         cycle.message_event.set()
 
 
-class _ResponseTransport:
-    """The transport as one response sees it: closing it waits for the rest of the request."""
-
-    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
-        self.write = transport.write
-        self.is_closing = transport.is_closing
-        self.close = close
-
-
-async def _too_many_connections(scope: Scope, receive: Receive, send: Send) -> None:
-    error = ApiError(
-        503,
-        "the server has reached its limit of connections; try again, or raise --max-connections",
-        code="too_many_connections",
-        headers={"Retry-After": "1", "Connection": "close"},
-    )
-    await _logged_response(error, scope)(scope, receive, send)
-
-
-def _logged_response(error: ApiError, scope: Scope) -> Response:
-    """Log an error and return its response, which carries the request id of the log."""
-    response = error.response()
-    request_id = response.headers[REQUEST_ID] = scope.setdefault("request_id", request_id_of(Headers(scope=scope)))
-    access_log(scope, error.status, 0.0, len(response.body), request_id)
-    return response
-
-
-def _headers_too_large() -> ApiError:
-    return ApiError(
-        431, f"the headers exceed {MAX_HEADER_BYTES} bytes; send fewer or shorter ones", code="headers_too_large"
-    )
-
-
-def _not_http(error: BaseException) -> ApiError:
-    return bad_request(f"this is not valid HTTP/1.1: {error}", code="invalid_http")
+def _content_length(headers: list[tuple[bytes, bytes]]) -> int:
+    """Return the length of a body, which the parser has checked; 0 if its end is found by parsing."""
+    return next((int(value) for name, value in headers if name == b"content-length"), 0)
