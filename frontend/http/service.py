@@ -23,6 +23,7 @@ from quire.frontend.http.response_store import ResponseStore
 from quire.frontend.http.transport.arriving_bodies import ArrivingBodies
 from quire.frontend.http.transport.auth import Caller
 from quire.frontend.http.transport.bodies import Body, decode, read_body
+from quire.frontend.http.transport.long_work import LongWork
 from quire.frontend.http.transport.memory import MemoryCeiling
 from quire.frontend.http.transport.responses import json_response
 from quire.frontend.http.transport.sse import (
@@ -121,6 +122,7 @@ class ModelService:
     has_chat_template: bool = True
     responses: ResponseStore | None = None
     created: int = field(default_factory=lambda: int(time.time()))
+    long_work: LongWork = field(default_factory=LongWork)
     load: RetryAfter = field(default_factory=RetryAfter)
     draining: bool = False
 
@@ -199,7 +201,8 @@ class ModelService:
                 grow(num_bytes)
 
             body = await read_body(request, self.args, reserve, kind.is_lenient)
-        return decode(body, kind)
+        party = f"{self.caller(request).key} {address}"
+        return await decode(body, kind, self.long_work.runner(party, len(body)))
 
     async def respond(
         self,

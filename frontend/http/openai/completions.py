@@ -274,13 +274,14 @@ def prompts_of(given: str | list[str | int | list[int]], name: str) -> list[str 
         return [given]
     if not given:
         raise bad_request(f"{name} is an empty list; give at least one", name)
-    if all(isinstance(part, int) for part in given):
+    kinds = set(map(type, given))
+    if kinds == {int}:
         return [cast("list[int]", given)]
-    for index, part in enumerate(given):
-        if isinstance(part, int) or type(part) is not type(given[0]):
-            raise bad_request(
-                f"{name}[{index}] is of another type than {name}[0]; give a text, a list of texts, a list of token ids "
-                "or a list of lists of token ids",
-                name,
-            )
-    return cast("list[str | list[int]]", given)
+    if int not in kinds and len(kinds) == 1:
+        return cast("list[str | list[int]]", given)
+    index = next(index for index, part in enumerate(given) if type(part) is not type(given[0]))
+    raise bad_request(
+        f"{name}[{index}] is of another type than {name}[0]; give a text, a list of texts, a list of token ids or a "
+        "list of lists of token ids",
+        name,
+    )

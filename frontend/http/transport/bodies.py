@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -14,6 +15,14 @@ from starlette.requests import ClientDisconnect, Request
 
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError, bad_request
+from quire.frontend.http.transport.long_work import Run, at_once
+from quire.frontend.http.transport.value_counts import (
+    MAX_CONTAINERS,
+    MAX_TEXTS,
+    MAX_VALUES,
+    has_few_marks,
+    has_few_values,
+)
 
 Refusals = Mapping[str, tuple[tuple[object, ...], str]]
 """Known fields that are not supported: the values that change nothing, and why others are rejected."""
@@ -25,9 +34,6 @@ MAX_ITEMS = 4096
 """Messages of a conversation, items of an input, tools."""
 
 ITEMS = Meta(max_length=MAX_ITEMS)
-
-_MAX_VALUES = 1 << 19  # entries of all lists and objects, of which token ids and texts are decoded fast
-_MAX_CONTAINERS = 1 << 15  # lists and objects, and entries of objects, which are decoded slowly
 
 
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -114,13 +120,19 @@ def _too_large(size: int, most: int) -> ApiError:
     )
 
 
-def decode(body: bytes, kind: type[T]) -> T:
-    """Return the body as a `kind`. Raises `ApiError` 400 that names the field at fault."""
+async def decode(body: bytes, kind: type[T], run: Run = at_once) -> T:
+    """Return the body as a `kind`; `run` runs the pieces of the work. Raises `ApiError` 400 that names the field."""
     if not body:
         raise bad_request("the body is empty; send a JSON object")
-    _check_values(body)
+    if not (await run(partial(has_few_marks, body)) or await run(partial(has_few_values, body))):
+        raise ApiError(
+            413,
+            f"the body has too many values; it may have {MAX_VALUES} in all, {MAX_TEXTS} texts, and {MAX_CONTAINERS} "
+            "lists, objects and fields of objects; send several requests",
+            code="request_too_large",
+        )
     try:
-        return _decoded(body, kind)
+        return await _decoded(body, kind, run)
     except msgspec.ValidationError as error:
         raise explain(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -129,39 +141,15 @@ def decode(body: bytes, kind: type[T]) -> T:
         raise bad_request("the body is nested too deeply; nest it less", code="invalid_json") from None
 
 
-def _check_values(body: bytes) -> None:
-    """Raise `ApiError` 413 for a body of more values than can be decoded without a pause for all streams."""
-    if not has_few_values(body):
-        raise ApiError(
-            413,
-            f"the body has too many values; it may have {_MAX_VALUES} in all, and {_MAX_CONTAINERS} lists, objects and "
-            "fields of objects; send several requests",
-            code="request_too_large",
-        )
-
-
-def has_few_values(data: bytes) -> bool:
-    """Return whether JSON has no more values than can be decoded without a pause for all streams."""
-    if _has_few_marks(data):
-        return True
-    unescaped = data.replace(rb"\\", b"").replace(rb"\"", b"")
-    return unescaped.count(b'"') <= 2 * (_MAX_VALUES + _MAX_CONTAINERS) and _has_few_marks(
-        b"".join(unescaped.split(b'"')[::2])  # without the texts, whose commas and brackets do not count
-    )
-
-
-def _has_few_marks(data: bytes) -> bool:
-    return data.count(b",") <= _MAX_VALUES and sum(map(data.count, (b"[", b"{", b":"))) <= _MAX_CONTAINERS
-
-
-def _decoded(body: bytes, kind: type[T]) -> T:
+async def _decoded(body: bytes, kind: type[T], run: Run) -> T:
     try:
-        return msgspec.json.decode(body, type=kind)
+        return await run(partial(msgspec.json.decode, body, type=kind))
     except msgspec.ValidationError as error:
-        _check_json(body)
         if _unknown_field(error) is None:
+            await run(partial(_check_json, body))
             raise
-    return _converted(without_refused(msgspec.json.decode(body), kind.__struct_fields__, kind.refused), kind)
+    given = await run(partial(msgspec.json.decode, body))
+    return await run(lambda: _converted(without_refused(given, kind.__struct_fields__, kind.refused), kind))
 
 
 def _check_json(body: bytes) -> None:
@@ -214,20 +202,32 @@ def _converted(value: Any, kind: type[S]) -> S:
 def _drops_nulls(value: Any, error: msgspec.ValidationError) -> bool:
     """Remove all nulls from the object with the unknown field; return whether that field was one of them.
 
-    All are removed at once, so that the cost does not grow with their number. An object that may hold anything, such
-    as a JSON schema, has no unknown fields and keeps its nulls.
+    They are removed from all objects of its kind at once, which are at the same place in the entries of the same lists,
+    so that the cost does not grow with their number. An object that may hold anything, such as a JSON schema, has no
+    unknown fields and keeps its nulls.
     """
     name, match = _unknown_field(error), _AT.fullmatch(str(error))
     if name is None or match is None:
         return False
-    part = value
+    part, alike = value, [value]
     for key, index in _STEP.findall(match["path"] or ""):
         part = part[int(index) if index else key]
+        alike = list(_entries(alike) if index else _contents(alike, key))
     if part[name] is not None:
         return False
-    for each in [each for each, content in part.items() if content is None]:
-        del part[each]
+    for each in alike:
+        if isinstance(each, dict):
+            for null in [field for field, content in each.items() if content is None]:
+                del each[null]
     return True
+
+
+def _entries(parts: Iterable[Any]) -> Iterator[Any]:
+    return (entry for part in parts if isinstance(part, list) for entry in part)
+
+
+def _contents(parts: Iterable[Any], key: str) -> Iterator[Any]:
+    return (part[key] for part in parts if isinstance(part, dict) and key in part)
 
 
 def explain(error: msgspec.ValidationError, where: str = "") -> ApiError:

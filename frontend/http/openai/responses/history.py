@@ -14,8 +14,9 @@ from quire.frontend.http.errors import ApiError, bad_request
 from quire.frontend.http.openai.responses import response as wire
 from quire.frontend.http.response_database import StoredItem, StoredResponse
 from quire.frontend.http.response_store import ResponseStore
-from quire.frontend.http.transport.bodies import MAX_ITEMS, has_few_values
+from quire.frontend.http.transport.bodies import MAX_ITEMS
 from quire.frontend.http.transport.responses import new_id
+from quire.frontend.http.transport.value_counts import has_few_values
 
 _ID = re.compile(r"resp_[!-~]{1,128}")
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -185,7 +186,7 @@ def call(name: str, **more: Any) -> dict[str, Any]:
 
 def ids_of_results(*messages: dict[str, Any]) -> list[str | None]:
     """Return the ids of the calls that the results among `messages` are of."""
-    body = decode(msgspec.json.encode({"messages": messages}), OllamaChatBody)
+    body = asyncio.run(decode(msgspec.json.encode({"messages": messages}), OllamaChatBody))
     return [each.get("tool_call_id") for each in chat_messages(body.messages or []) if each["role"] == "tool"]
 
 

@@ -1,0 +1,78 @@
+"""Work that holds the event loop for milliseconds, such as decoding a long body: a piece at a time, with pauses."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+LONG_BODY = 64 << 10
+"""Bytes; work on a longer body takes turns with other such work."""
+
+_LEAST_PAUSE = 0.001
+
+
+class Run(Protocol):
+    """Runs a piece of work, sooner or later."""
+
+    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
+        """Return what `work` returns."""
+        ...
+
+
+async def at_once(work: Callable[[], T]) -> T:
+    """Run a piece of work at once."""
+    return work()
+
+
+class LongWork:
+    """Runs pieces of work one after the other, with the owners in turn, and a pause after each as long as it took.
+
+    They need the interpreter all the time, so that threads can't help. In the pause streams go on: their increments
+    take several turns of the loop, and of the thread that receives them.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._waiting: dict[str, deque[Callable[[], None]]] = {}  # the next owner first
+        self._is_pausing = False
+
+    def runner(self, owner: str, size: int) -> Run:
+        """Return what runs the work of `owner` on a body of `size` bytes."""
+
+        def run(work: Callable[[], T]) -> Awaitable[T]:
+            return self._run(owner, work)
+
+        return at_once if size <= LONG_BODY else run
+
+    async def _run(self, owner: str, work: Callable[[], T]) -> T:
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def perform() -> None:
+            if done.cancelled():
+                return
+            try:
+                done.set_result(work())
+            except Exception as error:  # noqa: BLE001 - it is raised where the result is awaited
+                done.set_exception(error)
+
+        self._waiting.setdefault(owner, deque()).append(perform)
+        if not self._is_pausing:
+            self._next()
+        return await done
+
+    def _next(self) -> None:
+        self._is_pausing = bool(self._waiting)
+        if not self._waiting:
+            return
+        owner = next(iter(self._waiting))
+        works = self._waiting.pop(owner)
+        began = self._clock()
+        works.popleft()()
+        if works:
+            self._waiting[owner] = works
+        asyncio.get_running_loop().call_later(max(_LEAST_PAUSE, self._clock() - began), self._next)
