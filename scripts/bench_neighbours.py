@@ -4,6 +4,9 @@ A client of its own reads one stream of the demo model, over the real socket. Me
 own, sends messages of one kind as fast as it can, or fetches KV pages of four prompts again and again, as an engine
 with `--kv-peer` does. The report has the stream's rate and its longest gap. Exit status 1 if, beside messages that ask
 for no work, a gap exceeds 100 ms or the rate falls below half.
+
+Kinds that begin with "http" are requests and bodies that cost a client little, beside a stream of `quire serve` from
+another connection. Exit status 1 if one of its gaps exceeds 100 ms.
 """
 
 from __future__ import annotations
@@ -14,9 +17,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from multiprocessing.context import SpawnContext
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
+from bench.http_floods import HTTP_FLOODS, measure_floods
 from bench_load import long_demo, quantile
 
 from quire.protocol.codec import Frame, encode
@@ -132,44 +137,60 @@ def measure(address: str, seconds: float) -> tuple[float, list[float]]:
         return num_tokens / (last - begun), gaps
 
 
-def main() -> int:
-    """Measure beside each kind; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    kinds = ["nothing", *FLOODS, "fetches"]
-    parser.add_argument("--kinds", nargs="+", choices=kinds, default=kinds, help="in turn (default: all)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each (default: %(default)s)")
-    arguments = parser.parse_args()
+class Report:
+    """Prints what was measured; `is_bounded`: no stream was held up."""
+
+    def __init__(self) -> None:
+        self.is_bounded = True
+
+    def add(self, kind: str, rate: float, gaps: list[float], least_rate: float = 0.0) -> None:
+        """Print the tokens per second of a stream beside a kind of flood, and its longest gaps in seconds."""
+        self.is_bounded &= max(gaps) <= _LONGEST_GAP and rate >= least_rate
+        longest, usual = 1e3 * max(gaps), 1e3 * quantile(gaps, 0.99)
+        print(f"{kind}: {rate:.0f} tokens/s; longest gap {longest:.1f} ms, p99 {usual:.1f} ms", flush=True)
+
+
+def measure_engine(context: SpawnContext, model: Path, kinds: list[str], seconds: float, report: Report) -> None:
+    """Measure a stream of an engine beside each kind of messages; none may halve the first one's rate."""
     from engine_process import DealerClient, EngineUnderTest
 
-    context = multiprocessing.get_context("spawn")
-    is_bounded, undisturbed = True, 0.0
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        EngineUnderTest(long_demo(Path(folder)), "--num-pages", "2048", "--threads", "1") as engine,
-    ):
+    undisturbed = 0.0
+    with EngineUnderTest(model, "--num-pages", "2048", "--threads", "1") as engine:
         with DealerClient(engine.address) as client:
             for number in range(_NUM_PROMPTS):
                 client.send(EngineCoreRequest(str(number), prompt(number), SamplingParams(max_tokens=1)))
                 client.end(str(number))
-        for kind in arguments.kinds:
+        for kind in kinds:
             begun, stop = context.Event(), context.Event()
             disturb = fetch if kind == "fetches" else flood
             other = context.Process(target=disturb, args=(engine.address, kind, begun, stop))
             if kind != "nothing":
                 other.start()
                 begun.wait()
-            rate, gaps = measure(engine.address, arguments.seconds)
+            rate, gaps = measure(engine.address, seconds)
             stop.set()
             if kind != "nothing":
                 other.join()
             undisturbed = undisturbed or rate
-            is_bounded &= max(gaps) <= _LONGEST_GAP and rate >= undisturbed / 2
-            print(
-                f"{kind}: {rate:.0f} tokens/s; longest gap {1e3 * max(gaps):.1f} ms, "
-                f"p99 {1e3 * quantile(gaps, 0.99):.1f} ms",
-                flush=True,
-            )
-    return 0 if is_bounded else 1
+            report.add(kind, rate, gaps, undisturbed / 2)
+
+
+def main() -> int:
+    """Measure beside each kind; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    messages, floods = ["nothing", *FLOODS, "fetches"], {f"http {name}": name for name in HTTP_FLOODS}
+    kinds = [*messages, *floods]
+    parser.add_argument("--kinds", nargs="+", choices=kinds, default=kinds, help="in turn (default: all)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each (default: %(default)s)")
+    arguments = parser.parse_args()
+    context, report = multiprocessing.get_context("spawn"), Report()
+    with tempfile.TemporaryDirectory() as folder:
+        model = long_demo(Path(folder))
+        if chosen := [kind for kind in arguments.kinds if kind in messages]:
+            measure_engine(context, model, chosen, arguments.seconds, report)
+        if chosen := [floods[kind] for kind in arguments.kinds if kind in floods]:
+            measure_floods(context, model, chosen, arguments.seconds, report.add)
+    return 0 if report.is_bounded else 1
 
 
 if __name__ == "__main__":

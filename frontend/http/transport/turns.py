@@ -62,19 +62,24 @@ class ParserTurns:
         self._left -= _REQUEST_SECONDS + num_headers * _HEADER_SECONDS
 
     def _next_turn(self) -> None:
-        self._is_scheduled = False
         self._left = _TURN_SECONDS
-        while self._waiting and self._left > 0:
-            address = next(iter(self._waiting))
-            connections = self._waiting.pop(address)
-            connection = connections.popleft()
-            self._queued.remove(connection)
-            if connections:
-                self._waiting[address] = connections
-            if self._parse_slice(connection):
-                self.queue(connection)
-        if self._waiting or self._left < _TURN_SECONDS:
-            self._schedule()
+        try:
+            while self._waiting and self._left > 0:
+                self._parse_next()
+        finally:
+            self._is_scheduled = False
+            if self._waiting or self._left < _TURN_SECONDS:
+                self._schedule()
+
+    def _parse_next(self) -> None:
+        address = next(iter(self._waiting))
+        connections = self._waiting.pop(address)
+        connection = connections.popleft()
+        self._queued.remove(connection)
+        if connections:
+            self._waiting[address] = connections
+        if self._parse_slice(connection):
+            self.queue(connection)
 
     def _schedule(self) -> None:
         """Schedule the next turn, which has its own time."""
