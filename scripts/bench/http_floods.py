@@ -82,7 +82,7 @@ def measure_floods(
     report: Callable[[str, float, list[float]], None],
 ) -> None:
     """Report the events per second of a stream beside each kind, and the gaps between them; first beside nothing."""
-    with serving(["--model", str(model), "--threads", "1"]) as server:
+    with serving(["--model", str(model), "--threads", "1", "--log-level", "error"]) as server:
         for kind in ["", *kinds]:
             begun, stop = context.Event(), context.Event()
             other = context.Process(target=_flood, args=(server.url, kind, begun, stop))

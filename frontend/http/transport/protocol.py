@@ -61,6 +61,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._turns = turns
         self._input = PendingInput()
         self._body_left = 0  # bytes that a body of known length lacks
+        self._parts: list[bytes] = []  # of the body, in the slice that is being parsed
         self._num_framing_bytes = 0  # headers, chunk sizes and trailers since the last byte of a body
         self._is_reading_head = False
         self._is_reading_body = False
@@ -111,6 +112,7 @@ class HttpProtocol(HttpToolsProtocol):
             cause = error.__context__ or error  # raised by one of the parser's callbacks below
             self._refuse(cause if isinstance(cause, ApiError) else not_http(cause))
             return False
+        self._pass_on_body()
         if self._num_framing_bytes > MAX_HEADER_BYTES:
             self._refuse(headers_too_large())
         elif not self._owes_response:
@@ -175,8 +177,15 @@ class HttpProtocol(HttpToolsProtocol):
         self._stop_read_timer()
 
     def on_body(self, body: bytes) -> None:
-        """Pass on a part of the body."""
+        """Take a part of the body, of which a slice may have hundreds."""
+        self._parts.append(body)
+
+    def _pass_on_body(self) -> None:
+        if not self._parts:
+            return
         self._num_framing_bytes = 0
+        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts.clear()
         self._body_left = max(0, self._body_left - len(body))
         super().on_body(body)
 
@@ -184,6 +193,7 @@ class HttpProtocol(HttpToolsProtocol):
         """End the request."""
         if self._is_reading_head:  # it will be replayed without its upgrade, or is ignored
             return
+        self._pass_on_body()
         self._is_reading_body = False
         super().on_message_complete()
 
