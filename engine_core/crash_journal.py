@@ -34,7 +34,6 @@ _LAYOUT = np.dtype(
         ("num_in_step", "i8"),  # of the entries below; 0 between steps. See `quire.protocol.supervision`
         ("version", "i8"),
         ("in_step", [("identity", "i8"), ("place", "i8")], (_MOST,)),
-        ("compiling", "i8"),  # identity of the request whose grammar is being compiled, 0 for none
         ("num_records", "i8"),  # of the rows below, some of which may have been dropped: their identity is 0
         ("records", _RECORD, (_MOST,)),
         ("num_convictions", "i8"),  # ever; the last ones are in the rows below
@@ -48,7 +47,7 @@ class DeathRecord:
     """Deaths of engines under a request, none of which it has got past."""
 
     num_deaths: int = 0
-    num_alone: int = 0  # of these, in a step of its own, or while its grammar was compiled
+    num_alone: int = 0  # of these, in a step of its own
     num_crashes: int = 0  # of these, by what the engine did itself, not by a signal from outside
     place: int = 0  # tokens that it must have computed to be past them
 
@@ -70,7 +69,7 @@ class DeathRecord:
 
 
 class CrashJournal:
-    """The journal in the memfd `fd`; without one, it is of use to nobody. Of one loop, but for `note_compiling`.
+    """The journal in the memfd `fd`; without one, it is of use to nobody. Of one loop.
 
     `records` are by identity. `num_explained_deaths`: how many deaths are known only now to be the doing of a request,
     as a later one, in a step of its own, convicts it. Raises ModelError if the file is unusable.
@@ -106,10 +105,6 @@ class CrashJournal:
         """Strike the note out."""
         self._num_in_step[0] = 0
 
-    def note_compiling(self, identity: int) -> None:
-        """Note whose grammar is being compiled, 0 for none; on the thread that compiles."""
-        self._cells["compiling"] = identity
-
     def forget(self, identity: int) -> None:
         """Drop the record of a request, if it has one."""
         if self.records.pop(identity, None) is not None:
@@ -138,10 +133,8 @@ class CrashJournal:
         num_in_step = int(self._num_in_step[0])
         in_step = self._identities[:num_in_step].tolist(), self._places[:num_in_step].tolist()
         died: dict[int, int] = dict(zip(*in_step, strict=True))
-        if compiled := int(self._cells["compiling"][0]):
-            died.setdefault(compiled, 0)
         is_crash = bool(self._cells["is_crash"][0])
-        self._num_in_step[0] = self._cells["compiling"] = self._cells["is_crash"] = 0  # none counts twice
+        self._num_in_step[0] = self._cells["is_crash"] = 0  # none counts twice
         for identity, end in died.items():
             if identity:
                 record = records.pop(identity, None) or DeathRecord()
@@ -149,11 +142,10 @@ class CrashJournal:
                 record.num_crashes += is_crash
                 record.place = max(record.place, end + _PLACE_MARGIN)
                 records[identity] = record
-                if identity == compiled or (num_in_step == 1 and not compiled):
+                if num_in_step == 1:
                     record.num_alone += 1
                     if record.is_guilty:
                         self.num_explained_deaths = record.num_deaths - record.num_alone
-                    self.num_explained_deaths += identity == compiled and num_in_step != 1
         return dict(list(records.items())[-_MOST:])  # the oldest may be of clients that are gone
 
     def _write(self) -> None:

@@ -104,7 +104,7 @@ class Intake:
         if other is not None:
             check_shared_prompt(message, other)
         try:
-            grammar = self._constrained.find(message)
+            grammar = self._constrained.find(client_id, message)
         except ValueError as error:
             raise RejectedError(str(error)) from None
         now, decoding = self._clock(), kind(message, limits)

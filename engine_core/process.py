@@ -21,6 +21,7 @@ import msgspec
 from quire.engine_core.arguments import load_options, parse_arguments
 from quire.engine_core.crash_journal import CrashJournal
 from quire.engine_core.engine import EngineCore
+from quire.engine_core.grammar.compiler import GrammarCompiler
 from quire.engine_core.grammar.grammars import Grammars
 from quire.engine_core.grammar.tokenizer import PRELOADING_THREAD, GrammarTokenizer
 from quire.engine_core.kv_tiers.disk import DiskTier
@@ -170,18 +171,18 @@ def _leave_orphaned(address: str) -> None:
 
 @dataclass(frozen=True)
 class TextParts:
-    """The model's text files: the tokenizer for grammars, and the hashes of the files that frontends read."""
+    """The model's text files: the tokenizer for grammars, with what compiles them, and the hashes of all."""
 
-    tokenizer: GrammarTokenizer
+    compiler: GrammarCompiler
     files: dict[str, str]
 
     @classmethod
     def load(cls, parsed: EngineProcessOptions) -> TextParts:
         """Load them, the tokenizer only if that is wanted at the start."""
-        tokenizer = GrammarTokenizer(parsed.model)
+        compiler = GrammarCompiler(GrammarTokenizer(parsed.model), seconds=parsed.grammar_timeout)
         if parsed.preload_grammars:
-            tokenizer.preload()
-        return cls(tokenizer, hash_text_files(parsed.model))
+            compiler.preload()
+        return cls(compiler, hash_text_files(parsed.model))
 
 
 def _assemble(
@@ -209,14 +210,13 @@ def _assemble(
     journal = CrashJournal(parsed.crash_journal_fd)
     if link is not None and journal.num_explained_deaths:
         write_line("BLAMED", {"num_deaths": journal.num_explained_deaths})
-    grammars = Grammars(text.tokenizer, timeout=parsed.grammar_timeout, wake=wake, on_compile=journal.note_compiling)
     core = EngineCore(
         runner,
         limits,
         server.send,
         seed=parsed.seed,
         server_stats=lambda: msgspec.structs.asdict(server.counters) | memory.stats(),
-        grammars=grammars,
+        grammars=Grammars(text.compiler, wake=wake),
         tiers=_start_tiers(parsed, runner),
         page_server=_start_page_server(parsed, runner, server, wake),
         wake=wake,

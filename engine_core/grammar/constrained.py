@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from quire.engine_core.grammar.grammars import Grammar, Grammars
+from quire.engine_core.grammar.grammar import Grammar
+from quire.engine_core.grammar.grammars import Grammars
 from quire.engine_core.grammar.mask_writer import MaskWriter
-from quire.engine_core.request import Request, RequestStatus
+from quire.engine_core.request import Request, RequestStatus, tenant_of
 from quire.engine_core.scheduling.admission import Admission
 from quire.engine_core.scheduling.batch import Batch
 from quire.protocol.engine_shape import EngineShape
@@ -51,14 +52,14 @@ class ConstrainedRequests:
         """True if an open request is constrained."""
         return bool(self._grammar_of)
 
-    def find(self, message: EngineCoreRequest) -> Grammar | None:
+    def find(self, client_id: bytes, message: EngineCoreRequest) -> Grammar | None:
         """Return the grammar of a new request, None without one. Raises ValueError if it is known to be invalid."""
         structured = message.sampling_params.structured_outputs
         if structured is None:
             return None
         if self._grammars is None:
             raise ValueError("this engine knows no grammars; leave structured_outputs out")
-        grammar = self._grammars.find(structured, message.identity)
+        grammar = self._grammars.find(structured, tenant_of(client_id, message))
         if grammar.error is not None:
             raise ValueError(_explain(grammar))
         return grammar

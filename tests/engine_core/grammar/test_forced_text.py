@@ -12,7 +12,7 @@ from paged_executor import allowed_tokens
 from random_grammars import random_grammar
 
 from quire.engine_core.grammar.forced_text import MAX_FORCED, longest_forced_text, without_forcing
-from quire.engine_core.grammar.grammars import compile_matcher
+from quire.engine_core.grammar.matching import compile_matcher
 from quire.engine_core.grammar.text import grammar_source
 from quire.engine_core.grammar.tokenizer import GrammarTokenizer
 from quire.frontend import SamplingParams, check_tools
@@ -202,7 +202,7 @@ def test_nothing_is_forced_of_a_long_text(
     structured: StructuredOutputs, tokenizer: GrammarTokenizer, native: LLTokenizer
 ) -> None:
     """Each of its tokens is one that the mask allows."""
-    constraint = constraint_of(compile_matcher(tokenizer, structured), tokenizer)
+    constraint = constraint_of(compile_matcher(tokenizer.get(), structured), tokenizer)
     constraint.follow(native.tokenize_str("a")[0])
     written = ""
     for _ in range(20):
@@ -278,7 +278,7 @@ def test_ordinary_grammars_force_no_more_than_the_bound(
     assert (most > MAX_FORCED) == is_unknown
     if name == "harmony":
         return  # its marks are no tokens of this model
-    check_walks(compile_matcher(tokenizer, structured), most, tokenizer, native, random, 60)
+    check_walks(compile_matcher(tokenizer.get(), structured), most, tokenizer, native, random, 60)
 
 
 def test_no_random_grammar_forces_more_than_its_bound(tokenizer: GrammarTokenizer, native: LLTokenizer) -> None:
@@ -290,7 +290,7 @@ def test_no_random_grammar_forces_more_than_its_bound(tokenizer: GrammarTokenize
         if (most := bound(structured)) > MAX_FORCED:
             continue
         try:
-            matcher = compile_matcher(tokenizer, structured)
+            matcher = compile_matcher(tokenizer.get(), structured)
         except ValueError:  # such as one that allows no text
             continue
         num_known += 1
@@ -322,4 +322,4 @@ def test_grammars_that_force_nothing_allow_the_same_texts(
 def test_a_grammar_that_cannot_be_read_is_an_error_as_before(tokenizer: GrammarTokenizer) -> None:
     for wrong in ("start: nowhere", 'start: "a', "start: (" * 9):
         with pytest.raises(ValueError, match=r"\w"):
-            compile_matcher(tokenizer, lark(wrong))
+            compile_matcher(tokenizer.get(), lark(wrong))

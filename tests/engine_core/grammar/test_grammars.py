@@ -17,7 +17,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from quire.engine_core.grammar import grammars as module
 from quire.engine_core.grammar import mask_writer
-from quire.engine_core.grammar.grammars import Grammars, compile_matcher
+from quire.engine_core.grammar.grammar import Compilation
+from quire.engine_core.grammar.grammars import Grammars
+from quire.engine_core.grammar.matching import compile_matcher
 from quire.engine_core.grammar.tokenizer import GrammarTokenizer
 from quire.engine_core.request import RequestStatus
 from quire.engine_core.scheduling.policies import POLICIES
@@ -42,15 +44,30 @@ class Gate:
         self._open = threading.Event()
         self.begun: list[str] = []
         self.has_begun = threading.Event()
+        self.is_killed = threading.Event()
+        self.is_stopped = False
 
     def open(self) -> None:
         self._open.set()
 
-    def __call__(self, structured: StructuredOutputs) -> Matcher:
-        self.begun.append(str(structured.regex))
+    def kill(self) -> None:
+        self.is_killed.set()
+        self._open.set()
+
+    def start(self) -> None:
+        pass
+
+    def compile(self, compilation: Compilation) -> Matcher:
+        self.begun.append(str(compilation.structured.regex))
         self.has_begun.set()
+        compilation.attach(self)
         self._open.wait(PATIENCE)
-        return compile_matcher(self._tokenizer, structured)
+        if compilation.is_cancelled:
+            raise ValueError("it was cancelled")
+        return compile_matcher(self._tokenizer.get(), compilation.structured)
+
+    def stop(self) -> None:
+        self.is_stopped = True
 
 
 _BENCHES: list[Bench] = []
@@ -59,14 +76,12 @@ _BENCHES: list[Bench] = []
 class Bench:
     """An engine with grammars, and the semaphore that wakes its loop."""
 
-    def __init__(
-        self, tokenizer: GrammarTokenizer, timeout: float = PATIENCE, *, is_open: bool = False, **limits: Any
-    ) -> None:
+    def __init__(self, tokenizer: GrammarTokenizer, *, is_open: bool = False, **limits: Any) -> None:
         self.gate = Gate(tokenizer)
         if is_open:
             self.gate.open()
         self.woken = threading.Semaphore(0)
-        self.grammars = Grammars(tokenizer, timeout=timeout, wake=self.woken.release, compile_grammar=self.gate)
+        self.grammars = Grammars(self.gate, wake=self.woken.release)
         self.engine = Engine(self.grammars, **{"vocab_size": 2048, "num_pages": 200, **limits})
         _BENCHES.append(self)
 
@@ -204,14 +219,12 @@ def test_a_request_that_ends_while_its_grammar_is_compiled_leaves_nothing(
     bench.engine.core.receive(b"client", leave)
     assert bench.engine.end_now("a").finish_reason is FinishReason.ABORT
     assert not bench.engine.core.has_requests
-    bench.gate.open()
-    assert bench.woken.acquire(timeout=PATIENCE)
-    bench.engine.step()
+    assert bench.gate.is_killed.is_set()
     assert not bench.grammars.is_compiling
     assert bench.engine.core.stats.waiting == 0
-    bench.add("b")  # the grammar that was begun is not lost
-    assert bench.status("b") is RequestStatus.WAITING
+    bench.add("b")  # the cancelled one is not taken for it
     bench.finish()
+    assert bench.engine.end("b").finish_reason is FinishReason.STOP
 
 
 def test_a_grammar_that_no_request_wants_any_more_is_not_compiled(tokenizer: GrammarTokenizer) -> None:
@@ -269,37 +282,6 @@ def test_an_engine_that_drains_lets_them_end(tokenizer: GrammarTokenizer) -> Non
     assert bench.engine.end("b").error_kind is ErrorKind.SHUTTING_DOWN
 
 
-def test_a_grammar_that_takes_too_long(tokenizer: GrammarTokenizer) -> None:
-    """Also while it is still being compiled; the next one has a thread of its own then."""
-    bench = Bench(tokenizer, timeout=1e-9)
-    bench.add("a")
-    bench.add("b", StructuredOutputs(regex="b+"))
-    while len(bench.gate.begun) < 2:
-        bench.engine.step()
-    bench.engine.step()
-    bench.gate.open()
-    while bench.engine.core.has_requests:
-        bench.engine.step()
-    for name in "ab":
-        end = bench.engine.end_now(name)
-        assert end.finish_reason is FinishReason.ERROR
-        assert end.error_kind is ErrorKind.INVALID
-        assert "--grammar-timeout" in (end.error or "")
-
-
-def test_no_more_threads_than_a_few_are_stuck(tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Later grammars are not begun, and wait no longer than the others."""
-    monkeypatch.setattr(module, "_MAX_STUCK", 1)
-    bench = Bench(tokenizer, timeout=1e-9)
-    bench.add("a")
-    bench.add("b", StructuredOutputs(regex="b+"))
-    while bench.engine.core.has_requests:
-        bench.engine.step()
-    assert [bench.engine.end_now(name).finish_reason for name in "ab"] == [FinishReason.ERROR] * 2
-    assert bench.gate.begun == [DATE.regex]
-    bench.gate.open()
-
-
 def test_the_oldest_grammars_are_forgotten(tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_GRAMMARS", 2)
     bench = Bench(tokenizer, is_open=True)
@@ -332,7 +314,7 @@ def forced(constraint: Constraint) -> list[int]:
 def test_no_token_is_forced_that_the_model_lacks(tokenizer: GrammarTokenizer, native: LLTokenizer) -> None:
     """The tokenizer has 2,048 of them."""
     [first] = native.tokenize_str("x")
-    matcher = compile_matcher(tokenizer, StructuredOutputs(choice=["x the quick brown fox"]))
+    matcher = compile_matcher(tokenizer.get(), StructuredOutputs(choice=["x the quick brown fox"]))
     found = []
     for vocab_size in (2048, 300):
         constraint = Constraint(matcher, vocab_size, [EOS])
@@ -404,7 +386,7 @@ def test_a_token_is_allowed_as_the_mask_has_it(
     tokenizer: GrammarTokenizer, regex: str, stop_token_ids: list[int]
 ) -> None:
     """Check all tokens on a walk through the grammar, with constraints that have the mask already and that don't."""
-    matcher, random = compile_matcher(tokenizer, StructuredOutputs(regex=regex)), Random(regex)
+    matcher, random = compile_matcher(tokenizer.get(), StructuredOutputs(regex=regex)), Random(regex)
     num_tokens = tokenizer.get().num_tokens
     unmasked, masked = (Constraint(matcher, num_tokens, stop_token_ids) for _ in range(2))
     num_followed = 0
@@ -434,7 +416,7 @@ def test_tokens_are_allowed_together_as_they_are_one_by_one(
     tokenizer: GrammarTokenizer, regex: str, has_mask: bool
 ) -> None:
     """The constraint stays where it is."""
-    matcher, random = compile_matcher(tokenizer, StructuredOutputs(regex=regex)), Random(regex)
+    matcher, random = compile_matcher(tokenizer.get(), StructuredOutputs(regex=regex)), Random(regex)
     num_tokens = tokenizer.get().num_tokens
     for _ in range(30):
         constraint, ahead = (Constraint(matcher, num_tokens, [EOS]) for _ in range(2))
@@ -459,7 +441,7 @@ def test_tokens_are_allowed_together_as_they_are_one_by_one(
 
 def test_what_is_asked_of_drafts_does_not_count_against_the_limits_of_the_grammar(tokenizer: GrammarTokenizer) -> None:
     """Each path of this one has states of its own, and llguidance gives up at 250,000 of them."""
-    matcher = compile_matcher(tokenizer, StructuredOutputs(regex="(a|b)*a(a|b){20}"))
+    matcher = compile_matcher(tokenizer.get(), StructuredOutputs(regex="(a|b)*a(a|b){20}"))
     constraint, choose = Constraint(matcher, tokenizer.get().num_tokens, [EOS]), Random(1)
     letters = [token for token in allowed_tokens(constraint.mask) if token != EOS][:2]
     for _ in range(3000):
@@ -476,7 +458,7 @@ def test_what_is_asked_of_drafts_does_not_count_against_the_limits_of_the_gramma
 def test_eos_tokens_are_allowed_as_the_mask_has_it(
     tokenizer: GrammarTokenizer, native: LLTokenizer, grammar: str, stop_token_ids: list[int]
 ) -> None:
-    matcher = compile_matcher(tokenizer, StructuredOutputs(grammar=grammar))
+    matcher = compile_matcher(tokenizer.get(), StructuredOutputs(grammar=grammar))
     unmasked, masked = (Constraint(matcher, native.vocab_size, stop_token_ids) for _ in range(2))
     [letter] = native.tokenize_str("a")
     for _ in range(3):
@@ -490,7 +472,7 @@ def test_an_eos_that_the_text_may_have_and_that_does_not_stop(
     tokenizer: GrammarTokenizer, native: LLTokenizer, grammar: str, allowed: str | None
 ) -> None:
     """An eos token is allowed only where nothing else is, with a written mask and without."""
-    matcher = compile_matcher(tokenizer, StructuredOutputs(grammar=grammar))
+    matcher = compile_matcher(tokenizer.get(), StructuredOutputs(grammar=grammar))
     constraint = Constraint(matcher, native.vocab_size, [])
     assert constraint.allows(EOS) == (allowed is None)
     assert allowed_tokens(constraint.mask) == ([EOS] if allowed is None else native.tokenize_str(allowed))
@@ -498,7 +480,7 @@ def test_an_eos_that_the_text_may_have_and_that_does_not_stop(
 
 
 def test_a_stop_token_ends_the_text(tokenizer: GrammarTokenizer, native: LLTokenizer) -> None:
-    matcher = compile_matcher(tokenizer, StructuredOutputs(regex="[a-z]+"))
+    matcher = compile_matcher(tokenizer.get(), StructuredOutputs(regex="[a-z]+"))
     constraint, [letter] = Constraint(matcher, native.vocab_size, [EOS]), native.tokenize_str("x")
     assert not constraint.allows(EOS)
     constraint.follow(letter)
@@ -510,7 +492,7 @@ def test_a_stop_token_ends_the_text(tokenizer: GrammarTokenizer, native: LLToken
 
 
 def test_a_forbidden_token_is_an_error(tokenizer: GrammarTokenizer, native: LLTokenizer) -> None:
-    constraint = Constraint(compile_matcher(tokenizer, DATE), native.vocab_size, [EOS])
+    constraint = Constraint(compile_matcher(tokenizer.get(), DATE), native.vocab_size, [EOS])
     constraint.follow(native.tokenize_str("x")[0])
     assert "can't be followed any further" in (constraint.error or "")
     assert constraint.has_ended
@@ -522,7 +504,7 @@ def test_a_forbidden_token_is_an_error(tokenizer: GrammarTokenizer, native: LLTo
 def test_a_returned_constraint_starts_anew(tokenizer: GrammarTokenizer, native: LLTokenizer) -> None:
     """Wherever it was: at the end, in the midst, with forced tokens left, with a mask; with other stop tokens."""
     structured = StructuredOutputs(json={"type": "object", "properties": {"name": {"type": "string"}}})
-    matcher, random = compile_matcher(tokenizer, structured), Random(3)
+    matcher, random = compile_matcher(tokenizer.get(), structured), Random(3)
     used = Constraint(matcher, native.vocab_size, [EOS])
     for length in (0, 1, 2, 5, 9, 30, 60):
         stop_token_ids = random.choice([[EOS], []])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from paged_executor import check_accounts
+from trusting_compiler import TrustingCompiler
 
 from quire.engine_core.engine import EngineCore
 from quire.engine_core.grammar.grammars import Grammars
@@ -54,7 +55,7 @@ class Answers:
         speculation = None
         if proposer is not None:
             speculation = Speculation(proposer, runner.sequences, MOST, limits, is_adaptive=False)
-        grammars = Grammars(GrammarTokenizer(str(demo_model)), timeout=20, wake=lambda: None)
+        grammars = Grammars(TrustingCompiler(GrammarTokenizer(str(demo_model))))
         self._sent: list[EngineMessage] = []
         core = EngineCore(
             runner, limits, lambda _, message: self._sent.append(message), grammars=grammars, speculation=speculation

@@ -1,0 +1,24 @@
+"""A compiler of grammars that compiles them in the process of the test."""
+
+from __future__ import annotations
+
+from quire.engine_core.grammar.grammar import Compilation
+from quire.engine_core.grammar.matching import compile_matcher
+from quire.engine_core.grammar.tokenizer import GrammarTokenizer
+from quire.kernels.runner import Matcher
+
+
+class TrustingCompiler:
+    """Compiles what cannot crash; see `MatcherCompiler`."""
+
+    def __init__(self, tokenizer: GrammarTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def start(self) -> None:
+        """There is nothing to prepare."""
+
+    def compile(self, compilation: Compilation) -> Matcher:
+        return compile_matcher(self._tokenizer.get(), compilation.structured)
+
+    def stop(self) -> None:
+        """There is nothing to end."""
