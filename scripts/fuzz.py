@@ -104,7 +104,7 @@ def _escaped(word: str) -> str:
 
 def main() -> None:
     """Parse the command line, and fuzz or replay."""
-    names = ("codec", "traces", "safetensors", "gguf", "configs", "pages")
+    names = ("codec", "traces", "safetensors", "gguf", "configs", "pages", "grammars")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", choices=names, help="code under test; each has a module in scripts/fuzzing/")
     parser.add_argument("--seconds", type=int, default=1200, help="time to fuzz, 1200 by default")

@@ -31,6 +31,7 @@ from quire.engine_core.grammar.compile_protocol import (
 from quire.engine_core.grammar.matching import bounded_source, build_matcher
 from quire.engine_core.grammar.vocabulary import read_vocabulary
 from quire.kernels._native import Constraint, Vocabulary
+from quire.protocol.process_limits import limit_process, memory_in_use
 
 _PR_SET_PDEATHSIG = 1  # see prctl(2)
 _NICE = 10  # of workers: what runs goes first
@@ -142,10 +143,11 @@ def _be_worker(parent: int, end: int, vocabulary: Vocabulary, others: list[int])
             os.dup2(nothing, file)
         for file in others:
             os.close(file)
-        _limit()
+        os.nice(_NICE)
+        limit_process(memory=WORKER_BYTES, stack=worker_stack_bytes())
         connection: Connection[bytes, bytes] = Connection(end)
         connection.send_bytes(HELLO)
-        most = _memory() + _KEPT_BYTES
+        most = memory_in_use() + _KEPT_BYTES
         while _answer(connection, vocabulary, most):
             pass
         status = 0
@@ -153,18 +155,6 @@ def _be_worker(parent: int, end: int, vocabulary: Vocabulary, others: list[int])
         status = 0
     finally:
         os._exit(status)
-
-
-def _limit() -> None:
-    os.nice(_NICE)
-    for kind, most in ((resource.RLIMIT_AS, _memory() + WORKER_BYTES), (resource.RLIMIT_STACK, worker_stack_bytes())):
-        _, hard = resource.getrlimit(kind)
-        limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (limit, limit))
-
-
-def _memory() -> int:
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
 
 
 def _answer(connection: Connection[bytes, bytes], vocabulary: Vocabulary, most: int) -> bool:
@@ -177,7 +167,7 @@ def _answer(connection: Connection[bytes, bytes], vocabulary: Vocabulary, most: 
     signal.setitimer(signal.ITIMER_PROF, 0)
     if time.process_time() - begun > job.seconds:
         reply = CompileReply(status=-signal.SIGPROF)
-    is_last = _memory() > most
+    is_last = memory_in_use() > most
     connection.send_bytes(msgspec.msgpack.encode(msgspec.structs.replace(reply, is_last=is_last)))
     return not is_last
 

@@ -118,5 +118,5 @@ class CompilerProcess:
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 env={**os.environ, **one_thread},
-                start_new_session=True,  # Ctrl-C is the engine's
+                process_group=0,  # Ctrl-C is the engine's; a session would get as much CPU time as the engine's
             )

@@ -39,6 +39,7 @@ class Setup:
     make: Callable[[Path], Target]
     max_bytes: int
     max_seconds: int = 20  # for one input, under instrumentation, next to other processes
+    num_mutants: int = 300  # in the tests, without coverage guidance
 
 
 def check_message(message: str) -> None:

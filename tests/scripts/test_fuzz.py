@@ -7,7 +7,6 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,21 +16,19 @@ from fuzzing.target import Target
 from fuzzing.targets import TARGETS
 from patience import PATIENCE
 
-NUM_MUTANTS = 300
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_target_passes_what_it_starts_from_and_mutants_of_it(name: str) -> None:
+    with fuzz.target_of(name) as target:
+        check_mutants(target, TARGETS[name].num_mutants)
 
 
-@pytest.fixture(params=TARGETS)
-def target(request: pytest.FixtureRequest) -> Iterator[Target]:
-    with fuzz.target_of(request.param) as made:
-        yield made
-
-
-def test_a_target_passes_what_it_starts_from_and_mutants_of_it(target: Target) -> None:
+def check_mutants(target: Target, count: int) -> None:
     chance = random.Random(7)
     seeds = list(target.seeds())
     for seed in seeds:
         target.test(seed)
-    for _ in range(NUM_MUTANTS):
+    for _ in range(count):
         mutant = chance.choice(seeds)
         for _ in range(chance.randint(1, 3)):
             with suppress(ValueError, RecursionError):

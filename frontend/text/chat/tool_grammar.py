@@ -13,6 +13,7 @@ from quire.frontend.text.chat.argument_rules import closed_schema
 from quire.frontend.text.chat.call_formats import FORMATS, CallFormat
 from quire.frontend.text.chat.named_call_reader import ID, NAME
 from quire.frontend.text.chat.reasoning import THINK, AnswerStart, ReasoningFormat
+from quire.frontend.text.chat.schema_trial import rejected_of
 from quire.frontend.text.chat.tools import Tool, ToolError, ToolUse
 from quire.protocol.messages import ErrorKind
 
@@ -42,19 +43,15 @@ def tool_grammar(
 
 def rejected_schema(use: ToolUse) -> ToolError | None:
     """Return an error for the first tool whose schema llguidance rejects, to explain the engine's rejection."""
-    from llguidance import LLMatcher
-
-    callable_tools = use.callable_tools
-    for index, tool in enumerate(use.tools):
-        if tool not in callable_tools:
-            continue  # not part of the grammar
-        grammar = LLMatcher.grammar_from_json_schema(json.dumps(closed_schema(tool)))
-        is_rejected, messages = LLMatcher.validate_grammar_with_warnings(grammar)
-        if is_rejected:
-            advice = ", or omit strict to ignore unsupported keywords" if tool.strict else ""
-            where = f"tools[{index}].function.parameters"
-            return ToolError(where, f"cannot be enforced: {messages[0]}; change the schema{advice}")
-    return None
+    tried = [(index, tool) for index, tool in enumerate(use.tools) if tool in use.callable_tools]
+    verdict = rejected_of([json.dumps(closed_schema(tool)) for _, tool in tried])
+    if verdict is None:
+        return None
+    index, tool = tried[verdict.index]
+    advice = ", or omit strict to ignore unsupported keywords" if tool.strict else ""
+    return ToolError(
+        f"tools[{index}].function.parameters", f"cannot be enforced: {verdict.error}; change the schema{advice}"
+    )
 
 
 class _Writer:
@@ -130,8 +127,8 @@ def rejected_grammar(error: Exception) -> str | None:
 def tool_at_fault(error: Exception, tools: ToolUse | None) -> ToolError | None:
     """Return an error for the tool whose schema made the engine reject the grammar; None if it is not known.
 
-    It may take as long as it took the engine, so don't call it on an event loop. If compiling the grammar timed out in
-    the engine, the tool is not known.
+    It starts a process and may take as long as it took the engine, so don't call it on an event loop. If compiling the
+    grammar timed out in the engine, the tool is not known.
     """
     reason = rejected_grammar(error)
     return None if tools is None or reason is None or _TOOK_TOO_LONG in reason else rejected_schema(tools)

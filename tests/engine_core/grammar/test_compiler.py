@@ -1,0 +1,192 @@
+"""Grammars that end what compiles them, and processes that are killed or stopped: the compiler goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from engine_process import EngineUnderTest
+from grammar_shapes import shaped
+from patience import PATIENCE
+
+from quire.engine_core.grammar import worker as module
+from quire.engine_core.grammar.compile_protocol import ENGINE_STACK_BYTES, worker_stack_bytes
+from quire.engine_core.grammar.compiler import GrammarCompiler
+from quire.engine_core.grammar.grammar import Compilation
+from quire.engine_core.grammar.tokenizer import GrammarTokenizer
+from quire.engine_core.grammar.worker import CompilerProcess
+from quire.protocol.messages import StructuredOutputs
+
+SIMPLE = StructuredOutputs(regex="abc")
+BOMBS = {
+    "references": shaped("$ref", "chain", 4000),
+    "allOf": shaped("allOf", "chain", 3000),
+    "properties": shaped("properties", "chain", 2000),
+    "arrays": shaped("items", "chain", 3000),
+    "rules": shaped("lark sequence", "chain", 8000),
+    "doubled rules": shaped("lark choice", "doubled", 3000),
+    "rules with text": shaped("lark texts", "chain", 3000),
+    "terminals": shaped("lark terminals", "chain", 3000),
+    "GBNF": shaped("gbnf sequence", "chain", 3000),
+    "forward web": shaped("lark choice", "forward web", 9000),
+}
+
+
+def test_no_thread_that_uses_a_grammar_has_a_smaller_stack_than_a_worker() -> None:
+    assert 2 * worker_stack_bytes() <= 8 << 20
+    assert 32 * worker_stack_bytes() <= ENGINE_STACK_BYTES
+
+
+@pytest.fixture(scope="module")
+def tokenizer(demo_model: Path) -> GrammarTokenizer:
+    return GrammarTokenizer(str(demo_model))
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer: GrammarTokenizer) -> Iterator[GrammarCompiler]:
+    made = GrammarCompiler(tokenizer, seconds=PATIENCE)
+    yield made
+    made.stop()
+
+
+def compile_in(compiler: GrammarCompiler, structured: StructuredOutputs) -> str:
+    """Return the error; nothing if there is none."""
+    try:
+        assert compiler.compile(Compilation(structured)).error is None
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def children(process: int) -> list[int]:
+    tasks = Path(f"/proc/{process}/task").iterdir()
+    return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+
+
+def processes_of(owner: int) -> list[int]:
+    """Return the process of the compiler, and its workers."""
+    [process] = [pid for pid in children(owner) if b"compiler_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [process, *children(process)]
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_grammar_that_ends_its_worker_is_an_error_and_the_next_one_is_compiled(
+    compiler: GrammarCompiler, name: str
+) -> None:
+    assert "bytes of stack" in compile_in(compiler, BOMBS[name])
+    assert compile_in(compiler, SIMPLE) == ""
+
+
+def test_a_text_that_has_ended_a_worker_is_not_tried_again(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = compile_in(compiler, BOMBS["references"])
+    monkeypatch.setattr(CompilerProcess, "open_worker", None)
+    monkeypatch.setattr(compiler, "_idle", [])
+    assert compile_in(compiler, BOMBS["references"]) == words
+
+
+def test_a_grammar_that_takes_too_long(tokenizer: GrammarTokenizer) -> None:
+    compiler = GrammarCompiler(tokenizer, seconds=0.05)
+    slow = shaped("lark choice", "fan", 4000)
+    assert "longer than the 0.05 s" in compile_in(compiler, slow)
+    compiler.stop()
+
+
+def test_a_compilation_ends_when_it_is_cancelled(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nobody waits for any more blocks no worker; here it would take longer than the test has."""
+    assert compile_in(compiler, SIMPLE) == ""
+    compilation, errors = Compilation(SIMPLE), list[str]()
+    [_, *workers] = processes_of(os.getpid())
+    for worker in workers:
+        os.kill(worker, signal.SIGSTOP)
+    monkeypatch.setattr(module, "_LEAST_SECONDS", 10 * PATIENCE)
+
+    def run() -> None:
+        with pytest.raises(ValueError, match="nobody waits") as caught:
+            compiler.compile(compilation)
+        errors.append(str(caught.value))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    until(lambda: compilation._worker is not None)
+    compilation.cancel()
+    thread.join(PATIENCE)
+    assert errors
+
+
+def test_killed_processes_are_replaced(compiler: GrammarCompiler) -> None:
+    for number in (0, -1):  # the compiler itself, and a worker
+        assert compile_in(compiler, SIMPLE) == ""
+        os.kill(processes_of(os.getpid())[number], signal.SIGKILL)
+    assert compile_in(compiler, SIMPLE) == ""
+
+
+def test_a_stopped_worker_is_replaced(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compile_in(compiler, SIMPLE) == ""
+    take, (_, *workers) = compiler._take, processes_of(os.getpid())
+    for worker in workers:
+        os.kill(worker, signal.SIGSTOP)
+    waits = iter([0.01])
+    monkeypatch.setattr(module, "_LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(module, "_WALL_SECONDS", 0.0)
+
+    def take_patiently() -> module.Worker:
+        if next(waits, None) is None:
+            monkeypatch.undo()
+        return take()
+
+    monkeypatch.setattr(compiler, "_take", take_patiently)
+    assert compile_in(compiler, SIMPLE) == ""
+
+
+def test_a_stopped_compiler_is_replaced(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compile_in(compiler, SIMPLE) == ""
+    [process, *_] = processes_of(os.getpid())
+    compiler._close_idle()
+    os.kill(process, signal.SIGSTOP)
+    monkeypatch.setattr(module, "_START_SECONDS", 0.01)
+    stop = compiler._process.stop
+
+    def stop_and_be_patient() -> None:
+        monkeypatch.undo()
+        stop()
+
+    monkeypatch.setattr(compiler._process, "stop", stop_and_be_patient)
+    assert compile_in(compiler, SIMPLE) == ""
+    assert processes_of(os.getpid())[0] != process
+
+
+def test_no_process_has_more_than_one_thread_or_any_file_of_the_engine(compiler: GrammarCompiler) -> None:
+    """With threads, to fork would be unsafe."""
+    engines = os.memfd_create("of-the-engine", 0)
+    os.set_inheritable(engines, True)
+    compiler.stop()
+    assert compile_in(compiler, SIMPLE) == ""
+    os.close(engines)
+    for process in processes_of(os.getpid()):
+        assert len(list(Path(f"/proc/{process}/task").iterdir())) == 1
+        files = [str(file.readlink()) for file in Path(f"/proc/{process}/fd").iterdir()]
+        assert not any("of-the-engine" in file for file in files)
+
+
+def test_workers_end_with_the_engine_even_if_they_are_stopped(demo_model: Path) -> None:
+    with EngineUnderTest(demo_model, "--preload-grammars") as engine:
+        until(lambda: len(processes_of(engine.process.pid)) >= 2)
+        processes = processes_of(engine.process.pid)
+        for process in processes:
+            os.kill(process, signal.SIGSTOP)
+        engine.process.kill()
+        engine.process.wait()
+        until(lambda: not any(Path(f"/proc/{process}").exists() for process in processes))
