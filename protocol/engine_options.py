@@ -91,7 +91,7 @@ class EngineOptions:
             answers), draft_model (`model` is a smaller one), eagle and eagle3 (`model` is a head). Default: none.
 
     Structured outputs:
-        grammar_timeout: Seconds that compiling the grammar of a request may take.
+        grammar_timeout: Seconds of CPU time that compiling the grammar of a request may take.
         preload_grammars: Prepare the tokenizer for grammars at the start. Otherwise the first request with
             structured_outputs pauses all others meanwhile, a second with a large vocabulary. Default: yes for the HTTP
             server, else no.

@@ -32,7 +32,7 @@ BOMBS = {
     "doubled rules": shaped("lark choice", "doubled", 3000),
     "rules with text": shaped("lark texts", "chain", 3000),
     "terminals": shaped("lark terminals", "chain", 3000),
-    "GBNF": shaped("gbnf sequence", "chain", 3000),
+    "GBNF": shaped("gbnf sequence", "chain", 1500),
     "forward web": shaped("lark choice", "forward web", 9000),
 }
 

@@ -14,7 +14,7 @@ from http_server import Server
 
 SCHEMA = {**json.loads(str(shaped("$ref", "chain", 4000).json)), "type": "object"}
 RULES = shaped("lark texts", "chain", 3000).grammar
-GBNF = shaped("gbnf sequence", "chain", 3000).grammar
+GBNF = shaped("gbnf sequence", "chain", 1500).grammar
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5}
 CUT = ASKED | {"truncate_prompt_tokens": 100}  # tools stand in the prompt too
 PROMPT: dict[str, Any] = {"prompt": "x", "max_tokens": 5}
