@@ -294,7 +294,7 @@ def test_slow_grammars_of_one_tenant_keep_no_other_from_its_own(tokenizer: Gramm
     while bench.status("quick") is WAITS:
         assert bench.woken.acquire(timeout=PATIENCE)
         bench.engine.step()
-    assert sorted(bench.gate.begun) == sorted([DATE.regex, "slow0"])
+    assert set(bench.gate.begun) == {DATE.regex, "slow0"}
     bench.gate.open()
     bench.finish()
     assert all(bench.engine.end(name).finish_reason is FinishReason.STOP for name in ("quick", "slow0", "slow4"))
