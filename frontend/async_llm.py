@@ -10,7 +10,6 @@ import itertools
 import time
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
@@ -46,8 +45,9 @@ from quire.frontend.text.chat.renderer import MAX_PROCESSES
 from quire.frontend.text.chat.tool_grammar import tool_at_fault
 from quire.frontend.text.chat.tools import ToolUse, check_tools
 from quire.frontend.text.prompts import Message, Prompt, PromptType
-from quire.frontend.text.threads import TextThreads
+from quire.frontend.text.threads import FairThreads, TextThreads
 from quire.frontend.text.tokenizer import Tokenizer
+from quire.frontend.turns import current_work, doing
 from quire.frontend.vllm_fields import takes_vllm_arguments
 from quire.protocol.messages import SAMPLING_LENGTHS, EngineSnapshot, PrefixTree, Ready, Role, StepTrace
 from quire.protocol.pooling_info import PoolingInfo
@@ -78,7 +78,7 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         self._threads = TextThreads()
         self._request_ids = itertools.count()
         # Of their own, so that a chat template that takes long delays chats only.
-        self._chat_threads = ThreadPoolExecutor(MAX_PROCESSES, "quire-chat")
+        self._chat_threads = FairThreads(MAX_PROCESSES, "quire-chat")
 
     @takes_vllm_arguments
     def generate(
@@ -144,21 +144,24 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         cancelled, the request is aborted. Raises the errors of `generate`; also `RequestError` if the request is
         aborted, and `RequestTimeoutError` if it times out, since a partial embedding is useless.
         """
-        arrived = time.monotonic()
+        work, arrived = current_work(tenant), time.monotonic()
+        await work.turn()
         params = self._engine.pooling(pooling_params)
         name = prompt_name if params.task == "embed" else ""
-        (made,) = await self.pooled_prompts(
-            [prompt],
-            prompt_name=name,
-            truncate_prompt_tokens=truncate_prompt_tokens,
-            add_special_tokens=add_special_tokens,
-        )
+        with doing(work):
+            (made,) = await self.pooled_prompts(
+                [prompt],
+                prompt_name=name,
+                truncate_prompt_tokens=truncate_prompt_tokens,
+                add_special_tokens=add_special_tokens,
+            )
         options = RequestOptions(priority, cache_salt, timeout, trace or TraceContext("embeddings"), tenant)
         request = self._engine.embedding(self._name(request_id), made, params, options, arrived)
         stream = self._streams.open(request)
         try:
             while not request.finished:
                 await stream.growth()
+                await work.turn()
         finally:
             self._streams.close(stream)
         if request.error is not None:
@@ -247,7 +250,7 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         )
 
         async def make(params: SamplingParams) -> tuple[Prompt, SamplingParams]:
-            return await self._on_chat_thread(functools.partial(input_of, params))
+            return await self._chat_threads.run(functools.partial(input_of, params))
 
         options = RequestOptions(priority, cache_salt, timeout, trace or TraceContext("chat"), tenant)
         return self._stream(make, sampling_params, request_id, output_kind, options, use)
@@ -329,7 +332,7 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         **template: Unpack[TemplateOptions],
     ) -> Prompt:
         """Return the prompt that `chat` sends for a conversation. Raises `ValueError`."""
-        return await self._on_chat_thread(
+        return await self._chat_threads.run(
             functools.partial(self._engine.chat_prompt, messages, tools=tools, **template)
         )
 
@@ -495,7 +498,7 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         if self._finalizer.alive:
             self._deliveries.put(EngineDeadError("the AsyncLLM was closed"))
             self._finalizer()
-            self._chat_threads.shutdown(wait=False, cancel_futures=True)
+            self._chat_threads.close()
 
     def shutdown(self) -> None:
         """Close it: vLLM's name of `close`."""
@@ -510,9 +513,6 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
     def _name(self, request_id: str | None) -> str:
         return f"request-{next(self._request_ids)}" if request_id is None else request_id
 
-    async def _on_chat_thread(self, make: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._chat_threads, make)
-
     async def _stream(
         self,
         make: Callable[[SamplingParams], Awaitable[tuple[Prompt, SamplingParams]]],
@@ -523,19 +523,25 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         tools: ToolUse | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         kind = _output_kind(params, output_kind)
-        arrived = time.monotonic()  # before tokenization, which is part of the TTFT
+        work, arrived = current_work(options.tenant), time.monotonic()  # before tokenization, which is part of the TTFT
+        await work.turn()
         checked = await self.run_long(functools.partial(self._engine.params, params), _lengthy(params))
         is_delta = kind is RequestOutputKind.DELTA
         if is_delta and ranks(checked):
             raise ValueError("best_of and beam search rank at the end, so there are no deltas; use 'cumulative'")
-        prompt, own = await make(checked)
+        with doing(work):
+            prompt, own = await make(checked)
         make_request = functools.partial(self._engine.request, self._name(request_id), prompt, own, options, arrived)
         request = await self.run_long(make_request, _lengthy(own))
         stream = self._streams.open(request)
         try:
+            async for _ in work.in_turns(self._streams.sending(stream)):
+                pass
             finished = False
             while not finished:
                 await stream.growth()
+                async for _ in work.in_turns(request.reading()):
+                    pass
                 if request.error is not None:
                     at_fault = await asyncio.to_thread(tool_at_fault, request.error, tools) if tools else None
                     raise at_fault or copy.copy(request.error)  # a copy for each request, with its own traceback

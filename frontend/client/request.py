@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import msgspec
 
+from quire.frontend.client.logprobs import ArrivedLogprobs
 from quire.frontend.client.observer import RequestOptions
 from quire.frontend.errors import CONTEXT_LENGTH_EXCEEDED, RequestError, RequestTimeoutError
 from quire.frontend.outputs import (
@@ -17,7 +18,6 @@ from quire.frontend.outputs import (
     CompletionOutput,
     EmbeddingOutput,
     EmbeddingRequestOutput,
-    Logprob,
     PoolingOutput,
     PoolingRequestOutput,
     PositionLogprobs,
@@ -36,7 +36,6 @@ from quire.protocol.messages import (
     FinishReason,
     PoolingParams,
     SamplingParams,
-    TokenLogprobs,
 )
 from quire.protocol.pooling_info import PoolingInfo
 from quire.protocol.pooling_tasks import check_pooling
@@ -48,31 +47,18 @@ class CompletionState:
     def __init__(
         self,
         index: int,
-        prompt: Prompt,
-        params: SamplingParams,
-        tokenizer: Tokenizer | None,
-        stop: StopStrings | None,
+        logprobs: ArrivedLogprobs | None,
+        detokenizer: IncrementalDetokenizer | None,
     ) -> None:
         self.index = index
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.token_ids: list[int] = []
-        self._logprobs: list[PositionLogprobs] | None = None if params.logprobs is None else []
+        self._logprobs = logprobs
         self._cumulative_logprob = 0.0
         self._num_output = 0
         self._drafts = 0, 0
-        self._tokenizer = tokenizer
-        self._detokenizer: IncrementalDetokenizer | None = None
-        if tokenizer is not None and params.detokenize:
-            self._detokenizer = IncrementalDetokenizer(
-                tokenizer,
-                prompt.token_ids,
-                stop,
-                params.include_stop_str_in_output,
-                params.skip_special_tokens,
-                params.spaces_between_special_tokens,
-                params.min_tokens,
-            )
+        self._detokenizer = detokenizer
 
     @property
     def num_tokens(self) -> int:
@@ -92,8 +78,9 @@ class CompletionState:
             token_ids = token_ids[: self._detokenizer.num_tokens - len(self.token_ids)]
         self.token_ids += token_ids
         if self._logprobs is not None and output.new_logprobs is not None:
-            for entry in output.new_logprobs[: len(token_ids)]:
-                self._logprobs.append(position_logprobs(entry, self._tokenizer))
+            entries = output.new_logprobs[: len(token_ids)]
+            self._logprobs.add(entries)
+            for entry in entries:
                 self._cumulative_logprob += entry.logprobs[0]
         if stop_string is not None:
             self.finish_reason, self.stop_reason = str(FinishReason.STOP), stop_string
@@ -101,6 +88,10 @@ class CompletionState:
             self.finish_reason, self.stop_reason = str(output.finish_reason), output.stop_reason
         self._drafts = output.num_accepted_drafts, output.num_rejected_drafts
         return stop_string is not None and output.finish_reason is None
+
+    def reading(self) -> Iterator[None]:
+        """Read the log probabilities that have arrived, a position at each step."""
+        return iter(()) if self._logprobs is None else self._logprobs.reading()
 
     def output(self, delta: bool) -> CompletionOutput:
         """Return the completion so far, or with `delta` the part added since the last call."""
@@ -112,11 +103,19 @@ class CompletionState:
             text,
             self.token_ids[start:],
             None if self._logprobs is None else self._cumulative_logprob,
-            None if self._logprobs is None else self._logprobs[start:],
+            self._output_logprobs(delta),
             self.finish_reason,
             self.stop_reason,
             *self._drafts,
         )
+
+    def _output_logprobs(self, delta: bool) -> list[PositionLogprobs] | None:
+        if self._logprobs is None:
+            return None
+        positions = self._logprobs.take() if delta else self._logprobs.all()
+        if not delta and self.finish_reason is None:
+            positions = positions[:]  # it grows on
+        return cast("list[PositionLogprobs]", positions)  # the engine sends some for each token
 
     def _detokenize(self, output: EngineCoreOutput) -> str | None:
         """Update the text; return the stop string that ended it, or None."""
@@ -156,12 +155,19 @@ class GenerationRequest:
         self.num_cached_tokens = 0
         self.error: Exception | None = None
         self._tokenizer = tokenizer
-        own = msgspec.structs.replace(params, logprobs=engine_params[0].logprobs)
         count = params.n if params.beam_width else len(engine_params)
-        stop = StopStrings(params.stop) if params.stop else None
-        self._completions = [CompletionState(index, prompt, own, tokenizer, stop) for index in range(count)]
+        has_logprobs = engine_params[0].logprobs is not None
+        detokenizer = None if tokenizer is None else _detokenizer(params, prompt, tokenizer)
+        self._completions = [
+            CompletionState(
+                index,
+                ArrivedLogprobs(tokenizer) if has_logprobs else None,
+                None if detokenizer is None else detokenizer.copy(),
+            )
+            for index in range(count)
+        ]
         self._num_open = count
-        self._prompt_logprobs: list[PositionLogprobs | None] | None = None
+        self._prompt_logprobs: ArrivedLogprobs | None = None
 
     @property
     def finished(self) -> bool:
@@ -198,10 +204,8 @@ class GenerationRequest:
         if output.new_token_ids or output.beams:
             metrics.last_token_time = max(timestamp, metrics.last_token_time or timestamp)
         if output.new_prompt_logprobs is not None:
-            self._prompt_logprobs = [
-                None if entry is None else position_logprobs(entry, self._tokenizer)
-                for entry in output.new_prompt_logprobs
-            ]
+            self._prompt_logprobs = ArrivedLogprobs(self._tokenizer)
+            self._prompt_logprobs.add(output.new_prompt_logprobs)
         if self.params.beam_width:
             self._append_beams(output)
             stopped = False
@@ -224,13 +228,20 @@ class GenerationRequest:
             params = msgspec.structs.replace(params, prompt_logprobs=None)
         return params, generated
 
+    def reading(self) -> Iterator[None]:
+        """Read what has arrived, a position of log probabilities at each step; `output` reads what is left."""
+        if self._prompt_logprobs is not None:
+            yield from self._prompt_logprobs.reading()
+        for completion in self._completions:
+            yield from completion.reading()
+
     def output(self, delta: bool = False) -> RequestOutput:
         """Return the request so far; with `delta`, completions contain only the part added since the last call."""
         return RequestOutput(
             self.request_id,
             self.prompt.text,
             self.prompt.token_ids,
-            self._prompt_logprobs,
+            None if self._prompt_logprobs is None else self._prompt_logprobs.all(),
             self._outputs(delta),
             self.finished,
             self.metrics,
@@ -291,14 +302,19 @@ def note_events(metrics: RequestMetrics, events: Sequence[EngineCoreEvent]) -> N
             metrics.first_token_time = metrics.first_token_time or event.timestamp
 
 
-def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> PositionLogprobs:
-    """Return the log probabilities of one position by token id: the sampled token, then the top N descending."""
-    text = (lambda token: None) if tokenizer is None else tokenizer.token_text
-    ranks = [entry.rank, *range(1, len(entry.token_ids))]
-    return {
-        token: Logprob(logprob, rank, text(token))
-        for token, logprob, rank in zip(entry.token_ids, entry.logprobs, ranks, strict=True)
-    }
+def _detokenizer(params: SamplingParams, prompt: Prompt, tokenizer: Tokenizer) -> IncrementalDetokenizer | None:
+    """Return the detokenizer of an answer, to be copied for each, None for answers without text."""
+    if not params.detokenize:
+        return None
+    return IncrementalDetokenizer(
+        tokenizer,
+        prompt.token_ids,
+        StopStrings(params.stop) if params.stop else None,
+        params.include_stop_str_in_output,
+        params.skip_special_tokens,
+        params.spaces_between_special_tokens,
+        params.min_tokens,
+    )
 
 
 __all__ = ["EmbeddingRequest", "PoolingParams", "check_embedding", "validate_pooling"]

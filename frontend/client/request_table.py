@@ -53,6 +53,11 @@ class Submission:
     completions: dict[int, OpenCompletion] = field(default_factory=dict)
 
     @property
+    def is_sent(self) -> bool:
+        """Whether all completions are in the engine; the last is sent last."""
+        return next(reversed(self.completions.values())).wire_id is not None
+
+    @property
     def wire_ids(self) -> list[str]:
         """Ids of the completions that are in the engine."""
         return [completion.wire_id for completion in self.completions.values() if completion.wire_id is not None]
@@ -101,9 +106,10 @@ class RequestTable:
         """Let `observer` observe every request submitted from now on."""
         self._observers = (*self._observers, observer)
 
-    def submit(self, request: OpenRequest) -> None:
+    def submit(self, request: OpenRequest, most: int | None = None) -> None:
         """Send the engine requests of `request`, now or when there is an engine again.
 
+        `most`: how many of them to send now; `send_more` sends the others.
         Raises `EngineDeadError`, or `ProtocolError` if it is too large.
         """
         if self._dead is not None:
@@ -115,12 +121,24 @@ class RequestTable:
         self._requests[request] = submission
         try:
             if self._session is not None:
-                self._start(request, submission, self._session, timeout)
+                self._start(request, submission, self._session, timeout, most)
         except BaseException:
             self._forget([request])
             raise
         for observer in self._observers:
             observer.on_submitted(request)
+
+    def send_more(self, request: OpenRequest, most: int) -> bool:
+        """Send up to `most` engine requests that `submit` has left; return False if there are none.
+
+        Without an engine there are none either, since `resume` sends all. Raises `EngineDeadError`, or `ProtocolError`
+        if one is too large.
+        """
+        submission = self._requests.get(request)
+        if submission is None or submission.is_sent or self._session is None:
+            return False
+        self._start(request, submission, self._session, self._time_left(submission), most)
+        return True
 
     def update(self, message: EngineCoreOutputs) -> list[OpenRequest]:
         """Distribute one frame of increments; return the requests that grew. Requests that ended leave the table."""
@@ -179,9 +197,8 @@ class RequestTable:
         self._session = session
         failed: list[OpenRequest] = []
         for request, submission in self._requests.items():
-            left = submission.deadline - self._clock()
             try:
-                self._start(request, submission, session, None if left == math.inf else max(_LEAST_TIMEOUT, left))
+                self._start(request, submission, session, self._time_left(submission))
             except (EngineDeadError, ProtocolError) as error:
                 request.error = error
                 failed.append(request)
@@ -197,13 +214,12 @@ class RequestTable:
         submission = self._requests.get(request)
         if submission is None:
             return False
+        self._conclude(request, EngineCoreOutput("", finish_reason=FinishReason.ABORT))
+        self._drop_finished([request])
         if wire_ids := submission.wire_ids:
             submission.is_aborted = True
             self._end(wire_ids)
-            return False
-        self._conclude(request, EngineCoreOutput("", finish_reason=FinishReason.ABORT))
-        self._drop_finished([request])
-        return True
+        return request.finished
 
     def drop(self, requests: Iterable[OpenRequest]) -> None:
         """Remove these requests, and abort those that have not ended."""
@@ -244,10 +260,23 @@ class RequestTable:
             self._conclude(request, EngineCoreOutput("", finish_reason=FinishReason.TIMEOUT, error=error))
         return late
 
-    def _start(self, request: OpenRequest, submission: Submission, session: int, timeout: float | None) -> None:
-        """Send the open completions of a request."""
-        first = None
-        for completion in submission.completions.values():
+    def _time_left(self, submission: Submission) -> float | None:
+        left = submission.deadline - self._clock()
+        return None if left == math.inf else max(_LEAST_TIMEOUT, left)
+
+    def _start(
+        self,
+        request: OpenRequest,
+        submission: Submission,
+        session: int,
+        timeout: float | None,
+        most: int | None = None,
+    ) -> None:
+        """Send the open completions of a request that are in no engine, or as many."""
+        completions = submission.completions.values()
+        first = next((each.wire_id for each in completions if each.wire_id is not None), None)
+        unsent = (each for each in completions if each.wire_id is None)
+        for completion in list(itertools.islice(unsent, most)):
             wire_id = str(next(self._ids))
             params, generated = request.continuation(completion.index)
             message = EngineCoreRequest(
@@ -274,8 +303,10 @@ class RequestTable:
 
     def _conclude(self, request: OpenRequest, output: EngineCoreOutput) -> None:
         """End the completions that are in no engine with a terminal output of this side."""
-        for index in self._requests[request].completions:
+        completions = self._requests[request].completions
+        for index in [index for index, completion in completions.items() if completion.wire_id is None]:
             request.append(index, output, self._clock())
+            del completions[index]
 
     def _drop_finished(self, requests: Iterable[OpenRequest]) -> None:
         if done := [request for request in requests if request.finished]:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from quire.frontend.client.engine_client import Delivery, EngineAway, EngineBack, EngineRefusal
 from quire.frontend.client.observer import OpenRequest
 from quire.frontend.client.request_table import RequestTable
 from quire.frontend.errors import EngineDeadError, RequestError
+from quire.frontend.turns import SLICE_SECONDS
 from quire.protocol.messages import EngineCoreOutputs
+
+_PART_OUTPUTS = 16
+_SENT_COMPLETIONS, _SENT_TOKENS = 8, 16384
 
 
 def apply_delivery(table: RequestTable, delivery: Delivery) -> list[OpenRequest]:
@@ -28,6 +33,22 @@ def apply_delivery(table: RequestTable, delivery: Delivery) -> list[OpenRequest]
             return table.fail(delivery.error)
         case EngineDeadError():
             return table.end(delivery)
+
+
+def parts_of(delivery: Delivery) -> list[Delivery]:
+    """Return deliveries of the same effect that take a fraction of a millisecond each, if they are outputs."""
+    if not isinstance(delivery, EngineCoreOutputs):
+        return [delivery]
+    outputs = delivery.outputs
+    return [
+        EngineCoreOutputs(outputs[first : first + _PART_OUTPUTS], None, delivery.timestamp)
+        for first in range(0, len(outputs), _PART_OUTPUTS)
+    ]
+
+
+def _sent_together(request: OpenRequest) -> int:
+    """Return how many completions of a request can be sent in a fraction of a millisecond; each has the prompt."""
+    return max(1, min(_SENT_COMPLETIONS, _SENT_TOKENS // (1 + len(request.prompt.token_ids))))
 
 
 def repeats(delivery: Delivery, last: Delivery | None) -> bool:
@@ -132,19 +153,29 @@ class RequestStreams:
         self._deliveries = deliveries
         self._table = table
         self._streams: dict[str, RequestStream] = {}
+        self._parts: deque[Delivery] = deque()  # of deliveries, to be applied
+        self._is_applying = False
 
     def open(self, request: OpenRequest) -> RequestStream:
-        """Submit `request`. Raises `RequestError` if its id is in use, `EngineDeadError`."""
+        """Submit `request`, of which `sending` sends the rest.
+
+        Raises `RequestError` if its id is in use, `EngineDeadError`.
+        """
         self._bind()
         if request.request_id in self._streams:
             raise RequestError(f"request_id={request.request_id!r} is in use by a request that has not ended")
         stream = self._streams[request.request_id] = RequestStream(request)
         try:
-            self._table.submit(request)
+            self._table.submit(request, _sent_together(request))
         except BaseException:
             del self._streams[request.request_id]
             raise
         return stream
+
+    def sending(self, stream: RequestStream) -> Iterator[None]:
+        """Send what `open` has left, a part at each step. Raises `EngineDeadError`."""
+        while self._table.send_more(stream.request, _sent_together(stream.request)):
+            yield
 
     def close(self, stream: RequestStream) -> None:
         """Remove the stream, and abort its request if it has not ended."""
@@ -169,9 +200,21 @@ class RequestStreams:
         self._table.drop([stream.request for stream in self._streams.values()])
         self._streams.clear()
         self._deliveries.bind(loop, self._on_deliveries)
+        self._is_applying = False
         self._on_deliveries()
 
     def _on_deliveries(self) -> None:
         for delivery in self._deliveries.take():
-            for request in apply_delivery(self._table, delivery):
+            self._parts += parts_of(delivery)
+        if not self._is_applying:
+            self._apply()
+
+    def _apply(self) -> None:
+        """Apply what has arrived, in slices."""
+        end = time.monotonic() + SLICE_SECONDS
+        while self._parts and time.monotonic() < end:
+            for request in apply_delivery(self._table, self._parts.popleft()):
                 self._streams[request.request_id].notify()
+        self._is_applying = bool(self._parts)
+        if self._is_applying:
+            asyncio.get_running_loop().call_soon(self._apply)

@@ -23,6 +23,7 @@ from quire.frontend.text.chat.assistant import AssistantMessage, AssistantParser
 from quire.frontend.text.chat.events import Event
 from quire.frontend.text.chat.tools import ToolUse
 from quire.frontend.text.prompts import truncate
+from quire.frontend.turns import in_turns
 from quire.protocol.messages import SamplingParams, StructuredOutputs
 
 Answer = TypeVar("Answer")
@@ -147,7 +148,7 @@ class Conversation:
     trace: TraceContext | None = None
     prediction: str = ""
 
-    def outputs(self, llm: AsyncLLM, kind: Literal["cumulative", "delta"]) -> Outputs:
+    def outputs(self, llm: AsyncLLM, kind: Literal["final_only", "delta"]) -> Outputs:
         """Return the engine's outputs."""
         return llm.generate(
             {"prompt_token_ids": self.token_ids, "prediction": self.prediction},
@@ -170,8 +171,8 @@ class Conversation:
     async def answers(self, llm: AsyncLLM) -> tuple[list[AssistantAnswer], RequestOutput]:
         """Return all answers, complete."""
         async with grammar_errors_at(self.format_field, self.tools):
-            output = await last_of(self.outputs(llm, "cumulative"))
-        return [self._answer(completion) for completion in output.outputs], output
+            output = await last_of(self.outputs(llm, "final_only"))
+        return [self._answer(completion) async for completion in in_turns(output.outputs)], output
 
     async def deltas(self, llm: AsyncLLM) -> AsyncGenerator[AnswerDelta, None]:
         """Yield the increments of all answers as they arrive."""
@@ -183,7 +184,7 @@ class Conversation:
                 if not deadline_checked:
                     check_deadline(output)
                     deadline_checked = True
-                for completion in grown(output, ended):
+                async for completion in in_turns(grown(output, ended)):
                     parser = parsers[completion.index]
                     events = parser.feed(completion.text)
                     if completion.finish_reason is not None:

@@ -8,12 +8,13 @@ from contextlib import aclosing
 
 from quire.frontend.http.errors import ApiError
 from quire.frontend.outputs import CompletionOutput, RequestOutput
+from quire.frontend.turns import in_turns
 
 Outputs = AsyncGenerator[RequestOutput, None]
 
 
 async def last_of(outputs: Outputs) -> RequestOutput:
-    """Return the last output of a cumulative stream, which holds everything."""
+    """Return the last output of a stream that is not of deltas, which holds everything."""
     last: RequestOutput | None = None
     async with aclosing(outputs):
         async for output in outputs:
@@ -27,13 +28,16 @@ async def all_of(streams: Sequence[Outputs]) -> list[RequestOutput]:
     """Return the last output of each stream; if one fails, abort the others and raise its error."""
     if len(streams) == 1:
         return [await last_of(streams[0])]
-    tasks = [asyncio.ensure_future(last_of(stream)) for stream in streams]
+    tasks: list[asyncio.Future[RequestOutput]] = []
     try:
+        async for stream in in_turns(streams):
+            tasks.append(asyncio.ensure_future(last_of(stream)))  # noqa: PERF401 - a part of them can be cancelled
         return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks)
+        if tasks:
+            await asyncio.wait(tasks)
 
 
 async def merged(streams: Sequence[Outputs]) -> AsyncGenerator[tuple[int, RequestOutput], None]:

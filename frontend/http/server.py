@@ -7,6 +7,7 @@ import contextlib
 import gc
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -18,6 +19,7 @@ from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.protocol import protocol_factory
 
+_SWITCH_SECONDS = 5e-4
 _FAREWELL_SECONDS = 2.0  # for the last event of each stream that is cut off
 
 
@@ -121,8 +123,7 @@ class Serving:
             loop.add_signal_handler(number, end, number)
         watcher = asyncio.create_task(self._watch_engine())
         await self._service.warm_up()
-        gc.collect()
-        gc.freeze()  # what is there by now stays, and a collection that looked at all of it would hold streams up
+        _tune_interpreter()
         try:
             await self._server.serve(sockets=[self._listener])
         finally:
@@ -140,6 +141,13 @@ class Serving:
         """End when the engine does, after its requests have got their errors."""
         await self._service.llm.wait_dead()
         self._end()
+
+
+def _tune_interpreter() -> None:
+    """Let the event loop soon have the GIL that another thread holds, and the garbage collector skip what is loaded."""
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    gc.collect()
+    gc.freeze()
 
 
 def _config(args: ServerArgs, app: ASGIApp) -> uvicorn.Config:

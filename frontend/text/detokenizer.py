@@ -5,9 +5,10 @@ from __future__ import annotations
 import codecs
 from collections import deque
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Protocol
+from typing import Protocol, Self
 
 from quire.frontend.text.token_bytes import ByteRule
 from quire.frontend.text.tokenizer import Tokenizer
@@ -114,6 +115,9 @@ class TokenStream(Protocol):
     def finish(self) -> str:
         """Return the rest: U+FFFD for a character that was never completed."""
 
+    def copy(self) -> Self:
+        """Return a text that goes on from here by itself."""
+
 
 class ByteStream:
     """A text of tokens with known bytes, through an incremental UTF-8 decoder; a token costs its length.
@@ -158,6 +162,13 @@ class ByteStream:
     def finish(self) -> str:
         """Return the rest."""
         return self._stripped(self._utf8.decode(b"", final=True))
+
+    def copy(self) -> Self:
+        """Return a text that goes on from here by itself."""
+        other, utf8 = copy(self), type(self._utf8)(errors=self._utf8.errors)
+        utf8.setstate(self._utf8.getstate())
+        other._utf8 = utf8  # noqa: SLF001 - of this class
+        return other
 
     def _stripped(self, text: str) -> str:
         if not self._strip or not text:
@@ -206,6 +217,12 @@ class WindowStream:
         new = self._new_text()
         self._decide()
         return new
+
+    def copy(self) -> Self:
+        """Return a text that goes on from here by itself."""
+        other = copy(self)
+        other._window = list(self._window)  # noqa: SLF001 - of this class
+        return other
 
     def _new_text(self) -> str:
         """Return the text of the undecided tokens, in the context of the decided ones."""
@@ -267,6 +284,12 @@ class IncrementalDetokenizer:
         self.num_tokens = 0
         self.stop_reason: str | None = None
 
+    def copy(self) -> Self:
+        """Return a detokenizer of another answer to the same prompt; none may have taken a token yet."""
+        other = copy(self)
+        other._detach()  # noqa: SLF001 - of this class
+        return other
+
     @property
     def text(self) -> str:
         """The text so far that is certain."""
@@ -308,6 +331,12 @@ class IncrementalDetokenizer:
             self._emit(self._held)
             self._held = ""
         return self.stop_reason
+
+    def _detach(self) -> None:
+        """Share nothing that changes with the one that this is a copy of."""
+        self._stream = self._stream.copy()
+        self._scanner = copy(self._scanner)
+        self._not_in_text, self._not_handed_out = [], []
 
     def _append(self, piece: str) -> None:
         if self._scanner is None:

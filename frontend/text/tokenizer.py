@@ -47,6 +47,7 @@ class Tokenizer:
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._rule = byte_rule(_decoder_state(self.backend.decoder))
         self._bytes: dict[int, bytes] = {}
+        self._texts: dict[int, str] = {}
         generation = read_json(self.path, "generation_config.json")
         model = read_json(self.path, "config.json")
         self.eos_token_ids = self._find_eos(generation, model)
@@ -146,10 +147,15 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str:
         """Return the text of one token on its own, special or not; an incomplete character is U+FFFD."""
-        piece = self.token_bytes(token_id)
-        if piece is None or self._rule is None:
-            return self.decode([token_id], skip_special_tokens=False)
-        return piece.decode(errors=self._rule.utf8_errors)
+        found = self._texts.get(token_id)
+        if found is None:
+            piece = self.token_bytes(token_id)
+            if piece is None or self._rule is None:
+                found = self.decode([token_id], skip_special_tokens=False)
+            else:
+                found = piece.decode(errors=self._rule.utf8_errors)
+            self._texts[token_id] = found
+        return found
 
 
 def _is_token_id(value: object) -> TypeGuard[int]:

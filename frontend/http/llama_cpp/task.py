@@ -19,10 +19,11 @@ from quire.frontend.http.llama_cpp.sampling import FIELD_NAMES
 from quire.frontend.http.llama_cpp.writer import Completion, CompletionWriter, chosen
 from quire.frontend.http.openai.logprobs import TokenWriter
 from quire.frontend.http.service import ModelService
-from quire.frontend.http.transport.responses import new_id
+from quire.frontend.http.transport.responses import encoded, new_id
 from quire.frontend.http.transport.sse import event
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.text.prompts import Prompt
+from quire.frontend.turns import in_turns
 from quire.protocol.messages import SamplingParams
 
 
@@ -64,10 +65,11 @@ class LlamaTask:
         async with aclosing(self._deltas()) as deltas:
             last = {index: output async for index, output, _ in deltas}
         shown, fields = bool(self._body.return_tokens), self._body.response_fields
-        answers = [
-            chosen(writer.whole(last[index], await self._text(index, last), self._settings, with_tokens=shown), fields)
-            for index, writer in enumerate(self._writers)
-        ]
+        answers = []
+        async for index, writer in in_turns(enumerate(self._writers)):
+            text = await self._text(index, last)
+            answer = writer.whole(last[index], text, self._settings, with_tokens=shown)
+            answers.append(encoded(chosen(answer, fields)))
         return answers[0] if self._is_one else answers
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -98,7 +100,7 @@ class LlamaTask:
                     if not has_begun:
                         check_deadline(output)
                         has_begun = True
-                    for completion in grown(output, ended[prompt_index]):
+                    async for completion in in_turns(grown(output, ended[prompt_index])):
                         index = prompt_index * self._params.n + completion.index
                         writer = self._writers[index]
                         if writer.has_ended:  # was cut off

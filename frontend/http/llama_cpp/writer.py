@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from quire.frontend.http.llama_cpp.cutoff import Cutoff
 from quire.frontend.http.llama_cpp.sampling import GenerationSettings
 from quire.frontend.http.openai.logprobs import TokenWriter, ranked
+from quire.frontend.http.transport.responses import encoded
 from quire.frontend.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 
 NO_SLOT = -1
@@ -173,9 +174,13 @@ class CompletionWriter:
         if not self._num_probs:
             return []
         return [
-            TokenProbability(
-                **msgspec.structs.asdict(self._likely(token_id, position[token_id].logprob)),
-                top_logprobs=[self._likely(other, entry.logprob) for other, entry in ranked(position, self._num_probs)],
+            encoded(
+                TokenProbability(
+                    **msgspec.structs.asdict(self._likely(token_id, position[token_id].logprob)),
+                    top_logprobs=[
+                        self._likely(other, entry.logprob) for other, entry in ranked(position, self._num_probs)
+                    ],
+                )
             )
             for token_id, position in zip(token_ids, positions, strict=True)
         ]
@@ -217,7 +222,7 @@ def chosen(answer: Completion, fields: Sequence[str] | None) -> Any:
     """Return an answer, or with `fields` an object of those that it has; one such as `timings/prompt_n` is nested."""
     if not fields:
         return answer
-    whole, picked = msgspec.to_builtins(answer), {}
+    whole, picked = msgspec.json.decode(msgspec.json.encode(answer), type=dict[str, Any]), {}
     for path in fields:
         value: Any = whole
         for key in path.split("/", maxsplit=8):

@@ -26,12 +26,13 @@ from quire.frontend.http.openai.logprobs import ChatLogprobs, TokenWriter, promp
 from quire.frontend.http.service import Endpoints, ModelService
 from quire.frontend.http.shared_fields import CHOICE, EFFORT, MESSAGE, NAMED_TOOL, TOOL, effort_kwargs
 from quire.frontend.http.transport.bodies import ITEMS, NOT_EMPTY, Refusals
-from quire.frontend.http.transport.responses import new_id
+from quire.frontend.http.transport.responses import encoded, new_id
 from quire.frontend.http.transport.sse import DONE, event
 from quire.frontend.http.usage import CompletionUsage, Thoughts, TokenTally
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.text.chat.events import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallStart
 from quire.frontend.text.chat.tools import check_tools
+from quire.frontend.turns import free, in_turns
 
 
 class PredictionPart(msgspec.Struct, forbid_unknown_fields=True):
@@ -231,15 +232,20 @@ class ChatWriter:
         for answer in answers:
             if answer.message.reasoning_content is not None:
                 thoughts.add(answer.completion.index, answer.message.reasoning_content)
+        choices = []
+        async for answer in in_turns(answers):
+            choices.append(encoded(await self._choice(answer)))
+            await free(answer.completion.logprobs)
         result = ChatCompletion(
             id=self._id,
             created=self._created,
             model=self._service.name,
-            choices=[self._choice(answer) for answer in answers],
+            choices=choices,
             usage=self._usage(output, thoughts),
         )
         if self._body.prompt_logprobs is not None:
-            result.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
+            result.prompt_logprobs = await prompt_logprobs(output.prompt_logprobs)
+            await free(output.prompt_logprobs)
         if self._body.return_token_ids:
             result.prompt_token_ids = output.prompt_token_ids
         return result
@@ -266,7 +272,7 @@ class ChatWriter:
                             chunk.prompt_token_ids = delta.output.prompt_token_ids
                         yield event(encode(chunk))
                         chunk.prompt_token_ids = msgspec.UNSET
-                    for choice in self._chunk_choices(delta):
+                    for choice in await self._chunk_choices(delta):
                         chunk.choices = [choice]
                         yield event(encode(chunk))
         if shown.include_usage:
@@ -283,7 +289,7 @@ class ChatWriter:
         usage = thoughts.added_to(tally.usage, self._service.tokenizer)
         return usage if self._body.prediction is None else tally.add_predictions_to(usage)
 
-    def _choice(self, answer: AssistantAnswer) -> ChatChoice:
+    async def _choice(self, answer: AssistantAnswer) -> ChatChoice:
         completion = answer.completion
         parsed = answer.message
         message = ChatMessage(content=parsed.content)
@@ -302,12 +308,12 @@ class ChatWriter:
         )
         if completion.logprobs is not None and self._body.logprobs:
             top = self._body.top_logprobs or 0
-            choice.logprobs = self._tokens.chat(completion.logprobs, completion.token_ids, top)
+            choice.logprobs = await self._tokens.chat(completion.logprobs, completion.token_ids, top)
         if self._body.return_token_ids:
             choice.token_ids = completion.token_ids
         return choice
 
-    def _chunk_choices(self, delta: AnswerDelta) -> list[ChatChunkChoice]:
+    async def _chunk_choices(self, delta: AnswerDelta) -> list[ChatChunkChoice]:
         """Return a choice for each event; log probabilities, token ids and the finish reason go into the last."""
         completion, body = delta.completion, self._body
         index = completion.index
@@ -320,7 +326,7 @@ class ChatWriter:
             return []
         last = choices[-1]
         if completion.logprobs and body.logprobs:
-            last.logprobs = self._tokens.chat(completion.logprobs, completion.token_ids, body.top_logprobs or 0)
+            last.logprobs = await self._tokens.chat(completion.logprobs, completion.token_ids, body.top_logprobs or 0)
         if body.return_token_ids:
             last.token_ids = completion.token_ids
         if delta.finish_reason is not None:

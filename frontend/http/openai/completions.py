@@ -27,10 +27,11 @@ from quire.frontend.http.openai.logprobs import CompletionLogprobs, TokenWriter,
 from quire.frontend.http.service import Endpoints, ModelService
 from quire.frontend.http.shared_fields import RESPONSE_FORMAT, STRUCTURED_OUTPUTS, only_one
 from quire.frontend.http.transport.bodies import NOT_EMPTY, Refusals
-from quire.frontend.http.transport.responses import new_id
+from quire.frontend.http.transport.responses import encoded, new_id
 from quire.frontend.http.transport.sse import DONE, event
 from quire.frontend.http.usage import CompletionUsage, TokenTally, usage_of
 from quire.frontend.outputs import CompletionOutput, PositionLogprobs, RequestOutput
+from quire.frontend.turns import free, in_turns
 from quire.protocol.messages import SamplingParams
 
 
@@ -119,8 +120,13 @@ class CompletionTask:
     async def run(self) -> TextCompletion:
         """Return all completions."""
         async with self._blamed():
-            outputs = await all_of(await self._streams("cumulative"))
-        choices = [choice for index, output in enumerate(outputs) for choice in self._choices(index, output)]
+            outputs = await all_of(await self._streams("final_only"))
+        choices = []
+        for index, output in enumerate(outputs):
+            async for completion in in_turns(output.outputs):
+                choices.append(encoded(await self._whole(index, output, completion)))
+                await free(completion.logprobs)
+            await free(output.prompt_logprobs)
         usage = self._counted(usage_of(outputs))
         return TextCompletion(
             id=self._id, created=self._created, model=self._service.name, choices=choices, usage=usage
@@ -144,9 +150,9 @@ class CompletionTask:
                 held[prompt_index] += grown(output, ended[prompt_index])
                 if self._waits_for_prompt(output):
                     continue
-                for completion in held.pop(prompt_index):
+                async for completion in in_turns(held.pop(prompt_index)):
                     index = prompt_index * self._params.n + completion.index
-                    parts = self._parts(index, completion, offsets, output if index not in seen else None)
+                    parts = await self._parts(index, completion, offsets, output if index not in seen else None)
                     seen.add(index)
                     for choice in parts:
                         chunk.choices = [choice]
@@ -191,13 +197,10 @@ class CompletionTask:
                 **self._terms,
                 trace=TraceContext("text_completion", self._headers, self._id),
             )
-            for prompt in prompts
+            async for prompt in in_turns(prompts)
         ]
 
-    def _choices(self, prompt_index: int, output: RequestOutput) -> list[TextChoice]:
-        return [self._whole(prompt_index, output, completion) for completion in output.outputs]
-
-    def _whole(self, prompt_index: int, output: RequestOutput, completion: CompletionOutput) -> TextChoice:
+    async def _whole(self, prompt_index: int, output: RequestOutput, completion: CompletionOutput) -> TextChoice:
         body, index = self._body, prompt_index * self._params.n + completion.index
         text, token_ids = completion.text, completion.token_ids
         positions: Sequence[Any] = completion.logprobs or []
@@ -215,35 +218,35 @@ class CompletionTask:
             stop_reason=completion.stop_reason,
         )
         if body.logprobs is not None:
-            choice.logprobs = self._writer.completion(positions, shown_ids, body.logprobs, 0)
+            choice.logprobs = await self._writer.completion(positions, shown_ids, body.logprobs, 0)
         if body.prompt_logprobs is not None:
-            choice.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
+            choice.prompt_logprobs = await prompt_logprobs(output.prompt_logprobs)
         if body.return_token_ids:
             choice.token_ids, choice.prompt_token_ids = token_ids, output.prompt_token_ids
         return choice
 
-    def _parts(
+    async def _parts(
         self, index: int, completion: CompletionOutput, offsets: dict[int, int], begun: RequestOutput | None
     ) -> list[TextChoice]:
         """Return the choices for a delta; `begun` is the output with which the completion begins, for its echo."""
-        echo = [] if begun is None or not self._body.echo else [self._echo(index, begun, offsets)]
-        parts = [*echo, self._delta(index, completion, offsets)]
+        echo = [] if begun is None or not self._body.echo else [await self._echo(index, begun, offsets)]
+        parts = [*echo, await self._delta(index, completion, offsets)]
         if begun is not None and self._body.return_token_ids:
             parts[0].prompt_token_ids = begun.prompt_token_ids
         return parts
 
-    def _echo(self, index: int, output: RequestOutput, offsets: dict[int, int]) -> TextChoice:
+    async def _echo(self, index: int, output: RequestOutput, offsets: dict[int, int]) -> TextChoice:
         """Return the prompt as the beginning of a streamed completion."""
         choice = TextChoice(index=index, text=self._service.prompt_text(output))
         if self._body.logprobs is not None:
             positions = _prompt_positions(output)
-            choice.logprobs = self._writer.completion(positions, output.prompt_token_ids, self._body.logprobs, 0)
+            choice.logprobs = await self._writer.completion(positions, output.prompt_token_ids, self._body.logprobs, 0)
             offsets[index] = sum(map(len, choice.logprobs.tokens))
         if self._body.return_token_ids:
             choice.token_ids = []
         return choice
 
-    def _delta(self, index: int, completion: CompletionOutput, offsets: dict[int, int]) -> TextChoice:
+    async def _delta(self, index: int, completion: CompletionOutput, offsets: dict[int, int]) -> TextChoice:
         if self._leaves_out_answer:
             return TextChoice(index=index, text="", finish_reason=completion.finish_reason and "length")
         choice = TextChoice(
@@ -254,7 +257,7 @@ class CompletionTask:
         )
         if self._body.logprobs is not None and completion.logprobs is not None:
             offset = offsets.get(index, 0)
-            choice.logprobs = self._writer.completion(
+            choice.logprobs = await self._writer.completion(
                 completion.logprobs, completion.token_ids, self._body.logprobs, offset
             )
             offsets[index] = offset + sum(map(len, choice.logprobs.tokens))

@@ -16,10 +16,11 @@ from quire.frontend.client.observer import TraceContext
 from quire.frontend.http.openai.completions import prompts_of
 from quire.frontend.http.service import Endpoints, ModelService
 from quire.frontend.http.transport.bodies import NOT_EMPTY, Body, Refusals
-from quire.frontend.http.transport.responses import json_response
+from quire.frontend.http.transport.responses import encoded, json_response
 from quire.frontend.http.transport.sse import cancelled_on_disconnect
 from quire.frontend.outputs import EmbeddingRequestOutput
 from quire.frontend.text.prompts import Prompt
+from quire.frontend.turns import in_turns
 from quire.protocol.messages import PoolingParams
 
 TRUNCATION = ((), "a decoder keeps the last tokens of a text, an encoder the first ones")
@@ -117,7 +118,7 @@ async def pool_all(
     """Return the vectors of the `count` prompts that `make` gives; if one fails, or the client leaves, abort all."""
     service.check_texts(count)
     async with cancelled_on_disconnect(request.receive):
-        ready = await make()
+        ready, trace = await make(), TraceContext("embeddings", request.headers)
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
@@ -127,10 +128,10 @@ async def pool_all(
                             params,
                             priority=body.priority or 0,
                             **service.terms(request, body.cache_salt),
-                            trace=TraceContext("embeddings", request.headers),
+                            trace=trace,
                         )
                     )
-                    for prompt in ready
+                    async for prompt in in_turns(ready)
                 ]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
@@ -148,8 +149,8 @@ class EmbeddingsEndpoint(Endpoints):
         outputs = await embed_all(service, prompts_of(body.input, "input"), params, body, request, body.prompt_name)
         usage = usage_of_prompts(outputs)
         data = [
-            EmbeddingData(index=index, embedding=written(output, body.encoding_format))
-            for index, output in enumerate(outputs)
+            encoded(EmbeddingData(index=index, embedding=written(output, body.encoding_format)))
+            async for index, output in in_turns(enumerate(outputs))
         ]
         return json_response(EmbeddingList(data=data, model=service.name, usage=usage))
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import msgspec
 
+from quire.frontend.http.transport.responses import encoded
 from quire.frontend.outputs import Logprob, PositionLogprobs
 from quire.frontend.text.tokenizer import Tokenizer
+from quire.frontend.turns import in_turns
 
 
 class CompletionLogprobs(msgspec.Struct):
@@ -62,30 +64,32 @@ class TokenWriter:
         piece = None if self._tokenizer is None else self._tokenizer.token_bytes(token_id)
         return None if piece is None else list(piece)
 
-    def completion(
+    async def completion(
         self, positions: Sequence[PositionLogprobs | None], token_ids: Sequence[int], top: int, offset: int
     ) -> CompletionLogprobs:
         """Return the log probabilities of `token_ids`, whose text begins at character `offset`."""
         result = CompletionLogprobs([], [], [], [])
-        for token_id, position in zip(token_ids, positions, strict=True):
+        async for token_id, position in in_turns(zip(token_ids, positions, strict=True)):
             text = self.text(token_id)
             result.text_offset.append(offset)
             result.tokens.append(text)
             result.token_logprobs.append(None if position is None else position[token_id].logprob)
-            result.top_logprobs.append(None if position is None else self._top(position, token_id, top))
+            result.top_logprobs.append(None if position is None else encoded(self._top(position, token_id, top)))
             offset += len(text)
         return result
 
-    def chat(self, positions: Sequence[PositionLogprobs], token_ids: Sequence[int], top: int) -> ChatLogprobs:
+    async def chat(self, positions: Sequence[PositionLogprobs], token_ids: Sequence[int], top: int) -> ChatLogprobs:
         """Return the log probabilities of `token_ids`, with the `top` likeliest tokens at each position."""
-        content = []
-        for token_id, position in zip(token_ids, positions, strict=True):
-            likeliest = [
-                TopLogprob(self.text(other), entry.logprob, self.bytes(other)) for other, entry in ranked(position, top)
-            ]
-            entry = position[token_id]
-            content.append(TokenLogprob(self.text(token_id), entry.logprob, self.bytes(token_id), likeliest))
-        return ChatLogprobs(content)
+        pairs = in_turns(zip(token_ids, positions, strict=True))
+        return ChatLogprobs([self.token(token_id, position, top) async for token_id, position in pairs])
+
+    def token(self, token_id: int, position: PositionLogprobs, top: int) -> TokenLogprob:
+        """Return the log probabilities at one position in a chat."""
+        likeliest = [
+            TopLogprob(self.text(other), each.logprob, self.bytes(other)) for other, each in ranked(position, top)
+        ]
+        own = position[token_id].logprob
+        return encoded(TokenLogprob(self.text(token_id), own, self.bytes(token_id), likeliest))
 
     def _top(self, position: PositionLogprobs, sampled: int, top: int) -> dict[str, float]:
         """Return the likeliest tokens, followed by the sampled one if it is not among them, as OpenAI does."""
@@ -98,10 +102,11 @@ def ranked(position: PositionLogprobs, top: int) -> list[tuple[int, Logprob]]:
     return sorted(((token, entry) for token, entry in position.items() if entry.rank <= top), key=lambda e: e[1].rank)
 
 
-def prompt_logprobs(positions: Sequence[PositionLogprobs | None] | None) -> list[Any] | None:
+async def prompt_logprobs(positions: Sequence[PositionLogprobs | None] | None) -> list[Any] | None:
     """Return a prompt's log probabilities in vLLM's shape: a dict by token id per position, None for the first."""
     if positions is None:
         return None
     return [
-        None if position is None else {str(token): entry for token, entry in position.items()} for position in positions
+        None if position is None else encoded({str(token): entry for token, entry in position.items()})
+        async for position in in_turns(positions)
     ]

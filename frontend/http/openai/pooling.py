@@ -19,7 +19,8 @@ from quire.frontend.http.openai.embeddings import (
 )
 from quire.frontend.http.service import Endpoints
 from quire.frontend.http.transport.bodies import NOT_EMPTY, Refusals
-from quire.frontend.http.transport.responses import json_response, new_id
+from quire.frontend.http.transport.responses import encoded, json_response, new_id
+from quire.frontend.turns import in_turns
 from quire.protocol.messages import PoolingParams
 
 _Input = str | Annotated[list[str | int | list[int]], NOT_EMPTY]
@@ -107,10 +108,10 @@ class PoolingEndpoints(Endpoints):
         outputs = await embed_all(service, prompts_of(body.input, "input"), params, body, request)
         labels = service.llm.pooling_info.labels
         data = []
-        for index, output in enumerate(outputs):
+        async for index, output in in_turns(enumerate(outputs)):
             probs = output.outputs.embedding
             label = labels[max(range(len(probs)), key=probs.__getitem__)]
-            data.append(Classification(index=index, label=label, probs=probs, num_classes=len(probs)))
+            data.append(encoded(Classification(index=index, label=label, probs=probs, num_classes=len(probs))))
         answer = ClassificationList(
             id=new_id("classify"),
             created=service.now(),
@@ -133,7 +134,8 @@ class PoolingEndpoints(Endpoints):
         )
         outputs = await embed_all(service, prompts_of(body.input, "input"), params, body, request, body.prompt_name)
         data = [
-            PooledData(index=index, data=written(output, body.encoding_format)) for index, output in enumerate(outputs)
+            encoded(PooledData(index=index, data=written(output, body.encoding_format)))
+            async for index, output in in_turns(enumerate(outputs))
         ]
         answer = PooledList(
             id=new_id("pool"), created=service.now(), model=service.name, data=data, usage=usage_of_prompts(outputs)

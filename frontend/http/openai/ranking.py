@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from typing import Annotated, ClassVar, Literal
 
@@ -25,6 +24,7 @@ from quire.frontend.http.transport.responses import json_response, new_id
 from quire.frontend.pair_scores import pair_of, pair_params, pair_score, reads_pairs, similarity_params
 from quire.frontend.similarity import num_pairs, score
 from quire.frontend.text.pooled import document_prompt_name, query_prompt_name
+from quire.frontend.turns import in_turns
 from quire.protocol.messages import PoolingParams
 
 
@@ -171,9 +171,8 @@ class RankingEndpoints(Endpoints):
         left = await embed_all(self._service, [*first], params, body, request, query_prompt_name(model))
         right = await embed_all(self._service, [*second], params, body, request, document_prompt_name(model))
         scores = []
-        for index, output in enumerate(right):
+        async for index, output in in_turns(enumerate(right)):
             scores.append(score(left[index if len(left) > 1 else 0], output, model.similarity).outputs.score)
-            await asyncio.sleep(0)  # other requests go on between the pairs
         return scores, usage_of_prompts([*left, *right])
 
     async def _scores_of_pairs(

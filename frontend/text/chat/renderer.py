@@ -26,7 +26,7 @@ from quire.frontend.text.chat.render_protocol import RENDER_SECONDS, RenderReply
 from quire.frontend.text.chat.template_files import TemplateSource
 
 MAX_PROCESSES = 4  # at once; each renders one conversation at a time
-_IDLE_SECONDS = 0.1  # to wait for a busy process before another is started
+_IDLE_SECONDS = 0.02  # to wait for a busy process before another is started
 _WALL_SECONDS = 60.0  # for `RENDER_SECONDS` of CPU time, on the busiest host
 _LOOK_SECONDS = 0.5  # between looks at a process that renders
 _MOST_IDLE_LOOKS = 20  # between which it has done nothing

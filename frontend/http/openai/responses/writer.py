@@ -281,7 +281,8 @@ class ResponseWriter(EventWriter[wire.Response, wire.ResponseStreamEvent]):
         completion = delta.completion
         if not completion.logprobs:
             return []
-        return self._tokens.chat(completion.logprobs, completion.token_ids, self._body.top_logprobs or 0).content
+        pairs = zip(completion.token_ids, completion.logprobs, strict=True)
+        return [self._tokens.token(*pair, self._body.top_logprobs or 0) for pair in pairs]
 
     def _usage(self) -> wire.ResponseUsage:
         usage = self._tally.usage
