@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
 from contextlib import aclosing
+from typing import Any, TypeVar
 
 from quire.frontend.http.errors import ApiError
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.frontend.turns import in_turns
+
+T = TypeVar("T")
 
 Outputs = AsyncGenerator[RequestOutput, None]
 
@@ -28,14 +31,33 @@ async def all_of(streams: Sequence[Outputs]) -> list[RequestOutput]:
     """Return the last output of each stream; if one fails, abort the others and raise its error."""
     if len(streams) == 1:
         return [await last_of(streams[0])]
-    tasks: list[asyncio.Future[RequestOutput]] = []
+    return await results_of(map(last_of, streams))
+
+
+async def results_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return the results of coroutines that run at once; if one fails, or this is cancelled, cancel all others."""
+    tasks: list[asyncio.Task[T]] = []
     try:
-        async for stream in in_turns(streams):
-            tasks.append(asyncio.ensure_future(last_of(stream)))  # noqa: PERF401 - a part of them can be cancelled
-        return await asyncio.gather(*tasks)
+        async for each in in_turns(work):
+            tasks.append(asyncio.create_task(each))  # noqa: PERF401 - those that have begun are to be cancelled
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)  # `gather` would cancel all at once
+        for task in done:
+            task.result()  # raises its error
+        return [task.result() for task in tasks]
     finally:
-        for task in tasks:
+        await _cancel(tasks)
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel tasks, and wait for their end; each of them has a request to abort."""
+    open_tasks = [task for task in tasks if not task.done()]
+    try:
+        async for task in in_turns(open_tasks):
             task.cancel()
+    finally:
+        for task in open_tasks:
+            if not task.cancelling():  # since this was cancelled itself
+                task.cancel()
         if tasks:
             await asyncio.wait(tasks)
 
@@ -56,7 +78,7 @@ async def merged(streams: Sequence[Outputs]) -> AsyncGenerator[tuple[int, Reques
                 await room.acquire()
                 queue.put_nowait((index, output))
 
-    tasks = [asyncio.ensure_future(forward(index, stream)) for index, stream in enumerate(streams)]
+    tasks = [asyncio.create_task(forward(index, stream)) for index, stream in enumerate(streams)]
     ended = asyncio.gather(*tasks)
     ended.add_done_callback(lambda _: queue.put_nowait(None))
     try:
@@ -65,9 +87,7 @@ async def merged(streams: Sequence[Outputs]) -> AsyncGenerator[tuple[int, Reques
             yield item
         ended.result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+        await _cancel(tasks)
         if ended.done() and not ended.cancelled():
             ended.exception()  # it has been raised above
 

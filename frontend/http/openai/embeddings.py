@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import struct
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.frontend.client.observer import TraceContext
+from quire.frontend.http.generation import results_of
 from quire.frontend.http.openai.completions import prompts_of
 from quire.frontend.http.service import Endpoints, ModelService
 from quire.frontend.http.transport.bodies import NOT_EMPTY, Body, Refusals
@@ -118,24 +118,12 @@ async def pool_all(
     """Return the vectors of the `count` prompts that `make` gives; if one fails, or the client leaves, abort all."""
     service.check_texts(count)
     async with cancelled_on_disconnect(request.receive):
-        ready, trace = await make(), TraceContext("embeddings", request.headers)
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(
-                        service.llm.embed(
-                            prompt,
-                            params,
-                            priority=body.priority or 0,
-                            **service.terms(request, body.cache_salt),
-                            trace=trace,
-                        )
-                    )
-                    async for prompt in in_turns(ready)
-                ]
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-    return [task.result() for task in tasks]
+        options: dict[str, Any] = {
+            "priority": body.priority or 0,
+            **service.terms(request, body.cache_salt),
+            "trace": TraceContext("embeddings", request.headers),
+        }
+        return await results_of(service.llm.embed(prompt, params, **options) for prompt in await make())
 
 
 class EmbeddingsEndpoint(Endpoints):

@@ -13,10 +13,14 @@ from msgspec import Meta
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from quire.frontend.turns import in_turns
 
 T = TypeVar("T")
 
 REQUEST_ID = "X-Request-Id"
+_PART_BYTES = 1 << 18
 _GOOD_ID = r"[!-~]{1,128}"
 
 GivenId = Annotated[str, Meta(pattern=rf"^{_GOOD_ID}(?![\s\S])")]
@@ -42,9 +46,23 @@ def encoded(value: T) -> T:
     return cast("T", msgspec.Raw(msgspec.json.encode(value)))
 
 
+class _PartedResponse(Response):
+    """A response whose body is sent in parts, with turns for others in between."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response, as ASGI defines it."""
+        del scope, receive
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        body = memoryview(self.body)
+        async for first in in_turns(range(0, len(body), _PART_BYTES)):
+            rest = body[first:]
+            is_last = len(rest) <= _PART_BYTES
+            await send({"type": "http.response.body", "body": bytes(rest[:_PART_BYTES]), "more_body": not is_last})
+
+
 def json_response(value: Any, status: int = 200) -> Response:
     """Return a JSON response of structs."""
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
+    return _PartedResponse(msgspec.json.encode(value), status, media_type="application/json")
 
 
 CONTENT_TYPES = {

@@ -27,6 +27,7 @@ def main() -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     connection: Connection[bytes, bytes] = Connection(0)
     try:
+        connection.send_bytes(b"")  # it has begun
         while True:
             frame = connection.recv_bytes()
             signal.setitimer(signal.ITIMER_PROF, RENDER_SECONDS)

@@ -43,6 +43,7 @@ class TemplateRenderer:
     def __init__(self) -> None:
         self._idle: queue.LifoQueue[_RenderProcess] = queue.LifoQueue()
         self._processes: set[_RenderProcess] = set()
+        self._is_starting = False  # one of them
         self._lock = threading.Lock()  # of these
         self._is_closed = False
 
@@ -80,24 +81,43 @@ class TemplateRenderer:
         except BaseException:
             self._end(process)
             raise
-        self._idle.put(process)
+        self._keep(process)
         return reply
 
     def _take(self) -> _RenderProcess:
-        """Return an idle process, or a new one if none becomes idle soon; most renderings take less than 1 ms."""
+        """Return the next idle process; another is started if there is none soon. Most renderings take less than 1 ms.
+
+        Starting takes longer than most conversations of others, so that whichever is idle first is taken.
+        """
         while True:
             with suppress(queue.Empty):
                 process = self._idle.get(timeout=_IDLE_SECONDS if self._processes else 0.0)
-                if process.is_alive:
+                if process.is_alive or not process.has_answered:
                     return process
                 self._end(process)
-            with self._lock:
-                if self._is_closed:
-                    raise ChatTemplateError("no chat template is rendered any more: the client was closed")
-                if len(self._processes) < MAX_PROCESSES:
-                    process = _RenderProcess()
-                    self._processes.add(process)
-                    return process
+            self._start_another()
+
+    def _start_another(self) -> None:
+        """Start a process beside the others, unless one is being started or there may be no more."""
+        with self._lock:
+            if self._is_closed:
+                raise ChatTemplateError("no chat template is rendered any more: the client was closed")
+            if len(self._processes) < MAX_PROCESSES and not self._is_starting:
+                process = _RenderProcess()
+                self._processes.add(process)
+                self._is_starting = True
+                threading.Thread(target=self._begin, args=(process,), daemon=True).start()
+
+    def _begin(self, process: _RenderProcess) -> None:
+        """Make a new process idle once it takes requests."""
+        process.wait_begun()
+        self._is_starting = False
+        self._keep(process)
+
+    def _keep(self, process: _RenderProcess) -> None:
+        self._idle.put(process)
+        if self._is_closed:
+            self.close()
 
     def _end(self, process: _RenderProcess) -> None:
         process.end()
@@ -113,6 +133,7 @@ class _RenderProcess:
     """A process that runs `render_process`. It ends by itself when this one is gone."""
 
     def __init__(self) -> None:
+        self.has_answered = False
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = start_child(
@@ -132,12 +153,19 @@ class _RenderProcess:
         """False if something has killed it."""
         return self._process.poll() is None
 
+    def wait_begun(self) -> None:
+        """Wait until it takes requests, or has ended, of which the next request gets an error."""
+        with suppress(EOFError, ConnectionError, _ProcessKilledError):
+            if self._has_sent():
+                self._connection.recv_bytes()
+
     def answer(self, frame: bytes) -> RenderReply:
         """Return the reply to a request. Raises ChatTemplateError if the process ends instead; it is then of no use."""
         try:
             self._go_on()
             self._connection.send_bytes(frame)
-            if self._has_answered():
+            if self._has_sent():
+                self.has_answered = True
                 return msgspec.msgpack.decode(self._connection.recv_bytes(), type=RenderReply)
         except BlockingIOError:
             raise _ProcessKilledError("the process that renders the model's chat template does not read") from None
@@ -151,8 +179,8 @@ class _RenderProcess:
             "fewer or shorter ones, or use another template"
         )
 
-    def _has_answered(self) -> bool:
-        """Wait for the reply, as long as the process may take."""
+    def _has_sent(self) -> bool:
+        """Wait for a message of the process, as long as it may take; return False if none comes."""
         activity = Activity(self._process.pid)
         for _ in range(math.ceil(_WALL_SECONDS / _LOOK_SECONDS)):
             if self._connection.poll(_LOOK_SECONDS):

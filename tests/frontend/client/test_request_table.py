@@ -75,13 +75,15 @@ class Frontend:
         self.engine = MortalEngine()
         self.table = RequestTable(self.engine.send, [], clock=lambda: self.now)
 
-    def submit(self, name: str, *, n: int = 1, timeout: float | None = None) -> GenerationRequest:
+    def submit(
+        self, name: str, *, n: int = 1, timeout: float | None = None, most: int | None = None
+    ) -> GenerationRequest:
         params = SamplingParams(max_tokens=LENGTH, n=n)
         request = GenerationRequest(
             name, Prompt([1], None), params, engine_params(params, 1, None), None,
             arrival_time=self.now, options=RequestOptions(timeout=timeout),
         )  # fmt: skip
-        self.table.submit(request)
+        self.table.submit(request, most)
         return request
 
     def step(self) -> None:
@@ -217,3 +219,49 @@ def test_a_dead_engine_takes_no_request() -> None:
     assert frontend.table.end(EngineDeadError("for good")) == [request]
     with pytest.raises(EngineDeadError, match="for good"):
         frontend.submit("b")
+
+
+@given(n=st.integers(1, 9), most=st.integers(1, 4), kills=st.sets(st.integers(0, 8)))
+def test_a_request_may_be_sent_in_parts(n: int, most: int, kills: set[int]) -> None:
+    frontend = Frontend()
+    request = frontend.submit("a", n=n, most=most)
+    sent = 1
+    while frontend.table.send_more(request, most):
+        frontend.step()
+        if sent in kills:
+            frontend.kill()  # all are sent to the next engine
+            assert not frontend.table.send_more(request, most)
+        sent += 1
+    frontend.run()
+    assert tokens(request) == [list(range(LENGTH))] * n
+
+
+def test_the_parts_of_a_request_share_the_prompt_of_those_that_were_sent() -> None:
+    frontend = Frontend()
+    request = frontend.submit("a", n=5, most=2)
+    while frontend.table.send_more(request, 2):
+        pass
+    messages = [message for message, _ in frontend.engine.running.values()]
+    assert [message.shares_prompt_with for message in messages] == [None, *[messages[0].request_id] * 4]
+
+
+def test_what_was_not_sent_of_an_aborted_request_ends_at_once() -> None:
+    frontend = Frontend()
+    request = frontend.submit("a", n=3, most=1)
+    assert not frontend.table.abort(request)
+    assert not frontend.table.send_more(request, 1)
+    assert not request.finished  # the first is in the engine, which has to answer
+    assert frontend.table.suspend("it died") == [request]
+    assert request.finish_reasons == ["abort"] * 3
+    assert not frontend.table
+
+
+def test_without_an_engine_nothing_is_left_to_send() -> None:
+    frontend = Frontend()
+    frontend.table.suspend("it died")
+    request = frontend.submit("a", n=3, most=1)
+    assert not frontend.table.send_more(request, 1)
+    frontend.engine.session += 1
+    frontend.table.resume(frontend.engine.session)
+    frontend.run()
+    assert tokens(request) == [list(range(LENGTH))] * 3

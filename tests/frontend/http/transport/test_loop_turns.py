@@ -1,0 +1,135 @@
+"""Large answers and bodies take turns of the event loop, and tenants take turns at threads and bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+from http_server import Server
+from starlette.testclient import TestClient
+
+from quire.frontend import AsyncLLM, turns
+from quire.frontend.http.app import make_app
+from quire.frontend.http.args import ServerArgs
+from quire.frontend.http.service import LARGE_BODY, ModelService
+from quire.frontend.metrics.server import ServerMetrics
+from quire.frontend.text.threads import FairThreads
+from quire.frontend.turns import LoopTurns, Work, current_work
+
+KEYS = ("first", "second")
+TALE = [{"role": "user", "content": "Tell me a tale."}]
+PROMPT = [*range(10, 210)]
+
+
+@pytest.fixture
+def llm(server: Server) -> Iterator[AsyncLLM]:
+    llm = AsyncLLM(engine_address=server.engine_address)
+    yield llm
+    llm.close()
+
+
+def client_of(llm: AsyncLLM, **args: Any) -> TestClient:
+    """Run the server in this process."""
+    metrics = ServerMetrics(model_name="m", max_model_len=llm.max_model_len)
+    app = make_app(ModelService(llm=llm, args=ServerArgs(**args), names=["m"], metrics=metrics))
+    return TestClient(app, base_url="http://localhost")
+
+
+class SlowClock:
+    """A clock by which every item takes half a slice."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += turns.SLICE_SECONDS / 2
+        return self.now
+
+
+@pytest.fixture
+def slices(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Record the turns of the loop in which long work is done, which is slow."""
+    seen: list[None] = []
+    begin = LoopTurns._begin
+
+    def counted(own: LoopTurns) -> None:
+        seen.append(None)
+        begin(own)
+
+    monkeypatch.setattr(turns, "time", SlowClock())
+    monkeypatch.setattr(LoopTurns, "_begin", counted)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "items"),
+    [
+        ("/v1/completions", {"prompt": "a", "n": 20, "logprobs": 2, "max_tokens": 10}, 20 * 10 * 2),
+        ("/v1/completions", {"prompt": "a", "n": 20, "logprobs": 2, "max_tokens": 10, "stream": True}, 20 * 10 * 2),
+        ("/v1/completions", {"prompt": PROMPT, "logprobs": 2, "max_tokens": 0, "echo": True}, 2 * len(PROMPT)),
+        ("/v1/completions", {"prompt": PROMPT, "prompt_logprobs": 2, "max_tokens": 1}, 2 * len(PROMPT)),
+        ("/v1/completions", {"prompt": ["a"] * 100, "max_tokens": 1}, 4 * 100),
+        ("/v1/completions", {"prompt": ["a"] * 100, "max_tokens": 1, "stream": True}, 3 * 100),
+        ("/v1/chat/completions", {"messages": TALE, "n": 20, "logprobs": True, "max_tokens": 10}, 20 * 10 * 2),
+        ("/v1/embeddings", {"input": ["a"] * 100}, 4 * 100),
+        ("/pooling", {"input": ["a"] * 100}, 4 * 100),
+        ("/rerank", {"query": "a", "documents": ["a"] * 100}, 4 * 100),
+        ("/completion", {"prompt": ["a"] * 50, "n_predict": 2}, 3 * 50),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_the_loop_turns_between_the_parts_of_a_large_answer(
+    llm: AsyncLLM, slices: list[None], path: str, body: dict[str, Any], items: int
+) -> None:
+    """A turn has place for an item or two of a piece of work, and for at most eight of its tasks."""
+    answer = client_of(llm).post(path, json={**body, "ignore_eos": True} if "max_tokens" in body else body)
+    assert answer.status_code == 200, answer.text
+    assert len(slices) >= items / 10
+
+
+def test_a_body_sent_in_parts_is_whole(llm: AsyncLLM) -> None:
+    body = {"messages": TALE, "n": 40, "logprobs": True, "top_logprobs": 20, "max_tokens": 12, "ignore_eos": True}
+    answer = client_of(llm).post("/v1/chat/completions", json=body)
+    assert len(answer.content) == int(answer.headers["content-length"]) > 2 << 18
+    for choice in answer.json()["choices"]:
+        assert [len(token["top_logprobs"]) for token in choice["logprobs"]["content"]] == [20] * 12
+
+
+def test_one_prompt_that_fails_ends_the_others(llm: AsyncLLM) -> None:
+    prompts = [[*PROMPT]] * 30 + [[1] * (llm.max_model_len + 1)]
+    answer = client_of(llm).post("/v1/completions", json={"prompt": prompts, "max_tokens": 500, "ignore_eos": True})
+    assert answer.status_code == 400
+    assert f"{llm.max_model_len + 1} tokens" in answer.json()["error"]["message"]
+    vectors = client_of(llm).post("/v1/embeddings", json={"input": prompts})
+    assert vectors.status_code == 400
+    assert len(llm._table) == 0
+
+
+def test_work_is_for_the_tenant_of_the_key(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def noted(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def run(*given: Any) -> Any:
+            seen.append(current_work().tenant)
+            return await method(*given)
+
+        return run
+
+    monkeypatch.setattr(FairThreads, "run", noted(FairThreads.run))
+    monkeypatch.setattr(Work, "whole_turn", noted(Work.whole_turn))
+    client = client_of(llm, api_key=KEYS)
+    by_key = []
+    for key in KEYS:
+        headers, text = {"Authorization": f"Bearer {key}"}, "a fox " * (LARGE_BODY // 5)
+        for path, body in (
+            ("/v1/chat/completions", {"messages": TALE, "max_tokens": 1}),
+            ("/tokenize", {"prompt": text}),
+            ("/detokenize", {"tokens": PROMPT * 100}),
+        ):
+            assert client.post(path, json=body, headers=headers).status_code == 200
+        by_key.append([*seen])
+        seen.clear()
+    first, second = map(set, by_key)
+    assert len(by_key[0]) == len(by_key[1]) >= 4
+    assert len(first) == len(second) == 1
+    assert len({"", *first, *second}) == 3
