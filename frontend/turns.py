@@ -21,7 +21,7 @@ SLICE_SECONDS = 0.002  # of long work in one turn of the loop
 _WOKEN = 8  # tasks of one piece of work that go on in one turn
 
 
-class Work:
+class LoopWork:
     """A piece of work of `tenant`; its tasks, if it has several, take turns in the order in which they ask."""
 
     __slots__ = ("last_turn", "tenant", "waiting")
@@ -49,7 +49,7 @@ class Work:
 class InTurns(Generic[T]):
     """An asynchronous iterator that yields each item when its work may do it."""
 
-    def __init__(self, work: Work, items: Iterable[T]) -> None:
+    def __init__(self, work: LoopWork, items: Iterable[T]) -> None:
         self._work = work
         self._items = iter(items)
 
@@ -97,11 +97,11 @@ class LoopTurns:
         self._number = 0
         self._is_open = False  # this turn has a budget
         self._end = 0.0
-        self._waiting: dict[Work, None] = {}
+        self._waiting: dict[LoopWork, None] = {}
         self._alone: TenantQueue[asyncio.Future[None]] = TenantQueue()
         self._is_taken = self._is_promised = False  # this turn, and the next one, for one of them
 
-    def lets(self, work: Work) -> bool:
+    def lets(self, work: LoopWork) -> bool:
         """Return whether `work` may do something now."""
         if not self._is_open:
             self._begin()
@@ -110,7 +110,7 @@ class LoopTurns:
         work.last_turn = self._number
         return True
 
-    async def wait(self, work: Work) -> None:
+    async def wait(self, work: LoopWork) -> None:
         """Wait for a turn in which `work` may do something."""
         waiter = self.loop.create_future()
         work.waiting.append(waiter)
@@ -160,7 +160,7 @@ class LoopTurns:
 
 
 _local = threading.local()
-_current: ContextVar[Work] = ContextVar("work")
+_current: ContextVar[LoopWork] = ContextVar("work")
 
 
 def _turns() -> LoopTurns:
@@ -172,9 +172,9 @@ def _turns() -> LoopTurns:
     return turns
 
 
-def current_work(tenant: str = "") -> Work:
+def current_work(tenant: str = "") -> LoopWork:
     """Return the work that the running task belongs to; a new piece, of `tenant`, unless `doing` has begun one."""
-    return _current.get(None) or Work(tenant)
+    return _current.get(None) or LoopWork(tenant)
 
 
 def in_turns(items: Iterable[T]) -> InTurns[T]:
@@ -194,7 +194,7 @@ def _popped(items: list[T]) -> Iterator[T]:
 
 
 @contextmanager
-def doing(work: Work) -> Iterator[None]:
+def doing(work: LoopWork) -> Iterator[None]:
     """Count what happens here, in tasks that start here too, as one piece of work."""
     token = _current.set(work)
     try:

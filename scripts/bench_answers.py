@@ -27,6 +27,7 @@ from bench_load import quantile
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 _LONGEST_GAP = 0.1
+_REST_SECONDS = 0.3
 _TOKENS = 1900  # of a neighbour's stream, which begins again when it ends
 _PROMPT = [10 + 7 * position % 2000 for position in range(1500)]
 _MODEL = {"model": None, "temperature": 1.0, "seed": 1}
@@ -125,7 +126,9 @@ def read_engine(address: str, channel: Connection[Any, Any]) -> None:
 
 
 def send(url: str, requests: Sequence[Request], channel: Connection[Any, Any]) -> None:
-    """Send the requests at once, read their answers, and report their sizes."""
+    """Send the requests at once, when told to, read their answers, and report their sizes."""
+    channel.send(True)
+    channel.recv()
     sizes: list[int] = []
 
     def answer(request: Request) -> None:
@@ -190,15 +193,18 @@ def measure(url: str, engine_address: str, arguments: argparse.Namespace) -> int
     for kind in arguments.kinds:
         ours, theirs = context.Pipe()
         process = context.Process(target=send, args=(url, KINDS[kind], theirs))
+        process.start()
+        ours.recv()  # the process has begun
+        time.sleep(_REST_SECONDS)
         for neighbour in neighbours:
             neighbour.gaps()
         begun = time.monotonic()
-        process.start()
+        ours.send(True)
         sizes = ours.recv()
         seconds = time.monotonic() - begun
-        process.join()
-        time.sleep(0.3)
+        time.sleep(_REST_SECONDS)
         gaps = [neighbour.gaps() for neighbour in neighbours]
+        process.join()
         longest = max(longest, *(max(own, default=0.0) for own in gaps))
         shown = "; engine ".join(
             f"longest {1e3 * max(own, default=0):.0f} ms, p99 {1e3 * quantile(own or [0.0], 0.99):.0f}" for own in gaps

@@ -212,9 +212,11 @@ class RequestStreams:
     def _apply(self) -> None:
         """Apply what has arrived, in slices."""
         end = time.monotonic() + SLICE_SECONDS
-        while self._parts and time.monotonic() < end:
-            for request in apply_delivery(self._table, self._parts.popleft()):
-                self._streams[request.request_id].notify()
-        self._is_applying = bool(self._parts)
-        if self._is_applying:
-            asyncio.get_running_loop().call_soon(self._apply)
+        try:
+            while self._parts and time.monotonic() < end:
+                for request in apply_delivery(self._table, self._parts.popleft()):
+                    self._streams[request.request_id].notify()
+        finally:
+            self._is_applying = bool(self._parts)
+            if self._is_applying:
+                asyncio.get_running_loop().call_soon(self._apply)

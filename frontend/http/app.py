@@ -26,7 +26,7 @@ from quire.frontend.http.transport.cors import Cors
 from quire.frontend.http.transport.hosts import AllowedHosts
 from quire.frontend.http.transport.logs import access_log
 from quire.frontend.http.transport.responses import REQUEST_ID, request_id_of
-from quire.frontend.turns import Work, doing
+from quire.frontend.turns import LoopWork, doing
 from quire.protocol.messages import Role
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class Gateway:
         path = _own_path(scope)
         caller = scope["caller"] = self._keys.check(path, headers, scope)
         with ExitStack() as stack:
-            stack.enter_context(doing(Work(caller.tenant)))
+            stack.enter_context(doing(LoopWork(caller.tenant)))
             if scope["method"] in _REFUSED_WHILE_DRAINING:
                 self._service.check_open()
                 stack.enter_context(self._service.memory.admit())

@@ -9,7 +9,7 @@ import pytest
 import uvloop
 
 from quire.frontend import turns
-from quire.frontend.turns import SLICE_SECONDS, Work, current_work, doing, free, in_turns
+from quire.frontend.turns import SLICE_SECONDS, LoopWork, current_work, doing, free, in_turns
 
 Main = Callable[[Awaitable[None]], None]
 PER_SLICE = 4  # items
@@ -60,8 +60,8 @@ async def watched(clock: Clock, *tasks: Awaitable[None]) -> None:
     watcher.cancel()
 
 
-async def long_work(clock: Clock, name: str, count: int, work: Work | None = None) -> None:
-    with doing(work or Work()):
+async def long_work(clock: Clock, name: str, count: int, work: LoopWork | None = None) -> None:
+    with doing(work or LoopWork()):
         async for item in in_turns(range(count)):
             clock.do((name, item))
 
@@ -84,7 +84,7 @@ def test_much_work_at_once_shares_the_slice_of_a_turn(run: Main, clock: Clock) -
 
 
 def test_the_tasks_of_one_piece_of_work_take_turns_in_order(run: Main, clock: Clock) -> None:
-    work = Work()
+    work = LoopWork()
 
     async def one(number: int) -> None:
         await work.turn()
@@ -100,7 +100,7 @@ def test_small_work_waits_for_no_turn_of_long_work(run: Main, clock: Clock) -> N
         long = asyncio.ensure_future(long_work(clock, "long", 10_000))
         await asyncio.sleep(0)
         for _ in range(50):
-            before, small = len(clock.per_turn), Work()
+            before, small = len(clock.per_turn), LoopWork()
             await small.turn()
             assert len(clock.per_turn) == before
             await asyncio.sleep(0)
@@ -112,7 +112,7 @@ def test_small_work_waits_for_no_turn_of_long_work(run: Main, clock: Clock) -> N
 
 def test_cancelled_tasks_hold_nobody_up(run: Main, clock: Clock) -> None:
     async def main() -> None:
-        work = Work()
+        work = LoopWork()
         tasks = [asyncio.ensure_future(long_work(clock, str(number), 20, work)) for number in range(50)]
         await asyncio.sleep(0)
         for task in tasks[::2]:
@@ -125,7 +125,7 @@ def test_cancelled_tasks_hold_nobody_up(run: Main, clock: Clock) -> None:
 
 def test_what_takes_a_whole_turn_is_done_by_tenants_in_turn(run: Main, clock: Clock) -> None:
     async def whole(tenant: str, number: int) -> None:
-        await Work(tenant).whole_turn()
+        await LoopWork(tenant).whole_turn()
         clock.do(f"{tenant}{number}")
 
     async def main() -> None:
@@ -147,7 +147,7 @@ def test_tasks_belong_to_the_work_in_which_they_start(run: Main) -> None:
     async def main() -> None:
         assert current_work() is not current_work()
         assert current_work("a").tenant == "a"
-        with doing(Work("b")) as _:
+        with doing(LoopWork("b")) as _:
             task = asyncio.ensure_future(_tenant())
         assert await task == "b"
         assert current_work().tenant == ""

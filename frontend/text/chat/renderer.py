@@ -110,9 +110,11 @@ class TemplateRenderer:
 
     def _begin(self, process: _RenderProcess) -> None:
         """Make a new process idle once it takes requests."""
-        process.wait_begun()
-        self._is_starting = False
-        self._keep(process)
+        try:
+            process.wait_begun()
+        finally:
+            self._is_starting = False
+            self._keep(process)
 
     def _keep(self, process: _RenderProcess) -> None:
         self._idle.put(process)

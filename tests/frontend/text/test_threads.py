@@ -11,11 +11,11 @@ from patience import PATIENCE
 
 from quire.frontend.text.prompts import LONG_TEXT
 from quire.frontend.text.threads import FairThreads, TextThreads, size_of
-from quire.frontend.turns import Work, doing
+from quire.frontend.turns import LoopWork, doing
 
 
 def start(threads: FairThreads, tenant: str, work: Callable[[], str]) -> asyncio.Task[str]:
-    with doing(Work(tenant)):
+    with doing(LoopWork(tenant)):
         return asyncio.create_task(threads.run(work))
 
 

@@ -15,7 +15,7 @@ from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.service import LARGE_BODY, ModelService
 from quire.frontend.metrics.server import ServerMetrics
 from quire.frontend.text.threads import FairThreads
-from quire.frontend.turns import LoopTurns, Work, current_work
+from quire.frontend.turns import LoopTurns, LoopWork, current_work
 
 KEYS = ("first", "second")
 TALE = [{"role": "user", "content": "Tell me a tale."}]
@@ -116,7 +116,7 @@ def test_work_is_for_the_tenant_of_the_key(llm: AsyncLLM, monkeypatch: pytest.Mo
         return run
 
     monkeypatch.setattr(FairThreads, "run", noted(FairThreads.run))
-    monkeypatch.setattr(Work, "whole_turn", noted(Work.whole_turn))
+    monkeypatch.setattr(LoopWork, "whole_turn", noted(LoopWork.whole_turn))
     client = client_of(llm, api_key=KEYS)
     by_key = []
     for key in KEYS:
