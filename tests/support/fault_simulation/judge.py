@@ -86,6 +86,7 @@ def difference(wish: Wish, expected: GenerationRequest | EmbeddingRequest) -> st
         got, wanted = own.output(delta=False), other.output(delta=False)
         if got != wanted:
             return f"completion {index} is {got} instead of {wanted}"
-    if not {"abort", "timeout"} & set(request.finish_reasons) and request._prompt_logprobs != expected._prompt_logprobs:
-        return f"prompt logprobs are {request._prompt_logprobs} instead of {expected._prompt_logprobs}"
+    prompts = request.output().prompt_logprobs, expected.output().prompt_logprobs
+    if not {"abort", "timeout"} & set(request.finish_reasons) and prompts[0] != prompts[1]:
+        return f"prompt logprobs are {prompts[0]} instead of {prompts[1]}"
     return None
