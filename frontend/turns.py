@@ -37,10 +37,6 @@ class LoopWork:
         if not turns.lets(self):
             await turns.wait(self)
 
-    async def whole_turn(self) -> None:
-        """Wait until something may be done that takes a whole slice, or longer since it can't be divided."""
-        await _turns().wait_alone(self.tenant)
-
     def in_turns(self, items: Iterable[T]) -> InTurns[T]:
         """Yield the items, each when it may be done."""
         return InTurns(self, items)
@@ -98,8 +94,6 @@ class LoopTurns:
         self._is_open = False  # this turn has a budget
         self._end = 0.0
         self._waiting: dict[LoopWork, None] = {}
-        self._alone: TenantQueue[asyncio.Future[None]] = TenantQueue()
-        self._is_taken = self._is_promised = False  # this turn, and the next one, for one of them
 
     def lets(self, work: LoopWork) -> bool:
         """Return whether `work` may do something now."""
@@ -117,38 +111,21 @@ class LoopTurns:
         self._waiting[work] = None
         await waiter
 
-    async def wait_alone(self, tenant: str) -> None:
-        """Wait for a turn in which nobody else who calls this does anything; tenants take turns."""
-        if not self._is_open:
-            self._begin()
-        if self._is_taken or self._alone:
-            waiter = self.loop.create_future()
-            self._alone.put(tenant, waiter)
-            await waiter
-        self._is_taken = True
-
     def _begin(self) -> None:
-        """Give this turn a budget, and the next one if there is one that waits for it."""
+        """Give this turn a budget, and the next one if somebody waits for it."""
         self._is_open = True
         self._number += 1
         self._end = time.monotonic() + SLICE_SECONDS
-        self._is_taken, self._is_promised = self._is_promised, False
         self.loop.call_soon(self._next)
 
     def _next(self) -> None:
         self._is_open = False
-        if self._waiting or self._alone:
+        if self._waiting:
             self._begin()
             self._wake()
 
     def _wake(self) -> None:
         """Wake those that go on in the next turn."""
-        while not self._is_promised and (alone := self._alone.take()) is not None:
-            if not alone.done():  # else its task was cancelled
-                alone.set_result(None)
-                self._is_promised = True
-        if not self._waiting:
-            return
         works = list(self._waiting)
         first = self._number % len(works)  # the first uses up the budget
         for work in works[first:] + works[:first]:

@@ -123,26 +123,6 @@ def test_cancelled_tasks_hold_nobody_up(run: Main, clock: Clock) -> None:
     run(main())
 
 
-def test_what_takes_a_whole_turn_is_done_by_tenants_in_turn(run: Main, clock: Clock) -> None:
-    async def whole(tenant: str, number: int) -> None:
-        await LoopWork(tenant).whole_turn()
-        clock.do(f"{tenant}{number}")
-
-    async def main() -> None:
-        crowd = [asyncio.ensure_future(whole("a", number)) for number in range(20)]
-        await asyncio.sleep(0)
-        other = [asyncio.ensure_future(whole("b", number)) for number in range(2)]
-        crowd[10].cancel()
-        await asyncio.wait([*crowd, *other])
-
-    run(watched(clock, main()))
-    assert len(clock.done) == 21
-    assert max(clock.per_turn) == 1
-    assert [each for each in clock.done if str(each).startswith("a")] == [f"a{n}" for n in range(20) if n != 10]
-    assert clock.done.index("b0") < 4
-    assert clock.done.index("b1") < 6
-
-
 def test_tasks_belong_to_the_work_in_which_they_start(run: Main) -> None:
     async def main() -> None:
         assert current_work() is not current_work()

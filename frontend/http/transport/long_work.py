@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
+
+from quire.frontend.turns import TenantQueue
 
 T = TypeVar("T")
 
@@ -38,7 +39,7 @@ class LongWork:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._waiting: dict[str, deque[Callable[[], None]]] = {}  # the next owner first
+        self._waiting: TenantQueue[Callable[[], None]] = TenantQueue()
         self._is_pausing = False
 
     def runner(self, owner: str, size: int) -> Run:
@@ -60,19 +61,15 @@ class LongWork:
             except Exception as error:  # noqa: BLE001 - it is raised where the result is awaited
                 done.set_exception(error)
 
-        self._waiting.setdefault(owner, deque()).append(perform)
+        self._waiting.put(owner, perform)
         if not self._is_pausing:
             self._next()
         return await done
 
     def _next(self) -> None:
-        self._is_pausing = bool(self._waiting)
-        if not self._waiting:
-            return
-        owner = next(iter(self._waiting))
-        works = self._waiting.pop(owner)
-        began = self._clock()
-        works.popleft()()
-        if works:
-            self._waiting[owner] = works
-        asyncio.get_running_loop().call_later(max(_LEAST_PAUSE, self._clock() - began), self._next)
+        work = self._waiting.take()
+        self._is_pausing = work is not None
+        if work is not None:
+            began = self._clock()
+            work()
+            asyncio.get_running_loop().call_later(max(_LEAST_PAUSE, self._clock() - began), self._next)
