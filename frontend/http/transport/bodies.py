@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError, bad_request
-from quire.frontend.http.transport.long_work import Run, at_once
+from quire.frontend.http.transport.long_work import RunPiece, at_once
 from quire.frontend.http.transport.value_counts import (
     MAX_CONTAINERS,
     MAX_TEXTS,
@@ -120,7 +120,7 @@ def _too_large(size: int, most: int) -> ApiError:
     )
 
 
-async def decode(body: bytes, kind: type[T], run: Run = at_once) -> T:
+async def decode(body: bytes, kind: type[T], run: RunPiece = at_once) -> T:
     """Return the body as a `kind`; `run` runs the pieces of the work. Raises `ApiError` 400 that names the field."""
     if not body:
         raise bad_request("the body is empty; send a JSON object")
@@ -141,7 +141,7 @@ async def decode(body: bytes, kind: type[T], run: Run = at_once) -> T:
         raise bad_request("the body is nested too deeply; nest it less", code="invalid_json") from None
 
 
-async def _decoded(body: bytes, kind: type[T], run: Run) -> T:
+async def _decoded(body: bytes, kind: type[T], run: RunPiece) -> T:
     try:
         return await run(partial(msgspec.json.decode, body, type=kind))
     except msgspec.ValidationError as error:

@@ -17,7 +17,7 @@ LONG_BODY = 64 << 10
 _LEAST_PAUSE = 0.001
 
 
-class Run(Protocol):
+class RunPiece(Protocol):
     """Runs a piece of work, sooner or later."""
 
     def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
@@ -42,7 +42,7 @@ class LongWork:
         self._waiting: TenantQueue[Callable[[], None]] = TenantQueue()
         self._is_pausing = False
 
-    def runner(self, owner: str, size: int) -> Run:
+    def runner(self, owner: str, size: int) -> RunPiece:
         """Return what runs the work of `owner` on a body of `size` bytes."""
 
         def run(work: Callable[[], T]) -> Awaitable[T]:
