@@ -16,6 +16,8 @@ NO_TOKENS: Mapping[str, int] = MappingProxyType({})
 # The engine's own default for a plain schema. Bounded, since a small model may write blanks forever.
 WHITESPACE = r"[ ]{1,2}|\r?\n[ \t]{0,16}"
 
+_MOST_GBNF, _MOST_GBNF_RULES = 8192, 400  # characters and rules, whose translation takes some 50 ms
+
 
 def answer_rule(structured: StructuredOutputs) -> str:
     """Return the right side of a rule for the texts that `structured` allows; it sets exactly one kind of constraint.
@@ -39,6 +41,12 @@ def _regex_rule(pattern: str) -> str:
 
 
 def _lark(grammar: str) -> str:
+    num_rules = grammar.count("::=")
+    if num_rules and (len(grammar) > _MOST_GBNF or num_rules > _MOST_GBNF_RULES):
+        raise RequestError(
+            f"structured_outputs.grammar has {len(grammar)} characters and {num_rules} rules; beside thoughts or tools "
+            f"GBNF may have {_MOST_GBNF} characters and {_MOST_GBNF_RULES} rules: make it shorter, or send it as Lark"
+        )
     # Imported here, since it loads slowly and few requests need it.
     from llguidance import gbnf_to_lark
 

@@ -110,3 +110,10 @@ def test_marks_that_are_special_tokens_stay_in_the_text() -> None:
 def test_an_invalid_grammar() -> None:
     with pytest.raises(RequestError, match=r"structured_outputs\.grammar can't be used: it is neither Lark nor GBNF"):
         constrained(OPEN, grammar="what is this")
+
+
+@pytest.mark.parametrize("num_rules", [1, 401])
+def test_gbnf_that_takes_long_to_translate_is_rejected(num_rules: int) -> None:
+    rules = "".join(f'r{number} ::= "{"x" * (9000 if num_rules == 1 else 1)}"\n' for number in range(num_rules))
+    with pytest.raises(RequestError, match=r"beside thoughts or tools GBNF may have 8192 characters and 400 rules"):
+        answer_rule(StructuredOutputs(grammar=rules))
