@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
+from quire.frontend.bounded_trial import run_trial
 from quire.frontend.text.tokenizer_files import TokenizerError
 from quire.protocol.model_files import hash_of_all, hash_text_files
 
@@ -50,22 +48,12 @@ def _remember(passed: Path) -> None:
 
 
 def _run_trial(folder: Path) -> None:
-    command = [sys.executable, "-P", "-m", "quire.frontend.text.trial_process", str(folder)]
-    one_thread = {"TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1"}  # others would reserve address space
-    try:
-        trial = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_WALL_SECONDS, check=False,
-            env={**os.environ, **one_thread}, start_new_session=True,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        status, words = -signal.SIGXCPU, ""
-    else:
-        status, words = trial.returncode, trial.stdout.decode(errors="replace").strip()
-    if status == 0:
+    trial = run_trial("quire.frontend.text.trial_process", str(folder), seconds=_WALL_SECONDS)
+    if trial.status == 0:
         return
-    if status == REFUSED:
-        raise TokenizerError(words)
-    what = "it took too long" if status == -signal.SIGXCPU else "it ended the process that tried it"
+    if trial.status == REFUSED:
+        raise TokenizerError(trial.written.decode(errors="replace").strip())
+    what = "it took too long" if trial.took_too_long else "it ended the process that tried it"
     raise TokenizerError(
         f"the tokenizer of {folder} is not loaded: {what}, which may take {CPU_SECONDS} s of CPU time and "
         f"{memory_limit(folder)} bytes of memory; restore the tokenizer files from the model's source"

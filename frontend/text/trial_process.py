@@ -1,11 +1,11 @@
-"""The process of a tokenizer's trial, see `tokenizer_trial`: `python -m quire.frontend.text.trial_process FOLDER`."""
+"""The process of a tokenizer's trial, see `tokenizer_trial`; its arguments are the parent and the folder."""
 
 from __future__ import annotations
 
-import resource
 import sys
 from pathlib import Path
 
+from quire.frontend.bounded_trial import begin_trial
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.frontend.text.tokenizer_files import TokenizerError
 from quire.frontend.text.tokenizer_growth import check_growth
@@ -18,9 +18,9 @@ _SAMPLE = (
 
 
 def main() -> int:
-    """Try the tokenizer of the folder that the command line names; return the exit status."""
-    folder = Path(sys.argv[1])
-    _limit(memory_limit(folder))
+    """Try the tokenizer of the folder that the command line names after the parent; return the exit status."""
+    folder = Path(sys.argv[2])
+    begin_trial(memory=memory_limit(folder), cpu_seconds=CPU_SECONDS)
     try:
         check_growth(folder)
         _use(Tokenizer(folder))
@@ -28,14 +28,6 @@ def main() -> int:
         print(str(error) or "the tokenizer takes too much memory")
         return REFUSED
     return 0
-
-
-def _limit(num_bytes: int) -> None:
-    in_use = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-    for kind, most in ((resource.RLIMIT_AS, in_use + num_bytes), (resource.RLIMIT_CPU, CPU_SECONDS)):
-        _, hard = resource.getrlimit(kind)
-        resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _use(tokenizer: Tokenizer) -> None:

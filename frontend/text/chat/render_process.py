@@ -6,11 +6,9 @@ has used its CPU time, and an allocation beyond its memory fails.
 
 from __future__ import annotations
 
-import resource
 import signal
 import sys
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import msgspec
 
@@ -18,12 +16,13 @@ from quire.frontend.errors import ChatTemplateError
 from quire.frontend.text.chat.render_protocol import MAX_CHARS, RENDER_BYTES, RENDER_SECONDS, RenderReply, RenderRequest
 from quire.frontend.text.chat.template import ChatTemplate
 from quire.protocol.parent_death import end_with_parent
+from quire.protocol.process_limits import limit_process
 
 
 def main() -> None:
     """Answer requests from the socket that is standard input; the argument is the process id of the parent."""
     end_with_parent(int(sys.argv[1]))
-    _limit_memory()
+    limit_process(memory=RENDER_BYTES)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     connection: Connection[bytes, bytes] = Connection(0)
     try:
@@ -52,14 +51,6 @@ def _reply(frame: bytes) -> RenderReply:
             f"{MAX_CHARS}; send shorter messages",
         )
     return RenderReply(text)
-
-
-def _limit_memory() -> None:
-    in_use = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = in_use + RENDER_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 if __name__ == "__main__":

@@ -6,15 +6,15 @@ import sys
 
 import msgspec
 
+from quire.frontend.bounded_trial import begin_trial
 from quire.frontend.text.chat.schema_trial import CPU_SECONDS, MEMORY_BYTES, Verdict
-from quire.protocol.process_limits import limit_process
 
 
 def main() -> None:
     """Try the schemas, JSON texts in a list of JSON on standard input, in their order."""
     from llguidance import LLMatcher
 
-    limit_process(memory=MEMORY_BYTES, cpu_seconds=CPU_SECONDS)
+    begin_trial(memory=MEMORY_BYTES, cpu_seconds=CPU_SECONDS)
     for index, schema in enumerate(msgspec.json.decode(sys.stdin.buffer.read(), type=list[str])):
         _write(Verdict(index, None))
         is_rejected, messages = LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_json_schema(schema))

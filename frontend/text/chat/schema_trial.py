@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 
 import msgspec
 
+from quire.frontend.bounded_trial import run_trial
+
 CPU_SECONDS = 10
 MEMORY_BYTES = 256 << 20
-_WALL_SECONDS = 60.0  # on the busiest host
+_SECONDS = 60.0  # on the busiest host
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -23,17 +22,10 @@ class Verdict(msgspec.Struct, frozen=True):
 
 def rejected_of(schemas: Sequence[str]) -> Verdict | None:
     """Return the first schema that is rejected or ends the process, and why; None if there is none."""
-    one_thread = {"RAYON_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}  # others would reserve address space
-    try:
-        trial = subprocess.run(
-            [sys.executable, "-P", "-m", "quire.frontend.text.chat.schema_process"],
-            input=msgspec.json.encode(list(schemas)), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            timeout=_WALL_SECONDS, check=False, env={**os.environ, **one_thread}, start_new_session=True,
-        )  # fmt: skip
-        written = trial.stdout
-    except subprocess.TimeoutExpired as error:
-        written = error.stdout or b""
-    lines = written.splitlines()
+    trial = run_trial(
+        "quire.frontend.text.chat.schema_process", given=msgspec.json.encode(list(schemas)), seconds=_SECONDS
+    )
+    lines = trial.written.splitlines()
     verdict = msgspec.json.decode(lines[-1], type=Verdict | None) if lines else None
     if verdict is None or verdict.error is not None:
         return verdict
