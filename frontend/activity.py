@@ -8,7 +8,7 @@ _MAJOR_FAULTS, _USER_TIME, _SYSTEM_TIME = 9, 11, 12  # fields of /proc/PID/stat 
 
 
 class Activity:
-    """What a process has done between two looks: whatever reads, packs or compiles takes CPU time."""
+    """The work of a process between two looks: whatever reads, packs or compiles takes CPU time."""
 
     def __init__(self, pid: int) -> None:
         self._stat = Path(f"/proc/{pid}/stat")

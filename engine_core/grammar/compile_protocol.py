@@ -1,4 +1,4 @@
-"""What an engine and the workers that compile grammars say to each other, and what a worker may take.
+"""The messages between an engine and the workers that compile its grammars, and the limits of a worker.
 
 Worker and engine share a socket, over which go frames of `multiprocessing.connection`. The worker says hello, then
 answers one `CompileJob` after another with a `CompileReply`. When it dies, its parent writes the last one.
@@ -28,7 +28,7 @@ class CompileJob(msgspec.Struct, frozen=True):
 
 
 class CompileReply(msgspec.Struct, frozen=True):
-    """What came of a job: a source that compiles, or an error, or else the way in which the worker ended.
+    """The result of a job: a source that compiles, or an error, or else the way in which the worker ended.
 
     `status` is that of `subprocess.Popen.returncode`. A worker says SIGPROF itself if the job took too long and the
     kernel did not notice. `is_last` if the worker ends, in good order.

@@ -35,7 +35,7 @@ class MatcherCompiler(Protocol):
 
 @dataclass(frozen=True)
 class CompileOutcome:
-    """What came of a compilation: a matcher or an error."""
+    """The result of a compilation: a matcher or an error."""
 
     grammar: Grammar
     matcher: Matcher | None = None

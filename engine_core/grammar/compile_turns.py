@@ -1,4 +1,4 @@
-"""Whose grammar is compiled next: tenants take turns, and each has one compiled at a time."""
+"""The order in which grammars are compiled: tenants take turns, and each has one compiled at a time."""
 
 from __future__ import annotations
 

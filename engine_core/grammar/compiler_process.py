@@ -7,7 +7,6 @@ as the engine keeps the other end open. The kernel enforces its limits.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import select
@@ -31,20 +30,18 @@ from quire.engine_core.grammar.compile_protocol import (
 from quire.engine_core.grammar.matching import bounded_source, build_matcher
 from quire.engine_core.grammar.vocabulary import read_vocabulary
 from quire.kernels._native import Constraint, Vocabulary
+from quire.protocol.parent_death import end_with_parent
 from quire.protocol.process_limits import limit_process, memory_in_use
 
-_PR_SET_PDEATHSIG = 1  # see prctl(2)
 _NICE = 10  # of workers: what runs goes first
 _KEPT_BYTES = WORKER_BYTES // 4  # of memory that a worker may have taken and goes on: others have as much as before
 _MAX_ERROR = 500  # characters
-
-_prctl = ctypes.CDLL(None).prctl
 
 
 def main() -> int:
     """Serve the engine: the command line has its process id, the path of tokenizer.json, and the eos tokens."""
     parent, path, *eos_token_ids = sys.argv[1:]
-    _die_with(int(parent))
+    end_with_parent(int(parent))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(OSError):
@@ -55,12 +52,6 @@ def main() -> int:
         return 1
     _Workers(vocabulary).run()
     return 0
-
-
-def _die_with(parent: int) -> None:
-    _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 class _Workers:
@@ -137,7 +128,7 @@ def _be_worker(parent: int, end: int, vocabulary: Vocabulary, others: list[int])
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        _die_with(parent)
+        end_with_parent(parent)
         nothing = os.open(os.devnull, os.O_RDWR)
         for file in (0, 1, 2):
             os.dup2(nothing, file)

@@ -14,7 +14,7 @@ GrammarKey = tuple[str, str, bool, str | None]
 
 
 class Killable(Protocol):
-    """What compiles a grammar, and can be ended."""
+    """A compilation that can be ended."""
 
     def kill(self) -> None:
         """End it, from any thread."""

@@ -24,7 +24,7 @@ _POST = b"POST /v1/completions" + _HOST + b"Content-Type: application/json\r\n"
 
 @dataclass(frozen=True)
 class HttpFlood:
-    """What each of several connections sends again and again."""
+    """A flood: the bytes that each of several connections sends again and again."""
 
     make: Callable[[], bytes]
     connections: int

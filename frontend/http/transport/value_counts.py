@@ -1,4 +1,4 @@
-"""How many values JSON has, which is counted before it is decoded: decoding takes time in proportion."""
+"""The number of values in JSON, counted before it is decoded: decoding takes time in proportion."""
 
 from __future__ import annotations
 
