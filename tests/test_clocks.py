@@ -18,6 +18,7 @@ DATED = {
     "frontend/llm_engine.py": "`arrival_time` of a request, as vLLM's callers have it",
     "frontend/metrics/tracing.py": "times of a span, as OTLP has them",
     "frontend/text/chat/template.py": "`strftime_now` of chat templates",
+    "protocol/address.py": "age of a folder that was left, whose time the file system has",
 }
 
 

@@ -59,6 +59,14 @@ def _ignore(_client_id: ClientId, _message: KvMessage) -> None:
     return None
 
 
+def _descriptor(sender: zmq.Frame) -> int:
+    """Return the descriptor by which a frame came, -1 if libzmq does not know it any more."""
+    try:
+        return int(sender.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return -1
+
+
 class EngineServer:
     """The engine's IO thread.
 
@@ -232,7 +240,7 @@ class EngineServer:
                 sender = self._router.recv(zmq.NOBLOCK, copy=False)  # a copy would not know the client's key
             except zmq.Again:
                 return
-            unfinished.note_message(sender.get(zmq.SRCFD), now)
+            unfinished.note_message(_descriptor(sender), now)
             receive(sender.bytes, self._router.recv_multipart(), partial(self._identify, sender), now)
             now = time.monotonic()
         unfinished.judges_from = now + _CATCH_UP_SECONDS

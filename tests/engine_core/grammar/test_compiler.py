@@ -74,6 +74,13 @@ def until(condition: Callable[[], bool]) -> None:
         assert time.monotonic() < deadline
 
 
+def has_ended(process: int) -> bool:
+    try:
+        return not Path(f"/proc/{process}/cmdline").read_bytes()  # it may wait for its parent to learn of it
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 def processes_of(owner: int) -> list[int]:
     """Return the process of the compiler, and its workers."""
     [process] = [pid for pid in children(owner) if b"compiler_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
@@ -127,9 +134,11 @@ def test_a_compilation_ends_when_it_is_cancelled(compiler: GrammarCompiler, monk
 
 
 def test_killed_processes_are_replaced(compiler: GrammarCompiler) -> None:
-    for number in (0, -1):  # the compiler itself, and a worker
+    for number in (0, -1):  # the compiler itself, with which its workers end, and a worker
         assert compile_in(compiler, SIMPLE) == ""
-        os.kill(processes_of(os.getpid())[number], signal.SIGKILL)
+        processes = processes_of(os.getpid())
+        os.kill(processes[number], signal.SIGKILL)
+        until(lambda ending=processes[number:]: all(map(has_ended, ending)))
     assert compile_in(compiler, SIMPLE) == ""
 
 
