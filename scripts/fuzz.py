@@ -44,7 +44,7 @@ def target_of(name: str) -> Iterator[Target]:
     from fuzzing.targets import TARGETS
 
     memory = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
-    with tempfile.TemporaryDirectory(prefix="quire-fuzz-", dir=memory if memory.is_dir() else None) as folder:
+    with tempfile.TemporaryDirectory(prefix="fuzzing-", dir=memory if memory.is_dir() else None) as folder:
         yield TARGETS[name].make(Path(folder))
 
 

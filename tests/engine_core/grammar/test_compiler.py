@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -74,11 +75,15 @@ def until(condition: Callable[[], bool]) -> None:
         assert time.monotonic() < deadline
 
 
-def has_ended(process: int) -> bool:
+def have_ended(processes: list[int]) -> bool:
+    return not any(is_running(process) for process in processes)
+
+
+def is_running(process: int) -> bool:
     try:
-        return not Path(f"/proc/{process}/cmdline").read_bytes()  # it may wait for its parent to learn of it
+        return bool(Path(f"/proc/{process}/cmdline").read_bytes())  # empty if only its parent has yet to learn its end
     except (FileNotFoundError, ProcessLookupError):
-        return True
+        return False
 
 
 def processes_of(owner: int) -> list[int]:
@@ -138,7 +143,7 @@ def test_killed_processes_are_replaced(compiler: GrammarCompiler) -> None:
         assert compile_in(compiler, SIMPLE) == ""
         processes = processes_of(os.getpid())
         os.kill(processes[number], signal.SIGKILL)
-        until(lambda ending=processes[number:]: all(map(has_ended, ending)))
+        until(partial(have_ended, processes[number:]))
     assert compile_in(compiler, SIMPLE) == ""
 
 
