@@ -20,6 +20,7 @@ _FAILED_HANDSHAKE = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
 _LINGER_MS = 500
+_MOST_AT_ONCE = 8  # messages: each takes the GIL, for which a busy thread makes this one wait
 
 
 class Connection:
@@ -75,8 +76,8 @@ class Connection:
             os.read(self._wake_read, 65536)
         if self._monitor in events:
             self._lost = self._explain(recv_monitor_message(self._monitor)["event"])
-            return self._receive()
-        return self._receive() if self._socket in events else []
+            return self._receive(math.inf)
+        return self._receive(_MOST_AT_ONCE) if self._socket in events else []
 
     def flush(self) -> None:
         """Send the queued frames, as far as the socket takes them without waiting."""
@@ -99,10 +100,11 @@ class Connection:
         os.close(self._wake_read)
         os.close(self._wake_write)
 
-    def _receive(self) -> list[EngineMessage]:
+    def _receive(self, most: float) -> list[EngineMessage]:
+        """Return the messages that have arrived, `most` of them at most."""
         messages: list[EngineMessage] = []
         with suppress(zmq.Again):
-            while True:
+            while len(messages) < most:
                 messages.append(self._decoder.decode(self._socket.recv_multipart(zmq.NOBLOCK)))
         return messages
 

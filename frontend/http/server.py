@@ -19,7 +19,7 @@ from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.protocol import protocol_factory
 
-_SWITCH_SECONDS = 5e-4
+_SWITCH_SECONDS = 1e-4
 _FAREWELL_SECONDS = 2.0  # for the last event of each stream that is cut off
 
 

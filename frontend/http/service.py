@@ -254,7 +254,7 @@ class ModelService:
             )
 
     async def prepared(
-        self, prompts: Sequence[str | list[int]], last: int | None, add_special_tokens: bool
+        self, prompts: Sequence[str | Sequence[int]], last: int | None, add_special_tokens: bool
     ) -> Sequence[PromptType]:
         """Prepare the prompts of a body for `generate` and `embed`, which prepare a single prompt themselves."""
         if len(prompts) == 1:

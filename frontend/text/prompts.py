@@ -56,7 +56,7 @@ class Prompt:
     predicted_token_ids: list[int] = field(default_factory=list)
 
 
-PromptType = str | list[int] | TextPrompt | TokensPrompt | Prompt
+PromptType = str | Sequence[int] | TextPrompt | TokensPrompt | Prompt
 
 
 def split_batch(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]:
@@ -101,7 +101,7 @@ def make_prompt(
     elif must_fit and len(token_ids) > max_model_len:
         raise _too_long(str(len(token_ids)), max_model_len)
     predicted = _encode_prediction(prediction, tokenizer, max_model_len)
-    return checked_prompt(Prompt(token_ids, text, predicted_token_ids=predicted), vocab_size)
+    return checked_prompt(Prompt(list(token_ids), text, predicted_token_ids=predicted), vocab_size)
 
 
 def _without_vllm_keys(prompt: Any) -> Any:
@@ -202,7 +202,7 @@ def truncate(prompt: Prompt, last: int | None, max_model_len: int) -> Prompt:
     return Prompt(prompt.token_ids[-kept:], predicted_token_ids=prompt.predicted_token_ids)
 
 
-def _text_or_ids(prompt: Any) -> tuple[str | None, list[int]]:
+def _text_or_ids(prompt: Any) -> tuple[str | None, Sequence[int]]:
     """Distinguish the forms: return `(text, [])` or `(None, token ids)`."""
     if isinstance(prompt, str):
         return prompt, []
@@ -211,11 +211,11 @@ def _text_or_ids(prompt: Any) -> tuple[str | None, list[int]]:
     if hasattr(prompt, "tolist"):
         prompt = prompt.tolist()
     if isinstance(prompt, (list, tuple)):
-        return None, list(prompt)
+        return None, prompt
     raise RequestError(f"a prompt is a {type(prompt).__name__}; give {FORMS}")
 
 
-def _from_mapping(prompt: Mapping[str, Any]) -> tuple[str | None, list[int]]:
+def _from_mapping(prompt: Mapping[str, Any]) -> tuple[str | None, Sequence[int]]:
     if set(prompt) == {"prompt"} and isinstance(prompt["prompt"], str):
         return prompt["prompt"], []
     if set(prompt) <= {"prompt", "prompt_token_ids"} and "prompt_token_ids" in prompt:

@@ -34,6 +34,11 @@ from quire.frontend.outputs import CompletionOutput, PositionLogprobs, RequestOu
 from quire.frontend.turns import free, in_turns
 from quire.protocol.messages import SamplingParams
 
+GivenPrompts = str | Annotated[tuple[str | int | tuple[int, ...], ...], NOT_EMPTY]
+"""Prompts of a body; the garbage collector goes through each list again and again, but not through tuples."""
+
+_CHECKED_AT_ONCE = 1 << 14  # prompts or tokens
+
 
 class CompletionBody(GenerationFields, kw_only=True):
     """The body of a completion, with OpenAI's and vLLM's fields."""
@@ -44,7 +49,7 @@ class CompletionBody(GenerationFields, kw_only=True):
         "suffix": (("",), "fill-in-the-middle is not available; give the preceding text as prompt"),
     }
 
-    prompt: str | Annotated[list[str | int | list[int]], NOT_EMPTY]
+    prompt: GivenPrompts
     max_tokens: Annotated[int, Meta(ge=0)] | None = None  # 0 only with echo
     echo: bool | None = None
     logprobs: int | None = None
@@ -82,22 +87,28 @@ class CompletionsEndpoint(Endpoints):
         """Continue texts with a `TextCompletion`, or with a stream of them."""
         service = self._service
         body = await service.read(request, CompletionBody)
-        task = CompletionTask(service, body, request)
+        task = CompletionTask(service, body, await prompts_of(body.prompt, "prompt"), request)
         return await service.respond(request, task.run, task.chunks() if body.stream else None)
 
 
 class CompletionTask:
     """Runs the prompts of one body and writes their completions."""
 
-    def __init__(self, service: ModelService, body: CompletionBody, request: Request) -> None:
+    def __init__(
+        self,
+        service: ModelService,
+        body: CompletionBody,
+        prompts: Sequence[str | Sequence[int]],
+        request: Request,
+    ) -> None:
         self._service = service
         self._body = body
+        self._prompts = prompts
         self._terms = service.terms(request, body.cache_salt)
         self._headers = request.headers
         self._id = new_id("cmpl", given=body.request_id)
         self._created = service.now()
         self._writer = TokenWriter(service.tokenizer, bool(body.return_tokens_as_token_ids))
-        self._prompts = prompts_of(body.prompt, "prompt")
         self._params = self._sampling_params()
         service.check_count(len(self._prompts), self._params)
 
@@ -271,20 +282,20 @@ def _prompt_positions(output: RequestOutput) -> Sequence[PositionLogprobs | None
     return output.prompt_logprobs or [None] * len(output.prompt_token_ids)
 
 
-def prompts_of(given: str | list[str | int | list[int]], name: str) -> list[str | list[int]]:
-    """Return the list of prompts in field `name`: a text, token ids, or a list of either."""
+async def prompts_of(given: GivenPrompts, name: str) -> Sequence[str | Sequence[int]]:
+    """Return the prompts in field `name`: a text, token ids, or a list of either."""
     if isinstance(given, str):
         return [given]
     if not given:
         raise bad_request(f"{name} is an empty list; give at least one", name)
-    kinds = set(map(type, given))
-    if kinds == {int}:
-        return [cast("list[int]", given)]
-    if int not in kinds and len(kinds) == 1:
-        return cast("list[str | list[int]]", given)
-    index = next(index for index, part in enumerate(given) if type(part) is not type(given[0]))
-    raise bad_request(
-        f"{name}[{index}] is of another type than {name}[0]; give a text, a list of texts, a list of token ids or a "
-        "list of lists of token ids",
-        name,
-    )
+    first = type(given[0])
+    async for start in in_turns(range(0, len(given), _CHECKED_AT_ONCE)):
+        part = given[start : start + _CHECKED_AT_ONCE]
+        if set(map(type, part)) != {first}:
+            index = start + next(index for index, prompt in enumerate(part) if type(prompt) is not first)
+            raise bad_request(
+                f"{name}[{index}] is of another type than {name}[0]; give a text, a list of texts, a list of token ids "
+                "or a list of lists of token ids",
+                name,
+            )
+    return [cast("Sequence[int]", given)] if first is int else cast("Sequence[str | Sequence[int]]", given)

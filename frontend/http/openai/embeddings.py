@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, ClassVar, Literal
 
 import msgspec
 from starlette.requests import Request
@@ -13,9 +13,9 @@ from starlette.responses import Response
 
 from quire.frontend.client.observer import TraceContext
 from quire.frontend.http.generation import results_of
-from quire.frontend.http.openai.completions import prompts_of
+from quire.frontend.http.openai.completions import GivenPrompts, prompts_of
 from quire.frontend.http.service import Endpoints, ModelService
-from quire.frontend.http.transport.bodies import NOT_EMPTY, Body, Refusals
+from quire.frontend.http.transport.bodies import Body, Refusals
 from quire.frontend.http.transport.responses import encoded, json_response
 from quire.frontend.http.transport.sse import cancelled_on_disconnect
 from quire.frontend.outputs import EmbeddingRequestOutput
@@ -48,7 +48,7 @@ class EmbeddingBody(PoolingBody, kw_only=True):
         "truncation_side": TRUNCATION,
     }
 
-    input: str | Annotated[list[str | int | list[int]], NOT_EMPTY]
+    input: GivenPrompts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     normalize: bool | None = None
@@ -88,7 +88,7 @@ class EmbeddingList(msgspec.Struct, kw_only=True):
 
 async def embed_all(
     service: ModelService,
-    prompts: list[str | list[int]],
+    prompts: Sequence[str | Sequence[int]],
     params: PoolingParams,
     body: PoolingBody,
     request: Request,
@@ -134,7 +134,8 @@ class EmbeddingsEndpoint(Endpoints):
         service = self._service
         body = await service.read(request, EmbeddingBody)
         params = PoolingParams(pooling_type=body.pooling_type, dimensions=body.dimensions, normalize=body.normalize)
-        outputs = await embed_all(service, prompts_of(body.input, "input"), params, body, request, body.prompt_name)
+        prompts = await prompts_of(body.input, "input")
+        outputs = await embed_all(service, prompts, params, body, request, body.prompt_name)
         usage = usage_of_prompts(outputs)
         data = [
             encoded(EmbeddingData(index=index, embedding=written(output, body.encoding_format)))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.frontend.http.openai.completions import prompts_of
+from quire.frontend.http.openai.completions import GivenPrompts, prompts_of
 from quire.frontend.http.openai.embeddings import (
     TRUNCATION,
     EmbeddingUsage,
@@ -18,12 +18,10 @@ from quire.frontend.http.openai.embeddings import (
     written,
 )
 from quire.frontend.http.service import Endpoints
-from quire.frontend.http.transport.bodies import NOT_EMPTY, Refusals
+from quire.frontend.http.transport.bodies import Refusals
 from quire.frontend.http.transport.responses import encoded, json_response, new_id
 from quire.frontend.turns import in_turns
 from quire.protocol.messages import PoolingParams
-
-_Input = str | Annotated[list[str | int | list[int]], NOT_EMPTY]
 
 
 class ClassifyBody(PoolingBody, kw_only=True):
@@ -35,7 +33,7 @@ class ClassifyBody(PoolingBody, kw_only=True):
         "truncation_side": TRUNCATION,
     }
 
-    input: _Input
+    input: GivenPrompts
     use_activation: bool | None = None
 
 
@@ -68,7 +66,7 @@ class PoolBody(PoolingBody, kw_only=True):
         "truncation_side": TRUNCATION,
     }
 
-    input: _Input
+    input: GivenPrompts
     task: Literal["embed", "classify"] | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
@@ -105,7 +103,7 @@ class PoolingEndpoints(Endpoints):
         service = self._service
         body = await service.read(request, ClassifyBody)
         params = PoolingParams(task="classify", use_activation=body.use_activation)
-        outputs = await embed_all(service, prompts_of(body.input, "input"), params, body, request)
+        outputs = await embed_all(service, await prompts_of(body.input, "input"), params, body, request)
         labels = service.llm.pooling_info.labels
         data = []
         async for index, output in in_turns(enumerate(outputs)):
@@ -132,7 +130,8 @@ class PoolingEndpoints(Endpoints):
             normalize=body.normalize,
             use_activation=body.use_activation,
         )
-        outputs = await embed_all(service, prompts_of(body.input, "input"), params, body, request, body.prompt_name)
+        prompts = await prompts_of(body.input, "input")
+        outputs = await embed_all(service, prompts, params, body, request, body.prompt_name)
         data = [
             encoded(PooledData(index=index, data=written(output, body.encoding_format)))
             async for index, output in in_turns(enumerate(outputs))

@@ -120,4 +120,4 @@ def test_more_texts_than_are_decoded_in_a_moment_are_too_many() -> None:
 )
 def test_the_first_prompt_of_another_type_is_named(prompt: Any, index: int) -> None:
     with pytest.raises(ApiError, match=rf"prompt\[{index}\] is of another type"):
-        prompts_of(prompt, "prompt")
+        asyncio.run(prompts_of(prompt, "prompt"))
