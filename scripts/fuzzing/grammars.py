@@ -71,7 +71,13 @@ class GrammarShapes:
         for _ in range(_FOLLOWED):
             if constraint.has_ended:
                 return
-            constraint.follow(random.choice(constraint.mask.token_ids))
+            try:
+                mask = constraint.mask
+            except RuntimeError:  # no token leads on from here, which ends a request with an error
+                if constraint.error is None:
+                    raise
+                return
+            constraint.follow(random.choice(mask.token_ids))
 
     def mutate(self, data: bytes, random: Random) -> bytes:
         """See Target."""
