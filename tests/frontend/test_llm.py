@@ -249,7 +249,7 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     ([5] * 2000, {"max_tokens": 100}, "max_tokens=100 with a prompt of 2000 tokens"),
     ("a", {"max_tokens": 0}, "max_tokens=0"),
     ("a", {"temperature": float("nan")}, "temperature=nan"),
-    ("a", {"top_p": 0.0}, "top_p=0.0"),
+    ("a", {"top_p": -0.1}, "top_p=-0.1"),
     ("a", {"logit_bias": {99_999_999: 1.0}}, "logit_bias"),
     ("a", {"temperature": "hot"}, "temperature='hot'"),
 ]

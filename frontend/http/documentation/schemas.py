@@ -50,7 +50,7 @@ DESCRIPTIONS: Mapping[str, str] = {
     "include_stop_str_in_output": "Keep the stop text in the answer.",
     # Sampling
     "temperature": "0 always takes the likeliest token; higher values vary more. Default: the model's own, or 1.",
-    "top_p": "Sample from the likeliest tokens whose probabilities add up to this.",
+    "top_p": "Sample from the likeliest tokens whose probabilities add up to this; 0: take the likeliest.",
     "top_k": "Sample from this many of the likeliest tokens; 0 or -1: from all.",
     "min_p": "Sample from tokens with at least this fraction of the likeliest token's probability.",
     "presence_penalty": "Subtracted from the logit of each token that the answer already has.",

@@ -75,7 +75,7 @@ COMPLETION_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"min_tokens": 9}, "min_tokens"),
     ({"temperature": -1}, "temperature"),
     ({"temperature": "hot"}, "temperature"),
-    ({"top_p": 0}, "top_p"),
+    ({"top_p": -0.1}, "top_p"),
     ({"top_p": 2}, "top_p"),
     ({"top_k": -5}, "top_k"),
     ({"min_p": 5}, "min_p"),
