@@ -28,7 +28,7 @@ from quire.frontend.engine_args import (
     reload_arguments,
     takes_engine_args,
 )
-from quire.frontend.errors import EngineDeadError
+from quire.frontend.errors import EngineDeadError, make_each
 from quire.frontend.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -343,18 +343,15 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         truncate_prompt_tokens: int | None = None,
         add_special_tokens: bool = True,
     ) -> list[Prompt]:
-        """Tokenize prompts as `generate` and `embed` do, which accept the result unchanged. Raises `ValueError`.
+        """Tokenize prompts as `generate` and `embed` do, which accept the result unchanged. Raises `RequestError`.
 
-        Prompts that are long in total are tokenized on another thread, while streams continue.
+        It names the index of the prompt if there are several. Prompts that are long in total are tokenized on another
+        thread, while streams continue.
         """
         make_one = functools.partial(
             self._engine.prompt, truncate_prompt_tokens=truncate_prompt_tokens, add_special_tokens=add_special_tokens
         )
-
-        def make() -> list[Prompt]:
-            return [make_one(prompt) for prompt in prompts]
-
-        return await self.run_long(make, prompts)
+        return await self.run_long(lambda: make_each(make_one, prompts), prompts)
 
     async def pooled_prompts(
         self,
@@ -364,14 +361,14 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         truncate_prompt_tokens: int | None = None,
         add_special_tokens: bool = True,
     ) -> list[Prompt]:
-        """Tokenize prompts as `embed` does, which accepts the result unchanged. Raises `ValueError`."""
+        """Tokenize prompts as `embed` does, which accepts the result unchanged. Raises the errors of `prompts`."""
         make_one = functools.partial(
             self._engine.pooled_texts.prompt,
             prompt_name=prompt_name,
             truncate_prompt_tokens=truncate_prompt_tokens,
             add_special_tokens=add_special_tokens,
         )
-        return await self.run_long(lambda: [make_one(prompt) for prompt in prompts], prompts)
+        return await self.run_long(lambda: make_each(make_one, prompts), prompts)
 
     async def pair_prompts(
         self,
@@ -381,7 +378,7 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         truncate_prompt_tokens: int | None = None,
         add_special_tokens: bool = True,
     ) -> list[Prompt]:
-        """Tokenize pairs of texts for a model that reads both; `classify` accepts the result. Raises `ValueError`."""
+        """Tokenize pairs of texts for a model that reads both, for `classify`. Raises the errors of `prompts`."""
         make_one = functools.partial(
             self._engine.pooled_texts.pair,
             instruction=instruction,
@@ -389,7 +386,7 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
             add_special_tokens=add_special_tokens,
         )
         return await self.run_long(
-            lambda: [make_one(*pair) for pair in pairs], [text for pair in pairs for text in pair]
+            lambda: make_each(lambda pair: make_one(*pair), pairs), [text for pair in pairs for text in pair]
         )
 
     @property

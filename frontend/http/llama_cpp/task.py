@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from quire.frontend.client.observer import TraceContext
 from quire.frontend.http.errors import errors_renamed, grammar_errors_at
-from quire.frontend.http.generation import Outputs, check_deadline, grown, merged
+from quire.frontend.http.generation import Outputs, check_deadline, check_lengths, grown, merged
 from quire.frontend.http.llama_cpp.body import GenerationBody
 from quire.frontend.http.llama_cpp.cutoff import Cutoff
 from quire.frontend.http.llama_cpp.sampling import FIELD_NAMES
@@ -110,6 +110,8 @@ class LlamaTask:
                         break  # closes the streams, which ends the requests of those that were cut off
 
     def _streams(self) -> list[Outputs]:
+        any_length = msgspec.structs.replace(self._params, max_tokens=None)
+        check_lengths(self._prompts, any_length, self._service.llm.max_model_len, "prompt")
         return [
             self._service.llm.generate(
                 prompt,
