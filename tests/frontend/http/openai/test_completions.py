@@ -95,6 +95,19 @@ def test_echo_returns_the_prompt_and_its_logprobs(openai: OpenAI) -> None:
     assert alone.usage.completion_tokens == 0
 
 
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_offsets_are_places_in_the_text(server: Server, as_ids: bool) -> None:
+    body = {"prompt": "a😀b", "max_tokens": 20, "logprobs": 0, "return_tokens_as_token_ids": as_ids}
+    answer = {**body, "structured_outputs": {"choice": ["c😀d"]}}
+    [choice] = server.request("/v1/completions", answer).json()["choices"]
+    assert choice["text"] == "c😀d"
+    offsets = choice["logprobs"]["text_offset"]
+    assert (offsets[0], set(offsets[1:-1]), offsets[-1]) == (0, {1}, 2)
+    [echo] = server.request("/v1/completions", {**answer, "echo": True}).json()["choices"]
+    assert echo["text"] == "a😀bc😀d"
+    assert echo["logprobs"]["text_offset"] == [0, 0, 1, 1, 1, 1, 2, *(3 + offset for offset in offsets)]
+
+
 @pytest.mark.parametrize("max_tokens", [0, 5])
 def test_a_stream_begins_with_the_echo(openai: OpenAI, max_tokens: int) -> None:
     prompts = [PROMPT, "The fox"]
