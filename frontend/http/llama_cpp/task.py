@@ -22,6 +22,7 @@ from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.responses import encoded, new_id
 from quire.frontend.http.transport.sse import event
 from quire.frontend.outputs import RequestOutput
+from quire.frontend.text.offsets import TextOffsets
 from quire.frontend.text.prompts import Prompt
 from quire.frontend.turns import in_turns
 from quire.protocol.messages import SamplingParams
@@ -54,6 +55,7 @@ class LlamaTask:
                 tokens,
                 Cutoff(body.n_indent, body.t_max_predict_ms),
                 body.n_probs or 0,
+                TextOffsets(service.tokenizer, prompts[index // params.n].token_ids),
                 leaves_out=body.num_predict == 0,
             )
             for index in range(len(prompts) * params.n)

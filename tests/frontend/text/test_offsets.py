@@ -53,6 +53,7 @@ def test_all_tokens_of_a_prompt_without_a_text_are_shown(tmp_path: Path) -> None
 def test_tokens_of_one_character_have_its_place_and_special_ones_have_no_width(tmp_path: Path) -> None:
     tokenizer = Tokenizer(write(tmp_path, "byte_level"))
     end = tokenizer.backend.token_to_id("<|end|>")
+    assert end is not None
     token_ids = [
         *tokenizer.encode("a😀", add_special_tokens=False),
         end,
