@@ -37,7 +37,7 @@ from quire.frontend.outputs import (
 from quire.frontend.pair_scores import pair_of, pair_params, pair_score, reads_pairs, similarity_params
 from quire.frontend.pooling_tasks import reward_params, task_of
 from quire.frontend.progress import progress_bar
-from quire.frontend.sampling import SamplingParams
+from quire.frontend.sampling import SamplingParams, answer_room
 from quire.frontend.similarity import num_pairs, score
 from quire.frontend.text.chat.tool_grammar import tool_at_fault
 from quire.frontend.text.chat.tools import check_tools
@@ -97,8 +97,20 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
         `ValueError`) names it by its index and nothing runs; if a request fails in the engine, the others are aborted
         and `RequestError` is raised too.
         """
-        made = self._prompts(prompts, truncate_prompt_tokens, add_special_tokens)
-        return self._run(made, sampling_params, use_tqdm, priority, cache_salt, timeout)
+        given = split_batch(prompts)
+        params = self._params(sampling_params, len(given))
+        max_model_len = self._engine.client.ready.max_model_len
+
+        def make(index: int) -> Prompt:
+            return self._engine.prompt(
+                given[index],
+                truncate_prompt_tokens=truncate_prompt_tokens,
+                add_special_tokens=add_special_tokens,
+                room=answer_room(params[index], max_model_len),
+            )
+
+        made = [at_index(index, make, index) for index in range(len(given))]
+        return self._run(made, params, use_tqdm, priority, cache_salt, timeout)
 
     @takes_vllm_arguments
     def beam_search(
@@ -286,7 +298,7 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
         use = check_tools(tools, tool_choice, parallel_tool_calls)
         single = not messages or isinstance(messages[0], Mapping)
         conversations = cast("Sequence[Sequence[Message]]", [messages] if single else messages)
-        given = _each(sampling_params, SamplingParams, self._engine.params, "sampling_params", len(conversations))
+        given = self._params(sampling_params, len(conversations))
 
         def convert(index: int) -> tuple[Prompt, SamplingParams]:
             return self._engine.chat_input(
@@ -360,13 +372,8 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
     def __exit__(self, *_error: object) -> None:
         self.close()
 
-    def _prompts(
-        self, prompts: PromptType | Sequence[PromptType], last: int | None, add_special_tokens: bool
-    ) -> list[Prompt]:
-        make = functools.partial(
-            self._engine.prompt, truncate_prompt_tokens=last, add_special_tokens=add_special_tokens
-        )
-        return [at_index(index, make, prompt) for index, prompt in enumerate(split_batch(prompts))]
+    def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        return _each(given, SamplingParams, self._engine.params, "sampling_params", count)
 
     def _pooled_prompts(
         self, prompts: PromptType | Sequence[PromptType], first_index: int = 0, **options: Any
@@ -387,15 +394,14 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
     def _run(
         self,
         prompts: list[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None,
+        params: list[SamplingParams],
         use_tqdm: ProgressBar,
         priority: int | Sequence[int] | None,
         cache_salt: str,
         timeout: float | None,
     ) -> list[RequestOutput]:
-        each = _each(params, SamplingParams, self._engine.params, "sampling_params", len(prompts))
         options = _options(priority, cache_salt, timeout, len(prompts))
-        requests = self._complete(self._engine.request, prompts, each, options, use_tqdm)
+        requests = self._complete(self._engine.request, prompts, params, options, use_tqdm)
         return [request.output() for request in requests]
 
     def _complete(

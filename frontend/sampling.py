@@ -13,7 +13,9 @@ from quire.frontend.structured_outputs import check_structured_outputs, plain_st
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.protocol.messages import LOGIT_BIAS, MAX_SEED, SAMPLING_LENGTHS, SAMPLING_RANGES, SamplingParams
 
-__all__ = ["SamplingParams", "SeedSource", "check_length", "engine_params", "ranks", "validate"]
+__all__ = ["SamplingParams", "SeedSource", "answer_room", "check_length", "engine_params", "ranks", "validate"]
+
+_UNLIMITED_ANSWER = 4  # the part of the context that is kept free for one: a quarter
 
 _TYPES: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(SamplingParams)}
 
@@ -70,6 +72,13 @@ def check_length(
                 f"lower {name} to {room} or less",
                 code=CONTEXT_LENGTH_EXCEEDED,
             )
+
+
+def answer_room(params: SamplingParams, max_model_len: int) -> int:
+    """Return the tokens of the context that an answer may need: a part of it if they have no limit."""
+    if params.max_tokens is not None:
+        return params.max_tokens
+    return max(1, params.min_tokens, max_model_len // _UNLIMITED_ANSWER)
 
 
 class SeedSource:

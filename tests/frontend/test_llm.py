@@ -207,6 +207,17 @@ def test_a_prompt_can_be_truncated_and_go_without_special_tokens(llm: LLM) -> No
     assert [output.prompt_token_ids for output in outputs] == [ids[-2:], [5, 5]]
     [cut] = llm.generate([5] * 5000, greedy(max_tokens=1), truncate_prompt_tokens=-1)
     assert len(cut.prompt_token_ids) == llm._engine.client.ready.max_model_len - 1
+    context = llm._engine.client.ready.max_model_len
+    limits = [SamplingParams(max_tokens=each) for each in (40, 1, context - 1)]
+    limits.append(SamplingParams(max_tokens=None, stop_token_ids=[*range(2048)]))
+    rooms = llm.generate([[5] * 5000] * 4, limits, truncate_prompt_tokens=-1)
+    assert [context - len(output.prompt_token_ids) for output in rooms] == [40, 1, context - 1, context // 4]
+    assert len(rooms[0].outputs[0].token_ids) <= 40
+    conversation = [{"role": "user", "content": "a fox " * 3000}]
+    [talk] = llm.chat(conversation, greedy(max_tokens=9), truncate_prompt_tokens=-1)
+    assert len(talk.prompt_token_ids) == context - 9
+    with pytest.raises(RequestError, match=f"max_tokens={context} with a prompt of 1 tokens is too many"):
+        llm.generate([5] * 5000, greedy(max_tokens=context), truncate_prompt_tokens=-1)
     [vector] = llm.embed(PROMPTS[0], truncate_prompt_tokens=2)
     assert vector.outputs == llm.embed([ids[-2:]])[0].outputs
     messages = [{"role": "user", "content": PROMPTS[0]}]

@@ -103,7 +103,8 @@ DESCRIPTIONS: Mapping[str, str] = {
     "documents": "The texts to rank, or another name of text_2; in a chat, passed to the chat template.",
     "add_special_tokens": "Begin the prompt with the tokenizer's special tokens. Default: true, but false for a chat, "
     "whose template writes them.",
-    "truncate_prompt_tokens": "Keep only the last tokens of the prompt, this many; -1: as many as the context holds.",
+    "truncate_prompt_tokens": "Keep only the last tokens of the prompt, this many; -1: as many as leave "
+    "room in the context for the answer, a quarter of it if that has no limit.",
     "prediction": "Text that much of the answer will probably repeat, so that it comes sooner. It changes no token.",
     # Scheduling
     "priority": "Lower values go first where the engine's scheduling policy uses it.",

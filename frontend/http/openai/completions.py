@@ -201,7 +201,7 @@ class CompletionTask:
         body, llm = self._body, self._service.llm
         special = body.add_special_tokens is not False
         with errors_at("prompt"):
-            prompts = await self._service.prepared(self._prompts, body.truncate_prompt_tokens, special)
+            prompts = await self._service.prepared(self._prompts, self._params, body.truncate_prompt_tokens, special)
         check_lengths(prompts, self._params, llm.max_model_len, "prompt")
         return [
             llm.generate(

@@ -169,6 +169,15 @@ def test_vllm_fields_work(server: Server) -> None:
     assert len(choice["token_ids"]) == 3
     assert choice["prompt_logprobs"][0] is None
     assert str(tokens[1]) in choice["prompt_logprobs"][1]
+    long = {"max_tokens": 7, "truncate_prompt_tokens": -1}
+    for path, given in (
+        ("/v1/completions", {"prompt": "a fox " * 3000}),
+        ("/v1/completions", {"prompt": ["a fox " * 3000, [5] * 3000]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a fox " * 3000}]}),
+    ):
+        usage = server.request(path, {**given, **long, "ignore_eos": True}).json()["usage"]
+        count = len(given["prompt"]) if isinstance(given.get("prompt"), list) else 1
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == ((2048 - 7) * count, 7 * count), path
     cut = server.request("/v1/completions", {**body, "truncate_prompt_tokens": 2}).json()["choices"][0]
     assert cut["prompt_token_ids"] == tokens[-2:]
     bare = server.request("/v1/completions", {**body, "add_special_tokens": False}).json()["choices"][0]
