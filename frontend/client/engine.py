@@ -59,7 +59,7 @@ class TemplateOptions(TypedDict, total=False):
 
     `chat_template`: replaces the model's. `add_generation_prompt`: begin the answer, the default.
     `continue_final_message`: continue the last message instead. `chat_template_kwargs`: further variables of the
-    template. `add_special_tokens`: add the tokenizer's, beyond those that the template writes.
+    template. `add_special_tokens`: add the tokenizer's, beyond those that the template writes; there is one bos.
     """
 
     chat_template: str | None
@@ -234,8 +234,8 @@ class ConnectedEngine:
     ) -> Prompt:
         """Render a conversation as a prompt with the chat template. Raises `RequestError`, or `ChatTemplateError`.
 
-        The template writes special tokens itself; `add_special_tokens` adds the tokenizer's as well. `must_fit`: the
-        prompt will not be truncated, see `encode_within`.
+        The template writes special tokens itself; `add_special_tokens` adds those of the tokenizer, but no second bos.
+        `must_fit`: the prompt will not be truncated, see `encode_within`.
         """
         _check_variables(chat_template_kwargs or {})
         tokenizer = self.require_tokenizer()

@@ -221,12 +221,14 @@ def test_a_prompt_can_be_truncated_and_go_without_special_tokens(llm: LLM) -> No
     [vector] = llm.embed(PROMPTS[0], truncate_prompt_tokens=2)
     assert vector.outputs == llm.embed([ids[-2:]])[0].outputs
     messages = [{"role": "user", "content": PROMPTS[0]}]
-    [whole], [last], [doubled] = (
+    [whole], [last], [with_special] = (
         llm.chat(messages, greedy(max_tokens=1), **options)
         for options in ({}, {"truncate_prompt_tokens": 3}, {"add_special_tokens": True})
     )
     assert last.prompt_token_ids == whole.prompt_token_ids[-3:]
-    assert doubled.prompt_token_ids == [ids[0], *whole.prompt_token_ids]
+    assert with_special.prompt_token_ids == whole.prompt_token_ids  # the template writes bos
+    [rendered] = llm.generate(whole.prompt or "", greedy(max_tokens=1))
+    assert rendered.prompt_token_ids == whole.prompt_token_ids
     for last_tokens in (0, -2, 1.5, "2"):
         with pytest.raises(RequestError, match=r"prompt 0: truncate_prompt_tokens=.* leaves no tokens; give 1 or more"):
             llm.generate("a", truncate_prompt_tokens=last_tokens)  # type: ignore[arg-type]
