@@ -37,7 +37,7 @@ from quire.frontend.outputs import (
 from quire.frontend.pair_scores import pair_of, pair_params, pair_score, reads_pairs, similarity_params
 from quire.frontend.pooling_tasks import reward_params, task_of
 from quire.frontend.progress import progress_bar
-from quire.frontend.sampling import SamplingParams, answer_room
+from quire.frontend.sampling import SamplingParams, answer_room, fitted
 from quire.frontend.similarity import num_pairs, score
 from quire.frontend.text.chat.tool_grammar import tool_at_fault
 from quire.frontend.text.chat.tools import check_tools
@@ -93,9 +93,10 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
         `sampling_params` and `priority`: one for all, or one for each prompt. `use_tqdm`: show a progress bar if there
         are several prompts and a terminal; the class of a bar, which vLLM takes, counts as True.
         `truncate_prompt_tokens`, `add_special_tokens`, `priority`, `cache_salt` and `timeout` (seconds, for each
-        prompt) are those of `AsyncLLM.generate`. If a prompt or its parameters are invalid, `RequestError` (a
-        `ValueError`) names it by its index and nothing runs; if a request fails in the engine, the others are aborted
-        and `RequestError` is raised too.
+        prompt) are those of `AsyncLLM.generate`. An answer with a `max_tokens` beyond the context ends where that is
+        full, with finish reason "length". If a prompt or its parameters are invalid, `RequestError` (a `ValueError`)
+        names it by its index and nothing runs; if a request fails in the engine, the others are aborted and
+        `RequestError` is raised too.
         """
         given = split_batch(prompts)
         params = self._params(sampling_params, len(given))
@@ -401,6 +402,9 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
         timeout: float | None,
     ) -> list[RequestOutput]:
         options = _options(priority, cache_salt, timeout, len(prompts))
+        max_model_len = self._engine.client.ready.max_model_len
+        lengths = (len(prompt.token_ids) for prompt in prompts)
+        params = [fitted(each, length, max_model_len) for each, length in zip(params, lengths, strict=True)]
         requests = self._complete(self._engine.request, prompts, params, options, use_tqdm)
         return [request.output() for request in requests]
 

@@ -22,6 +22,7 @@ from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.responses import encoded, new_id
 from quire.frontend.http.transport.sse import event
 from quire.frontend.outputs import RequestOutput
+from quire.frontend.sampling import fitted
 from quire.frontend.text.offsets import TextOffsets
 from quire.frontend.text.prompts import Prompt
 from quire.frontend.turns import in_turns
@@ -117,20 +118,13 @@ class LlamaTask:
         return [
             self._service.llm.generate(
                 prompt,
-                self._fitted(prompt),
+                fitted(self._params, len(prompt.token_ids), self._service.llm.max_model_len),
                 output_kind="delta",
                 **self._terms,
                 trace=self._trace,
             )
             for prompt in self._prompts
         ]
-
-    def _fitted(self, prompt: Prompt) -> SamplingParams:
-        """Return the parameters without a limit beyond the context, which ends an answer there anyway."""
-        params, room = self._params, self._service.llm.max_model_len - len(prompt.token_ids)
-        if params.max_tokens is None or not 0 < room < params.max_tokens:
-            return params
-        return msgspec.structs.replace(params, max_tokens=None)
 
     async def _text(self, index: int, outputs: Mapping[int, RequestOutput]) -> str | None:
         """Return the prompt of a completion as text, None for all but the first of a prompt, which would repeat it."""
