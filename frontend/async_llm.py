@@ -28,7 +28,7 @@ from quire.frontend.engine_args import (
     reload_arguments,
     takes_engine_args,
 )
-from quire.frontend.errors import EngineDeadError
+from quire.frontend.errors import EngineDeadError, make_each
 from quire.frontend.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -40,7 +40,7 @@ from quire.frontend.outputs import (
 )
 from quire.frontend.pooling_tasks import task_of
 from quire.frontend.request_params import output_kind_of
-from quire.frontend.sampling import SamplingParams, ranks
+from quire.frontend.sampling import SamplingParams, answer_room, ranks
 from quire.frontend.text.chat.renderer import MAX_PROCESSES
 from quire.frontend.text.chat.tool_grammar import tool_at_fault
 from quire.frontend.text.chat.tools import ToolUse, check_tools
@@ -104,7 +104,8 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         stops iterating, is cancelled or is collected, the request is aborted. Iterating raises `RequestError` (a
         `ValueError`) for invalid input or a request that fails, and `EngineDeadError` if the engine dies.
 
-        `truncate_prompt_tokens`: keep only the last N tokens of the prompt, -1 for as many as the context can hold.
+        `truncate_prompt_tokens`: keep only the last N tokens of the prompt, -1 for as many as the context can hold
+        beside `max_tokens`, or beside a quarter of it if the answer has no limit.
         `add_special_tokens`: put the tokenizer's special tokens around a text.
 
         `priority`: lower runs first, under the policy `priority`. `cache_salt`: share KV pages only with requests of
@@ -115,7 +116,10 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
 
         async def make(params: SamplingParams) -> tuple[Prompt, SamplingParams]:
             (made,) = await self.prompts(
-                [prompt], truncate_prompt_tokens=truncate_prompt_tokens, add_special_tokens=add_special_tokens
+                [prompt],
+                truncate_prompt_tokens=truncate_prompt_tokens,
+                add_special_tokens=add_special_tokens,
+                room=answer_room(params, self.max_model_len),
             )
             return made, params
 
@@ -342,19 +346,21 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         *,
         truncate_prompt_tokens: int | None = None,
         add_special_tokens: bool = True,
+        room: int = 1,
     ) -> list[Prompt]:
-        """Tokenize prompts as `generate` and `embed` do, which accept the result unchanged. Raises `ValueError`.
+        """Tokenize prompts as `generate` and `embed` do, which accept the result unchanged. Raises `RequestError`.
 
-        Prompts that are long in total are tokenized on another thread, while streams continue.
+        It names the index of the prompt if there are several. `room`: tokens of the context that are left to an answer
+        where `truncate_prompt_tokens` is -1. Prompts that are long in total are tokenized on another
+        thread, while streams continue.
         """
         make_one = functools.partial(
-            self._engine.prompt, truncate_prompt_tokens=truncate_prompt_tokens, add_special_tokens=add_special_tokens
+            self._engine.prompt,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            add_special_tokens=add_special_tokens,
+            room=room,
         )
-
-        def make() -> list[Prompt]:
-            return [make_one(prompt) for prompt in prompts]
-
-        return await self.run_long(make, prompts)
+        return await self.run_long(lambda: make_each(make_one, prompts), prompts)
 
     async def pooled_prompts(
         self,
@@ -364,14 +370,14 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         truncate_prompt_tokens: int | None = None,
         add_special_tokens: bool = True,
     ) -> list[Prompt]:
-        """Tokenize prompts as `embed` does, which accepts the result unchanged. Raises `ValueError`."""
+        """Tokenize prompts as `embed` does, which accepts the result unchanged. Raises the errors of `prompts`."""
         make_one = functools.partial(
             self._engine.pooled_texts.prompt,
             prompt_name=prompt_name,
             truncate_prompt_tokens=truncate_prompt_tokens,
             add_special_tokens=add_special_tokens,
         )
-        return await self.run_long(lambda: [make_one(prompt) for prompt in prompts], prompts)
+        return await self.run_long(lambda: make_each(make_one, prompts), prompts)
 
     async def pair_prompts(
         self,
@@ -381,7 +387,7 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         truncate_prompt_tokens: int | None = None,
         add_special_tokens: bool = True,
     ) -> list[Prompt]:
-        """Tokenize pairs of texts for a model that reads both; `classify` accepts the result. Raises `ValueError`."""
+        """Tokenize pairs of texts for a model that reads both, for `classify`. Raises the errors of `prompts`."""
         make_one = functools.partial(
             self._engine.pooled_texts.pair,
             instruction=instruction,
@@ -389,7 +395,7 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
             add_special_tokens=add_special_tokens,
         )
         return await self.run_long(
-            lambda: [make_one(*pair) for pair in pairs], [text for pair in pairs for text in pair]
+            lambda: make_each(lambda pair: make_one(*pair), pairs), [text for pair in pairs for text in pair]
         )
 
     @property

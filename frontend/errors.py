@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
 from quire.protocol.messages import ErrorKind
+
+T = TypeVar("T")
+V = TypeVar("V")
 
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 
@@ -10,16 +16,33 @@ CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 class RequestError(ValueError):
     """A request that cannot be served: invalid input, or rejected by the engine.
 
-    `index` is its place in the batch; `kind` is the class of the error; `code` is OpenAI's error code, if any.
+    `reason` is the message without the `index`, its place in the batch; `kind` is the class of the error; `code` is
+    OpenAI's error code, if any.
     """
 
     def __init__(
         self, message: str, index: int | None = None, kind: ErrorKind = ErrorKind.INVALID, code: str | None = None
     ) -> None:
         super().__init__(message if index is None else f"prompt {index}: {message}")
+        self.reason = message
         self.index = index
         self.kind = kind
         self.code = code
+
+
+def at_index(index: int, make: Callable[[V], T], given: V) -> T:
+    """Return `make(given)`; its `ValueError` becomes a `RequestError` that names the prompt by its index."""
+    try:
+        return make(given)
+    except ValueError as error:
+        raise RequestError(str(error), index, code=getattr(error, "code", None)) from None
+
+
+def make_each(make: Callable[[V], T], given: Sequence[V]) -> list[T]:
+    """Return `make` of each that is given; if there are several, an error names its index."""
+    if len(given) == 1:
+        return [make(given[0])]
+    return [at_index(index, make, each) for index, each in enumerate(given)]
 
 
 class RequestTimeoutError(RequestError):

@@ -24,7 +24,7 @@ from quire.frontend.engine_args import (
     reload_arguments,
     takes_engine_args,
 )
-from quire.frontend.errors import EngineDeadError, RequestError
+from quire.frontend.errors import EngineDeadError, RequestError, at_index
 from quire.frontend.metrics.reader import Metric, read_metrics
 from quire.frontend.metrics.requests import RequestMeter
 from quire.frontend.outputs import (
@@ -37,7 +37,7 @@ from quire.frontend.outputs import (
 from quire.frontend.pair_scores import pair_of, pair_params, pair_score, reads_pairs, similarity_params
 from quire.frontend.pooling_tasks import reward_params, task_of
 from quire.frontend.progress import progress_bar
-from quire.frontend.sampling import SamplingParams
+from quire.frontend.sampling import SamplingParams, answer_room, fitted
 from quire.frontend.similarity import num_pairs, score
 from quire.frontend.text.chat.tool_grammar import tool_at_fault
 from quire.frontend.text.chat.tools import check_tools
@@ -93,12 +93,25 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
         `sampling_params` and `priority`: one for all, or one for each prompt. `use_tqdm`: show a progress bar if there
         are several prompts and a terminal; the class of a bar, which vLLM takes, counts as True.
         `truncate_prompt_tokens`, `add_special_tokens`, `priority`, `cache_salt` and `timeout` (seconds, for each
-        prompt) are those of `AsyncLLM.generate`. If a prompt or its parameters are invalid, `RequestError` (a
-        `ValueError`) names it by its index and nothing runs; if a request fails in the engine, the others are aborted
-        and `RequestError` is raised too.
+        prompt) are those of `AsyncLLM.generate`. An answer with a `max_tokens` beyond the context ends where that is
+        full, with finish reason "length". If a prompt or its parameters are invalid, `RequestError` (a `ValueError`)
+        names it by its index and nothing runs; if a request fails in the engine, the others are aborted and
+        `RequestError` is raised too.
         """
-        made = self._prompts(prompts, truncate_prompt_tokens, add_special_tokens)
-        return self._run(made, sampling_params, use_tqdm, priority, cache_salt, timeout)
+        given = split_batch(prompts)
+        params = self._params(sampling_params, len(given))
+        max_model_len = self._engine.client.ready.max_model_len
+
+        def make(index: int) -> Prompt:
+            return self._engine.prompt(
+                given[index],
+                truncate_prompt_tokens=truncate_prompt_tokens,
+                add_special_tokens=add_special_tokens,
+                room=answer_room(params[index], max_model_len),
+            )
+
+        made = [at_index(index, make, index) for index in range(len(given))]
+        return self._run(made, params, use_tqdm, priority, cache_salt, timeout)
 
     @takes_vllm_arguments
     def beam_search(
@@ -245,7 +258,7 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
             def make(index: int) -> Prompt:
                 return texts.pair(*pair_of(first, second, index), instruction=instruction, **shape)
 
-            made = [_named(index, make, index) for index in range(count)]
+            made = [at_index(index, make, index) for index in range(count)]
             params = pair_params(pooling_params)
             requests = self._pool(made, params, _options(priority, cache_salt, timeout, count), use_tqdm)
             return [pair_score(request.output()) for request in requests]
@@ -286,14 +299,14 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
         use = check_tools(tools, tool_choice, parallel_tool_calls)
         single = not messages or isinstance(messages[0], Mapping)
         conversations = cast("Sequence[Sequence[Message]]", [messages] if single else messages)
-        given = _each(sampling_params, SamplingParams, self._engine.params, "sampling_params", len(conversations))
+        given = self._params(sampling_params, len(conversations))
 
         def convert(index: int) -> tuple[Prompt, SamplingParams]:
             return self._engine.chat_input(
                 conversations[index], given[index], use, truncate_prompt_tokens=truncate_prompt_tokens, **template
             )
 
-        inputs = [_named(index, convert, index) for index in range(len(conversations))]
+        inputs = [at_index(index, convert, index) for index in range(len(conversations))]
         prompts, params = [prompt for prompt, _ in inputs], [params for _, params in inputs]
         try:
             return self._run(prompts, params, use_tqdm, priority, cache_salt, timeout)
@@ -360,19 +373,14 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
     def __exit__(self, *_error: object) -> None:
         self.close()
 
-    def _prompts(
-        self, prompts: PromptType | Sequence[PromptType], last: int | None, add_special_tokens: bool
-    ) -> list[Prompt]:
-        make = functools.partial(
-            self._engine.prompt, truncate_prompt_tokens=last, add_special_tokens=add_special_tokens
-        )
-        return [_named(index, make, prompt) for index, prompt in enumerate(split_batch(prompts))]
+    def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        return _each(given, SamplingParams, self._engine.params, "sampling_params", count)
 
     def _pooled_prompts(
         self, prompts: PromptType | Sequence[PromptType], first_index: int = 0, **options: Any
     ) -> list[Prompt]:
         make = functools.partial(self._engine.pooled_texts.prompt, **options)
-        return [_named(index, make, prompt) for index, prompt in enumerate(split_batch(prompts), first_index)]
+        return [at_index(index, make, prompt) for index, prompt in enumerate(split_batch(prompts), first_index)]
 
     def _pool(
         self,
@@ -387,15 +395,17 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
     def _run(
         self,
         prompts: list[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None,
+        params: list[SamplingParams],
         use_tqdm: ProgressBar,
         priority: int | Sequence[int] | None,
         cache_salt: str,
         timeout: float | None,
     ) -> list[RequestOutput]:
-        each = _each(params, SamplingParams, self._engine.params, "sampling_params", len(prompts))
         options = _options(priority, cache_salt, timeout, len(prompts))
-        requests = self._complete(self._engine.request, prompts, each, options, use_tqdm)
+        max_model_len = self._engine.client.ready.max_model_len
+        lengths = (len(prompt.token_ids) for prompt in prompts)
+        params = [fitted(each, length, max_model_len) for each, length in zip(params, lengths, strict=True)]
+        requests = self._complete(self._engine.request, prompts, params, options, use_tqdm)
         return [request.output() for request in requests]
 
     def _complete(
@@ -411,7 +421,7 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
         def request(index: int) -> R:
             return make(str(next(self._request_ids)), prompts[index], params[index], options[index])
 
-        requests = [_named(index, request, index) for index in range(len(prompts))]
+        requests = [at_index(index, request, index) for index in range(len(prompts))]
         with self._lock:
             try:
                 self._wait_for(requests, use_tqdm)
@@ -448,7 +458,7 @@ def _each(
         raise TypeError(f"{name} is a {type(params).__name__}; give a {kind.__name__}, or one for each prompt")
     if len(params) != count:
         raise ValueError(f"there are {len(params)} {name} for {count} prompts; give one, or one for each prompt")
-    return [_named(index, check, each) for index, each in enumerate(params)]
+    return [at_index(index, check, each) for index, each in enumerate(params)]
 
 
 def _for_task(
@@ -476,11 +486,3 @@ def _of_prompt(error: Exception, index: int) -> RequestError:
     if isinstance(error, RequestError):
         return type(error)(str(error), index, error.kind, error.code)
     return RequestError(str(error), index, ErrorKind.FAILED)
-
-
-def _named(index: int, make: Callable[[Any], T], given: Any) -> T:
-    """Return `make(given)`; its `ValueError` becomes a `RequestError` that names the prompt by its index."""
-    try:
-        return make(given)
-    except ValueError as error:
-        raise RequestError(str(error), index, code=getattr(error, "code", None)) from None

@@ -17,6 +17,7 @@ from quire.frontend.engine_args import EngineArgs, MadeFromEngineArgs, takes_eng
 from quire.frontend.errors import RequestError
 from quire.frontend.outputs import PoolingRequestOutput, RequestOutput, RequestOutputKind
 from quire.frontend.request_params import output_kind_of
+from quire.frontend.sampling import fitted
 from quire.frontend.text.prompts import PromptType
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.frontend.vllm_fields import takes_vllm_arguments
@@ -70,7 +71,9 @@ class LLMEngine(MadeFromEngineArgs):
         else:
             kind = output_kind_of(params)
             checked = self._engine.params(params)
-            request = self._engine.request(request_id, self._engine.prompt(prompt), checked, options, arrived)
+            made = self._engine.prompt(prompt)
+            fitting = fitted(checked, len(made.token_ids), self._engine.client.ready.max_model_len)
+            request = self._engine.request(request_id, made, fitting, options, arrived)
         self._table.submit(request)
         self._kinds[request] = kind
         self._by_id[request_id] = request

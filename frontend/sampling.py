@@ -13,7 +13,18 @@ from quire.frontend.structured_outputs import check_structured_outputs, plain_st
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.protocol.messages import LOGIT_BIAS, MAX_SEED, SAMPLING_LENGTHS, SAMPLING_RANGES, SamplingParams
 
-__all__ = ["SamplingParams", "SeedSource", "check_length", "engine_params", "ranks", "validate"]
+__all__ = [
+    "SamplingParams",
+    "SeedSource",
+    "answer_room",
+    "check_length",
+    "engine_params",
+    "fitted",
+    "ranks",
+    "validate",
+]
+
+_UNLIMITED_ANSWER = 4  # the part of the context that is kept free for one: a quarter
 
 _TYPES: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(SamplingParams)}
 
@@ -70,6 +81,21 @@ def check_length(
                 f"lower {name} to {room} or less",
                 code=CONTEXT_LENGTH_EXCEEDED,
             )
+
+
+def answer_room(params: SamplingParams, max_model_len: int) -> int:
+    """Return the tokens of the context that an answer may need: a part of it without a limit that is below it."""
+    if params.max_tokens is not None and params.max_tokens < max_model_len:
+        return params.max_tokens
+    return max(1, min(params.min_tokens, max_model_len - 1), max_model_len // _UNLIMITED_ANSWER)
+
+
+def fitted(params: SamplingParams, num_prompt_tokens: int, max_model_len: int) -> SamplingParams:
+    """Return the parameters without a `max_tokens` beyond the context, which ends an answer there anyway."""
+    room = max_model_len - num_prompt_tokens
+    if room < 1 or params.max_tokens is None or params.max_tokens <= room:
+        return params
+    return msgspec.structs.replace(params, max_tokens=None, min_tokens=min(params.min_tokens, room))
 
 
 class SeedSource:

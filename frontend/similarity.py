@@ -27,6 +27,10 @@ def _dot(left: Sequence[float], right: Sequence[float]) -> float:
     return float(sum(map(mul, left, right)))
 
 
+def _cosine(left: Sequence[float], right: Sequence[float]) -> float:
+    return max(-1.0, min(_dot(left, right), 1.0))  # vectors are of length 1 only to the precision of f32
+
+
 def _negative_distance(left: Sequence[float], right: Sequence[float]) -> float:
     return -math.sqrt(sum(value * value for value in map(sub, left, right)))
 
@@ -36,7 +40,7 @@ def _negative_manhattan(left: Sequence[float], right: Sequence[float]) -> float:
 
 
 SIMILARITIES: dict[str, Callable[[Sequence[float], Sequence[float]], float]] = {
-    "cosine": _dot,
+    "cosine": _cosine,
     "dot": _dot,
     "euclidean": _negative_distance,
     "manhattan": _negative_manhattan,

@@ -132,7 +132,7 @@ class SamplingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, fo
         frequency_penalty: Subtracted from the logit of a token for each time it occurred.
         repetition_penalty: Above 1: tokens of the prompt and the answer become less likely.
         temperature: 0: always the likeliest token; higher: more varied.
-        top_p: Sample among the likeliest tokens with this total probability; 1: all.
+        top_p: Sample among the likeliest tokens with this total probability; 0: the likeliest; 1: all.
         top_k: Sample among this many of the likeliest tokens; 0 or -1: all.
         min_p: Sample among tokens of at least P times the likeliest's probability.
         seed: The same seed gives the same answer. Default: a fresh one.
@@ -154,7 +154,7 @@ class SamplingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, fo
     frequency_penalty: Annotated[float, Option("X", _PENALTY)] = 0.0
     repetition_penalty: Annotated[float, Option("X", Range(0.0, F32_MAX, closed=False))] = 1.0
     temperature: Annotated[float, Option("X", Range(0.0, F32_MAX))] = 1.0
-    top_p: Annotated[float, Option("P", Range(0.0, 1.0, closed=False))] = 1.0
+    top_p: Annotated[float, Option("P", Range(0.0, 1.0))] = 1.0
     top_k: Annotated[int, Option("N", Range(-1, MAX_INT64))] = 0
     min_p: Annotated[float, Option("P", Range(0.0, 1.0))] = 0.0
     seed: Annotated[int | None, Option("N", Range(0, MAX_SEED))] = None

@@ -3,7 +3,7 @@
     .venv/bin/python scripts/generate_sampling_ranges.py > kernels/native/sampling/sampling_ranges.h
 
 `logprobs` and `prompt_logprobs` are not among them, since a beam search asks the sampler for more than users may, and
-every seed is valid there.
+every seed is valid there. A `top_p` of 0 does not reach the sampler, which gets a temperature of 0 instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ NAMES = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "min_tokens",
 )  # fmt: skip
-RANGES = {name: SAMPLING_RANGES[name] for name in NAMES} | {"logit_bias": LOGIT_BIAS}
+RANGES = {name: SAMPLING_RANGES[name] for name in NAMES} | {
+    "top_p": SAMPLING_RANGES["top_p"]._replace(closed=False),
+    "logit_bias": LOGIT_BIAS,
+}
 
 
 _HEADER = """\

@@ -10,6 +10,7 @@ from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import EngineCoreOutput, EngineCoreRequest, EventType, TokenLogprobs
 
 _INT32_MAX = 2**31 - 1
+_LEAST_TOP_P = 1e-9  # below it only the likeliest token is left, which has at least its share of the vocabulary
 
 
 class SingleSequence(Decoding):
@@ -97,10 +98,11 @@ def open_sequence(
 def sampling_config(request: Request) -> SamplingConfig:
     """Return the native sampling configuration; eos tokens are among those that stop."""
     sampling = request.sampling
+    is_greedy = sampling.top_p < _LEAST_TOP_P
     return SamplingConfig(
-        temperature=sampling.temperature,
+        temperature=0.0 if is_greedy else sampling.temperature,
         top_k=min(sampling.top_k, _INT32_MAX),
-        top_p=sampling.top_p,
+        top_p=1.0 if is_greedy else sampling.top_p,
         min_p=sampling.min_p,
         repetition_penalty=sampling.repetition_penalty,
         presence_penalty=sampling.presence_penalty,

@@ -23,7 +23,7 @@ from quire.frontend.client.supervisor import Supervisor
 from quire.frontend.engine_args import EngineArgs
 from quire.frontend.errors import RequestError
 from quire.frontend.outputs import RequestOutput
-from quire.frontend.sampling import SamplingParams, SeedSource, check_length, engine_params, validate
+from quire.frontend.sampling import SamplingParams, SeedSource, answer_room, check_length, engine_params, validate
 from quire.frontend.text.chat import harmony
 from quire.frontend.text.chat.answer_format import AnswerFormat
 from quire.frontend.text.chat.assistant import AssistantMessage, parse_answer
@@ -59,7 +59,7 @@ class TemplateOptions(TypedDict, total=False):
 
     `chat_template`: replaces the model's. `add_generation_prompt`: begin the answer, the default.
     `continue_final_message`: continue the last message instead. `chat_template_kwargs`: further variables of the
-    template. `add_special_tokens`: add the tokenizer's, beyond those that the template writes.
+    template. `add_special_tokens`: add the tokenizer's, beyond those that the template writes; there is one bos.
     """
 
     chat_template: str | None
@@ -143,7 +143,12 @@ class ConnectedEngine:
         return validate(SamplingParams() if params is None else params, vocab_size=self.client.ready.vocab_size)
 
     def prompt(
-        self, prompt: PromptType, *, truncate_prompt_tokens: int | None = None, add_special_tokens: bool = True
+        self,
+        prompt: PromptType,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        add_special_tokens: bool = True,
+        room: int = 1,
     ) -> Prompt:
         """Check and tokenize a prompt, and truncate it to its last tokens. Raises `RequestError`."""
         ready = self.client.ready
@@ -155,11 +160,7 @@ class ConnectedEngine:
             add_special_tokens=add_special_tokens,
             must_fit=truncate_prompt_tokens is None,
         )
-        return self.truncate(made, truncate_prompt_tokens)
-
-    def truncate(self, prompt: Prompt, last: int | None) -> Prompt:
-        """Return the `last` tokens of a prompt, -1 for as many as fit, None for all. Raises `RequestError`."""
-        return truncate(prompt, last, self.client.ready.max_model_len)
+        return truncate(made, truncate_prompt_tokens, ready.max_model_len, room)
 
     def request(
         self,
@@ -233,8 +234,8 @@ class ConnectedEngine:
     ) -> Prompt:
         """Render a conversation as a prompt with the chat template. Raises `RequestError`, or `ChatTemplateError`.
 
-        The template writes special tokens itself; `add_special_tokens` adds the tokenizer's as well. `must_fit`: the
-        prompt will not be truncated, see `encode_within`.
+        The template writes special tokens itself; `add_special_tokens` adds those of the tokenizer, but no second bos.
+        `must_fit`: the prompt will not be truncated, see `encode_within`.
         """
         _check_variables(chat_template_kwargs or {})
         tokenizer = self.require_tokenizer()
@@ -306,7 +307,8 @@ class ConnectedEngine:
             **template,
         )
         answer = self.params(self.answer_format.params(params, prompt.text or "", tools))
-        return self.truncate(prompt, truncate_prompt_tokens), answer
+        max_model_len = self.client.ready.max_model_len
+        return truncate(prompt, truncate_prompt_tokens, max_model_len, answer_room(answer, max_model_len)), answer
 
     def _template(self, tokenizer: Tokenizer, source: str | None) -> TemplateSource:
         if source is not None:

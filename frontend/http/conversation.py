@@ -19,6 +19,7 @@ from quire.frontend.http.service import ModelService
 from quire.frontend.http.shared_fields import RESPONSE_FORMAT, STRUCTURED_OUTPUTS, only_one
 from quire.frontend.http.usage import TokenTally
 from quire.frontend.outputs import CompletionOutput, RequestOutput
+from quire.frontend.sampling import answer_room, fitted
 from quire.frontend.text.chat.assistant import AssistantMessage, AssistantParser
 from quire.frontend.text.chat.events import Event
 from quire.frontend.text.chat.tools import ToolUse
@@ -114,8 +115,9 @@ class Turn:
         async with grammar_errors_at(constraint_field):
             params = msgspec.structs.replace(self.params, structured_outputs=structured)
             params = answer_format.params(params, text, self.tools)
+        max_model_len = service.llm.max_model_len
         return Conversation(
-            token_ids=truncate(prompt, self.truncate, service.llm.max_model_len).token_ids,
+            token_ids=truncate(prompt, self.truncate, max_model_len, answer_room(params, max_model_len)).token_ids,
             params=params,
             new_parser=lambda: answer_format.parser(text, self.tools),
             tools=self.tools,
@@ -163,10 +165,7 @@ class Conversation:
 
     def fitted(self, max_model_len: int) -> Conversation:
         """Return it without a token limit beyond the context, which clients of large models always send."""
-        room = max_model_len - len(self.token_ids)
-        if self.params.max_tokens is None or not 0 < room < self.params.max_tokens:
-            return self
-        return dataclasses.replace(self, params=msgspec.structs.replace(self.params, max_tokens=None))
+        return dataclasses.replace(self, params=fitted(self.params, len(self.token_ids), max_model_len))
 
     async def answers(self, llm: AsyncLLM) -> tuple[list[AssistantAnswer], RequestOutput]:
         """Return all answers, complete."""

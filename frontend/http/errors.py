@@ -141,6 +141,24 @@ def errors_renamed(names: Mapping[str, str]) -> Iterator[None]:
         raise bad_request(message, field_of(message), getattr(error, "code", None)) from None
 
 
+@contextmanager
+def errors_at(field: str, index: int | None = None) -> Iterator[None]:
+    """Report a text that can't be a prompt with its place in the body: `field`, or the entry of it that is at fault.
+
+    `index` is that of the entry unless the error has it. Raises `ApiError` 400.
+    """
+    try:
+        yield
+    except RequestError as error:
+        if error.kind is not ErrorKind.INVALID:
+            raise
+        other, entry = field_of(error.reason), index if error.index is None else error.index
+        if other is not None:
+            raise bad_request(error.reason, other, error.code) from None
+        place = field if entry is None else f"{field}[{entry}]"
+        raise bad_request(f"{place}: {error.reason}", place, error.code) from None
+
+
 @asynccontextmanager
 async def grammar_errors_at(field: str, tools: ToolUse | None = None) -> AsyncIterator[None]:
     """Report a grammar that the engine rejects as an error of the tool that caused it, or else of `field`.

@@ -7,13 +7,25 @@ from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from quire.frontend.http.errors import ApiError
+from quire.frontend.http.errors import ApiError, errors_at
 from quire.frontend.outputs import CompletionOutput, RequestOutput
+from quire.frontend.sampling import SamplingParams, check_length
+from quire.frontend.text.prompts import Prompt, PromptType
 from quire.frontend.turns import in_turns
 
 T = TypeVar("T")
 
 Outputs = AsyncGenerator[RequestOutput, None]
+
+
+def check_lengths(prompts: Sequence[PromptType], params: SamplingParams, max_model_len: int, field: str) -> None:
+    """Raise `ApiError` 400 that names the one of several prompts in `field` that leaves no room for an answer."""
+    if len(prompts) == 1:
+        return  # checked where its request is made
+    for index, prompt in enumerate(prompts):
+        if isinstance(prompt, Prompt):
+            with errors_at(field, index):
+                check_length(params, len(prompt.token_ids), max_model_len)
 
 
 async def last_of(outputs: Outputs) -> RequestOutput:

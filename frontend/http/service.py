@@ -37,6 +37,7 @@ from quire.frontend.http.transport.sse import (
 from quire.frontend.hub.names import name_of
 from quire.frontend.metrics.server import ServerMetrics
 from quire.frontend.outputs import RequestOutput
+from quire.frontend.sampling import answer_room
 from quire.frontend.text.prompts import PromptType
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.protocol.messages import MAX_SALT, SamplingParams
@@ -254,12 +255,17 @@ class ModelService:
             )
 
     async def prepared(
-        self, prompts: Sequence[str | Sequence[int]], last: int | None, add_special_tokens: bool
+        self, prompts: Sequence[str | Sequence[int]], params: SamplingParams, last: int | None, add_special_tokens: bool
     ) -> Sequence[PromptType]:
-        """Prepare the prompts of a body for `generate` and `embed`, which prepare a single prompt themselves."""
+        """Prepare the prompts of a body for `generate`, which prepares a single prompt itself."""
         if len(prompts) == 1:
             return prompts
-        return await self.llm.prompts(prompts, truncate_prompt_tokens=last, add_special_tokens=add_special_tokens)
+        return await self.llm.prompts(
+            prompts,
+            truncate_prompt_tokens=last,
+            add_special_tokens=add_special_tokens,
+            room=answer_room(params, self.llm.max_model_len),
+        )
 
     def prompt_text(self, output: RequestOutput) -> str:
         """Return the prompt as text: as it was given, or decoded from its tokens."""

@@ -185,8 +185,8 @@ def checked_prompt(prompt: Prompt, vocab_size: int) -> Prompt:
     return prompt
 
 
-def truncate(prompt: Prompt, last: int | None, max_model_len: int) -> Prompt:
-    """Return the `last` tokens of a prompt: -1 for all but one of the context length, None for all.
+def truncate(prompt: Prompt, last: int | None, max_model_len: int, room: int = 1) -> Prompt:
+    """Return the `last` tokens of a prompt, None for all, -1 for as many as leave `room` in the context for an answer.
 
     A prompt that was cut has no text. Raises `RequestError` for any other number.
     """
@@ -196,7 +196,7 @@ def truncate(prompt: Prompt, last: int | None, max_model_len: int) -> Prompt:
         raise RequestError(
             f"truncate_prompt_tokens={last} leaves no tokens; give 1 or more, or -1 for as many as the context can hold"
         )
-    kept = max_model_len - 1 if last == -1 else last
+    kept = max(1, max_model_len - room) if last == -1 else last
     if len(prompt.token_ids) <= kept:
         return prompt
     return Prompt(prompt.token_ids[-kept:], predicted_token_ids=prompt.predicted_token_ids)

@@ -85,7 +85,8 @@ class Tokenizer:
         """Return the token ids of `text`. Special tokens in the text become their ids.
 
         `add_special_tokens=False` omits the tokens that the tokenizer puts around a text (such as bos); a rendered
-        chat template contains them already.
+        chat template contains them already. A text that begins with bos gets no second one, which models were not
+        trained for.
         """
         return self.encode_batch([text], add_special_tokens)[0]
 
@@ -95,7 +96,19 @@ class Tokenizer:
             _check_text(text)
         with library_errors(f"{self.path}: the text cannot be encoded by this tokenizer"):
             encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        return [encoding.ids for encoding in encodings]
+        if not (add_special_tokens and self.lead):
+            return [encoding.ids for encoding in encodings]
+        doubled = self.lead * 2
+        return [ids[1:] if ids[:2] == doubled else ids for ids in (encoding.ids for encoding in encodings)]
+
+    @functools.cached_property
+    def lead(self) -> list[int]:
+        """The bos token, if the tokenizer puts it before every text; else nothing."""
+        if self.bos_token_id is None:
+            return []
+        with library_errors(f"{self.path}: the empty text cannot be encoded by this tokenizer"):
+            (encoding,) = self.backend.encode_batch_fast([""], add_special_tokens=True)
+        return [self.bos_token_id] if encoding.ids[:1] == [self.bos_token_id] else []
 
     def encode_parts(self, text: str, pair: str | None = None, add_special_tokens: bool = True) -> Encoded:
         """Return the tokens of a text or a pair, with the text and the type that each belongs to."""

@@ -113,7 +113,7 @@ def test_other_token_ids_out_of_range(fields: dict[str, Any], name: str) -> None
 
 NUMBERS = {
     "temperature": [-0.1, math.inf, 1e39],
-    "top_p": [0.0, -0.5, 1.01, math.inf],
+    "top_p": [-0.1, -0.5, 1.01, math.inf],
     "min_p": [-0.01, 1.5],
     "repetition_penalty": [0.0, -1.0, math.inf],
     "presence_penalty": [-2.1, 2.1, -math.inf],

@@ -21,6 +21,7 @@ from quire.frontend import (
     LLM,
     EngineDeadError,
     EngineStartError,
+    LLMEngine,
     PoolingParams,
     PromptType,
     RequestError,
@@ -207,18 +208,54 @@ def test_a_prompt_can_be_truncated_and_go_without_special_tokens(llm: LLM) -> No
     assert [output.prompt_token_ids for output in outputs] == [ids[-2:], [5, 5]]
     [cut] = llm.generate([5] * 5000, greedy(max_tokens=1), truncate_prompt_tokens=-1)
     assert len(cut.prompt_token_ids) == llm._engine.client.ready.max_model_len - 1
+    context = llm._engine.client.ready.max_model_len
+    limits = [SamplingParams(max_tokens=each) for each in (40, 1, context - 1)]
+    limits += [SamplingParams(max_tokens=each, stop_token_ids=[*range(2048)]) for each in (None, context, 10**6)]
+    rooms = llm.generate([[5] * 5000] * 6, limits, truncate_prompt_tokens=-1)
+    quarter = context // 4
+    assert [context - len(each.prompt_token_ids) for each in rooms] == [40, 1, context - 1, quarter, quarter, quarter]
+    assert len(rooms[0].outputs[0].token_ids) <= 40
+    conversation = [{"role": "user", "content": "a fox " * 3000}]
+    [talk] = llm.chat(conversation, greedy(max_tokens=9), truncate_prompt_tokens=-1)
+    assert len(talk.prompt_token_ids) == context - 9
     [vector] = llm.embed(PROMPTS[0], truncate_prompt_tokens=2)
     assert vector.outputs == llm.embed([ids[-2:]])[0].outputs
     messages = [{"role": "user", "content": PROMPTS[0]}]
-    [whole], [last], [doubled] = (
+    [whole], [last], [with_special] = (
         llm.chat(messages, greedy(max_tokens=1), **options)
         for options in ({}, {"truncate_prompt_tokens": 3}, {"add_special_tokens": True})
     )
     assert last.prompt_token_ids == whole.prompt_token_ids[-3:]
-    assert doubled.prompt_token_ids == [ids[0], *whole.prompt_token_ids]
+    assert with_special.prompt_token_ids == whole.prompt_token_ids  # the template writes bos
+    [rendered] = llm.generate(whole.prompt or "", greedy(max_tokens=1))
+    assert rendered.prompt_token_ids == whole.prompt_token_ids
     for last_tokens in (0, -2, 1.5, "2"):
         with pytest.raises(RequestError, match=r"prompt 0: truncate_prompt_tokens=.* leaves no tokens; give 1 or more"):
             llm.generate("a", truncate_prompt_tokens=last_tokens)  # type: ignore[arg-type]
+
+
+def test_an_answer_longer_than_the_context_ends_where_that_is_full(llm: LLM) -> None:
+    context = llm._engine.client.ready.max_model_len
+    prompts: list[PromptType] = [[5] * (context - 10), PROMPTS[0], [5] * (context - 1)]
+    params = [
+        SamplingParams(max_tokens=100, ignore_eos=True, min_tokens=50),
+        greedy(),
+        SamplingParams(max_tokens=10**9, ignore_eos=True),
+    ]
+    outputs = [output.outputs[0] for output in llm.generate(prompts, params)]
+    assert [len(output.token_ids) for output in outputs] == [10, 24, 1]
+    assert [output.finish_reason for output in outputs] == ["length"] * 3
+    messages = [{"role": "user", "content": [{"type": "text", "text": "fox"}]}]
+    [talk] = llm.chat(messages, greedy(max_tokens=context))
+    assert talk.outputs[0].finish_reason in ("stop", "length")
+    with LLMEngine(engine_address=llm.engine_address) as engine:
+        engine.add_request(
+            "a", {"prompt_token_ids": [5] * (context - 2)}, SamplingParams(max_tokens=3, ignore_eos=True)
+        )
+        while engine.has_unfinished_requests():
+            [output] = engine.step()
+    assert isinstance(output, RequestOutput)
+    assert (len(output.outputs[0].token_ids), output.outputs[0].finish_reason) == (2, "length")
 
 
 def test_without_detokenization_there_is_no_text(llm: LLM) -> None:
@@ -246,10 +283,9 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     (3, {}, "a prompt is a int"),
     ({"prompt": "a", "multi_modal_data": {"image": 1}}, {}, "multi_modal_data"),
     ([5] * 5000, {}, "context length"),
-    ([5] * 2000, {"max_tokens": 100}, "max_tokens=100 with a prompt of 2000 tokens"),
     ("a", {"max_tokens": 0}, "max_tokens=0"),
     ("a", {"temperature": float("nan")}, "temperature=nan"),
-    ("a", {"top_p": 0.0}, "top_p=0.0"),
+    ("a", {"top_p": -0.1}, "top_p=-0.1"),
     ("a", {"logit_bias": {99_999_999: 1.0}}, "logit_bias"),
     ("a", {"temperature": "hot"}, "temperature='hot'"),
 ]

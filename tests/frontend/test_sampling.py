@@ -36,7 +36,7 @@ def test_the_given_parameters_are_left_as_they_are() -> None:
         ({"n": MAX_COMPLETIONS + 1}, "n=1025"),
         ({"temperature": -0.1}, r"temperature=-0\.1"),
         ({"temperature": math.inf}, "temperature=inf"),
-        ({"top_p": 1.01}, "top_p=1.01 is out of range; it must be above 0 and at most 1"),
+        ({"top_p": 1.01}, "top_p=1.01 is out of range; it must be from 0 to 1"),
         ({"top_p": math.nan}, "top_p=nan"),
         ({"top_k": -2}, "top_k=-2"),
         ({"top_k": 2.5}, r"top_k=2\.5 is of the wrong type"),

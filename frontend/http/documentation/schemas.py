@@ -50,7 +50,7 @@ DESCRIPTIONS: Mapping[str, str] = {
     "include_stop_str_in_output": "Keep the stop text in the answer.",
     # Sampling
     "temperature": "0 always takes the likeliest token; higher values vary more. Default: the model's own, or 1.",
-    "top_p": "Sample from the likeliest tokens whose probabilities add up to this.",
+    "top_p": "Sample from the likeliest tokens whose probabilities add up to this; 0: take the likeliest.",
     "top_k": "Sample from this many of the likeliest tokens; 0 or -1: from all.",
     "min_p": "Sample from tokens with at least this fraction of the likeliest token's probability.",
     "presence_penalty": "Subtracted from the logit of each token that the answer already has.",
@@ -103,7 +103,8 @@ DESCRIPTIONS: Mapping[str, str] = {
     "documents": "The texts to rank, or another name of text_2; in a chat, passed to the chat template.",
     "add_special_tokens": "Begin the prompt with the tokenizer's special tokens. Default: true, but false for a chat, "
     "whose template writes them.",
-    "truncate_prompt_tokens": "Keep only the last tokens of the prompt, this many; -1: as many as the context holds.",
+    "truncate_prompt_tokens": "Keep only the last tokens of the prompt, this many; -1: as many as leave "
+    "room in the context for the answer, a quarter of it if that has no limit.",
     "prediction": "Text that much of the answer will probably repeat, so that it comes sooner. It changes no token.",
     # Scheduling
     "priority": "Lower values go first where the engine's scheduling policy uses it.",

@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.frontend.http.errors import bad_request, errors_renamed
+from quire.frontend.http.errors import bad_request, errors_at, errors_renamed
 from quire.frontend.http.llama_cpp.body import (
     ApplyTemplateBody,
     GenerationBody,
@@ -53,7 +53,7 @@ class LlamaEndpoints(Endpoints):
         body = await service.read(request, LlamaCompletionBody)
         given, is_one = split(service, body.prompt, "prompt")
         params = await self._params(body, len(given))
-        with errors_renamed(FIELD_NAMES):
+        with errors_renamed(FIELD_NAMES), errors_at("prompt"):
             prompts = await service.llm.prompts(await with_ids(service, given))
         return await self._respond(request, body, LlamaTask(service, body, request, prompts, params, is_one=is_one))
 
@@ -100,7 +100,7 @@ class LlamaEndpoints(Endpoints):
         given, _ = split(service, body.input if body.content is None else body.content, field)  # type: ignore[arg-type]
         service.check_texts(len(given))
         params = PoolingParams(normalize=_NORMALIZE[body.embd_normalize])
-        outputs = await embed_all(service, await with_ids(service, given), params, PoolingBody(), request)
+        outputs = await embed_all(service, await with_ids(service, given), params, PoolingBody(), request, field=field)
         return json_response(
             [LlamaEmbedding(index, [output.outputs.embedding]) for index, output in enumerate(outputs)]
         )

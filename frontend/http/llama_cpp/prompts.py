@@ -77,7 +77,7 @@ def _check_length(service: ModelService, given: Sequence[object], field: str, le
 
 
 class EncodedTexts(NamedTuple):
-    """The token ids of several texts, and the token that the tokenizer puts before a prompt, if there is one."""
+    """The token ids of several texts, and the token that the tokenizer puts before a prompt, if they need one."""
 
     lead: list[int]
     parts: list[list[int]]
@@ -92,8 +92,8 @@ async def encode_all(service: ModelService, texts: Sequence[str], *, must_fit: b
 
     def encode() -> EncodedTexts:
         check_text("".join(texts), tokenizer, most, must_fit=must_fit)
-        begin = tokenizer.bos_token_id
-        lead = [] if begin is None or tokenizer.encode("")[:1] != [begin] else [begin]
-        return EncodedTexts(lead, tokenizer.encode_batch(texts, add_special_tokens=False))
+        parts = tokenizer.encode_batch(texts, add_special_tokens=False)
+        has_lead = bool(parts) and parts[0][:1] == tokenizer.lead
+        return EncodedTexts([] if has_lead else tokenizer.lead, parts)
 
     return await service.llm.run_long(encode, texts)

@@ -294,9 +294,13 @@ def bias_pairs(given: Sequence[Any] | Mapping[str, Any]) -> list[tuple[int | str
 
 
 def _pair(entry: Any, where: str) -> tuple[int | str, float | None]:
-    if not isinstance(entry, list) or len(entry) != 2 or type(entry[0]) not in {int, str}:
+    if not isinstance(entry, list) or len(entry) != 2 or type(entry[0]) not in {int, float, str}:
         raise bad_request(f"{where} is not a pair; give [TOKEN ID OR TEXT, NUMBER OR false]", "logit_bias")
     token, bias = entry
+    if isinstance(token, float):
+        if not token.is_integer():
+            raise bad_request(f"{where}[0]={token} is no token id; give an integer, or a text", "logit_bias")
+        token = int(token)
     if isinstance(token, str) and token.isascii() and token.isdecimal() and len(token) < 10:
         token = int(token)  # the key of an object
     if bias is False:

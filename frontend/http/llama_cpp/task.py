@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from quire.frontend.client.observer import TraceContext
 from quire.frontend.http.errors import errors_renamed, grammar_errors_at
-from quire.frontend.http.generation import Outputs, check_deadline, grown, merged
+from quire.frontend.http.generation import Outputs, check_deadline, check_lengths, grown, merged
 from quire.frontend.http.llama_cpp.body import GenerationBody
 from quire.frontend.http.llama_cpp.cutoff import Cutoff
 from quire.frontend.http.llama_cpp.sampling import FIELD_NAMES
@@ -22,6 +22,8 @@ from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.responses import encoded, new_id
 from quire.frontend.http.transport.sse import event
 from quire.frontend.outputs import RequestOutput
+from quire.frontend.sampling import fitted
+from quire.frontend.text.offsets import TextOffsets
 from quire.frontend.text.prompts import Prompt
 from quire.frontend.turns import in_turns
 from quire.protocol.messages import SamplingParams
@@ -54,6 +56,7 @@ class LlamaTask:
                 tokens,
                 Cutoff(body.n_indent, body.t_max_predict_ms),
                 body.n_probs or 0,
+                TextOffsets(service.tokenizer, prompts[index // params.n].token_ids),
                 leaves_out=body.num_predict == 0,
             )
             for index in range(len(prompts) * params.n)
@@ -110,23 +113,18 @@ class LlamaTask:
                         break  # closes the streams, which ends the requests of those that were cut off
 
     def _streams(self) -> list[Outputs]:
+        any_length = msgspec.structs.replace(self._params, max_tokens=None)
+        check_lengths(self._prompts, any_length, self._service.llm.max_model_len, "prompt")
         return [
             self._service.llm.generate(
                 prompt,
-                self._fitted(prompt),
+                fitted(self._params, len(prompt.token_ids), self._service.llm.max_model_len),
                 output_kind="delta",
                 **self._terms,
                 trace=self._trace,
             )
             for prompt in self._prompts
         ]
-
-    def _fitted(self, prompt: Prompt) -> SamplingParams:
-        """Return the parameters without a limit beyond the context, which ends an answer there anyway."""
-        params, room = self._params, self._service.llm.max_model_len - len(prompt.token_ids)
-        if params.max_tokens is None or not 0 < room < params.max_tokens:
-            return params
-        return msgspec.structs.replace(params, max_tokens=None)
 
     async def _text(self, index: int, outputs: Mapping[int, RequestOutput]) -> str | None:
         """Return the prompt of a completion as text, None for all but the first of a prompt, which would repeat it."""

@@ -14,6 +14,7 @@ from quire.frontend.http.llama_cpp.sampling import GenerationSettings
 from quire.frontend.http.openai.logprobs import TokenWriter, ranked
 from quire.frontend.http.transport.responses import encoded
 from quire.frontend.outputs import CompletionOutput, PositionLogprobs, RequestOutput
+from quire.frontend.text.offsets import TextOffsets
 
 NO_SLOT = -1
 """The slot of an answer: requests have none."""
@@ -84,14 +85,30 @@ class Completion(msgspec.Struct, kw_only=True):
 
 
 class CompletionWriter:
-    """Writes one completion from its increments. `leaves_out`: without any token, since only the prompt is wanted."""
+    """Writes one completion from its increments. `leaves_out`: without any token, since only the prompt is wanted.
 
-    def __init__(self, index: int, tokens: TokenWriter, cutoff: Cutoff, num_probs: int, *, leaves_out: bool) -> None:
+    `offsets` are the places of its tokens: a token has its probabilities beside the text that begins with it, and none
+    if that text is cut off, as a stop string is.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        tokens: TokenWriter,
+        cutoff: Cutoff,
+        num_probs: int,
+        offsets: TextOffsets,
+        *,
+        leaves_out: bool,
+    ) -> None:
         self.has_ended = False
         self._index = index
         self._tokens = tokens
         self._cutoff = cutoff
         self._num_probs = num_probs
+        self._offsets = offsets
+        self._num_characters = 0
+        self._held: list[tuple[int, TokenProbability]] = []  # of tokens without text so far, by their places
         self._leaves_out = leaves_out
         self._texts: list[str] = []
         self._token_ids: list[int] = []
@@ -107,14 +124,16 @@ class CompletionWriter:
             text, token_ids, positions = "", [], None
         text, is_cut = self._cutoff.feed(text)
         self._texts.append(text)
+        self._num_characters += len(text)
         self._token_ids += token_ids
-        added = self._probabilities_of(positions or [], token_ids)
-        self._probabilities += added
         self._drafts = completion.num_accepted_drafts, completion.num_accepted_drafts + completion.num_rejected_drafts
         self._reason = "length" if is_cut else completion.finish_reason
         self._stop_reason = None if is_cut else completion.stop_reason
         self.has_ended = self._reason is not None
-        if not (text or token_ids):
+        self._hold(positions or [], token_ids)
+        added = self._released(everything=self.has_ended and not (is_cut or isinstance(self._stop_reason, str)))
+        self._probabilities += added
+        if not (text or token_ids or added):
             return None
         return Completion(
             index=self._index,
@@ -168,22 +187,23 @@ class CompletionWriter:
             return "none"
         return "word" if isinstance(self._stop_reason, str) else "eos"
 
-    def _probabilities_of(
-        self, positions: Sequence[PositionLogprobs], token_ids: Sequence[int]
-    ) -> list[TokenProbability]:
+    def _hold(self, positions: Sequence[PositionLogprobs], token_ids: Sequence[int]) -> None:
+        """Take the probabilities of the next tokens."""
         if not self._num_probs:
-            return []
-        return [
-            encoded(
-                TokenProbability(
-                    **msgspec.structs.asdict(self._likely(token_id, position[token_id].logprob)),
-                    top_logprobs=[
-                        self._likely(other, entry.logprob) for other, entry in ranked(position, self._num_probs)
-                    ],
-                )
-            )
-            for token_id, position in zip(token_ids, positions, strict=True)
-        ]
+            return
+        for token_id, position in zip(token_ids, positions, strict=True):
+            self._held.append((self._offsets.place(token_id), self._probability(token_id, position)))
+
+    def _released(self, *, everything: bool) -> list[TokenProbability]:
+        """Return the probabilities held of tokens whose text has begun, or of all, and hold them no more."""
+        count = sum(everything or place < self._num_characters for place, _ in self._held)
+        released, self._held = self._held[:count], self._held[count:]
+        return [probability for _, probability in released]
+
+    def _probability(self, token_id: int, position: PositionLogprobs) -> TokenProbability:
+        likeliest = [self._likely(other, entry.logprob) for other, entry in ranked(position, self._num_probs)]
+        own = self._likely(token_id, position[token_id].logprob)
+        return encoded(TokenProbability(**msgspec.structs.asdict(own), top_logprobs=likeliest))
 
     def _likely(self, token_id: int, logprob: float) -> LikelyToken:
         return LikelyToken(token_id, self._tokens.text(token_id), self._tokens.bytes(token_id) or [], logprob)

@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.frontend.client.observer import TraceContext
-from quire.frontend.http.errors import bad_request, grammar_errors_at
-from quire.frontend.http.generation import Outputs, all_of, check_deadline, grown, merged
+from quire.frontend.http.errors import bad_request, errors_at, grammar_errors_at
+from quire.frontend.http.generation import Outputs, all_of, check_deadline, check_lengths, grown, merged
 from quire.frontend.http.openai.fields import (
     REFUSED,
     GenerationFields,
@@ -31,6 +31,7 @@ from quire.frontend.http.transport.responses import encoded, new_id
 from quire.frontend.http.transport.sse import DONE, event
 from quire.frontend.http.usage import CompletionUsage, TokenTally, usage_of
 from quire.frontend.outputs import CompletionOutput, PositionLogprobs, RequestOutput
+from quire.frontend.text.offsets import PromptOffsets, TextOffsets
 from quire.frontend.turns import free, in_turns
 from quire.protocol.messages import SamplingParams
 
@@ -147,7 +148,7 @@ class CompletionTask:
         """Yield the completions as encoded events."""
         shown = self._body.stream_options or StreamOptions()
         usage = None if shown.include_usage else msgspec.UNSET
-        tally, offsets = TokenTally(), dict[int, int]()
+        tally, offsets = TokenTally(), dict[int, TextOffsets]()
         chunk = TextCompletion(id=self._id, created=self._created, model=self._service.name, choices=[], usage=usage)
         encode = msgspec.json.Encoder().encode
         seen: set[int] = set()
@@ -163,7 +164,10 @@ class CompletionTask:
                     continue
                 async for completion in in_turns(held.pop(prompt_index)):
                     index = prompt_index * self._params.n + completion.index
-                    parts = await self._parts(index, completion, offsets, output if index not in seen else None)
+                    if self._body.logprobs is not None and index not in offsets:
+                        offsets[index] = self._offsets(output)
+                    begun = None if index in seen else output
+                    parts = await self._parts(index, completion, offsets.get(index), begun)
                     seen.add(index)
                     for choice in parts:
                         chunk.choices = [choice]
@@ -196,7 +200,9 @@ class CompletionTask:
     async def _streams(self, kind: Any) -> list[Outputs]:
         body, llm = self._body, self._service.llm
         special = body.add_special_tokens is not False
-        prompts = await self._service.prepared(self._prompts, body.truncate_prompt_tokens, special)
+        with errors_at("prompt"):
+            prompts = await self._service.prepared(self._prompts, self._params, body.truncate_prompt_tokens, special)
+        check_lengths(prompts, self._params, llm.max_model_len, "prompt")
         return [
             llm.generate(
                 prompt,
@@ -217,11 +223,8 @@ class CompletionTask:
         positions: Sequence[Any] = completion.logprobs or []
         if self._leaves_out_answer:
             text, token_ids, positions = "", [], []
-        shown_ids = token_ids
         if body.echo:
             text = self._service.prompt_text(output) + text
-            shown_ids = [*output.prompt_token_ids, *token_ids]
-            positions = [*_prompt_positions(output), *positions]
         choice = TextChoice(
             index=index,
             text=text,
@@ -229,7 +232,9 @@ class CompletionTask:
             stop_reason=completion.stop_reason,
         )
         if body.logprobs is not None:
-            choice.logprobs = await self._writer.completion(positions, shown_ids, body.logprobs, 0)
+            choice.logprobs = await self._writer.completion(positions, token_ids, body.logprobs, self._offsets(output))
+            if body.echo:
+                choice.logprobs = await self._prompt_logprobs(output, body.logprobs) + choice.logprobs
         if body.prompt_logprobs is not None:
             choice.prompt_logprobs = await prompt_logprobs(output.prompt_logprobs)
         if body.return_token_ids:
@@ -237,27 +242,25 @@ class CompletionTask:
         return choice
 
     async def _parts(
-        self, index: int, completion: CompletionOutput, offsets: dict[int, int], begun: RequestOutput | None
+        self, index: int, completion: CompletionOutput, offsets: TextOffsets | None, begun: RequestOutput | None
     ) -> list[TextChoice]:
         """Return the choices for a delta; `begun` is the output with which the completion begins, for its echo."""
-        echo = [] if begun is None or not self._body.echo else [await self._echo(index, begun, offsets)]
+        echo = [] if begun is None or not self._body.echo else [await self._echo(index, begun)]
         parts = [*echo, await self._delta(index, completion, offsets)]
         if begun is not None and self._body.return_token_ids:
             parts[0].prompt_token_ids = begun.prompt_token_ids
         return parts
 
-    async def _echo(self, index: int, output: RequestOutput, offsets: dict[int, int]) -> TextChoice:
+    async def _echo(self, index: int, output: RequestOutput) -> TextChoice:
         """Return the prompt as the beginning of a streamed completion."""
         choice = TextChoice(index=index, text=self._service.prompt_text(output))
         if self._body.logprobs is not None:
-            positions = _prompt_positions(output)
-            choice.logprobs = await self._writer.completion(positions, output.prompt_token_ids, self._body.logprobs, 0)
-            offsets[index] = sum(map(len, choice.logprobs.tokens))
+            choice.logprobs = await self._prompt_logprobs(output, self._body.logprobs)
         if self._body.return_token_ids:
             choice.token_ids = []
         return choice
 
-    async def _delta(self, index: int, completion: CompletionOutput, offsets: dict[int, int]) -> TextChoice:
+    async def _delta(self, index: int, completion: CompletionOutput, offsets: TextOffsets | None) -> TextChoice:
         if self._leaves_out_answer:
             return TextChoice(index=index, text="", finish_reason=completion.finish_reason and "length")
         choice = TextChoice(
@@ -266,20 +269,30 @@ class CompletionTask:
             finish_reason=completion.finish_reason,
             stop_reason=completion.stop_reason,
         )
-        if self._body.logprobs is not None and completion.logprobs is not None:
-            offset = offsets.get(index, 0)
+        if self._body.logprobs is not None and offsets is not None and completion.logprobs is not None:
             choice.logprobs = await self._writer.completion(
-                completion.logprobs, completion.token_ids, self._body.logprobs, offset
+                completion.logprobs, completion.token_ids, self._body.logprobs, offsets
             )
-            offsets[index] = offset + sum(map(len, choice.logprobs.tokens))
         if self._body.return_token_ids:
             choice.token_ids = completion.token_ids
         return choice
 
+    def _offsets(self, output: RequestOutput) -> TextOffsets:
+        """Return the places of an answer's tokens in its text, which follows the prompt's in an echo."""
+        return TextOffsets(
+            self._service.tokenizer,
+            output.prompt_token_ids,
+            len(self._service.prompt_text(output)) if self._body.echo else 0,
+            skip_special_tokens=self._params.skip_special_tokens,
+            spaces_between_special_tokens=self._params.spaces_between_special_tokens,
+        )
 
-def _prompt_positions(output: RequestOutput) -> Sequence[PositionLogprobs | None]:
-    """Return the log probabilities of a prompt's tokens, all None if time was up before they were computed."""
-    return output.prompt_logprobs or [None] * len(output.prompt_token_ids)
+    async def _prompt_logprobs(self, output: RequestOutput, top: int) -> CompletionLogprobs:
+        """Return the log probabilities of a prompt's tokens, all None if time was up before they were computed."""
+        token_ids = output.prompt_token_ids
+        positions: Sequence[PositionLogprobs | None] = output.prompt_logprobs or [None] * len(token_ids)
+        offsets = PromptOffsets(self._service.tokenizer, output.prompt)
+        return await self._writer.completion(positions, token_ids, top, offsets)
 
 
 async def prompts_of(given: GivenPrompts, name: str) -> Sequence[str | Sequence[int]]:

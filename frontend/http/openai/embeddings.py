@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.frontend.client.observer import TraceContext
+from quire.frontend.http.errors import errors_at
 from quire.frontend.http.generation import results_of
 from quire.frontend.http.openai.completions import GivenPrompts, prompts_of
 from quire.frontend.http.service import Endpoints, ModelService
@@ -93,8 +94,10 @@ async def embed_all(
     body: PoolingBody,
     request: Request,
     prompt_name: str | None = None,
+    *,
+    field: str = "input",
 ) -> list[EmbeddingRequestOutput]:
-    """Return the vectors of all prompts of a body, whose texts follow an instruction of the model."""
+    """Return the vectors of the prompts in a body's `field`, whose texts follow an instruction of the model."""
 
     def make() -> Awaitable[list[Prompt]]:
         return service.llm.pooled_prompts(
@@ -104,7 +107,7 @@ async def embed_all(
             add_special_tokens=body.add_special_tokens is not False,
         )
 
-    return await pool_all(service, len(prompts), make, params, body, request)
+    return await pool_all(service, len(prompts), make, params, body, request, field)
 
 
 async def pool_all(
@@ -114,8 +117,12 @@ async def pool_all(
     params: PoolingParams,
     body: PoolingBody,
     request: Request,
+    field: str,
 ) -> list[EmbeddingRequestOutput]:
-    """Return the vectors of the `count` prompts that `make` gives; if one fails, or the client leaves, abort all."""
+    """Return the vectors of the `count` prompts that `make` gives; if one fails, or the client leaves, abort all.
+
+    `field` is that of their texts in the body.
+    """
     service.check_texts(count)
     async with cancelled_on_disconnect(request.receive):
         options: dict[str, Any] = {
@@ -123,7 +130,14 @@ async def pool_all(
             **service.terms(request, body.cache_salt),
             "trace": TraceContext("embeddings", request.headers),
         }
-        return await results_of(service.llm.embed(prompt, params, **options) for prompt in await make())
+        with errors_at(field):
+            prompts = await make()
+
+        async def vector(index: int, prompt: Prompt) -> EmbeddingRequestOutput:
+            with errors_at(field, index if count > 1 else None):
+                return await service.llm.embed(prompt, params, **options)
+
+        return await results_of(vector(index, prompt) for index, prompt in enumerate(prompts))
 
 
 class EmbeddingsEndpoint(Endpoints):

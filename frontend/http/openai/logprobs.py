@@ -9,17 +9,25 @@ import msgspec
 
 from quire.frontend.http.transport.responses import encoded
 from quire.frontend.outputs import Logprob, PositionLogprobs
+from quire.frontend.text.offsets import TextOffsets
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.frontend.turns import in_turns
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """Log probabilities of a completion, one list entry per token; `text_offset` counts characters of the text."""
+    """Log probabilities of a completion, one list entry per token.
+
+    `text_offset`: the characters of the text before the token.
+    """
 
     text_offset: list[int]
     token_logprobs: list[float | None]
     tokens: list[str]
     top_logprobs: list[dict[str, float] | None]
+
+    def __add__(self, other: CompletionLogprobs) -> CompletionLogprobs:
+        pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
+        return CompletionLogprobs(*(first + second for first, second in pairs))
 
 
 class TopLogprob(msgspec.Struct):
@@ -65,17 +73,15 @@ class TokenWriter:
         return None if piece is None else list(piece)
 
     async def completion(
-        self, positions: Sequence[PositionLogprobs | None], token_ids: Sequence[int], top: int, offset: int
+        self, positions: Sequence[PositionLogprobs | None], token_ids: Sequence[int], top: int, offsets: TextOffsets
     ) -> CompletionLogprobs:
-        """Return the log probabilities of `token_ids`, whose text begins at character `offset`."""
+        """Return the log probabilities of `token_ids`, the next ones of a text with these `offsets`."""
         result = CompletionLogprobs([], [], [], [])
         async for token_id, position in in_turns(zip(token_ids, positions, strict=True)):
-            text = self.text(token_id)
-            result.text_offset.append(offset)
-            result.tokens.append(text)
+            result.text_offset.append(offsets.place(token_id))
+            result.tokens.append(self.text(token_id))
             result.token_logprobs.append(None if position is None else position[token_id].logprob)
             result.top_logprobs.append(None if position is None else encoded(self._top(position, token_id, top)))
-            offset += len(text)
         return result
 
     async def chat(self, positions: Sequence[PositionLogprobs], token_ids: Sequence[int], top: int) -> ChatLogprobs:

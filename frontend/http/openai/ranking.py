@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import msgspec
 from starlette.requests import Request
@@ -26,6 +26,20 @@ from quire.frontend.similarity import num_pairs, score
 from quire.frontend.text.pooled import document_prompt_name, query_prompt_name
 from quire.frontend.turns import in_turns
 from quire.protocol.messages import PoolingParams
+
+
+class Side(NamedTuple):
+    """The texts on one side of pairs, and the field that they are in, as a list or as the only one."""
+
+    field: str
+    texts: list[str]
+    is_list: bool
+
+    def check(self) -> None:
+        """Raise `ApiError` 400 that names a text that is empty."""
+        if "" in self.texts:
+            place = f"{self.field}[{self.texts.index('')}]" if self.is_list else self.field
+            raise bad_request(f"{place} is empty; give some text, or leave it out", place)
 
 
 class PairBody(PoolingBody, kw_only=True):
@@ -55,8 +69,8 @@ class ScoreBody(PairBody, kw_only=True):
     data_1: _Texts | None = None
     data_2: _Texts | None = None
 
-    def sides(self) -> tuple[list[str], list[str]]:
-        """Return the texts of both sides. Raises `ApiError` 400 unless each side is given once."""
+    def sides(self) -> tuple[Side, Side]:
+        """Return both sides of the pairs. Raises `ApiError` 400 unless each side is given once."""
         return (
             _side({"text_1": self.text_1, "queries": self.queries, "data_1": self.data_1}),
             _side({"text_2": self.text_2, "documents": self.documents, "data_2": self.data_2}),
@@ -132,7 +146,7 @@ class RankingEndpoints(Endpoints):
         body = await self._service.read(request, ScoreBody)
         first, second = body.sides()
         try:
-            num_pairs(len(first), len(second))
+            num_pairs(len(first.texts), len(second.texts))
         except ValueError as error:
             raise bad_request(str(error), "text_1") from None
         scores, usage = await self._scores(first, second, body, request)
@@ -148,7 +162,8 @@ class RankingEndpoints(Endpoints):
         if not body.documents:
             raise bad_request("documents is an empty list; give at least one", "documents")
         texts = [document if isinstance(document, str) else document.text for document in body.documents]
-        scores, usage = await self._scores([body.query], texts, body, request)
+        query, documents = Side("query", [body.query], False), Side("documents", texts, True)
+        scores, usage = await self._scores(query, documents, body, request)
         order = sorted(range(len(texts)), key=lambda index: -scores[index])[: body.top_n or None]
         shown = body.return_documents is not False
         results = [
@@ -158,28 +173,35 @@ class RankingEndpoints(Endpoints):
         return json_response(Ranking(id=new_id("rerank"), model=self._service.name, usage=usage, results=results))
 
     async def _scores(
-        self, first: list[str], second: list[str], body: PairBody, request: Request
+        self, first: Side, second: Side, body: PairBody, request: Request
     ) -> tuple[list[float], EmbeddingUsage]:
         model = self._service.llm.pooling_info
         try:
-            if reads_pairs(model):
-                return await self._scores_of_pairs(first, second, body, request)
-            params = similarity_params(model, _params_of(body), body.instruction)
+            params = None if reads_pairs(model) else similarity_params(model, _params_of(body), body.instruction)
         except ValueError as error:
             raise bad_request(str(error), "model") from None
-        self._service.check_texts(len(first) + len(second))
-        left = await embed_all(self._service, [*first], params, body, request, query_prompt_name(model))
-        right = await embed_all(self._service, [*second], params, body, request, document_prompt_name(model))
+        if params is None:
+            return await self._scores_of_pairs(first, second, body, request)
+        self._service.check_texts(len(first.texts) + len(second.texts))
+        first.check()
+        second.check()
+        names = query_prompt_name(model), document_prompt_name(model)
+        left, right = [
+            await embed_all(self._service, side.texts, params, body, request, name, field=side.field)
+            for side, name in zip((first, second), names, strict=True)
+        ]
         scores = []
         async for index, output in in_turns(enumerate(right)):
             scores.append(score(left[index if len(left) > 1 else 0], output, model.similarity).outputs.score)
         return scores, usage_of_prompts([*left, *right])
 
     async def _scores_of_pairs(
-        self, first: list[str], second: list[str], body: PairBody, request: Request
+        self, first: Side, second: Side, body: PairBody, request: Request
     ) -> tuple[list[float], EmbeddingUsage]:
-        pairs = [pair_of(first, second, index) for index in range(len(second))]
+        pairs = [pair_of(first.texts, second.texts, index) for index in range(len(second.texts))]
         self._service.check_texts(len(pairs), sum(len(text) for pair in pairs for text in pair))
+        first.check()
+        second.check()
         make = functools.partial(
             self._service.llm.pair_prompts,
             pairs,
@@ -188,7 +210,7 @@ class RankingEndpoints(Endpoints):
             add_special_tokens=body.add_special_tokens is not False,
         )
         params = pair_params(_params_of(body))
-        outputs = await pool_all(self._service, len(pairs), make, params, body, request)
+        outputs = await pool_all(self._service, len(pairs), make, params, body, request, second.field)
         return [pair_score(output).outputs.score for output in outputs], usage_of_prompts(outputs)
 
 
@@ -196,11 +218,11 @@ def _params_of(body: PairBody) -> PoolingParams:
     return PoolingParams(pooling_type=body.pooling_type, use_activation=body.use_activation)
 
 
-def _side(names: dict[str, _Texts | None]) -> list[str]:
+def _side(names: dict[str, _Texts | None]) -> Side:
     given = {name: texts for name, texts in names.items() if texts is not None}
     if len(given) != 1:
         name, *others = names
         what = f"{' and '.join(given)} are the same" if given else f"{name} is missing"
         raise bad_request(f"{what}; give {name}, or in its place {' or '.join(others)}", name)
-    [texts] = given.values()
-    return [texts] if isinstance(texts, str) else texts
+    [(name, texts)] = given.items()
+    return Side(name, [texts] if isinstance(texts, str) else texts, isinstance(texts, list))

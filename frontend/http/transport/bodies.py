@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar, TypeVar
@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError, bad_request
+from quire.frontend.http.transport.conversion import AT, can_convert, converted, unknown_field
 from quire.frontend.http.transport.long_work import RunPiece, at_once
 from quire.frontend.http.transport.value_counts import (
     MAX_CONTAINERS,
@@ -51,9 +52,6 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 T = TypeVar("T", bound=Body)
 S = TypeVar("S", bound=msgspec.Struct)
 
-_AT = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?", re.DOTALL)
-_STEP = re.compile(r"\.(\w+)|\[(\d+)\]")  # of a path: into a field, or to an item of a list
-_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
 
 
@@ -145,11 +143,11 @@ async def _decoded(body: bytes, kind: type[T], run: RunPiece) -> T:
     try:
         return await run(partial(msgspec.json.decode, body, type=kind))
     except msgspec.ValidationError as error:
-        if _unknown_field(error) is None:
+        if not can_convert(error):
             await run(partial(_check_json, body))
             raise
     given = await run(partial(msgspec.json.decode, body))
-    return await run(lambda: _converted(without_refused(given, kind.__struct_fields__, kind.refused), kind))
+    return await run(lambda: converted(without_refused(given, kind.__struct_fields__, kind.refused), kind))
 
 
 def _check_json(body: bytes) -> None:
@@ -184,59 +182,18 @@ def convert(value: Any, kind: type[S], where: str, refused: Refusals | None = No
     try:
         if refused and isinstance(value, Mapping):
             value = without_refused(value, kind.__struct_fields__, refused, where)
-        return _converted(value, kind)
+        return converted(value, kind)
     except msgspec.ValidationError as error:
         raise explain(error, where) from None
 
 
-def _converted(value: Any, kind: type[S]) -> S:
-    """Return `value` as a struct, ignoring unknown fields that are null. Raises `ValidationError`."""
-    while True:
-        try:
-            return msgspec.convert(value, kind, str_keys=True)
-        except msgspec.ValidationError as error:
-            if not _drops_nulls(value, error):
-                raise
-
-
-def _drops_nulls(value: Any, error: msgspec.ValidationError) -> bool:
-    """Remove all nulls from the object with the unknown field; return whether that field was one of them.
-
-    They are removed from all objects of its kind at once, which are at the same place in the entries of the same lists,
-    so that the cost does not grow with their number. An object that may hold anything, such as a JSON schema, has no
-    unknown fields and keeps its nulls.
-    """
-    name, match = _unknown_field(error), _AT.fullmatch(str(error))
-    if name is None or match is None:
-        return False
-    part, alike = value, [value]
-    for key, index in _STEP.findall(match["path"] or ""):
-        part = part[int(index) if index else key]
-        alike = list(_entries(alike) if index else _contents(alike, key))
-    if part[name] is not None:
-        return False
-    for each in alike:
-        if isinstance(each, dict):
-            for null in [field for field, content in each.items() if content is None]:
-                del each[null]
-    return True
-
-
-def _entries(parts: Iterable[Any]) -> Iterator[Any]:
-    return (entry for part in parts if isinstance(part, list) for entry in part)
-
-
-def _contents(parts: Iterable[Any], key: str) -> Iterator[Any]:
-    return (part[key] for part in parts if isinstance(part, dict) and key in part)
-
-
 def explain(error: msgspec.ValidationError, where: str = "") -> ApiError:
     """Return an error of status 400 that names the field as the client wrote it, in the part of the body at `where`."""
-    match = _AT.fullmatch(str(error))
+    match = AT.fullmatch(str(error))
     path = (where + ((match["path"] or "") if match else "")).removeprefix(".")
     what = match["what"] if match else str(error)
-    if (unknown := _UNKNOWN.fullmatch(what)) is not None:
-        name = f"{path}.{unknown['name']}".removeprefix(".")
+    if (unknown := unknown_field(error)) is not None:
+        name = f"{path}.{unknown}".removeprefix(".")
         return bad_request(f"{name} is not a known field; leave it out, or check its spelling", name, "unknown_field")
     if (missing := _MISSING.fullmatch(what)) is not None:
         name = f"{path}.{missing['name']}".removeprefix(".")
@@ -244,10 +201,3 @@ def explain(error: msgspec.ValidationError, where: str = "") -> ApiError:
     if not path:
         return bad_request(f"the body is invalid: {what[:1].lower()}{what[1:]}")
     return bad_request(f"{path}: {what[:1].lower()}{what[1:]}", path, "invalid_value")
-
-
-def _unknown_field(error: msgspec.ValidationError) -> str | None:
-    """Return the name of the unknown field that caused the error, None for any other error."""
-    match = _AT.fullmatch(str(error))
-    unknown = None if match is None else _UNKNOWN.fullmatch(match["what"])
-    return None if unknown is None else unknown["name"]

@@ -18,6 +18,7 @@ from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.errors import ApiError, bad_request
 from quire.frontend.http.transport.auth import CONNECTION
 from quire.frontend.http.transport.flow import ReadingFlow, ResponseTransport
+from quire.frontend.http.transport.old_http import adapt_to_old_client, is_old
 from quire.frontend.http.transport.pending_input import PendingInput
 from quire.frontend.http.transport.rejections import (
     MAX_HEADER_BYTES,
@@ -200,6 +201,8 @@ class HttpProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
         self._turns.charge_request(len(self.headers))
+        if is_old(cycle.scope["http_version"]):
+            adapt_to_old_client(cycle)
         super()._start_asgi_task(cycle, app)
 
     def _end(self) -> None:

@@ -75,7 +75,7 @@ COMPLETION_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"min_tokens": 9}, "min_tokens"),
     ({"temperature": -1}, "temperature"),
     ({"temperature": "hot"}, "temperature"),
-    ({"top_p": 0}, "top_p"),
+    ({"top_p": -0.1}, "top_p"),
     ({"top_p": 2}, "top_p"),
     ({"top_k": -5}, "top_k"),
     ({"min_p": 5}, "min_p"),
@@ -443,6 +443,72 @@ def test_many_nulls_are_dropped_at_once(server: Server) -> None:
     nothing = {f"x{number}": None for number in range(10_000)}
     asked = {"regex": "a", **nothing}
     assert server.request(COMPLETIONS, {**GOOD, **nothing, "structured_outputs": asked}).status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "written"),
+    [
+        (COMPLETIONS, {"prompt": "x", "seed": 42, "max_tokens": 10}, b'{"prompt":"x","seed":42.0,"max_tokens":1e1}'),
+        (COMPLETIONS, {"prompt": [[5, 6], [7]], "seed": 1}, b'{"prompt":[[5.0,6],[7.00]],"seed":1,"mystery":null}'),
+        (COMPLETIONS, {"prompt": "x", "top_k": 0, "seed": 3}, b'{"prompt":"x","top_k":-0.0,"seed":0.3e1}'),
+        (
+            "/completion",
+            {"prompt": [5, 6], "seed": 3, "n_predict": 4, "logit_bias": [[9, -5]]},
+            b'{"prompt":[5.0,6.0],"seed":3.0,"n_predict":4.0,"logit_bias":[[9.0,-5]]}',
+        ),
+        (
+            "/api/generate",
+            {"prompt": "x", "stream": False, "options": {"seed": 3, "num_predict": 4}},
+            b'{"prompt":"x","stream":false,"options":{"seed":3.0,"num_predict":4e0}}',
+        ),
+    ],
+    ids=short,
+)
+def test_integers_may_be_written_with_a_fraction_or_an_exponent(
+    server: Server, path: str, body: dict[str, Any], written: bytes
+) -> None:
+    def text_of(reply: Any) -> list[str]:
+        assert reply.status == 200, reply.body
+        answer = reply.json()
+        choices = answer.get("choices", [{"text": answer.get("content", answer.get("response"))}])
+        return [choice["text"] for choice in choices]
+
+    assert text_of(server.request(path, written)) == text_of(server.request(path, body))
+
+
+@pytest.mark.parametrize("number", [b"1.5", b"1e-1", b"1e17", b"1e400", b"-1.5e0"])
+def test_other_numbers_are_no_integers(server: Server, number: bytes) -> None:
+    check(server.request(COMPLETIONS, b'{"prompt":"x","top_k":' + number + b"}"), 400, "top_k")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "words"),
+    [
+        (COMPLETIONS, {"prompt": ["a", "", "b"]}, "prompt[1]", "empty"),
+        (COMPLETIONS, {"prompt": ["a", "b c " * 5000]}, "prompt[1]", "maximum context length"),
+        (COMPLETIONS, {"prompt": [[1], [2], [10**7]]}, "prompt[2]", "outside the vocabulary"),
+        ("/completion", {"prompt": ["a", ""]}, "prompt[1]", "empty"),
+        ("/v1/embeddings", {"input": ["a", ""]}, "input[1]", "empty"),
+        ("/v1/embeddings", {"input": [[1], [10**7]]}, "input[1]", "outside the vocabulary"),
+        ("/v1/embeddings", {"input": ["a", "b"], "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "leaves no"),
+        ("/pooling", {"input": ["a", "b c " * 5000]}, "input[1]", "maximum context length"),
+        ("/embedding", {"content": ["a", "b", ""]}, "content[2]", "empty"),
+        ("/rerank", {"query": "a", "documents": ["a", {"text": ""}]}, "documents[1]", "empty"),
+        ("/rerank", {"query": "", "documents": ["a", "b"]}, "query", "empty"),
+        ("/rerank", {"query": "a", "documents": ["a", "b c " * 5000]}, "documents[1]", "maximum context length"),
+        ("/score", {"queries": "a", "documents": ["a", ""]}, "documents[1]", "empty"),
+        ("/score", {"text_1": ["a", ""], "text_2": ["a", "b"]}, "text_1[1]", "empty"),
+        ("/score", {"text_1": "a", "data_2": "b c " * 5000}, "data_2", "maximum context length"),
+    ],
+    ids=short,
+)
+def test_a_text_at_fault_is_named_by_its_place(
+    server: Server, path: str, body: dict[str, Any], param: str, words: str
+) -> None:
+    reply = server.request(path, body)
+    check(reply, 400, param)
+    assert words in reply.error["message"]
+    assert param.endswith("tokens") or "[" not in param or reply.error["message"].startswith(param)
 
 
 def test_unsupported_fields_may_have_neutral_values(server: Server) -> None:

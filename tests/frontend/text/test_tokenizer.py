@@ -50,6 +50,10 @@ def test_special_tokens_are_added_or_omitted(byte_level: Tokenizer) -> None:
     begin = byte_level.bos_token_id
     assert begin == byte_level.token_id("<|begin|>")
     assert byte_level.encode("fox") == [begin, *byte_level.encode("fox", add_special_tokens=False)]
+    assert byte_level.encode("<|begin|>fox") == byte_level.encode("fox")  # as a chat template begins
+    assert byte_level.encode("<|begin|><|begin|>fox") == [begin, *byte_level.encode("fox")]
+    assert byte_level.encode("<|begin|>fox", add_special_tokens=False) == byte_level.encode("fox")
+    assert byte_level.encode("<|end|>fox")[0] == begin
     assert byte_level.decode(byte_level.encode("fox"), skip_special_tokens=False) == "<|begin|>fox"
 
 

@@ -184,6 +184,38 @@ def test_log_probabilities_are_those_of_openais_api(server: Server, openai: Open
     assert streamed == found
 
 
+@pytest.mark.parametrize(
+    ("text", "fields", "content"),
+    [
+        ("one two three four", {"stop": [" three"]}, "one two"),
+        ("one two three four", {"stop": ["wo th"]}, "one t"),
+        ("one two three four", {"stop": ["one"]}, ""),
+        ("one two", {"stop": ["two three"]}, "one two"),
+        ("a😀 b😀", {"stop": ["b"]}, "a😀 "),
+        ("a\n  b\nc", {"n_indent": 2}, "a\n  b\n"),
+    ],
+)
+def test_log_probabilities_are_of_the_tokens_that_the_content_shows(
+    server: Server, text: str, fields: dict[str, Any], content: str
+) -> None:
+    quoted = json.dumps(text, ensure_ascii=False)
+    grammar = {"grammar": f"root ::= {quoted}", "n_probs": 1, "n_predict": 40, **fields}
+    answer = ask(server, **grammar)
+    assert answer["content"] == content
+    found = answer["completion_probabilities"]
+    shown = b"".join(bytes(each["bytes"]) for each in found).decode()
+    assert shown.startswith(content)
+    assert sum(len(each["bytes"]) for each in found[:-1]) < len(content.encode()) or not found
+    assert text.startswith(shown)
+    events = events_of(server.request("/completion", {"prompt": PROMPT, **GREEDY, **grammar, "stream": True}).body)
+    assert [each for event in events[:-1] for each in event["completion_probabilities"]] == found
+    text_so_far = shown_so_far = ""
+    for event in events[:-1]:
+        text_so_far += event["content"]
+        shown_so_far += b"".join(bytes(each["bytes"]) for each in event["completion_probabilities"]).decode()
+        assert shown_so_far.startswith(text_so_far)
+
+
 def test_biases_are_for_token_ids_and_texts(server: Server) -> None:
     plain = ask(server, return_tokens=True)
     first = plain["tokens"][0]

@@ -60,6 +60,12 @@ def test_a_conversation_becomes_a_prompt(server: Server) -> None:
     answer = server.request("/completion", {"prompt": prompt, "temperature": 0, "n_predict": 8}).json()["content"]
     chat = {"messages": messages, "temperature": 0, "max_tokens": 8}
     assert server.request("/v1/chat/completions", chat).json()["choices"][0]["message"]["content"] == answer.lstrip()
+    count = server.request("/v1/chat/completions", chat).json()["usage"]["prompt_tokens"]
+    [begin, *_, last] = server.request("/tokenize", {"content": prompt}).json()["tokens"]
+    rest, start = prompt.removeprefix("<|begin|>"), prompt.removesuffix("<|assistant|>")
+    for same in (prompt, rest, [begin, rest], [start, last], [start.removeprefix("<|begin|>"), last]):
+        answer = server.request("/completion", {"prompt": same, "n_predict": 1}).json()
+        assert answer["tokens_evaluated"] == count, same  # with one bos
     bad = server.request("/apply-template", {"messages": [{"role": "alien", "content": "x"}]})
     assert bad.status == 400
     assert server.request("/apply-template", {"messages": []}).status == 400

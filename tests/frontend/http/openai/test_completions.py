@@ -95,6 +95,19 @@ def test_echo_returns_the_prompt_and_its_logprobs(openai: OpenAI) -> None:
     assert alone.usage.completion_tokens == 0
 
 
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_offsets_are_places_in_the_text(server: Server, as_ids: bool) -> None:
+    body = {"prompt": "a😀b", "max_tokens": 20, "logprobs": 0, "return_tokens_as_token_ids": as_ids}
+    answer = {**body, "structured_outputs": {"choice": ["c😀d"]}}
+    [choice] = server.request("/v1/completions", answer).json()["choices"]
+    assert choice["text"] == "c😀d"
+    offsets = choice["logprobs"]["text_offset"]
+    assert (offsets[0], set(offsets[1:-1]), offsets[-1]) == (0, {1}, 2)
+    [echo] = server.request("/v1/completions", {**answer, "echo": True}).json()["choices"]
+    assert echo["text"] == "a😀bc😀d"
+    assert echo["logprobs"]["text_offset"] == [0, 0, 1, 1, 1, 1, 2, *(3 + offset for offset in offsets)]
+
+
 @pytest.mark.parametrize("max_tokens", [0, 5])
 def test_a_stream_begins_with_the_echo(openai: OpenAI, max_tokens: int) -> None:
     prompts = [PROMPT, "The fox"]
@@ -156,6 +169,15 @@ def test_vllm_fields_work(server: Server) -> None:
     assert len(choice["token_ids"]) == 3
     assert choice["prompt_logprobs"][0] is None
     assert str(tokens[1]) in choice["prompt_logprobs"][1]
+    long = {"max_tokens": 7, "truncate_prompt_tokens": -1}
+    for path, given in (
+        ("/v1/completions", {"prompt": "a fox " * 3000}),
+        ("/v1/completions", {"prompt": ["a fox " * 3000, [5] * 3000]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a fox " * 3000}]}),
+    ):
+        usage = server.request(path, {**given, **long, "ignore_eos": True}).json()["usage"]
+        count = len(given["prompt"]) if isinstance(given.get("prompt"), list) else 1
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == ((2048 - 7) * count, 7 * count), path
     cut = server.request("/v1/completions", {**body, "truncate_prompt_tokens": 2}).json()["choices"][0]
     assert cut["prompt_token_ids"] == tokens[-2:]
     bare = server.request("/v1/completions", {**body, "add_special_tokens": False}).json()["choices"][0]

@@ -49,6 +49,15 @@ def test_documents_are_sorted_by_their_similarity(server: Server, path: str) -> 
     assert short["results"] == [{"index": 1, "relevance_score": scores[1]}]
 
 
+def test_no_cosine_is_beyond_1(server: Server) -> None:
+    texts = [f"{text} {number}" for text in TEXTS for number in range(20)]
+    with LLM(engine_address=server.engine_address) as llm:
+        assert max(abs(output.outputs.score) for output in llm.score(texts, texts)) <= 1
+    scores = [entry["score"] for entry in server.request("/score", {"text_1": texts, "text_2": texts}).json()["data"]]
+    assert scores == [pytest.approx(1, abs=1e-6)] * len(texts)
+    assert max(scores) <= 1
+
+
 def test_equal_scores_keep_the_order_of_the_request(server: Server) -> None:
     answer = server.request("/rerank", {"query": TEXTS[0], "documents": [TEXTS[1]] * 3, "pooling_type": "mean"}).json()
     assert [result["index"] for result in answer["results"]] == [0, 1, 2]
@@ -59,7 +68,7 @@ def test_equal_scores_keep_the_order_of_the_request(server: Server) -> None:
     [
         ("/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "2 texts can't be paired with 3"),
         ("/score", {"text_1": [], "text_2": ["a"]}, "no text to score"),
-        ("/score", {"text_1": "a", "text_2": ""}, "the prompt is empty"),
+        ("/score", {"text_1": "a", "text_2": ""}, "text_2 is empty"),
         ("/score", {"text_1": "a"}, "text_2 is missing; give text_2, or in its place documents or data_2"),
         ("/score", {"text_1": "a", "text_2": "b", "queries": ["c"]}, "text_1 and queries are the same; give text_1"),
         ("/score", {"text_1": "a", "text_2": ["b"] * 5000}, "5001 prompts"),

@@ -102,6 +102,23 @@ def test_unknown_nulls_in_many_entries_cost_no_more_conversions_than_in_one(monk
     assert body.tools[0]["function"]["parameters"] == {"default": None}
 
 
+def test_integers_with_a_fraction_in_many_places_cost_no_more_conversions_than_in_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    conversions: list[object] = []
+    convert: Callable[..., Any] = msgspec.convert
+
+    def counting(*given: Any, **options: Any) -> Any:
+        conversions.append(given)
+        return convert(*given, **options)
+
+    monkeypatch.setattr(msgspec, "convert", counting)
+    prompts = [[1.0, 2, 3.0]] * 100
+    body = decoded({"prompt": prompts, "seed": 1.0, "n": 2.0, "top_k": 3.0, "top_p": 1.0}, CompletionBody)
+    assert len(conversions) <= 4
+    assert (body.prompt, body.seed, body.n) == (((1, 2, 3),) * 100, 1, 2)
+
+
 def test_an_unknown_field_among_nulls_is_an_error_that_names_it() -> None:
     messages = [{"role": "user", "content": "a", "no": None}, {"role": "user", "no": 1}]
     with pytest.raises(ApiError, match=r"messages\[1\].no is not a known field"):
