@@ -15,6 +15,7 @@ from quire.frontend.cli.failures import fail
 from quire.frontend.cli.flags import AttachFlags, EngineFlags, SamplingFlags, switch, takes_flags
 from quire.frontend.cli.model import Model, open_model
 from quire.frontend.cli.output import PrintedAnswer, is_interactive, say, tolerate_encoding, write, write_raw
+from quire.frontend.errors import CONTEXT_LENGTH_EXCEEDED
 
 if TYPE_CHECKING:
     from quire.frontend.cli.markdown import MarkdownStream
@@ -60,14 +61,14 @@ def chat(
     with open_model(engine, attach) as model:
         if model.folder is not None:
             find_template(model.folder)  # raises an error with advice if there is none
-        greet()
+        greet(model, sampling)
         ChatSession(model, sampling, system, no_markdown=no_markdown).run()
 
 
-def greet() -> None:
-    """Tell a person at a terminal what to do."""
+def greet(model: Model, sampling: SamplingFlags) -> None:
+    """Tell a person at a terminal what to do, and how answers are sampled."""
     if is_interactive():
-        say("Type a message; /help lists the commands, Ctrl-D exits.")
+        say(f"Type a message; /help lists the commands, Ctrl-D exits. {model.sampling_line(sampling).capitalize()}.")
 
 
 class ChatSession:
@@ -185,20 +186,56 @@ class ChatSession:
             answer.end_line()
             say("[stopped]")
         except ValueError as error:
-            fail(f"{error} (/reset starts a new conversation)" if self._messages else str(error))
+            if getattr(error, "code", None) == CONTEXT_LENGTH_EXCEEDED and self._leaves_out_turns(turn):
+                self._say(text)
+            else:
+                fail(f"{error} (/reset starts a new conversation)" if self._messages else str(error))
             return
         else:
-            answer.end_line()
+            answer.end()
             if self._prompt:
                 say(f"[{answer.summary}]")
         self._messages += [turn, {"role": "assistant", "content": answer.text}]
+
+    def _leaves_out_turns(self, turn: dict[str, str]) -> bool:
+        """Offer to leave out the oldest turns when all exceed the context; return True if some have been."""
+        from quire.frontend.text.chat.history import room_for_answer, without_oldest_turns
+
+        llm = self._model.llm
+        context = llm.max_model_len
+
+        async def num_tokens(messages: list[dict[str, str]]) -> int:
+            return len((await llm.chat_prompt(messages)).token_ids)
+
+        most = context - (self._params.max_tokens or room_for_answer(None, context))
+        history = [*self._instructions, *self._messages, turn]
+        kept = self._model.runner.run(without_oldest_turns(history, num_tokens, most))
+        left_out = len(history) - len(kept)
+        if left_out == 0:
+            return False
+        what = f"the oldest {left_out} of {len(self._messages)} messages, which exceed the context of {context} tokens"
+        if self._prompt and not self._agrees(f"Leave out {what}? [Y/n] "):
+            return False
+        self._messages = self._messages[left_out:]
+        say(f"[left out {what}]")
+        return True
+
+    @staticmethod
+    def _agrees(question: str) -> bool:
+        try:
+            return input(question).strip().lower() in ("", "y", "yes")
+        except EOFError:
+            return False
+
+    @property
+    def _instructions(self) -> list[dict[str, str]]:
+        return [{"role": "system", "content": self._system}] if self._system else []
 
     def _outputs(self, turn: dict[str, str]) -> AsyncIterator[RequestOutput]:
         llm = self._model.llm
         if not self._model.has_chat_template:
             return llm.generate(turn["content"], self._params, output_kind="delta")
-        system = [{"role": "system", "content": self._system}] if self._system else []
-        return llm.chat([*system, *self._messages, turn], self._params, output_kind="delta")
+        return llm.chat([*self._instructions, *self._messages, turn], self._params, output_kind="delta")
 
 
 def _markdown() -> MarkdownStream | None:
@@ -270,8 +307,10 @@ def complete(
         write(text if echo else "")
         try:
             model.runner.run(answer.stream(model.llm.generate(text, model.params(sampling), output_kind="delta")))
-        finally:
+        except BaseException:
             answer.end_line()
+            raise
+        answer.end()
     if sys.stderr.isatty():
         say(f"[{answer.summary}]")
 

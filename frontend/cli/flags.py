@@ -165,7 +165,7 @@ class HttpFlags(Flags):
 
 GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _MODELS = "the model's *, or {:g}"
-SAMPLING_NOTE = "* from its generation_config.json"
+SAMPLING_NOTE = "* from its generation_config.json, or its GGUF file"
 
 
 def _sampling_rows() -> dict[str, Option]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import socket
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,8 @@ from quire.frontend.metrics.otlp import request_spans
 from quire.frontend.metrics.server import ServerMetrics
 from quire.protocol.open_files import OTHER_FILES, allow_connections
 from quire.protocol.options import options_of
+
+logger = logging.getLogger(__name__)
 
 _LEAST_CONNECTIONS = 16
 _PORTS_TO_TRY = 20  # from the default port on, if none was given
@@ -93,6 +96,8 @@ def serving_of(
         responses=responses,
     )
     llm.add_observer(service.load)
+    if llm.pooling_info.generates:
+        logger.info(model.sampling_line(sampling))
     return Serving(service, listener, _tell)
 
 

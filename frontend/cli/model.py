@@ -36,8 +36,21 @@ class Model:
 
     def defaults(self, flags: SamplingFlags) -> dict[str, Any]:
         """Return the defaults of requests that differ from the library's: the flags, else the model's own."""
-        own = {} if self.folder is None else generation_defaults(self.folder)
-        return {**own, **flags.given}
+        return {**self._own_defaults, **flags.given}
+
+    @property
+    def _own_defaults(self) -> dict[str, Any]:
+        """The model's sampling parameters: of the folder with its tokenizer, else of its own, as a GGUF file has."""
+        if self.folder is None:
+            return {}
+        return generation_defaults(self.folder) or generation_defaults(Path(self.llm.model))
+
+    def sampling_line(self, flags: SamplingFlags) -> str:
+        """Return the sampling parameters of requests that give none, as a line for users."""
+        values = {"temperature": 1.0} | self.defaults(flags)
+        return "sampling defaults: " + ", ".join(
+            f"{name}={values[name]}" for name in GENERATION_DEFAULTS if name in values
+        )
 
     @property
     def has_chat_template(self) -> bool:

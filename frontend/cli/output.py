@@ -60,6 +60,12 @@ class PrintedAnswer:
         elif not self.text.endswith("\n"):
             write("\n")
 
+    def end(self) -> None:
+        """End the line of a complete answer, and tell the user if it is empty, which looks like a failure."""
+        self.end_line()
+        if not self.text.strip():
+            say(f"quire: the model's answer is empty (finish reason: {self.finish_reason})")
+
     @property
     def summary(self) -> str:
         """Number of tokens, seconds to the first, and tokens per second after it."""

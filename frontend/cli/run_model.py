@@ -9,7 +9,7 @@ import typer
 from quire.frontend.cli.chat import NO_MARKDOWN, ChatSession, greet
 from quire.frontend.cli.flags import AttachFlags, EngineFlags, SamplingFlags, switch, takes_flags
 from quire.frontend.cli.model import open_model
-from quire.frontend.cli.output import tolerate_encoding
+from quire.frontend.cli.output import say, tolerate_encoding
 from quire.frontend.cli.serve import answer_once
 
 
@@ -36,8 +36,10 @@ def run(
     if engine.model is not None:
         raise typer.BadParameter("the model is given twice; omit --model")
     with open_model(engine.with_values(model=name), attach) as opened:
+        if not opened.has_chat_template:
+            say(f"quire: {name} has no chat template: it continues the texts that it gets, and answers no messages")
         if prompt:
             answer_once(opened, " ".join(prompt), sampling, as_message=opened.has_chat_template)
             return
-        greet()
+        greet(opened, sampling)
         ChatSession(opened, sampling, no_markdown=no_markdown).run()

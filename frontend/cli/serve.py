@@ -103,8 +103,10 @@ def answer_once(model: Model, prompt: str, sampling: SamplingFlags, *, as_messag
         outputs = model.llm.generate(prompt, params, output_kind="delta")
     try:
         model.runner.run(answer.stream(outputs))
-    finally:
+    except BaseException:
         answer.end_line()
+        raise
+    answer.end()
     if sys.stderr.isatty():
         say(f"[{answer.summary}]")
 

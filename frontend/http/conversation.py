@@ -23,7 +23,7 @@ from quire.frontend.sampling import answer_room, fitted
 from quire.frontend.text.chat.assistant import AssistantMessage, AssistantParser
 from quire.frontend.text.chat.events import Event
 from quire.frontend.text.chat.tools import ToolUse
-from quire.frontend.text.prompts import truncate
+from quire.frontend.text.prompts import Prompt, truncate
 from quire.frontend.turns import in_turns
 from quire.protocol.messages import SamplingParams, StructuredOutputs
 
@@ -104,12 +104,16 @@ class Turn:
     format_field: str = RESPONSE_FORMAT
     prediction: str = ""
 
+    async def prompt(self, service: ModelService) -> Prompt:
+        """Render the messages. Raises `ValueError`."""
+        tools = None if self.tools is None else self.tools.for_template()
+        return await service.llm.chat_prompt(self.messages, tools=tools, **self.template)
+
     async def begin(self, service: ModelService) -> Conversation:
         """Return the conversation with its prompt rendered. Raises `ValueError` or `ApiError` if it is invalid."""
         service.check_count(1, self.params)
         structured = only_one(self.params.structured_outputs, self.structured_outputs, self.format_field)
-        tools = None if self.tools is None else self.tools.for_template()
-        prompt = await service.llm.chat_prompt(self.messages, tools=tools, **self.template)
+        prompt = await self.prompt(service)
         text, answer_format = prompt.text or "", service.llm.answer_format
         constraint_field = STRUCTURED_OUTPUTS if self.structured_outputs is None else self.format_field
         async with grammar_errors_at(constraint_field):

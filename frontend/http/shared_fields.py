@@ -9,7 +9,7 @@ from msgspec import Meta
 from quire.frontend.http.errors import bad_request
 from quire.frontend.http.transport.bodies import Refusals
 from quire.frontend.text.chat.tools import NAME, Mode
-from quire.protocol.messages import StructuredOutputs
+from quire.protocol.messages import SamplingParams, StructuredOutputs
 
 LOCAL_SAMPLING = {  # name in llama.cpp's API, which Ollama's has too -> name of the sampling parameter
     "temperature": "temperature",
@@ -24,6 +24,14 @@ LOCAL_SAMPLING = {  # name in llama.cpp's API, which Ollama's has too -> name of
 }
 NO_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 """Penalties that change nothing."""
+
+
+def penalty_warnings(field: str, last: int | None, params: SamplingParams, max_model_len: int) -> list[str]:
+    """Return a warning if penalties are for the `last` tokens, which only tells the client that they are for all."""
+    has_penalty = any(getattr(params, name) != neutral for name, neutral in NO_PENALTIES.items())
+    is_followed = last is None or not 0 < last < max_model_len or not has_penalty
+    return [] if is_followed else [f"{field}={last} is not followed: penalties apply to all tokens"]
+
 
 STRUCTURED_OUTPUTS = "structured_outputs"
 RESPONSE_FORMAT = "response_format"

@@ -9,6 +9,7 @@ from quire.frontend.hub.gguf_files import SUFFIX, tag_of
 
 _HUB_NAME = re.compile(r"(\w[\w.-]*/)?\w[\w.-]{0,95}(?<![.-])", re.ASCII)
 _TAG = re.compile(r"\w[\w.-]{0,127}", re.ASCII)
+_MAGIC = b"GGUF"
 _FORBIDDEN = ("--", "..")  # anywhere in a name; in the cache `--` stands for the slash
 
 
@@ -27,8 +28,18 @@ def split_tag(model: str) -> tuple[str, str | None]:
 
 
 def is_gguf(model: str) -> bool:
-    """Return True if a model is a GGUF file of this machine, or was meant to be one."""
-    return model.endswith(SUFFIX) and (":" not in model or Path(model).exists())
+    """Return True if a model is a GGUF file of this machine, whatever its name, or was meant to be one."""
+    return (model.endswith(SUFFIX) and (":" not in model or Path(model).exists())) or _begins_as_gguf(Path(model))
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    try:
+        if not path.is_file():  # a pipe could wait for ever
+            return False
+        with path.open("rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except (OSError, ValueError):  # not to be read, or no path
+        return False
 
 
 def check_model(model: str, revision: str | None = None) -> None:

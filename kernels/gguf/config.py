@@ -10,6 +10,7 @@ from quire.kernels.gguf.architectures import ARCHITECTURES, architecture_of
 from quire.kernels.gguf.container import GgufModel
 from quire.kernels.gguf.metadata import FLOAT_TYPES, Metadata
 from quire.kernels.gguf.parts import parts_of
+from quire.kernels.gguf.sampling import sampling_of
 
 METHOD = "gguf"
 """`quant_method` in config.json."""
@@ -50,10 +51,10 @@ def config_of(model: GgufModel) -> dict[str, Any]:
 
 
 def generation_config_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of generation_config.json: every token that ends an answer.
+    """Return the fields of generation_config.json: every token that ends an answer, and how to sample.
 
     Those of chats that files do not name are known by their texts, as in llama.cpp: it also does not take `<|end|>`,
-    which ends messages, for one if there is `<|return|>`.
+    which ends messages, for one if there is `<|return|>`. Raises ModelError for a bad sampling parameter.
     """
     ids = {id_ for name in _ENDS if type(id_ := metadata.get(f"tokenizer.ggml.{name}")) is int}
     tokens, types = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.token_type")
@@ -61,7 +62,7 @@ def generation_config_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
         texts = {text: id_ for id_, (text, kind) in enumerate(zip(tokens, types, strict=False)) if kind == _CONTROL}
         ends = _END_TEXTS - ({"<|end|>"} if "<|return|>" in texts else set())
         ids |= {id_ for text, id_ in texts.items() if text in ends}
-    return {"eos_token_id": sorted(ids)}
+    return {"eos_token_id": sorted(ids), **sampling_of(metadata)}
 
 
 def pooling_files_of(model: GgufModel) -> dict[str, Any]:

@@ -22,10 +22,14 @@ from quire.kernels import host
 from quire.kernels.errors import ModelError
 from quire.kernels.gguf.config import config_of, generation_config_of, pooling_files_of
 from quire.kernels.gguf.container import gguf_files, read_gguf
+from quire.kernels.gguf.description import DESCRIPTION, description_of
 from quire.kernels.gguf.kept_folders import evict, use
 from quire.kernels.gguf.tokenizer import tokenizer_files
 
-LAYOUT = 4
+SUFFIX = ".gguf"
+"""End of the names of GGUF files. The file itself may lack it, its link in the folder has it."""
+
+LAYOUT = 5
 """Version of what is made from the metadata."""
 
 
@@ -35,7 +39,7 @@ def model_folder(file: Path, root: Path | None = None) -> Path:
     `root` is the folder of all such folders, that of the user by default.
     """
     files = [path.absolute() for path in gguf_files(file)]
-    folder = (root or host.user_cache() / "gguf") / _key(files) / file.stem
+    folder = (root or host.user_cache() / "gguf") / _key(files) / file.name.removesuffix(SUFFIX)
     if not use(folder):
         _make(folder, files)
     return folder
@@ -55,6 +59,7 @@ def _make(folder: Path, files: list[Path]) -> None:
         contents: dict[str, Any] = {
             "config.json": config_of(model),
             "generation_config.json": generation_config_of(model.metadata),
+            DESCRIPTION: description_of(model),
             **pooling_files_of(model),
             **tokenizer_files(model.metadata),
         }
@@ -69,7 +74,7 @@ def _make(folder: Path, files: list[Path]) -> None:
                 (made / folder.name / name).parent.mkdir(exist_ok=True)
                 (made / folder.name / name).write_bytes(msgspec.json.encode(content))
             for path in files:
-                (made / folder.name / path.name).symlink_to(path)
+                (made / folder.name / f"{path.name.removesuffix(SUFFIX)}{SUFFIX}").symlink_to(path)
             made.chmod(0o755)
             made.rename(folder.parent)
             evict(folder.parent.parent)

@@ -20,6 +20,14 @@ _MEANINGLESS = ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout")
 """Keys that change nothing: the embedding has the size of the vocabulary."""
 
 
+def shortest_decimal(value: float) -> float:
+    """Return the shortest decimal that is the same in f32, if the value is one of f32: 1e-05, as JSON would have it."""
+    if abs(value) > float(np.finfo(np.float32).max):
+        return value
+    short = np.float32(value)
+    return float(str(short)) if float(short) == value else value
+
+
 class Metadata:
     """The metadata of a file, and its `tensors` by their names there."""
 
@@ -51,16 +59,12 @@ class Metadata:
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Return a key of the architecture, a number above 0.
-
-        Files have f32. It is the shortest decimal of that, which is what a config.json would have: 1e-05.
-        """
+        """Return a key of the architecture, a number above 0, as `shortest_decimal`."""
         value = default if self.own(name) is None else self.own(name)
         value = float(value) if type(value) is int else value
         if type(value) is not float or not math.isfinite(value) or value <= 0:
             raise self.unsupported(name, "it must be a number above 0")
-        short = np.float32(value)
-        return float(str(short)) if float(short) == value else value
+        return shortest_decimal(value)
 
     def flag(self, name: str, default: bool) -> bool:
         """Return a key of the architecture, true or false."""

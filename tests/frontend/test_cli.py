@@ -531,6 +531,46 @@ def test_chat_without_a_terminal_answers_every_line(place: Workplace) -> None:
 
 
 @needs_kernels
+def test_a_chat_beyond_the_context_leaves_out_its_oldest_turns(place: Workplace) -> None:
+    """Without a terminal it does so by itself; at one it asks."""
+    flags = [
+        "chat",
+        "--max-model-len",
+        "128",
+        "--max-tokens",
+        "16",
+        "--temperature",
+        "0",
+        "--system",
+        "You tell tales.",
+    ]
+    lines = ["The fox and the crow went to the river to see the moon, and the crow sang a song."] * 6
+    done = place.run(*flags, stdin="\n".join(lines))
+    said = r"\[left out the oldest (\d) of \d messages, which exceed the context of 128 tokens\]"
+    assert done.returncode == 0
+    assert done.stderr
+    assert all(re.fullmatch(said, line) for line in done.stderr.splitlines()), done.stderr
+    terminal = Terminal(place, *flags)
+    while True:
+        terminal.expect("> ")
+        terminal.type(lines[0] + "\n")
+        if "Leave out" in terminal.expect(
+            r"\n\[16 tokens|Leave out the oldest \d of \d messages, which exceed the context"
+        ):
+            break
+    terminal.type("n\n")
+    terminal.expect(r"/reset starts a new conversation\)")
+    terminal.expect("> ")
+    terminal.type(lines[0] + "\n")
+    terminal.expect("Leave out")
+    terminal.type("\n")
+    terminal.expect(said)
+    terminal.expect(r"\n\[16 tokens")
+    terminal.expect("> ")
+    assert terminal.leave(lambda: terminal.type("/exit\n")) == 0
+
+
+@needs_kernels
 def test_run_chats_and_answers_once(place: Workplace) -> None:
     """Its commands are those of Ollama's, too."""
     model = str(Path(__file__).parents[2] / "frontend" / "demo_model")
@@ -564,12 +604,43 @@ def test_bad_prompts_and_values(place: Workplace) -> None:
 
 
 @needs_kernels
+@pytest.mark.parametrize(
+    "command", [["complete", "Once"], ["serve", "--prompt", "Once"], ["run", "demo", "Once"], ["chat"]]
+)
+def test_an_empty_answer_is_said_to_be_one(place: Workplace, tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "demo").symlink_to(Path(__file__).parents[2] / "frontend" / "demo_model")
+    letters = [
+        flag for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz,." for flag in ("--stop", letter)
+    ]
+    arguments = [*command, "--temperature", "0", *letters]
+    done = subprocess.run(
+        [*QUIRE, *arguments],
+        input="Once\n",
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=place.env,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "")
+    assert done.stderr == "quire: the model's answer is empty (finish reason: stop)\n"
+
+
+@needs_kernels
 def test_a_model_without_a_chat_template(place: Workplace, tmp_path: Path) -> None:
     model = demo_copy(tmp_path / "model", tokenizer_config={"eos_token": "<|end|>"})
     done = place.run("chat", "--model", str(model), stdin="hello\n")
     assert done.returncode == 1
     assert "has no chat template" in done.stderr
-    assert place.run("complete", "fox", "--model", str(model), "--max-tokens", "3").returncode == 0
+    complete = place.run("complete", "fox", "--model", str(model), "--max-tokens", "3", "--temperature", "0")
+    assert (complete.returncode, complete.stderr) == (0, "")
+    run = place.run("run", str(model), "fox", "--max-tokens", "3", "--temperature", "0")
+    assert (run.returncode, run.stdout) == (0, complete.stdout)
+    assert (
+        run.stderr
+        == f"quire: {model} has no chat template: it continues the texts that it gets, and answers no messages\n"
+    )
 
 
 def demo_copy(folder: Path, **files: Any) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -296,6 +297,20 @@ def test_folders_come_before_names(place: Place, tmp_path: Path, monkeypatch: py
     with pytest.raises(ValueError, match="model='file' is a file, neither a folder nor a GGUF file"):
         resolve_model("file")
     assert not place.hub.tokens
+
+
+@pytest.mark.parametrize("name", ["model", "sha256-0123abcd", "tiny:latest", "model.v1.2"])
+def test_a_gguf_file_is_known_by_its_first_letters(demo_model: Path, tmp_path: Path, name: str, place: Place) -> None:
+    write_gguf(demo_model, tmp_path / "demo.gguf", "Q8_0")
+    file = (tmp_path / "demo.gguf").rename(tmp_path / name)
+    folder = resolve_model(str(file))
+    assert [path.resolve() for path in folder.glob("*.gguf")] == [file]
+    assert folder.name == name_of(str(folder)) == name
+    with pytest.raises(ValueError, match=f"{name} is a file; leave it out"):
+        resolve_model(str(file), "main")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="is a file, neither a folder nor a GGUF file"):
+        resolve_model(str(tmp_path / "pipe"))
 
 
 def test_a_reload_takes_names(place: Place) -> None:

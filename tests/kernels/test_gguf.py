@@ -161,7 +161,39 @@ def test_the_config_of_a_file() -> None:
     assert config["tie_word_embeddings"]
     assert config["rope_scaling"] == {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
     assert config["quantization_config"]["types"] == {"model.embed_tokens": "Q8_0"}
-    assert generation_config_of(METADATA) == {"eos_token_id": [5, 7]}
+    assert generation_config_of(METADATA)["eos_token_id"] == [5, 7]
+
+
+LLAMA_CPP = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, LLAMA_CPP),
+        ({"temp": float(np.float32(0.6)), "top_k": 20}, LLAMA_CPP | {"temperature": 0.6, "top_k": 20}),
+        ({"temp": 0.0, "min_p": 0.0}, LLAMA_CPP | {"temperature": 0.0, "min_p": 0.0}),
+        ({"top_k": -1, "top_p": 1.0}, LLAMA_CPP | {"top_k": 0, "top_p": 1.0}),
+        ({"penalty_repeat": float(np.float32(1.1))}, LLAMA_CPP | {"repetition_penalty": 1.1}),
+    ],
+)  # fmt: skip
+def test_a_file_says_how_to_sample_and_llama_cpp_says_the_rest(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    metadata = {**METADATA, **{f"general.sampling.{key}": value for key, value in given.items()}}
+    config = generation_config_of(metadata)
+    del config["eos_token_id"]
+    assert config == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("temp", float("nan"), "0 to"), ("temp", "hot", "0 to"), ("temp", -1.0, "0 to"), ("top_p", 1.5, "to 1"),
+        ("top_p", 0.0, "to 1"), ("min_p", True, "0 to 1"), ("top_k", [1], "-inf to inf"), ("penalty_repeat", 0, "to"),
+    ],
+)  # fmt: skip
+def test_a_bad_sampling_parameter_of_a_file_is_named(key: str, value: object, allowed: str) -> None:
+    with pytest.raises(ModelError, match=rf"as general\.sampling\.{key}; it must be a number from .*{allowed}"):
+        generation_config_of({**METADATA, f"general.sampling.{key}": value})
 
 
 def test_llama3_frequencies_come_from_the_factors_in_the_file() -> None:

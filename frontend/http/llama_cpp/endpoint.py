@@ -23,7 +23,7 @@ from quire.frontend.http.llama_cpp.task import LlamaTask
 from quire.frontend.http.openai.embeddings import PoolingBody, embed_all
 from quire.frontend.http.service import Endpoints
 from quire.frontend.http.shared_fields import effort_kwargs
-from quire.frontend.http.transport.responses import json_response
+from quire.frontend.http.transport.responses import json_response, with_warnings
 from quire.frontend.text.chat.tools import check_tools
 from quire.frontend.text.prompts import Prompt
 from quire.protocol.messages import SAMPLING_LENGTHS, PoolingParams, SamplingParams
@@ -55,7 +55,8 @@ class LlamaEndpoints(Endpoints):
         params = await self._params(body, len(given))
         with errors_renamed(FIELD_NAMES), errors_at("prompt"):
             prompts = await service.llm.prompts(await with_ids(service, given))
-        return await self._respond(request, body, LlamaTask(service, body, request, prompts, params, is_one=is_one))
+        task = LlamaTask(service, body, request, prompts, params, is_one=is_one)
+        return await self._respond(request, body, task, params)
 
     async def infill(self, request: Request) -> Response:
         """Fill in the text between a prefix and a suffix. Only for models that were trained for it."""
@@ -65,7 +66,8 @@ class LlamaEndpoints(Endpoints):
         params = await self._params(body, 1, is_infill=True)
         params.stop_token_ids = [*(params.stop_token_ids or []), *tokens.ends]
         prompt = Prompt(await infill_prompt(service, body, tokens))
-        return await self._respond(request, body, LlamaTask(service, body, request, [prompt], params, is_one=True))
+        task = LlamaTask(service, body, request, [prompt], params, is_one=True)
+        return await self._respond(request, body, task, params)
 
     async def apply_template(self, request: Request) -> Response:
         """Write a conversation as a prompt. A last message of the assistant is left open, to be continued."""
@@ -108,7 +110,7 @@ class LlamaEndpoints(Endpoints):
     async def _params(self, body: GenerationBody, num_prompts: int, *, is_infill: bool = False) -> SamplingParams:
         service = self._service
         service.require_tokenizer()
-        params = body.params(service.defaults, service.llm.max_model_len, is_infill=is_infill)
+        params = body.params(service.defaults, is_infill=is_infill)
         service.check_count(num_prompts, params)
         if body.logit_bias:
             await self._add_bias(params, body.logit_bias)
@@ -130,5 +132,9 @@ class LlamaEndpoints(Endpoints):
                     biases[token_id] = bias
         params.logit_bias, params.bad_words_token_ids = biases or None, banned or None
 
-    async def _respond(self, request: Request, body: GenerationBody, task: LlamaTask) -> Response:
-        return await self._service.respond(request, task.whole, task.events() if body.stream else None, task.explain)
+    async def _respond(
+        self, request: Request, body: GenerationBody, task: LlamaTask, params: SamplingParams
+    ) -> Response:
+        events = task.events() if body.stream else None
+        response = await self._service.respond(request, task.whole, events, task.explain)
+        return with_warnings(response, body.warnings(params, self._service.llm.max_model_len))

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from quire.frontend.http.errors import bad_request
-from quire.frontend.http.shared_fields import LOCAL_SAMPLING, NO_PENALTIES, NOT_HERE
+from quire.frontend.http.shared_fields import LOCAL_SAMPLING, NO_PENALTIES, NOT_HERE, penalty_warnings
 from quire.frontend.http.transport.bodies import Body, Refusals
 from quire.frontend.structured_outputs import check_structured_outputs
 from quire.protocol.messages import LOGIT_BIAS, SAMPLING_LENGTHS, SAMPLING_RANGES, SamplingParams, StructuredOutputs
@@ -90,7 +90,7 @@ class SamplingFields(Body, kw_only=True):
     frequency_penalty: float | None = None
     repeat_last_n: Annotated[
         int | None,
-        Meta(description="0: no penalties; -1: penalties for all tokens. Others only without penalties."),
+        Meta(description="0: no penalties. With any other value they apply to all tokens, as with -1."),
     ] = None
     ignore_eos: bool | None = None
     n_predict: Annotated[
@@ -153,7 +153,7 @@ class SamplingFields(Body, kw_only=True):
         """The number of completions of each prompt."""
         return next((each for each in (self.n_cmpl, self.n) if each is not None), 1)
 
-    def params(self, defaults: Mapping[str, Any], max_model_len: int, *, is_infill: bool = False) -> SamplingParams:
+    def params(self, defaults: Mapping[str, Any], *, is_infill: bool = False) -> SamplingParams:
         """Return the sampling parameters, without those of `logit_bias`. Raises `ApiError` 400 or `ValueError`."""
         given = {ours: value for name, ours in _SAMPLING.items() if (value := getattr(self, name)) is not None}
         for name, value in given.items():
@@ -171,7 +171,7 @@ class SamplingFields(Body, kw_only=True):
             SAMPLING_RANGES["logprobs"].check("n_probs", self.n_probs)
             params["logprobs"] = self.n_probs
         self._restrict(params, is_infill)
-        self._apply_window(params, max_model_len)
+        self._apply_window(params)
         params["structured_outputs"] = self.structured_outputs
         return SamplingParams(**params)
 
@@ -213,20 +213,17 @@ class SamplingFields(Body, kw_only=True):
             if stage not in self.samplers:
                 params.update(neutral)
 
-    def _apply_window(self, params: dict[str, Any], max_model_len: int) -> None:
-        """Apply `repeat_last_n`, the number of last tokens that penalties are for. Raises `ApiError` 400."""
-        last, neutral = self.repeat_last_n, _STAGES["penalties"]
+    def _apply_window(self, params: dict[str, Any]) -> None:
+        """Turn penalties off with `repeat_last_n` 0; else they are for all tokens. Raises `ApiError` 400."""
+        last = self.repeat_last_n
         if last == 0:
-            params.update(neutral)
+            params.update(NO_PENALTIES)
         elif last is not None and last < -1:
             raise bad_request(f"repeat_last_n={last} is out of range; it must be -1 or more", "repeat_last_n")
-        elif last is not None and 0 < last < max_model_len and _differs(params, neutral):
-            raise bad_request(
-                f"repeat_last_n={last} is not supported: penalties apply to all tokens; give -1, or 0 for none, "
-                "or leave it out",
-                "repeat_last_n",
-                "unsupported_parameter",
-            )
+
+    def warnings(self, params: SamplingParams, max_model_len: int) -> list[str]:
+        """Return what the server does differently from llama.cpp with these fields."""
+        return penalty_warnings("repeat_last_n", self.repeat_last_n, params, max_model_len)
 
     def settings(self, params: SamplingParams, model: str, max_model_len: int, *, stream: bool) -> GenerationSettings:
         """Return the settings that an answer repeats."""
@@ -309,10 +306,6 @@ def _pair(entry: Any, where: str) -> tuple[int | str, float | None]:
         raise bad_request(f"{where} has no number as its bias; give one, or false to ban the token", "logit_bias")
     LOGIT_BIAS.check(f"{where}[1]", bias)
     return token, float(bias)
-
-
-def _differs(params: Mapping[str, Any], values: Mapping[str, float]) -> bool:
-    return any(params.get(name, value) != value for name, value in values.items())
 
 
 def _json(value: object) -> str:

@@ -116,7 +116,7 @@ class StateEndpoints(Endpoints):
     def _properties(self) -> ServerProperties:
         service, info = self._service, self._service.llm.engine_info
         tokenizer, has_tools = service.tokenizer, service.llm.answer_format.tool_parser is not None
-        params = SamplingFields().params(service.defaults, info.max_model_len)
+        params = SamplingFields().params(service.defaults)
         special = {} if tokenizer is None else tokenizer.special_tokens
         return ServerProperties(
             default_generation_settings=DefaultSettings(

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from quire.frontend.http.errors import bad_request
-from quire.frontend.http.ollama.options import Options
+from quire.frontend.http.ollama.options import GIVEN_OPTIONS
 from quire.frontend.http.shared_fields import NOT_HERE, TOOL, effort_kwargs, thinking_kwargs
 from quire.frontend.http.transport.bodies import ITEMS, Body, Refusals
 from quire.protocol.messages import StructuredOutputs
@@ -28,7 +28,7 @@ class OllamaBody(Body, kw_only=True):
 
     is_lenient: ClassVar[bool] = True
 
-    options: Options | None = None
+    options: Annotated[dict[str, Any], GIVEN_OPTIONS] | None = None
     keep_alive: KeepAlive | None = None
 
 
@@ -38,7 +38,6 @@ _REFUSED: Refusals = {
     "logprobs": ((False,), "use POST /v1/chat/completions or /v1/completions, which have them"),
     "shift": ((False,), "an answer ends where the context does"),
     "top_logprobs": ((0,), "use POST /v1/chat/completions or /v1/completions, which have them"),
-    "truncate": ((False,), "a prompt that does not fit the context is rejected; shorten it"),
 }
 
 
@@ -84,6 +83,7 @@ class GenerateBody(OllamaGenerationBody, kw_only=True):
         "steps": ((0,), "no images are made here"),
         "suffix": (("",), "fill-in-the-middle is not available; give the preceding text as prompt"),
         "template": (("",), "a template is a program; use the model's own, or raw=true and a prompt that needs none"),
+        "truncate": ((False,), "a prompt that does not fit the context is rejected; shorten it"),
         "width": ((0,), "no images are made here"),
     }
 
@@ -129,6 +129,12 @@ class OllamaChatBody(OllamaGenerationBody, kw_only=True):
     refused: ClassVar[Refusals] = _REFUSED
 
     messages: Annotated[list[OllamaMessage], ITEMS] | None = None
+    truncate: Annotated[
+        bool | None,
+        Meta(
+            description="Leave out the oldest turns, but for the system's, when all exceed the context. Default: true."
+        ),
+    ] = None
     tools: Annotated[list[Annotated[dict[str, Any], TOOL]], ITEMS] | None = None
 
 

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from quire.frontend.http.errors import bad_request
 from quire.frontend.http.ollama.body import OllamaBody, OllamaEmbedBody, OllamaEmbeddingsBody
 from quire.frontend.http.ollama.names import check_model
+from quire.frontend.http.ollama.options import read_options
 from quire.frontend.http.ollama.writer import nanoseconds
 from quire.frontend.http.openai.embeddings import PoolingBody, embed_all
 from quire.frontend.http.service import Endpoints
@@ -71,7 +72,7 @@ class EmbedEndpoints(Endpoints):
         """Return the model's name for the answer. Raises `ApiError` or `ValueError`."""
         self._service.timeout(request)
         if body.options is not None:
-            body.options.check(self._service.llm.max_model_len)
+            read_options(body.options)[0].check()
         return check_model(self._service, body.model)
 
     async def _vectors(

@@ -16,7 +16,7 @@ from quire.frontend.http.conversation import Conversation, Turn
 from quire.frontend.http.errors import bad_request, errors_renamed
 from quire.frontend.http.ollama.body import GenerateBody, OllamaChatBody, OllamaGenerationBody, chat_messages
 from quire.frontend.http.ollama.names import check_model
-from quire.frontend.http.ollama.options import FIELD_NAMES, Options
+from quire.frontend.http.ollama.options import FIELD_NAMES, read_options
 from quire.frontend.http.ollama.writer import (
     LOADED,
     AnswerWriter,
@@ -27,8 +27,9 @@ from quire.frontend.http.ollama.writer import (
     now,
 )
 from quire.frontend.http.service import Endpoints
-from quire.frontend.http.transport.responses import json_response, new_id
+from quire.frontend.http.transport.responses import json_response, new_id, with_warnings
 from quire.frontend.text.chat.assistant import AssistantParser
+from quire.frontend.text.chat.history import may_fit, room_for_answer, without_oldest_turns
 from quire.frontend.text.chat.tools import check_tools
 from quire.protocol.messages import SamplingParams
 
@@ -43,7 +44,7 @@ class AnswerEndpoints(Endpoints):
         began = time.monotonic()
         service = self._service
         body = await service.read_any(request, GenerateBody)
-        name, params = self._checked(body, request)
+        name, params, warnings = self._checked(body, request)
         if not body.prompt:
             return json_response(GeneratedText(model=name, created_at=now(), done=True, done_reason=LOADED))
         with errors_renamed(FIELD_NAMES):
@@ -52,33 +53,60 @@ class AnswerEndpoints(Endpoints):
             else:
                 turn = self._turn(body, _messages(body, body.prompt), params, request)
                 conversation = await turn.begin(service)
-        return await self._respond(request, body, TextWriter(service, self._fitted(conversation), name, began))
+        writer = TextWriter(service, self._fitted(conversation), name, began)
+        return with_warnings(await self._respond(request, body, writer), warnings)
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation with a `ChatAnswer`, or with lines of it. Without messages it only checks the model."""
         began = time.monotonic()
         service = self._service
         body = await service.read_any(request, OllamaChatBody)
-        name, params = self._checked(body, request)
+        name, params, warnings = self._checked(body, request)
         tools = check_tools(body.tools)
         if not body.messages:
             return json_response(ChatAnswer(model=name, created_at=now(), done=True, done_reason=LOADED))
         turn = self._turn(body, chat_messages(body.messages), params, request)
         turn = dataclasses.replace(turn, tools=tools)
         with errors_renamed(FIELD_NAMES):
-            conversation = await turn.begin(service)
-        return await self._respond(request, body, ChatAnswerWriter(service, self._fitted(conversation), name, began))
+            conversation, left_out = await self._begun(turn, body.truncate is not False)
+        if left_out:
+            most = service.llm.max_model_len
+            warnings.append(f"the oldest {left_out} messages are left out: all exceed the context length {most}")
+        writer = ChatAnswerWriter(service, self._fitted(conversation), name, began)
+        return with_warnings(await self._respond(request, body, writer), warnings)
 
-    def _checked(self, body: OllamaGenerationBody, request: Request) -> tuple[str, SamplingParams]:
-        """Return the model's name for the answer, and the sampling parameters. Raises `ApiError` or `ValueError`."""
+    async def _begun(self, turn: Turn, truncates: bool) -> tuple[Conversation, int]:
+        """Return the conversation of a turn, and how many of its messages were left out to make room for the answer.
+
+        Raises `ValueError` or `ApiError`.
+        """
+        service, context = self._service, self._service.llm.max_model_len
+        most = context - room_for_answer(turn.params.max_tokens, context)
+        if not truncates or may_fit(turn.messages, most):
+            conversation = await turn.begin(service)
+            if not truncates or len(conversation.token_ids) <= most:
+                return conversation, 0
+
+        async def num_tokens(messages: list[Mapping[str, Any]]) -> int:
+            return len((await dataclasses.replace(turn, messages=messages).prompt(service)).token_ids)
+
+        kept = await without_oldest_turns(turn.messages, num_tokens, most)
+        return await dataclasses.replace(turn, messages=kept).begin(service), len(turn.messages) - len(kept)
+
+    def _checked(self, body: OllamaGenerationBody, request: Request) -> tuple[str, SamplingParams, list[str]]:
+        """Return the model's name for the answer, the sampling parameters, and warnings.
+
+        Raises `ApiError` or `ValueError`.
+        """
         service = self._service
         name = check_model(service, body.model)
         service.timeout(request)
         body.check()
         if body.think and service.llm.answer_format.reasoning_parser is None:
             raise bad_request(f'think={body.think!r} is not possible: "{name}" does not support thinking', "think")
-        options = body.options or Options()
-        return name, options.sampling_params(service.defaults, service.llm.max_model_len)
+        options, warnings = read_options(body.options)
+        params = options.sampling_params(service.defaults)
+        return name, params, warnings + options.warnings(params, service.llm.max_model_len)
 
     def _turn(
         self, body: OllamaGenerationBody, messages: list[dict[str, Any]], params: SamplingParams, request: Request

@@ -21,6 +21,7 @@ from quire.frontend.http.service import Endpoints
 from quire.frontend.http.transport.responses import json_response
 from quire.frontend.http.transport.sse import JSON_LINES
 from quire.frontend.text.chat.template_files import template_sources
+from quire.frontend.text.tokenizer_files import read_json
 
 COVERED_VERSION = "0.12.6"
 """The version of Ollama whose API this is; clients compare it with the one that they need."""
@@ -36,7 +37,7 @@ class OllamaVersion(msgspec.Struct):
 
 
 class ModelDetails(msgspec.Struct, kw_only=True):
-    """Kind and size of the model; empty where this is not known."""
+    """Kind and size of the model; the size is empty if the weights are no GGUF file, or on another machine."""
 
     parent_model: str = ""
     format: str
@@ -178,8 +179,19 @@ class ModelEndpoints(Endpoints):
     @cached_property
     def _details(self) -> ModelDetails:
         family = _family(self._service.llm.engine_info.architecture)
-        is_gguf = self._service.llm.model.endswith(".gguf")
-        return ModelDetails(format="gguf" if is_gguf else "safetensors", family=family, families=[family])
+        described = self._description
+        return ModelDetails(
+            format="gguf" if described else "safetensors",
+            family=family,
+            families=[family],
+            parameter_size=_short_count(described.get("num_parameters", 0)),
+            quantization_level=described.get("file_type", ""),
+        )
+
+    @cached_property
+    def _description(self) -> dict[str, Any]:
+        """What a GGUF file says of itself (`kernels/gguf/description.py`), nothing for other models."""
+        return read_json(Path(self._service.llm.model), "gguf.json")
 
     @cached_property
     def _size(self) -> int:
@@ -200,9 +212,11 @@ class ModelEndpoints(Endpoints):
 
     def _info(self) -> dict[str, Any]:
         known, family = self._service.llm.engine_info, self._details.family
+        count = self._description.get("num_parameters")
         return {
             "general.architecture": family,
             "general.basename": self._service.name,
+            **({} if count is None else {"general.parameter_count": count}),
             f"{family}.context_length": known.max_model_len,
             f"{family}.embedding_length": known.hidden_size,
             f"{family}.vocab_size": known.vocab_size,
@@ -225,6 +239,14 @@ class ModelEndpoints(Endpoints):
 def _family(architecture: str) -> str:
     """Return the family of an architecture: `qwen3` for `Qwen3ForCausalLM`."""
     return re.sub(r"(For\w+|Model)$", "", architecture).lower()
+
+
+def _short_count(count: int) -> str:
+    """Return a number of parameters as Ollama writes it, 134.52M or 3.2B; nothing for 0."""
+    for size, letter, digits in ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 2)):
+        if count >= size:
+            return f"{count / size:.{digits}f}".rstrip("0").rstrip(".") + letter
+    return str(count or "")
 
 
 def _parameters(defaults: Iterable[tuple[str, Any]]) -> list[str]:

@@ -10,12 +10,15 @@ import msgspec
 from msgspec import Meta
 
 from quire.frontend.http.errors import bad_request
-from quire.frontend.http.shared_fields import LOCAL_SAMPLING, NO_PENALTIES
+from quire.frontend.http.shared_fields import LOCAL_SAMPLING, NO_PENALTIES, penalty_warnings
+from quire.frontend.http.transport.bodies import convert
 from quire.protocol.messages import SAMPLING_LENGTHS, SAMPLING_RANGES, SamplingParams
 from quire.protocol.options import MAX_INT64
 
 FIELD_NAMES = {"stop=": "options.stop=", "structured_outputs.json": "format"}  # name in errors -> name in this API
 _UNLIMITED = (-1, -2)  # values of num_predict: without end, and until the context is full
+
+_MOST_NAMES, _LONGEST_NAME = 8, 40  # of unknown options in a warning
 
 _KV = "the type of KV is that of the engine, see --kv-cache-dtype"
 _REFUSED: Mapping[str, tuple[object, str]] = {  # the value that changes nothing, and why others are rejected
@@ -45,12 +48,12 @@ def _only(name: str) -> Meta:
 _Int = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 
 
-class Options(msgspec.Struct, forbid_unknown_fields=True):
-    """Options of a request; those left out are the model's own.
+class Options(msgspec.Struct):
+    """Options of a request; those left out are the model's own, and unknown ones have no effect, as in Ollama.
 
-    `num_predict`: maximum number of tokens of the answer; -1 or -2: as many as the context holds. `num_ctx`: a context
-    length that the served model must have. `repeat_last_n`: 0 turns all penalties off; -1 is what they apply to, all
-    tokens, so that other values are rejected with a penalty. `num_keep`, `mirostat_tau` and `mirostat_eta` have no
+    `num_predict`: maximum number of tokens of the answer; -1 or -2: as many as the context holds. `num_ctx` does
+    not change the context length. `repeat_last_n`: 0 turns all penalties off; with any other value they apply to all
+    tokens, as with -1. `num_keep`, `mirostat_tau` and `mirostat_eta` have no
     effect without what they belong to, and those from `num_batch` to `use_mlock` none on the answer.
     """
 
@@ -88,7 +91,7 @@ class Options(msgspec.Struct, forbid_unknown_fields=True):
     typical_p: Annotated[float, _only("typical_p")] | None = None
     vocab_only: Annotated[bool, _only("vocab_only")] | None = None
 
-    def check(self, max_model_len: int) -> None:
+    def check(self) -> None:
         """Raise `ApiError` 400 or `ValueError` for an option that is not supported or out of range."""
         for name, ours in LOCAL_SAMPLING.items():
             if ours in SAMPLING_RANGES and (ours != "seed" or not self._wants_fresh_seed):
@@ -102,26 +105,27 @@ class Options(msgspec.Struct, forbid_unknown_fields=True):
                     f"options.{name}",
                     "unsupported_parameter",
                 )
-        if self.num_ctx is not None and self.num_ctx > max_model_len:
-            raise bad_request(
-                f"options.num_ctx={self.num_ctx} exceeds the context length {max_model_len}, which is fixed when the "
-                f"server starts (--max-model-len); give {max_model_len} or less, or leave it out",
-                "options.num_ctx",
-            )
 
-    def sampling_params(self, defaults: Mapping[str, Any], max_model_len: int) -> SamplingParams:
+    def warnings(self, params: SamplingParams, max_model_len: int) -> list[str]:
+        """Return what the server does differently from Ollama with these options."""
+        found = penalty_warnings("options.repeat_last_n", self.repeat_last_n, params, max_model_len)
+        if self.num_ctx is not None and self.num_ctx > max_model_len:
+            found.append(f"options.num_ctx={self.num_ctx} exceeds the context length {max_model_len}, which stays")
+        return found
+
+    def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
         """Return the sampling parameters; options left out have the model's `defaults`, or the library's.
 
         Raises the errors of `check`, and `ApiError` 400 for options that contradict each other.
         """
-        self.check(max_model_len)
+        self.check()
         given = {ours: value for name, ours in LOCAL_SAMPLING.items() if (value := getattr(self, name)) is not None}
         params = {**defaults, **given, "max_tokens": self._max_tokens()}
         if self.stop is not None:
             params["stop"] = self._stops
         if self._wants_fresh_seed:
             del params["seed"]
-        return SamplingParams(**self._with_penalties(params, max_model_len))
+        return SamplingParams(**(params | NO_PENALTIES if self.repeat_last_n == 0 else params))
 
     @property
     def _stops(self) -> list[str]:
@@ -141,19 +145,21 @@ class Options(msgspec.Struct, forbid_unknown_fields=True):
             )
         return self.num_predict
 
-    def _with_penalties(self, params: dict[str, Any], max_model_len: int) -> dict[str, Any]:
-        last = self.repeat_last_n
-        if last == 0:
-            return params | NO_PENALTIES
-        has_penalty = any(params.get(name, neutral) != neutral for name, neutral in NO_PENALTIES.items())
-        if last is not None and 0 < last < max_model_len and has_penalty:
-            raise bad_request(
-                f"options.repeat_last_n={last} is not supported: penalties apply to all tokens; give -1, or 0 for no "
-                "penalties, or leave it out",
-                "options.repeat_last_n",
-                "unsupported_parameter",
-            )
-        return params
+
+_DOCUMENTED = msgspec.json.schema(Options)["$defs"]["Options"]
+
+GIVEN_OPTIONS = Meta(extra_json_schema={**_DOCUMENTED, "additionalProperties": True})
+"""The JSON schema of options, which `read_options` reads."""
+
+
+def read_options(given: Mapping[str, Any] | None) -> tuple[Options, list[str]]:
+    """Return the options of a body, and a warning about unknown ones. Raises `ApiError` 400."""
+    given = given or {}
+    options = convert(given, Options, "options")
+    unknown = sorted(name for name in given.keys() - set(Options.__struct_fields__) if given[name] is not None)
+    shown = ", ".join(f"options.{name[:_LONGEST_NAME]}" for name in unknown[:_MOST_NAMES])
+    more = f" and {len(unknown) - _MOST_NAMES} more" if len(unknown) > _MOST_NAMES else ""
+    return options, [f"unknown, and without effect: {shown}{more}"] if unknown else []
 
 
 def _json(value: object) -> str:

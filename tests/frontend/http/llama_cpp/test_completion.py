@@ -128,6 +128,9 @@ def test_sampling_fields_are_those_of_openais_api(server: Server, openai: OpenAI
     assert free != answer["content"]
     assert ask(server, **given, repeat_last_n=0)["content"] == free
     assert ask(server, **given, repeat_last_n=-1)["content"] == answer["content"]
+    usual = server.request("/completion", {"prompt": PROMPT, **given, "repeat_last_n": 64})
+    assert usual.json()["content"] == answer["content"]
+    assert usual.headers["warning"] == '299 quire "repeat_last_n=64 is not followed: penalties apply to all tokens"'
 
 
 def test_samplers_that_are_not_given_are_off(server: Server) -> None:
@@ -305,7 +308,6 @@ def test_fields_that_change_nothing_are_accepted(server: Server) -> None:
         ({"n_cmpl": 1025}, "n_cmpl=1025"),
         ({"n_predict": -3}, "n_predict"),
         ({"n_predict": 5, "max_tokens": 6}, "n_predict=5 and max_tokens=6 are the same limit"),
-        ({"repeat_last_n": 64, "repeat_penalty": 1.1}, "repeat_last_n=64 is not supported"),
         ({"repeat_last_n": -2}, "repeat_last_n=-2 is out of range"),
         ({"stop": [""]}, "stop="),
         ({"seed": 10**30}, "seed"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 from engine_watch import EngineWatch
-from http_server import Server
+from http_server import Reply, Server
 from ollama import Client, ResponseError
 from openai import OpenAI
 from raw_http import RawConnection, post
@@ -190,6 +192,88 @@ def test_fields_that_change_nothing_are_accepted(server: Server) -> None:
         assert server.request("/api/generate", {**body, "keep_alive": keep_alive}).json()["response"] == plain
 
 
+@pytest.mark.parametrize("path", ["/api/generate", "/api/chat"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_has_no_effect_is_said_in_a_header(server: Server, path: str, stream: bool) -> None:
+    asked: Any = {"prompt": PROMPT} if path == "/api/generate" else {"messages": TALE}
+    body: Any = {"model": MODEL, **asked, "stream": stream}
+    usual = {"repeat_last_n": 64, "repeat_penalty": 1.1}
+    changed = {**GREEDY, **usual, "num_ctx": 1 << 20, "draft_num_predict": 4, 'odd\n"é': [1], "unset": None}
+    plain = server.request(path, {**body, "options": {**GREEDY, "repeat_penalty": 1.1}})
+    reply = server.request(path, {**body, "options": changed})
+    assert (plain.status, reply.status) == (200, 200)
+    assert "warning" not in plain.headers
+
+    def text(reply: Reply) -> str:
+        lines = [json.loads(line) for line in reply.body.splitlines()]
+        return "".join(line["response"] if "response" in line else line["message"]["content"] for line in lines)
+
+    assert text(reply) == text(plain)
+    with urllib.request.urlopen(
+        urllib.request.Request(server.url + path, json.dumps({**body, "options": changed}).encode())
+    ) as answer:
+        assert answer.headers.get_all("Warning") == [
+            '299 quire "unknown, and without effect: options.draft_num_predict, options.odd???"',
+            '299 quire "options.repeat_last_n=64 is not followed: penalties apply to all tokens"',
+            '299 quire "options.num_ctx=1048576 exceeds the context length 2048, which stays"',
+        ]
+
+
+def test_many_unknown_options_make_a_short_header(server: Server) -> None:
+    options = {f"{'x' * 300}{number:03}": 1 for number in range(200)} | GREEDY
+    reply = server.request("/api/generate", {"model": MODEL, "prompt": PROMPT, "options": options})
+    assert reply.status == 200
+    assert reply.headers["warning"].endswith(' and 192 more"')
+    assert len(reply.headers["warning"]) < 500
+
+
+HISTORY: Any = [
+    {"role": role, "content": f"{number}. " + "The fox said to the crow that it was a fine day. " * 8}
+    for number in range(20)
+    for role in ("user", "assistant")
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_history_beyond_the_context_loses_its_oldest_turns(server: Server, openai: OpenAI, stream: bool) -> None:
+    system: Any = [{"role": "system", "content": "You tell tales."}]
+    body: Any = {"model": MODEL, "messages": [*system, *HISTORY, *TALE], "options": GREEDY, "stream": stream}
+    reply = server.request("/api/chat", body)
+    assert reply.status == 200
+    last = json.loads(reply.body.splitlines()[-1])
+    found = re.fullmatch(
+        r'299 quire "the oldest (\d+) messages are left out: all exceed the context length 2048"',
+        reply.headers["warning"],
+    )
+    assert found is not None
+    left_out = int(found[1])
+    assert 0 < left_out < len(HISTORY)
+    assert left_out % 2 == 0, "a history begins with the user"
+
+    def num_tokens(number: int) -> int:
+        rest = [*system, *HISTORY[number:], *TALE]
+        return int(server.request("/tokenize", {"messages": rest}).json()["count"])
+
+    room = GREEDY["num_predict"]
+    assert num_tokens(left_out) == last["prompt_eval_count"] <= 2048 - room < num_tokens(left_out - 2)
+    text = "".join(json.loads(line)["message"]["content"] for line in reply.body.splitlines())
+    expected = chat(openai, [*system, *HISTORY[left_out:], *TALE])
+    assert text == expected.choices[0].message.content
+    assert server.request("/api/chat", {**body, "truncate": False}).status == 400
+    assert "warning" not in server.request("/api/chat", {**body, "messages": [*system, *HISTORY[:8], *TALE]}).headers
+
+
+def test_what_no_turn_can_make_room_for_is_rejected(server: Server) -> None:
+    for messages in (
+        [*HISTORY, {"role": "user", "content": "fox " * 5000}],
+        [{"role": "system", "content": "fox " * 5000}, *HISTORY, *TALE],
+        [{"role": "user", "content": "fox " * 200_000}, {"role": "user", "content": "fox " * 200_000}],
+    ):
+        reply = server.request("/api/chat", {"model": MODEL, "messages": messages, "options": GREEDY})
+        assert reply.status == 400
+        assert "context length is 2048" in reply.json()["error"]
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -209,7 +293,6 @@ def test_fields_that_change_nothing_are_accepted(server: Server) -> None:
         ({"keep_alive": "soon"}, "keep_alive"),
         ({"keep_alive": "1" * 60 + "x"}, "keep_alive"),
         ({"nonsense": 1}, "nonsense is not a known field"),
-        ({"options": {"nonsense": 1}}, "options.nonsense is not a known field"),
         ({"options": {"temperature": -1}}, "options.temperature=-1"),
         ({"options": {"temperature": "hot"}}, "options.temperature"),
         ({"options": {"top_p": 2}}, "options.top_p=2"),
@@ -220,10 +303,8 @@ def test_fields_that_change_nothing_are_accepted(server: Server) -> None:
         ({"options": {"stop": ["x"] * 1000}}, "options.stop"),
         ({"options": {"num_predict": 0}}, "options.num_predict=0"),
         ({"options": {"num_predict": -3}}, "options.num_predict"),
-        ({"options": {"num_ctx": 4096}}, "options.num_ctx=4096 exceeds the context length 2048"),
         ({"options": {"mirostat": 2}}, "options.mirostat=2 is not supported"),
         ({"options": {"typical_p": 0.5}}, "options.typical_p=0.5 is not supported"),
-        ({"options": {"repeat_last_n": 64, "repeat_penalty": 1.1}}, "options.repeat_last_n=64 is not supported"),
         ({"options": {"num_gpu": 10**30}}, "options.num_gpu"),
         ({"prompt": "and " * 5000}, "2048"),
     ],
