@@ -12,6 +12,10 @@ import { watchShortcuts } from "./shortcuts.js";
 import { recall, recallHere, remember, rememberHere } from "./store.js";
 import { Toast } from "./toast.js";
 import { watchTokens } from "./tokens.js";
+import { welcome } from "./welcome.js";
+
+const NARROW = matchMedia("(width <= 860px)");
+const COMPACT = matchMedia("(width <= 1180px)");
 
 const $ = (id) => document.getElementById(id);
 
@@ -19,7 +23,7 @@ const input = $("input");
 const welcomeText = $("welcome-text"); // kept, since it leaves the document
 const settings = new Settings($("settings"));
 const engine = new EnginePanel($("engine"), $("pulse"));
-const toast = new Toast($("toast"));
+const toast = new Toast($("toast"), document.querySelector(".composer"));
 const files = new Attachments($("files"), $("refused"));
 const library = new Library(() => panel.refresh());
 const panel = new ConversationsPanel($("library"), library, toast, {
@@ -82,16 +86,11 @@ async function loadModel() {
     [chat.model, chat.canChat] = [data[0].id, data[0].has_chat_template];
     settings.showDefaults(data[0]);
     $("model").textContent = $("engine-model").textContent = data[0].id;
-    welcomeText.textContent = welcome(chat.canChat);
+    welcome(page.welcome, data[0], (example) => ask(example));
   } catch (error) {
     welcomeText.textContent = error.message;
     if (error.status === 401) askForKey();
   }
-}
-
-function welcome(canChat) {
-  const privacy = "Your messages go to this server and nowhere else.";
-  return canChat ? privacy : `This model continues texts: start one. ${privacy}`;
 }
 
 // Conversations
@@ -158,17 +157,29 @@ async function resume() {
 
 async function submit() {
   const text = input.value;
-  if ((!text.trim() && files.isEmpty) || chat.isBusy) return;
-  if (settings.invalid) {
-    setSettingsOpen(true);
-    settings.invalid.reportValidity();
-    return;
-  }
-  if (chat.model === null) await loadModel();
-  if (chat.model === null) return;
+  if ((!text.trim() && files.isEmpty) || !(await isReady())) return;
   const sent = chat.send(text, files.take());
   write("");
   await sent;
+}
+
+/** Send an example; what the user has begun to write stays. */
+async function ask(example) {
+  if (!(await isReady())) return;
+  if (!isNarrow()) input.focus();
+  await chat.send(example);
+}
+
+/** Return whether a message can be sent now. */
+async function isReady() {
+  if (chat.isBusy) return false;
+  if (settings.invalid) {
+    setSettingsOpen(true);
+    settings.invalid.reportValidity();
+    return false;
+  }
+  if (chat.model === null) await loadModel();
+  return chat.model !== null;
 }
 
 $("form").addEventListener("submit", (event) => {
@@ -212,16 +223,24 @@ async function useKey() {
 // Panels and switches
 
 function setSettingsOpen(isOpen) {
+  if (!isOpen && $("settings").contains(document.activeElement)) $("toggle-settings").focus();
   disclose($("toggle-settings"), $("settings"), isOpen);
 }
 
+/** Return whether the engine takes the place of the chat, for lack of room beside it. */
 function isNarrow() {
-  return matchMedia("(width <= 860px)").matches;
+  return NARROW.matches;
 }
 
 /** Return whether the conversations lie above the chat, for lack of room beside it. */
 function isCompact() {
-  return matchMedia("(width <= 1180px)").matches;
+  return COMPACT.matches;
+}
+
+/** Open the panels that have room beside the chat, as the user left them or where the chat keeps its full width. */
+function arrangePanels() {
+  setLibraryOpen(!isCompact() && recall("library", matchMedia("(width >= 1280px)").matches));
+  if (!engine.isFull) setEngineOpen(!isNarrow() && recall("engine", matchMedia("(width >= 1440px)").matches));
 }
 
 function setEngineOpen(isOpen) {
@@ -287,6 +306,7 @@ watchShortcuts({
     if ($("help").open) return;
     if (chat.isBusy) chat.stop();
     else if (chat.cancelEdit()) return;
+    else if ($("settings").contains(document.activeElement)) setSettingsOpen(false);
     else if (engine.isFull) setFull(false);
     else if (isCompact()) setLibraryOpen(false);
   },
@@ -306,8 +326,8 @@ watchShortcuts({
 });
 
 applySettings();
-setLibraryOpen(recall("library", matchMedia("(width >= 1280px)").matches) && !isCompact());
-setEngineOpen(recall("engine", true) && !isNarrow());
+arrangePanels();
+for (const query of [NARROW, COMPACT]) query.addEventListener("change", arrangePanels);
 if (location.hash === "#engine") setFull(true);
 watchTokens($("log"), $("tooltip"));
 watchFiles(files, { input, button: $("attach"), chooser: $("attach-file"), drop: $("drop") });

@@ -34,6 +34,19 @@ markdown.core.ruler.push("alignment", ({ tokens }) => {
   }
 });
 
+// Task lists of GitHub: an item that begins with [ ] or [x] has a box in place of its bullet.
+markdown.core.ruler.after("inline", "tasks", ({ tokens }) => {
+  tokens.forEach((item, index) => {
+    const inline = tokens[index + 2];
+    if (item.type !== "list_item_open" || tokens[index + 1].type !== "paragraph_open") return;
+    const [first] = inline.children;
+    const box = first?.type === "text" && /^\[[ xX]\](?=\s)/.exec(first.content)?.[0];
+    if (!box) return;
+    item.attrJoin("class", "task");
+    first.content = `${box === "[ ]" ? "☐" : "☑"}${first.content.slice(box.length)}`;
+  });
+});
+
 const { DOMPurify } = globalThis;
 DOMPurify.addHook("afterSanitizeAttributes", (node) => {
   if (node.nodeName !== "A") return;

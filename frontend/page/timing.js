@@ -21,13 +21,13 @@ export class Timing {
     this.#tokens = tokens;
   }
 
-  /** Return "120 tokens · 85.3 tok/s · TTFT 41 ms", as far as known. */
+  /** Return "120 tokens · 85.3 tok/s · TTFT in this browser 41 ms", as far as known. */
   toString() {
     if (this.#first === null) return "";
     const parts = [`${this.#tokens} ${this.#tokens === 1 ? "token" : "tokens"}`];
     const seconds = (this.#last - this.#first) / 1000;
     if (this.#tokens > 1 && seconds > SHORTEST_SECONDS) parts.push(`${((this.#tokens - 1) / seconds).toFixed(1)} tok/s`);
-    parts.push(`TTFT ${Math.round(this.#first - this.#sent)} ms`);
+    parts.push(`TTFT in this browser ${Math.round(this.#first - this.#sent)} ms`);
     return parts.join(" · ");
   }
 }

@@ -1,12 +1,14 @@
-// A short notice at the foot of the page, with an action to take back what was done.
+// A short notice above the message field, with an action to take back what was done.
 
 const SHOWN_MS = 10_000;
 
 export class Toast {
   #timer = 0;
 
-  constructor(root) {
+  /** `composer`: the element with the message field, which the notice never covers. */
+  constructor(root, composer) {
     this.root = root;
+    new ResizeObserver(() => root.style.setProperty("--composer", `${composer.offsetHeight}px`)).observe(composer);
     root.addEventListener("mouseenter", () => clearTimeout(this.#timer));
     root.addEventListener("mouseleave", () => this.#hideLater());
   }

@@ -18,6 +18,7 @@ from quire.frontend import LLM
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
+WIDE: dict[str, Any] = {"viewport": {"width": 1600, "height": 900}}  # where the engine is shown beside the chat
 TALE = "Tell me a tale about a fox and a crow"
 
 
@@ -39,7 +40,7 @@ def test_an_answer_is_streamed_with_its_figures(open_page: Callable[..., Page]) 
     wait_for_answers(page)
     assert len(last_answer(page)) > 40
     figures = page.inner_text(f"{ANSWER} .figures")
-    assert re.fullmatch(r"40 tokens( · [\d.]+ tok/s)? · TTFT \d+ ms · token limit reached", figures)
+    assert re.fullmatch(r"40 tokens( · [\d.]+ tok/s)? · TTFT in this browser \d+ ms · token limit reached", figures)
     say(page, "Go on")
     wait_for_answers(page, 2)
 
@@ -126,7 +127,7 @@ def test_probabilities_are_shown_on_hover_and_by_keyboard(open_page: Callable[..
 
 
 def test_the_page_map_changes_during_an_answer(open_page: Callable[..., Page], server: Server) -> None:
-    page = open_page()
+    page = open_page(**WIDE)
     picture = "document.querySelector('#pages').toDataURL()"
     held = "document.querySelectorAll('.legend dd')[1].textContent"
     page.wait_for_function("() => /[0-9]/.test(document.querySelector('.legend dd').textContent)")
@@ -146,7 +147,7 @@ def test_the_page_map_changes_during_an_answer(open_page: Callable[..., Page], s
 
 @pytest.mark.parametrize("way", ["panel", "window"])
 def test_a_hidden_view_is_not_connected(open_page: Callable[..., Page], way: str) -> None:
-    page = open_page()
+    page = open_page(**WIDE)
     hide = "hidden => { Object.defineProperty(document, 'hidden', {value: hidden, configurable: true}); "
     hide += "document.dispatchEvent(new Event('visibilitychange')); }"
 
@@ -202,7 +203,7 @@ def test_the_page_asks_for_a_key_and_sends_it(open_page: Callable[..., Page]) ->
 def test_a_browser_with_basic_authentication_needs_no_further_key(browser: Browser, server: Server) -> None:
     """The browser sends its credentials with every request; and a stopping server does not wait for viewers."""
     with Server.start("--engine-address", server.engine_address, "--api-key", "secret") as guarded:
-        context = browser.new_context(http_credentials={"username": "any", "password": "secret"})
+        context = browser.new_context(http_credentials={"username": "any", "password": "secret"}, **WIDE)
         page = context.new_page()
         page.goto(f"{guarded.url}/")
         choose(page, max_tokens=5)

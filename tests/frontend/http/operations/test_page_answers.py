@@ -101,6 +101,25 @@ def test_markdown_code_tables_and_formulas(open_page: Callable[..., Page]) -> No
     assert page.evaluate("getComputedStyle(document.querySelector('.katex-mathml')).position") == "absolute"
 
 
+@pytest.mark.parametrize("between", ["\n", "\n\n"], ids=["tight", "loose"])
+def test_task_lists_have_boxes(open_page: Callable[..., Page], between: str) -> None:
+    page = open_page()
+    lines = ["- [ ] *stir*", "- [x] bake", "- [X] `eat`", "- [y] other", "- [](https://x.example) [ ]", "- [ ]"]
+    answer_with(page, between.join(lines) + "\n\n1. [x] first\n   - [ ] nested\n\n[ ] not a list")
+    say(page, "Plan")
+    wait_for_answers(page)
+    page.wait_for_selector(f"{RICH} p:text('not a list')")
+    own = "items => items.map((item) => item.innerText.split('\\n')[0].trim())"
+    items = page.locator(f"{RICH} li").evaluate_all(own)
+    assert items == ["☐ stir", "☑ bake", "☑ eat", "[y] other", "[ ]", "[ ]", "☑ first", "☐ nested"]
+    assert page.locator(f"{RICH} li.task").count() == 5
+    bullets = page.locator(f"{RICH} ul > li").evaluate_all(
+        "items => items.map((item) => getComputedStyle(item).listStyleType)"
+    )
+    assert bullets == ["none", "none", "none", "disc", "disc", "disc", "none"]
+    assert page.locator(f"{RICH} p:text('not a list')").inner_text() == "[ ] not a list"
+
+
 def test_hostile_text_does_nothing(open_page: Callable[..., Page]) -> None:
     page = open_page()
     requests: list[str] = []

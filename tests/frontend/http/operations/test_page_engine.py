@@ -21,6 +21,10 @@ INK = """selector => {
 
 def test_the_full_view_of_a_busy_engine(open_page: Callable[..., Page], server: Server) -> None:
     page = open_page(viewport={"width": 1600, "height": 1000})
+    assert [page.inner_text(f"#engine .tile:has(#{name}) h3") for name in ("ttft", "itl")] == [
+        "Server's TTFT",
+        "Server's ITL",
+    ]
     page.click("#toggle-full")
     assert page.is_hidden("#input")
     body = {"prompt": "Once upon a time there was a fox " * 10, "max_tokens": 700, "n": 8, "ignore_eos": True}
@@ -43,6 +47,7 @@ def test_the_full_view_of_a_busy_engine(open_page: Callable[..., Page], server: 
 
 def test_speculation_is_shown_once_there_is_some(open_page: Callable[..., Page]) -> None:
     page = open_page()
+    page.click("#toggle-engine")
     page.wait_for_selector("#pulse.idle")
     assert page.is_hidden("#speculation")
     page.evaluate(
