@@ -138,7 +138,7 @@ class SamplingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, fo
         seed: The same seed gives the same answer. Default: a fresh one.
         stop: End the answer before this text.
         stop_token_ids: End the answer with any of these tokens.
-        bad_words: Texts that are never generated.
+        bad_words: Texts that are never part of the answer, whatever tokens write them.
         ignore_eos: Go on after the model's end token.
         max_tokens: Tokens of the answer; None: up to the context length.
         min_tokens: Tokens before which the answer cannot end.
