@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import select
@@ -196,6 +197,24 @@ def test_a_chat_is_the_prompt_that_its_template_renders(llm: LLM) -> None:
         llm.chat(messages, greedy(), chat_template_kwargs={"messages": []})
     [other] = llm.chat(messages, greedy(), chat_template="{{ messages[0].content }}!")
     assert other.prompt == "Tell me a tale about a fox!"
+
+
+def test_the_tools_of_a_chat_are_those_of_its_template(llm: LLM) -> None:
+    schema = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
+    tools = [{"type": "function", "function": {"name": "look", "parameters": schema}}]
+    messages = [{"role": "user", "content": "Look at Rome"}]
+    template = "{% for tool in tools %}<{{ tool.function.name }}>{% endfor %}{{ messages[0].content }}[TOOL_CALLS]"
+    options: Any = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+    for chat_template, tool_parser in ((template, "generic"), (template + "{# [AVAILABLE_TOOLS] #}", "mistral")):
+        assert llm.answer_format_of(chat_template).tool_parser == tool_parser
+        [answer] = llm.chat(messages, greedy(max_tokens=60), chat_template=chat_template, **options)
+        assert answer.prompt == "<look>Look at Rome[TOOL_CALLS]"
+        [message] = llm.parse(answer, chat_template=chat_template, **options)
+        [call] = message.tool_calls
+        assert (call.name, json.loads(call.arguments)) == ("look", {"city": "Rome"})
+    [described] = llm.chat(messages, greedy(max_tokens=60), chat_template="{{ messages[0].content }}", **options)
+    assert described.prompt is not None
+    assert "You can call these functions" in described.prompt
 
 
 def test_a_prompt_can_be_truncated_and_go_without_special_tokens(llm: LLM) -> None:
