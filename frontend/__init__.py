@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from quire.frontend.text.chat.assistant import AssistantMessage, ToolCall
     from quire.frontend.text.chat.tools import ToolError, check_tools
     from quire.frontend.text.prompts import PromptType, TextPrompt, TokensPrompt
+    from quire.frontend.vllm_names import AttentionConfig, cleanup_dist_env_and_memory, get_tokenizer
 
 __all__ = [
     "LLM",
@@ -55,6 +56,7 @@ __all__ = [
     "AsyncEngineArgs",
     "AsyncLLM",
     "AsyncLLMEngine",
+    "AttentionConfig",
     "BeamSearchOutput",
     "BeamSearchParams",
     "BeamSearchSequence",
@@ -94,6 +96,8 @@ __all__ = [
     "ToolError",
     "Vector",
     "check_tools",
+    "cleanup_dist_env_and_memory",
+    "get_tokenizer",
 ]
 
 _NAMES_OF_MODULES = {
@@ -131,6 +135,7 @@ _NAMES_OF_MODULES = {
     "quire.frontend.text.prompts": ("PromptType", "TextPrompt", "TokensPrompt"),
     "quire.frontend.request_params": ("BeamSearchParams", "PoolingParams", "SamplingParams", "StructuredOutputsParams"),
     "quire.frontend.script_args": ("FlexibleArgumentParser",),
+    "quire.frontend.vllm_names": ("AttentionConfig", "cleanup_dist_env_and_memory", "get_tokenizer"),
 }
 
 

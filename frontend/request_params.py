@@ -27,11 +27,13 @@ else:
     from quire.frontend import beam_search
 
     SamplingParams = with_vllm_fields(
-        messages.SamplingParams, SAMPLING_FIELDS, output_kind=RequestOutputKind.CUMULATIVE
+        messages.SamplingParams, "SamplingParams", __name__, SAMPLING_FIELDS, output_kind=RequestOutputKind.CUMULATIVE
     )
-    PoolingParams = with_vllm_fields(messages.PoolingParams, POOLING_FIELDS)
-    StructuredOutputsParams = with_vllm_fields(messages.StructuredOutputs, STRUCTURED_FIELDS)
-    BeamSearchParams = with_vllm_fields(beam_search.BeamSearchParams, BEAM_SEARCH_FIELDS)
+    PoolingParams = with_vllm_fields(messages.PoolingParams, "PoolingParams", __name__, POOLING_FIELDS)
+    StructuredOutputsParams = with_vllm_fields(
+        messages.StructuredOutputs, "StructuredOutputsParams", __name__, STRUCTURED_FIELDS
+    )
+    BeamSearchParams = with_vllm_fields(beam_search.BeamSearchParams, "BeamSearchParams", __name__, BEAM_SEARCH_FIELDS)
 
 
 def output_kind_of(params: object) -> RequestOutputKind:

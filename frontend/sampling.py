@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from quire.frontend.bad_words import without_bad_words
 from quire.frontend.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from quire.frontend.structured_outputs import check_structured_outputs, plain_structured_outputs
 from quire.frontend.text.tokenizer import Tokenizer
@@ -117,20 +118,18 @@ def engine_params(params: SamplingParams, seed: int, tokenizer: Tokenizer | None
 
     There are `best_of` requests, which all report log probabilities, or else `n`; a beam search is a single one. So
     completion `i` of a request with seed `s` has the tokens of a request of its own with seed `s + i`. Parameters of
-    text are left out; `bad_words` become token ids; only completion 0 asks for `prompt_logprobs`. Raises `ValueError`
+    text are left out; `bad_words` become a grammar; only completion 0 asks for `prompt_logprobs`. Raises `ValueError`
     for `stop` or `bad_words` without a tokenizer, and for a bad word that has no tokens.
     """
     if params.stop and tokenizer is None:
         raise ValueError(f"stop={params.stop!r} needs a tokenizer; use stop_token_ids")
     first = msgspec.structs.replace(
-        params,
+        without_bad_words(params, tokenizer),
         n=params.n if params.beam_width else 1,
         best_of=None,
         logprobs=0 if params.logprobs is None and ranks(params) else params.logprobs,
         seed=seed,
         stop=None,
-        bad_words=None,
-        bad_words_token_ids=_bad_words_token_ids(params, tokenizer),
         detokenize=True,
         skip_special_tokens=True,
         spaces_between_special_tokens=True,
@@ -182,6 +181,8 @@ def _check_texts(params: SamplingParams) -> None:
     for name, texts in (("stop", params.stop), ("bad_words", params.bad_words)):
         if any(not text.strip() if name == "bad_words" else not text for text in texts or ()):
             raise ValueError(f"{name}={texts!r} holds an empty string; leave it out")
+        if any("\ud800" <= character <= "\udfff" for text in texts or () for character in text):
+            raise ValueError(f"{name}={texts!r} holds a lone surrogate, which no text contains; leave it out")
     if params.stop and not params.detokenize:
         raise ValueError(f"stop={params.stop!r} needs text, but detokenize=False; use stop_token_ids, or detokenize")
 
@@ -201,26 +202,3 @@ def _check_token_ids(params: SamplingParams, vocab_size: int | None) -> None:
             raise ValueError(f"{name} names token id {lowest if lowest < 0 else highest}; ids go from 0 to {last}")
     for token, bias in (params.logit_bias or {}).items():
         LOGIT_BIAS.check(f"logit_bias[{token}]", bias)
-
-
-def _bad_words_token_ids(params: SamplingParams, tokenizer: Tokenizer | None) -> list[list[int]] | None:
-    """Return `bad_words_token_ids` and the tokens of each of `bad_words`, at the start of a text and after a space.
-
-    As in vLLM the form after a space counts only when it has as many tokens and another first one.
-    """
-    if not params.bad_words:
-        return params.bad_words_token_ids
-    if tokenizer is None:
-        raise ValueError(f"bad_words={params.bad_words!r} needs a tokenizer; use bad_words_token_ids")
-    words = [word.lstrip() for word in params.bad_words]
-    plains = tokenizer.encode_batch(words, add_special_tokens=False)
-    spaceds = tokenizer.encode_batch([f" {word}" for word in words], add_special_tokens=False)
-    banned = list(params.bad_words_token_ids or [])
-    for word, plain, spaced in zip(params.bad_words, plains, spaceds, strict=True):
-        if not plain:
-            raise ValueError(f"bad_words={params.bad_words!r}: the tokenizer has no tokens for {word!r}; leave it out")
-        banned.append(plain)
-        if len(spaced) == len(plain) and spaced[0] != plain[0]:
-            banned.append(spaced)
-    SAMPLING_LENGTHS["bad_words_token_ids"].check("bad_words, as token ids,", banned)
-    return banned

@@ -126,25 +126,30 @@ def takes_vllm_arguments(method: Callable[P, R]) -> Callable[P, R]:
 
 
 def with_vllm_fields(
-    struct: type[msgspec.Struct], table: Mapping[str, ForeignOption], **own: object
+    struct: type[msgspec.Struct],
+    name: str,
+    module: str,
+    table: Mapping[str, ForeignOption],
+    **own: object,
 ) -> type[msgspec.Struct]:
     """Return a subclass of parameters that also takes the fields of `table`, as `take` does.
 
-    `own`: further fields with their defaults, which only this process reads.
+    `name` and `module`: where pickles find the subclass. `own`: further fields with their defaults, which only this
+    process reads.
     """
 
     def check(self: msgspec.Struct) -> None:
-        for name, row in table.items():
-            if (value := getattr(self, name)) is not None:
-                take(name, value, {name: row})
+        for field, row in table.items():
+            if (value := getattr(self, field)) is not None:
+                take(field, value, {field: row})
 
     kind: Any = Any
     return msgspec.defstruct(
-        struct.__name__,
-        [(name, kind, default) for name, default in {**dict.fromkeys(table), **own}.items()],
+        name,
+        [(field, kind, default) for field, default in {**dict.fromkeys(table), **own}.items()],
         bases=(struct,),
         namespace={"__post_init__": check, "__doc__": struct.__doc__},
-        module=struct.__module__,
+        module=module,
         kw_only=True,
         repr_omit_defaults=True,
     )

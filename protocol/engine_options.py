@@ -93,8 +93,8 @@ class EngineOptions:
     Structured outputs:
         grammar_timeout: Seconds of CPU time that compiling the grammar of a request may take.
         preload_grammars: Prepare the tokenizer for grammars at the start. Otherwise the first request with
-            structured_outputs pauses all others meanwhile, a second with a large vocabulary. Default: yes for the HTTP
-            server, else no.
+            structured_outputs or bad_words pauses all others meanwhile, a second with a large vocabulary. Default: yes
+            for the HTTP server, else no.
     """
 
     model: Annotated[str, Option("MODEL")]

@@ -7,8 +7,9 @@ clock. Token ids are ints in `[0, vocab_size)`.
 
 from __future__ import annotations
 
+import copy
 import enum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
 
@@ -138,7 +139,7 @@ class SamplingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, fo
         seed: The same seed gives the same answer. Default: a fresh one.
         stop: End the answer before this text.
         stop_token_ids: End the answer with any of these tokens.
-        bad_words: Texts that are never generated.
+        bad_words: Texts that are never part of the answer, whatever tokens write them.
         ignore_eos: Go on after the model's end token.
         max_tokens: Tokens of the answer; None: up to the context length.
         min_tokens: Tokens before which the answer cannot end.
@@ -179,6 +180,30 @@ class SamplingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, fo
     early_stopping: bool | Literal["never"] = False
     structured_outputs: StructuredOutputs | None = None
 
+    @classmethod
+    def from_optional(cls, **fields: Any) -> Self:
+        """Return parameters where None stands for a field's default; `max_tokens=None` is a value of its own.
+
+        As in vLLM the token ids of `logit_bias` may be text, as they are in JSON, and its values are clamped to the
+        allowed range. Raises `ValueError` for text that is no token id.
+        """
+        given = {name: value for name, value in fields.items() if value is not None or name == "max_tokens"}
+        if (biases := given.get("logit_bias")) is not None:
+            low, high, _ = LOGIT_BIAS
+            given["logit_bias"] = {_token_id(token): min(max(bias, low), high) for token, bias in biases.items()}
+        return cls(**given)
+
+    def clone(self) -> Self:
+        """Return a copy that shares no list or dict with these."""
+        return copy.deepcopy(self)
+
+
+def _token_id(given: int | str) -> int:
+    try:
+        return int(given)
+    except ValueError:
+        raise ValueError(f"logit_bias has {given!r}; its keys are token ids, as numbers or text") from None
+
 
 SAMPLING_RANGES = {name: row.range for name, row in options_of(SamplingParams).items() if row.range is not None}
 """Ranges of the numbers among sampling parameters."""
@@ -207,6 +232,10 @@ class PoolingParams(msgspec.Struct, array_like=True, gc=False, kw_only=True, for
     num_skipped: Annotated[int, msgspec.Meta(ge=0)] = 0
     task: Literal["embed", "classify"] = "embed"
     use_activation: bool | None = None
+
+    def clone(self) -> Self:
+        """Return a copy."""
+        return copy.deepcopy(self)
 
 
 class EngineCoreEvent(msgspec.Struct, array_like=True, gc=False):

@@ -37,9 +37,9 @@ LAYERS = {
     "engine_core": "averages crash_journal executor grammar.text kv_tiers.page_server kv_tiers.tier transport.waker"
     " < request < validation < decoding < scheduling.batch scheduling.prefill_budget < speculation < scheduling"
     " < grammar < trace transport < stats < *",
-    "frontend": "* < text < beam_search engine_args sampling < client request_params < metrics.prometheus"
-    " < metrics.engine metrics.requests < metrics.reader < async_llm llm llm_engine < metrics < evaluation http"
-    " < cli",
+    "frontend": "* < text < bad_words beam_search engine_args vllm_names < sampling < client request_params"
+    " < metrics.prometheus < metrics.engine metrics.requests < metrics.reader < async_llm llm llm_engine < metrics"
+    " < evaluation http < cli",
     "frontend.text": "token_bytes tokenizer_files < fewest_tokens tokenizer_trial < tokenizer < * < chat detokenizer",
     "frontend.client": "connection observer < * < engine streams",
     "frontend.metrics": "chrome_trace prometheus tracing < * < server",

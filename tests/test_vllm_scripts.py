@@ -61,6 +61,13 @@ def write_classifier(folder: Path, labels: dict[str, str]) -> Path:
     return tiny_model.write(folder, tensors, {**tiny_model.CONFIG, **more})
 
 
+def test_a_script_cleans_up_between_two_models(scripts: Path, demo_model: Path) -> None:
+    (ids, engines, text), errors = run(scripts / "two_models.py", demo_model)
+    assert ids == [text, text]
+    assert engines == [1, 0, 1]
+    assert errors.count("attention_config=AttentionConfig(backend='FLASH_ATTN') has no effect") == 1
+
+
 def test_texts_are_continued(scripts: Path, demo_model: Path) -> None:
     outputs, errors = run(scripts / "basic.py", demo_model)
     assert [prompt for prompt, _, _ in outputs] == ["Once upon a time", "There was a king who", "In a forest far away"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import time
@@ -245,7 +246,7 @@ class ConnectedEngine:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,
-            describe_tools=self.answer_format.describes_tools,
+            describe_tools=self.answer_format_of(chat_template).describes_tools,
             **(chat_template_kwargs or {}),
         )
         token_ids = self.encode(text, add_special_tokens=add_special_tokens, must_fit=must_fit)
@@ -277,10 +278,23 @@ class ConnectedEngine:
     @functools.cached_property
     def answer_format(self) -> AnswerFormat:
         """The format of the model's thoughts and tool calls."""
+        sources = {} if self.tokenizer is None else template_sources(self.tokenizer.path)
+        return self._detect_format(sources.get("default", ""))
+
+    def answer_format_of(self, chat_template: str | None) -> AnswerFormat:
+        """Return the format of answers to prompts of this template, None for the model's.
+
+        A template that names tools but shows no format of calls that is known describes the tools itself.
+        """
+        if chat_template is None:
+            return self.answer_format
+        return dataclasses.replace(self._detect_format(chat_template), template_has_tools="tools" in chat_template)
+
+    def _detect_format(self, template_source: str) -> AnswerFormat:
         tokenizer = self.tokenizer
         added = {} if tokenizer is None else tokenizer.added_tokens
         return AnswerFormat.detect(
-            "" if tokenizer is None else template_sources(tokenizer.path).get("default", ""),
+            template_source,
             added_tokens=added.values(),
             special_tokens={} if tokenizer is None else {added[token]: token for token in tokenizer.special_token_ids},
             tool_parser=self.args.tool_call_parser,
@@ -306,7 +320,8 @@ class ConnectedEngine:
             must_fit=truncate_prompt_tokens is None,
             **template,
         )
-        answer = self.params(self.answer_format.params(params, prompt.text or "", tools))
+        answer_format = self.answer_format_of(template.get("chat_template"))
+        answer = self.params(answer_format.params(params, prompt.text or "", tools))
         max_model_len = self.client.ready.max_model_len
         return truncate(prompt, truncate_prompt_tokens, max_model_len, answer_room(answer, max_model_len)), answer
 
@@ -408,6 +423,7 @@ class AnswerParsing:
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool | None = None,
+        chat_template: str | None = None,
     ) -> list[AssistantMessage]:
         """Parse each completion of a `chat` into a message with its thoughts and tool calls.
 
@@ -415,10 +431,14 @@ class AnswerParsing:
         Raises `ToolError` (a `ValueError`).
         """
         use = check_tools(tools, tool_choice, parallel_tool_calls)
-        prompt = output.prompt or ""
-        return [parse_answer(completion.text, self.answer_format.parser(prompt, use)) for completion in output.outputs]
+        prompt, answer_format = output.prompt or "", self.answer_format_of(chat_template)
+        return [parse_answer(completion.text, answer_format.parser(prompt, use)) for completion in output.outputs]
 
     @property
     def answer_format(self) -> AnswerFormat:
         """The format of the model's thoughts and tool calls; its `parser` reads an answer while it streams."""
         return self._engine.answer_format
+
+    def answer_format_of(self, chat_template: str | None) -> AnswerFormat:
+        """Return the same for prompts of another chat template."""
+        return self._engine.answer_format_of(chat_template)

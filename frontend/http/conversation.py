@@ -114,7 +114,7 @@ class Turn:
         service.check_count(1, self.params)
         structured = only_one(self.params.structured_outputs, self.structured_outputs, self.format_field)
         prompt = await self.prompt(service)
-        text, answer_format = prompt.text or "", service.llm.answer_format
+        text, answer_format = prompt.text or "", service.llm.answer_format_of(self.template.get("chat_template"))
         constraint_field = STRUCTURED_OUTPUTS if self.structured_outputs is None else self.format_field
         async with grammar_errors_at(constraint_field):
             params = msgspec.structs.replace(self.params, structured_outputs=structured)

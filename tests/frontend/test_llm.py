@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import select
@@ -27,6 +28,7 @@ from quire.frontend import (
     RequestError,
     RequestOutput,
     SamplingParams,
+    StructuredOutputsParams,
 )
 from quire.frontend.client.engine_client import EngineRefusal
 
@@ -198,6 +200,24 @@ def test_a_chat_is_the_prompt_that_its_template_renders(llm: LLM) -> None:
     assert other.prompt == "Tell me a tale about a fox!"
 
 
+def test_the_tools_of_a_chat_are_those_of_its_template(llm: LLM) -> None:
+    schema = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
+    tools = [{"type": "function", "function": {"name": "look", "parameters": schema}}]
+    messages = [{"role": "user", "content": "Look at Rome"}]
+    template = "{% for tool in tools %}<{{ tool.function.name }}>{% endfor %}{{ messages[0].content }}[TOOL_CALLS]"
+    options: Any = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+    for chat_template, tool_parser in ((template, "generic"), (template + "{# [AVAILABLE_TOOLS] #}", "mistral")):
+        assert llm.answer_format_of(chat_template).tool_parser == tool_parser
+        [answer] = llm.chat(messages, greedy(max_tokens=60), chat_template=chat_template, **options)
+        assert answer.prompt == "<look>Look at Rome[TOOL_CALLS]"
+        [message] = llm.parse(answer, chat_template=chat_template, **options)
+        [call] = message.tool_calls
+        assert (call.name, json.loads(call.arguments)) == ("look", {"city": "Rome"})
+    [described] = llm.chat(messages, greedy(max_tokens=60), chat_template="{{ messages[0].content }}", **options)
+    assert described.prompt is not None
+    assert "You can call these functions" in described.prompt
+
+
 def test_a_prompt_can_be_truncated_and_go_without_special_tokens(llm: LLM) -> None:
     ids, bare = (llm.get_tokenizer().encode(PROMPTS[0], special) for special in (True, False))
     assert len(ids) > len(bare) > 2
@@ -263,15 +283,48 @@ def test_without_detokenization_there_is_no_text(llm: LLM) -> None:
     assert (output.text, len(output.token_ids)) == ("", 24)
 
 
-def test_a_bad_word_is_not_written(llm: LLM) -> None:
-    whole = one(llm, PROMPTS[0], greedy(bad_words=["and", "the"], max_tokens=60))
-    engine_params = llm._engine.request(
-        "r", llm._engine.prompt("a"), llm._engine.params(greedy(bad_words=["the"]))
-    ).engine_params
-    banned = engine_params[0].bad_words_token_ids
-    assert banned is not None
-    assert [llm.get_tokenizer().decode(ids) for ids in banned] == ["the", " the"]
-    assert whole.finished
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.5}, {"temperature": 1.5, "top_k": 40, "logprobs": 1}])
+def test_no_tokens_write_a_bad_word(llm: LLM, sampling: dict[str, Any]) -> None:
+    """The words are parts of what is written without them: within a token, or across several."""
+    bad_words: list[str] = []
+    for size in (1, 3, 2, 9, 4, 5, 3, 7):
+        text = one(llm, PROMPTS[0], greedy(bad_words=bad_words, max_tokens=60, **sampling)).outputs[0].text
+        assert not [word for word in bad_words if word in text]
+        middle = len(text) // 2
+        bad_words.append(text[middle : middle + size].strip() or "the")
+    assert "w" in one(llm, PROMPTS[1], greedy(bad_words=["who"], max_tokens=60)).outputs[0].text
+
+
+def test_a_bad_word_that_begins_with_a_space_is_not_written_at_the_start(llm: LLM) -> None:
+    text = one(llm, PROMPTS[0], greedy()).outputs[0].text
+    word = text.split()[0]
+    without = one(llm, PROMPTS[0], greedy(bad_words=[f" {word}"], max_tokens=60)).outputs[0].text
+    assert not f" {without}".startswith(f" {word}")
+    assert f" {word}" not in without
+
+
+def test_bad_words_of_any_characters_are_kept_out(llm: LLM) -> None:
+    words = ['"', "\\", "a\nb", "\0x", "\x7f", "é", "a/b", "😀", "$", "\\n", "|", ")", "%"]
+    outputs = llm.generate([f"Write {word!r}" for word in words], greedy(bad_words=[*words, "e"], temperature=2.0))
+    texts = [output.outputs[0].text for output in outputs]
+    assert all(texts)
+    assert not [text for text in texts if any(word in text for word in [*words, "e"])]
+
+
+def test_many_and_long_bad_words_leave_other_requests_as_they_are(llm: LLM) -> None:
+    many = greedy(bad_words=[f"{index}the{'ab' * (index % 3)}" for index in range(1000)])
+    long = greedy(bad_words=["ab" * 4000])
+    alone = [one(llm, prompt, greedy()) for prompt in PROMPTS]
+    together = llm.generate([*PROMPTS, *PROMPTS[:2]], [*[greedy()] * len(PROMPTS), many, long])
+    assert [output.outputs[0].token_ids for output in together[:4]] == [one.outputs[0].token_ids for one in alone]
+    assert together[4].outputs[0].token_ids == alone[0].outputs[0].token_ids  # which has none of them
+    assert together[5].outputs[0].token_ids == alone[1].outputs[0].token_ids
+
+
+def test_bad_words_and_a_regular_expression_work_together(llm: LLM) -> None:
+    answer = StructuredOutputsParams(regex="(who|what)")
+    text = one(llm, PROMPTS[1], greedy(structured_outputs=answer, bad_words=["who"])).outputs[0].text
+    assert text == "what"
 
 
 BAD: list[tuple[Any, dict[str, Any], str]] = [

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from quire.frontend.sampling import SamplingParams, SeedSource, check_length, engine_params, validate
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.protocol.messages import MAX_COMPLETIONS, MAX_SEED
+from quire.protocol.messages import MAX_COMPLETIONS, MAX_SEED, StructuredOutputs
 
 
 def test_what_vllm_takes_for_off_is_off() -> None:
@@ -61,6 +61,7 @@ def test_the_given_parameters_are_left_as_they_are() -> None:
         ({"prompt_logprobs": -1}, "prompt_logprobs=-1"),
         ({"stop": ["a", ""]}, "holds an empty string"),
         ({"bad_words": [" "]}, "holds an empty string"),
+        ({"bad_words": ["a\ud800"]}, "lone surrogate"),
         ({"stop": ["a"], "detokenize": False}, "detokenize=False"),
         ({"stop_token_ids": [100]}, "stop_token_ids names token id 100; ids go from 0 to 99"),
         ({"allowed_token_ids": []}, "allows nothing"),
@@ -97,17 +98,32 @@ def test_the_engine_sees_n_requests_with_derived_seeds_and_no_text(demo_model: P
     assert all((one.n, one.stop, one.include_stop_str_in_output) == (1, None, False) for one in each)
 
 
-def test_bad_words_are_banned_at_the_start_and_after_a_space(demo_model: Path) -> None:
+def test_bad_words_become_a_grammar(demo_model: Path, tmp_path: Path) -> None:
     tokenizer = Tokenizer(demo_model)
     params = validate(SamplingParams(bad_words=["the", " king"], bad_words_token_ids=[[7]]))
     [only] = engine_params(params, 0, tokenizer)
-    assert only.bad_words is None
-    assert only.bad_words_token_ids is not None
-    assert only.bad_words_token_ids[0] == [7]
-    texts = {tokenizer.decode(ids) for ids in only.bad_words_token_ids[1:]}
-    assert {"the", " the", "king"} <= texts
+    assert (only.bad_words, only.bad_words_token_ids) == (None, [[7]])
+    assert only.structured_outputs is not None
+    assert only.structured_outputs.kinds == ["grammar"]
     with pytest.raises(ValueError, match="needs a tokenizer"):
         engine_params(params, 0, None)
+    (tmp_path / "tokenizer.json").write_bytes((demo_model / "tokenizer.json").read_bytes())
+    tokenizer = Tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match=r"tokenizer\.json, and there is none; use bad_words_token_ids"):
+        engine_params(params, 0, tokenizer)
+
+
+def test_bad_words_beside_a_grammar_become_the_tokens_of_both_forms(demo_model: Path) -> None:
+    tokenizer = Tokenizer(demo_model)
+    answer = StructuredOutputs(regex=".*")
+    params = SamplingParams(bad_words=["the", " king", "who"], bad_words_token_ids=[[7]], structured_outputs=answer)
+    [only] = engine_params(validate(params), 0, tokenizer)
+    assert only.structured_outputs == answer
+    assert only.bad_words_token_ids is not None
+    assert only.bad_words_token_ids[0] == [7]
+    texts = [tokenizer.decode(ids) for ids in only.bad_words_token_ids[1:]]
+    assert texts == ["the", " the", "king", " king", "who", " who"]
 
 
 def test_stop_strings_without_a_tokenizer_are_refused() -> None:
@@ -120,9 +136,11 @@ def test_a_bad_word_that_has_no_tokens_is_refused(tmp_path: Path) -> None:
     """BPE that knows neither bytes nor an unknown token drops the characters that it has not."""
     tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1}, [])).save(str(tmp_path / "tokenizer.json"))
     tokenizer = Tokenizer(tmp_path)
+    answer = StructuredOutputs(regex=".*")
     with pytest.raises(ValueError, match=r"bad_words=\['a', 'é'\]: the tokenizer has no tokens for 'é'; leave it out"):
-        engine_params(SamplingParams(bad_words=["a", "é"]), 0, tokenizer)
-    assert engine_params(SamplingParams(bad_words=["ab"]), 0, tokenizer)[0].bad_words_token_ids == [[0, 1]]
+        engine_params(SamplingParams(bad_words=["a", "é"], structured_outputs=answer), 0, tokenizer)
+    [only] = engine_params(SamplingParams(bad_words=["ab"], structured_outputs=answer), 0, tokenizer)
+    assert only.bad_words_token_ids == [[0, 1]]
 
 
 @given(st.integers(min_value=0, max_value=MAX_SEED))

@@ -33,7 +33,8 @@ REASONING_PARSER_NAMES = (*REASONING_PARSERS, harmony.REASONING_PARSER)
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
     """Names of the parsers of a model's answers, None where it has none; `special_tokens` are the ids of the
-    tokenizer's special tokens, by their texts.
+    tokenizer's special tokens, by their texts. `template_has_tools`: the chat template describes the tools, whatever
+    the format of calls.
 
     In the harmony format one parser reads thoughts and calls, so that either of its names stands for it.
     """
@@ -41,6 +42,7 @@ class AnswerFormat:
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     special_tokens: Mapping[str, int] = field(default_factory=dict)
+    template_has_tools: bool = False
 
     @classmethod
     def detect(
@@ -75,7 +77,7 @@ class AnswerFormat:
     @property
     def describes_tools(self) -> bool:
         """True if prompts must describe tools in the generic format, which the chat template does not."""
-        return self.tool_parser == GENERIC
+        return self.tool_parser == GENERIC and not self.template_has_tools
 
     @property
     def reads_special_tokens(self) -> bool:

@@ -25,8 +25,11 @@ class ToolError(ValueError):
     """Invalid tools or tool choice; `param` is the place, such as `tools[1].function.name`."""
 
     def __init__(self, param: str, problem: str) -> None:
-        super().__init__(f"{param} {problem}")
+        super().__init__(param, problem)
         self.param = param
+
+    def __str__(self) -> str:
+        return " ".join(self.args)
 
 
 class Tool(msgspec.Struct, frozen=True):

@@ -12,6 +12,8 @@ from http_server import Server
 from ollama import Client
 from openai import BadRequestError, OpenAI
 
+from quire.frontend.text.chat.generic_tools import HEADING
+
 CITY: Any = {
     "type": "object",
     "properties": {"city": {"enum": ["Rome", "Oslo"]}},
@@ -179,3 +181,26 @@ def test_without_a_parser_tools_can_only_be_forced() -> None:
         [call] = client.chat.completions.create(**body, tool_choice="required").choices[0].message.tool_calls or []
         assert call.type == "function"
         assert is_look(call.function.name, call.function.arguments)
+
+
+def test_a_template_of_the_request_describes_the_tools_itself() -> None:
+    """Its block of tools is written, and where it shows a format of calls that is known, that format is read."""
+    start, end = "[{{ messages[0].content }}]", "{% for tool in tools or [] %}<{{ tool.function.name }}>{% endfor %}"
+    hermes = '{# <tool_call> {"name": x, "arguments": y} #}'
+    with Server.start("--trust-request-chat-template") as server:
+
+        def prompt(template: str) -> str:
+            body = {"messages": ASK, "chat_template": template, "tools": [{"type": "function", "function": FUNCTION}]}
+            tokens = server.request("/tokenize", body).json()["tokens"]
+            return str(server.request("/detokenize", {"tokens": tokens}).json()["prompt"])
+
+        text = ASK[0]["content"]
+        for template in (start + end, start + end + hermes):
+            assert prompt(template) == f"[{text}]<look>"
+            body = {"messages": ASK, "chat_template": template, "temperature": 0, "max_tokens": 60}
+            body |= {"tools": [{"type": "function", "function": FUNCTION}], "tool_choice": "required"}
+            body |= {"parallel_tool_calls": False}
+            [choice] = server.request("/v1/chat/completions", body).json()["choices"]
+            assert choice["finish_reason"] == "tool_calls"
+            assert choice["message"]["tool_calls"][0]["function"]["name"] == "look"
+        assert HEADING in prompt(start)
