@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from quire.frontend.sampling import SamplingParams, SeedSource, check_length, en
 from quire.frontend.text.chat import harmony
 from quire.frontend.text.chat.answer_format import AnswerFormat
 from quire.frontend.text.chat.assistant import AssistantMessage, parse_answer
+from quire.frontend.text.chat.message_keys import ignored_keys
 from quire.frontend.text.chat.renderer import TemplateRenderer
 from quire.frontend.text.chat.template_files import TemplateSource, find_template, template_sources
 from quire.frontend.text.chat.tools import ToolUse, check_tools
@@ -45,6 +47,8 @@ from quire.frontend.text.tokenizer_trial import check_tokenizer
 from quire.protocol.address import default_address
 from quire.protocol.messages import ClientMessage, Role
 from quire.protocol.pooling_info import PoolingInfo
+
+logger = logging.getLogger(__name__)
 
 _DRAIN_SECONDS = 5.0  # for requests of other clients when the owner of the engine leaves
 _LONGEST_HANDSHAKE = 10.0  # seconds, with an engine that is running already
@@ -305,6 +309,8 @@ class ConnectedEngine:
             must_fit=truncate_prompt_tokens is None,
             **template,
         )
+        if ignored := ignored_keys(messages):
+            logger.warning("unknown keys of messages are ignored: %s", ", ".join(ignored))
         answer = self.params(self.answer_format.params(params, prompt.text or "", tools))
         return self.truncate(prompt, truncate_prompt_tokens), answer
 

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from quire.frontend.http.errors import bad_request
 from quire.frontend.http.transport.bodies import Refusals
+from quire.frontend.text.chat.message_keys import REFUSED_KEYS
 from quire.frontend.text.chat.tools import NAME, Mode
 from quire.protocol.messages import StructuredOutputs
 
@@ -125,8 +126,12 @@ _MESSAGE: dict[str, Any] = {
         "annotations": {"description": "Accepted in answers that are sent back."},
         "audio": {"const": None},
         "function_call": {"const": None},
+        **{
+            key: {"enum": [None, False, 0, "", [], {}], "description": f"Not supported: {why}."}
+            for key, why in REFUSED_KEYS.items()
+        },
     },
-    "additionalProperties": _ONLY_NULL,
+    "additionalProperties": {"description": "Unknown keys are ignored, and listed in the header X-Quire-Ignored."},
 }
 _TOOL = {
     "title": "Tool",

@@ -41,7 +41,7 @@ MESSAGES_REFUSED: Refusals = {
 }
 
 
-_BUDGET = Meta(description="Required with type enabled, and otherwise ignored: max_tokens limits thoughts.")
+_BUDGET = Meta(description="Required with type enabled, and below max_tokens, which limits thoughts; else ignored.")
 
 
 class ThinkingConfig(msgspec.Struct, forbid_unknown_fields=True):
@@ -55,7 +55,9 @@ class ThinkingConfig(msgspec.Struct, forbid_unknown_fields=True):
         """Raise `ApiError` 400 unless the budget fits into the answer."""
         if self.type == "enabled" and self.budget_tokens is None:
             raise bad_request("thinking.budget_tokens is missing; give it with type 'enabled'", "thinking")
-        if self.budget_tokens is not None and not 0 < self.budget_tokens < max_tokens:
+        if self.type != "enabled" or self.budget_tokens is None:
+            return  # clients send a budget of 0 with the other types
+        if not 0 < self.budget_tokens < max_tokens:
             raise bad_request(
                 f"thinking.budget_tokens={self.budget_tokens} must be from 1 to max_tokens - 1 = {max_tokens - 1}",
                 "thinking",
@@ -191,6 +193,9 @@ class _ToolResultBlock(msgspec.Struct):
 
 
 _MEDIA = {"image": "images", "document": "documents", "search_result": "search results", "container_upload": "files"}
+
+
+MESSAGE_KEYS = frozenset(_InputMessage.__struct_fields__)
 
 
 def chat_messages(messages: Sequence[Mapping[str, Any]], system: Blocks | None) -> list[dict[str, Any]]:

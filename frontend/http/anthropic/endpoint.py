@@ -11,6 +11,7 @@ from starlette.responses import Response
 from quire.frontend.client.observer import TraceContext
 from quire.frontend.http.anthropic.body import (
     FIELD_NAMES,
+    MESSAGE_KEYS,
     CountBody,
     MessagesBody,
     PromptFields,
@@ -22,7 +23,9 @@ from quire.frontend.http.conversation import Turn
 from quire.frontend.http.errors import bad_request, errors_renamed
 from quire.frontend.http.service import Endpoints
 from quire.frontend.http.shared_fields import effort_kwargs, thinking_kwargs
+from quire.frontend.http.transport.ignored import note_ignored
 from quire.frontend.http.transport.responses import json_response, new_id
+from quire.frontend.text.chat.message_keys import ignored_keys
 from quire.protocol.messages import SAMPLING_RANGES, SamplingParams
 
 
@@ -33,6 +36,7 @@ class MessagesEndpoints(Endpoints):
         """Answer a conversation with a `Message`, or with a stream of events."""
         service = self._service
         body = await service.read(request, MessagesBody)
+        note_ignored(request, ignored_keys(body.messages, MESSAGE_KEYS), "messages[].")
         if body.thinking is not None:
             body.thinking.check(body.max_tokens)
         answer_id = new_id("msg", "_")
@@ -51,6 +55,7 @@ class MessagesEndpoints(Endpoints):
         """Count the tokens of a prompt, which may exceed the context."""
         service = self._service
         body = await service.read(request, CountBody)
+        note_ignored(request, ignored_keys(body.messages, MESSAGE_KEYS), "messages[].")
         turn = self._turn(body, SamplingParams())
         tools = None if turn.tools is None else turn.tools.for_template()
         prompt = await service.llm.chat_prompt(turn.messages, tools=tools, **turn.template)

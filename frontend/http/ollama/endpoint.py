@@ -14,7 +14,13 @@ from starlette.responses import Response
 from quire.frontend.client.observer import TraceContext
 from quire.frontend.http.conversation import Conversation, Turn
 from quire.frontend.http.errors import bad_request, errors_renamed
-from quire.frontend.http.ollama.body import GenerateBody, OllamaChatBody, OllamaGenerationBody, chat_messages
+from quire.frontend.http.ollama.body import (
+    MESSAGE_KEYS,
+    GenerateBody,
+    OllamaChatBody,
+    OllamaGenerationBody,
+    chat_messages,
+)
 from quire.frontend.http.ollama.names import check_model
 from quire.frontend.http.ollama.options import FIELD_NAMES, Options
 from quire.frontend.http.ollama.writer import (
@@ -27,8 +33,10 @@ from quire.frontend.http.ollama.writer import (
     now,
 )
 from quire.frontend.http.service import Endpoints
+from quire.frontend.http.transport.ignored import note_ignored
 from quire.frontend.http.transport.responses import json_response, new_id
 from quire.frontend.text.chat.assistant import AssistantParser
+from quire.frontend.text.chat.message_keys import ignored_keys
 from quire.frontend.text.chat.tools import check_tools
 from quire.protocol.messages import SamplingParams
 
@@ -63,6 +71,7 @@ class AnswerEndpoints(Endpoints):
         tools = check_tools(body.tools)
         if not body.messages:
             return json_response(ChatAnswer(model=name, created_at=now(), done=True, done_reason=LOADED))
+        note_ignored(request, ignored_keys(body.messages, MESSAGE_KEYS), "messages[].")
         turn = self._turn(body, chat_messages(body.messages), params, request)
         turn = dataclasses.replace(turn, tools=tools)
         with errors_renamed(FIELD_NAMES):

@@ -26,11 +26,13 @@ from quire.frontend.http.openai.logprobs import ChatLogprobs, TokenWriter, promp
 from quire.frontend.http.service import Endpoints, ModelService
 from quire.frontend.http.shared_fields import CHOICE, EFFORT, MESSAGE, NAMED_TOOL, TOOL, effort_kwargs
 from quire.frontend.http.transport.bodies import ITEMS, NOT_EMPTY, Refusals
+from quire.frontend.http.transport.ignored import note_ignored
 from quire.frontend.http.transport.responses import encoded, new_id
 from quire.frontend.http.transport.sse import DONE, event
 from quire.frontend.http.usage import CompletionUsage, Thoughts, TokenTally
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.text.chat.events import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallStart
+from quire.frontend.text.chat.message_keys import ignored_keys
 from quire.frontend.text.chat.tools import check_tools
 from quire.frontend.turns import free, in_turns
 
@@ -176,6 +178,7 @@ class ChatEndpoint(Endpoints):
         service = self._service
         body = await service.read(request, ChatBody)
         answer_id = new_id("chatcmpl", given=body.request_id)
+        note_ignored(request, ignored_keys(body.messages), "messages[].")
         conversation = await self._turn(body, request, answer_id).begin(service)
         writer = ChatWriter(service, body, conversation, answer_id)
         return await service.respond(request, writer.whole, writer.chunks() if body.stream else None)

@@ -14,6 +14,7 @@ from quire.frontend.http.errors import bad_request, errors_renamed
 from quire.frontend.http.openai.fields import REFUSED, GenerationFields, check_top_logprobs
 from quire.frontend.http.shared_fields import EFFORT, NOT_HERE, TOOL_REFUSED
 from quire.frontend.http.transport.bodies import ITEMS, Refusals, convert, without_refused
+from quire.frontend.text.chat.message_keys import ignored_keys
 from quire.frontend.text.chat.tools import ToolUse, check_tools
 from quire.protocol.messages import StructuredOutputs
 
@@ -229,6 +230,7 @@ class _ReasoningItem(msgspec.Struct):
     content: list[dict[str, Any]] | None = None
 
 
+_ITEM_KEYS = frozenset({"type", "id", "status", "phase", *_MessageItem.__struct_fields__})
 _REFERENCE = "references are not resolved; give the item itself, or previous_response_id"
 _TEXTS = {  # type of a part -> the key of its text
     "input_text": "text",
@@ -260,6 +262,13 @@ def messages_of(
         for index, item in enumerate(given):
             _read(item, f"input[{index}]", transcript)
     return transcript.messages
+
+
+def ignored_item_keys(given: str | Sequence[dict[str, Any]]) -> list[str]:
+    """Return the unknown keys of the messages in an `input`."""
+    if isinstance(given, str):
+        return []
+    return ignored_keys((item for item in given if item.get("type", "message") == "message"), _ITEM_KEYS)
 
 
 def _read(item: dict[str, Any], where: str, transcript: Transcript) -> None:

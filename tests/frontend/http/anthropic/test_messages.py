@@ -152,6 +152,8 @@ def test_cached_tokens_are_counted_separately(anthropic: Anthropic) -> None:
         ({"tool_choice": {"type": "any"}}, "'any', but there are no tools"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"thinking": {"type": "enabled", "budget_tokens": 12}}, "thinking.budget_tokens=12"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens=0"),
+        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens is missing"),
         (
             {"output_config": {"format": {"type": "json_schema", "schema": {"type": "no"}}}},
             "output_config.format.schema can't be used",
@@ -184,6 +186,13 @@ def test_fields_without_effect_are_accepted(anthropic: Anthropic) -> None:
     betas: Any = anthropic.beta.messages.create(messages=TALE, betas=["some-beta-2026-01-01"], **GREEDY)
     assert betas.stop_reason == "max_tokens"
     assert anthropic.messages.create(**{**GREEDY, "messages": TALE, "extra_body": harmless}).content
+
+
+@pytest.mark.parametrize("kind", ["adaptive", "disabled"])
+@pytest.mark.parametrize("budget", [None, 0, 31999])
+def test_a_budget_for_thoughts_counts_only_where_it_is_set(anthropic: Anthropic, kind: str, budget: int | None) -> None:
+    thinking = {"type": kind, "budget_tokens": budget}
+    assert anthropic.messages.create(**{**GREEDY, "messages": TALE, "extra_body": {"thinking": thinking}}).content
 
 
 def test_errors_are_the_clients_own_exceptions(anthropic: Anthropic, server: Server) -> None:

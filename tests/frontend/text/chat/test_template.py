@@ -122,7 +122,7 @@ def test_text_parts_are_joined() -> None:
         ([*HELLO, {"role": 5, "content": "x"}], r"messages\[1\] has role=5"),
         ([{"role": "user"}], r"messages\[0\].content is missing"),
         ([{"role": "user", "content": None}], r"messages\[0\].content is null"),
-        ([{"role": "user", "content": "x", "images": []}], "unknown key 'images'; known are content"),
+        ([{"role": "user", "content": "x", "images": ["x"]}], r"messages\[0\].images is not supported"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], r"messages\[0\].content\[0\] is of type 'image_url'"),
         ([{"role": "user", "content": ["x"]}], r"content\[0\] is of type 'str'"),
         ([{"role": "user", "content": [{"type": "text", "text": 3}]}], r"content\[0\].text is a int"),
