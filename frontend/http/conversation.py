@@ -44,7 +44,7 @@ class Transcript:
         """Add a text of `role`. `merge`: append it to the role's last message, as always happens for the assistant."""
         if self._is_last(role) and (merge or role == "assistant"):
             last = self.messages[-1]
-            last["content"] = f"{last['content']}\n{text}" if last["content"] else text
+            last["content"] = "\n".join(filter(None, (last["content"], text)))
         else:
             self.messages.append({"role": role, "content": text})
 

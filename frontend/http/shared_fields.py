@@ -126,12 +126,11 @@ _MESSAGE: dict[str, Any] = {
         "annotations": {"description": "Accepted in answers that are sent back."},
         "audio": {"const": None},
         "function_call": {"const": None},
-        **{
-            key: {"enum": [None, False, 0, "", [], {}], "description": f"Not supported: {why}."}
-            for key, why in REFUSED_KEYS.items()
-        },
     },
-    "additionalProperties": {"description": "Unknown keys are ignored, and listed in the header X-Quire-Ignored."},
+    "additionalProperties": {
+        "description": "Other keys are ignored, and listed in the header X-Quire-Ignored, except "
+        f"{', '.join(REFUSED_KEYS)}: these are not supported unless they are empty."
+    },
 }
 _TOOL = {
     "title": "Tool",

@@ -211,6 +211,8 @@ def chat_messages(messages: Sequence[Mapping[str, Any]], system: Blocks | None) 
         blocks = message.content
         if isinstance(blocks, str):
             blocks = [{"type": "text", "text": blocks}]
+        elif not blocks and message.role == "assistant" and index == len(messages) - 1:
+            transcript.say("assistant", "")
         elif not blocks:
             raise bad_request(f"{where}.content is empty; give a text or content blocks", f"{where}.content")
         for position, block in enumerate(blocks):

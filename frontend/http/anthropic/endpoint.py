@@ -92,8 +92,10 @@ def _template(body: PromptFields, last: dict[str, Any]) -> dict[str, Any]:
         raise bad_request(
             "messages ends with a tool_use, whose tool_result is missing; give it in a message of the user", "messages"
         )
-    if continues and not last["content"]:
+    if continues and not last["content"] and "reasoning_content" in last:
         raise bad_request(
-            "messages ends with one of the assistant that has no text to continue; give some text", "messages"
+            "messages ends with thoughts of the assistant, which can't be continued; give some text after them, or "
+            "leave them out",
+            "messages",
         )
     return {"add_generation_prompt": not continues, "continue_final_message": continues, "chat_template_kwargs": kwargs}

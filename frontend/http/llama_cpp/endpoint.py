@@ -75,7 +75,8 @@ class LlamaEndpoints(Endpoints):
         note_ignored(request, ignored_keys(body.messages), "messages[].")
         use = check_tools(body.tools)
         last = body.messages[-1] if body.messages else {}
-        continues = last.get("role") == "assistant" and bool(last.get("content")) and not last.get("tool_calls")
+        has_text = bool(last.get("content")) or not (last.get("tool_calls") or last.get("reasoning_content"))
+        continues = last.get("role") == "assistant" and has_text and not last.get("tool_calls")
         kwargs = {**effort_kwargs(body.reasoning_effort, "reasoning_effort"), **(body.chat_template_kwargs or {})}
         prompt = await self._service.llm.chat_prompt(
             body.messages,

@@ -149,6 +149,10 @@ def _is_continued(last: Mapping[str, Any]) -> bool:
         raise bad_request(
             "messages ends with tool_calls, whose results are missing; give them with role 'tool'", "messages"
         )
-    if not last["content"]:
-        raise bad_request("messages ends with one of the assistant that has no text to continue; give some", "messages")
+    if not last["content"] and "reasoning_content" in last:
+        raise bad_request(
+            "messages ends with thoughts of the assistant, which can't be continued; give some text after them, or "
+            "leave them out",
+            "messages",
+        )
     return True

@@ -145,7 +145,12 @@ def test_cached_tokens_are_counted_separately(anthropic: Anthropic) -> None:
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t"}]}]},
             "no tool_use block before it",
         ),
-        ({"messages": [*TALE, {"role": "assistant", "content": ""}]}, "no text to continue"),
+        (
+            {"messages": [*TALE, {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm"}]}]},
+            "ends with thoughts of the assistant",
+        ),
+        ({"messages": [{"role": "user", "content": []}]}, r"messages\[0\].content is empty"),
+        ({"messages": [{"role": "assistant", "content": []}, *TALE]}, r"messages\[0\].content is empty"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
         ({"tools": [{"name": "f", "input_schema": {"type": "array"}}]}, r"tools\[0\].input_schema"),
         ({"tools": [{"name": "f", "input_schema": {"type": "object"}, "defer_loading": True}]}, "defer_loading is not"),
@@ -186,6 +191,17 @@ def test_fields_without_effect_are_accepted(anthropic: Anthropic) -> None:
     betas: Any = anthropic.beta.messages.create(messages=TALE, betas=["some-beta-2026-01-01"], **GREEDY)
     assert betas.stop_reason == "max_tokens"
     assert anthropic.messages.create(**{**GREEDY, "messages": TALE, "extra_body": harmless}).content
+
+
+@pytest.mark.parametrize("content", ["", [], [{"type": "text", "text": ""}]])
+def test_an_empty_last_answer_is_one_that_has_not_begun(anthropic: Anthropic, content: Any) -> None:
+    def answer(*messages: Any) -> Any:
+        return anthropic.messages.create(**{**GREEDY, "messages": messages}).content
+
+    assert answer(*TALE, {"role": "assistant", "content": content}) == answer(*TALE)
+    assert answer(*TALE, {"role": "assistant", "content": "\n"})
+    begun = {"role": "assistant", "content": [{"type": "text", "text": "Once"}, {"type": "text", "text": ""}]}
+    assert answer(*TALE, begun) == answer(*TALE, {"role": "assistant", "content": "Once"})
 
 
 @pytest.mark.parametrize("kind", ["adaptive", "disabled"])
