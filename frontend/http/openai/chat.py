@@ -215,7 +215,8 @@ class ChatWriter:
     """Writes the answers of a conversation in OpenAI's shape.
 
     The finish reason is "tool_calls" if the model chose to call a tool or had to call any; it is "stop" if it had to
-    call the function that `tool_choice` names. OpenAI and vLLM do the same, and clients rely on it.
+    call the function that `tool_choice` names. OpenAI and vLLM do the same, and clients rely on it. A call that a stop
+    string cut off has the other one of the two: "stop", or "length" if the function was named.
     """
 
     def __init__(self, service: ModelService, body: ChatBody, conversation: Conversation, answer_id: str) -> None:
@@ -306,7 +307,7 @@ class ChatWriter:
         choice = ChatChoice(
             index=completion.index,
             message=message,
-            finish_reason=self._finish_reason(answer.finish_reason),
+            finish_reason=self._finish_reason(answer.finish_reason, answer.cuts_call),
             stop_reason=completion.stop_reason,
         )
         if completion.logprobs is not None and self._body.logprobs:
@@ -333,12 +334,17 @@ class ChatWriter:
         if body.return_token_ids:
             last.token_ids = completion.token_ids
         if delta.finish_reason is not None:
-            last.finish_reason, last.stop_reason = self._finish_reason(delta.finish_reason), completion.stop_reason
+            last.finish_reason = self._finish_reason(delta.finish_reason, delta.cuts_call)
+            last.stop_reason = completion.stop_reason
         return choices
 
-    def _finish_reason(self, reason: str) -> str:
+    def _finish_reason(self, reason: str, cuts_call: bool) -> str:
         tools = self._conversation.tools
-        return "stop" if reason == "tool_calls" and tools is not None and tools.choice.named else reason
+        if tools is None or not tools.choice.named:
+            return reason
+        if cuts_call:
+            return "length"
+        return "stop" if reason == "tool_calls" else reason
 
     def _part(self, event: Event) -> ChatDelta | None:
         match event:

@@ -264,7 +264,7 @@ class ResponseWriter(EventWriter[wire.Response, wire.ResponseStreamEvent]):
         self._thoughts.add_events(delta.completion.index, delta.events)
         yield from self._output.take(delta.events, self._logprobs(delta))
         if delta.finish_reason is not None:
-            yield from self._end(delta.finish_reason)
+            yield from self._end("length" if delta.cuts_call else delta.finish_reason)
 
     def _end(self, reason: str) -> Iterator[wire.ResponseStreamEvent]:
         status, item_status, why = _ENDS.get(reason, ("completed", "completed", None))
