@@ -12,7 +12,7 @@ from quire.frontend.http.conversation import Transcript
 from quire.frontend.http.errors import bad_request, errors_renamed
 from quire.frontend.http.shared_fields import EFFORT, NOT_HERE, TOOL_REFUSED
 from quire.frontend.http.transport.bodies import ITEMS, NOT_EMPTY, Body, Refusals, convert
-from quire.frontend.text.chat.tools import ToolUse, check_tools
+from quire.frontend.text.chat.tools import ToolUse, check_tools, hosted_tools
 from quire.protocol.messages import StructuredOutputs
 
 FIELD_NAMES = {  # name in errors -> name in this API
@@ -138,9 +138,18 @@ _MODES = {"auto": "auto", "any": "required", "none": "none"}
 def tool_use(tools: list[dict[str, Any]] | None, choice: dict[str, Any] | None) -> ToolUse | None:
     """Return the tools of a body and the choice among them, None without tools. Raises `ApiError` 400."""
     chosen = _ToolChoice("auto") if choice is None else convert(choice, _ToolChoice, "tool_choice")
-    functions = [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools or [])]
+    hosted = server_tools(tools)
+    functions = [
+        {"type": hosted[index]} if index in hosted else _function(tool, f"tools[{index}]")
+        for index, tool in enumerate(tools or [])
+    ]
     with errors_renamed(FIELD_NAMES):
-        return check_tools(functions, _mode(chosen), not chosen.disable_parallel_tool_use)
+        return check_tools(functions, _mode(chosen), not chosen.disable_parallel_tool_use, skip_hosted=True)
+
+
+def server_tools(tools: list[dict[str, Any]] | None) -> dict[int, str]:
+    """Return the types of tools that Anthropic's server would run, by their places; see `hosted_tools`."""
+    return hosted_tools(tools, "custom")
 
 
 def _function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:

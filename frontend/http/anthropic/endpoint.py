@@ -16,6 +16,7 @@ from quire.frontend.http.anthropic.body import (
     MessagesBody,
     PromptFields,
     chat_messages,
+    server_tools,
     tool_use,
 )
 from quire.frontend.http.anthropic.writer import MessageWriter, TokenCount
@@ -23,7 +24,7 @@ from quire.frontend.http.conversation import Turn
 from quire.frontend.http.errors import bad_request, errors_renamed
 from quire.frontend.http.service import Endpoints
 from quire.frontend.http.shared_fields import effort_kwargs, thinking_kwargs
-from quire.frontend.http.transport.ignored import note_ignored
+from quire.frontend.http.transport.ignored import note_hosted, note_ignored
 from quire.frontend.http.transport.responses import json_response, new_id
 from quire.frontend.text.chat.message_keys import ignored_keys
 from quire.protocol.messages import SAMPLING_RANGES, SamplingParams
@@ -36,7 +37,7 @@ class MessagesEndpoints(Endpoints):
         """Answer a conversation with a `Message`, or with a stream of events."""
         service = self._service
         body = await service.read(request, MessagesBody)
-        note_ignored(request, ignored_keys(body.messages, MESSAGE_KEYS), "messages[].")
+        _note_ignored(request, body)
         if body.thinking is not None:
             body.thinking.check(body.max_tokens)
         answer_id = new_id("msg", "_")
@@ -55,7 +56,7 @@ class MessagesEndpoints(Endpoints):
         """Count the tokens of a prompt, which may exceed the context."""
         service = self._service
         body = await service.read(request, CountBody)
-        note_ignored(request, ignored_keys(body.messages, MESSAGE_KEYS), "messages[].")
+        _note_ignored(request, body)
         turn = self._turn(body, SamplingParams())
         tools = None if turn.tools is None else turn.tools.for_template()
         prompt = await service.llm.chat_prompt(turn.messages, tools=tools, **turn.template)
@@ -79,6 +80,11 @@ class MessagesEndpoints(Endpoints):
             "max_tokens", body.max_tokens
         )  # the context may cut it, which hides the rest
         return SamplingParams(**{**self._service.defaults, **known, "max_tokens": body.max_tokens})
+
+
+def _note_ignored(request: Request, body: PromptFields) -> None:
+    note_ignored(request, ignored_keys(body.messages, MESSAGE_KEYS), "messages[].")
+    note_hosted(request, server_tools(body.tools))
 
 
 def _template(body: PromptFields, last: dict[str, Any]) -> dict[str, Any]:

@@ -106,6 +106,7 @@ DESCRIPTIONS: Mapping[str, str] = {
     "truncate_prompt_tokens": "Keep only the last tokens of the prompt, this many; -1: as many as the context holds.",
     "prediction": "Text that much of the answer will probably repeat, so that it comes sooner. It changes no token.",
     # Scheduling
+    "verbosity": "Accepted and ignored; ask for it in the prompt.",
     "priority": "Lower values go first where the engine's scheduling policy uses it.",
     "cache_salt": "Cached prefixes are shared only among requests with the same salt.",
     # Constraints and options in Ollama's form

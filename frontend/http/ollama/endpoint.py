@@ -33,11 +33,11 @@ from quire.frontend.http.ollama.writer import (
     now,
 )
 from quire.frontend.http.service import Endpoints
-from quire.frontend.http.transport.ignored import note_ignored
+from quire.frontend.http.transport.ignored import note_hosted, note_ignored
 from quire.frontend.http.transport.responses import json_response, new_id
 from quire.frontend.text.chat.assistant import AssistantParser
 from quire.frontend.text.chat.message_keys import ignored_keys
-from quire.frontend.text.chat.tools import check_tools
+from quire.frontend.text.chat.tools import check_tools, hosted_tools
 from quire.protocol.messages import SamplingParams
 
 _FORMAT = "format"
@@ -68,7 +68,8 @@ class AnswerEndpoints(Endpoints):
         service = self._service
         body = await service.read_any(request, OllamaChatBody)
         name, params = self._checked(body, request)
-        tools = check_tools(body.tools)
+        note_hosted(request, hosted_tools(body.tools))
+        tools = check_tools(body.tools, skip_hosted=True)
         if not body.messages:
             return json_response(ChatAnswer(model=name, created_at=now(), done=True, done_reason=LOADED))
         note_ignored(request, ignored_keys(body.messages, MESSAGE_KEYS), "messages[].")

@@ -24,16 +24,25 @@ from quire.frontend.http.openai.fields import (
 )
 from quire.frontend.http.openai.logprobs import ChatLogprobs, TokenWriter, prompt_logprobs
 from quire.frontend.http.service import Endpoints, ModelService
-from quire.frontend.http.shared_fields import CHOICE, EFFORT, MESSAGE, NAMED_TOOL, TOOL, effort_kwargs
+from quire.frontend.http.shared_fields import (
+    CHOICE,
+    EFFORT,
+    MESSAGE,
+    NAMED_TOOL,
+    TOOL,
+    VERBOSITY,
+    effort_kwargs,
+    ignored_verbosity,
+)
 from quire.frontend.http.transport.bodies import ITEMS, NOT_EMPTY, Refusals
-from quire.frontend.http.transport.ignored import note_ignored
+from quire.frontend.http.transport.ignored import note_hosted, note_ignored
 from quire.frontend.http.transport.responses import encoded, new_id
 from quire.frontend.http.transport.sse import DONE, event
 from quire.frontend.http.usage import CompletionUsage, Thoughts, TokenTally
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.text.chat.events import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallStart
 from quire.frontend.text.chat.message_keys import ignored_keys
-from quire.frontend.text.chat.tools import check_tools
+from quire.frontend.text.chat.tools import check_tools, hosted_tools
 from quire.frontend.turns import free, in_turns
 
 
@@ -60,7 +69,7 @@ class ChatBody(GenerationFields, kw_only=True):
     """The body of a chat, with OpenAI's and vLLM's fields."""
 
     refused: ClassVar[Refusals] = {
-        **{name: refusal for name, refusal in REFUSED.items() if name != "prediction"},
+        **{name: refusal for name, refusal in REFUSED.items() if name not in ("prediction", "verbosity")},
         "echo": ((False,), "the answer is only the assistant's text; continue_final_message continues a message"),
     }
 
@@ -74,6 +83,7 @@ class ChatBody(GenerationFields, kw_only=True):
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: Annotated[str, EFFORT] | None = None
+    verbosity: Annotated[str, VERBOSITY] | None = None
     include_reasoning: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -179,6 +189,8 @@ class ChatEndpoint(Endpoints):
         body = await service.read(request, ChatBody)
         answer_id = new_id("chatcmpl", given=body.request_id)
         note_ignored(request, ignored_keys(body.messages), "messages[].")
+        note_hosted(request, hosted_tools(body.tools))
+        note_ignored(request, ignored_verbosity(body.verbosity, "verbosity"))
         conversation = await self._turn(body, request, answer_id).begin(service)
         writer = ChatWriter(service, body, conversation, answer_id)
         return await service.respond(request, writer.whole, writer.chunks() if body.stream else None)
@@ -194,7 +206,7 @@ class ChatEndpoint(Endpoints):
         return Turn(
             messages=body.messages,
             params=sampling_params(body, service.defaults, _max_tokens(body), _num_logprobs(body)),
-            tools=check_tools(body.tools, body.tool_choice, body.parallel_tool_calls),
+            tools=check_tools(body.tools, body.tool_choice, body.parallel_tool_calls, skip_hosted=True),
             template={
                 "chat_template": body.chat_template,
                 "add_generation_prompt": body.add_generation_prompt is not False and not continues,

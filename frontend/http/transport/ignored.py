@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
@@ -19,6 +19,11 @@ def note_ignored(request: Request, parts: Iterable[str], where: str = "") -> Non
     """List parts of a request, such as `tools[1] (web_search)`, as ignored; `where` is written before each of them."""
     noted: list[str] = request.scope.setdefault(IGNORED, [])
     noted += (f"{where}{part}" for part in parts)
+
+
+def note_hosted(request: Request, hosted: Mapping[int, str]) -> None:
+    """List tools, by their places and types, as ignored."""
+    note_ignored(request, (f"tools[{index}] ({kind})" for index, kind in hosted.items()))
 
 
 def add_ignored(headers: MutableHeaders, scope: Scope) -> None:

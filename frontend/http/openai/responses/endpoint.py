@@ -11,12 +11,7 @@ from quire.frontend.client.observer import TraceContext
 from quire.frontend.http.conversation import Turn
 from quire.frontend.http.errors import ApiError, bad_request, errors_renamed
 from quire.frontend.http.openai.fields import sampling_params
-from quire.frontend.http.openai.responses.body import (
-    ResponsesBody,
-    ignored_item_keys,
-    messages_of,
-    tool_use,
-)
+from quire.frontend.http.openai.responses.body import ResponsesBody, messages_of, tool_use
 from quire.frontend.http.openai.responses.history import (
     DeletedResponse,
     Keeper,
@@ -32,8 +27,9 @@ from quire.frontend.http.response_database import StoredItem, StoredResponse
 from quire.frontend.http.response_store import ResponseStore
 from quire.frontend.http.service import Endpoints
 from quire.frontend.http.shared_fields import effort_kwargs
-from quire.frontend.http.transport.ignored import note_ignored
+from quire.frontend.http.transport.ignored import note_hosted, note_ignored
 from quire.frontend.http.transport.responses import json_response, new_id
+from quire.frontend.text.chat.tools import hosted_tools
 
 MOST_ITEMS = 100
 """Items of a page."""
@@ -47,7 +43,8 @@ class ResponsesEndpoint(Endpoints):
         service = self._service
         body = await service.read(request, ResponsesBody)
         body.check(service.responses is not None)
-        note_ignored(request, ignored_item_keys(body.input), "input[].")
+        note_ignored(request, body.ignored())
+        note_hosted(request, hosted_tools(body.tools))
         answer_id = new_id("resp", "_", body.request_id)
         before = await self._before(body, request)
         with errors_renamed(body.field_names):
