@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,7 @@ from quire.frontend.sampling import SamplingParams, SeedSource, answer_room, che
 from quire.frontend.text.chat import harmony
 from quire.frontend.text.chat.answer_format import AnswerFormat
 from quire.frontend.text.chat.assistant import AssistantMessage, parse_answer
+from quire.frontend.text.chat.message_keys import ignored_keys
 from quire.frontend.text.chat.renderer import TemplateRenderer
 from quire.frontend.text.chat.template_files import TemplateSource, find_template, template_sources
 from quire.frontend.text.chat.tools import ToolUse, check_tools
@@ -46,6 +48,8 @@ from quire.frontend.text.tokenizer_trial import check_tokenizer
 from quire.protocol.address import default_address
 from quire.protocol.messages import ClientMessage, Role
 from quire.protocol.pooling_info import PoolingInfo
+
+logger = logging.getLogger(__name__)
 
 _DRAIN_SECONDS = 5.0  # for requests of other clients when the owner of the engine leaves
 _LONGEST_HANDSHAKE = 10.0  # seconds, with an engine that is running already
@@ -320,6 +324,8 @@ class ConnectedEngine:
             must_fit=truncate_prompt_tokens is None,
             **template,
         )
+        if ignored := ignored_keys(messages):
+            logger.warning("unknown keys of messages are ignored: %s", ", ".join(ignored))
         answer_format = self.answer_format_of(template.get("chat_template"))
         answer = self.params(answer_format.params(params, prompt.text or "", tools))
         max_model_len = self.client.ready.max_model_len

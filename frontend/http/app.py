@@ -24,6 +24,7 @@ from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.auth import ApiKeys
 from quire.frontend.http.transport.cors import Cors
 from quire.frontend.http.transport.hosts import AllowedHosts
+from quire.frontend.http.transport.ignored import add_ignored
 from quire.frontend.http.transport.logs import access_log
 from quire.frontend.http.transport.responses import REQUEST_ID, request_id_of
 from quire.frontend.turns import LoopWork, doing
@@ -146,16 +147,18 @@ class HttpExchange:
         self.status = 0
         self.outcome = 0
         self.num_bytes = 0
+        self._scope = scope
         self._path = _own_path(scope)
         self._send = send
         self._began = time.perf_counter()
 
     async def send(self, message: Message) -> None:
-        """Pass on what the application sends, with the request's id added to the headers."""
+        """Pass on what the application sends, with the request's id and what was ignored added to the headers."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
             headers.append(REQUEST_ID, self.request_id)
+            add_ignored(headers, self._scope)
             if is_anthropic(self._path):
                 headers.append(ANTHROPIC_REQUEST_ID, self.request_id)
         else:

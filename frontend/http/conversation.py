@@ -45,7 +45,7 @@ class Transcript:
         """Add a text of `role`. `merge`: append it to the role's last message, as always happens for the assistant."""
         if self._is_last(role) and (merge or role == "assistant"):
             last = self.messages[-1]
-            last["content"] = f"{last['content']}\n{text}" if last["content"] else text
+            last["content"] = "\n".join(filter(None, (last["content"], text)))
         else:
             self.messages.append({"role": role, "content": text})
 
@@ -192,13 +192,15 @@ class Conversation:
                     events = parser.feed(completion.text)
                     if completion.finish_reason is not None:
                         events += parser.finish()
-                    yield AnswerDelta(events, completion, output, parser.finish_reason(completion.finish_reason))
+                    end = (completion.finish_reason, completion.stop_reason)
+                    yield AnswerDelta(events, completion, output, parser.finish_reason(*end), parser.cuts_call(*end))
 
     def _answer(self, completion: CompletionOutput) -> AssistantAnswer:
         parser = self.new_parser()
         parser.feed(completion.text)
         parser.finish()
-        return AssistantAnswer(completion, parser.message, parser.finish_reason(completion.finish_reason) or "stop")
+        end = (completion.finish_reason, completion.stop_reason)
+        return AssistantAnswer(completion, parser.message, parser.finish_reason(*end) or "stop", parser.cuts_call(*end))
 
 
 class EventWriter(ABC, Generic[Answer, StreamEvent]):
@@ -249,21 +251,29 @@ class EventWriter(ABC, Generic[Answer, StreamEvent]):
 
 @dataclass(frozen=True, slots=True)
 class AnswerDelta:
-    """An increment of one answer: its events, and the tokens that they were parsed from."""
+    """An increment of one answer: its events, and the tokens that they were parsed from.
+
+    `cuts_call`: the answer ends here, within a tool call.
+    """
 
     events: list[Event]
     completion: CompletionOutput
     output: RequestOutput
     finish_reason: str | None
+    cuts_call: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AssistantAnswer:
-    """One complete answer and its finish reason: "tool_calls" if the client is to make the calls."""
+    """One complete answer and its finish reason: "tool_calls" if the client is to make the calls.
+
+    `cuts_call`: it ends within a tool call, for which the reason is never "tool_calls".
+    """
 
     completion: CompletionOutput
     message: AssistantMessage
     finish_reason: str
+    cuts_call: bool = False
 
 
 INVALID_JSON = "INVALID_JSON"

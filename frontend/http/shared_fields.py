@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from quire.frontend.http.errors import bad_request
 from quire.frontend.http.transport.bodies import Refusals
+from quire.frontend.text.chat.message_keys import REFUSED_KEYS
 from quire.frontend.text.chat.tools import NAME, Mode
 from quire.protocol.messages import SamplingParams, StructuredOutputs
 
@@ -46,6 +47,10 @@ _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 EFFORT = Meta(extra_json_schema={"enum": list(_EFFORTS)})
 
+_VERBOSITIES = ("low", "medium", "high")
+
+VERBOSITY = Meta(extra_json_schema={"enum": list(_VERBOSITIES)})
+
 
 def effort_kwargs(effort: str | None, field: str) -> dict[str, Any]:
     """Return the chat template's variables for a reasoning effort; some templates can only turn thinking off.
@@ -57,6 +62,16 @@ def effort_kwargs(effort: str | None, field: str) -> dict[str, Any]:
     if effort not in _EFFORTS:
         raise bad_request(f"{field}={effort!r} is not known; it can be {', '.join(_EFFORTS)}", field, "invalid_value")
     return {"reasoning_effort": effort, **(thinking_kwargs(False) if effort == "none" else {})}
+
+
+def ignored_verbosity(given: str | None, field: str) -> list[str]:
+    """Return `field` if its value has no effect here; models are told in the prompt. Raises `ApiError` 400."""
+    if given is None or given == _VERBOSITIES[1]:
+        return []
+    if given not in _VERBOSITIES:
+        known = ", ".join(_VERBOSITIES)
+        raise bad_request(f"{field}={given!r} is not known; it can be {known}", field, "invalid_value")
+    return [field]
 
 
 def thinking_kwargs(thinks: bool) -> dict[str, Any]:
@@ -134,7 +149,10 @@ _MESSAGE: dict[str, Any] = {
         "audio": {"const": None},
         "function_call": {"const": None},
     },
-    "additionalProperties": _ONLY_NULL,
+    "additionalProperties": {
+        "description": "Other keys are ignored, and listed in the header X-Quire-Ignored, except "
+        f"{', '.join(REFUSED_KEYS)}: these are not supported unless they are empty."
+    },
 }
 _TOOL = {
     "title": "Tool",

@@ -12,7 +12,7 @@ from quire.frontend.http.conversation import Transcript
 from quire.frontend.http.errors import bad_request, errors_renamed
 from quire.frontend.http.shared_fields import EFFORT, NOT_HERE, TOOL_REFUSED
 from quire.frontend.http.transport.bodies import ITEMS, NOT_EMPTY, Body, Refusals, convert
-from quire.frontend.text.chat.tools import ToolUse, check_tools
+from quire.frontend.text.chat.tools import ToolUse, check_tools, hosted_tools
 from quire.protocol.messages import StructuredOutputs
 
 FIELD_NAMES = {  # name in errors -> name in this API
@@ -41,7 +41,7 @@ MESSAGES_REFUSED: Refusals = {
 }
 
 
-_BUDGET = Meta(description="Required with type enabled, and otherwise ignored: max_tokens limits thoughts.")
+_BUDGET = Meta(description="Required with type enabled, and below max_tokens, which limits thoughts; else ignored.")
 
 
 class ThinkingConfig(msgspec.Struct, forbid_unknown_fields=True):
@@ -55,7 +55,9 @@ class ThinkingConfig(msgspec.Struct, forbid_unknown_fields=True):
         """Raise `ApiError` 400 unless the budget fits into the answer."""
         if self.type == "enabled" and self.budget_tokens is None:
             raise bad_request("thinking.budget_tokens is missing; give it with type 'enabled'", "thinking")
-        if self.budget_tokens is not None and not 0 < self.budget_tokens < max_tokens:
+        if self.type != "enabled" or self.budget_tokens is None:
+            return  # clients send a budget of 0 with the other types
+        if not 0 < self.budget_tokens < max_tokens:
             raise bad_request(
                 f"thinking.budget_tokens={self.budget_tokens} must be from 1 to max_tokens - 1 = {max_tokens - 1}",
                 "thinking",
@@ -136,9 +138,18 @@ _MODES = {"auto": "auto", "any": "required", "none": "none"}
 def tool_use(tools: list[dict[str, Any]] | None, choice: dict[str, Any] | None) -> ToolUse | None:
     """Return the tools of a body and the choice among them, None without tools. Raises `ApiError` 400."""
     chosen = _ToolChoice("auto") if choice is None else convert(choice, _ToolChoice, "tool_choice")
-    functions = [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools or [])]
+    hosted = server_tools(tools)
+    functions = [
+        {"type": hosted[index]} if index in hosted else _function(tool, f"tools[{index}]")
+        for index, tool in enumerate(tools or [])
+    ]
     with errors_renamed(FIELD_NAMES):
-        return check_tools(functions, _mode(chosen), not chosen.disable_parallel_tool_use)
+        return check_tools(functions, _mode(chosen), not chosen.disable_parallel_tool_use, skip_hosted=True)
+
+
+def server_tools(tools: list[dict[str, Any]] | None) -> dict[int, str]:
+    """Return the types of tools that Anthropic's server would run, by their places; see `hosted_tools`."""
+    return hosted_tools(tools, "custom")
 
 
 def _function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -193,6 +204,9 @@ class _ToolResultBlock(msgspec.Struct):
 _MEDIA = {"image": "images", "document": "documents", "search_result": "search results", "container_upload": "files"}
 
 
+MESSAGE_KEYS = frozenset(_InputMessage.__struct_fields__)
+
+
 def chat_messages(messages: Sequence[Mapping[str, Any]], system: Blocks | None) -> list[dict[str, Any]]:
     """Return `messages` and `system` as messages of Chat Completions. Raises `ApiError` 400."""
     transcript = Transcript()
@@ -206,6 +220,8 @@ def chat_messages(messages: Sequence[Mapping[str, Any]], system: Blocks | None) 
         blocks = message.content
         if isinstance(blocks, str):
             blocks = [{"type": "text", "text": blocks}]
+        elif not blocks and message.role == "assistant" and index == len(messages) - 1:
+            transcript.say("assistant", "")
         elif not blocks:
             raise bad_request(f"{where}.content is empty; give a text or content blocks", f"{where}.content")
         for position, block in enumerate(blocks):

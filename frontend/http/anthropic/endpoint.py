@@ -11,10 +11,12 @@ from starlette.responses import Response
 from quire.frontend.client.observer import TraceContext
 from quire.frontend.http.anthropic.body import (
     FIELD_NAMES,
+    MESSAGE_KEYS,
     CountBody,
     MessagesBody,
     PromptFields,
     chat_messages,
+    server_tools,
     tool_use,
 )
 from quire.frontend.http.anthropic.writer import MessageWriter, TokenCount
@@ -22,7 +24,9 @@ from quire.frontend.http.conversation import Turn
 from quire.frontend.http.errors import bad_request, errors_renamed
 from quire.frontend.http.service import Endpoints
 from quire.frontend.http.shared_fields import effort_kwargs, thinking_kwargs
+from quire.frontend.http.transport.ignored import note_hosted, note_ignored
 from quire.frontend.http.transport.responses import json_response, new_id
+from quire.frontend.text.chat.message_keys import ignored_keys
 from quire.protocol.messages import SAMPLING_RANGES, SamplingParams
 
 
@@ -33,6 +37,7 @@ class MessagesEndpoints(Endpoints):
         """Answer a conversation with a `Message`, or with a stream of events."""
         service = self._service
         body = await service.read(request, MessagesBody)
+        _note_ignored(request, body)
         if body.thinking is not None:
             body.thinking.check(body.max_tokens)
         answer_id = new_id("msg", "_")
@@ -51,6 +56,7 @@ class MessagesEndpoints(Endpoints):
         """Count the tokens of a prompt, which may exceed the context."""
         service = self._service
         body = await service.read(request, CountBody)
+        _note_ignored(request, body)
         turn = self._turn(body, SamplingParams())
         tools = None if turn.tools is None else turn.tools.for_template()
         prompt = await service.llm.chat_prompt(turn.messages, tools=tools, **turn.template)
@@ -76,6 +82,11 @@ class MessagesEndpoints(Endpoints):
         return SamplingParams(**{**self._service.defaults, **known, "max_tokens": body.max_tokens})
 
 
+def _note_ignored(request: Request, body: PromptFields) -> None:
+    note_ignored(request, ignored_keys(body.messages, MESSAGE_KEYS), "messages[].")
+    note_hosted(request, server_tools(body.tools))
+
+
 def _template(body: PromptFields, last: dict[str, Any]) -> dict[str, Any]:
     """Return the options of the chat template; a final message of the assistant is continued."""
     effort = None if body.output_config is None else body.output_config.effort
@@ -87,8 +98,10 @@ def _template(body: PromptFields, last: dict[str, Any]) -> dict[str, Any]:
         raise bad_request(
             "messages ends with a tool_use, whose tool_result is missing; give it in a message of the user", "messages"
         )
-    if continues and not last["content"]:
+    if continues and not last["content"] and "reasoning_content" in last:
         raise bad_request(
-            "messages ends with one of the assistant that has no text to continue; give some text", "messages"
+            "messages ends with thoughts of the assistant, which can't be continued; give some text after them, or "
+            "leave them out",
+            "messages",
         )
     return {"add_generation_prompt": not continues, "continue_final_message": continues, "chat_template_kwargs": kwargs}

@@ -107,6 +107,7 @@ DESCRIPTIONS: Mapping[str, str] = {
     "room in the context for the answer, a quarter of it if that has no limit.",
     "prediction": "Text that much of the answer will probably repeat, so that it comes sooner. It changes no token.",
     # Scheduling
+    "verbosity": "Accepted and ignored; ask for it in the prompt.",
     "priority": "Lower values go first where the engine's scheduling policy uses it.",
     "cache_salt": "Cached prefixes are shared only among requests with the same salt.",
     # Constraints and options in Ollama's form

@@ -23,8 +23,10 @@ from quire.frontend.http.llama_cpp.task import LlamaTask
 from quire.frontend.http.openai.embeddings import PoolingBody, embed_all
 from quire.frontend.http.service import Endpoints
 from quire.frontend.http.shared_fields import effort_kwargs
+from quire.frontend.http.transport.ignored import note_hosted, note_ignored
 from quire.frontend.http.transport.responses import json_response, with_warnings
-from quire.frontend.text.chat.tools import check_tools
+from quire.frontend.text.chat.message_keys import ignored_keys
+from quire.frontend.text.chat.tools import check_tools, hosted_tools
 from quire.frontend.text.prompts import Prompt
 from quire.protocol.messages import SAMPLING_LENGTHS, PoolingParams, SamplingParams
 
@@ -72,9 +74,12 @@ class LlamaEndpoints(Endpoints):
     async def apply_template(self, request: Request) -> Response:
         """Write a conversation as a prompt. A last message of the assistant is left open, to be continued."""
         body = await self._service.read(request, ApplyTemplateBody)
-        use = check_tools(body.tools)
+        note_ignored(request, ignored_keys(body.messages), "messages[].")
+        note_hosted(request, hosted_tools(body.tools))
+        use = check_tools(body.tools, skip_hosted=True)
         last = body.messages[-1] if body.messages else {}
-        continues = last.get("role") == "assistant" and bool(last.get("content")) and not last.get("tool_calls")
+        has_text = bool(last.get("content")) or not (last.get("tool_calls") or last.get("reasoning_content"))
+        continues = last.get("role") == "assistant" and has_text and not last.get("tool_calls")
         kwargs = {**effort_kwargs(body.reasoning_effort, "reasoning_effort"), **(body.chat_template_kwargs or {})}
         prompt = await self._service.llm.chat_prompt(
             body.messages,

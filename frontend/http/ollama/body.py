@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -12,7 +12,7 @@ from msgspec import Meta
 from quire.frontend.http.errors import bad_request
 from quire.frontend.http.ollama.options import GIVEN_OPTIONS
 from quire.frontend.http.shared_fields import NOT_HERE, TOOL, effort_kwargs, thinking_kwargs
-from quire.frontend.http.transport.bodies import ITEMS, Body, Refusals
+from quire.frontend.http.transport.bodies import ITEMS, MAX_ITEMS, Body, Refusals, convert
 from quire.protocol.messages import StructuredOutputs
 
 _NO_IMAGES = "this server reads no images"
@@ -92,7 +92,7 @@ class GenerateBody(OllamaGenerationBody, kw_only=True):
     raw: bool | None = None
 
 
-class CalledTool(msgspec.Struct, forbid_unknown_fields=True):
+class CalledTool(msgspec.Struct):
     """The function of a tool call; `index` is its place among the calls of a message."""
 
     name: str
@@ -100,7 +100,7 @@ class CalledTool(msgspec.Struct, forbid_unknown_fields=True):
     index: int | None = None
 
 
-class OllamaToolCall(msgspec.Struct, forbid_unknown_fields=True):
+class OllamaToolCall(msgspec.Struct):
     """A tool call of the assistant."""
 
     function: CalledTool
@@ -108,10 +108,10 @@ class OllamaToolCall(msgspec.Struct, forbid_unknown_fields=True):
     type: Literal["function"] | None = None
 
 
-class OllamaMessage(msgspec.Struct, forbid_unknown_fields=True):
+class OllamaMessage(msgspec.Struct):
     """A message. A tool's has its result, for the call with the id `tool_call_id`, or the first open one of the tool.
 
-    `images` are not supported.
+    `images` are not supported. Other keys are ignored.
     """
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -120,7 +120,42 @@ class OllamaMessage(msgspec.Struct, forbid_unknown_fields=True):
     tool_calls: Annotated[list[OllamaToolCall], ITEMS] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
-    images: Annotated[list[str], Meta(extra_json_schema={"maxItems": 0})] | None = None
+    images: list[str] | None = None
+
+
+MESSAGE_KEYS = frozenset(OllamaMessage.__struct_fields__)
+
+_TEXT_OR_NULL = {"type": ["string", "null"]}
+_CALLED = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {
+        "name": {"type": "string"},
+        "arguments": {"type": "object"},
+        "index": {"type": ["integer", "null"], "description": "Its place among the calls of a message."},
+    },
+}
+_CALL = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {"function": _CALLED, "id": _TEXT_OR_NULL, "type": {"enum": ["function", None]}},
+}
+_MESSAGE = Meta(
+    extra_json_schema={
+        "title": "OllamaMessage",
+        "description": OllamaMessage.__doc__,
+        "required": ["role"],
+        "properties": {
+            "role": {"enum": ["system", "user", "assistant", "tool"]},
+            "content": _TEXT_OR_NULL,
+            "thinking": _TEXT_OR_NULL,
+            "tool_calls": {"anyOf": [{"type": "array", "items": _CALL, "maxItems": MAX_ITEMS}, {"type": "null"}]},
+            "tool_name": _TEXT_OR_NULL,
+            "tool_call_id": _TEXT_OR_NULL,
+            "images": {"type": ["array", "null"], "maxItems": 0},
+        },
+    }
+)
 
 
 class OllamaChatBody(OllamaGenerationBody, kw_only=True):
@@ -128,7 +163,7 @@ class OllamaChatBody(OllamaGenerationBody, kw_only=True):
 
     refused: ClassVar[Refusals] = _REFUSED
 
-    messages: Annotated[list[OllamaMessage], ITEMS] | None = None
+    messages: Annotated[list[Annotated[dict[str, Any], _MESSAGE]], ITEMS] | None = None
     truncate: Annotated[
         bool | None,
         Meta(
@@ -188,13 +223,14 @@ class PullBody(NamedBody, kw_only=True):
     stream: Annotated[bool | None, Meta(description="Answer in a line of JSON, which is the default.")] = None
 
 
-def chat_messages(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
+def chat_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return `messages` as messages of Chat Completions. Raises `ApiError` 400."""
     ledger = _CallLedger()
     return [_chat_message(message, f"messages[{index}]", ledger) for index, message in enumerate(messages)]
 
 
-def _chat_message(message: OllamaMessage, where: str, ledger: _CallLedger) -> dict[str, Any]:
+def _chat_message(given: Mapping[str, Any], where: str, ledger: _CallLedger) -> dict[str, Any]:
+    message = convert(given, OllamaMessage, where)
     if message.images:
         raise bad_request(f"{where}.images is not supported: {_NO_IMAGES}", f"{where}.images", "unsupported_parameter")
     for name, role in (("thinking", "assistant"), ("tool_calls", "assistant"), ("tool_call_id", "tool")):

@@ -14,7 +14,13 @@ from starlette.responses import Response
 from quire.frontend.client.observer import TraceContext
 from quire.frontend.http.conversation import Conversation, Turn
 from quire.frontend.http.errors import bad_request, errors_renamed
-from quire.frontend.http.ollama.body import GenerateBody, OllamaChatBody, OllamaGenerationBody, chat_messages
+from quire.frontend.http.ollama.body import (
+    MESSAGE_KEYS,
+    GenerateBody,
+    OllamaChatBody,
+    OllamaGenerationBody,
+    chat_messages,
+)
 from quire.frontend.http.ollama.names import check_model
 from quire.frontend.http.ollama.options import FIELD_NAMES, read_options
 from quire.frontend.http.ollama.writer import (
@@ -27,10 +33,12 @@ from quire.frontend.http.ollama.writer import (
     now,
 )
 from quire.frontend.http.service import Endpoints
+from quire.frontend.http.transport.ignored import note_hosted, note_ignored
 from quire.frontend.http.transport.responses import json_response, new_id, with_warnings
 from quire.frontend.text.chat.assistant import AssistantParser
 from quire.frontend.text.chat.history import may_fit, room_for_answer, without_oldest_turns
-from quire.frontend.text.chat.tools import check_tools
+from quire.frontend.text.chat.message_keys import ignored_keys
+from quire.frontend.text.chat.tools import check_tools, hosted_tools
 from quire.protocol.messages import SamplingParams
 
 _FORMAT = "format"
@@ -62,9 +70,11 @@ class AnswerEndpoints(Endpoints):
         service = self._service
         body = await service.read_any(request, OllamaChatBody)
         name, params, warnings = self._checked(body, request)
-        tools = check_tools(body.tools)
+        note_hosted(request, hosted_tools(body.tools))
+        tools = check_tools(body.tools, skip_hosted=True)
         if not body.messages:
             return json_response(ChatAnswer(model=name, created_at=now(), done=True, done_reason=LOADED))
+        note_ignored(request, ignored_keys(body.messages, MESSAGE_KEYS), "messages[].")
         turn = self._turn(body, chat_messages(body.messages), params, request)
         turn = dataclasses.replace(turn, tools=tools)
         with errors_renamed(FIELD_NAMES):
@@ -168,6 +178,10 @@ def _is_continued(last: Mapping[str, Any]) -> bool:
         raise bad_request(
             "messages ends with tool_calls, whose results are missing; give them with role 'tool'", "messages"
         )
-    if not last["content"]:
-        raise bad_request("messages ends with one of the assistant that has no text to continue; give some", "messages")
+    if not last["content"] and "reasoning_content" in last:
+        raise bad_request(
+            "messages ends with thoughts of the assistant, which can't be continued; give some text after them, or "
+            "leave them out",
+            "messages",
+        )
     return True

@@ -105,7 +105,7 @@ class Piece:
 
 
 class Pieces:
-    """Builds pieces from the events of an answer; a call waits for the end of its arguments."""
+    """Builds pieces from the events of an answer; a call waits for its arguments' end, and is none without it."""
 
     def __init__(self) -> None:
         self._call: ToolCallStart | None = None  # the open one
@@ -170,7 +170,7 @@ class AnswerWriter(EventWriter[A, A], Generic[A]):
     def _take(self, delta: AnswerDelta) -> Iterator[A]:
         self._tally.add_delta(delta.output, delta.completion)
         piece = self._pieces.take(delta.events)
-        if delta.finish_reason is not None:
+        if delta.finish_reason is not None and not delta.cuts_call:
             piece.calls += self._pieces.end()
         self._content.append(piece.content)
         self._thinking.append(piece.thinking)

@@ -24,14 +24,25 @@ from quire.frontend.http.openai.fields import (
 )
 from quire.frontend.http.openai.logprobs import ChatLogprobs, TokenWriter, prompt_logprobs
 from quire.frontend.http.service import Endpoints, ModelService
-from quire.frontend.http.shared_fields import CHOICE, EFFORT, MESSAGE, NAMED_TOOL, TOOL, effort_kwargs
+from quire.frontend.http.shared_fields import (
+    CHOICE,
+    EFFORT,
+    MESSAGE,
+    NAMED_TOOL,
+    TOOL,
+    VERBOSITY,
+    effort_kwargs,
+    ignored_verbosity,
+)
 from quire.frontend.http.transport.bodies import ITEMS, NOT_EMPTY, Refusals
+from quire.frontend.http.transport.ignored import note_hosted, note_ignored
 from quire.frontend.http.transport.responses import encoded, new_id
 from quire.frontend.http.transport.sse import DONE, event
 from quire.frontend.http.usage import CompletionUsage, Thoughts, TokenTally
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.text.chat.events import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallStart
-from quire.frontend.text.chat.tools import check_tools
+from quire.frontend.text.chat.message_keys import ignored_keys
+from quire.frontend.text.chat.tools import check_tools, hosted_tools
 from quire.frontend.turns import free, in_turns
 
 
@@ -58,7 +69,7 @@ class ChatBody(GenerationFields, kw_only=True):
     """The body of a chat, with OpenAI's and vLLM's fields."""
 
     refused: ClassVar[Refusals] = {
-        **{name: refusal for name, refusal in REFUSED.items() if name != "prediction"},
+        **{name: refusal for name, refusal in REFUSED.items() if name not in ("prediction", "verbosity")},
         "echo": ((False,), "the answer is only the assistant's text; continue_final_message continues a message"),
     }
 
@@ -72,6 +83,7 @@ class ChatBody(GenerationFields, kw_only=True):
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: Annotated[str, EFFORT] | None = None
+    verbosity: Annotated[str, VERBOSITY] | None = None
     include_reasoning: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -176,6 +188,9 @@ class ChatEndpoint(Endpoints):
         service = self._service
         body = await service.read(request, ChatBody)
         answer_id = new_id("chatcmpl", given=body.request_id)
+        note_ignored(request, ignored_keys(body.messages), "messages[].")
+        note_hosted(request, hosted_tools(body.tools))
+        note_ignored(request, ignored_verbosity(body.verbosity, "verbosity"))
         conversation = await self._turn(body, request, answer_id).begin(service)
         writer = ChatWriter(service, body, conversation, answer_id)
         return await service.respond(request, writer.whole, writer.chunks() if body.stream else None)
@@ -191,7 +206,7 @@ class ChatEndpoint(Endpoints):
         return Turn(
             messages=body.messages,
             params=sampling_params(body, service.defaults, _max_tokens(body), _num_logprobs(body)),
-            tools=check_tools(body.tools, body.tool_choice, body.parallel_tool_calls),
+            tools=check_tools(body.tools, body.tool_choice, body.parallel_tool_calls, skip_hosted=True),
             template={
                 "chat_template": body.chat_template,
                 "add_generation_prompt": body.add_generation_prompt is not False and not continues,
@@ -212,7 +227,8 @@ class ChatWriter:
     """Writes the answers of a conversation in OpenAI's shape.
 
     The finish reason is "tool_calls" if the model chose to call a tool or had to call any; it is "stop" if it had to
-    call the function that `tool_choice` names. OpenAI and vLLM do the same, and clients rely on it.
+    call the function that `tool_choice` names. OpenAI and vLLM do the same, and clients rely on it. A call that a stop
+    string cut off has the other one of the two: "stop", or "length" if the function was named.
     """
 
     def __init__(self, service: ModelService, body: ChatBody, conversation: Conversation, answer_id: str) -> None:
@@ -303,7 +319,7 @@ class ChatWriter:
         choice = ChatChoice(
             index=completion.index,
             message=message,
-            finish_reason=self._finish_reason(answer.finish_reason),
+            finish_reason=self._finish_reason(answer.finish_reason, answer.cuts_call),
             stop_reason=completion.stop_reason,
         )
         if completion.logprobs is not None and self._body.logprobs:
@@ -330,12 +346,17 @@ class ChatWriter:
         if body.return_token_ids:
             last.token_ids = completion.token_ids
         if delta.finish_reason is not None:
-            last.finish_reason, last.stop_reason = self._finish_reason(delta.finish_reason), completion.stop_reason
+            last.finish_reason = self._finish_reason(delta.finish_reason, delta.cuts_call)
+            last.stop_reason = completion.stop_reason
         return choices
 
-    def _finish_reason(self, reason: str) -> str:
+    def _finish_reason(self, reason: str, cuts_call: bool) -> str:
         tools = self._conversation.tools
-        return "stop" if reason == "tool_calls" and tools is not None and tools.choice.named else reason
+        if tools is None or not tools.choice.named:
+            return reason
+        if cuts_call:
+            return "length"
+        return "stop" if reason == "tool_calls" else reason
 
     def _part(self, event: Event) -> ChatDelta | None:
         match event:

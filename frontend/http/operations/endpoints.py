@@ -14,9 +14,11 @@ from quire.frontend.http.errors import bad_request
 from quire.frontend.http.service import Endpoints
 from quire.frontend.http.shared_fields import MESSAGE, TOOL
 from quire.frontend.http.transport.bodies import ITEMS, Body, Refusals
+from quire.frontend.http.transport.ignored import note_hosted, note_ignored
 from quire.frontend.http.transport.responses import json_response
 from quire.frontend.sampling import SamplingParams
-from quire.frontend.text.chat.tools import check_tools
+from quire.frontend.text.chat.message_keys import ignored_keys
+from quire.frontend.text.chat.tools import check_tools, hosted_tools
 from quire.frontend.version import installed_version
 
 
@@ -178,7 +180,9 @@ class OperatorEndpoints(Endpoints):
             tokens = await service.llm.tokenize(body.prompt, add_special_tokens=body.add_special_tokens is not False)
         else:
             service.check_template(body.chat_template)
-            use = check_tools(body.tools)
+            note_ignored(request, ignored_keys(body.messages or []), "messages[].")
+            note_hosted(request, hosted_tools(body.tools))
+            use = check_tools(body.tools, skip_hosted=True)
             prompt = await service.llm.chat_prompt(
                 body.messages or [],
                 chat_template=body.chat_template,

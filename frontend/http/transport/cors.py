@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.frontend.http.args import NO_ORIGIN, ServerArgs
 from quire.frontend.http.errors import bad_request
+from quire.frontend.http.transport.ignored import IGNORED
 from quire.frontend.http.transport.responses import REQUEST_ID
 
 LOCAL_ORIGINS = (
@@ -39,7 +40,7 @@ class Cors(CORSMiddleware):
             allow_origin_regex=None if self._are_given else LOCAL_ORIGINS,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=[REQUEST_ID],
+            expose_headers=[REQUEST_ID, IGNORED],
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

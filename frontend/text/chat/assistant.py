@@ -53,6 +53,15 @@ class _Call:
     name: str
     arguments: list[str]
 
+    @property
+    def is_whole(self) -> bool:
+        """True if the arguments are a JSON object."""
+        try:
+            msgspec.json.decode("".join(self.arguments), type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError):
+            return False
+        return True
+
 
 class AnswerSplitter(Protocol):
     """A parser that splits an answer into events, such as a `ReasoningParser`, which finds no calls."""
@@ -107,9 +116,20 @@ class AssistantParser:
             tool_calls=tuple(ToolCall(call.id, call.name, "".join(call.arguments)) for call in self._calls),
         )
 
-    def finish_reason(self, reason: str | None) -> str | None:
-        """Return the finish reason of the answer from the engine's `reason`: a stop after calls is "tool_calls"."""
-        return "tool_calls" if self._calls and reason == "stop" else reason
+    def cuts_call(self, reason: str | None, stop: int | str | None = None) -> bool:
+        """Return whether the end of the answer cut its last call off, by the engine's `reason` and `stop`.
+
+        `stop` is the stop string or token that ended the answer, None if the model ended it.
+        """
+        ended_by_model = reason == "stop" and stop is None
+        return reason is not None and not ended_by_model and bool(self._calls) and not self._calls[-1].is_whole
+
+    def finish_reason(self, reason: str | None, stop: int | str | None = None) -> str | None:
+        """Return the finish reason of the answer from the engine's `reason` and `stop`, as `cuts_call` has them.
+
+        A stop after calls is "tool_calls", unless it cut the last one off.
+        """
+        return "tool_calls" if self._calls and reason == "stop" and not self.cuts_call(reason, stop) else reason
 
     def _find_calls(self, events: Iterable[Event]) -> list[Event]:
         found: list[Event] = []

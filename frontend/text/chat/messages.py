@@ -10,13 +10,10 @@ from typing import Any
 from quire.frontend.errors import ChatTemplateError, kind_of
 from quire.frontend.text.chat.harmony import is_harmony
 from quire.frontend.text.chat.harmony_messages import harmony_messages
+from quire.frontend.text.chat.message_keys import MESSAGE_KEYS, check_keys
 
 Message = Mapping[str, Any]
 
-MESSAGE_KEYS = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"}
-# Fields of API answers that no prompt uses; allowed so that an answer can be sent back as it came.
-# `reasoning` is another servers' name for reasoning_content.
-ANSWER_KEYS = {"refusal", "audio", "annotations", "function_call", "reasoning"}
 TEXT_PARTS = {"text": "text", "refusal": "refusal"}  # type -> the key of its text
 MEDIA_PARTS = {"image_url": "images", "input_audio": "audio", "file": "files", "video_url": "videos"}
 TOOL_CALL_FORM = '{"id": ..., "type": "function", "function": {"name": ..., "arguments": "{...}"}}'
@@ -38,9 +35,10 @@ def check_messages(
 
     Contents become strings (text parts are joined by line breaks), or None next to tool calls. Arguments of tool calls
     become objects, unless the template joins them to text. The role `developer` becomes `system`, unless the template
-    supports it. Null fields are dropped. If the template does not write calls, they are written as text, and so are
-    results if it has no tools at all (see `calls_as_text`), or with `describe_tools`, in the generic format. Without a
-    source it is assumed to write calls. Raises ChatTemplateError that names the message and the problem.
+    supports it. Null and unknown fields are dropped (see `message_keys`). If the template does not write calls, they
+    are written as text, and so are results if it has no tools at all (see `calls_as_text`), or with `describe_tools`,
+    in the generic format. Without a source it is assumed to write calls. Raises ChatTemplateError that names the
+    message and the problem.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise ChatTemplateError(
@@ -71,12 +69,7 @@ def check_messages(
 def _check_message(message: Message, where: str, parse: Callable[[str, str], Any]) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise ChatTemplateError(f'{where} is {kind_of(message)}; give {{"role": ..., "content": ...}}')
-    known = MESSAGE_KEYS | ANSWER_KEYS
-    unknown = sorted(str(key) for key, value in message.items() if key not in known and value is not None)
-    if unknown:
-        raise ChatTemplateError(
-            f"{where} has the unknown key {unknown[0]!r}; known are {', '.join(sorted(MESSAGE_KEYS))}"
-        )
+    check_keys(message, where)
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise ChatTemplateError(f"{where} has role={role!r}; give a role such as 'system', 'user' or 'assistant'")

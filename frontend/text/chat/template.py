@@ -18,6 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from quire.frontend.errors import ChatTemplateError
+from quire.frontend.text.chat.continuation import continued
 from quire.frontend.text.chat.generic_tools import HEADING, with_description
 from quire.frontend.text.chat.harmony import is_harmony
 from quire.frontend.text.chat.harmony_messages import check_variables
@@ -119,8 +120,19 @@ class ChatTemplate:
             "documents": documents,
             "add_generation_prompt": add_generation_prompt,
         }
-        text = self._described(conversation, described, values) if described else self._run(conversation, values)
-        return _cut_after_final_message(text, conversation) if continue_final_message else text
+        write = functools.partial(self._written, tools=described, values=values)
+        return continued(conversation, write) if continue_final_message else write(conversation)
+
+    def _written(
+        self,
+        conversation: list[dict[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        values: dict[str, Any],
+        **variables: Any,
+    ) -> str:
+        """Return the prompt, with `tools` described in it; `variables` replace those of `values`."""
+        values = {**values, **variables}
+        return self._described(conversation, tools, values) if tools else self._run(conversation, values)
 
     def _described(
         self, conversation: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], values: dict[str, Any]
@@ -160,15 +172,3 @@ def _compile(source: str) -> Template:
         raise ChatTemplateError(f"the chat template has an error in line {error.lineno}: {error.message}") from error
     except Exception as error:  # compiling folds constants, so it may fail like rendering
         raise ChatTemplateError(f"the chat template cannot be compiled: {type(error).__name__}: {error}") from error
-
-
-def _cut_after_final_message(text: str, conversation: list[dict[str, Any]]) -> str:
-    """End `text` after the content of the last message, with the white space that the template kept."""
-    content = conversation[-1]["content"] or ""
-    at = text.rfind(content.strip())
-    if at < 0 or not content.strip():
-        raise ChatTemplateError(
-            "continue_final_message=True, but the last message is empty or the template does not write it unchanged"
-        )
-    kept = content.lstrip()
-    return text[: at + len(kept if text.startswith(kept, at) else content.strip())]

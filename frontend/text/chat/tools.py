@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -81,10 +81,23 @@ class ToolUse:
         return [tool.as_openai() for tool in self.tools]
 
 
-def check_tools(tools: Any, tool_choice: Any = None, parallel_tool_calls: bool | None = None) -> ToolUse | None:
+def hosted_tools(tools: Any, own: str = "function") -> dict[int, str]:
+    """Return the types of tools that their provider would run, such as web_search, by their places.
+
+    None are returned unless there are tools of the type `own` beside them, which can be called without them.
+    """
+    given = tools if isinstance(tools, (list, tuple)) else ()
+    kinds = {index: tool.get("type") for index, tool in enumerate(given) if isinstance(tool, Mapping)}
+    hosted = {index: kind for index, kind in kinds.items() if isinstance(kind, str) and kind not in ("", own)}
+    return {} if len(hosted) == len(given) else hosted
+
+
+def check_tools(
+    tools: Any, tool_choice: Any = None, parallel_tool_calls: bool | None = None, *, skip_hosted: bool = False
+) -> ToolUse | None:
     """Check `tools`, `tool_choice` and `parallel_tool_calls` of a request; return None if there are no tools.
 
-    Raises ToolError.
+    `skip_hosted`: leave `hosted_tools` out. Raises ToolError.
     """
     if parallel_tool_calls is not None and not isinstance(parallel_tool_calls, bool):
         raise ToolError("parallel_tool_calls", f"is {parallel_tool_calls!r}; give true or false")
@@ -94,16 +107,18 @@ def check_tools(tools: Any, tool_choice: Any = None, parallel_tool_calls: bool |
         raise ToolError(
             "tool_choice", f"is {tool_choice!r}, but there are no tools; give tools with it, or leave it out"
         )
-    checked = _check_list(tools)
+    checked = _check_list(tools, hosted_tools(tools) if skip_hosted else {})
     choice = _check_choice(tool_choice, {tool.name for tool in checked})
     return ToolUse(checked, choice, parallel=parallel_tool_calls is not False and not choice.named)
 
 
-def _check_list(tools: Any) -> tuple[Tool, ...]:
+def _check_list(tools: Any, skipped: Collection[int]) -> tuple[Tool, ...]:
     if not isinstance(tools, Sequence) or isinstance(tools, (str, bytes)):
         raise ToolError("tools", f"is {kind_of(tools)}; give a list of {FORM}")
     checked: dict[str, Tool] = {}
     for index, given in enumerate(tools):
+        if index in skipped:
+            continue
         tool = _check_tool(given, f"tools[{index}]")
         if tool.name in checked:
             raise ToolError(f"tools[{index}].function.name", f"is {tool.name!r} a second time; give each its own name")

@@ -12,9 +12,10 @@ from quire.frontend.errors import kind_of
 from quire.frontend.http.conversation import Transcript
 from quire.frontend.http.errors import bad_request, errors_renamed
 from quire.frontend.http.openai.fields import REFUSED, GenerationFields, check_top_logprobs
-from quire.frontend.http.shared_fields import EFFORT, NOT_HERE, TOOL_REFUSED
+from quire.frontend.http.shared_fields import EFFORT, NOT_HERE, TOOL_REFUSED, VERBOSITY, ignored_verbosity
 from quire.frontend.http.transport.bodies import ITEMS, Refusals, convert, without_refused
-from quire.frontend.text.chat.tools import ToolUse, check_tools
+from quire.frontend.text.chat.message_keys import ignored_keys
+from quire.frontend.text.chat.tools import ToolUse, check_tools, hosted_tools
 from quire.protocol.messages import StructuredOutputs
 
 STORES_NOTHING = (
@@ -90,7 +91,7 @@ class TextField(msgspec.Struct, forbid_unknown_fields=True):
     """Options of the answer's text."""
 
     format: OutputTextFormat | None = None
-    verbosity: str | None = None
+    verbosity: Annotated[str, VERBOSITY] | None = None
 
 
 class ReasoningField(msgspec.Struct, forbid_unknown_fields=True):
@@ -133,10 +134,16 @@ class ResponsesBody(GenerationFields, kw_only=True):
             if name not in INCLUDABLE:
                 known = ", ".join(INCLUDABLE)
                 raise bad_request(f"include holds {name!r}, which is not supported; known are {known}", "include")
-        if self.text is not None and self.text.verbosity not in (None, "medium"):
-            raise bad_request(
-                f"text.verbosity={self.text.verbosity!r} is not supported; ask for it in instructions", "text.verbosity"
-            )
+
+    def ignored(self) -> list[str]:
+        """Return the parts that are ignored, but for tools. Raises `ApiError` 400 for an unknown verbosity."""
+        items = () if isinstance(self.input, str) else self.input
+        messages = (item for item in items if item.get("type", "message") == "message")
+        return [
+            *(f"input[].{key}" for key in ignored_keys(messages, _ITEM_KEYS)),
+            *(f"input[{index}] ({_HOSTED})" for index, item in enumerate(items) if item.get("type") == _HOSTED),
+            *ignored_verbosity(None if self.text is None else self.text.verbosity, "text.verbosity"),
+        ]
 
     @property
     def format(self) -> StructuredOutputs | None:
@@ -175,9 +182,13 @@ def tool_use(
     tools: list[dict[str, Any]] | None, choice: str | dict[str, Any] | None, parallel: bool | None
 ) -> ToolUse | None:
     """Return the tools of a body and the choice among them, None without tools. Raises `ApiError` 400."""
-    nested = [_nested(tool, f"tools[{index}]") for index, tool in enumerate(tools or [])]
+    hosted = hosted_tools(tools)
+    nested = [
+        {"type": hosted[index]} if index in hosted else _nested(tool, f"tools[{index}]")
+        for index, tool in enumerate(tools or [])
+    ]
     with errors_renamed(FIELD_NAMES):
-        return check_tools(nested, _nested_choice(choice), parallel)
+        return check_tools(nested, _nested_choice(choice), parallel, skip_hosted=True)
 
 
 def _nested(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -219,6 +230,17 @@ class _FunctionCallItem(msgspec.Struct):
     arguments: str
 
 
+class _CustomCallItem(msgspec.Struct):
+    call_id: str
+    name: str
+    input: str
+
+
+class _ShellCallItem(msgspec.Struct):
+    call_id: str
+    action: dict[str, Any]
+
+
 class _FunctionCallOutputItem(msgspec.Struct):
     call_id: str
     output: str | list[dict[str, Any]]
@@ -229,6 +251,8 @@ class _ReasoningItem(msgspec.Struct):
     content: list[dict[str, Any]] | None = None
 
 
+_ITEM_KEYS = frozenset({"type", "id", "status", "phase", *_MessageItem.__struct_fields__})
+_HOSTED = "web_search_call"
 _REFERENCE = "references are not resolved; give the item itself, or previous_response_id"
 _TEXTS = {  # type of a part -> the key of its text
     "input_text": "text",
@@ -285,12 +309,25 @@ def _function_call(item: dict[str, Any], where: str, transcript: Transcript) -> 
     transcript.call(call.call_id, call.name, arguments)
 
 
+def _custom_call(item: dict[str, Any], where: str, transcript: Transcript) -> None:
+    call = convert(item, _CustomCallItem, where)
+    transcript.call(call.call_id, call.name, {"input": call.input})
+
+
+def _shell_call(item: dict[str, Any], where: str, transcript: Transcript) -> None:
+    call = convert(item, _ShellCallItem, where)
+    transcript.call(call.call_id, "local_shell", call.action)
+
+
+def _hosted_call(_item: dict[str, Any], _where: str, _transcript: Transcript) -> None:
+    """Skip a call that its provider ran; it has no result that a model could read."""
+
+
 def _function_call_output(item: dict[str, Any], where: str, transcript: Transcript) -> None:
     result = convert(item, _FunctionCallOutputItem, where)
     if not transcript.knows_call(result.call_id):
         raise bad_request(
-            f"{where} has call_id={result.call_id!r}, but no function_call before it has this call_id; "
-            "give the call as well",
+            f"{where} has call_id={result.call_id!r}, but no call before it has this call_id; give the call as well",
             f"{where}.call_id",
         )
     transcript.result(result.call_id, _text(result.output, f"{where}.output"))
@@ -324,5 +361,10 @@ _READERS: dict[str, Callable[[dict[str, Any], str, Transcript], None]] = {
     "message": _message,
     "function_call": _function_call,
     "function_call_output": _function_call_output,
+    "custom_tool_call": _custom_call,
+    "custom_tool_call_output": _function_call_output,
+    "local_shell_call": _shell_call,
+    "local_shell_call_output": _function_call_output,
+    _HOSTED: _hosted_call,
     "reasoning": _reasoning,
 }

@@ -27,7 +27,9 @@ from quire.frontend.http.response_database import StoredItem, StoredResponse
 from quire.frontend.http.response_store import ResponseStore
 from quire.frontend.http.service import Endpoints
 from quire.frontend.http.shared_fields import effort_kwargs
+from quire.frontend.http.transport.ignored import note_hosted, note_ignored
 from quire.frontend.http.transport.responses import json_response, new_id
+from quire.frontend.text.chat.tools import hosted_tools
 
 MOST_ITEMS = 100
 """Items of a page."""
@@ -41,6 +43,8 @@ class ResponsesEndpoint(Endpoints):
         service = self._service
         body = await service.read(request, ResponsesBody)
         body.check(service.responses is not None)
+        note_ignored(request, body.ignored())
+        note_hosted(request, hosted_tools(body.tools))
         answer_id = new_id("resp", "_", body.request_id)
         before = await self._before(body, request)
         with errors_renamed(body.field_names):

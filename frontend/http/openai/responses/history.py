@@ -19,7 +19,17 @@ from quire.frontend.http.transport.responses import new_id
 from quire.frontend.http.transport.value_counts import has_few_values
 
 _ID = re.compile(r"resp_[!-~]{1,128}")
-_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "local_shell_call": "lsh",
+    "local_shell_call_output": "lsho",
+    "web_search_call": "ws",
+    "reasoning": "rs",
+}
 _PREVIOUS = "previous_response_id"
 
 

@@ -264,7 +264,7 @@ class ResponseWriter(EventWriter[wire.Response, wire.ResponseStreamEvent]):
         self._thoughts.add_events(delta.completion.index, delta.events)
         yield from self._output.take(delta.events, self._logprobs(delta))
         if delta.finish_reason is not None:
-            yield from self._end(delta.finish_reason)
+            yield from self._end("length" if delta.cuts_call else delta.finish_reason)
 
     def _end(self, reason: str) -> Iterator[wire.ResponseStreamEvent]:
         status, item_status, why = _ENDS.get(reason, ("completed", "completed", None))
@@ -315,7 +315,11 @@ def _response(
         temperature=conversation.params.temperature,
         text=_text(body),
         tool_choice=body.tool_choice or "auto",
-        tools=[{"description": None, "parameters": None, "strict": False, **tool} for tool in body.tools or []],
+        tools=[
+            {"description": None, "parameters": None, "strict": False, **tool}
+            for tool in body.tools or []
+            if tool["type"] == "function"
+        ],
         top_logprobs=body.top_logprobs or 0,
         top_p=conversation.params.top_p,
         user=body.user,
@@ -323,10 +327,10 @@ def _response(
 
 
 def _text(body: ResponsesBody) -> dict[str, Any]:
-    form = None if body.text is None else body.text.format
+    form, verbosity = (None, None) if body.text is None else (body.text.format, body.text.verbosity)
     if form is None or form.type != "json_schema":
-        return {"format": {"type": "text" if form is None else form.type}, "verbosity": "medium"}
-    return {"format": msgspec.to_builtins(form), "verbosity": "medium"}
+        return {"format": {"type": "text" if form is None else form.type}, "verbosity": verbosity or "medium"}
+    return {"format": msgspec.to_builtins(form), "verbosity": verbosity or "medium"}
 
 
 def _error_code(error: ApiError) -> str:

@@ -145,13 +145,20 @@ def test_cached_tokens_are_counted_separately(anthropic: Anthropic) -> None:
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t"}]}]},
             "no tool_use block before it",
         ),
-        ({"messages": [*TALE, {"role": "assistant", "content": ""}]}, "no text to continue"),
+        (
+            {"messages": [*TALE, {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm"}]}]},
+            "ends with thoughts of the assistant",
+        ),
+        ({"messages": [{"role": "user", "content": []}]}, r"messages\[0\].content is empty"),
+        ({"messages": [{"role": "assistant", "content": []}, *TALE]}, r"messages\[0\].content is empty"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
         ({"tools": [{"name": "f", "input_schema": {"type": "array"}}]}, r"tools\[0\].input_schema"),
         ({"tools": [{"name": "f", "input_schema": {"type": "object"}, "defer_loading": True}]}, "defer_loading is not"),
         ({"tool_choice": {"type": "any"}}, "'any', but there are no tools"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"thinking": {"type": "enabled", "budget_tokens": 12}}, "thinking.budget_tokens=12"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens=0"),
+        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens is missing"),
         (
             {"output_config": {"format": {"type": "json_schema", "schema": {"type": "no"}}}},
             "output_config.format.schema can't be used",
@@ -184,6 +191,24 @@ def test_fields_without_effect_are_accepted(anthropic: Anthropic) -> None:
     betas: Any = anthropic.beta.messages.create(messages=TALE, betas=["some-beta-2026-01-01"], **GREEDY)
     assert betas.stop_reason == "max_tokens"
     assert anthropic.messages.create(**{**GREEDY, "messages": TALE, "extra_body": harmless}).content
+
+
+@pytest.mark.parametrize("content", ["", [], [{"type": "text", "text": ""}]])
+def test_an_empty_last_answer_is_one_that_has_not_begun(anthropic: Anthropic, content: Any) -> None:
+    def answer(*messages: Any) -> Any:
+        return anthropic.messages.create(**{**GREEDY, "messages": messages}).content
+
+    assert answer(*TALE, {"role": "assistant", "content": content}) == answer(*TALE)
+    assert answer(*TALE, {"role": "assistant", "content": "\n"})
+    begun = {"role": "assistant", "content": [{"type": "text", "text": "Once"}, {"type": "text", "text": ""}]}
+    assert answer(*TALE, begun) == answer(*TALE, {"role": "assistant", "content": "Once"})
+
+
+@pytest.mark.parametrize("kind", ["adaptive", "disabled"])
+@pytest.mark.parametrize("budget", [None, 0, 31999])
+def test_a_budget_for_thoughts_counts_only_where_it_is_set(anthropic: Anthropic, kind: str, budget: int | None) -> None:
+    thinking = {"type": kind, "budget_tokens": budget}
+    assert anthropic.messages.create(**{**GREEDY, "messages": TALE, "extra_body": {"thinking": thinking}}).content
 
 
 def test_errors_are_the_clients_own_exceptions(anthropic: Anthropic, server: Server) -> None:

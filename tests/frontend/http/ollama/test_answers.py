@@ -324,11 +324,10 @@ def test_what_is_not_supported_is_named(server: Server, fields: dict[str, Any], 
         ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content"),
         ({"role": "user", "content": "x", "images": ["aGk="]}, "messages[0].images is not supported"),
         ({"role": "user", "content": "x", "thinking": "y"}, "messages[0].thinking is given with role 'user'"),
-        ({"role": "user", "content": "x", "name": "y"}, "messages[0].name is not a known field"),
         ({"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f"}}]}, "messages[0].tool_calls"),
         ({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}, "arguments"),
         ({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}, "ends with tool_calls"),
-        ({"role": "assistant", "content": ""}, "no text to continue"),
+        ({"role": "assistant", "content": "", "thinking": "Hm"}, "ends with thoughts of the assistant"),
     ],
 )
 def test_bad_messages_are_named(ollama: Client, server: Server, message: dict[str, Any], words: str) -> None:
@@ -336,6 +335,17 @@ def test_bad_messages_are_named(ollama: Client, server: Server, message: dict[st
     assert reply.status == 400
     assert words in reply.json()["error"]
     assert ollama.chat(MODEL, TALE, options={"num_predict": 1}).done
+
+
+@pytest.mark.parametrize("content", ["", None])
+def test_an_empty_last_answer_is_one_that_has_not_begun(server: Server, content: str | None) -> None:
+    def answer(*messages: dict[str, Any]) -> str:
+        asked = {"model": MODEL, "messages": messages, "stream": False, "options": {"temperature": 0, "num_predict": 8}}
+        return str(server.request("/api/chat", asked).json()["message"]["content"])
+
+    user = {"role": "user", "content": "Tell me a tale"}
+    assert answer(user, {"role": "assistant", "content": content}) == answer(user)
+    assert answer(user, {"role": "assistant", "content": "\n"})
 
 
 def test_an_empty_prompt_checks_the_model(ollama: Client, server: Server) -> None:

@@ -142,7 +142,7 @@ def test_bad_tools_are_named(server: Server) -> None:
         assert words in reply.json()["error"]
 
 
-def written(texts: list[str], reason: str = "stop") -> tuple[list[Any], Any]:
+def written(texts: list[str], reason: str = "stop", stop: str | None = None) -> tuple[list[Any], Any]:
     """Return the lines of an answer that arrives as `texts`, and the whole answer."""
     writer = ChatAnswerWriter(cast("Any", None), cast("Any", None), "m", 0.0)
     parser = FORMAT.parser("", check_tools([LOOK]), numbered_ids())
@@ -150,9 +150,10 @@ def written(texts: list[str], reason: str = "stop") -> tuple[list[Any], Any]:
     for index, text in enumerate(texts):
         is_last = index == len(texts) - 1
         events = parser.feed(text) + (parser.finish() if is_last else [])
-        completion = CompletionOutput(0, text, [1], finish_reason=reason if is_last else None)
+        completion = CompletionOutput(0, text, [1], finish_reason=reason if is_last else None, stop_reason=stop)
         output = RequestOutput("r", None, [1, 2], None, [completion], is_last, RequestMetrics(0.0))
-        delta = AnswerDelta(events, completion, output, parser.finish_reason(completion.finish_reason))
+        end = (completion.finish_reason, stop)
+        delta = AnswerDelta(events, completion, output, parser.finish_reason(*end), parser.cuts_call(*end))
         lines += writer._take(delta)
     return lines, writer._answer
 
@@ -173,11 +174,21 @@ def test_a_call_is_in_one_line_whole(data: st.DataObject) -> None:
     assert (whole.done_reason, lines[-1].done_reason, whole.eval_count) == ("stop", "stop", len(texts))
 
 
-def test_arguments_that_are_cut_off_keep_their_text() -> None:
-    lines, _ = written(['<tool_call>\n{"name": "look", "arguments": {"city": "Ro'], "length")
-    [call] = lines[0].message.tool_calls
+CUT = '<tool_call>\n{"name": "look", "arguments": {"city": "Ro'
+
+
+@pytest.mark.parametrize(("reason", "stop"), [("length", None), ("timeout", None), ("stop", "me")])
+def test_a_call_that_is_cut_off_is_none(reason: str, stop: str | None) -> None:
+    lines, whole = written([f"I look.{CUT}"], reason, stop)
+    assert all(not line.message.tool_calls for line in [*lines, whole])
+    assert (whole.message.content, lines[-1].done_reason) == ("I look.", reason)
+    lines, whole = written([CALLS, CUT], reason, stop)
+    assert len(whole.message.tool_calls) == 2
+
+
+def test_arguments_that_the_model_leaves_open_keep_their_text() -> None:
+    [call] = written([CUT])[0][0].message.tool_calls
     assert call.function.arguments == {INVALID_JSON: '{"city": "Ro'}
-    assert lines[-1].done_reason == "length"
 
 
 def call(name: str, **more: Any) -> dict[str, Any]:

@@ -98,7 +98,15 @@ def test_input_items_become_a_chat() -> None:
         {"type": "function_call_output", "call_id": "c1", "output": "Sunny."},
         {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "Rain."}]},
         {"role": "assistant", "content": [{"type": "output_text", "text": "Sunny.", "annotations": []}]},
+        {"type": "custom_tool_call", "call_id": "c3", "name": "apply_patch", "input": "*** Begin Patch"},
+        {"type": "custom_tool_call_output", "call_id": "c3", "output": "Done."},
+        {"type": "local_shell_call", "call_id": "c4", "action": {"type": "exec", "command": ["ls"]}, "id": "l"},
+        {"type": "local_shell_call_output", "call_id": "c4", "output": "a.py"},
+        {"type": "web_search_call", "id": "w", "status": "completed", "action": {"type": "search", "query": "Rome"}},
+        {"role": "user", "content": "Go on."},
     ]
+    patch = {"name": "apply_patch", "arguments": {"input": "*** Begin Patch"}}
+    shell = {"name": "local_shell", "arguments": {"type": "exec", "command": ["ls"]}}
     functions = [{"name": "look", "arguments": {"city": "Rome"}}, {"name": "look", "arguments": {}}]
     calls = [{"id": f"c{index}", "type": "function", "function": each} for index, each in enumerate(functions, start=1)]
     assert messages_of(items, "Be brief.") == [
@@ -108,14 +116,27 @@ def test_input_items_become_a_chat() -> None:
         {"role": "assistant", "content": "", "reasoning_content": "Hm.", "tool_calls": calls},
         {"role": "tool", "tool_call_id": "c1", "content": "Sunny."},
         {"role": "tool", "tool_call_id": "c2", "content": "Rain."},
-        {"role": "assistant", "content": "Sunny."},
+        {
+            "role": "assistant",
+            "content": "Sunny.",
+            "tool_calls": [{"id": "c3", "type": "function", "function": patch}],
+        },
+        {"role": "tool", "tool_call_id": "c3", "content": "Done."},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "c4", "type": "function", "function": shell}],
+        },
+        {"role": "tool", "tool_call_id": "c4", "content": "a.py"},
+        {"role": "user", "content": "Go on."},
     ]
 
 
 @pytest.mark.parametrize(
     ("item", "words"),
     [
-        ({"type": "web_search_call", "id": "ws"}, r"input\[0\] is of type 'web_search_call'"),
+        ({"type": "mcp_call", "id": "m"}, r"input\[0\] is of type 'mcp_call'"),
+        ({"type": "custom_tool_call_output", "call_id": "c", "output": "x"}, "no call before it has this call_id"),
         ({"type": "item_reference", "id": "msg_1"}, "references are not resolved"),
         ({"id": "msg_1"}, "references are not resolved"),
         ({"role": "tool", "content": "x"}, r"input\[0\].role"),
@@ -123,7 +144,7 @@ def test_input_items_become_a_chat() -> None:
         ({"role": "user", "content": [{"type": "input_file"}]}, r"input\[0\].content\[0\] .* reads no files"),
         ({"role": "user", "content": [{"type": "input_text", "text": 1}]}, r"content\[0\].text is a int"),
         ({"type": "function_call", "call_id": "c", "name": "f", "arguments": "[1]"}, "arguments is not a JSON object"),
-        ({"type": "function_call_output", "call_id": "c", "output": "x"}, "no function_call before it"),
+        ({"type": "function_call_output", "call_id": "c", "output": "x"}, "no call before it"),
         ({"type": ["message"]}, "is of type"),
     ],
 )

@@ -232,6 +232,32 @@ def test_a_call_may_be_cut_short(openai: OpenAI, server: Server) -> None:
     server.check_pages()
 
 
+@pytest.mark.parametrize(("choice", "reason"), [("required", "stop"), (NAMED, "length")])
+def test_a_call_that_a_stop_string_cuts_off_is_not_reported_as_whole(openai: OpenAI, choice: Any, reason: str) -> None:
+    body: Any = {**ASKED, "messages": ASK, "tools": tools()[:1], "tool_choice": choice, "stop": ["city"]}
+    [answer] = openai.chat.completions.create(**body).choices
+    [call] = answer.message.tool_calls or []
+    assert (call.function.arguments, answer.finish_reason) == ('{"', reason)
+    assert (answer.model_extra or {})["stop_reason"] == "city"
+    [part] = streamed(openai, **body)
+    assert (part["calls"][0][2], part["reason"]) == ('{"', reason)
+    [whole] = openai.chat.completions.create(**{**body, "stop": ["</tool_call>"]}).choices
+    check("look", (whole.message.tool_calls or [])[0].function.arguments)
+    assert whole.finish_reason == ("tool_calls" if choice == "required" else "stop")
+
+
+def test_other_apis_do_not_report_a_cut_call_as_whole_either(server: Server) -> None:
+    schema = {"name": "look", "input_schema": LOOK}
+    asked: Any = {"max_tokens": 99, "tools": [schema], "tool_choice": {"type": "any"}, "stop_sequences": ["city"]}
+    message = server.request("/v1/messages", {**asked, "messages": ASK}).json()
+    assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "city")
+    function = {"type": "function", "name": "look", "parameters": LOOK}
+    asked = {"input": "Rome?", "tools": [function], "tool_choice": "required", "stop": ["city"]}
+    response = server.request("/v1/responses", asked).json()
+    assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert [(each["type"], each["status"]) for each in response["output"]] == [("function_call", "incomplete")]
+
+
 def test_a_forced_call_that_is_cut_off_leaves_no_text(openai: OpenAI) -> None:
     body: Any = {**ASKED, "messages": ASK, "tools": tools(), "tool_choice": "required", "max_tokens": 3}
     [choice] = openai.chat.completions.create(**body).choices

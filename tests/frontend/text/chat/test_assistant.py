@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from quire.frontend.text.chat.answer_format import AnswerFormat
 from quire.frontend.text.chat.assistant import AssistantMessage, AssistantParser, ToolCall, parse_answer
-from quire.frontend.text.chat.events import ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStart
+from quire.frontend.text.chat.events import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallStart
 from quire.frontend.text.chat.reasoning import AnswerStart, ReasoningParser
 from quire.frontend.text.chat.template import ChatTemplate
 from quire.frontend.text.chat.tool_parsers import TOOL_PARSERS
@@ -65,6 +65,32 @@ def test_finish_reasons() -> None:
         *("tool_calls", "length", "abort", None)
     ]
     assert talker.finish_reason("stop") == "stop"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_whole"),
+    [("", False), ('{"', False), ('{"a": [1', False), ("[]", False), ("{}", True), ('{"a": 1}', True)],
+)
+def test_a_call_that_a_stop_string_cuts_off_is_not_whole(arguments: str, is_whole: bool) -> None:
+    class Splitter:
+        def feed(self, delta: str) -> list[Event]:
+            del delta
+            return [ToolCallStart(0, "id", "look"), ToolCallArguments(0, arguments)]
+
+        def finish(self) -> list[Event]:
+            return []
+
+    parser = AssistantParser(splitter=Splitter())
+    parser.feed("")
+    for stop in ("city", 7):
+        assert parser.finish_reason("stop", stop) == ("tool_calls" if is_whole else "stop")
+        assert parser.cuts_call("stop", stop) is not is_whole
+    assert parser.finish_reason("stop") == "tool_calls"  # the model wrote it so
+    assert not parser.cuts_call("stop")
+    assert not parser.cuts_call(None)
+    for reason in ("length", "timeout", "abort"):
+        assert parser.finish_reason(reason) == reason
+        assert parser.cuts_call(reason) is not is_whole
 
 
 def test_everything_is_content_without_parsers() -> None:

@@ -6,6 +6,7 @@ import pytest
 from chat_templates import DEEPSEEK, LLAMA, PHI4_MINI_PUBLISHED, PLAIN, QWEN, SMOLLM3
 
 from quire.frontend.errors import ChatTemplateError
+from quire.frontend.text.chat.message_keys import ignored_keys
 from quire.frontend.text.chat.messages import check_messages
 from quire.frontend.text.chat.template import ChatTemplate
 
@@ -78,7 +79,8 @@ def test_the_given_messages_are_not_changed() -> None:
     [
         ({"role": "assistant"}, "messages[0].content is missing"),
         ({**HELLO, "content": None}, "messages[0].content is null"),
-        ({**HELLO, "thinking_blocks": []}, "messages[0] has the unknown key 'thinking_blocks'"),
+        ({**HELLO, "images": ["aGk="]}, "messages[0].images is not supported: only text is supported"),
+        ({**HELLO, "prefix": True}, "messages[0].prefix is not supported: set continue_final_message=true"),
         ({"role": "assistant", "content": "", "reasoning": 5}, "messages[0].reasoning_content is a int"),
         (calling("f"), "messages[0].tool_calls[0] is not a function call"),
         (calling(call(), call(type="custom")), "messages[0].tool_calls[1] is not a function call; give {"),
@@ -122,6 +124,12 @@ def test_invalid_arguments_are_rejected_with_every_template(source: str) -> None
 def test_a_template_can_reject_messages() -> None:
     with pytest.raises(ChatTemplateError, match="rejects the messages: only one tool call at once"):
         render(LLAMA, HELLO, calling(call(), call()))
+
+
+def test_keys_of_other_servers_are_dropped_and_listed() -> None:
+    foreign = {"reasoning_details": [{"text": "Hm"}], "thinking": "Hm", "images": [], "prefix": False, "id": None}
+    assert check_messages([{**HELLO, **foreign}, HELLO]) == [HELLO, HELLO]
+    assert ignored_keys([{**HELLO, **foreign}, HELLO]) == ["images", "prefix", "reasoning_details", "thinking"]
 
 
 def test_an_empty_answer() -> None:

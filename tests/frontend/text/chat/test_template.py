@@ -102,8 +102,34 @@ def test_the_final_message_can_be_continued() -> None:
     assert text.endswith("<|im_start|>assistant\nOnce upon ")
     with pytest.raises(ChatTemplateError, match="add_generation_prompt=False"):
         render(CHATML, messages, continue_final_message=True)
-    with pytest.raises(ChatTemplateError, match="last message is empty or"):
+    with pytest.raises(ChatTemplateError, match="does not write the last message unchanged"):
         render("nothing", messages, add_generation_prompt=False, continue_final_message=True)
+
+
+@pytest.mark.parametrize("text", ["\n", " ", " \n\t"])
+def test_white_space_can_be_continued(text: str) -> None:
+    def continued(source: str) -> str:
+        messages = [*HELLO, {"role": "assistant", "content": text}]
+        return render(source, messages, add_generation_prompt=False, continue_final_message=True)
+
+    assert continued(CHATML) == f"<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n{text}"
+    assert continued(CHATML.replace("['content']", "['content'] | trim")).endswith("<|im_start|>assistant\n")
+    with pytest.raises(ChatTemplateError, match="does not write the last message unchanged"):
+        continued("nothing")
+
+
+def test_an_empty_last_answer_is_one_that_has_not_begun() -> None:
+    def continued(*messages: dict[str, Any]) -> str:
+        source = CHATML + "{# tool_calls #}"
+        return render(source, list(messages), add_generation_prompt=False, continue_final_message=True)
+
+    for empty in ({"content": ""}, {"content": None}):
+        assert continued(*HELLO, {"role": "assistant", **empty}) == render(CHATML, HELLO)
+    assert continued({"role": "assistant", "content": ""}) == "<|im_start|>assistant\n"
+    assert continued({"role": "user", "content": ""}) == "<|im_start|>user\n"
+    for more in ({"reasoning_content": "Hm"}, {"tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}):
+        with pytest.raises(ChatTemplateError, match="thoughts or tool calls and no text"):
+            continued(*HELLO, {"role": "assistant", "content": "", **more})
 
 
 def test_text_parts_are_joined() -> None:
@@ -122,7 +148,7 @@ def test_text_parts_are_joined() -> None:
         ([*HELLO, {"role": 5, "content": "x"}], r"messages\[1\] has role=5"),
         ([{"role": "user"}], r"messages\[0\].content is missing"),
         ([{"role": "user", "content": None}], r"messages\[0\].content is null"),
-        ([{"role": "user", "content": "x", "images": []}], "unknown key 'images'; known are content"),
+        ([{"role": "user", "content": "x", "images": ["x"]}], r"messages\[0\].images is not supported"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], r"messages\[0\].content\[0\] is of type 'image_url'"),
         ([{"role": "user", "content": ["x"]}], r"content\[0\] is of type 'str'"),
         ([{"role": "user", "content": [{"type": "text", "text": 3}]}], r"content\[0\].text is a int"),
