@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
-from quire.engine_core.grammar.text import WHITESPACE
+from quire.protocol.grammar.json_schema import WHITESPACE
 
 MAX_FORCED = 4096  # characters; about 3 ms of the engine's loop
 _MAX_TEXT = 1 << 17  # characters of a grammar that is read here

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -113,7 +114,9 @@ class Turn:
         constraint_field = STRUCTURED_OUTPUTS if self.structured_outputs is None else self.format_field
         async with grammar_errors_at(constraint_field):
             params = msgspec.structs.replace(self.params, structured_outputs=structured)
-            params = answer_format.params(params, text, self.tools)
+            constrain = functools.partial(answer_format.params, params, text, self.tools)
+            given = None if structured is None else [structured.json, structured.regex, structured.grammar]
+            params = await service.llm.run_long(constrain, given, tools)
         return Conversation(
             token_ids=truncate(prompt, self.truncate, service.llm.max_model_len).token_ids,
             params=params,
