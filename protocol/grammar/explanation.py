@@ -18,5 +18,6 @@ def explained(error: str, grammar: str | None = None) -> str:
             "require in each a property with another const or type, or use anyOf"
         )
     if grammar is not None and is_gbnf(grammar) and (place := _PLACE.match(error)):
-        return f"GBNF, line {place[1]}: {place[2]}: {line_of(grammar, int(place[1]))}"
+        line = line_of(grammar, int(place[1]))
+        return f"GBNF, line {place[1]}: {place[2]}: {line}" if line else f"GBNF: {place[2]}"
     return error

@@ -18,6 +18,7 @@ _REPEAT = re.compile(r"\{\s*(\d+)\s*(,)?\s*(\d+)?\s*\}")
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([\"\\\[\]nrt]))")
 _CONTROL = {"n": "\n", "r": "\r", "t": "\t"}
 _NO_TEXT = '""'
+_START = "start"
 
 
 class GbnfError(ValueError):
@@ -41,7 +42,8 @@ def is_gbnf(grammar: str) -> bool:
 def gbnf_to_lark(grammar: str) -> str:
     """Return the grammar in Lark, with each rule in the line in which it begins.
 
-    A rule that refers to no recursive rule becomes a terminal, which is matched as a whole. Raises GbnfError.
+    A rule that leads to no recursive rule becomes a terminal, which llguidance matches as a whole: where rules meet, it
+    reads as much as the first one allows, and never goes back. Raises GbnfError.
     """
     return _Reader(grammar).lark()
 
@@ -90,6 +92,8 @@ class _Reader:
             at = rule.at
             body = " ".join(names[part.name] if isinstance(part, _Reference) else part for part in rule.body)
             parts.append(f"{names[name]}: {body}")
+        if names["root"] != _START:
+            parts.append(f"\n{_START}: {names['root']}")
         return "".join([*parts, "\n"])
 
     def _known(self) -> str:
@@ -103,7 +107,7 @@ class _Reader:
         for number, name in enumerate(self._rules):
             own = re.sub(r"[^A-Za-z0-9]", "_", name)
             names[name] = f"T{number}_{own.upper()}" if name in terminals else f"r{number}_{own.lower()}"
-        return {**names, "root": "start"}
+        return names if "root" in terminals else {**names, "root": _START}
 
     def _terminals(self) -> set[str]:
         """Return the rules that refer to terminals only."""
@@ -113,12 +117,12 @@ class _Reader:
             num_open[name] = len(rule.references)
             for other in rule.references:
                 users[other].append(name)
-        ready = [name for name, number in num_open.items() if number == 0 and name != "root"]
+        ready = [name for name, number in num_open.items() if number == 0]
         terminals = set(ready)
         while ready:
             for user in users[ready.pop()]:
                 num_open[user] -= 1
-                if num_open[user] == 0 and user != "root":
+                if num_open[user] == 0:
                     terminals.add(user)
                     ready.append(user)
         return terminals

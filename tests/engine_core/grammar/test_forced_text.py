@@ -128,6 +128,7 @@ REPEATED = {"const": "x" * 1000}
         StructuredOutputs(regex="a(y{ 1000 }){ 20 }"),
         StructuredOutputs(regex="a" + ("y" * 1000 + "[[b]&&b|]") * 5),
         StructuredOutputs(regex="a" + ("y" * 1000 + r"\x{62}") * 3),
+        lark("start: /[ab]" + ("y" * 1000 + r"[\;;]") * 5 + "/"),
         lark('start: %json {"type": "string", "pattern": "^(?x:[ab](yyyyyyyyyy) {3000})$"}'),
         StructuredOutputs(json={"allOf": [{"type": "array", "minItems": 1000}, {"type": "array", "items": REPEATED}]}),
         StructuredOutputs(json={

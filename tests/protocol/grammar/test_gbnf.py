@@ -29,6 +29,8 @@ from quire.protocol.grammar.gbnf import lark_of
             ["ssTu"],
         ),
         ('root ::= "a\tb" # a comment with "quotes\n', ["a\tb"], ["ab"]),
+        ('root ::= name " is"\nname ::= [a-z ]+', ["tom is", "is is is"], ["is", " is "]),
+        ('root ::= ("a" | "ab" "d") "bc"', ["abc", "abdbc"], ["abbc"]),
         ('root ::= "(" root? ")"', ["(())"], ["(()"]),
         ('root ::= "a" |\n  b # one\n\nb ::= (\n  "b" # two\n  |\n)\n', ["a", "b", ""], ["ab"]),
         ('root ::=\r\n  "a" x\r\nx ::= "b"\r\n', ["ab"], ["a"]),
