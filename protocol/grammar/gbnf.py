@@ -8,13 +8,13 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 _IS_GBNF = re.compile(r"^[ \t]*[\w-]+\s*::=", re.MULTILINE)
-_IS_LARK = re.compile(r"^\s*(?:%llguidance\b|start\s*:)", re.MULTILINE)
+_IS_LARK = re.compile(r"^[ \t]*(?:%llguidance\b|start\s*:)", re.MULTILINE)
 _MAX_DEPTH = 150  # of groups within groups; llguidance reads no more than about as many
-_MAX_SHOWN = 80  # characters of a line
+_MAX_SHOWN = 80  # characters of a line or a name
 _SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
 _SPACE_AND_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
 _NAME = re.compile(r"[\w-]+")
-_REPEAT = re.compile(r"\{\s*(\d+)\s*(,)?\s*(\d+)?\s*\}")
+_REPEAT = re.compile(r"\{\s*(\d{1,9})\s*(?:(,)\s*(?:(\d{1,9})\s*)?)?\}")
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([\"\\\[\]nrt]))")
 _CONTROL = {"n": "\n", "r": "\r", "t": "\t"}
 _NO_TEXT = '""'
@@ -51,8 +51,11 @@ def gbnf_to_lark(grammar: str) -> str:
 def line_of(grammar: str, number: int) -> str:
     """Return a line of the grammar, the first one being 1, as an error shows it."""
     lines = grammar.split("\n")
-    shown = lines[number - 1].strip() if 0 < number <= len(lines) else ""
-    return shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."
+    return _shown(lines[number - 1].strip()) if 0 < number <= len(lines) else ""
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 @dataclass
@@ -84,7 +87,7 @@ class _Reader:
         for rule in self._rules.values():
             for part in rule.body:
                 if isinstance(part, _Reference) and part.name not in self._rules:
-                    raise self._error(f"there is no rule {part.name!r}; the rules are {self._known()}", part.at)
+                    raise self._error(f"there is no rule {_shown(part.name)!r}; the rules are {self._known()}", part.at)
         names = self._lark_names()
         parts, at = list[str](), 0
         for name, rule in sorted(self._rules.items(), key=lambda item: item[1].at):
@@ -97,7 +100,7 @@ class _Reader:
         return "".join([*parts, "\n"])
 
     def _known(self) -> str:
-        names = list(self._rules)
+        names = [_shown(name) for name in self._rules]
         return ", ".join([*names[:10], *(["..."] if len(names) > 10 else [])])
 
     def _lark_names(self) -> dict[str, str]:
@@ -213,11 +216,11 @@ class _Reader:
     def _bounds(self) -> str:
         found = _REPEAT.match(self._text, self._at)
         if found is None:
-            raise self._error("expected {m}, {m,} or {m,n} with numbers")
+            raise self._error("expected {m}, {m,} or {m,n} with numbers of up to nine digits")
         least, comma, most = found.groups()
         if most is None:
             most = "" if comma else least
-        if (most and int(most) < int(least)) or len(least) > 9 or len(most) > 9 or (found[3] and not comma):
+        if most and int(most) < int(least):
             raise self._error(f"{found[0]} repeats nothing; write {{m,n}} with m of at most n")
         self._at = found.end()
         return f"{{{int(least)},{int(most) if most else ''}}}"

@@ -6,7 +6,7 @@ import re
 
 _QUANTIFIER = re.compile(r"\{\d+(?:,\d*)?\}")
 _OPEN_QUANTIFIER = re.compile(r"\{,\d*\}")
-_VERBOSE = re.compile(r"\(\?[a-zA-Z]*x[a-zA-Z]*(?:-[a-zA-Z]*)?[:)]")
+_VERBOSE = re.compile(r"\(\?[a-wyzA-Z]*x[a-zA-Z]*(?:-[a-zA-Z]*)?[:)]")
 _POSIX = re.compile(r"\[([:.=])\^?[^\]\[]*\1\]")
 _ESCAPE = re.compile(r"\\(?:[xuUpP]\{[^{}]*\}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
 _UNIT = re.compile(r"\\u([dD][89a-fA-F][0-9a-fA-F]{2})")

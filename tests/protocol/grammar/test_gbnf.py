@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from allowed_texts import AllowedTexts
 from llguidance import LLMatcher
@@ -64,6 +66,7 @@ def test_a_grammar_means_what_llama_cpp_means(grammar: str, right: list[str], wr
         ('root ::= "a"{,2}', "expected {m}, {m,} or {m,n}"),
         ("root ::= <think>", "tokens ('<...>') are not supported"),
         ("root ::= " + "(" * 9000, "more than 150 groups within each other"),
+        ("root ::= " + "a" * 9000, "there is no rule 'aaa"),
         ("what is this", "neither Lark nor GBNF"),
     ],
 )
@@ -71,10 +74,20 @@ def test_an_error_shows_the_line(grammar: str, words: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the words are compared below
         lark_of(grammar)
     assert words in str(caught.value)
-    assert len(str(caught.value)) < 300
+    assert len(str(caught.value)) < 400
 
 
 def test_errors_of_the_library_show_the_line_too() -> None:
     grammar = 'root ::= "a"\n\n\nx ::= "b"'
     assert explained("at 4(7): too large\n   4 | T1_X: x\n", grammar) == 'GBNF, line 4: too large: x ::= "b"'
     assert explained("at 1(7): too large", 'start: "a"') == "at 1(7): too large"
+
+
+@pytest.mark.parametrize(
+    "part", ["\n", " ", "a", "a\n", "start\n", "a ::= b\n", '"', "[", "{1", "1", "#", "\\", "(", '""', "-"]
+)
+def test_a_grammar_is_read_in_linear_time(part: str) -> None:
+    """Each would take minutes in quadratic time."""
+    for head in ("", "root ::= ", 'root ::= "a"{', 'root ::= "a"{1 ', 'root ::= "', "root ::= ["):
+        with suppress(ValueError):
+            lark_of(head + part * (100_000 // len(part)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import string
 import warnings
+from contextlib import suppress
 
 import pytest
 from allowed_texts import AllowedTexts
@@ -86,3 +87,13 @@ def test_what_is_read_in_different_ways_is_refused(pattern: str, words: str) -> 
     with pytest.raises(ValueError, match=words) as caught:
         translate_regex(pattern)
     assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "part", ["[", "[:", "[[:", "(?x", "x", "(?a", "{", "{1", "{,", "\\p{", "\\u", "-", "a-", "1", "\\"]
+)
+def test_a_pattern_is_read_in_linear_time(part: str) -> None:
+    """Each would take minutes in quadratic time."""
+    for head in ("", "[", "(?", "{", "[[:", "\\p{"):
+        with suppress(ValueError):
+            translate_regex(head + part * (100_000 // len(part)))
