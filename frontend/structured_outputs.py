@@ -56,7 +56,7 @@ def check_structured_outputs(value: StructuredOutputs) -> None:
         given = " and ".join(kinds) or "nothing"
         raise ValueError(f"structured_outputs asks for {given}; give exactly one of {_KINDS}")
     text: Any = getattr(value, kinds[0])
-    if text in ("", []) or (kinds[0] == "choice" and "" in text):
+    if text in ("", []) or (kinds[0] == "choice" and not any(text)):
         raise ValueError(f"structured_outputs.{kinds[0]}={text!r} allows no text; give some, or leave it out")
     if value.whitespace_pattern is not None and value.disable_any_whitespace:
         raise ValueError(

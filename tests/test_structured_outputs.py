@@ -96,6 +96,26 @@ def test_answers_of_fifty_schemas_validate(llm: LLM, seed: int, blanks: bool) ->
         validate(output.outputs[0].text, schema)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_an_object_has_no_properties_that_its_schema_does_not_name(llm: LLM, seed: int) -> None:
+    tag = {"type": "object", "properties": {"k": {"const": 1}}}
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 8}, "tag": tag},
+        "required": ["name"],
+    }
+    found = answer(llm, seed=seed, json=schema)
+    assert found.finish_reason == "stop"
+    assert json.loads(found.text).keys() <= {"name", "tag"}
+    assert json.loads(found.text).get("tag", {}).keys() <= {"k"}
+
+
+def test_one_of_the_choices_may_be_empty(llm: LLM) -> None:
+    texts = {answer(llm, seed=seed, choice=["", "x"], temperature=2.0).text for seed in range(8)}
+    assert texts <= {"", "x"}
+    assert answer(llm, choice=["", "x"]).finish_reason == "stop"
+
+
 def test_any_json_object(llm: LLM) -> None:
     asked = [params(seed, json_object=True) for seed in range(40)]  # one of eight comes to an end
     texts = [output.outputs[0] for output in llm.generate([PROMPT] * len(asked), asked, use_tqdm=False)]
@@ -216,14 +236,19 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"grammar": "start: nothing"}, "unknown name"),
     ({"grammar": "start: start"}, "allows no text"),
     ({"grammar": "start: " + "(" * 3000 + '"a"' + ")" * 3000}, "too deeply nested"),
-    ({"grammar": 'root ::= "a" | ('}, "neither Lark nor GBNF"),
-    ({"grammar": "root ::= " + "(" * 3000 + '"a"' + ")" * 3000}, "neither Lark nor GBNF"),
+    ({"grammar": 'root ::= "a" | ('}, "GBNF, line 1: a group without its ')': root ::="),
+    ({"grammar": "root ::= " + "(" * 3000 + '"a"' + ")" * 3000}, "more than 150 groups within each other"),
+    ({"grammar": 'root ::= x\n\nx ::= "a" y'}, 'line 3: there is no rule \'y\'; the rules are root, x: x ::= "a" y'),
     ({"grammar": "what is this"}, "neither Lark nor GBNF"),
     ({"json": {"type": "integer", "minimum": 5, "maximum": 3}}, "Unsatisfiable"),
     ({"json": {"enum": []}}, "Unsatisfiable"),
     ({"json": {"$ref": "#/$defs/missing"}}, "does not exist"),
     ({"json": {"$ref": "https://example.com/schema.json"}}, "retriev"),
     ({"json": {"type": "strin"}}, "Invalid type"),
+    ({"json": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}, "no value fits two of its schemas"),
+    ({"json": {"type": "object", "minProperties": 2}}, "minProperties=2 can't be enforced"),
+    ({"json": {"type": "string", "pattern": "x{,3}"}}, "a quantifier in Python and text in ECMA-262"),
+    ({"regex": "[[:alpha:]]"}, "which ECMA-262 and Python don't know"),
     ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
     ({"json": {"not": {"type": "string"}}}, "not"),
     ({"json": {"type": "string", "format": "colour"}}, "Unknown format"),
@@ -250,7 +275,7 @@ def test_invalid_grammars_are_invalid_requests(llm: LLM, fields: dict[str, Any],
         ({"regex": "a", "json": {}}, "asks for json and regex"),
         ({"regex": ""}, "allows no text"),
         ({"choice": []}, "allows no text"),
-        ({"choice": ["a", ""]}, "allows no text"),
+        ({"choice": [""]}, "allows no text"),
         ({"choice": "yes"}, "wrong type"),
         ({"json": "{"}, "not a JSON schema"),
         ({"json": "[1]"}, "give an object"),

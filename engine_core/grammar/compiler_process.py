@@ -30,6 +30,7 @@ from quire.engine_core.grammar.compile_protocol import (
 from quire.engine_core.grammar.matching import bounded_source, build_matcher
 from quire.engine_core.grammar.vocabulary import read_vocabulary
 from quire.kernels._native import Constraint, Vocabulary
+from quire.protocol.grammar.explanation import explained
 from quire.protocol.parent_death import end_with_parent
 from quire.protocol.process_limits import limit_process, memory_in_use
 
@@ -172,7 +173,8 @@ def _reply(job: CompileJob, vocabulary: Vocabulary) -> CompileReply:
     except MemoryError:
         return CompileReply(status=-signal.SIGABRT)
     except Exception as error:  # noqa: BLE001 - whatever it is, the request has to be answered
-        return CompileReply(error=str(error)[:_MAX_ERROR] or type(error).__name__)
+        words = explained(str(error), job.structured.grammar)
+        return CompileReply(error=words[:_MAX_ERROR] or type(error).__name__)
     return CompileReply(source=source)
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
-from quire.engine_core.grammar.text import WHITESPACE
+from quire.protocol.grammar.json_schema import WHITESPACE
 
 MAX_FORCED = 4096  # characters; about 3 ms of the engine's loop
 _MAX_TEXT = 1 << 17  # characters of a grammar that is read here
@@ -179,8 +179,9 @@ def _regex_weight(pattern: str) -> _Weight:
 
 def _has_many(characters: str) -> bool:
     """Return True if a class certainly has several characters."""
-    parts = set(re.findall(r"\\.|[^\\]", characters, re.DOTALL))
-    return len(parts - {"-", r"\-"}) > 1 or not parts.isdisjoint((r"\d", r"\w", r"\s"))
+    found = re.findall(r"\\.|[^\\]", characters, re.DOTALL)
+    parts = {part if part[-1].isalnum() else part[-1] for part in found}
+    return len(parts - {"-"}) > 1 or not parts.isdisjoint((r"\d", r"\w", r"\s"))
 
 
 _ANY_TEXT = r"/\(\.\|\\n\)(?:\*|\{0,[1-9][0-9]*\})/"

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from quire.protocol.grammar.gbnf import lark_of
+from quire.protocol.grammar.json_schema import WHITESPACE, enforced_schema
+from quire.protocol.grammar.regex_dialect import translate_regex
 from quire.protocol.messages import StructuredOutputs
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 _ANY_OBJECT = '{"type":"object"}'
-WHITESPACE = r"[ ]{1,2}|\r?\n[ \t]{0,16}"  # bounded, since a small model may write blanks without end
 
 
 def grammar_text(structured: StructuredOutputs) -> str:
@@ -28,27 +30,26 @@ def grammar_text(structured: StructuredOutputs) -> str:
 def grammar_source(structured: StructuredOutputs) -> tuple[str, str]:
     """Return the kind and text of the grammar for `Matcher`. Raises ValueError if it cannot be read."""
     # Imported here, since it takes a while to load, and many engines never need it.
-    from llguidance import LLMatcher, gbnf_to_lark
+    from llguidance import LLMatcher
 
     kind, text = structured.kinds[0], grammar_text(structured)
     match kind:
         case "regex":
-            return "llguidance", str(LLMatcher.grammar_from_regex(text))
+            return "llguidance", str(LLMatcher.grammar_from_regex(translate_regex(text)))
         case "choice":
             choices = (json.dumps(choice, ensure_ascii=False) for choice in structured.choice or ())
             return "lark", "start: " + " | ".join(choices)
         case "grammar":
-            try:
-                return "lark", gbnf_to_lark.any_to_lark(text)
-            except Exception as error:  # noqa: BLE001 - it raises plain ones
-                raise ValueError(f"it is neither Lark nor GBNF that can be read: {error}") from None
+            return "lark", lark_of(text)
         case _:
-            return "llguidance", str(LLMatcher.grammar_from_json_schema(text, overrides=_json_options(structured)))
+            schema = json.dumps(enforced_schema(json.loads(text)))
+            return "llguidance", str(LLMatcher.grammar_from_json_schema(schema, overrides=_json_options(structured)))
 
 
 def _json_options(structured: StructuredOutputs) -> JsonCompileOptions:
     """Return all options, since a schema's own "x-guidance" could make it lenient or slow."""
     if structured.disable_any_whitespace:
         return {"lenient": False, "whitespace_flexible": False}
-    pattern = structured.whitespace_pattern or WHITESPACE
+    given = structured.whitespace_pattern
+    pattern = translate_regex(given) if given else WHITESPACE
     return {"lenient": False, "whitespace_flexible": True, "whitespace_pattern": pattern}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -118,7 +119,10 @@ class Turn:
         constraint_field = STRUCTURED_OUTPUTS if self.structured_outputs is None else self.format_field
         async with grammar_errors_at(constraint_field):
             params = msgspec.structs.replace(self.params, structured_outputs=structured)
-            params = answer_format.params(params, text, self.tools)
+            constrain = functools.partial(answer_format.params, params, text, self.tools)
+            given = None if structured is None else [structured.json, structured.regex, structured.grammar]
+            tools = None if self.tools is None else self.tools.for_template()
+            params = await service.llm.run_long(constrain, given, tools)
         max_model_len = service.llm.max_model_len
         return Conversation(
             token_ids=truncate(prompt, self.truncate, max_model_len, answer_room(params, max_model_len)).token_ids,

@@ -10,23 +10,33 @@ from typing import Any
 
 from quire.frontend.errors import RequestError
 from quire.frontend.text.chat.reasoning import THINK, AnswerStart, ReasoningFormat
+from quire.protocol.grammar.gbnf import is_gbnf, lark_of
+from quire.protocol.grammar.json_schema import WHITESPACE, enforced_schema
+from quire.protocol.grammar.regex_dialect import translate_regex
 from quire.protocol.messages import StructuredOutputs
 
 NO_TOKENS: Mapping[str, int] = MappingProxyType({})
-# The engine's own default for a plain schema. Bounded, since a small model may write blanks forever.
-WHITESPACE = r"[ ]{1,2}|\r?\n[ \t]{0,16}"
-
 _MOST_GBNF, _MOST_GBNF_RULES = 8192, 400  # characters and rules, whose translation takes some 50 ms
 
 
 def answer_rule(structured: StructuredOutputs) -> str:
     """Return the right side of a rule for the texts that `structured` allows; it sets exactly one kind of constraint.
 
-    Raises `RequestError` for a grammar that is neither Lark nor GBNF, as the engine does.
+    Raises `RequestError` for one that can't be used, as the engine does.
     """
+    kind = structured.kinds[0]
+    try:
+        return _rule(structured)
+    except ValueError as error:
+        if isinstance(error, RequestError):
+            raise
+        raise RequestError(f"structured_outputs.{kind} can't be used: {error}") from None
+
+
+def _rule(structured: StructuredOutputs) -> str:
     match structured.kinds[0]:
         case "regex":
-            return _regex_rule(structured.regex or "")
+            return _regex_rule(translate_regex(structured.regex or ""))
         case "choice":
             return " | ".join(json.dumps(choice, ensure_ascii=False) for choice in structured.choice or ())
         case "grammar":
@@ -42,18 +52,12 @@ def _regex_rule(pattern: str) -> str:
 
 def _lark(grammar: str) -> str:
     num_rules = grammar.count("::=")
-    if num_rules and (len(grammar) > _MOST_GBNF or num_rules > _MOST_GBNF_RULES):
+    if is_gbnf(grammar) and (len(grammar) > _MOST_GBNF or num_rules > _MOST_GBNF_RULES):
         raise RequestError(
             f"structured_outputs.grammar has {len(grammar)} characters and {num_rules} rules; beside thoughts or tools "
             f"GBNF may have {_MOST_GBNF} characters and {_MOST_GBNF_RULES} rules: make it shorter, or send it as Lark"
         )
-    # Imported here, since it loads slowly and few requests need it.
-    from llguidance import gbnf_to_lark
-
-    try:
-        return gbnf_to_lark.any_to_lark(grammar)
-    except Exception as error:  # noqa: BLE001 - it raises plain ones
-        raise RequestError(f"structured_outputs.grammar can't be used: it is neither Lark nor GBNF: {error}") from None
+    return lark_of(grammar)
 
 
 def _schema(structured: StructuredOutputs) -> dict[str, Any]:
@@ -61,8 +65,9 @@ def _schema(structured: StructuredOutputs) -> dict[str, Any]:
     schema = json.loads(given) if isinstance(given, str) else given
     options: dict[str, Any] = {"lenient": False, "whitespace_flexible": not structured.disable_any_whitespace}
     if not structured.disable_any_whitespace:
-        options["whitespace_pattern"] = structured.whitespace_pattern or WHITESPACE
-    return {**schema, "x-guidance": options}
+        blanks = structured.whitespace_pattern
+        options["whitespace_pattern"] = translate_regex(blanks) if blanks else WHITESPACE
+    return {**enforced_schema(schema), "x-guidance": options}
 
 
 def after_thinking(

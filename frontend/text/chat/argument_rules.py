@@ -10,6 +10,7 @@ from typing import Any
 from quire.frontend.text.chat.schema_types import STRING, resolve, value_types
 from quire.frontend.text.chat.tools import Tool, ToolError
 from quire.frontend.text.chat.xml_call_reader import END_PARAMETER, MAX_KEY, PARAMETER
+from quire.protocol.grammar.json_schema import enforced_schema
 
 # The style of json.dumps and of the models. With free white space, a confused model may write nothing else.
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -28,18 +29,23 @@ _NO_END = rf"~/(.|\n)*{re.escape(END_PARAMETER).replace('/', chr(92) + '/')}(.|\
 _REFERENCE_ROOT = "quire_root"  # the name under which the whole schema is among the $defs of a part of it
 
 
-def json_arguments(rule: str, tool: Tool, _where: str = "") -> list[str]:
-    """Return the rule of a JSON object."""
-    return [f"{rule}: %json {json.dumps(closed_schema(tool))}"]
+def json_arguments(rule: str, tool: Tool, where: str = "") -> list[str]:
+    """Return the rule of a JSON object. Raises ToolError if the tool is strict and can't be enforced."""
+    try:
+        return [f"{rule}: %json {json.dumps(closed_schema(tool))}"]
+    except ValueError as error:
+        raise _not_enforceable(where, error) from None
 
 
 def closed_schema(tool: Tool) -> dict[str, Any]:
-    """Return the schema of the arguments, closed to unnamed properties, which the model would invent."""
+    """Return the schema of the arguments, closed to unnamed properties, which the model would invent.
+
+    Raises ValueError if the tool is strict and can't be enforced.
+    """
     schema = dict(tool.parameters or {"type": "object"})
     if not COMPOSING & set(schema):
         schema["additionalProperties"] = False
-    schema["x-guidance"] = _style(tool)
-    return schema
+    return {**enforced_schema(schema, is_strict=tool.strict), "x-guidance": _style(tool)}
 
 
 def xml_arguments(rule: str, tool: Tool, where: str) -> list[str]:
@@ -73,7 +79,8 @@ def keyword_arguments(rule: str, tool: Tool, where: str) -> list[str]:
     for index, (key, schema, _) in enumerate(properties):
         if not _IDENTIFIER.fullmatch(key):
             raise _not_written(where, key)
-        rules.append(f"{rule}_{index}: {json.dumps(key + '=')} {_json_value(schema, tool)}")
+        value = _json_value(schema, tool, f"{where}.properties.{key}")
+        rules.append(f"{rule}_{index}: {json.dumps(key + '=')} {value}")
     items = [(f"{rule}_{index}", is_required) for index, (*_, is_required) in enumerate(properties)]
     more = ""
     if _is_open(tool):
@@ -120,7 +127,7 @@ def _xml_value(rule: str, schema: Any, tool: Tool, where: str) -> list[str]:
     schema = _resolved(schema, tool)
     types = value_types(schema, tool.parameters)
     if "string" not in types:
-        return [rf'{rule}: {_json_value(schema, tool)} "\n{END_PARAMETER}\n"']
+        return [rf'{rule}: {_json_value(schema, tool, where)} "\n{END_PARAMETER}\n"']
     fields = schema if isinstance(schema, Mapping) else {}
     if tool.strict and (unknown := _unenforced(fields, tool, is_text=types == STRING)):
         raise _not_enforced(where, unknown)
@@ -163,12 +170,19 @@ def _unenforced(schema: Mapping[str, Any], tool: Tool, is_text: bool) -> str | N
     return next((keyword for keyword in (*unknown, *found) if keyword is not None), None)
 
 
-def _json_value(schema: Any, tool: Tool) -> str:
-    """Return the part of a rule for a value in JSON; references in its schema refer to that of all arguments."""
+def _json_value(schema: Any, tool: Tool, where: str) -> str:
+    """Return the part of a rule for a value in JSON; references in its schema refer to that of all arguments.
+
+    Raises ToolError if the tool is strict and can't be enforced.
+    """
     part = dict(schema) if isinstance(schema, Mapping) else {}
     if "$ref" in json.dumps(part):
         part = {**_rerooted(part), "$defs": {_REFERENCE_ROOT: _rerooted(tool.parameters)}}
-    return f"%json {json.dumps({**part, 'x-guidance': _style(tool)})}"
+    try:
+        closed = enforced_schema(part, is_strict=tool.strict)
+    except ValueError as error:
+        raise _not_enforceable(where, error) from None
+    return f"%json {json.dumps({**closed, 'x-guidance': _style(tool)})}"
 
 
 def _rerooted(schema: Any) -> Any:
@@ -191,6 +205,10 @@ def _style(tool: Tool) -> dict[str, Any]:
 
 def _not_written(where: str, key: str) -> ToolError:
     return ToolError(f"{where}.properties", f"has the name {key!r}, which this model's calls can't hold; change it")
+
+
+def _not_enforceable(where: str, error: ValueError) -> ToolError:
+    return ToolError(where, f"cannot be enforced: {error}; or omit strict to ignore unsupported keywords")
 
 
 def _not_enforced(where: str, keyword: str) -> ToolError:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from quire.frontend.text.chat.answer_grammar import NO_TOKENS, literal, tag, text_up_to
 from quire.frontend.text.chat.argument_rules import json_arguments
 from quire.frontend.text.chat.harmony import CHANNEL, CONSTRAIN, END, FUNCTIONS, MARKS, MESSAGE, START
-from quire.frontend.text.chat.tools import Tool, ToolUse
+from quire.frontend.text.chat.tools import ToolUse
 
 
 class PromptEnd(enum.Enum):
@@ -52,7 +52,7 @@ def harmony_grammar(
         f"start: {starts[prompt_end(prompt)]}",
         f"messages: (({'analysis' if is_forced or content else 'analysis | preamble'}) next)* ({last})",
         *([] if is_forced else rules.content(content)),
-        *rules.calls(tools),
+        *([] if use is None else rules.calls(use)),
     )
 
 
@@ -83,8 +83,9 @@ class _Rules:
         preamble = f'preamble: {channel} "commentary" {message} remark'
         return [*rules, rf"WORDS: /(.|\n)+/{free}", preamble, *text_up_to("remark", END, self._special)]
 
-    def calls(self, tools: tuple[Tool, ...]) -> list[str]:
-        """Return the rules of a call, with the recipient before or after the channel; none if there are no tools."""
+    def calls(self, use: ToolUse) -> list[str]:
+        """Return the rules of a call, with the recipient before or after the channel; none if no tool is callable."""
+        tools = use.callable_tools
         if not tools:
             return []
         channel = f'{self.tag(CHANNEL)} ("commentary" | "analysis")'
@@ -93,7 +94,7 @@ class _Rules:
             to = literal(f" to={FUNCTIONS}{tool.name}")
             heads = f"({to} {channel} | {channel} {to})"
             rules.append(f"call_{index}: {heads} json? {self.tag(MESSAGE)} arguments_{index}")
-            rules += json_arguments(f"arguments_{index}", tool)
+            rules += json_arguments(f"arguments_{index}", tool, f"tools[{use.tools.index(tool)}].function.parameters")
         return rules
 
     def tag(self, mark: str) -> str:

@@ -8,6 +8,7 @@ import msgspec
 
 from quire.frontend.bounded_trial import begin_trial
 from quire.frontend.text.chat.schema_trial import CPU_SECONDS, MEMORY_BYTES, Verdict
+from quire.protocol.grammar.explanation import explained
 
 
 def main() -> None:
@@ -19,7 +20,7 @@ def main() -> None:
         _write(Verdict(index, None))
         is_rejected, messages = LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_json_schema(schema))
         if is_rejected:
-            _write(Verdict(index, messages[0]))
+            _write(Verdict(index, explained(messages[0])))
             return
     _write(None)
 

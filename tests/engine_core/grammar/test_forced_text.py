@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -123,11 +124,12 @@ REPEATED = {"const": "x" * 1000}
         lark("start: A{300}", "A: /(.|\\n){21}/ & ~/(.|\\n)*x/ BIG /z(.|\\n)*/", "BIG: /y{20}/"),
         lark("start: /[ab](yyyyyyyyyy) {3000}/x"),
         lark("start: A & /a{3}/", "A: /(.|\\n)*/"),
-        StructuredOutputs(regex="(?x)a(yyyyyyyyyy) {3000}"),
+        lark("start: /(?x)a(yyyyyyyyyy) {3000}/"),
         StructuredOutputs(regex="a(y{ 1000 }){ 20 }"),
         StructuredOutputs(regex="a" + ("y" * 1000 + "[[b]&&b|]") * 5),
         StructuredOutputs(regex="a" + ("y" * 1000 + r"\x{62}") * 3),
-        StructuredOutputs(json={"type": "string", "pattern": "^(?x:[ab](yyyyyyyyyy) {3000})$"}),
+        lark("start: /[ab]" + ("y" * 1000 + r"[\;;]") * 5 + "/"),
+        lark('start: %json {"type": "string", "pattern": "^(?x:[ab](yyyyyyyyyy) {3000})$"}'),
         StructuredOutputs(json={"allOf": [{"type": "array", "minItems": 1000}, {"type": "array", "items": REPEATED}]}),
         StructuredOutputs(json={
             "$defs": {"a": {"type": "array", "items": REPEATED}}, "$ref": "#/$defs/a", "minItems": 300,
@@ -136,9 +138,9 @@ REPEATED = {"const": "x" * 1000}
         StructuredOutputs(json={
             "type": "object", "required": [f"k{i}" for i in range(100)], "additionalProperties": REPEATED,
         }),
-        StructuredOutputs(json={
+        lark("start: %json " + json.dumps({
             "type": "object", "minProperties": 300, "patternProperties": {"^(?:xyz){5}$": REPEATED},
-        }),
+        })),
         StructuredOutputs(json={
             "type": "array", "items": [{"const": "a"}], "additionalItems": REPEATED, "minItems": 300,
         }),

@@ -165,7 +165,11 @@ def test_the_reason_of_an_end_is_given(server: Server) -> None:
 def test_a_constraint_is_followed(server: Server) -> None:
     assert json.loads(ask(server, json_schema=SCHEMA, n_predict=-1)["content"])["animal"] in {"fox", "crow"}
     assert ask(server, grammar='root ::= "a fox" | "a crow"', n_predict=-1)["content"] in {"a fox", "a crow"}
-    assert refusal(server, grammar="root ::= (")["param"] == "grammar"
+    same = 'root ::= ("\\u00e9"{2}){2} start Start\nstart ::= [a-a&&]{1}\nStart ::= "b"{0} "\t"'
+    assert ask(server, grammar=same, n_predict=-1)["content"] in {"éééé" + char + "\t" for char in "a&"}
+    wrong = refusal(server, grammar='root ::= x\n\nx ::= "a" y')
+    assert wrong["param"] == "grammar"
+    assert """GBNF, line 3: there is no rule 'y'; the rules are root, x: x ::= "a" y""" in wrong["message"]
     assert refusal(server, json_schema={"type": "no such"})["param"] == "json_schema"
     both = refusal(server, grammar='root ::= "a"', json_schema={})
     assert "grammar and json_schema both constrain the answer" in both["message"]

@@ -146,6 +146,23 @@ def test_what_strict_tools_cannot_have(schema: Any, where: str, keyword: str) ->
     assert AnswerFormat("qwen3_coder").grammar("", use_of(schema))
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_objects_among_the_arguments_are_closed(name: str) -> None:
+    use = use_of(properties(["a"], a=properties(k=NUMBER), b={**properties(k=NUMBER), "additionalProperties": True}))
+    assert all(allows(name, use, each) for each in ({"a": {"k": 1}}, {"a": {}, "b": {"k": 1, "other": 2}}))
+    assert not allows(name, use, {"a": {"k": 1, "other": 2}})
+
+
+@pytest.mark.parametrize("name", ["hermes", "openai", "olmo3"])
+def test_an_argument_that_cannot_be_enforced_is_an_error_if_the_tool_is_strict(name: str) -> None:
+    schema = properties(["a"], a={"type": "object", "patternProperties": {"x{,3}": NUMBER}, "minProperties": 2})
+    with pytest.raises(ToolError, match=r"cannot be enforced: .* a quantifier in Python") as caught:
+        AnswerFormat(name).grammar("", use_of(schema, strict=True))
+    place = "tools[0].function.parameters"
+    assert caught.value.param == (f"{place}.properties.a" if name == "olmo3" else place)
+    assert AnswerFormat(name).grammar("", use_of(schema))
+
+
 @pytest.mark.parametrize(("name", "key"), [("qwen3_coder", "a>b"), ("qwen3_coder", "a b"), ("olmo3", "a-b")])
 def test_names_that_a_call_cannot_hold(name: str, key: str) -> None:
     with pytest.raises(ToolError, match=f"has the name '{key}', which this model's calls can't hold"):

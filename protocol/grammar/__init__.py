@@ -1,0 +1,1 @@
+"""Translations of what clients constrain answers with into what llguidance reads, for frontends and engines."""

@@ -1,0 +1,23 @@
+"""Errors of llguidance in words that a client understands."""
+
+from __future__ import annotations
+
+import re
+
+from quire.protocol.grammar.gbnf import is_gbnf, line_of
+
+_OVERLAPPING = "oneOf constraints are not supported"  # then it names an option, which no client can set
+_PLACE = re.compile(r"(?:at )?(\d+)\(\d+\): (.*)")  # line and column, the error, and then lines of the grammar
+
+
+def explained(error: str, grammar: str | None = None) -> str:
+    """Return the words of an error, in the lines of the client's own `grammar` if it gave one."""
+    if _OVERLAPPING in error:
+        return (
+            "oneOf is enforced only where certainly no value fits two of its schemas; give them different types, or "
+            "require in each a property with another const or type, or use anyOf"
+        )
+    if grammar is not None and is_gbnf(grammar) and (place := _PLACE.match(error)):
+        line = line_of(grammar, int(place[1]))
+        return f"GBNF, line {place[1]}: {place[2]}: {line}" if line else f"GBNF: {place[2]}"
+    return error

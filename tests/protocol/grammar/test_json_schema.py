@@ -1,0 +1,128 @@
+"""Objects of JSON schemas are closed where they say nothing else, however they are combined."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from allowed_texts import AllowedTexts
+from llguidance import LLMatcher
+
+from quire.protocol.grammar.json_schema import WHITESPACE, enforced_schema
+
+NUMBER: Any = {"type": "integer"}
+A: Any = {"properties": {"a": NUMBER}}
+B: Any = {"properties": {"b": NUMBER}}
+DEFS: Any = {"$defs": {"A": A, "B": {**B, "required": ["b"]}}}
+
+
+def ref(name: str) -> Any:
+    return {"$ref": f"#/$defs/{name}"}
+
+
+def allowed_by(schema: Any) -> AllowedTexts:
+    options: Any = {"lenient": False, "whitespace_flexible": True, "whitespace_pattern": WHITESPACE}
+    text = json.dumps(enforced_schema(schema))
+    return AllowedTexts(LLMatcher.grammar_from_json_schema(text, overrides=options))
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        (A, ['{"a":1}', "{}"], ['{"a":1,"b":1}', '{"b":1}']),
+        ({"properties": {}}, ["{}"], ['{"b":1}']),
+        ({**A, "additionalProperties": True}, ['{"a":1,"b":"x"}'], []),
+        ({**A, "additionalProperties": {}}, ['{"a":1,"b":"x"}'], []),
+        ({**A, "additionalProperties": NUMBER}, ['{"a":1,"b":2}'], ['{"a":1,"b":"x"}']),
+        ({"type": "object"}, ['{"a":1,"b":2}'], []),
+        ({**A, "required": ["b"]}, ['{"b":"x"}', '{"a":1,"b":2}'], ['{"a":1}', '{"b":1,"c":1}']),
+        ({"items": {"properties": {"x": A}}}, ['[{"x":{"a":1}}]'], ['[{"x":{"b":1}}]', '[{"y":1}]']),
+        ({"prefixItems": [A], "items": B}, ['[{"a":1},{"b":1}]'], ['[{"b":1}]']),
+        ({"additionalProperties": A}, ['{"x":{"a":1},"y":{}}'], ['{"x":{"b":1}}']),
+        ({"anyOf": [A, B]}, ['{"a":1}', '{"b":1}'], ['{"a":1,"b":1}']),
+        ({"allOf": [A], "description": "alone"}, ['{"a":1}'], ['{"b":1}']),
+        ({"allOf": [A, B]}, ['{"a":1,"b":1}', '{"b":1}'], ['{"c":1}', '{"a":"x"}']),
+        ({"allOf": [A, {**B, "additionalProperties": True}]}, ['{"a":1,"b":1,"c":"x"}'], []),
+        (
+            {**A, "anyOf": [{**B, "required": ["b"]}, {"required": ["a"]}]},
+            ['{"b":1}', '{"a":1}'],
+            ["{}", '{"a":1,"c":1}'],
+        ),
+        ({**DEFS, **ref("A")}, ['{"a":1}'], ['{"b":1}']),
+        (
+            {**DEFS, "properties": {"x": {"allOf": [ref("A"), ref("B")]}, "y": ref("A")}},
+            ['{"x":{"a":1,"b":1},"y":{"a":1}}', '{"x":{"b":1}}'],
+            ['{"y":{"b":1}}', '{"x":{"a":1}}', '{"x":{"b":1,"c":1}}'],
+        ),
+        ({**DEFS, **ref("A"), **B}, ['{"a":1,"b":1}'], ['{"c":1}', '{"b":1,"c":1}']),
+        (
+            {"$defs": {"N": {"properties": {"v": NUMBER, "n": ref("N")}}}, **ref("N")},
+            ['{"v":1,"n":{"v":2,"n":{}}}'],
+            ['{"v":1,"n":{"w":1}}'],
+        ),
+        ({"shapes": {"A": A}, "$ref": "#/shapes/A"}, ['{"a":1}'], ['{"b":1}']),
+        ({"const": {"properties": {"a": 1}}}, ['{"properties":{"a":1}}'], []),
+        ({"properties": {"properties": A}}, ['{"properties":{"a":1}}'], ['{"properties":{"b":1}}', '{"a":1}']),
+        (
+            {"properties": {"a": NUMBER}, "patternProperties": {"^k[&&a]$": {"const": 1}}},
+            ['{"a":1,"k&":1}'],
+            ['{"a":1,"kb":1}', '{"z":1}'],
+        ),
+        ({"type": "string", "pattern": "^[^&&[]{2}$"}, ['"ab"', '"|-"'], ['"&&"', '"a["']),
+        ({"type": "object", "minProperties": 1}, ['{"k":1}'], ["{}"]),
+        (
+            {**A, "required": ["a"], "minProperties": 2, "additionalProperties": NUMBER},
+            ['{"a":1,"k":1}'],
+            ['{"a":1}', '{"a":1,"a":1}'],
+        ),
+    ],
+)
+def test_objects_have_the_properties_that_are_named(schema: Any, right: list[str], wrong: list[str]) -> None:
+    given = json.dumps(schema)
+    allowed_by(schema).check(right, wrong)
+    assert json.dumps(schema) == given
+
+
+def test_white_space_between_tokens_is_bounded() -> None:
+    allowed = allowed_by({**A, "required": ["a"]})
+    allowed.check(['{"a":1}', '{ "a" : 1 }', '{  "a":1}', '{\n    "a": 1\n}', '{\r\n\t"a":1}'], [])
+    allowed.check([], ['{   "a":1}', '{\n\n"a":1}', '{ \n "a":1}', '{\n  \n"a":1}', "{\n" + " " * 17 + '"a":1}'])
+
+
+K: Any = {"patternProperties": {"^k$": {"const": 1}}, "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {**K, "minProperties": 2, "maxProperties": 2},
+        {"type": "object", "minProperties": 2},
+        {"properties": {"x": {"items": {**K, "minProperties": 2}}}},
+        {**A, "required": ["a"], "minProperties": 3, "additionalProperties": True},
+        {"allOf": [K, {"minProperties": 2}]},
+        {"anyOf": [{"type": "string"}, {"type": "object", "minProperties": 2}]},
+    ],
+)
+def test_names_that_could_come_twice_and_count_are_refused(schema: Any) -> None:
+    with pytest.raises(ValueError, match=r"minProperties=\d can't be enforced .* could come twice"):
+        enforced_schema(schema)
+    assert "could come twice" not in str(enforced_schema(schema, is_strict=False))
+
+
+def test_what_is_not_strict_leaves_out_what_cannot_be_enforced() -> None:
+    schema = {"type": "object", "minProperties": 2, "patternProperties": {"a{,2}": NUMBER, "b": {"pattern": "[[:x:]]"}}}
+    with pytest.raises(ValueError, match="a quantifier in Python"):
+        enforced_schema(schema)
+    assert enforced_schema(schema, is_strict=False) == {"type": "object", "patternProperties": {"b": {}}}
+
+
+def test_schemas_that_combine_too_many_others_are_refused() -> None:
+    many = {f"a{i}": {"allOf": [ref(f"a{i + 1}") if i % 90 else B, A]} for i in range(2000)}
+    with pytest.raises(ValueError, match="it combines schemas"):
+        enforced_schema({"$defs": many, **ref("a0")})
+    deep: Any = A
+    for _ in range(20_000):
+        deep = {"properties": {"a": deep}}
+    with pytest.raises(ValueError, match="beyond the recursion limit"):
+        enforced_schema(deep)
