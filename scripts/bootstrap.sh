@@ -228,6 +228,7 @@ install_quire() {
     pip_install --no-build-isolation --config-settings build-dir="$QUIRE_VENV/quire-build" -e "$QUIRE_ROOT" || exit 1
   remove_import_hook
   write_stamp quire "$(fingerprint)"
+  say "the command is $QUIRE_VENV/bin/quire"
 }
 
 install_extra() {
@@ -269,6 +270,7 @@ install_wheel() {
   run_logged "creating a virtual environment with $python" "$python" -m venv --clear "$QUIRE_VENV" || exit 1
   run_logged "installing $wheel" pip_install "$wheel" || exit 1
   write_stamp wheel "$stamp"
+  say "the command is $QUIRE_VENV/bin/quire"
 }
 
 # In an environment of its own beside $QUIRE_VENV, which is left to what is built here.
