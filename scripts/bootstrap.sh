@@ -13,6 +13,8 @@ QUIRE_VENV=${QUIRE_VENV:-$QUIRE_ROOT/.venv}
 [[ $QUIRE_VENV == /* ]] || QUIRE_VENV=$PWD/$QUIRE_VENV
 VENV_PYTHON=$QUIRE_VENV/bin/python
 LLVM_VERSION=22
+DISTRIBUTION=$(sed -n 's/^name = "\(.*\)"$/\1/p' "$QUIRE_ROOT/pyproject.toml")
+WHEEL_NAME=${DISTRIBUTION//[-.]/_}
 
 say() { printf 'quire: %s\n' "$*" >&2; }
 die() {
@@ -177,7 +179,23 @@ link_packages() {
 
 # The import hook that an editable install leaves: the links do its work.
 remove_import_hook() { "$VENV_PYTHON" -c 'import pathlib, sysconfig
-for hook in pathlib.Path(sysconfig.get_path("purelib")).glob("_editable*_quire.*"): hook.unlink()'; }
+for hook in pathlib.Path(sysconfig.get_path("purelib")).glob("_editable*_quire*.*"): hook.unlink()'; }
+
+# A Quire that was installed when its distribution had another name: it owns the same files.
+uninstall_other_names() {
+  local names
+  mapfile -t names < <("$VENV_PYTHON" - "$DISTRIBUTION" <<'P'
+import sys
+from importlib.metadata import distributions
+for found in distributions():
+    script = "quire = quire.frontend.cli:main" in (found.read_text("entry_points.txt") or "")
+    if script and found.name != sys.argv[1]:
+        print(found.name)
+P
+  )
+  ((${#names[@]} == 0)) || run_logged "removing ${names[*]}, as Quire was named" \
+    "$VENV_PYTHON" -m pip uninstall --disable-pip-version-check -y "${names[@]}" || exit 1
+}
 
 # with_lock FUNCTION...: one installation at a time into one virtual environment; others wait.
 with_lock() {
@@ -202,6 +220,7 @@ install_quire() {
   ensure_venv
   mapfile -t needs < <(requirements)
   run_logged "installing the build tools: cmake ninja ${needs[*]}" pip_install cmake ninja "${needs[@]}" || exit 1
+  uninstall_other_names
   link_packages
   # The build folder stays in the virtual environment, so that a change rebuilds only what it touches; a build in
   # isolation would see another CMake and nanobind each time.
@@ -209,6 +228,7 @@ install_quire() {
     pip_install --no-build-isolation --config-settings build-dir="$QUIRE_VENV/quire-build" -e "$QUIRE_ROOT" || exit 1
   remove_import_hook
   write_stamp quire "$(fingerprint)"
+  say "the command is $QUIRE_VENV/bin/quire"
 }
 
 install_extra() {
@@ -241,7 +261,7 @@ find_wheel() {
   fi
   [[ -f $dist/sources.sha256 && $(<"$dist/sources.sha256") == "$(sources)" ]] || return 1
   tag=$("$1" -c 'import sys; print("cp311-cp311" if sys.version_info < (3, 12) else "cp312-abi3")')
-  compgen -G "$dist/quire-*-$tag-*_$(uname -m).whl"
+  compgen -G "$dist/$WHEEL_NAME-*-$tag-*_$(uname -m).whl"
 }
 
 install_wheel() {
@@ -250,6 +270,7 @@ install_wheel() {
   run_logged "creating a virtual environment with $python" "$python" -m venv --clear "$QUIRE_VENV" || exit 1
   run_logged "installing $wheel" pip_install "$wheel" || exit 1
   write_stamp wheel "$stamp"
+  say "the command is $QUIRE_VENV/bin/quire"
 }
 
 # In an environment of its own beside $QUIRE_VENV, which is left to what is built here.

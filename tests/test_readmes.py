@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,7 @@ PARTS_OF_FRONTEND = ["frontend/demo_model", "frontend/evaluation", "frontend/htt
 FOLDERS = [".", "engine_core", "frontend", *PARTS_OF_FRONTEND, "kernels", "protocol", "scripts", "tests"]
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*\b(?!-)")
+BINARY = {".pyc", ".so", ".safetensors", ".woff2"}
 ELSEWHERE = {
     "build/test-checkpoints/",
     "build/fuzz/",
@@ -107,3 +109,15 @@ def test_commands_have_the_flags_they_are_given(readme: Path) -> None:
             assert flags <= command_flags()[tuple(words[1 : 3 if words[1] == "bench" else 2])], words
         elif len(words) > 1 and words[1].startswith("scripts/"):
             assert flags <= script_flags()[Path(words[1]).name], words
+
+
+def test_no_text_installs_quire_from_a_package_index() -> None:
+    """`quire` there is another project: what installs Quire names a wheel's path or the repository."""
+    name = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["name"]
+    by_name = re.compile(rf"pip install[^\n`]*[ '\"](?:quire|{re.escape(name)})(?![\w*./-])")
+    assert by_name.search("pip install 'quire[otel]'")
+    texts = [REPOSITORY / "README.md"]
+    for folder in ("frontend", "engine_core", "kernels", "protocol", "scripts", ".github"):
+        texts += [path for path in (REPOSITORY / folder).rglob("*") if path.is_file() and path.suffix not in BINARY]
+    for path in texts:
+        assert not by_name.search(path.read_text(errors="replace")), path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from patience import PATIENCE
 
 REPOSITORY = Path(__file__).parents[1]
+NAME = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["name"].replace("-", "_")
 PACKAGES = ("protocol", "frontend", "engine_core", "kernels")
 MOST_BYTES = 40 << 20  # to download
 ON_EVERY_SYSTEM = {"libc.so.6", "libm.so.6", "libgcc_s.so.1", "libz.so.1"}
@@ -27,7 +29,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment = {**os.environ, "QUIRE_VENV": sys.prefix}
     made = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
-    (wheel,) = folder.glob("quire-*.whl")
+    (wheel,) = folder.glob(f"{NAME}-*.whl")
     return wheel
 
 
@@ -52,7 +54,7 @@ def test_it_contains_the_demo_model_and_the_pages(names: set[str], folder: str) 
 
 
 def test_it_contains_nothing_else(names: set[str]) -> None:
-    assert {name.split("/")[0].split("-")[0] for name in names} == {"quire", "quire.libs"}
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"quire", NAME, f"{NAME}.libs"}
     assert not [name for name in names if name.endswith((".cpp", ".h", "CMakeLists.txt", ".pyc"))]
 
 

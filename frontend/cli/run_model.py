@@ -16,9 +16,13 @@ from quire.frontend.cli.serve import answer_once
 @takes_flags
 def run(
     name: Annotated[
-        str,
-        typer.Argument(help="Folder, GGUF file or name (ORG/NAME) of a model.", metavar="MODEL", show_default=False),
-    ],
+        str | None,
+        typer.Argument(
+            help="Folder, GGUF file or name (ORG/NAME) of a model. Default: the demo model.",
+            metavar="MODEL",
+            show_default=False,
+        ),
+    ] = None,
     prompt: Annotated[
         list[str] | None, typer.Argument(help="Message to answer, instead of a conversation.", show_default=False)
     ] = None,
@@ -33,11 +37,14 @@ def run(
     A model without a chat template continues texts. The conversation is that of `quire chat`.
     """
     tolerate_encoding()
-    if engine.model is not None:
-        raise typer.BadParameter("the model is given twice; omit --model")
-    with open_model(engine.with_values(model=name), attach) as opened:
+    if name is not None:
+        if engine.model is not None:
+            raise typer.BadParameter("the model is given twice; omit --model")
+        engine = engine.with_values(model=name)
+    with open_model(engine, attach) as opened:
         if not opened.has_chat_template:
-            say(f"quire: {name} has no chat template: it continues the texts that it gets, and answers no messages")
+            known = name or "the demo model"
+            say(f"quire: {known} has no chat template: it continues the texts that it gets, and answers no messages")
         if prompt:
             answer_once(opened, " ".join(prompt), sampling, as_message=opened.has_chat_template)
             return

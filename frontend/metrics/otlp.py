@@ -34,7 +34,7 @@ def request_spans(endpoint: str | None, model_name: str) -> RequestSpans | None:
     except ImportError as error:
         raise ValueError(
             f"{requested_by} requests spans, but OpenTelemetry can't be loaded ({error}); install it with "
-            "`pip install 'quire[otel]'`, or don't request spans"
+            "`pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http`, or don't request spans"
         ) from None
     return open_request_spans(endpoint, model_name)
 

@@ -581,6 +581,10 @@ def test_run_chats_and_answers_once(place: Workplace) -> None:
     assert (chat.returncode, chat.stderr) == (0, "temperature=0.0, max_tokens=3\n")
     first, second = chat.stdout.splitlines()
     assert first.startswith(second)
+    demo = place.run("run", "--max-tokens", "8", "--temperature", "0", stdin="Tell me a tale")
+    assert (demo.returncode, demo.stderr, demo.stdout) == (0, "", once.stdout)
+    named = place.run("run", "--model", model, "--max-tokens", "8", stdin="/set temperature 0\nTell me a tale")
+    assert (named.returncode, named.stderr, named.stdout) == (0, "", demo.stdout)
     wrong = place.run("chat", stdin="/set temperature hot\n/set warmth 1\n/set temperature -1\n/regen\n")
     assert [line.split(";")[0] for line in wrong.stderr.splitlines()] == [
         "quire: temperature='hot' is no number",

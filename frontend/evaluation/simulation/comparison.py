@@ -51,7 +51,7 @@ def draw_routers(reports: dict[str, dict[str, Any]], path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ValueError("--figure needs matplotlib; `pip install 'quire[figures]'` brings it") from error
+        raise ValueError("--figure needs matplotlib; `pip install matplotlib` brings it") from error
     figure = Figure(figsize=(11, 0.6 + 0.4 * len(reports)), layout="constrained")
     names = list(reports)[::-1]
     for axis, (field, factor, title, form) in zip(figure.subplots(1, len(_PANELS), sharey=True), _PANELS, strict=True):

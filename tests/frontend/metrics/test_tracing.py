@@ -248,4 +248,4 @@ otlp.request_spans("http://localhost:4318/v1/traces", "demo")
     ended = subprocess.run([sys.executable, "-P", "-c", code], check=False, capture_output=True, text=True)
     error = ended.stderr.splitlines()[-1]
     assert error.startswith("ValueError: --otlp-traces-endpoint http://localhost:4318/v1/traces requests spans, but")
-    assert "pip install 'quire[otel]'" in error
+    assert "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http" in error
