@@ -43,7 +43,7 @@ def run(
         engine = engine.with_values(model=name)
     with open_model(engine, attach) as opened:
         if not opened.has_chat_template:
-            known = name or "the demo model"
+            known = name or engine.model or "the demo model"
             say(f"quire: {known} has no chat template: it continues the texts that it gets, and answers no messages")
         if prompt:
             answer_once(opened, " ".join(prompt), sampling, as_message=opened.has_chat_template)
