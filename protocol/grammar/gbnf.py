@@ -29,14 +29,14 @@ def lark_of(grammar: str) -> str:
     """Return a client's grammar in Lark, which it may be. Raises ValueError if it is neither that nor GBNF."""
     if is_gbnf(grammar):
         return gbnf_to_lark(grammar)
-    if _IS_LARK.search(grammar) is None:
+    if not ("start" in grammar or "%llguidance" in grammar) or _IS_LARK.search(grammar) is None:
         raise ValueError("it is neither Lark nor GBNF: there is no rule such as 'start: ...' or 'root ::= ...'")
     return grammar
 
 
 def is_gbnf(grammar: str) -> bool:
     """Return True if a grammar has a rule as GBNF writes it, with `::=`, which Lark does not know."""
-    return _IS_GBNF.search(grammar) is not None
+    return "::=" in grammar and _IS_GBNF.search(grammar) is not None
 
 
 def gbnf_to_lark(grammar: str) -> str:

@@ -76,7 +76,7 @@ class _Closing:
         closed: dict[str, Any] = self._closed(self._root)
         if not self._definitions:
             return closed
-        return {**closed, "$defs": {**closed.get("$defs", {}), **self._definitions}}
+        return {**closed, "$defs": {**_definitions(closed, "$defs"), **self._definitions}}
 
     def _closed(self, schema: Any) -> Any:
         """Return a schema with all its objects closed."""
@@ -132,7 +132,7 @@ class _Closing:
     def _open_reference(self, reference: str, target: Any) -> str:
         """Return a reference to an open copy: elsewhere the definition may be an object of its own."""
         if reference not in self._opened:
-            known = self._root.get("$defs", {})
+            known = _definitions(self._root, "$defs")
             name = f"open_{len(self._opened)}"
             while name in known:
                 name += "_"
@@ -153,7 +153,9 @@ class _Closing:
             found.names.update(dict.fromkeys(properties))
         if is_certain and isinstance(required := schema.get("required"), list):
             found.required.update(dict.fromkeys(name for name in required if isinstance(name, str)))
-        if isinstance(fewest := schema.get("minProperties"), int) and schema.get("type", "object") == "object":
+        types = schema.get("type", "object")
+        may_be_object = types == "object" or (isinstance(types, list) and "object" in types)
+        if may_be_object and isinstance(fewest := schema.get("minProperties"), int):
             found.fewest = max(found.fewest, fewest)
         found.has_patterns |= bool(schema.get("patternProperties"))
         found.others += [schema[key] for key in ("additionalProperties", "unevaluatedProperties") if key in schema]
@@ -162,6 +164,11 @@ class _Closing:
             for part in parts:
                 self._find(part, found, seen, is_certain=is_certain and (key == "allOf" or len(parts) == 1))
         target = self._target(schema)
+        if found.is_combined and target is None and not str(schema.get("$ref", "#/")).startswith("#/"):
+            raise ValueError(
+                f"$ref={schema['$ref']!r} can't be combined with other schemas, since it is no path of this one; write "
+                "the path, such as '#/$defs/name'"
+            )
         if target is not None and schema["$ref"] not in seen:
             seen.add(schema["$ref"])
             self._find(target, found, seen, is_certain=is_certain)
@@ -177,7 +184,7 @@ class _Closing:
     def _completed(self, schema: dict[str, Any], found: _Object) -> dict[str, Any]:
         """Return the schema of an object, closed or checked."""
         if found.is_to_close:
-            own = schema.get("properties", {})
+            own = _definitions(schema, "properties")
             others = {} if found.has_patterns else found.names | found.required
             named = {**own, **{name: True for name in others if name not in own}}
             return {**schema, "properties": named, "additionalProperties": False}
@@ -213,3 +220,9 @@ def _num_parts(schema: Mapping[str, Any]) -> int:
     """Return the number of schemas that together describe the object that a schema allows."""
     num_parts = int(not _OF_OBJECTS.isdisjoint(schema)) + ("$ref" in schema) + ("anyOf" in schema) + ("oneOf" in schema)
     return num_parts + (len(schema["allOf"]) if isinstance(schema.get("allOf"), list) else 0)
+
+
+def _definitions(schema: Mapping[str, Any], keyword: str) -> Mapping[str, Any]:
+    """Return the schemas by their names of a keyword; none if it has another form, which the library rejects."""
+    found = schema.get(keyword)
+    return found if isinstance(found, Mapping) else {}

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from allowed_texts import AllowedTexts
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from llguidance import LLMatcher
 
 from quire.protocol.grammar.json_schema import WHITESPACE, enforced_schema
@@ -101,6 +103,7 @@ K: Any = {"patternProperties": {"^k$": {"const": 1}}, "additionalProperties": Fa
         {"properties": {"x": {"items": {**K, "minProperties": 2}}}},
         {**A, "required": ["a"], "minProperties": 3, "additionalProperties": True},
         {"allOf": [K, {"minProperties": 2}]},
+        {"type": ["object", "null"], "minProperties": 2},
         {"anyOf": [{"type": "string"}, {"type": "object", "minProperties": 2}]},
     ],
 )
@@ -117,6 +120,14 @@ def test_what_is_not_strict_leaves_out_what_cannot_be_enforced() -> None:
     assert enforced_schema(schema, is_strict=False) == {"type": "object", "patternProperties": {"b": {}}}
 
 
+def test_a_combined_reference_has_a_path() -> None:
+    schema = {"$defs": {"A": {**A, "$anchor": "a"}}, "properties": {"x": {"$ref": "#a"}}}
+    allowed_by(schema).check(['{"x":{"a":1}}'], ['{"x":{"b":1}}'])
+    with pytest.raises(ValueError, match=r"\$ref='#a' can't be combined .* such as '#/\$defs/name'"):
+        enforced_schema({**schema, "allOf": [{"$ref": "#a"}, B]})
+    allowed_by({**A, "allOf": [{"$ref": "#/$defs/B%201"}], "$defs": {"B 1": B}}).check(['{"a":1,"b":1}'], ['{"c":1}'])
+
+
 def test_schemas_that_combine_too_many_others_are_refused() -> None:
     many = {f"a{i}": {"allOf": [ref(f"a{i + 1}") if i % 90 else B, A]} for i in range(2000)}
     with pytest.raises(ValueError, match="it combines schemas"):
@@ -126,3 +137,46 @@ def test_schemas_that_combine_too_many_others_are_refused() -> None:
         deep = {"properties": {"a": deep}}
     with pytest.raises(ValueError, match="beyond the recursion limit"):
         enforced_schema(deep)
+
+
+KEYWORDS = [
+    *(
+        "properties",
+        "patternProperties",
+        "additionalProperties",
+        "required",
+        "minProperties",
+        "type",
+        "pattern",
+        "$ref",
+    ),
+    *(
+        "$defs",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "items",
+        "not",
+        "const",
+        "a",
+        "#/$defs/a",
+        "#/allOf/0",
+        "#",
+        "object",
+        "x{,3}",
+    ),
+]
+LEAVES = st.one_of(st.none(), st.booleans(), st.integers(-1, 3), st.sampled_from(KEYWORDS))
+JSON = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYWORDS), inner, max_size=4)
+)
+
+
+@settings(max_examples=500)
+@given(st.dictionaries(st.sampled_from(KEYWORDS), JSON, max_size=5), st.booleans())
+def test_whatever_is_given_is_a_schema_or_an_error(schema: Any, is_strict: bool) -> None:
+    try:
+        enforced = enforced_schema(schema, is_strict=is_strict)
+    except ValueError:
+        return
+    assert json.loads(json.dumps(enforced)) == enforced
