@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +13,7 @@ from quire.frontend.cli.failures import fail
 from quire.frontend.cli.flags import AttachFlags, EngineFlags, SamplingFlags, switch, takes_flags
 from quire.frontend.cli.model import Model, open_model
 from quire.frontend.cli.output import PrintedAnswer, is_interactive, say, tolerate_encoding, write, write_raw
+from quire.frontend.cli.typed_messages import message_history, read_message
 from quire.frontend.errors import CONTEXT_LENGTH_EXCEEDED
 
 if TYPE_CHECKING:
@@ -24,9 +23,10 @@ if TYPE_CHECKING:
 
 
 HELP = """\
-/help             show this help
+/help, /?         show this help
 /reset, /clear    start a new conversation (the system message stays)
-/system TEXT      set the system message and start over; without TEXT, remove it
+/system TEXT      set the system message and start over; without TEXT, remove it; also as /set system TEXT
+/show NAME        show info, parameters, system or template; without NAME, the first three
 /set NAME VALUE   set a sampling parameter, such as temperature; without VALUE, back to the default; without NAME, show
 /set markdown false   write answers as they are; true renders their Markdown
 /retry, /regen    regenerate the last answer
@@ -34,9 +34,7 @@ HELP = """\
 Ctrl-C during an answer stops it. A line that ends with \\ continues on the next; what stands between \"\"\" and
 \"\"\" is one message of many lines."""
 NO_MARKDOWN = "Write answers as they are. Default: render Markdown at a terminal, unless NO_COLOR is set."
-_QUOTES = '"""'
 _ENDS = ("/bye", "/exit", "/quit")
-_MOST_LINES = 1000  # of the history
 
 
 @takes_flags
@@ -87,45 +85,25 @@ class ChatSession:
 
     def run(self) -> None:
         """Answer until the end of the input or /exit. Ctrl-C at the prompt raises KeyboardInterrupt."""
-        with line_history() if self._prompt else contextlib.nullcontext():
-            while (line := self._read()) is not None and line not in _ENDS:
+        with message_history() if self._prompt else contextlib.nullcontext():
+            while (line := read_message(self._prompt)) is not None and line not in _ENDS:
                 if line.startswith("/"):
                     self._command(line)
                 elif line:
                     self._say(line)
-
-    def _read(self) -> str | None:
-        """Return the next message, or None at the end of the input."""
-        lines: list[str] = []
-        try:
-            while True:
-                line = input("... " if lines and self._prompt else self._prompt)
-                if not lines and line.lstrip().startswith(_QUOTES):
-                    return self._read_quoted(line.lstrip().removeprefix(_QUOTES))
-                lines.append(line.removesuffix("\\"))
-                if not line.endswith("\\"):
-                    return "\n".join(lines).strip()
-        except EOFError:
-            if self._prompt:
-                say("")
-            return None
-
-    def _read_quoted(self, line: str) -> str:
-        """Return the lines until one ends with quotes. Raises EOFError at the end of the input."""
-        lines = [line]
-        while not lines[-1].rstrip().endswith(_QUOTES):
-            lines.append(input("... " if self._prompt else ""))
-        lines[-1] = lines[-1].rstrip().removesuffix(_QUOTES)
-        return "\n".join(lines).strip()
+        if line is None and self._prompt:
+            say("")
 
     def _command(self, line: str) -> None:
         name, _, rest = line.partition(" ")
         commands: dict[str, Callable[[], None]] = {
             "/help": lambda: say(HELP),
+            "/?": lambda: say(HELP),
             "/reset": self._messages.clear,
             "/clear": self._messages.clear,
             "/system": lambda: self._set_system(rest.strip()),
             "/set": lambda: self._set(*rest.split(maxsplit=1)),
+            "/show": lambda: self._show(rest.strip()),
             "/retry": self._retry,
             "/regen": self._retry,
         }
@@ -139,17 +117,23 @@ class ChatSession:
         self._messages.clear()
 
     def _set(self, name: str = "", text: str | None = None) -> None:
-        """Set a sampling parameter, or show those that were given."""
+        """Set a sampling parameter or what else has a name, or show the parameters that were given."""
+        if name == "parameter":  # Ollama's form
+            self._set(*(text or "").split(maxsplit=1))
+            return
+        if name == "system":
+            self._set_system(text or "")
+            return
         rows, given = SamplingFlags.rows, dict(self._sampling.given)
         name = name.replace("-", "_")
         if name == "markdown":
             self._set_markdown("true" if text is None else text)
             return
         if not name:
-            say(", ".join(f"{each}={value}" for each, value in given.items()) or "all parameters are the model's own")
+            say(self._given)
             return
         if name not in rows or rows[name].is_list:
-            names = ", ".join([*(each for each, row in rows.items() if not row.is_list), "markdown"])
+            names = ", ".join([*(each for each, row in rows.items() if not row.is_list), "markdown", "system"])
             fail(f"{name} is no parameter to set; these are: {names}")
             return
         given.pop(name, None)
@@ -161,6 +145,26 @@ class ChatSession:
             fail(str(error))
         else:
             self._sampling = SamplingFlags(**given)
+
+    @property
+    def _given(self) -> str:
+        given = self._sampling.given
+        return ", ".join(f"{each}={value}" for each, value in given.items()) or "all parameters are the model's own"
+
+    def _show(self, name: str) -> None:
+        """Show a part of what shapes the answers, or the short ones of them."""
+        llm = self._model.llm
+        parts: dict[str, Callable[[], str]] = {
+            "info": lambda: f"model {llm.model}, context of {llm.max_model_len} tokens",
+            "parameters": lambda: self._given,
+            "system": lambda: self._system or "there is no system message; /system TEXT sets one",
+            "template": lambda: self._model.chat_template or "the model has no chat template",
+        }
+        if name and name not in parts:
+            fail(f"{name} is nothing to show; these are: {', '.join(parts)}")
+            return
+        for each in [name] if name else list(parts)[:3]:
+            say(parts[each]() if name else f"{each + ':':12}{parts[each]()}")
 
     def _set_markdown(self, text: str) -> None:
         if text in ("true", "false"):
@@ -260,32 +264,6 @@ def parameter(row: Option, text: str) -> object:
         raise ValueError(f"{row.name}={text!r} is no number; give {kind}") from None
     row.check(value)
     return value
-
-
-@contextlib.contextmanager
-def line_history() -> Iterator[None]:
-    """Give `input` editing and a history, which only its owner may read and which lasts from one chat to the next."""
-    try:
-        import readline
-    except ImportError:
-        yield
-        return
-    file = history_file()
-    with contextlib.suppress(OSError):
-        readline.read_history_file(file)
-    readline.set_history_length(_MOST_LINES)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.touch(mode=0o600)
-            readline.write_history_file(file)
-
-
-def history_file() -> Path:
-    """Return the file of the lines that were typed."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "quire" / "chat_history"
 
 
 @takes_flags

@@ -55,9 +55,14 @@ class Model:
     @property
     def has_chat_template(self) -> bool:
         """True if conversations can be written as prompts for the model."""
+        return self.chat_template is not None
+
+    @property
+    def chat_template(self) -> str | None:
+        """The main chat template, if there is one."""
         from quire.frontend.text.chat.template_files import template_sources
 
-        return self.folder is not None and "default" in template_sources(self.folder)
+        return None if self.folder is None else template_sources(self.folder).get("default")
 
 
 @contextmanager

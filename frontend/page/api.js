@@ -2,12 +2,15 @@
 
 import { recall, remember } from "./store.js";
 
+export const TOO_LONG = "context_length_exceeded"; // code of an error
+
 const ROOT = new URL("../", import.meta.url); // wherever the server is mounted
 
 export class ApiError extends Error {
-  constructor(message, status = 0) {
+  /** `code`: that of OpenAI's API, if there is one. */
+  constructor(message, status = 0, code = null) {
     super(message);
-    this.status = status;
+    Object.assign(this, { status, code });
   }
 }
 
@@ -36,16 +39,17 @@ export async function call(path, { body, signal } = {}) {
 
 async function problem(response) {
   const text = await response.text().catch(() => "");
-  return new ApiError(explain(response.status, errorMessage(text), response.headers.get("Retry-After")), response.status);
+  const { message, code } = errorOf(text);
+  return new ApiError(explain(response.status, message, response.headers.get("Retry-After")), response.status, code);
 }
 
-/** Return the message of an error in OpenAI's shape. */
-export function errorMessage(text) {
+/** Return message and code of an error in OpenAI's shape. */
+export function errorOf(text) {
   try {
     const body = JSON.parse(text);
-    return body.error?.message ?? body.message ?? body.detail ?? "";
+    return { message: body.error?.message ?? body.message ?? body.detail ?? "", code: body.error?.code ?? null };
   } catch {
-    return "";
+    return { message: "", code: null };
   }
 }
 

@@ -1,9 +1,11 @@
 // The conversation that is shown, and those that are answered in the background: send, stream, stop, regenerate.
 
-import { ApiError, call, errorMessage } from "./api.js";
+import { ApiError, TOO_LONG, call, errorOf } from "./api.js";
+import { fittingStart } from "./context.js";
 import { Conversation, addCalls, increment } from "./conversation.js";
 import { AnswerView, ToolView, UserView, button } from "./messages.js";
 import { events } from "./sse.js";
+import { Thread } from "./thread.js";
 import { Timing } from "./timing.js";
 
 const ENDS = { length: "token limit reached", timeout: "time limit reached", abort: "stopped" };
@@ -11,20 +13,6 @@ const NEAR_END = 60; // pixels from the end of the log within which it follows t
 const KEEP_MS = 2000; // between two times that a growing answer is kept
 const RESTORED_AT_ONCE = 16_000; // characters of a conversation's end that are rendered before it is shown
 const MOST_SPOKEN = 20; // blocks of the answer that wait for a screen reader
-
-/** A conversation with its views. One that is being answered lives on while others are shown. */
-class Thread {
-  views = new Map(); // message -> view
-  answer = null; // {stop: AbortController, view} of the streaming answer
-  isDropped = false; // what still arrives is not to be kept
-  kept = 0; // time at which the growing answer was kept
-
-  constructor(conversation) {
-    this.conversation = conversation;
-    this.root = document.createElement("div");
-    this.root.className = "thread";
-  }
-}
 
 export class Chat {
   model = null;
@@ -86,11 +74,41 @@ export class Chat {
 
   async regenerate() {
     const thread = this.#thread;
-    // The focused element is about to be removed; the next Tab should begin here and not at the top.
-    if (this.page.log.contains(document.activeElement)) this.page.log.focus({ preventScroll: true });
+    this.#keepFocus();
     this.cancelEdit();
     this.#cutAfter(thread, thread.conversation.last("user"));
     await this.#answer(thread);
+  }
+
+  /** Answer again without the oldest turns, so that the model's context holds the rest; `failed` is the view of the answer. */
+  async #goOn(thread, failed) {
+    const { conversation } = thread;
+    const last = conversation.last("user");
+    this.#keepFocus();
+    this.cancelEdit();
+    this.#offer(thread, null);
+    const request = (start) => conversation.request(this.model, this.settings.values, this.#chats, start);
+    let problem = "The last message alone is too long for the model's context: shorten it, or lower max tokens in the settings.";
+    let start = null;
+    try {
+      start = await fittingStart(conversation.laterTurns, request);
+    } catch (error) {
+      problem = error.message;
+    }
+    if (thread.answer || conversation.last("user") !== last) return; // the user has gone on meanwhile
+    if (start === null) {
+      failed.fail(problem);
+      this.#offer(thread, failed);
+      return;
+    }
+    conversation.start = start;
+    this.#cutAfter(thread, last);
+    await this.#answer(thread);
+  }
+
+  /** Move the focus from an element that is about to be removed, so that the next Tab begins here and not at the top. */
+  #keepFocus() {
+    if (this.page.log.contains(document.activeElement)) this.page.log.focus({ preventScroll: true });
   }
 
   /** Stop the answer in the conversation that is shown. */
@@ -141,6 +159,7 @@ export class Chat {
       thread.root.append(view.root);
       if (view instanceof AnswerView) view.restore(message, isLater.get(message));
     }
+    thread.divide();
     this.#offer(thread, thread.views.get(messages.at(-1)) ?? null);
     return thread;
   }
@@ -181,7 +200,7 @@ export class Chat {
     this.#cutAfter(thread, message);
     thread.views.get(message).root.remove();
     thread.views.delete(message);
-    thread.conversation.messages.pop();
+    thread.conversation.cut(message);
   }
 
   /** Remove everything after a message, including failed answers, which are not in the conversation. */
@@ -193,6 +212,8 @@ export class Chat {
 
   async #answer(thread) {
     const { conversation } = thread;
+    thread.isTooLong = false;
+    thread.divide();
     const { path, body } = conversation.request(this.model, this.settings.values, this.#chats);
     const message = conversation.add("assistant", "", { model: this.model, isPartial: true });
     const view = this.#viewOf(thread, message);
@@ -244,7 +265,7 @@ export class Chat {
     for await (const { data } of events(response)) {
       if (data === "[DONE]") continue; // read on to the end, or the server sees a disconnect
       const chunk = JSON.parse(data);
-      if (chunk.error) throw new ApiError(errorMessage(data) || "The server ended this answer with an error.");
+      if (chunk.error) throw new ApiError(errorOf(data).message || "The server ended this answer with an error.");
       const added = increment(chunk);
       if (added.text || added.reasoning || added.entries.length) timing.arrived(added.entries.length || 1);
       if (added.usage) timing.counted(added.usage.completion_tokens);
@@ -280,6 +301,7 @@ export class Chat {
       thread.conversation.messages = thread.conversation.messages.filter((other) => other !== message);
       thread.views.delete(message);
     }
+    thread.isTooLong = error.code === TOO_LONG;
     if (error.status === 401) this.on.unauthorized();
   }
 
@@ -296,7 +318,11 @@ export class Chat {
     const message = thread.conversation.messages.at(-1);
     if (last instanceof AnswerView) {
       const again = last.root.dataset.failed === undefined ? "Regenerate" : "Try again";
-      last.setActions(button(again, () => this.regenerate()));
+      const actions = [button(again, () => this.regenerate())];
+      if (thread.isTooLong && thread.conversation.laterTurns.length) {
+        actions.unshift(button("Go on without the oldest messages", () => this.#goOn(thread, last)));
+      }
+      last.setActions(...actions);
       if (message?.calls?.length) last.calls.ask(message.calls, (results) => this.#sendResults(thread, message.calls, results));
     } else if (last instanceof UserView) {
       last.setActions(button("Edit", () => this.edit(message)), button("Answer", () => this.regenerate()));

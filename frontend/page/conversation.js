@@ -20,13 +20,14 @@ export class Conversation {
     this.created = kept.created ?? now;
     this.updated = kept.updated ?? now;
     this.messages = kept.messages ?? [];
+    this.start = kept.start ?? 0; // of the messages that are sent; those before it no longer fit the model's context
   }
 
   /** What is kept of it: plain values, without an answer that has not begun. */
   get kept() {
     const { id, title, isNamed, created, updated } = this;
-    const messages = this.messages.filter((each) => each.role !== "assistant" || each.content || each.reasoning || each.calls);
-    return { id, title, isNamed, created, updated, messages };
+    const start = this.messages.slice(0, this.start).filter(hasContent).length;
+    return { id, title, isNamed, created, updated, messages: this.messages.filter(hasContent), start };
   }
 
   add(role, content, more = {}) {
@@ -37,9 +38,21 @@ export class Conversation {
     return message;
   }
 
+  /** Remove and return a message and all after it. Where that reaches those that are not sent, all that remain are sent. */
+  cut(message) {
+    const index = this.messages.indexOf(message);
+    if (index < this.start) this.start = 0;
+    return this.messages.splice(index);
+  }
+
   /** Remove and return all messages after one. */
   cutAfter(message) {
     return this.messages.splice(this.messages.indexOf(message) + 1);
+  }
+
+  /** The indices of the messages with which a shorter request could begin. */
+  get laterTurns() {
+    return this.messages.flatMap(({ role }, index) => (role === "user" && index > this.start ? [index] : []));
   }
 
   last(role) {
@@ -47,28 +60,33 @@ export class Conversation {
   }
 
   /** Return path and body of the request for the next answer. `chat`: send messages, else a text to continue. */
-  request(model, settings, chat) {
+  request(model, settings, chat, start = this.start) {
     const body = { model, stream: true, stream_options: { include_usage: true } };
     for (const name of NUMBERS) {
       if (typeof settings[name] === "number") body[name] = settings[name];
     }
-    return chat ? this.#chat(body, settings) : this.#completion(body, settings);
+    const messages = this.messages.slice(start);
+    return chat ? this.#chat(body, settings, messages) : this.#completion(body, settings, messages);
   }
 
-  #chat(body, settings) {
+  #chat(body, settings, messages) {
     const system = settings.system?.trim();
-    body.messages = [...(system ? [{ role: "system", content: system }] : []), ...this.messages.map(sent)];
+    body.messages = [...(system ? [{ role: "system", content: system }] : []), ...messages.map(sent)];
     if (settings.tools) body.tools = settings.tools;
     if (settings.logprobs) Object.assign(body, { logprobs: true, top_logprobs: TOP });
     return { path: "v1/chat/completions", body };
   }
 
-  #completion(body, settings) {
-    body.prompt = this.messages.map(({ content, files }) => withFiles(content, files)).join("");
+  #completion(body, settings, messages) {
+    body.prompt = messages.map(({ content, files }) => withFiles(content, files)).join("");
     body.max_tokens ??= 256; // the API's own default is 16
     if (settings.logprobs) body.logprobs = TOP;
     return { path: "v1/completions", body };
   }
+}
+
+function hasContent({ role, content, reasoning, calls }) {
+  return role !== "assistant" || content || reasoning || calls;
 }
 
 function titleOf({ content, files }) {

@@ -158,7 +158,8 @@ function checked(given) {
     messages.every((each) => ROLES.includes(each?.role) && typeof each.content === "string");
   if (!isGood) throw new Error("This file is damaged: a conversation in it lacks its messages.");
   const time = Number.isFinite(given.updated) ? given.updated : Date.now();
-  return { id: given.id, title: String(given.title ?? ""), isNamed: Boolean(given.isNamed), created: time, updated: time, messages: messages.map(checkedMessage) };
+  const start = Number.isInteger(given.start) && messages[given.start]?.role === "user" ? given.start : 0;
+  return { id: given.id, title: String(given.title ?? ""), isNamed: Boolean(given.isNamed), created: time, updated: time, messages: messages.map(checkedMessage), start };
 }
 
 /** Return a message with the known fields that have the right types. */

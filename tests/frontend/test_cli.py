@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -595,6 +596,46 @@ def test_run_chats_and_answers_once(place: Workplace) -> None:
 
 
 @needs_kernels
+def test_a_conversation_is_shown_and_its_system_message_set(place: Workplace) -> None:
+    lines = [
+        "/show",
+        "/set system You tell tales.",
+        "/show system",
+        '/set system """You tell',
+        'tales of foxes."""',
+        "/set parameter temperature 0",
+        "/show",
+        "/show template",
+        "/set system",
+        "/show system",
+        "/show me",
+        "/?",
+    ]
+    done = place.run("chat", "--max-model-len", "512", "--max-tokens", "8", stdin="\n".join(lines))
+    assert (done.returncode, done.stdout) == (0, "")
+    text = done.stderr
+    assert re.match(
+        r"info: +model \S*demo_model, context of 512 tokens\nparameters: +max_tokens=8\nsystem: +there is no", text
+    )
+    assert "\nYou tell tales.\n" in text
+    assert re.search(r"parameters: +max_tokens=8, temperature=0.0\nsystem: +You tell\ntales of foxes.\n", text)
+    assert "{%- for message in messages %}" in text
+    assert text.count("there is no system message") == 2
+    assert "me is nothing to show; these are: info, parameters, system, template" in text
+    assert text.endswith("is one message of many lines.\n")
+
+
+@needs_kernels
+def test_a_system_message_that_is_set_reaches_the_model(place: Workplace) -> None:
+    flags = ["chat", "--max-tokens", "12", "--temperature", "0"]
+    system = "Once a fox met a crow who sang"
+    given = place.run(*flags, "--system", system, stdin="Tell me a tale\n")
+    assert given.stdout != place.run(*flags, stdin="Tell me a tale\n").stdout
+    for command in ("/system", "/set system"):
+        assert place.run(*flags, stdin=f"{command} {system}\nTell me a tale\n").stdout == given.stdout
+
+
+@needs_kernels
 def test_bad_prompts_and_values(place: Workplace) -> None:
     too_long = place.run("complete", "--max-model-len", "64", stdin="fox " * 500)
     assert too_long.returncode == 1
@@ -732,6 +773,31 @@ def test_a_conversation_at_a_terminal(place: Workplace) -> None:
     terminal.type("/help\n")
     terminal.expect("/system TEXT")
     assert terminal.leave(lambda: terminal.type("/exit\n")) == 0
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "typed", [['"""Tell me', "", 'a tale"""'], ["Tell me\\", "a tale"]], ids=["quoted", "continued"]
+)
+def test_the_arrow_recalls_a_message_of_many_lines(place: Workplace, typed: list[str]) -> None:
+    """In this conversation and, from the history's file, in the next one."""
+    place.env["XDG_STATE_HOME"] = str(place.folder)
+    up = "\x1b[A\x1b[A"  # over /reset, which is typed after each message
+    answers = []
+    for messages in ([typed, [up]], [[up]]):
+        terminal = Terminal(place, "chat", "--no-markdown", "--max-tokens", "12", "--temperature", "0")
+        terminal.expect("> ")
+        for lines in messages:
+            for line in lines[:-1]:
+                terminal.type(f"{line}\n")
+                terminal.expect(r"\.\.\. ")
+            terminal.type(f"{lines[-1]}\n")
+            answers.append(terminal.expect(r"\r\n\[12 tokens").split("\r\n")[-2])
+            terminal.expect("> ")
+            terminal.type("/reset\n")
+            terminal.expect("> ")
+        assert terminal.leave(partial(terminal.type, "\x04")) == 0
+    assert answers == [answers[0]] * 3
 
 
 def answer_at(terminal: Terminal, columns: int) -> str:
