@@ -55,9 +55,7 @@ class Model:
     @property
     def has_chat_template(self) -> bool:
         """True if conversations can be written as prompts for the model."""
-        from quire.frontend.text.chat.template_files import template_sources
-
-        return self.folder is not None and "default" in template_sources(self.folder)
+        return self.llm.chat_template != ""
 
 
 @contextmanager
