@@ -491,6 +491,11 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         return self._engine.client.address
 
     @property
+    def chat_template(self) -> str:
+        """The source of the chat template, empty without one."""
+        return self._engine.chat_template
+
+    @property
     def tokenizer(self) -> Tokenizer | None:
         """The model's tokenizer, if it has one."""
         return self._engine.tokenizer

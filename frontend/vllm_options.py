@@ -160,7 +160,6 @@ _REFUSED = {
     "give SamplingParams, or the flags of quire serve, as temperature": "override_generation_config",
     "llguidance enforces all constraints, and StructuredOutputsParams has their options": "structured_outputs_config",
     "weights are replaced with reload": "weight_transfer_config",
-    "give chat_template to chat, or put it into the model's folder": "chat_template",
     "requests may say it with chat_template_kwargs": "default_chat_template_kwargs",
     "quire serve has it, and its Python classes do not": "otlp_traces_endpoint shutdown_timeout",
     "give the options as flags": "config",

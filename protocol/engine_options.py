@@ -244,6 +244,7 @@ class ClientOptions(SocketOptions):
         seed: Seed of the seeds that requests without one are given. Default: a fresh one.
 
     Chat:
+        chat_template: File of the chat template (Jinja) of conversations, or its text. Default: the model's.
         tool_call_parser: Format of the model's tool calls. Default: as its chat template shows.
         reasoning_parser: Format of the model's thoughts. Default: as its chat template shows.
     """
@@ -256,5 +257,6 @@ class ClientOptions(SocketOptions):
     tokenizer: Annotated[str | None, Option("FOLDER")] = None
     skip_tokenizer_init: Annotated[bool, Option()] = False
     seed: Annotated[int | None, Option("N", Range(0, MAX_INT64))] = None
+    chat_template: Annotated[str | None, Option("FILE")] = None
     tool_call_parser: Annotated[str | None, Option("NAME", choices=TOOL_CALL_PARSERS)] = None
     reasoning_parser: Annotated[str | None, Option("NAME", choices=REASONING_PARSERS)] = None

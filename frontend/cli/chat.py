@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quire.frontend.cli.failures import fail
-from quire.frontend.cli.flags import AttachFlags, EngineFlags, SamplingFlags, switch, takes_flags
+from quire.frontend.cli.flags import AttachFlags, EngineFlags, SamplingFlags, TemplateFlags, switch, takes_flags
 from quire.frontend.cli.model import Model, open_model
 from quire.frontend.cli.output import PrintedAnswer, is_interactive, say, tolerate_encoding, write, write_raw
 from quire.frontend.cli.typed_messages import message_history, read_message
@@ -46,6 +46,7 @@ def chat(
     *,
     engine: EngineFlags,
     attach: AttachFlags,
+    template: TemplateFlags,
     sampling: SamplingFlags,
 ) -> None:
     """Chat with a model that has a chat template.
@@ -56,8 +57,8 @@ def chat(
     from quire.frontend.text.chat.template_files import find_template
 
     tolerate_encoding()
-    with open_model(engine, attach) as model:
-        if model.folder is not None:
+    with open_model(engine, attach, template.given) as model:
+        if model.folder is not None and not model.has_chat_template:
             find_template(model.folder)  # raises an error with advice if there is none
         greet(model, sampling)
         ChatSession(model, sampling, system, no_markdown=no_markdown).run()

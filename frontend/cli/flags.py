@@ -157,6 +157,12 @@ class EngineProcessFlags(Flags):
     ) | rows_of(ClientOptions, ("start_timeout",), section="Supervision")
 
 
+class TemplateFlags(Flags):
+    """Options for the prompts of conversations."""
+
+    rows = rows_of(ClientOptions, ("chat_template",))
+
+
 class HttpFlags(Flags):
     """Options of the HTTP server and of the chats that it serves."""
 

@@ -55,14 +55,12 @@ class Model:
     @property
     def has_chat_template(self) -> bool:
         """True if conversations can be written as prompts for the model."""
-        return self.chat_template is not None
+        return self.chat_template != ""
 
     @property
-    def chat_template(self) -> str | None:
-        """The main chat template, if there is one."""
-        from quire.frontend.text.chat.template_files import template_sources
-
-        return None if self.folder is None else template_sources(self.folder).get("default")
+    def chat_template(self) -> str:
+        """The main chat template, empty without one."""
+        return self.llm.chat_template
 
 
 @contextmanager

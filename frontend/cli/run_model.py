@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from quire.frontend.cli.chat import NO_MARKDOWN, ChatSession, greet
-from quire.frontend.cli.flags import AttachFlags, EngineFlags, SamplingFlags, switch, takes_flags
+from quire.frontend.cli.flags import AttachFlags, EngineFlags, SamplingFlags, TemplateFlags, switch, takes_flags
 from quire.frontend.cli.model import open_model
 from quire.frontend.cli.output import say, tolerate_encoding
 from quire.frontend.cli.serve import answer_once
@@ -30,6 +30,7 @@ def run(
     *,
     engine: EngineFlags,
     attach: AttachFlags,
+    template: TemplateFlags,
     sampling: SamplingFlags,
 ) -> None:
     """Chat with a model, which is downloaded first if need be; or answer one message, and exit.
@@ -41,10 +42,13 @@ def run(
         if engine.model is not None:
             raise typer.BadParameter("the model is given twice; omit --model")
         engine = engine.with_values(model=name)
-    with open_model(engine, attach) as opened:
+    with open_model(engine, attach, template.given) as opened:
         if not opened.has_chat_template:
             known = name or engine.model or "the demo model"
-            say(f"quire: {known} has no chat template: it continues the texts that it gets, and answers no messages")
+            say(
+                f"quire: {known} has no chat template: it continues the texts that it gets, and answers no messages; "
+                "--chat-template FILE gives it one"
+            )
         if prompt:
             answer_once(opened, " ".join(prompt), sampling, as_message=opened.has_chat_template)
             return

@@ -16,6 +16,7 @@ from quire.frontend.cli.flags import (
     HttpFlags,
     RecordFlags,
     SamplingFlags,
+    TemplateFlags,
     switch,
     takes_flags,
 )
@@ -48,6 +49,7 @@ def serve(
     recording: RecordFlags,
     engine: EngineFlags,
     attach: AttachFlags,
+    template: TemplateFlags,
     sampling: SamplingFlags,
 ) -> None:
     """Start an engine and an HTTP server in front of it, for OpenAI's and Anthropic's clients and for browsers.
@@ -64,11 +66,11 @@ def serve(
         raise typer.BadParameter("the text is given twice; omit --prompt or the argument")
     prompt = text if prompt is None else prompt
     if prompt is None:
-        _serve(http, recording, engine, attach, sampling)
+        _serve(http, recording, engine, attach, template, sampling)
         return
     if recording.record is not None:
         raise typer.BadParameter("--record applies to the server; omit it, or the text")
-    with open_model(engine, attach) as model:
+    with open_model(engine, attach, template.given) as model:
         answer_once(model, prompt, sampling, as_message=as_message)
 
 
@@ -112,7 +114,12 @@ def answer_once(model: Model, prompt: str, sampling: SamplingFlags, *, as_messag
 
 
 def _serve(
-    http: HttpFlags, recording: RecordFlags, engine: EngineFlags, attach: AttachFlags, sampling: SamplingFlags
+    http: HttpFlags,
+    recording: RecordFlags,
+    engine: EngineFlags,
+    attach: AttachFlags,
+    template: TemplateFlags,
+    sampling: SamplingFlags,
 ) -> None:
     import signal
 
@@ -124,12 +131,13 @@ def _serve(
         engine = engine.with_values(preload_grammars=True)
     args, listener = listen(http)  # before the model loads, so that a port in use is reported at once
     parsers = {"tool_call_parser": http.tool_call_parser, "reasoning_parser": http.reasoning_parser}
+    chat = {**parsers, **template.given}
     with (
         listener,
         removed(args.uds),
         response_store(args) as responses,
         _recorder(recording) as recorder,
-        open_model(engine, attach, parsers) as model,
+        open_model(engine, attach, chat) as model,
     ):
         if recorder is not None:
             model.llm.add_observer(recorder)

@@ -31,7 +31,7 @@ from quire.frontend.text.chat.answer_format import AnswerFormat
 from quire.frontend.text.chat.assistant import AssistantMessage, parse_answer
 from quire.frontend.text.chat.message_keys import ignored_keys
 from quire.frontend.text.chat.renderer import TemplateRenderer
-from quire.frontend.text.chat.template_files import TemplateSource, find_template, template_sources
+from quire.frontend.text.chat.template_files import TemplateSource, find_template, given_template, template_sources
 from quire.frontend.text.chat.tools import ToolUse, check_tools
 from quire.frontend.text.pooled import PooledTexts
 from quire.frontend.text.prompts import (
@@ -85,7 +85,8 @@ class ConnectedEngine:
         self.args = args
         self._seeds = SeedSource(args.seed)
         self._renderer = TemplateRenderer()
-        self._chat_template: TemplateSource | None = None
+        self._given_template = None if args.chat_template is None else given_template(args.chat_template)
+        self._template_source: TemplateSource | None = None
         self._prefill: RemotePrefill | None = None
         self._supervisor = None if args.engine_address is not None else _supervise(args)
         try:
@@ -280,10 +281,18 @@ class ConnectedEngine:
         return self.require_tokenizer().decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     @functools.cached_property
+    def chat_template(self) -> str:
+        """The source of the chat template, empty without one."""
+        if self.tokenizer is None:
+            return ""
+        if self._given_template is not None:
+            return self._given_template
+        return template_sources(self.tokenizer.path).get("default", "")
+
+    @functools.cached_property
     def answer_format(self) -> AnswerFormat:
         """The format of the model's thoughts and tool calls."""
-        sources = {} if self.tokenizer is None else template_sources(self.tokenizer.path)
-        return self._detect_format(sources.get("default", ""))
+        return self._detect_format(self.chat_template)
 
     def answer_format_of(self, chat_template: str | None) -> AnswerFormat:
         """Return the format of answers to prompts of this template, None for the model's.
@@ -334,9 +343,9 @@ class ConnectedEngine:
     def _template(self, tokenizer: Tokenizer, source: str | None) -> TemplateSource:
         if source is not None:
             return find_template(tokenizer.path, source=source)
-        if self._chat_template is None:
-            self._chat_template = find_template(tokenizer.path)
-        return self._chat_template
+        if self._template_source is None:
+            self._template_source = find_template(tokenizer.path, source=self._given_template)
+        return self._template_source
 
     def _load_tokenizer(self, model: str) -> Tokenizer | None:
         if self.args.skip_tokenizer_init:

@@ -682,10 +682,20 @@ def test_a_model_without_a_chat_template(place: Workplace, tmp_path: Path) -> No
     assert (complete.returncode, complete.stderr) == (0, "")
     run = place.run("run", str(model), "fox", "--max-tokens", "3", "--temperature", "0")
     assert (run.returncode, run.stdout) == (0, complete.stdout)
-    assert (
-        run.stderr
-        == f"quire: {model} has no chat template: it continues the texts that it gets, and answers no messages\n"
-    )
+    without = f"quire: {model} has no chat template: it continues the texts that it gets, and answers no messages; "
+    assert run.stderr == without + "--chat-template FILE gives it one\n"
+    file = tmp_path / "plain.jinja"
+    file.write_text("{% for message in messages %}{{ message.content }}{% endfor %}", encoding="utf-8")
+    given = ["--chat-template", str(file), "--max-tokens", "3", "--temperature", "0"]
+    chat = place.run("chat", "--model", str(model), *given, stdin="fox\n")
+    assert (chat.returncode, chat.stderr) == (0, "")
+    assert chat.stdout.strip()
+    for arguments in (["run", str(model), "fox"], ["serve", "--chat", "--prompt", "fox", "--model", str(model)]):
+        done = place.run(*arguments, *given)
+        assert (done.returncode, done.stdout, done.stderr) == (0, chat.stdout, ""), arguments
+    absent = place.run("chat", "--chat-template", "absent.jinja", stdin="fox\n")
+    assert absent.returncode == 1
+    assert "chat_template='absent.jinja' is no file; give the path of a Jinja template, or its text" in absent.stderr
 
 
 def demo_copy(folder: Path, **files: Any) -> Path:

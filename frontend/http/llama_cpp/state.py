@@ -12,7 +12,6 @@ from quire.frontend.http.errors import ApiError
 from quire.frontend.http.llama_cpp.sampling import GenerationSettings, SamplingFields
 from quire.frontend.http.service import Endpoints
 from quire.frontend.http.transport.responses import json_response
-from quire.frontend.text.chat.template_files import template_sources
 from quire.frontend.version import installed_version
 from quire.protocol.messages import BatchEntry, Ready
 
@@ -127,7 +126,7 @@ class StateEndpoints(Endpoints):
             model_alias=service.name,
             model_path=service.llm.model,
             modalities=Modalities(),
-            chat_template="" if tokenizer is None else template_sources(tokenizer.path).get("default", ""),
+            chat_template=service.llm.chat_template,
             chat_template_caps=TemplateAbilities(supports_tools=has_tools, supports_tool_calls=has_tools),
             bos_token=special.get("bos_token") or "",
             eos_token=special.get("eos_token") or "",

@@ -20,7 +20,6 @@ from quire.frontend.http.ollama.names import check_model, with_tag
 from quire.frontend.http.service import Endpoints
 from quire.frontend.http.transport.responses import json_response
 from quire.frontend.http.transport.sse import JSON_LINES
-from quire.frontend.text.chat.template_files import template_sources
 from quire.frontend.text.tokenizer_files import read_json
 
 COVERED_VERSION = "0.12.6"
@@ -136,7 +135,7 @@ class ModelEndpoints(Endpoints):
         check_model(service, body.named)
         model = ShownModel(
             parameters="\n".join(_parameters(service.defaults.items())),
-            template=self._template,
+            template=self._service.llm.chat_template,
             details=self._details,
             model_info=self._info(),
             capabilities=self._capabilities(),
@@ -204,11 +203,6 @@ class ModelEndpoints(Endpoints):
         known = self._service.llm.engine_info
         identity = [known.model, known.architecture, known.text_files, str(self._size)]
         return hashlib.sha256("\0".join(identity).encode()).hexdigest()
-
-    @cached_property
-    def _template(self) -> str:
-        tokenizer = self._service.tokenizer
-        return "" if tokenizer is None else template_sources(tokenizer.path).get("default", "")
 
     def _info(self) -> dict[str, Any]:
         known, family = self._service.llm.engine_info, self._details.family

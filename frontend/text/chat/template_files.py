@@ -44,6 +44,19 @@ def find_template(folder: str | os.PathLike[str], name: str = "default", source:
     return TemplateSource(source, special_tokens(path, read_json(path, "tokenizer_config.json")))
 
 
+def given_template(given: str) -> str:
+    """Return the template that a user gave: the path of its file, or its text, which has braces or several lines.
+
+    Raises ChatTemplateError if there is no such file.
+    """
+    if "{" in given or "\n" in given:
+        return given
+    file = Path(given)
+    if not file.is_file():
+        raise ChatTemplateError(f"chat_template={given!r} is no file; give the path of a Jinja template, or its text")
+    return _text(file)
+
+
 def template_sources(folder: str | os.PathLike[str]) -> dict[str, str]:
     """Return the chat templates of a model folder by name; the main one is `default`.
 
@@ -71,5 +84,5 @@ def _missing(path: Path, name: str, known: list[str]) -> str:
         return f"model folder {path} has no chat template named {name!r}; it has {', '.join(known)}"
     return (
         f"model folder {path} has no chat template (neither in tokenizer_config.json nor in chat_template.jinja); "
-        "it is a base model: give a prompt instead of messages, or add a template"
+        "it is a base model: give a prompt instead of messages, or a template with --chat-template FILE"
     )

@@ -74,3 +74,22 @@ def test_ollamas_clients_see_a_gguf_file_with_its_sizes(blob: Server) -> None:
         assert details["parameter_size"] == "5.25M"
     assert listed["size"] > 5_000_000
     assert shown["model_info"]["general.parameter_count"] == 5_246_976
+
+
+def test_a_server_may_have_another_chat_template(demo_model: Path, tmp_path: Path) -> None:
+    """A GGUF file has no folder to put one into."""
+    source = "{% for message in messages %}<{{ message.role }}> {{ message.content }}{% endfor %}"
+    file, template = tmp_path / "tales.gguf", tmp_path / "plain.jinja"
+    write_gguf(demo_model, file, "Q8_0")
+    template.write_text(source, encoding="utf-8")
+    messages = [{"role": "user", "content": "Once upon a time"}]
+    for given in (str(template), source):
+        with start(file, "--chat-template", given) as server:
+            rendered = server.request("/apply-template", {"messages": messages}).json()["prompt"]
+            assert rendered == "<user> Once upon a time"
+            body = {"max_tokens": 6, "temperature": 0}
+            chat = server.request("/v1/chat/completions", {"messages": messages, **body}).json()
+            plain = server.request("/v1/completions", {"prompt": rendered, **body, "add_special_tokens": False}).json()
+            assert chat["choices"][0]["message"]["content"] == plain["choices"][0]["text"].strip()
+            assert server.request("/api/show", {}).json()["template"] == source
+            assert server.request("/props").json()["chat_template"] == source
