@@ -28,7 +28,7 @@ from quire.frontend.engine_args import (
     reload_arguments,
     takes_engine_args,
 )
-from quire.frontend.errors import EngineDeadError
+from quire.frontend.errors import EngineDeadError, named
 from quire.frontend.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -351,10 +351,7 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
             self._engine.prompt, truncate_prompt_tokens=truncate_prompt_tokens, add_special_tokens=add_special_tokens
         )
 
-        def make() -> list[Prompt]:
-            return [make_one(prompt) for prompt in prompts]
-
-        return await self.run_long(make, prompts)
+        return await self.run_long(lambda: _prepared(make_one, prompts), prompts)
 
     async def pooled_prompts(
         self,
@@ -371,7 +368,7 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
             truncate_prompt_tokens=truncate_prompt_tokens,
             add_special_tokens=add_special_tokens,
         )
-        return await self.run_long(lambda: [make_one(prompt) for prompt in prompts], prompts)
+        return await self.run_long(lambda: _prepared(make_one, prompts), prompts)
 
     async def pair_prompts(
         self,
@@ -389,7 +386,7 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
             add_special_tokens=add_special_tokens,
         )
         return await self.run_long(
-            lambda: [make_one(*pair) for pair in pairs], [text for pair in pairs for text in pair]
+            lambda: _prepared(lambda pair: make_one(*pair), pairs), [text for pair in pairs for text in pair]
         )
 
     @property
@@ -556,6 +553,13 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
 
 AsyncLLMEngine = AsyncLLM
 """vLLM's earlier name of the class."""
+
+
+def _prepared(make_one: Callable[[Any], Prompt], given: Sequence[Any]) -> list[Prompt]:
+    """Return the prompts made of what is given. Of several, an error names the one at fault by its index."""
+    if len(given) == 1:
+        return [make_one(given[0])]
+    return [named(index, make_one, each) for index, each in enumerate(given)]
 
 
 def _output_kind(params: SamplingParams | None, given: OutputKind | None) -> RequestOutputKind:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 from quire.protocol.messages import ErrorKind
+
+T = TypeVar("T")
 
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 
@@ -20,6 +25,14 @@ class RequestError(ValueError):
         self.index = index
         self.kind = kind
         self.code = code
+
+
+def named(index: int, make: Callable[[Any], T], given: Any) -> T:
+    """Return `make(given)`; its `ValueError` becomes a `RequestError` that names the prompt by its index."""
+    try:
+        return make(given)
+    except ValueError as error:
+        raise RequestError(str(error), index, code=getattr(error, "code", None)) from None
 
 
 class RequestTimeoutError(RequestError):

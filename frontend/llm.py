@@ -24,7 +24,7 @@ from quire.frontend.engine_args import (
     reload_arguments,
     takes_engine_args,
 )
-from quire.frontend.errors import EngineDeadError, RequestError
+from quire.frontend.errors import EngineDeadError, RequestError, named
 from quire.frontend.metrics.reader import Metric, read_metrics
 from quire.frontend.metrics.requests import RequestMeter
 from quire.frontend.outputs import (
@@ -245,7 +245,7 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
             def make(index: int) -> Prompt:
                 return texts.pair(*pair_of(first, second, index), instruction=instruction, **shape)
 
-            made = [_named(index, make, index) for index in range(count)]
+            made = [named(index, make, index) for index in range(count)]
             params = pair_params(pooling_params)
             requests = self._pool(made, params, _options(priority, cache_salt, timeout, count), use_tqdm)
             return [pair_score(request.output()) for request in requests]
@@ -293,7 +293,7 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
                 conversations[index], given[index], use, truncate_prompt_tokens=truncate_prompt_tokens, **template
             )
 
-        inputs = [_named(index, convert, index) for index in range(len(conversations))]
+        inputs = [named(index, convert, index) for index in range(len(conversations))]
         prompts, params = [prompt for prompt, _ in inputs], [params for _, params in inputs]
         try:
             return self._run(prompts, params, use_tqdm, priority, cache_salt, timeout)
@@ -366,13 +366,13 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
         make = functools.partial(
             self._engine.prompt, truncate_prompt_tokens=last, add_special_tokens=add_special_tokens
         )
-        return [_named(index, make, prompt) for index, prompt in enumerate(split_batch(prompts))]
+        return [named(index, make, prompt) for index, prompt in enumerate(split_batch(prompts))]
 
     def _pooled_prompts(
         self, prompts: PromptType | Sequence[PromptType], first_index: int = 0, **options: Any
     ) -> list[Prompt]:
         make = functools.partial(self._engine.pooled_texts.prompt, **options)
-        return [_named(index, make, prompt) for index, prompt in enumerate(split_batch(prompts), first_index)]
+        return [named(index, make, prompt) for index, prompt in enumerate(split_batch(prompts), first_index)]
 
     def _pool(
         self,
@@ -411,7 +411,7 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
         def request(index: int) -> R:
             return make(str(next(self._request_ids)), prompts[index], params[index], options[index])
 
-        requests = [_named(index, request, index) for index in range(len(prompts))]
+        requests = [named(index, request, index) for index in range(len(prompts))]
         with self._lock:
             try:
                 self._wait_for(requests, use_tqdm)
@@ -448,7 +448,7 @@ def _each(
         raise TypeError(f"{name} is a {type(params).__name__}; give a {kind.__name__}, or one for each prompt")
     if len(params) != count:
         raise ValueError(f"there are {len(params)} {name} for {count} prompts; give one, or one for each prompt")
-    return [_named(index, check, each) for index, each in enumerate(params)]
+    return [named(index, check, each) for index, each in enumerate(params)]
 
 
 def _for_task(
@@ -476,11 +476,3 @@ def _of_prompt(error: Exception, index: int) -> RequestError:
     if isinstance(error, RequestError):
         return type(error)(str(error), index, error.kind, error.code)
     return RequestError(str(error), index, ErrorKind.FAILED)
-
-
-def _named(index: int, make: Callable[[Any], T], given: Any) -> T:
-    """Return `make(given)`; its `ValueError` becomes a `RequestError` that names the prompt by its index."""
-    try:
-        return make(given)
-    except ValueError as error:
-        raise RequestError(str(error), index, code=getattr(error, "code", None)) from None

@@ -108,6 +108,19 @@ def api_error(error: Exception, retry_after: int) -> ApiError | None:
     return response
 
 
+@contextmanager
+def entries_of(field: str) -> Iterator[None]:
+    """Name the entry of the list `field` at which a prompt is rejected, in place of the prompt's index."""
+    try:
+        yield
+    except RequestError as error:
+        if error.index is None:
+            raise
+        where = f"{field}[{error.index}]"
+        reason = str(error).removeprefix(f"prompt {error.index}: ")
+        raise bad_request(f"{where}: {reason}", where, error.code) from None
+
+
 def _of_kind(error: RequestError, retry_after: int) -> ApiError:
     if error.kind is ErrorKind.OVERLOADED:
         return ApiError(429, str(error), code="overloaded", headers={"Retry-After": str(retry_after)})

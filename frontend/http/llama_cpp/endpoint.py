@@ -100,7 +100,7 @@ class LlamaEndpoints(Endpoints):
         given, _ = split(service, body.input if body.content is None else body.content, field)  # type: ignore[arg-type]
         service.check_texts(len(given))
         params = PoolingParams(normalize=_NORMALIZE[body.embd_normalize])
-        outputs = await embed_all(service, await with_ids(service, given), params, PoolingBody(), request)
+        outputs = await embed_all(service, await with_ids(service, given), params, PoolingBody(), request, field=field)
         return json_response(
             [LlamaEmbedding(index, [output.outputs.embedding]) for index, output in enumerate(outputs)]
         )

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.frontend.client.observer import TraceContext
-from quire.frontend.http.errors import bad_request, grammar_errors_at
+from quire.frontend.http.errors import bad_request, entries_of, grammar_errors_at
 from quire.frontend.http.generation import Outputs, all_of, check_deadline, grown, merged
 from quire.frontend.http.openai.fields import (
     REFUSED,
@@ -196,7 +196,8 @@ class CompletionTask:
     async def _streams(self, kind: Any) -> list[Outputs]:
         body, llm = self._body, self._service.llm
         special = body.add_special_tokens is not False
-        prompts = await self._service.prepared(self._prompts, body.truncate_prompt_tokens, special)
+        with entries_of("prompt"):
+            prompts = await self._service.prepared(self._prompts, body.truncate_prompt_tokens, special)
         return [
             llm.generate(
                 prompt,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -12,6 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.frontend.client.observer import TraceContext
+from quire.frontend.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
+from quire.frontend.http.errors import entries_of
 from quire.frontend.http.generation import results_of
 from quire.frontend.http.openai.completions import GivenPrompts, prompts_of
 from quire.frontend.http.service import Endpoints, ModelService
@@ -93,8 +96,12 @@ async def embed_all(
     body: PoolingBody,
     request: Request,
     prompt_name: str | None = None,
+    field: str | None = None,
 ) -> list[EmbeddingRequestOutput]:
-    """Return the vectors of all prompts of a body, whose texts follow an instruction of the model."""
+    """Return the vectors of all prompts of a body, whose texts follow an instruction of the model.
+
+    An error of one of several prompts names it as an entry of `field`.
+    """
 
     def make() -> Awaitable[list[Prompt]]:
         return service.llm.pooled_prompts(
@@ -104,7 +111,8 @@ async def embed_all(
             add_special_tokens=body.add_special_tokens is not False,
         )
 
-    return await pool_all(service, len(prompts), make, params, body, request)
+    with nullcontext() if field is None else entries_of(field):
+        return await pool_all(service, len(prompts), make, params, body, request)
 
 
 async def pool_all(
@@ -123,7 +131,16 @@ async def pool_all(
             **service.terms(request, body.cache_salt),
             "trace": TraceContext("embeddings", request.headers),
         }
-        return await results_of(service.llm.embed(prompt, params, **options) for prompt in await make())
+
+        async def embed(index: int, prompt: Prompt) -> EmbeddingRequestOutput:
+            try:
+                return await service.llm.embed(prompt, params, **options)
+            except RequestError as error:
+                if count == 1 or error.code != CONTEXT_LENGTH_EXCEEDED:
+                    raise
+                raise RequestError(str(error), index, error.kind, error.code) from None
+
+        return await results_of(embed(index, prompt) for index, prompt in enumerate(await make()))
 
 
 class EmbeddingsEndpoint(Endpoints):
@@ -135,7 +152,7 @@ class EmbeddingsEndpoint(Endpoints):
         body = await service.read(request, EmbeddingBody)
         params = PoolingParams(pooling_type=body.pooling_type, dimensions=body.dimensions, normalize=body.normalize)
         prompts = await prompts_of(body.input, "input")
-        outputs = await embed_all(service, prompts, params, body, request, body.prompt_name)
+        outputs = await embed_all(service, prompts, params, body, request, body.prompt_name, "input")
         usage = usage_of_prompts(outputs)
         data = [
             encoded(EmbeddingData(index=index, embedding=written(output, body.encoding_format)))

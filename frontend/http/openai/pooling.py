@@ -103,7 +103,7 @@ class PoolingEndpoints(Endpoints):
         service = self._service
         body = await service.read(request, ClassifyBody)
         params = PoolingParams(task="classify", use_activation=body.use_activation)
-        outputs = await embed_all(service, await prompts_of(body.input, "input"), params, body, request)
+        outputs = await embed_all(service, await prompts_of(body.input, "input"), params, body, request, field="input")
         labels = service.llm.pooling_info.labels
         data = []
         async for index, output in in_turns(enumerate(outputs)):
@@ -131,7 +131,7 @@ class PoolingEndpoints(Endpoints):
             use_activation=body.use_activation,
         )
         prompts = await prompts_of(body.input, "input")
-        outputs = await embed_all(service, prompts, params, body, request, body.prompt_name)
+        outputs = await embed_all(service, prompts, params, body, request, body.prompt_name, "input")
         data = [
             encoded(PooledData(index=index, data=written(output, body.encoding_format)))
             async for index, output in in_turns(enumerate(outputs))
