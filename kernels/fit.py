@@ -21,11 +21,14 @@ def advised(options: LoadOptions) -> Iterator[None]:
     try:
         yield
     except MemoryShortageError as error:
-        raise ModelError(f"{error}; {advice(options)}") from None
+        raise ModelError("; ".join(filter(None, (str(error), advice(options))))) from None
 
 
-def advice(options: LoadOptions) -> str:
-    """Return a sentence that names the number formats, each with its longest context, with which the model fits."""
+def advice(options: LoadOptions) -> str | None:
+    """Return a sentence that names the number formats, each with its longest context, with which the model fits.
+
+    None if all that does not fit is the chosen size of the KV cache.
+    """
     wanted = describe(options)[0].limits.max_model_len
     fitting = []
     for quantization in dict.fromkeys((options.quantization, *_SMALLER_FORMATS)):
@@ -36,6 +39,8 @@ def advice(options: LoadOptions) -> str:
         changes += [] if length == wanted else [f"max_model_len={length}"]
         fitting.append(" and ".join(changes))
     if not fitting:
+        if _longest_context(replace(options, num_pages=None, kv_cache_memory_bytes=None)) is not None:
+            return None
         return f"no number format makes it fit at {_SHORTEST_CONTEXT} tokens of context; choose a smaller model"
     return f"it fits with {', or with '.join(fitting)}"
 

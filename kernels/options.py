@@ -168,10 +168,27 @@ def choose_num_pages(
         raise _over_limit(options, other_bytes, pages * page_bytes)
     if pages * page_bytes > left:
         raise MemoryShortageError(
-            f"{pages} KV pages take {pages * page_bytes} bytes, but {left} are free next to the weights"
-            f"{host.describe_address_limit()}; lower kv_cache_memory_bytes or num_pages"
+            f"{_chosen_size(options)}{pages} KV pages take {pages * page_bytes} bytes, but {left} are free next to the "
+            f"weights{host.describe_address_limit()}; {_lower_size(options, left, page_bytes)}"
         )
     return pages
+
+
+def _chosen_size(options: LoadOptions) -> str:
+    for name in ("kv_cache_memory_bytes", "num_pages"):
+        if (value := getattr(options, name)) is not None:
+            return f"{name}={value} is too much: "
+    return ""
+
+
+def _lower_size(options: LoadOptions, left: int, page_bytes: int) -> str:
+    """Return the advice for KV pages that don't fit into the bytes that are left."""
+    pages = left // page_bytes
+    if pages < 1 or (options.num_pages is None and options.kv_cache_memory_bytes is None):
+        return "free some, or set kv_cache_memory_bytes or num_pages"
+    if options.num_pages is not None:
+        return f"lower num_pages to {pages} or less, or leave it out"
+    return f"lower kv_cache_memory_bytes to {left} or less, or leave it out"
 
 
 def _fixed_bytes(options: LoadOptions, other_bytes: int) -> int:

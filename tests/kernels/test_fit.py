@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,6 +111,25 @@ def test_a_pool_below_the_context_is_reported(
     PreparedModel(replace(options, max_model_len=1024))
     PreparedModel(replace(options, num_pages=31))  # as chosen
     assert not caplog.text
+
+
+@pytest.mark.parametrize("name", ["kv_cache_memory_bytes", "num_pages"])
+def test_a_size_of_the_kv_cache_that_does_not_fit_is_named(
+    model: LoadOptions, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "available_memory", lambda: 2000 * MIB)
+    huge = 10**15 if name == "kv_cache_memory_bytes" else 10**8
+    chosen: dict[str, Any] = {name: huge}
+    message = refusal(replace(model, **chosen))
+    found = re.fullmatch(
+        rf"{name}={huge} is too much: \d+ KV pages take \d+ bytes, but \d+ are free next to the weights; "
+        rf"lower {name} to (\d+) or less, or leave it out",
+        message,
+    )
+    assert found is not None, message
+    chosen[name] = int(found[1])
+    lower = replace(model, **chosen)
+    choose_memory(describe(lower)[0], lower)  # fits
 
 
 def test_a_model_that_fits_in_no_format_is_refused(model: LoadOptions) -> None:

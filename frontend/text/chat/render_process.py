@@ -40,7 +40,7 @@ def main() -> None:
 def _reply(frame: bytes) -> RenderReply:
     try:
         request = msgspec.msgpack.decode(frame, type=RenderRequest)
-        template = ChatTemplate(request.template.source, request.template.variables)
+        template = ChatTemplate(request.template.source, request.template.variables, request.template.file)
         text = template.render(request.messages, **request.options)
     except ChatTemplateError as error:
         return RenderReply(None, str(error))

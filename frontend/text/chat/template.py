@@ -74,13 +74,19 @@ def _strftime_now(form: str) -> str:
 class ChatTemplate:
     """A compiled chat template. `source` is Jinja; `variables` are the special tokens it may name (`bos_token`, ...).
 
-    Raises ChatTemplateError if the source is not a valid template.
+    Raises ChatTemplateError if the source is not a valid template; it names the `file` that holds it.
     """
 
-    def __init__(self, source: str, variables: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, source: str, variables: Mapping[str, Any] | None = None, file: str | None = None) -> None:
         self.source = source
         self._variables = dict(variables or {})
-        self._template = _compile(source)
+        try:
+            self._template = _compile(source)
+        except ChatTemplateError as error:
+            if file is None:
+                raise
+            advice = f"repair it in {file}, or give another one with --chat-template"
+            raise ChatTemplateError(f"{error}; {advice}") from error
 
     def render(
         self,

@@ -24,10 +24,14 @@ class _TemplateConfig(msgspec.Struct):
 
 
 class TemplateSource(msgspec.Struct, frozen=True):
-    """A chat template. `source` is Jinja; `variables` are the special tokens it may name (`bos_token`, ...)."""
+    """A chat template. `source` is Jinja; `variables` are the special tokens it may name (`bos_token`, ...).
+
+    `file`: the model's file that holds it, for errors.
+    """
 
     source: str
     variables: dict[str, Any]
+    file: str | None = None
 
 
 def find_template(folder: str | os.PathLike[str], name: str = "default", source: str | None = None) -> TemplateSource:
@@ -35,13 +39,13 @@ def find_template(folder: str | os.PathLike[str], name: str = "default", source:
 
     Raises ChatTemplateError if the folder has none, TokenizerError if a file of the tokenizer is broken.
     """
-    path = Path(folder)
+    path, file = Path(folder), None
     if source is None:
         sources = template_sources(path)
         if name not in sources:
             raise ChatTemplateError(_missing(path, name, sorted(sources)))
-        source = sources[name]
-    return TemplateSource(source, special_tokens(path, read_json(path, "tokenizer_config.json")))
+        source, file = sources[name], str(_file_of(path, name))
+    return TemplateSource(source, special_tokens(path, read_json(path, "tokenizer_config.json")), file)
 
 
 def given_template(given: str) -> str:
@@ -70,6 +74,13 @@ def template_sources(folder: str | os.PathLike[str]) -> dict[str, str]:
         if has_file(file):
             sources["default" if file.name == "chat_template.jinja" else file.stem] = _text(file)
     return sources
+
+
+def _file_of(path: Path, name: str) -> Path:
+    """Return the file that `template_sources` has the template from."""
+    own = path / ("chat_template.jinja" if name == "default" else f"additional_chat_templates/{name}.jinja")
+    configs = (path / each for each in _CONFIGS if read_json(path, each).get("chat_template") is not None)
+    return own if has_file(own) else next(configs)
 
 
 def _text(file: Path) -> str:

@@ -44,8 +44,9 @@ def test_dimensions_are_cut_and_normalised(openai: OpenAI) -> None:
     [
         ({"input": []}, "input is an empty list"),
         ({"input": ""}, "the prompt is empty"),
-        ({"input": ["a", ""]}, "the prompt is empty"),
-        ({"input": [[1], [99999]]}, "99999"),
+        ({"input": ["a", ""]}, r"input\[1\]: the prompt is empty; give some text"),
+        ({"input": [[1], [99999]]}, r"input\[1\]: token id 99999"),
+        ({"input": ["a", "a " * 5000]}, r"input\[1\]: the prompt has 5002 tokens"),
         ({"input": "a", "dimensions": 0}, "dimensions"),
         ({"input": "a", "dimensions": 100000}, "dimensions"),
         ({"input": "a " * 5000}, "2048"),
@@ -55,3 +56,20 @@ def test_dimensions_are_cut_and_normalised(openai: OpenAI) -> None:
 def test_bad_inputs_are_rejected(openai: OpenAI, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(BadRequestError, match=words):
         openai.embeddings.create(model="quire-demo", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "where"),
+    [
+        ("/pooling", {"input": ["a", "", "b"]}, "input[1]"),
+        ("/pooling", {"input": [[5], [5], []]}, "input[2]"),
+        ("/embeddings", {"content": ["a", ""]}, "content[1]"),
+        ("/embeddings", {"input": ["a", ""]}, "input[1]"),
+        ("/v1/completions", {"prompt": ["a", ""]}, "prompt[1]"),
+    ],
+)
+def test_an_empty_text_among_others_is_named(server: Server, path: str, body: dict[str, Any], where: str) -> None:
+    reply = server.request(path, body)
+    error = reply.json()["error"]
+    assert (reply.status, error["param"]) == (400, where)
+    assert error["message"].startswith(f"{where}: the prompt is empty; give ")

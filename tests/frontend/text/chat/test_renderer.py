@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import threading
 from collections import OrderedDict
@@ -52,6 +53,28 @@ def children() -> list[int]:
         except OSError:  # it has just ended
             continue
     return found
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("default", "chat_template.jinja"),
+        ("default", "tokenizer_config.json"),
+        ("default", "chat_template.json"),
+        ("rag", "additional_chat_templates/rag.jinja"),
+    ],
+)
+def test_the_error_of_a_broken_template_names_its_file(
+    renderer: TemplateRenderer, tmp_path: Path, name: str, file: str
+) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    broken = "{% if %}"
+    (tmp_path / file).write_text(json.dumps({"chat_template": broken}) if file.endswith("json") else broken)
+    words = re.escape(f"repair it in {tmp_path / file}, or give another one with --chat-template")
+    with pytest.raises(ChatTemplateError, match=rf"^the chat template has an error in line 1: .*; {words}$"):
+        renderer.render(find_template(tmp_path, name), HELLO)
+    with pytest.raises(ChatTemplateError, match=r"^the chat template has an error in line 1: [^;]*$"):
+        renderer.render(find_template(tmp_path, source=broken), HELLO)
 
 
 def test_a_conversation_is_rendered_with_its_options(renderer: TemplateRenderer) -> None:
