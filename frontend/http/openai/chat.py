@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -40,6 +41,7 @@ from quire.frontend.http.transport.responses import encoded, new_id
 from quire.frontend.http.transport.sse import DONE, event
 from quire.frontend.http.usage import CompletionUsage, Thoughts, TokenTally
 from quire.frontend.outputs import RequestOutput
+from quire.frontend.text.chat.content_format import FORMAT_NAMES
 from quire.frontend.text.chat.events import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallStart
 from quire.frontend.text.chat.message_keys import ignored_keys
 from quire.frontend.text.chat.tools import check_tools, hosted_tools
@@ -65,11 +67,15 @@ class Prediction(msgspec.Struct, forbid_unknown_fields=True):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
+_CHAT_FIELDS = ("chat_template_content_format", "prediction", "verbosity")  # refused by other endpoints
+_FORMAT = Meta(extra_json_schema={"enum": list(FORMAT_NAMES)})
+
+
 class ChatBody(GenerationFields, kw_only=True):
     """The body of a chat, with OpenAI's and vLLM's fields."""
 
     refused: ClassVar[Refusals] = {
-        **{name: refusal for name, refusal in REFUSED.items() if name not in ("prediction", "verbosity")},
+        **{name: refusal for name, refusal in REFUSED.items() if name not in _CHAT_FIELDS},
         "echo": ((False,), "the answer is only the assistant's text; continue_final_message continues a message"),
     }
 
@@ -87,6 +93,7 @@ class ChatBody(GenerationFields, kw_only=True):
     include_reasoning: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_content_format: Annotated[str, _FORMAT] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     documents: list[dict[str, Any]] | None = None
@@ -209,6 +216,7 @@ class ChatEndpoint(Endpoints):
             tools=check_tools(body.tools, body.tool_choice, body.parallel_tool_calls, skip_hosted=True),
             template={
                 "chat_template": body.chat_template,
+                "chat_template_content_format": body.chat_template_content_format or "auto",
                 "add_generation_prompt": body.add_generation_prompt is not False and not continues,
                 "continue_final_message": continues,
                 "chat_template_kwargs": kwargs,

@@ -136,7 +136,7 @@ REFUSED: Refusals = {
     **LLAMA_CPP,
     "audio": ((), "only text is supported"),
     "bootstrap_host": ((), NOT_HERE),
-    "chat_template_content_format": (("auto", "string"), "chat templates get contents as strings"),
+    "chat_template_content_format": (("auto", "string"), "only POST /v1/chat/completions takes it"),
     "detokenize": ((True,), "answers have text; return_token_ids=true gives the token ids as well"),
     "function_call": ((), "it is deprecated; use tool_choice"),
     "functions": ((), "it is deprecated; use tools"),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from quire.frontend.errors import ChatTemplateError, kind_of
+from quire.frontend.text.chat.content_format import PartedText
 from quire.frontend.text.chat.harmony import is_harmony
 from quire.frontend.text.chat.harmony_messages import harmony_messages
 from quire.frontend.text.chat.message_keys import MESSAGE_KEYS, check_keys
@@ -33,12 +34,12 @@ def check_messages(
 ) -> list[dict[str, Any]]:
     """Return the messages in the form that the template takes.
 
-    Contents become strings (text parts are joined by line breaks), or None next to tool calls. Arguments of tool calls
-    become objects, unless the template joins them to text. The role `developer` becomes `system`, unless the template
-    supports it. Null and unknown fields are dropped (see `message_keys`). If the template does not write calls, they
-    are written as text, and so are results if it has no tools at all (see `calls_as_text`), or with `describe_tools`,
-    in the generic format. Without a source it is assumed to write calls. Raises ChatTemplateError that names the
-    message and the problem.
+    Contents become strings (text parts are joined by line breaks; `content_format` makes lists of them again), or None
+    next to tool calls. Arguments of tool calls become objects, unless the template joins them to text. The role
+    `developer` becomes `system`, unless the template supports it. Null and unknown fields are dropped (see
+    `message_keys`). If the template does not write calls, they are written as text, and so are results if it has no
+    tools at all (see `calls_as_text`), or with `describe_tools`, in the generic format. Without a source it is assumed
+    to write calls. Raises ChatTemplateError that names the message and the problem.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise ChatTemplateError(
@@ -108,7 +109,7 @@ def _check_content(message: Message, where: str, has_calls: bool) -> str | None:
     if content is None and "content" in message and message.get("role") == "assistant":
         return ""  # an answer may be empty: it was cut off, or had thoughts only
     if isinstance(content, Sequence) and not isinstance(content, bytes):
-        return "\n".join(_check_part(part, f"{where}.content[{index}]") for index, part in enumerate(content))
+        return PartedText.joined([_check_part(part, f"{where}.content[{index}]") for index, part in enumerate(content)])
     given = "is missing" if "content" not in message else f"is {kind_of(content)}"
     raise ChatTemplateError(f'{where}.content {given}; give a string or a list of {{"type": "text", "text": ...}}')
 
