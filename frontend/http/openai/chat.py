@@ -20,6 +20,7 @@ from quire.frontend.http.openai.fields import (
     ResponseFormat,
     StreamOptions,
     check_top_logprobs,
+    known_end,
     sampling_params,
     wanted_format,
 )
@@ -328,7 +329,7 @@ class ChatWriter:
             index=completion.index,
             message=message,
             finish_reason=self._finish_reason(answer.finish_reason, answer.cuts_call),
-            stop_reason=completion.stop_reason,
+            stop_reason=known_end(completion)[1],
         )
         if completion.logprobs is not None and self._body.logprobs:
             top = self._body.top_logprobs or 0
@@ -355,11 +356,13 @@ class ChatWriter:
             last.token_ids = completion.token_ids
         if delta.finish_reason is not None:
             last.finish_reason = self._finish_reason(delta.finish_reason, delta.cuts_call)
-            last.stop_reason = completion.stop_reason
+            last.stop_reason = known_end(completion)[1]
         return choices
 
     def _finish_reason(self, reason: str, cuts_call: bool) -> str:
         tools = self._conversation.tools
+        if reason == "timeout":
+            return "length"
         if tools is None or not tools.choice.named:
             return reason
         if cuts_call:

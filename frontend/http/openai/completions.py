@@ -20,6 +20,7 @@ from quire.frontend.http.openai.fields import (
     GenerationFields,
     ResponseFormat,
     StreamOptions,
+    known_end,
     sampling_params,
     wanted_format,
 )
@@ -222,11 +223,9 @@ class CompletionTask:
             text = self._service.prompt_text(output) + text
             shown_ids = [*output.prompt_token_ids, *token_ids]
             positions = [*_prompt_positions(output), *positions]
+        reason, stop = known_end(completion)
         choice = TextChoice(
-            index=index,
-            text=text,
-            finish_reason="length" if self._leaves_out_answer else completion.finish_reason,
-            stop_reason=completion.stop_reason,
+            index=index, text=text, finish_reason="length" if self._leaves_out_answer else reason, stop_reason=stop
         )
         if body.logprobs is not None:
             choice.logprobs = await self._writer.completion(positions, shown_ids, body.logprobs, 0)
@@ -260,12 +259,8 @@ class CompletionTask:
     async def _delta(self, index: int, completion: CompletionOutput, offsets: dict[int, int]) -> TextChoice:
         if self._leaves_out_answer:
             return TextChoice(index=index, text="", finish_reason=completion.finish_reason and "length")
-        choice = TextChoice(
-            index=index,
-            text=completion.text,
-            finish_reason=completion.finish_reason,
-            stop_reason=completion.stop_reason,
-        )
+        reason, stop = known_end(completion)
+        choice = TextChoice(index=index, text=completion.text, finish_reason=reason, stop_reason=stop)
         if self._body.logprobs is not None and completion.logprobs is not None:
             offset = offsets.get(index, 0)
             choice.logprobs = await self._writer.completion(
