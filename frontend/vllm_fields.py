@@ -39,7 +39,6 @@ REQUEST_OPTIONS = {
     "prompt_text": _refused("a prompt that is given as text has it in its output"),
     "tokenization_kwargs": _refused("give truncate_prompt_tokens and add_special_tokens as arguments"),
     "guided_options_request": _refused("give SamplingParams with structured_outputs"),
-    "chat_template_content_format": _refused("the chat template decides it", "auto"),
     "trace_headers": _refused("AsyncLLM.generate takes them as trace=TraceContext(headers=...)"),
     "data_parallel_rank": _refused("an engine is one process", 0),
     "session_id": _refused("the prefix cache finds earlier turns by their tokens"),

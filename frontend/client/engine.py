@@ -29,6 +29,7 @@ from quire.frontend.sampling import SamplingParams, SeedSource, answer_room, che
 from quire.frontend.text.chat import harmony
 from quire.frontend.text.chat.answer_format import AnswerFormat
 from quire.frontend.text.chat.assistant import AssistantMessage, parse_answer
+from quire.frontend.text.chat.content_format import FORMAT_NAMES, FormatName
 from quire.frontend.text.chat.message_keys import ignored_keys
 from quire.frontend.text.chat.renderer import TemplateRenderer
 from quire.frontend.text.chat.template_files import TemplateSource, find_template, given_template, template_sources
@@ -65,6 +66,8 @@ class TemplateOptions(TypedDict, total=False):
     `chat_template`: replaces the model's. `add_generation_prompt`: begin the answer, the default.
     `continue_final_message`: continue the last message instead. `chat_template_kwargs`: further variables of the
     template. `add_special_tokens`: add the tokenizer's, beyond those that the template writes; there is one bos.
+    `chat_template_content_format`: "string" or "openai" for the contents of messages as texts or as lists of parts, by
+    default "auto", what the template takes.
     """
 
     chat_template: str | None
@@ -72,6 +75,7 @@ class TemplateOptions(TypedDict, total=False):
     continue_final_message: bool
     chat_template_kwargs: Mapping[str, Any] | None
     add_special_tokens: bool
+    chat_template_content_format: FormatName
 
 
 class ConnectedEngine:
@@ -236,6 +240,7 @@ class ConnectedEngine:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
+        chat_template_content_format: FormatName = "auto",
         must_fit: bool = False,
     ) -> Prompt:
         """Render a conversation as a prompt with the chat template. Raises `RequestError`, or `ChatTemplateError`.
@@ -244,6 +249,11 @@ class ConnectedEngine:
         `must_fit`: the prompt will not be truncated, see `encode_within`.
         """
         _check_variables(chat_template_kwargs or {})
+        if chat_template_content_format not in FORMAT_NAMES:
+            raise RequestError(
+                f"chat_template_content_format={chat_template_content_format!r} is not known; it can be "
+                f"{', '.join(FORMAT_NAMES)}"
+            )
         tokenizer = self.require_tokenizer()
         text = self._renderer.render(
             self._template(tokenizer, chat_template),
@@ -252,6 +262,7 @@ class ConnectedEngine:
             continue_final_message=continue_final_message,
             tools=tools,
             describe_tools=self.answer_format_of(chat_template).describes_tools,
+            content_format=chat_template_content_format,
             **(chat_template_kwargs or {}),
         )
         token_ids = self.encode(text, add_special_tokens=add_special_tokens, must_fit=must_fit)
@@ -402,7 +413,15 @@ def _supervise(args: EngineArgs) -> Supervisor:
 
 
 # Variables of the chat template that are set by other arguments.
-_RESERVED = ("self", "messages", "add_generation_prompt", "continue_final_message", "tools", "describe_tools")
+_RESERVED = (
+    "self",
+    "messages",
+    "add_generation_prompt",
+    "continue_final_message",
+    "tools",
+    "describe_tools",
+    "content_format",
+)
 
 
 def _check_variables(variables: Mapping[str, Any]) -> None:
@@ -411,7 +430,7 @@ def _check_variables(variables: Mapping[str, Any]) -> None:
         if name in variables:
             advice = (
                 "omit it"
-                if name in ("self", "describe_tools")
+                if name in ("self", "describe_tools", "content_format")
                 else f"give {name} as an argument of its own, or omit it"
             )
             raise RequestError(f"chat_template_kwargs.{name} is not a variable that can be set; {advice}")

@@ -200,8 +200,8 @@ class Content:
         yield BlockStart(len(self.blocks) - 1, block)
 
 
-# "timeout": the client may send the message back to have it continued, as pause_turn means.
-_STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "timeout": "pause_turn"}
+# "timeout": clients take pause_turn for the pause of a server tool.
+_STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "timeout": "max_tokens"}
 
 
 class MessageWriter(EventWriter[Message, MessageStreamEvent]):

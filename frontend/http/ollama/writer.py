@@ -20,6 +20,8 @@ from quire.frontend.http.transport.sse import JSON_LINES, StreamFormat
 from quire.frontend.outputs import RequestMetrics
 from quire.frontend.text.chat.events import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallStart
 
+_DONE_REASONS = {"tool_calls": "stop", "timeout": "length"}  # clients know stop, length and load
+
 LOADED = "load"
 """The reason for which an answer without a prompt is done."""
 
@@ -186,7 +188,7 @@ class AnswerWriter(EventWriter[A, A], Generic[A]):
 
     def _end(self, answer: A, reason: str, metrics: RequestMetrics) -> None:
         usage = self._tally.usage
-        answer.done, answer.done_reason = True, "stop" if reason == "tool_calls" else reason
+        answer.done, answer.done_reason = True, _DONE_REASONS.get(reason, reason)
         answer.total_duration = nanoseconds(self._began, time.monotonic())
         answer.load_duration = nanoseconds(self._began, metrics.first_scheduled_time)
         answer.prompt_eval_count = usage.prompt_tokens

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,6 +20,7 @@ from quire.frontend.http.openai.fields import (
     ResponseFormat,
     StreamOptions,
     check_top_logprobs,
+    known_end,
     sampling_params,
     wanted_format,
 )
@@ -40,6 +42,7 @@ from quire.frontend.http.transport.responses import encoded, new_id
 from quire.frontend.http.transport.sse import DONE, event
 from quire.frontend.http.usage import CompletionUsage, Thoughts, TokenTally
 from quire.frontend.outputs import RequestOutput
+from quire.frontend.text.chat.content_format import FORMAT_NAMES
 from quire.frontend.text.chat.events import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallStart
 from quire.frontend.text.chat.message_keys import ignored_keys
 from quire.frontend.text.chat.tools import check_tools, hosted_tools
@@ -65,11 +68,15 @@ class Prediction(msgspec.Struct, forbid_unknown_fields=True):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
+_CHAT_FIELDS = ("chat_template_content_format", "prediction", "verbosity")  # refused by other endpoints
+_FORMAT = Meta(extra_json_schema={"enum": list(FORMAT_NAMES)})
+
+
 class ChatBody(GenerationFields, kw_only=True):
     """The body of a chat, with OpenAI's and vLLM's fields."""
 
     refused: ClassVar[Refusals] = {
-        **{name: refusal for name, refusal in REFUSED.items() if name not in ("prediction", "verbosity")},
+        **{name: refusal for name, refusal in REFUSED.items() if name not in _CHAT_FIELDS},
         "echo": ((False,), "the answer is only the assistant's text; continue_final_message continues a message"),
     }
 
@@ -87,6 +94,7 @@ class ChatBody(GenerationFields, kw_only=True):
     include_reasoning: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_content_format: Annotated[str, _FORMAT] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     documents: list[dict[str, Any]] | None = None
@@ -209,6 +217,7 @@ class ChatEndpoint(Endpoints):
             tools=check_tools(body.tools, body.tool_choice, body.parallel_tool_calls, skip_hosted=True),
             template={
                 "chat_template": body.chat_template,
+                "chat_template_content_format": body.chat_template_content_format or "auto",
                 "add_generation_prompt": body.add_generation_prompt is not False and not continues,
                 "continue_final_message": continues,
                 "chat_template_kwargs": kwargs,
@@ -320,7 +329,7 @@ class ChatWriter:
             index=completion.index,
             message=message,
             finish_reason=self._finish_reason(answer.finish_reason, answer.cuts_call),
-            stop_reason=completion.stop_reason,
+            stop_reason=known_end(completion)[1],
         )
         if completion.logprobs is not None and self._body.logprobs:
             top = self._body.top_logprobs or 0
@@ -347,11 +356,13 @@ class ChatWriter:
             last.token_ids = completion.token_ids
         if delta.finish_reason is not None:
             last.finish_reason = self._finish_reason(delta.finish_reason, delta.cuts_call)
-            last.stop_reason = completion.stop_reason
+            last.stop_reason = known_end(completion)[1]
         return choices
 
     def _finish_reason(self, reason: str, cuts_call: bool) -> str:
         tools = self._conversation.tools
+        if reason == "timeout":
+            return "length"
         if tools is None or not tools.choice.named:
             return reason
         if cuts_call:

@@ -20,6 +20,7 @@ from quire.frontend.http.openai.fields import (
     GenerationFields,
     ResponseFormat,
     StreamOptions,
+    known_end,
     sampling_params,
     wanted_format,
 )
@@ -225,11 +226,9 @@ class CompletionTask:
             text, token_ids, positions = "", [], []
         if body.echo:
             text = self._service.prompt_text(output) + text
+        reason, stop = known_end(completion)
         choice = TextChoice(
-            index=index,
-            text=text,
-            finish_reason="length" if self._leaves_out_answer else completion.finish_reason,
-            stop_reason=completion.stop_reason,
+            index=index, text=text, finish_reason="length" if self._leaves_out_answer else reason, stop_reason=stop
         )
         if body.logprobs is not None:
             choice.logprobs = await self._writer.completion(positions, token_ids, body.logprobs, self._offsets(output))
@@ -263,12 +262,8 @@ class CompletionTask:
     async def _delta(self, index: int, completion: CompletionOutput, offsets: TextOffsets | None) -> TextChoice:
         if self._leaves_out_answer:
             return TextChoice(index=index, text="", finish_reason=completion.finish_reason and "length")
-        choice = TextChoice(
-            index=index,
-            text=completion.text,
-            finish_reason=completion.finish_reason,
-            stop_reason=completion.stop_reason,
-        )
+        reason, stop = known_end(completion)
+        choice = TextChoice(index=index, text=completion.text, finish_reason=reason, stop_reason=stop)
         if self._body.logprobs is not None and offsets is not None and completion.logprobs is not None:
             choice.logprobs = await self._writer.completion(
                 completion.logprobs, completion.token_ids, self._body.logprobs, offsets

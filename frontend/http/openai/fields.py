@@ -13,6 +13,7 @@ from quire.frontend.http.errors import bad_request
 from quire.frontend.http.shared_fields import NOT_HERE, RESPONSE_FORMAT, STRUCTURED_OUTPUTS
 from quire.frontend.http.transport.bodies import Body, Refusals
 from quire.frontend.http.transport.responses import GivenId
+from quire.frontend.outputs import CompletionOutput
 from quire.frontend.structured_outputs import check_structured_outputs, plain_structured_outputs
 from quire.protocol.messages import LOGIT_BIAS, SAMPLING_LENGTHS, SAMPLING_RANGES, SamplingParams, StructuredOutputs
 
@@ -136,7 +137,7 @@ REFUSED: Refusals = {
     **LLAMA_CPP,
     "audio": ((), "only text is supported"),
     "bootstrap_host": ((), NOT_HERE),
-    "chat_template_content_format": (("auto", "string"), "chat templates get contents as strings"),
+    "chat_template_content_format": (("auto", "string"), "only POST /v1/chat/completions takes it"),
     "detokenize": ((True,), "answers have text; return_token_ids=true gives the token ids as well"),
     "function_call": ((), "it is deprecated; use tool_choice"),
     "functions": ((), "it is deprecated; use tools"),
@@ -274,6 +275,13 @@ def sampling_params(
     elif fields.stream_options is not None:
         raise bad_request("stream_options has a meaning only with stream=true", "stream_options")
     return SamplingParams(**params)
+
+
+def known_end(completion: CompletionOutput) -> tuple[str | None, int | str | None]:
+    """Return the finish reason of a completion in OpenAI's values, and its stop reason, which tells of a time limit."""
+    if completion.finish_reason == "timeout":
+        return "length", "timeout"
+    return completion.finish_reason, completion.stop_reason
 
 
 def check_top_logprobs(given: int | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from quire.frontend.errors import ChatTemplateError
+from quire.frontend.text.chat.content_format import PartedText
 
 _MARK = "5207391846"  # digits, which no template changes
 
@@ -24,6 +25,8 @@ def continued(conversation: list[dict[str, Any]], write: Write) -> str:
     """
     last = conversation[-1]
     content = last["content"] or ""
+    if isinstance(content, PartedText) and content.parts and content.parts[-1].strip():
+        return _cut_after(write(conversation), content.parts[-1])
     if content.strip():
         return _cut_after(write(conversation), content)
     if not content and (last.get("tool_calls") or last.get("reasoning_content")):

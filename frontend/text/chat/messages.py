@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from quire.frontend.errors import ChatTemplateError, kind_of
+from quire.frontend.text.chat.content_format import PartedText
 from quire.frontend.text.chat.harmony import is_harmony
 from quire.frontend.text.chat.harmony_messages import harmony_messages
 from quire.frontend.text.chat.message_keys import MESSAGE_KEYS, check_keys
@@ -33,12 +36,12 @@ def check_messages(
 ) -> list[dict[str, Any]]:
     """Return the messages in the form that the template takes.
 
-    Contents become strings (text parts are joined by line breaks), or None next to tool calls. Arguments of tool calls
-    become objects, unless the template joins them to text. The role `developer` becomes `system`, unless the template
-    supports it. Null and unknown fields are dropped (see `message_keys`). If the template does not write calls, they
-    are written as text, and so are results if it has no tools at all (see `calls_as_text`), or with `describe_tools`,
-    in the generic format. Without a source it is assumed to write calls. Raises ChatTemplateError that names the
-    message and the problem.
+    Contents become strings (text parts are joined by line breaks; `content_format` makes lists of them again), or None
+    next to tool calls. Arguments of tool calls become objects, unless the template joins them to text. The role
+    `developer` becomes `system`, unless the template supports it. Null and unknown fields are dropped (see
+    `message_keys`). If the template does not write calls, they are written as text, and so are results if it has no
+    tools at all (see `calls_as_text`), or with `describe_tools`, in the generic format. Without a source it is assumed
+    to write calls. Raises ChatTemplateError that names the message and the problem.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise ChatTemplateError(
@@ -53,6 +56,7 @@ def check_messages(
     for message in checked:
         if message["role"] == "developer" and to_system:
             message["role"] = "system"
+    checked = in_call_order(checked)
     if describe_tools:
         return calls_as_text(checked, _hermes)
     if is_harmony(template_source):
@@ -108,7 +112,7 @@ def _check_content(message: Message, where: str, has_calls: bool) -> str | None:
     if content is None and "content" in message and message.get("role") == "assistant":
         return ""  # an answer may be empty: it was cut off, or had thoughts only
     if isinstance(content, Sequence) and not isinstance(content, bytes):
-        return "\n".join(_check_part(part, f"{where}.content[{index}]") for index, part in enumerate(content))
+        return PartedText.joined([_check_part(part, f"{where}.content[{index}]") for index, part in enumerate(content)])
     given = "is missing" if "content" not in message else f"is {kind_of(content)}"
     raise ChatTemplateError(f'{where}.content {given}; give a string or a list of {{"type": "text", "text": ...}}')
 
@@ -169,6 +173,35 @@ def _keep_text(arguments: str, where: str) -> str:
     return arguments
 
 
+def in_call_order(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return `messages` with the results of an answer's calls in the order of the calls.
+
+    Most templates write no ids, so that the order alone tells which call a result is of. Results of unknown calls come
+    last.
+    """
+    ordered: list[dict[str, Any]] = []
+    for role, group in itertools.groupby(messages, lambda message: message["role"] == "tool"):
+        results = list(group)
+        if role and ordered:
+            calls = ordered[-1].get("tool_calls", ())
+            ids = (call.get("id") for call in calls)
+            places = {given: index for index, given in enumerate(ids) if isinstance(given, str)}
+            results.sort(key=lambda result: places.get(result.get("tool_call_id", ""), len(calls)))
+        ordered += results
+    return ordered
+
+
+def _labels(calls: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return what results are called by the ids of their calls: the function's name, and a number if it has several."""
+    names = [call["function"]["name"] for call in calls]
+    counts = Counter(names)
+    return {
+        call["id"]: name if counts[name] == 1 else f"{name} (call {number})"
+        for number, (call, name) in enumerate(zip(calls, names, strict=True), start=1)
+        if isinstance(call.get("id"), str)
+    }
+
+
 def calls_as_text(
     messages: Iterable[Mapping[str, Any]], write: Callable[[list[dict[str, Any]]], str] | None = None
 ) -> list[dict[str, Any]]:
@@ -179,11 +212,11 @@ def calls_as_text(
     ChatTemplateError for arguments that are nested too deep to be serialized.
     """
     written: list[dict[str, Any]] = []
-    names: dict[str, str] = {}  # of functions, by the id of the call
+    names: dict[str, str] = {}  # of results, by the id of the call
     results: dict[str, Any] | None = None  # the message that consecutive results join
     for message in messages:
         calls = message.get("tool_calls", ())
-        names |= {call["id"]: call["function"]["name"] for call in calls if isinstance(call.get("id"), str)}
+        names |= _labels(calls)
         if message["role"] != "tool":
             if results is not None and message["role"] == "user":
                 results["content"] += f"\n\n{message['content']}"

@@ -18,6 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from quire.frontend.errors import ChatTemplateError
+from quire.frontend.text.chat.content_format import FormatName, in_format
 from quire.frontend.text.chat.continuation import continued
 from quire.frontend.text.chat.generic_tools import HEADING, with_description
 from quire.frontend.text.chat.harmony import is_harmony
@@ -97,14 +98,16 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         describe_tools: bool = False,
         documents: Sequence[Mapping[str, Any]] | None = None,
+        content_format: FormatName = "auto",
         **variables: Any,
     ) -> str:
         """Return the prompt; it contains special tokens as text, so encode it with `add_special_tokens=False`.
 
         `add_generation_prompt` ends it where the assistant's answer begins; `continue_final_message` ends it within
         the last message, to be continued. `describe_tools`: the template shows no calls, so write tools and calls in
-        the generic format (`generic_tools`) and don't pass `tools` to it. `variables` are passed to the template (such
-        as `enable_thinking`). `check_messages` documents the form of messages.
+        the generic format (`generic_tools`) and don't pass `tools` to it. `content_format`: "string" or "openai" (lists
+        of parts) for contents, in place of the form that the template takes. `variables` are passed to the template
+        (such as `enable_thinking`). `check_messages` documents the form of messages.
         Raises ChatTemplateError if the messages are malformed or the template rejects them.
         """
         if add_generation_prompt and continue_final_message:
@@ -126,7 +129,7 @@ class ChatTemplate:
             "documents": documents,
             "add_generation_prompt": add_generation_prompt,
         }
-        write = functools.partial(self._written, tools=described, values=values)
+        write = functools.partial(self._written, tools=described, values=values, content_format=content_format)
         return continued(conversation, write) if continue_final_message else write(conversation)
 
     def _written(
@@ -134,20 +137,27 @@ class ChatTemplate:
         conversation: list[dict[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
         values: dict[str, Any],
+        content_format: FormatName,
         **variables: Any,
     ) -> str:
         """Return the prompt, with `tools` described in it; `variables` replace those of `values`."""
         values = {**values, **variables}
-        return self._described(conversation, tools, values) if tools else self._run(conversation, values)
+        if tools:
+            return self._described(conversation, tools, values, content_format)
+        return self._run(in_format(conversation, self.source, content_format), values)
 
     def _described(
-        self, conversation: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], values: dict[str, Any]
+        self,
+        conversation: list[dict[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        values: dict[str, Any],
+        content_format: FormatName,
     ) -> str:
         """Return the prompt with the tools described at the first place that the template writes."""
         refusal: ChatTemplateError | None = None
         for messages in with_description(conversation, tools):
             try:
-                text = self._run(messages, values)
+                text = self._run(in_format(messages, self.source, content_format), values)
             except ChatTemplateError as error:
                 refusal = error
                 continue

@@ -141,7 +141,7 @@ CHAT_FIELDS: list[tuple[dict[str, Any], str | None]] = [
     ({"max_tokens": None, "max_completion_tokens": 0}, "max_completion_tokens"),
     ({"max_tokens": None, "max_completion_tokens": 99_999}, "max_completion_tokens"),
     ({"thinking_token_budget": 5}, "thinking_token_budget"),
-    ({"chat_template_content_format": "openai"}, "chat_template_content_format"),
+    ({"chat_template_content_format": "list"}, "chat_template_content_format"),
     ({"detokenize": False}, "detokenize"),
     ({"echo": True}, "echo"),
     ({"media_io_kwargs": {"video": {}}}, "media_io_kwargs"),

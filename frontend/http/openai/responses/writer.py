@@ -186,11 +186,11 @@ class ResponseOutput:
         return taken
 
 
-# Finish reason -> status of the response, status of its last item, and OpenAI's reason why it is incomplete (or ours,
-# where OpenAI has none).
+# Finish reason -> status of the response, status of its last item, and the one of OpenAI's reasons why it is incomplete
+# that clients take for an answer that may be continued.
 _ENDS = {
     "length": ("incomplete", "incomplete", "max_output_tokens"),
-    "timeout": ("incomplete", "incomplete", "timeout"),
+    "timeout": ("incomplete", "incomplete", "max_output_tokens"),
 }
 
 

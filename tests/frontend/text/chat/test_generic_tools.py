@@ -101,6 +101,23 @@ def test_the_next_turn_has_the_answer_as_the_model_wrote_it(source: str) -> None
     assert joined.startswith(f"{expected}\n\nGo on<|im_end|>\n")
 
 
+def test_results_of_parallel_calls_can_be_told_apart() -> None:
+    def call(name: str, number: int) -> dict[str, Any]:
+        return {"id": f"c{number}", "type": "function", "function": {"name": name, "arguments": f'{{"n": {number}}}'}}
+
+    def result(call_id: str) -> dict[str, Any]:
+        return {"role": "tool", "tool_call_id": call_id, "content": f"of {call_id}"}
+
+    calls = {"role": "assistant", "content": None, "tool_calls": [call("look", 1), call("stop", 2), call("look", 3)]}
+    expected = "Result of look (call 1): of c1\nResult of stop: of c2\nResult of look (call 3): of c3"
+    for order in (["c1", "c2", "c3"], ["c3", "c1", "c2"], ["c2", "c3", "c1"]):
+        assert expected in render(CHATML, HELLO, calls, *map(result, order))
+    assert "user\nResult of look (call 3): of c3<" in render(CHATML, HELLO, calls, result("c3"))
+    assert "Result of look (call 1): of c1\nResult of the call: of x" in render(
+        CHATML, HELLO, calls, result("x"), result("c1")
+    )
+
+
 def test_an_answer_is_text_or_calls_that_follow_the_schemas() -> None:
     grammar = AnswerFormat("generic").grammar("", use())
     for text in ("", "Hello <b>\n{}", ROME, f"I look.\n{ROME}\n{STOP}", f"{STOP}\n{STOP}"):

@@ -132,6 +132,16 @@ def test_keys_of_other_servers_are_dropped_and_listed() -> None:
     assert ignored_keys([{**HELLO, **foreign}, HELLO]) == ["images", "prefix", "reasoning_details", "thinking"]
 
 
+def test_results_have_the_order_of_their_calls() -> None:
+    first, second = ({**call(), "id": name} for name in ("a", "b"))
+    results = [{**RESULT, "tool_call_id": name} for name in ("b", "x", "a")]
+    given = [HELLO, calling(first, second), *results, HELLO, results[0]]
+    ids = [message.get("tool_call_id") for message in check_messages(given)]
+    assert ids == [None, None, "a", "b", "x", None, "b"]
+    without = [{"role": "tool", "content": text} for text in ("1", "2")]
+    assert [message["content"] for message in check_messages([calling(first, second), *without])[1:]] == ["1", "2"]
+
+
 def test_an_empty_answer() -> None:
     nothing = {"role": "assistant", "content": None}
     for message in (nothing, calling(), {**nothing, "provider_specific_fields": None, "thinking_blocks": None}):
