@@ -71,11 +71,7 @@ class EngineArgs(ClientOptions, SupervisionOptions, HubOptions, EngineOptions):
         given = {name: _as_text(name, value) for name, value in given.items()}
         if model is not None:
             given["model"] = str(model)
-        if "engine_address" in given and (decided := sorted(given.keys() - options_of(ClientOptions).keys())):
-            raise ValueError(
-                f"{', '.join(decided)} cannot be set for the engine at {given['engine_address']}, which is running "
-                "already; leave out, or set when that engine is started"
-            )
+        check_attaching(given)
         if "prefill_address" in given and "engine_address" not in given:
             given.setdefault("kv_peer", given["prefill_address"])
         args = cls(**given)
@@ -110,6 +106,15 @@ class EngineArgs(ClientOptions, SupervisionOptions, HubOptions, EngineOptions):
         options = {name: option.default for name, option in options_of(EngineOptions).items()}
         given = {name: getattr(self, name) for name, default in options.items() if getattr(self, name) != default}
         return {**given, "model": self.model, "seed": self.seed}
+
+
+def check_attaching(given: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for arguments that an engine has from its start, if the engine runs already."""
+    if "engine_address" in given and (decided := sorted(given.keys() - options_of(ClientOptions).keys())):
+        raise ValueError(
+            f"{', '.join(decided)} cannot be set for the engine at {given['engine_address']}, which is running "
+            "already; leave out, or set when that engine is started"
+        )
 
 
 def _as_text(name: str, value: Any) -> Any:

@@ -6,7 +6,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from rich.table import Column
+
+_WIDE = 80  # columns of a terminal, from which on there is room for rates
+_VERY_WIDE = 100  # from which on there is room for the time so far
+_DOWNLOAD_COLUMNS = 40  # of the bar of a download besides its name
 
 
 class Advance(Protocol):
@@ -25,15 +32,19 @@ def progress_bar(total: int, wanted: bool) -> Iterator[Advance]:
     from rich import progress
     from rich.console import Console
 
-    columns = (
-        progress.TextColumn("Processed prompts"),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TimeElapsedColumn(),
-        progress.TimeRemainingColumn(),
-        progress.TextColumn("in {task.fields[input]:,.0f} tok/s, out {task.fields[output]:,.0f} tok/s"),
-    )
-    with progress.Progress(*columns, console=Console(stderr=True)) as bar:
+    console = Console(stderr=True)
+    columns: list[progress.ProgressColumn] = [
+        progress.TextColumn("Processed prompts", table_column=_one_line()),
+        progress.BarColumn(None),
+        progress.MofNCompleteColumn(table_column=_one_line()),
+        progress.TimeRemainingColumn(table_column=_one_line()),
+    ]
+    if console.width >= _WIDE:
+        rates = "in {task.fields[input]:,.0f} tok/s, out {task.fields[output]:,.0f} tok/s"
+        columns.append(progress.TextColumn(rates, table_column=_one_line()))
+    if console.width >= _VERY_WIDE:
+        columns.insert(3, progress.TimeElapsedColumn(table_column=_one_line()))
+    with progress.Progress(*columns, console=console) as bar:
         task = bar.add_task("", total=total, input=0.0, output=0.0)
         counted = [0, 0]
 
@@ -63,16 +74,28 @@ def download_bar(name: str, details: str, num_bytes: int) -> Iterator[Callable[[
     from rich import progress
     from rich.console import Console
 
-    columns = (
-        progress.TextColumn("Downloading {task.description}"),
+    console = Console(stderr=True)
+    columns: list[progress.ProgressColumn] = [
+        progress.TextColumn("{task.description}", markup=False, table_column=_one_line()),
         progress.BarColumn(None),
-        progress.DownloadColumn(),
-        progress.TransferSpeedColumn(),
-        progress.TimeRemainingColumn(),
-    )
-    with progress.Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(name, total=num_bytes)
+        progress.DownloadColumn(table_column=_one_line()),
+        progress.TimeRemainingColumn(table_column=_one_line()),
+    ]
+    if console.width >= _WIDE:
+        columns.insert(3, progress.TransferSpeedColumn(table_column=_one_line()))
+    description = f"Downloading {name}"
+    if (room := max(console.width - _DOWNLOAD_COLUMNS, 1)) < len(description):
+        description = f"{description[: room - 1]}\u2026"
+    with progress.Progress(*columns, console=console) as bar:
+        task = bar.add_task(description, total=num_bytes)
         yield lambda num_bytes: bar.advance(task, num_bytes)
+
+
+def _one_line() -> Column:
+    """Return a column that is cut where there is no room: a row that wraps would leave lines behind at each update."""
+    from rich.table import Column
+
+    return Column(no_wrap=True, overflow="ellipsis")
 
 
 def report(message: str) -> None:

@@ -23,6 +23,7 @@ MAX_SOCKET_PATH = 103 if sys.platform == "darwin" else 107
 """Length of a UNIX socket's path in bytes: `sun_path` without its closing zero."""
 
 _FOLDER_PREFIX = "quire-"
+_SERVER_PREFIX = "http-"  # of a file with the URL of a server, and its process id
 _SOCKET = "engine.sock"
 _LOCK_SECONDS = 5.0
 _ABANDONED_SECONDS = 86400.0  # of a folder without a socket: no engine loads as long
@@ -73,8 +74,37 @@ def remove_address(address: str) -> None:
         return
     path.unlink(missing_ok=True)
     if path.parent.name.startswith(_FOLDER_PREFIX):
+        for note in path.parent.glob(f"{_SERVER_PREFIX}*"):  # of a server that was killed
+            note.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not empty, or already gone
             path.parent.rmdir()
+
+
+def note_server(address: str, url: str) -> None:
+    """Note that this process serves the engine at `address` by HTTP; without effect outside of folders made here."""
+    if (note := _note(address)) is not None:
+        with contextlib.suppress(OSError):  # the engine has gone, or is another user's
+            note.write_text(url, encoding="utf-8")
+
+
+def forget_server(address: str) -> None:
+    """Remove the note of this process, if there is one."""
+    if (note := _note(address)) is not None:
+        note.unlink(missing_ok=True)
+
+
+def noted_servers(address: str) -> list[str]:
+    """Return the URLs of the servers that are noted for the engine at `address`, and whose processes are alive."""
+    note = _note(address)
+    found = [] if note is None else sorted(note.parent.glob(f"{_SERVER_PREFIX}*"))
+    return [path.read_text(encoding="utf-8") for path in found if Path("/proc", path.name.rpartition("-")[2]).exists()]
+
+
+def _note(address: str) -> Path | None:
+    path = ipc_path(address)
+    if path is None or not path.parent.name.startswith(_FOLDER_PREFIX):
+        return None
+    return path.parent / f"{_SERVER_PREFIX}{os.getpid()}"
 
 
 def ipc_path(address: str) -> Path | None:

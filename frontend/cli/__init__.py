@@ -11,12 +11,14 @@ from typing import NoReturn
 
 from quire.frontend.cli.failures import exit_status
 from quire.frontend.cli.secret_flags import hide_secrets
+from quire.frontend.cli.standard_streams import open_standard_streams
 
 INTERRUPTED = 130  # 128 + SIGINT
 
 
 def main() -> NoReturn:
     """Run the `quire` command and exit with its status."""
+    open_standard_streams()
     hide_secrets()
     end_on_signals()
     warnings.formatwarning = _warning_line

@@ -33,11 +33,6 @@ def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> None:
     from quire.frontend.text.tokenizer_trial import check_tokenizer
     from quire.protocol.address import default_address
 
-    try:
-        engine.check()
-        process.check()
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
     given = {"model": DEMO_MODEL, **engine.given, **process.given}
     hub = {name: given.pop(name) for name in options_of(HubOptions) if name in given}
     given["model"] = str(resolve_model(given["model"], **hub))
@@ -61,6 +56,8 @@ def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> None:
         raise supervisor.failure
     if received[:1] == [signal.SIGINT]:
         raise KeyboardInterrupt
+    if received:
+        raise SystemExit(128 + received[0])
 
 
 @contextmanager

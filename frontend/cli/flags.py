@@ -6,7 +6,8 @@ import dataclasses
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar, get_type_hints
@@ -15,6 +16,7 @@ import typer
 
 from quire.frontend.cli.failures import DEBUG
 from quire.frontend.http.args import ServerArgs
+from quire.protocol.address import ipc_path
 from quire.protocol.engine_options import (
     ClientOptions,
     EngineOptions,
@@ -25,6 +27,7 @@ from quire.protocol.engine_options import (
 from quire.protocol.messages import SamplingParams
 from quire.protocol.options import Option, flag_of, options_of
 
+_ADDRESSES = ("engine_address", "prefill_address")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -36,6 +39,15 @@ def option(panel: str | None, text: str, metavar: str | None = None, **more: Any
 def switch(panel: str | None, name: str, text: str, **more: Any) -> Any:
     """Return a flag without a value."""
     return typer.Option(name, help=text, show_default=False, metavar="", rich_help_panel=panel, **more)
+
+
+@contextmanager
+def wrong_usage() -> Iterator[None]:
+    """Raise `BadParameter`, which ends the command with status 2, for a `ValueError` that is about its flags."""
+    try:
+        yield
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def _debug(value: bool) -> None:
@@ -75,6 +87,8 @@ class Flags:
         """Raise `ValueError` for the first value that is not allowed."""
         for name, value in self.given.items():
             self.rows[name].check(value)
+            if name in _ADDRESSES:
+                ipc_path(value)
 
     @classmethod
     def parameters(cls) -> list[inspect.Parameter]:
@@ -263,8 +277,11 @@ def _parameters(group: type[Any]) -> list[inspect.Parameter]:
 
 
 def _value(group: type[Any], given: dict[str, Any]) -> Any:
-    """Return a group with its flags, which are taken out of `given`."""
+    """Return a group with its flags, which are taken out of `given`. Raises `BadParameter` for a wrong value."""
     if issubclass(group, Flags):
-        return group(**{name: given.pop(name) for name in group.rows})
+        flags = group(**{name: given.pop(name) for name in group.rows})
+        with wrong_usage():
+            flags.check()
+        return flags
     hints = get_type_hints(group, include_extras=True)
     return group(**{name: _value(hint, given) if _is_group(hint) else given.pop(name) for name, hint in hints.items()})

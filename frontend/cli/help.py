@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 HELP_ALL = "--help-all"
 _MOST_AT_ONCE = 30  # flags; of more, the first page has those that most users need
 _COMMON = frozenset({
-    "--api-key", "--dtype", "--engine-address", "--host", "--kv-disk", "--max-model-len", "--max-num-seqs",
-    "--max-tokens", "--memory-limit", "--model", "--port", "--quantization", "--seed", "--served-model-name",
-    "--speculative-config", "--temperature", "--threads", "--top-p",
+    "--api-key", "--base-url", "--dtype", "--engine-address", "--goodput", "--host", "--html", "--input-len",
+    "--kv-disk", "--max-concurrency", "--max-model-len", "--max-num-seqs", "--max-tokens", "--memory-limit", "--model",
+    "--num-prompts", "--output", "--output-len", "--port", "--quantization", "--rate", "--request-rate", "--seed",
+    "--served-model-name", "--speculative-config", "--temperature", "--threads", "--top-p",
 })  # fmt: skip
 _WIDEST_NAME = 34  # columns; help of a longer name begins on the next line
 

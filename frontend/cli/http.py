@@ -8,7 +8,7 @@ import socket
 from dataclasses import replace
 from typing import Any
 
-from quire.frontend.cli.flags import HttpFlags, SamplingFlags
+from quire.frontend.cli.flags import HttpFlags, SamplingFlags, wrong_usage
 from quire.frontend.cli.model import Model
 from quire.frontend.cli.output import say, write
 from quire.frontend.engine_args import DEMO_MODEL
@@ -20,6 +20,7 @@ from quire.frontend.http.transport.listener import bind
 from quire.frontend.http.transport.logs import configure_logging
 from quire.frontend.metrics.otlp import request_spans
 from quire.frontend.metrics.server import ServerMetrics
+from quire.protocol.address import note_server
 from quire.protocol.open_files import OTHER_FILES, allow_connections
 from quire.protocol.options import options_of
 
@@ -30,7 +31,7 @@ _PORTS_TO_TRY = 20  # from the default port on, if none was given
 
 
 def listen(flags: HttpFlags) -> tuple[ServerArgs, socket.socket]:
-    """Return the arguments of the server, and its socket. Raises `ValueError` or `OSError`."""
+    """Return the arguments of the server, and its socket. Raises `BadParameter` or `OSError`."""
     args = _with_fitting_connections(server_args(flags))
     if flags.port is not None or flags.uds is not None:
         return args, bind(args, args.port)
@@ -63,12 +64,13 @@ def _with_fitting_connections(args: ServerArgs) -> ServerArgs:
 
 
 def server_args(flags: HttpFlags) -> ServerArgs:
-    """Return the server arguments for the flags. Raises `ValueError`."""
+    """Return the server arguments for the flags. Raises `BadParameter`."""
     rows = options_of(ServerArgs)
     values: dict[str, Any] = {
         name: tuple(value) if rows[name].is_list else value for name, value in flags.given.items() if name in rows
     }
-    return ServerArgs(**values)
+    with wrong_usage():
+        return ServerArgs(**values)
 
 
 def serving_of(
@@ -102,5 +104,6 @@ def serving_of(
 
 
 def _tell(serving: Serving) -> None:
+    note_server(serving.engine_address, serving.url)
     write(f"quire: engine listening at {serving.engine_address}\n")
     write(f"quire: serving {serving.model_name} at {serving.url}\n")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.frontend.cli.flags import GENERATION_DEFAULTS, AttachFlags, EngineFlags, SamplingFlags
+from quire.frontend.cli.flags import GENERATION_DEFAULTS, AttachFlags, EngineFlags, SamplingFlags, wrong_usage
 
 if TYPE_CHECKING:
     import asyncio
@@ -74,7 +74,10 @@ def open_model(engine: EngineFlags, attach: AttachFlags, more: Mapping[str, Any]
     import uvloop
 
     from quire.frontend.async_llm import AsyncLLM
+    from quire.frontend.engine_args import check_attaching
 
+    with wrong_usage():
+        check_attaching({**engine.given, **attach.given})
     llm = AsyncLLM(**engine.given, **attach.given, **(more or {}))
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -47,7 +47,6 @@ def reload(
         raise typer.BadParameter("--drain-timeout applies to --drain; give that as well, or leave it out")
     timeout = DRAIN_SECONDS if drain_timeout is None else drain_timeout
     try:
-        socket.check()
         arguments = reload_arguments(changes.given, drain=bool(drain), drain_timeout=timeout)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None

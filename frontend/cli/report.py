@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quire.frontend.cli.flags import option, switch
+from quire.frontend.cli.flags import option, switch, wrong_usage
 from quire.frontend.cli.output import say
 from quire.frontend.whole_file import can_write_whole
 
@@ -40,14 +40,15 @@ class ReportFlags:
     ] = None
 
     def check(self, num_new: int = 1) -> None:
-        """Check the flags before anything is measured. Raises `OSError` for files, `ValueError` for other flags.
+        """Check the flags before anything is measured. Raises `OSError` for files, `BadParameter` for other flags.
 
         `num_new` is the number of runs that will be shown in addition to those of --compare.
         """
         from quire.frontend.evaluation.report.goodput import GoodputLimits
 
         if self.goodput is not None:
-            GoodputLimits.parse(self.goodput)
+            with wrong_usage():
+                GoodputLimits.parse(self.goodput)
         if self.save_detailed and self.output is None:
             raise typer.BadParameter("--save-detailed applies to the JSON; give --output FILE as well")
         check_writable("--output", self.output)

@@ -16,7 +16,7 @@ _SECONDS = 3.0  # for an engine to answer
 
 @takes_flags
 def ps(as_json: Annotated[bool, switch(None, "--json", "Print JSON.")] = False) -> None:
-    """List this user's engines that run: their models, memory, requests and addresses."""
+    """List this user's engines that run: their models, memory, requests, HTTP servers and addresses."""
     from quire.protocol.address import is_alive, private_addresses
 
     rows = [_row(address) for address in private_addresses() if is_alive(address)]
@@ -32,8 +32,9 @@ def _row(address: str) -> dict[str, Any]:
     """Return what an engine tells about itself; `problem` says why it tells nothing."""
     from quire.frontend.client.engine_client import CoreClient
     from quire.frontend.errors import EngineConnectionError, EngineDeadError
+    from quire.protocol.address import noted_servers
 
-    row: dict[str, Any] = {"address": address, "problem": None}
+    row: dict[str, Any] = {"address": address, "urls": noted_servers(address), "problem": None}
     try:
         client = CoreClient(address, lambda _: None, timeout=_SECONDS)
     except (EngineConnectionError, EngineDeadError) as error:
@@ -68,13 +69,14 @@ def _show(rows: list[dict[str, Any]]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table("model", "pid", "memory", "requests", "address", box=None, padding=(0, 2))
+    table = Table("model", "pid", "memory", "requests", "HTTP", "address", box=None, padding=(0, 2))
     for row in rows:
+        urls = ", ".join(row["urls"]) or "-"
         if row["problem"] is not None:
-            cells = ["-", "-", "-", row["problem"], row["address"]]
+            cells = ["-", "-", "-", row["problem"], urls, row["address"]]
         else:
             memory = "-" if row["memory_bytes"] is None else readable_size(row["memory_bytes"])
             requests = f"{row['running']} running, {row['waiting']} waiting"
-            cells = [Path(row["model"]).name, f"{row['pid']}", memory, requests, row["address"]]
+            cells = [Path(row["model"]).name, f"{row['pid']}", memory, requests, urls, row["address"]]
         table.add_row(*(escape(cell.translate(CONTROLS)) for cell in cells))
     Console(highlight=False, width=None if sys.stdout.isatty() else 1000).print(table)

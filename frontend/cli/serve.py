@@ -126,6 +126,7 @@ def _serve(
     from quire.frontend.cli.http import listen, serving_of
     from quire.frontend.http.response_store import response_store
     from quire.frontend.http.transport.listener import removed
+    from quire.protocol.address import forget_server
 
     if engine.preload_grammars is None and attach.engine_address is None:  # a later load would pause all streams
         engine = engine.with_values(preload_grammars=True)
@@ -144,7 +145,10 @@ def _serve(
         if model.folder is None:
             say("quire: the model has no tokenizer.json, so clients can only send token ids; put it into its folder")
         serving = serving_of(model, args, listener, sampling, responses)
-        received = model.runner.get_loop().run_until_complete(serving.run())
+        try:
+            received = model.runner.get_loop().run_until_complete(serving.run())
+        finally:
+            forget_server(model.llm.engine_address)
         if received is None:
             raise RuntimeError(str(model.llm.dead_error))
     if received is signal.SIGINT:

@@ -51,7 +51,7 @@ def trace(
             with chrome, open_model(engine, attach) as model:
                 model.runner.run(_record(model, chrome, prompts or [], model.params(sampling), seconds))
         finally:
-            if chrome.is_complete and chrome.num_steps:
+            if chrome.is_complete:
                 say(_summary(out, chrome))
 
 
@@ -101,5 +101,7 @@ async def _exhaust(model: Model, prompt: str, params: SamplingParams) -> None:
 
 
 def _summary(out: Path, chrome: ChromeTrace) -> str:
+    if not chrome.num_steps:
+        return f"{out}: no steps, since the engine had no requests; send some while it is recorded"
     lost = f", {chrome.num_dropped} lost" if chrome.num_dropped else ""
     return f"{out}: {chrome.num_steps} steps{lost}, {chrome.num_requests} requests; open it in ui.perfetto.dev"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from quire.frontend.cli.flags import changed, flag_names, option, switch
+from quire.frontend.cli.flags import changed, flag_names, option, switch, wrong_usage
 from quire.frontend.cli.output import say
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def workload_of(trace: Trace, flags: TraceFlags, max_model_len: int | None) -> I
 def arrivals_of(flags: TraceFlags, requests: Iterable[WorkloadRequest]) -> Iterator[float] | None:
     """Return sampled arrival times, None for the trace's own; `requests` are counted for a ramp of unknown length.
 
-    Raises `BadParameter` for incompatible flags, and `ValueError` for invalid rates.
+    Raises `BadParameter` for incompatible flags and invalid rates.
     """
     from quire.frontend.evaluation.workload.arrivals import at_rate
 
@@ -143,7 +143,8 @@ def arrivals_of(flags: TraceFlags, requests: Iterable[WorkloadRequest]) -> Itera
                 f"--burstiness {flags.burstiness:g} shapes the gaps between requests, and a rate of inf has none; give "
                 "another rate, or omit it"
             )
-        return at_rate(flags.rate, _burstiness(flags), flags.seed)
+        with wrong_usage():
+            return at_rate(flags.rate, _burstiness(flags), flags.seed)
     if flags.burstiness is not None:
         raise typer.BadParameter("--burstiness applies to sampled arrivals; give --rate or a ramp as well")
     return None
@@ -158,7 +159,8 @@ def _ramp(flags: TraceFlags, requests: Iterable[WorkloadRequest]) -> Iterator[fl
     if strategy not in ("linear", "exponential"):
         raise typer.BadParameter(f"--ramp-up-strategy {strategy} is not known; it can be linear or exponential")
     count = flags.max_requests or sum(1 for _ in requests)
-    return ramp(start, end, count, cast("Strategy", strategy), _burstiness(flags), flags.seed)
+    with wrong_usage():
+        return ramp(start, end, count, cast("Strategy", strategy), _burstiness(flags), flags.seed)
 
 
 def _burstiness(flags: TraceFlags) -> float:

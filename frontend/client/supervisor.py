@@ -7,6 +7,7 @@ is started after ever longer pauses, and at last no more. A client may ask for a
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
 import os
 import threading
@@ -23,6 +24,7 @@ from quire.protocol.host import HOST, Host
 from quire.protocol.options import command_line
 from quire.protocol.supervision import CRASHES, note_death
 
+_LAST_STANDARD = 2
 _TICK_SECONDS = 1.0
 _STANDBY_TICKS = 2  # of a process, after which the next one is made to stand by
 _LATE_BEATS = 2  # that tell of no step for too long
@@ -63,8 +65,8 @@ class Supervisor:
         self._host = host
         self._new_process = process
         # The KV pages of an engine that has died are the next one's, and what it notes of requests that may kill it.
-        self._kv_memory = os.memfd_create("quire-kv", os.MFD_CLOEXEC)
-        self._crash_journal = os.memfd_create("quire-crash-journal", os.MFD_CLOEXEC)
+        self._kv_memory = _memory_file("quire-kv")
+        self._crash_journal = _memory_file("quire-crash-journal")
         self._stopping = host.event()
         self._owner = os.getpid()
         self._restarts = Restarts(options.max_restarts, host.monotonic)
@@ -305,3 +307,14 @@ def _silent_ticks(step_timeout: float) -> int:
     if not step_timeout:
         return _SILENT_TICKS
     return min(_SILENT_TICKS, max(_LEAST_SILENT_TICKS, math.ceil(step_timeout / _TICK_SECONDS)))
+
+
+def _memory_file(name: str) -> int:
+    """Return the descriptor of a file in memory, never a standard one, which means something else to a child."""
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+    if descriptor > _LAST_STANDARD:
+        return descriptor
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _LAST_STANDARD + 1)
+    finally:
+        os.close(descriptor)

@@ -216,6 +216,11 @@ def test_the_first_page_of_help_has_the_flags_that_most_users_need(place: Workpl
     assert len(text.splitlines()) < len(whole.splitlines()) / 3
     assert all(flag in text for flag in ("--model MODEL", "--port N", "--memory-limit SIZE", "quire serve --help-all"))
     assert "--heartbeat-seconds" not in text
+    measured = place.run("bench", "serve", "--help").stdout
+    assert all(
+        f"{flag} " in measured for flag in ("--num-prompts", "--request-rate", "--max-concurrency", "--base-url")
+    )
+    assert all(flag in measured for flag in ("--input-len", "--output-len", "--goodput", "--output FILE"))
     assert place.run("pull", "--help").stdout == place.run("pull", "--help-all").stdout
 
 
@@ -264,6 +269,36 @@ def test_version(place: Workplace) -> None:
         (["serve", "an x", "--record", "r.jsonl"], "--record applies to the server; omit it, or the text"),
         (["serve", "--port", "0", "--record-text"], "give --record FILE as well"),
         (["trace", "--out", "/nowhere/t.json"], "give prompts, or --engine-address of a running engine"),
+        (
+            ["serve", "an x", "--dtype", "int3"],
+            "dtype='int3' is not possible; it must be one of auto, bfloat16, float32",
+        ),
+        (
+            ["serve", "an x", "--threads", "5000"],
+            "threads=5000 is out of range; it must be a whole number from 1 to 1024",
+        ),
+        (["complete", "x", "--max-num-batched-tokens", "1" + "0" * 20], "it must be a whole number from 1 to 1048576"),
+        (["complete", "x", "--kv-cache-memory-bytes", "1x"], "='1x' is not possible; it must be a number of bytes"),
+        (["complete", "x", "--engine-address", "ipc:///nowhere/e.sock", "--threads", "2"], "threads cannot be set"),
+        (["complete", "x", "--engine-address", "ftp://x"], "must start with ipc:// or tcp://"),
+        (["info", "--quantization", "int3"], "quantization='int3' is not possible; it must be one of int8, int4"),
+        (
+            ["serve", "an x", "--quantization", "int3"],
+            "quantization='int3' is not possible; it must be one of int8, int4",
+        ),
+        (
+            ["serve", "an x", "--kv-cache-dtype", "fp8"],
+            "kv_cache_dtype='fp8' is not possible; it must be one of auto, int8",
+        ),
+        (["complete", "x", "--top-p", "7"], "top_p=7.0 is out of range; it must be a number above 0 and at most 1"),
+        (["serve", "--port", "99999"], "port=99999 is out of range"),
+        (["serve", "--root-path", "x"], "root_path='x' must begin with /"),
+        (["serve", "--ssl-keyfile", "x"], "ssl_keyfile is of no use without ssl_certfile; give both"),
+        (["engine", "--engine-address", "x"], "must start with ipc:// or tcp://"),
+        (["ps", "--bogus"], "No such option: --bogus"),
+        (["bench", "serve", "--goodput", "ttft"], "--goodput ttft is not a limit"),
+        (["bench", "serve", "--request-rate", "-1"], "rate=-1.0 is out of range"),
+        (["replay", "--goodput", "ttft"], "--goodput ttft is not a limit"),
     ],
 )
 def test_wrong_usage_is_one_line_and_status_2(place: Workplace, arguments: list[str], what: str) -> None:
@@ -278,34 +313,13 @@ def test_wrong_usage_is_one_line_and_status_2(place: Workplace, arguments: list[
     ("arguments", "what"),
     [
         (["complete", "x", "--model", "/nowhere"], "model='/nowhere' is not a folder"),
-        (
-            ["serve", "an x", "--dtype", "int3"],
-            "dtype='int3' is not possible; it must be one of auto, bfloat16, float32",
-        ),
-        (
-            ["serve", "an x", "--threads", "5000"],
-            "threads=5000 is out of range; it must be a whole number from 1 to 1024",
-        ),
-        (["complete", "x", "--max-num-batched-tokens", "1" + "0" * 20], "it must be a whole number from 1 to 1048576"),
-        (["complete", "x", "--kv-cache-memory-bytes", "1x"], "='1x' is not possible; it must be a number of bytes"),
         (["chat", "--engine-address", "ipc:///nowhere/e.sock"], "no engine listens at ipc:///nowhere/e.sock"),
-        (["complete", "x", "--engine-address", "ipc:///nowhere/e.sock", "--threads", "2"], "threads cannot be set"),
-        (["complete", "x", "--engine-address", "ftp://x"], "must start with ipc:// or tcp://"),
         (["info", "--model", "/nowhere"], "/nowhere"),
         (["trace", "x", "--out", "/nowhere/t.json"], "--out /nowhere/t.json: the file cannot be written (No such file"),
         (["trace", "x", "--out", "/"], "--out /: the file cannot be written (Is a directory); name another"),
         (
             ["serve", "--port", "0", "--record", "/nowhere/r"],
             "--record /nowhere/r: the file cannot be written (No such",
-        ),
-        (["info", "--quantization", "int3"], "quantization is 'int3'; it must be one of int8, int4"),
-        (
-            ["serve", "an x", "--quantization", "int3"],
-            "quantization='int3' is not possible; it must be one of int8, int4",
-        ),
-        (
-            ["serve", "an x", "--kv-cache-dtype", "fp8"],
-            "kv_cache_dtype='fp8' is not possible; it must be one of auto, int8",
         ),
     ],
 )
@@ -424,13 +438,17 @@ def test_the_reader_may_leave(place: Workplace) -> None:
 def test_serve_without_a_terminal_listens_until_a_signal(place: Workplace, number: int, status: int) -> None:
     with place.start("serve") as process:
         address = address_of(line_of(process))
-        assert re.fullmatch(r"quire: serving quire-demo at http://127\.0\.0\.1:\d+\n", line_of(process))
+        serving = re.fullmatch(r"quire: serving quire-demo at (http://127\.0\.0\.1:\d+)\n", line_of(process))
+        assert serving is not None
         done = place.run("complete", "Once", "--engine-address", address, "--max-tokens", "3")
         assert (done.returncode, done.stderr) == (0, "")
         assert place.run("serve", "--prompt", "Once", "--engine-address", address, "--max-tokens", "3").returncode == 0
         listed = json.loads(place.run("ps", "--json").stdout)
         assert [(each["address"], each["problem"], each["running"]) for each in listed] == [(address, None, 0)]
-        assert f"{listed[0]['pid']}" in place.run("ps").stdout
+        assert listed[0]["urls"] == [serving[1]]
+        shown = place.run("ps").stdout
+        assert f"{listed[0]['pid']}" in shown
+        assert serving[1] in shown
         process.send_signal(number)
         out, err = process.communicate(timeout=PATIENCE)
         assert (process.returncode, out, err) == (status, "", "")
@@ -461,16 +479,39 @@ def test_a_signal_while_the_engine_starts(place: Workplace) -> None:
 
 
 @needs_kernels
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_engine_alone(place: Workplace, number: int, status: int) -> None:
     with place.start("engine", "--max-num-seqs", "4", "--engine-address", f"ipc://{place.folder}/e.sock") as process:
         word, address = line_of(process).split()
         assert word == "READY"
         done = place.run("complete", "Once", "--engine-address", address, "--max-tokens", "3")
         assert (done.returncode, done.stderr) == (0, "")
+        out = place.folder / "t.json"
+        idle = place.run("trace", "--engine-address", address, "--out", str(out), "--seconds", "0.2")
+        assert idle.returncode == 0
+        assert f"{out}: no steps, since the engine had no requests; send some while it is recorded\n" in idle.stderr
         process.send_signal(number)
         process.communicate(timeout=PATIENCE)
         assert process.returncode == status
+
+
+@needs_kernels
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_standard_streams_may_be_closed(place: Workplace, closed: str) -> None:
+    """No socket or file of the engine gets their descriptors, and what would be written goes nowhere."""
+    arguments = ["complete", "Once", "--max-tokens", "3", "--temperature", "0"]
+    shell = ["sh", "-c", f'"$@" {closed}', "sh", *QUIRE, *arguments]
+    done = subprocess.run(shell, env=place.env, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    expected = "" if closed.startswith("<&- ") or closed == ">&-" else place.run(*arguments).stdout
+    assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
+
+
+@needs_kernels
+def test_a_program_without_standard_streams_may_have_an_engine(place: Workplace) -> None:
+    """The library leaves them closed, and its engine has memory that others can't take for stdin."""
+    code = "import os; os.closerange(0, 3); from quire import LLM; LLM().generate('Once'); os._exit(7)"
+    done = subprocess.run([sys.executable, "-P", "-c", code], env=place.env, timeout=PATIENCE, check=False)
+    assert done.returncode == 7
 
 
 @needs_kernels
@@ -640,7 +681,7 @@ def test_bad_prompts_and_values(place: Workplace) -> None:
     too_long = place.run("complete", "--max-model-len", "64", stdin="fox " * 500)
     assert too_long.returncode == 1
     assert "context length is 64" in too_long.stderr
-    assert place.run("complete", "x", "--top-p", "7").stderr.startswith("quire: top_p=7.0 is out of range")
+    assert place.run("complete", "x", "--top-p", "7").stderr.startswith("quire: Invalid value: top_p=7.0 is out of")
     assert place.run("complete", "x", "--temperature", "nan").returncode in (1, 2)
     lines = place.run("chat", "--max-model-len", "64", "--max-tokens", "4", stdin="fox " * 500 + "\nfox\n")
     assert lines.returncode == 0, "one bad message does not end a conversation"

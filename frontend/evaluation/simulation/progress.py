@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
 _LIVE_SECONDS = 0.25
 _PLAIN_SECONDS = 10.0
+_USUAL_COLUMNS = 80
 
 
 class SimulationProgress:
@@ -32,8 +34,18 @@ class SimulationProgress:
             return
         self._shown = now
         line = progress_line(self._title, virtual, requests, now - self._begun)
+        if self._is_live:  # a line that wraps would leave one behind at each update
+            line = line[: _columns() - 1]
         sys.stderr.write(f"\r{line}\x1b[K" if self._is_live else f"{line}\n")
         sys.stderr.flush()
+
+
+def _columns() -> int:
+    """Return the width of the terminal at stderr."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or _USUAL_COLUMNS
+    except OSError:
+        return _USUAL_COLUMNS
 
 
 def progress_line(title: str, virtual: float, requests: int, seconds: float) -> str:

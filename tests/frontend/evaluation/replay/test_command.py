@@ -199,7 +199,7 @@ def test_a_ramp_over_a_pipe_asks_for_the_number_of_requests(tmp_path: Path) -> N
         (("TRACE", "--base-url", "http://127.0.0.1:1"), 1, "no server answers"),
         (("TRACE", "--base-url", "http://127.0.0.1:1", "--threads", 1), 2, "--threads"),
         (("TRACE", "--api-key", "x"), 2, "--base-url"),
-        (("TRACE", "--goodput", "ttft:20", "speed:1"), 1, "speed:1"),
+        (("TRACE", "--goodput", "ttft:20", "speed:1"), 2, "speed:1"),
         (("TRACE", "--concurrency", 1, "--max-concurrency", 1), 2, "give one of them"),
         (("TRACE", "--concurrency", 1, "--ramp-up-start-rps", 1), 2, "--ramp-up-start-rps samples arrivals"),
         (("TRACE", "--save-detailed"), 2, "give --output FILE"),
