@@ -141,7 +141,6 @@ def llama_cpp_routes(service: ModelService) -> list[Route]:
         ),
         Operation("/props", state.props, answer=ServerProperties),
         Operation("/lora-adapters", state.adapters, answer=list[Adapter]),
-        Route("/lora-adapters", state.no_adapters, methods=["POST"], include_in_schema=False),
         Operation("/slots", state.slots, answer=list[Slot], errors=[503]),
         Route("/slots/{id}", state.unsaved, methods=["POST"], include_in_schema=False),
     ]

@@ -116,15 +116,6 @@ class StateEndpoints(Endpoints):
         """List the LoRA adapters, of which there are none."""
         return json_response(list[Adapter]())
 
-    async def no_adapters(self, request: Request) -> Response:
-        """Reject a request to scale adapters. Raises `ApiError` 400."""
-        raise ApiError(
-            400,
-            f"POST {request.url.path} is not supported: this server has no LoRA adapters; serve a model that they are "
-            "merged into",
-            code="unsupported",
-        )
-
     async def unsaved(self, request: Request) -> Response:
         """Reject a request to save, restore or erase the cache of a slot. Raises `ApiError` 400."""
         raise ApiError(
