@@ -31,8 +31,8 @@ class ServerArgs:
         host: Address to listen at; 127.0.0.1 is reached from this machine only.
         port: Port; 0 takes a free one. Default: 8000, or the next free one.
         uds: Path of a UNIX socket, instead of host and port.
-        api_key: Key that clients must send, except for /health and /ping. $QUIRE_API_KEY holds keys as well; it and a
-            file stay out of the list of processes and of shell histories.
+        api_key: Key that clients must send, except for /health, /v1/health and /ping. $QUIRE_API_KEY holds keys as
+            well; it and a file stay out of the list of processes and of shell histories.
         api_key_file: File of such keys, one a line.
         served_model_name: Name of the model for clients; answers have the first. Default: its name, or its folder's.
         root_path: Path where a proxy shows the server, such as /quire.

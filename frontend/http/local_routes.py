@@ -8,7 +8,7 @@ from quire.frontend.http.documentation.operation import Operation
 from quire.frontend.http.errors import OllamaErrorResponse
 from quire.frontend.http.llama_cpp.body import ApplyTemplateBody, InfillBody, LlamaCompletionBody, LlamaEmbeddingBody
 from quire.frontend.http.llama_cpp.endpoint import LlamaEmbedding, LlamaEndpoints, RenderedConversation
-from quire.frontend.http.llama_cpp.state import ServerProperties, Slot, StateEndpoints
+from quire.frontend.http.llama_cpp.state import Adapter, ServerProperties, Slot, StateEndpoints
 from quire.frontend.http.llama_cpp.writer import Completion
 from quire.frontend.http.ollama.body import (
     GenerateBody,
@@ -140,6 +140,7 @@ def llama_cpp_routes(service: ModelService) -> list[Route]:
             example={"messages": [{"role": "user", "content": "Tell me a tale."}]},
         ),
         Operation("/props", state.props, answer=ServerProperties),
+        Operation("/lora-adapters", state.adapters, answer=list[Adapter]),
         Operation("/slots", state.slots, answer=list[Slot], errors=[503]),
         Route("/slots/{id}", state.unsaved, methods=["POST"], include_in_schema=False),
     ]

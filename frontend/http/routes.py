@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from starlette.routing import Route
 
 from quire.frontend.http.anthropic.body import CountBody, MessagesBody
@@ -34,6 +36,7 @@ from quire.frontend.http.operations.endpoints import (
     Version,
 )
 from quire.frontend.http.operations.view import EngineView, page_routes, view_routes
+from quire.frontend.http.operations.vllm_state import ServerInfo, ServerLoad, VllmStateEndpoints
 from quire.frontend.http.service import ModelService
 from quire.frontend.metrics.recent import RecentRates
 
@@ -167,9 +170,9 @@ def _anthropic(service: ModelService) -> list[Route]:
 
 
 def _operator(service: ModelService) -> list[Route]:
-    endpoints = OperatorEndpoints(service)
+    endpoints, state = OperatorEndpoints(service), VllmStateEndpoints(service)
     return [
-        Operation("/v1/models", endpoints.models, answer=ModelList),
+        *(Operation(path, endpoints.models, answer=ModelList) for path in ("/v1/models", "/models")),
         Operation("/v1/models/{name:path}", endpoints.model, answer=ModelCard, errors=[404]),
         Operation(
             "/tokenize", endpoints.tokenize, body=TokenizeBody, answer=Tokens, example={"prompt": "Once upon a time"}
@@ -177,9 +180,12 @@ def _operator(service: ModelService) -> list[Route]:
         Operation(
             "/detokenize", endpoints.detokenize, body=DetokenizeBody, answer=Detokenized, example={"tokens": [1, 2, 3]}
         ),
-        Operation("/health", endpoints.health, answer=Health, errors=[503]),
+        *(Operation(path, endpoints.health, answer=Health, errors=[503]) for path in ("/health", "/v1/health")),
         Operation("/ready", endpoints.ready, answer=Health, errors=[503]),
         Operation("/ping", endpoints.ping, answer=Health, errors=[503]),
         Operation("/version", endpoints.version, answer=Version),
+        Operation("/load", state.load, answer=ServerLoad),
+        Operation("/server_info", state.server_info, answer=ServerInfo, errors=[400]),
+        Operation("/tokenizer_info", state.tokenizer_info, answer=dict[str, Any], errors=[400]),
         Operation("/metrics", endpoints.metrics, media_types=["text/plain", "application/openmetrics-text"]),
     ]

@@ -61,6 +61,11 @@ class RetryAfter:
         self._ends: deque[float] = deque(maxlen=_NUM_RECENT)
 
     @property
+    def num_open(self) -> int:
+        """The number of open requests."""
+        return self._num_open
+
+    @property
     def seconds(self) -> int:
         """Whole seconds, 1 to 60, in which the open requests finish at the present rate.
 

@@ -1,4 +1,4 @@
-"""`GET /props` and `GET /slots`: the server and its work, as clients of llama.cpp ask for them."""
+"""`GET /props`, `/slots` and `/lora-adapters`: the server and its work, as clients of llama.cpp ask for them."""
 
 from __future__ import annotations
 
@@ -35,6 +35,14 @@ class Slot(msgspec.Struct, kw_only=True):
     n_prompt_tokens: int
     n_prompt_tokens_processed: int
     next_token: NextToken
+
+
+class Adapter(msgspec.Struct):
+    """A LoRA adapter, of which this server has none."""
+
+    id: int
+    path: str
+    scale: float
 
 
 class DefaultSettings(msgspec.Struct, kw_only=True):
@@ -102,6 +110,10 @@ class StateEndpoints(Endpoints):
         entries += [None] * (info.max_num_seqs - len(entries))
         drafts = snapshot.total_draft_tokens > 0
         return json_response([_slot(i, entry, i < running, info, drafts) for i, entry in enumerate(entries)])
+
+    async def adapters(self, _request: Request) -> Response:
+        """List the LoRA adapters, of which there are none."""
+        return json_response(list[Adapter]())
 
     async def unsaved(self, request: Request) -> Response:
         """Reject a request to save, restore or erase the cache of a slot. Raises `ApiError` 400."""

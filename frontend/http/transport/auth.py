@@ -15,7 +15,7 @@ from starlette.types import Scope
 
 from quire.frontend.http.errors import ApiError
 
-OPEN_PATHS = ("/health", "/ping")  # for load balancers, which have no key
+OPEN_PATHS = ("/health", "/v1/health", "/ping")  # for load balancers, which have no key
 CONNECTION = "connection"
 """The number of a connection in the state that its requests have."""
 

@@ -19,7 +19,7 @@ LogFormat = Literal["text", "json"]
 
 _LEVELS = ("debug", "info", "warning", "error", "critical")
 _LOGGERS = ("quire", "uvicorn", "asyncio")  # with their children, such as uvicorn.error
-_QUIET = {"/health", "/metrics", "/ping", "/ready"}  # polled by programs every few seconds
+_QUIET = {"/health", "/load", "/metrics", "/ping", "/ready", "/v1/health"}  # polled by programs every few seconds
 _MAX_CHARS = 500  # of a path or an id, which clients choose
 _FIELDS = ("request_id", "method", "path", "status", "duration_ms", "bytes", "client")
 
