@@ -26,7 +26,7 @@ class ServerLoad(msgspec.Struct):
     server_load: int
 
 
-class ModelConfig(msgspec.Struct, kw_only=True):
+class ServedModelConfig(msgspec.Struct, kw_only=True):
     """The model."""
 
     model: str
@@ -53,7 +53,7 @@ class SchedulerConfig(msgspec.Struct):
 class EngineConfig(msgspec.Struct, kw_only=True):
     """The configuration of the engine."""
 
-    model_config: ModelConfig
+    model_config: ServedModelConfig
     cache_config: CacheConfig
     scheduler_config: SchedulerConfig
 
@@ -94,7 +94,7 @@ class VllmStateEndpoints(Endpoints):
     def _config(self) -> EngineConfig:
         service, info = self._service, self._service.llm.engine_info
         return EngineConfig(
-            model_config=ModelConfig(
+            model_config=ServedModelConfig(
                 model=service.llm.model,
                 served_model_name=service.public_names,
                 architecture=info.architecture,

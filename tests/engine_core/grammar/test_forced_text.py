@@ -163,7 +163,7 @@ REPEATED = {"const": "x" * 1000}
         lark('start: "b" a* c | "q"', "a[lazy]: /x{1000}/", "c: /x{1000}v/"),
         lark('start: "b" a{1,30} c | "q"', "a[lazy]: /[xy]x{1000}/", "c: /x{1000}v/"),
         lark('start: "c" A | "b"', "A: /(a{37})+b/ /(.|\\n){0,1}/ & ~/(.|\\n)*a(.|\\n)*/ /(a{31})+b/"),
-        StructuredOutputs(json={"type": "object", "properties": [], "$ref": 5}),
+        lark('start: %json {"type": "object", "properties": [], "$ref": 5}'),
         lark('start: %json {"type": "array", "minItems": 1e400}'),
         lark('start: %json {"const": 1, "x-guidance": {"item_separator": "' + "," * 5000 + '"}}'),
     ],
