@@ -40,7 +40,8 @@ LAYERS = {
     "frontend": "* < text < bad_words beam_search engine_args vllm_names < sampling < client request_params"
     " < metrics.prometheus < metrics.engine metrics.requests < metrics.reader < async_llm llm llm_engine < metrics"
     " < evaluation http < cli",
-    "frontend.text": "token_bytes tokenizer_files < fewest_tokens tokenizer_trial < tokenizer < * < chat detokenizer < offsets",
+    "frontend.text": "token_bytes tokenizer_files < fewest_tokens tokenizer_trial < tokenizer < * < chat detokenizer"
+    " < offsets",
     "frontend.client": "connection observer < * < engine streams",
     "frontend.metrics": "chrome_trace prometheus tracing < * < server",
     "frontend.http": "args errors < transport < * < openai < anthropic documentation llama_cpp ollama"
