@@ -290,7 +290,7 @@ def test_version(place: Workplace) -> None:
             ["serve", "an x", "--kv-cache-dtype", "fp8"],
             "kv_cache_dtype='fp8' is not possible; it must be one of auto, int8",
         ),
-        (["complete", "x", "--top-p", "7"], "top_p=7.0 is out of range; it must be a number above 0 and at most 1"),
+        (["complete", "x", "--top-p", "7"], "top_p=7.0 is out of range; it must be a number from 0 to 1"),
         (["serve", "--port", "99999"], "port=99999 is out of range"),
         (["serve", "--root-path", "x"], "root_path='x' must begin with /"),
         (["serve", "--ssl-keyfile", "x"], "ssl_keyfile is of no use without ssl_certfile; give both"),
@@ -451,7 +451,8 @@ def test_serve_without_a_terminal_listens_until_a_signal(place: Workplace, numbe
         assert serving[1] in shown
         process.send_signal(number)
         out, err = process.communicate(timeout=PATIENCE)
-        assert (process.returncode, out, err) == (status, "", "")
+        assert (process.returncode, out) == (status, "")
+        assert re.fullmatch(r".* sampling defaults: temperature=0.7, top_p=0.9\n", err)
     gone = place.run("complete", "Once", "--engine-address", address)
     assert (gone.returncode, gone.stderr.count("\n")) == (1, 1)
 

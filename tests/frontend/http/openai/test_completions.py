@@ -172,7 +172,8 @@ def test_vllm_fields_work(server: Server) -> None:
     long = {"max_tokens": 7, "truncate_prompt_tokens": -1}
     for path, given in (
         ("/v1/completions", {"prompt": "a fox " * 3000}),
-        ("/v1/completions", {"prompt": ["a fox " * 3000, [5] * 3000]}),
+        ("/v1/completions", {"prompt": ["a fox " * 3000, "a hen " * 3000]}),
+        ("/v1/completions", {"prompt": [[5] * 3000, [6] * 3000]}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a fox " * 3000}]}),
     ):
         usage = server.request(path, {**given, **long, "ignore_eos": True}).json()["usage"]
@@ -325,12 +326,11 @@ def test_a_stream_ends_with_done_and_nothing_after(server: Server) -> None:
     assert "usage" not in events[0]
 
 
-def test_a_chat_may_add_special_tokens(server: Server) -> None:
-    """The template already writes them, so they appear twice."""
+def test_a_chat_that_adds_special_tokens_gets_no_second_bos(server: Server) -> None:
     body = {"messages": TALE, "max_tokens": 1, "return_token_ids": True}
     plain, added = (
         server.request("/v1/chat/completions", {**body, **more}).json()["prompt_token_ids"]
         for more in ({}, {"add_special_tokens": True})
     )
     tokens = server.request("/tokenize", {"messages": TALE, "add_special_tokens": True}).json()["tokens"]
-    assert added == tokens == [plain[0], *plain]
+    assert added == tokens == plain

@@ -159,7 +159,7 @@ def test_calls_and_their_results_go_on(openai: OpenAI) -> None:
     kinds = [item.type for item in openai.responses.input_items.list(told.id, order="asc")]
     assert kinds == ["message", "function_call", "function_call_output"]
     unknown: Any = [{**result, "call_id": "x"}]
-    with pytest.raises(BadRequestError, match="no function_call before it") as caught:
+    with pytest.raises(BadRequestError, match="no call before it has this call_id") as caught:
         openai.responses.create(input=unknown, previous_response_id=called.id, **arguments)
     assert caught.value.param == "input[0].call_id"
 

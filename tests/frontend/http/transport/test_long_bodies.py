@@ -83,7 +83,7 @@ def test_long_and_short_bodies_give_the_same_prompts(client: TestClient) -> None
     options = {"max_tokens": 1, "truncate_prompt_tokens": 4, "add_special_tokens": False, "return_token_ids": True}
     [alone] = client.post("/v1/completions", json={"prompt": "fox" + TEXT, **options}).json()["choices"]
     many = client.post("/v1/completions", json={"prompt": ["fox" + TEXT] * 30, **options}).json()["choices"]
-    short = client.post("/v1/completions", json={"prompt": ["a fox", ""], **options})
+    short = client.post("/v1/completions", json={"prompt": ["a fox"] * 30 + [""], **options})
     refused = client.post("/v1/completions", json={"prompt": [TEXT] * 30 + [""], **options})
     assert {tuple(choice["prompt_token_ids"]) for choice in many} == {tuple(alone["prompt_token_ids"])}
     assert short.status_code == refused.status_code == 400

@@ -11,11 +11,26 @@ import msgspec
 import pytest
 
 from quire.frontend.http.errors import ApiError
-from quire.frontend.http.ollama.body import OllamaChatBody
 from quire.frontend.http.openai.completions import CompletionBody, prompts_of
-from quire.frontend.http.transport.bodies import decode
+from quire.frontend.http.transport.bodies import Body, decode
 from quire.frontend.http.transport.long_work import LONG_BODY, LongWork
 from quire.frontend.http.transport.value_counts import MAX_TEXTS
+
+
+class Call(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    arguments: dict[str, Any]
+
+
+class Entry(msgspec.Struct, forbid_unknown_fields=True):
+    role: str
+    content: str | None = None
+    calls: list[Call] = []
+
+
+class EntriesBody(Body, kw_only=True):
+    entries: list[Entry]
+    tools: list[dict[str, Any]] = msgspec.field(default_factory=list)
 
 
 def decoded(body: Any, kind: type[Any]) -> Any:
@@ -90,16 +105,15 @@ def test_unknown_nulls_in_many_entries_cost_no_more_conversions_than_in_one(monk
         return convert(*given, **options)
 
     monkeypatch.setattr(msgspec, "convert", counting)
-    call = {"function": {"name": "a", "arguments": {"kept": None}}}
-    messages = [
-        {"role": "user", "content": None, f"no{index}": None, "tool_calls": [{**call, f"not{index}": None}]}
+    call = {"name": "a", "arguments": {"kept": None}}
+    entries = [
+        {"role": "user", "content": None, f"no{index}": None, "calls": [{**call, f"not{index}": None}]}
         for index in range(100)
     ]
-    tool = {"type": "function", "function": {"name": "a", "parameters": {"default": None}}}
-    body = decoded({"model": "m", "messages": messages, "tools": [tool]}, OllamaChatBody)
+    body = decoded({"model": "m", "entries": entries, "tools": [{"default": None}]}, EntriesBody)
     assert len(conversions) <= 4
-    assert body.messages[99].tool_calls[0].function.arguments == {"kept": None}
-    assert body.tools[0]["function"]["parameters"] == {"default": None}
+    assert body.entries[99].calls[0].arguments == {"kept": None}
+    assert body.tools == [{"default": None}]
 
 
 def test_integers_with_a_fraction_in_many_places_cost_no_more_conversions_than_in_one(
@@ -120,9 +134,9 @@ def test_integers_with_a_fraction_in_many_places_cost_no_more_conversions_than_i
 
 
 def test_an_unknown_field_among_nulls_is_an_error_that_names_it() -> None:
-    messages = [{"role": "user", "content": "a", "no": None}, {"role": "user", "no": 1}]
-    with pytest.raises(ApiError, match=r"messages\[1\].no is not a known field"):
-        decoded({"model": "m", "messages": messages}, OllamaChatBody)
+    entries = [{"role": "user", "content": "a", "no": None}, {"role": "user", "no": 1}]
+    with pytest.raises(ApiError, match=r"entries\[1\].no is not a known field"):
+        decoded({"model": "m", "entries": entries}, EntriesBody)
 
 
 def test_more_texts_than_are_decoded_in_a_moment_are_too_many() -> None:
