@@ -41,8 +41,9 @@ class MessagesEndpoints(Endpoints):
         if body.thinking is not None:
             body.thinking.check(body.max_tokens)
         answer_id = new_id("msg", "_")
+        params = self._params(body)
         turn = dataclasses.replace(
-            self._turn(body, self._params(body)),
+            await service.llm.run_long(lambda: self._turn(body, params), body.messages),
             **service.terms(request),
             trace=TraceContext("chat", request.headers, answer_id),
         )
@@ -57,7 +58,7 @@ class MessagesEndpoints(Endpoints):
         service = self._service
         body = await service.read(request, CountBody)
         _note_ignored(request, body)
-        turn = self._turn(body, SamplingParams())
+        turn = await service.llm.run_long(lambda: self._turn(body, SamplingParams()), body.messages)
         tools = None if turn.tools is None else turn.tools.for_template()
         prompt = await service.llm.chat_prompt(turn.messages, tools=tools, **turn.template)
         return json_response(TokenCount(len(prompt.token_ids)))

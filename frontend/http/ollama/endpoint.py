@@ -75,7 +75,8 @@ class AnswerEndpoints(Endpoints):
         if not body.messages:
             return json_response(ChatAnswer(model=name, created_at=now(), done=True, done_reason=LOADED))
         note_ignored(request, ignored_keys(body.messages, MESSAGE_KEYS), "messages[].")
-        turn = self._turn(body, chat_messages(body.messages), params, request)
+        messages = await service.llm.run_long(lambda: chat_messages(body.messages or ()), body.messages)
+        turn = self._turn(body, messages, params, request)
         turn = dataclasses.replace(turn, tools=tools)
         with errors_renamed(FIELD_NAMES):
             conversation, left_out = await self._begun(turn, body.truncate is not False)

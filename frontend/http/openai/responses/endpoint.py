@@ -48,7 +48,8 @@ class ResponsesEndpoint(Endpoints):
         answer_id = new_id("resp", "_", body.request_id)
         before = await self._before(body, request)
         with errors_renamed(body.field_names):
-            conversation = await self._turn(body, request, answer_id, before).begin(service)
+            turn = await service.llm.run_long(lambda: self._turn(body, request, answer_id, before), body.input)
+            conversation = await turn.begin(service)
         writer = ResponseWriter(service, body, conversation, answer_id, self._keeper(body, request, before))
         events = writer.stream() if body.stream else None
         return await service.respond(request, writer.whole, events, writer.explain)
