@@ -13,6 +13,10 @@ from quire.protocol.messages import StructuredOutputs
 GrammarKey = tuple[str, str, bool, str | None]
 
 
+class PassingError(ValueError):
+    """No grammar could be compiled now, whatever it is; it may be possible later."""
+
+
 class Killable(Protocol):
     """A compilation that can be ended."""
 

@@ -16,9 +16,9 @@ from grammar_shapes import shaped
 from patience import PATIENCE
 
 from quire.engine_core.grammar import worker as module
-from quire.engine_core.grammar.compile_protocol import ENGINE_STACK_BYTES, worker_stack_bytes
+from quire.engine_core.grammar.compile_protocol import ENGINE_STACK_BYTES, CompileReply, worker_stack_bytes
 from quire.engine_core.grammar.compiler import GrammarCompiler
-from quire.engine_core.grammar.grammar import Compilation
+from quire.engine_core.grammar.grammar import Compilation, PassingError
 from quire.engine_core.grammar.tokenizer import GrammarTokenizer
 from quire.engine_core.grammar.worker import CompilerProcess
 from quire.protocol.messages import StructuredOutputs
@@ -180,6 +180,38 @@ def test_a_stopped_compiler_is_replaced(compiler: GrammarCompiler, monkeypatch: 
     monkeypatch.setattr(compiler._process, "stop", stop_and_be_patient)
     assert compile_in(compiler, SIMPLE) == ""
     assert processes_of(os.getpid())[0] != process
+
+
+def test_a_compiler_and_its_workers_that_are_all_stopped_are_replaced(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert compile_in(compiler, SIMPLE) == ""
+    take, processes = compiler._take, processes_of(os.getpid())
+    for process in processes:
+        os.kill(process, signal.SIGSTOP)
+    waits = iter([0.01, 0.01])
+    for name in ("_LEAST_SECONDS", "_WALL_SECONDS", "_START_SECONDS"):
+        monkeypatch.setattr(module, name, 0.01)
+
+    def take_patiently() -> module.Worker:
+        if next(waits, None) is None:
+            monkeypatch.undo()
+        return take()
+
+    monkeypatch.setattr(compiler, "_take", take_patiently)
+    assert compile_in(compiler, SIMPLE) == ""
+    assert processes_of(os.getpid())[0] not in processes
+
+
+def test_workers_that_somebody_else_kills_do_not_make_a_grammar_refused(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reply = compiler._reply
+    monkeypatch.setattr(compiler, "_reply", lambda _compilation: CompileReply(status=-signal.SIGKILL))
+    with pytest.raises(PassingError, match="send it again"):
+        compiler.compile(Compilation(SIMPLE))
+    monkeypatch.setattr(compiler, "_reply", reply)
+    assert compile_in(compiler, SIMPLE) == ""
 
 
 def test_no_process_has_more_than_one_thread_or_any_file_of_the_engine(compiler: GrammarCompiler) -> None:

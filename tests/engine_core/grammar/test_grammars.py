@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from quire.engine_core.grammar import grammars as module
 from quire.engine_core.grammar import mask_writer
-from quire.engine_core.grammar.grammar import Compilation
+from quire.engine_core.grammar.grammar import Compilation, PassingError
 from quire.engine_core.grammar.grammars import Grammars
 from quire.engine_core.grammar.matching import compile_matcher
 from quire.engine_core.grammar.tokenizer import GrammarTokenizer
@@ -48,6 +48,7 @@ class Gate:
         self.slow = ".*"
         self.is_killed = threading.Event()
         self.is_stopped = False
+        self.num_lost = 0  # compilations that fail for other reasons than their grammars'
 
     def open(self) -> None:
         self._open.set()
@@ -60,6 +61,9 @@ class Gate:
         pass
 
     def compile(self, compilation: Compilation) -> Matcher:
+        if self.num_lost:
+            self.num_lost -= 1
+            raise PassingError("send it again")
         self.begun.append(str(compilation.structured.regex))
         self.has_begun.set()
         compilation.attach(self)
@@ -681,6 +685,16 @@ def test_a_late_mask_changes_no_token(tokenizer: GrammarTokenizer, num_late: int
         answers.append([bench.engine.tokens(f"{late} {index}") for index in range(3)])
     assert answers[0] == answers[1]
     assert bench.engine.executor.num_late_constraints == 0
+
+
+def test_an_error_that_is_not_the_grammars_is_not_kept(tokenizer: GrammarTokenizer) -> None:
+    bench = Bench(tokenizer, is_open=True)
+    bench.gate.num_lost = 1
+    for name in "ab":
+        bench.add(name)
+        bench.finish()
+    assert "send it again" in (bench.engine.end("a").error or "")
+    assert bench.engine.end("b").finish_reason is FinishReason.STOP
 
 
 def test_a_grammar_that_ends_nowhere_fails_its_own_requests(tokenizer: GrammarTokenizer) -> None:
