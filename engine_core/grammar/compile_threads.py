@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from quire.engine_core.grammar.compile_protocol import ENGINE_STACK_BYTES
-from quire.engine_core.grammar.compile_turns import CompileTurns
+from quire.engine_core.grammar.compile_turns import MAX_LONG, CompileTurns
 from quire.engine_core.grammar.grammar import Compilation, Grammar, PassingError
 from quire.engine_core.request import TenantName
 from quire.kernels.runner import Matcher
 
-MAX_THREADS = 4  # each compiles one grammar at a time
+MAX_THREADS = MAX_LONG + 1  # each compiles one grammar at a time
 _MAX_ERROR = 500  # characters of a grammar's error
 _NICE = 10  # of the threads: what runs goes first
 
@@ -61,6 +61,8 @@ class CompileThreads:
         """Have a grammar compiled when it is the tenant's turn, or that of another one that has asked for it before."""
         self._compiler.start()
         with self._changed:
+            if any(outcome.grammar is grammar for outcome in self._done):
+                return
             self._turns.add(tenant, grammar)
             self._changed.notify()
             is_short = not self._num_idle and len(self._threads) < MAX_THREADS

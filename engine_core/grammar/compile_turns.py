@@ -1,9 +1,16 @@
-"""The order in which grammars are compiled: tenants take turns, and each has one compiled at a time."""
+"""The order in which grammars are compiled: tenants take turns, and each has one compiled at a time.
+
+Long grammars are compiled `MAX_LONG` at a time: a client whose connections are many tenants leaves a thread to the
+short ones of others.
+"""
 
 from __future__ import annotations
 
 from quire.engine_core.grammar.grammar import Grammar
 from quire.engine_core.request import TenantName
+
+MAX_LONG = 3
+_LONG = 8192  # characters
 
 
 class CompileTurns:
@@ -19,12 +26,14 @@ class CompileTurns:
             self._waiting.setdefault(tenant, {})[grammar] = None
 
     def take(self) -> Grammar | None:
-        """Return the next grammar, now being compiled, or None if all tenants that wait have one already."""
+        """Return the next grammar, now being compiled, or None if all that wait have to wait on."""
         busy = set(self._running.values())
-        tenant = next((tenant for tenant in self._waiting if tenant not in busy), None)
-        if tenant is None:
+        has_room = sum(map(_is_long, self._running)) < MAX_LONG
+        first = ((tenant, next(iter(grammars))) for tenant, grammars in self._waiting.items() if tenant not in busy)
+        found = next(((tenant, grammar) for tenant, grammar in first if has_room or not _is_long(grammar)), None)
+        if found is None:
             return None
-        grammar = next(iter(self._waiting[tenant]))
+        tenant, grammar = found
         self._waiting[tenant] = self._waiting.pop(tenant)
         self.remove(grammar)
         self._running[grammar] = tenant
@@ -47,3 +56,7 @@ class CompileTurns:
         """Let no grammar wait; return those that are being compiled."""
         self._waiting.clear()
         return list(self._running)
+
+
+def _is_long(grammar: Grammar) -> bool:
+    return len(grammar.key[1]) > _LONG

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.engine_core.grammar.compile_turns import CompileTurns
+from quire.engine_core.grammar.compile_turns import MAX_LONG, CompileTurns
 from quire.engine_core.grammar.grammar import Grammar, grammar_key
 from quire.protocol.messages import StructuredOutputs
 
@@ -42,6 +42,20 @@ def test_a_grammar_for_which_two_tenants_wait_is_compiled_at_the_first_turn_of_e
     assert not turns.remove(shared)
     turns.end(first)
     assert turns.take() is last
+    assert turns.take() is None
+
+
+def test_long_grammars_leave_a_thread_to_short_ones() -> None:
+    turns = CompileTurns()
+    long = [grammar(f"{index}{'a' * 10_000}") for index in range(MAX_LONG + 2)]
+    short = grammar("a")
+    for index, each in enumerate(long):
+        turns.add(f"connection {index}", each)
+    assert [turns.take() for _ in range(MAX_LONG + 1)] == [*long[:MAX_LONG], None]
+    turns.add("other", short)
+    assert turns.take() is short
+    turns.end(long[0])
+    assert turns.take() is long[MAX_LONG]
     assert turns.take() is None
 
 
