@@ -11,7 +11,7 @@ from typing import Protocol
 
 from quire.engine_core.grammar.compile_protocol import ENGINE_STACK_BYTES
 from quire.engine_core.grammar.compile_turns import MAX_LONG, CompileTurns
-from quire.engine_core.grammar.grammar import Compilation, Grammar, PassingError
+from quire.engine_core.grammar.grammar import Compilation, Grammar, TransientError
 from quire.engine_core.request import TenantName
 from quire.kernels.runner import Matcher
 
@@ -27,7 +27,7 @@ class MatcherCompiler(Protocol):
         """Begin to prepare for the first grammar; on a thread that lives as long as the engine."""
 
     def compile(self, compilation: Compilation) -> Matcher:
-        """Return the matcher. Raises ValueError for a grammar that is wrong, or takes too much, else PassingError."""
+        """Return the matcher. Raises ValueError for a wrong or too costly grammar, or TransientError."""
 
     def stop(self) -> None:
         """End what it has started."""
@@ -35,12 +35,12 @@ class MatcherCompiler(Protocol):
 
 @dataclass(frozen=True)
 class CompileOutcome:
-    """The result of a compilation: a matcher or an error, which may be one that is not the grammar's."""
+    """The result of a compilation: a matcher or an error, which is transient if it is not the grammar's."""
 
     grammar: Grammar
     matcher: Matcher | None = None
     error: str | None = None
-    is_passing: bool = False
+    is_transient: bool = False
 
 
 class CompileThreads:
@@ -129,4 +129,4 @@ class CompileThreads:
             return CompileOutcome(grammar, matcher=self._compiler.compile(grammar.compilation))
         except Exception as error:  # noqa: BLE001 - whatever it is, the request has to be answered
             words = str(error)[:_MAX_ERROR] or type(error).__name__
-            return CompileOutcome(grammar, error=words, is_passing=isinstance(error, PassingError))
+            return CompileOutcome(grammar, error=words, is_transient=isinstance(error, TransientError))

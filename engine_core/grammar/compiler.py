@@ -15,7 +15,7 @@ from contextlib import suppress
 import msgspec
 
 from quire.engine_core.grammar.compile_protocol import WORKER_BYTES, CompileJob, CompileReply, worker_stack_bytes
-from quire.engine_core.grammar.grammar import Compilation, PassingError
+from quire.engine_core.grammar.grammar import Compilation, TransientError
 from quire.engine_core.grammar.matching import build_matcher
 from quire.engine_core.grammar.tokenizer import GrammarTokenizer
 from quire.engine_core.grammar.worker import CompilerProcess, Worker, WorkerLostError
@@ -23,7 +23,7 @@ from quire.kernels.errors import ModelError
 from quire.kernels.runner import Matcher
 
 _MAX_REFUSED = 4096  # texts that are remembered since they ended a worker
-_TRIES = 3  # of a grammar whose worker is lost for another reason: it was stopped, then the process that starts them
+_TRIES = 3  # if the worker is lost, and then the process that starts workers
 _OF_ITS_OWN = {-each for each in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGPROF)}
 
 
@@ -57,7 +57,7 @@ class GrammarCompiler:
         self._process.stop()
 
     def compile(self, compilation: Compilation) -> Matcher:
-        """Return the matcher. Raises ValueError if the grammar is wrong, or takes too much, else PassingError."""
+        """Return the matcher. Raises ValueError for a wrong or too costly grammar, or TransientError."""
         vocabulary = self._tokenizer.get()
         digest = hashlib.blake2b(msgspec.msgpack.encode(compilation.structured), digest_size=16).digest()
         with self._lock:
@@ -79,7 +79,7 @@ class GrammarCompiler:
     def _try(self, compilation: Compilation) -> CompileReply:
         """Return the reply of a worker. One that is lost for other reasons than the grammar's gets a successor.
 
-        Raises PassingError if there is no reply.
+        Raises TransientError if there is no reply.
         """
         reply: CompileReply | None = None
         for _ in range(_TRIES):
@@ -91,7 +91,7 @@ class GrammarCompiler:
                     return reply
             self._close_idle()  # perhaps they have been killed as well
         if reply is None or reply.status == -signal.SIGKILL:  # which no grammar causes
-            raise PassingError("the processes that were to compile it have ended or stopped; send it again")
+            raise TransientError("the processes that were to compile it have ended or stopped; send it again")
         return reply
 
     def _reply(self, compilation: Compilation) -> CompileReply:
@@ -117,7 +117,9 @@ class GrammarCompiler:
         try:
             worker = worker or self._process.open_worker()
         except OSError as error:
-            raise PassingError(f"no process could be started to compile it: {error.strerror}; send it again") from None
+            raise TransientError(
+                f"no process could be started to compile it: {error.strerror}; send it again"
+            ) from None
         try:
             worker.start()
         except WorkerLostError:

@@ -13,8 +13,8 @@ from quire.protocol.messages import StructuredOutputs
 GrammarKey = tuple[str, str, bool, str | None]
 
 
-class PassingError(ValueError):
-    """No grammar could be compiled now, whatever it is; it may be possible later."""
+class TransientError(ValueError):
+    """An error that is not the grammar's: none can be compiled now, and later it may succeed."""
 
 
 class Killable(Protocol):

@@ -93,7 +93,7 @@ class Grammars:
         for outcome in done:
             outcome.grammar.matcher, outcome.grammar.error = outcome.matcher, outcome.error
             self._pending.discard(outcome.grammar)
-            if outcome.is_passing:
+            if outcome.is_transient:
                 self._forget(outcome.grammar)
         while len(self._kept) > MAX_GRAMMARS + len(self._pending):
             self._forget(next(grammar for grammar in self._kept.values() if grammar.is_ready))

@@ -1,4 +1,4 @@
-"""What a GGUF file says of itself, for people: the name of its type, and the number of its parameters."""
+"""The description of a GGUF file for people: the name of its quantization, and the number of its parameters."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def enforced_schema(schema: Mapping[str, Any], *, is_strict: bool = True) -> dic
 
 @dataclass
 class _Object:
-    """What all schemas that describe an object say of its properties."""
+    """The properties of an object, from all schemas that describe it."""
 
     names: dict[str, None] = field(default_factory=dict)
     required: dict[str, None] = field(default_factory=dict)

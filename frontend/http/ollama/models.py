@@ -189,7 +189,7 @@ class ModelEndpoints(Endpoints):
 
     @cached_property
     def _description(self) -> dict[str, Any]:
-        """What a GGUF file says of itself (`kernels/gguf/description.py`), nothing for other models."""
+        """The description of a GGUF file (`kernels/gguf/description.py`), empty for other models."""
         return read_json(Path(self._service.llm.model), "gguf.json")
 
     @cached_property

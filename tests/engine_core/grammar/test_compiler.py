@@ -18,7 +18,7 @@ from patience import PATIENCE
 from quire.engine_core.grammar import worker as module
 from quire.engine_core.grammar.compile_protocol import ENGINE_STACK_BYTES, CompileReply, worker_stack_bytes
 from quire.engine_core.grammar.compiler import GrammarCompiler
-from quire.engine_core.grammar.grammar import Compilation, PassingError
+from quire.engine_core.grammar.grammar import Compilation, TransientError
 from quire.engine_core.grammar.tokenizer import GrammarTokenizer
 from quire.engine_core.grammar.worker import CompilerProcess
 from quire.protocol.messages import StructuredOutputs
@@ -73,6 +73,20 @@ def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline
+
+
+def be_impatient(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, *, times: int) -> None:
+    """Shorten all limits of time until workers have been taken so many times."""
+    take, left = compiler._take, iter(range(times))
+    for name in ("_LEAST_SECONDS", "_WALL_SECONDS", "_START_SECONDS"):
+        monkeypatch.setattr(module, name, 0.01)
+
+    def take_patiently() -> module.Worker:
+        if next(left, None) is None:
+            monkeypatch.undo()
+        return take()
+
+    monkeypatch.setattr(compiler, "_take", take_patiently)
 
 
 def have_ended(processes: list[int]) -> bool:
@@ -149,19 +163,10 @@ def test_killed_processes_are_replaced(compiler: GrammarCompiler) -> None:
 
 def test_a_stopped_worker_is_replaced(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     assert compile_in(compiler, SIMPLE) == ""
-    take, (_, *workers) = compiler._take, processes_of(os.getpid())
+    [_, *workers] = processes_of(os.getpid())
     for worker in workers:
         os.kill(worker, signal.SIGSTOP)
-    waits = iter([0.01])
-    monkeypatch.setattr(module, "_LEAST_SECONDS", 0.0)
-    monkeypatch.setattr(module, "_WALL_SECONDS", 0.0)
-
-    def take_patiently() -> module.Worker:
-        if next(waits, None) is None:
-            monkeypatch.undo()
-        return take()
-
-    monkeypatch.setattr(compiler, "_take", take_patiently)
+    be_impatient(compiler, monkeypatch, times=1)
     assert compile_in(compiler, SIMPLE) == ""
 
 
@@ -186,19 +191,10 @@ def test_a_compiler_and_its_workers_that_are_all_stopped_are_replaced(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert compile_in(compiler, SIMPLE) == ""
-    take, processes = compiler._take, processes_of(os.getpid())
+    processes = processes_of(os.getpid())
     for process in processes:
         os.kill(process, signal.SIGSTOP)
-    waits = iter([0.01, 0.01])
-    for name in ("_LEAST_SECONDS", "_WALL_SECONDS", "_START_SECONDS"):
-        monkeypatch.setattr(module, name, 0.01)
-
-    def take_patiently() -> module.Worker:
-        if next(waits, None) is None:
-            monkeypatch.undo()
-        return take()
-
-    monkeypatch.setattr(compiler, "_take", take_patiently)
+    be_impatient(compiler, monkeypatch, times=2)
     assert compile_in(compiler, SIMPLE) == ""
     assert processes_of(os.getpid())[0] not in processes
 
@@ -208,7 +204,7 @@ def test_workers_that_somebody_else_kills_do_not_make_a_grammar_refused(
 ) -> None:
     reply = compiler._reply
     monkeypatch.setattr(compiler, "_reply", lambda _compilation: CompileReply(status=-signal.SIGKILL))
-    with pytest.raises(PassingError, match="send it again"):
+    with pytest.raises(TransientError, match="send it again"):
         compiler.compile(Compilation(SIMPLE))
     monkeypatch.setattr(compiler, "_reply", reply)
     assert compile_in(compiler, SIMPLE) == ""

@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from quire.engine_core.grammar import grammars as module
 from quire.engine_core.grammar import mask_writer
-from quire.engine_core.grammar.grammar import Compilation, PassingError
+from quire.engine_core.grammar.grammar import Compilation, TransientError
 from quire.engine_core.grammar.grammars import Grammars
 from quire.engine_core.grammar.matching import compile_matcher
 from quire.engine_core.grammar.tokenizer import GrammarTokenizer
@@ -63,7 +63,7 @@ class Gate:
     def compile(self, compilation: Compilation) -> Matcher:
         if self.num_lost:
             self.num_lost -= 1
-            raise PassingError("send it again")
+            raise TransientError("send it again")
         self.begun.append(str(compilation.structured.regex))
         self.has_begun.set()
         compilation.attach(self)

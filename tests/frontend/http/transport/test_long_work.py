@@ -96,15 +96,21 @@ def test_every_piece_of_decoding_runs_in_turn() -> None:
     assert len(pieces) == 4  # counting, decoding into the type, decoding, converting
 
 
-def test_unknown_nulls_in_many_entries_cost_no_more_conversions_than_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    conversions: list[object] = []
+@pytest.fixture
+def conversions(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The arguments of each conversion."""
+    calls: list[object] = []
     convert: Callable[..., Any] = msgspec.convert
 
     def counting(*given: Any, **options: Any) -> Any:
-        conversions.append(given)
+        calls.append(given)
         return convert(*given, **options)
 
     monkeypatch.setattr(msgspec, "convert", counting)
+    return calls
+
+
+def test_unknown_nulls_in_many_entries_cost_no_more_conversions_than_in_one(conversions: list[object]) -> None:
     call = {"name": "a", "arguments": {"kept": None}}
     entries = [
         {"role": "user", "content": None, f"no{index}": None, "calls": [{**call, f"not{index}": None}]}
@@ -117,16 +123,8 @@ def test_unknown_nulls_in_many_entries_cost_no_more_conversions_than_in_one(monk
 
 
 def test_integers_with_a_fraction_in_many_places_cost_no_more_conversions_than_in_one(
-    monkeypatch: pytest.MonkeyPatch,
+    conversions: list[object],
 ) -> None:
-    conversions: list[object] = []
-    convert: Callable[..., Any] = msgspec.convert
-
-    def counting(*given: Any, **options: Any) -> Any:
-        conversions.append(given)
-        return convert(*given, **options)
-
-    monkeypatch.setattr(msgspec, "convert", counting)
     prompts = [[1.0, 2, 3.0]] * 100
     body = decoded({"prompt": prompts, "seed": 1.0, "n": 2.0, "top_k": 3.0, "top_p": 1.0}, CompletionBody)
     assert len(conversions) <= 4
