@@ -71,7 +71,9 @@ def across_words() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=700, initial_alphabet=alphabet, special_tokens=["<|end|>"])
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, initial_alphabet=alphabet, special_tokens=["<|end|>"], show_progress=False
+    )
     tokenizer.train_from_iterator([SAMPLE, *small_tokenizers.TEXTS], trainer)
     return tokenizer
 

@@ -21,7 +21,9 @@ def byte_level(vocab_size: int = 400) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, special_tokens=SPECIAL)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, initial_alphabet=alphabet, special_tokens=SPECIAL, show_progress=False
+    )
     tokenizer.train_from_iterator(TEXTS, trainer)
     tokenizer.add_tokens([AddedToken("<tool>", normalized=False)])
     begin = tokenizer.token_to_id("<|begin|>")
@@ -44,7 +46,7 @@ def sentencepiece(vocab_size: int = 500) -> Tokenizer:
         ]
     )
     special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size, limit_alphabet=60, special_tokens=special)
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, limit_alphabet=60, special_tokens=special, show_progress=False)
     tokenizer.train_from_iterator([text.replace(" ", "▁") for text in TEXTS], trainer)
     state = json.loads(tokenizer.to_str())
     state["added_tokens"] = state["added_tokens"][:3]
@@ -56,7 +58,7 @@ def word_piece() -> Tokenizer:
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=False)
-    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=["[UNK]", *SPECIAL])
+    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=["[UNK]", *SPECIAL], show_progress=False)
     tokenizer.train_from_iterator(TEXTS, trainer)
     return tokenizer
 
