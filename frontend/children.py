@@ -1,13 +1,15 @@
 """Processes that this one starts, all on one thread: the kernel takes that thread for their parent.
 
 A child has the kernel tell it that its parent has died (`quire.protocol.parent_death`), and the kernel does so when the
-thread ends that has started it. Threads of users, of event loops and of a supervisor come and go.
+thread ends that has started it. Threads of users, of event loops and of a supervisor come and go. Nor does a child end
+by a signal that means nothing to it, as it inherits the thread's signal mask.
 """
 
 from __future__ import annotations
 
 import os
 import queue
+import signal
 import subprocess
 import threading
 from concurrent.futures import Future
@@ -15,6 +17,8 @@ from contextlib import suppress
 from typing import Any
 
 Child = subprocess.Popen[bytes]
+
+_MEANINGLESS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # to a child, which would end by them
 
 
 class _Starter:
@@ -45,6 +49,7 @@ class _Starter:
         self._lock, self._thread, self._orders = threading.Lock(), None, queue.SimpleQueue()
 
     def _run(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _MEANINGLESS)
         while True:
             command, options, future = self._orders.get()
             try:

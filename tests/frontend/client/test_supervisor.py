@@ -109,6 +109,17 @@ def test_an_engine_that_somebody_else_asks_to_end_gives_way_to_another(
         assert client.num_losses == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_that_asks_for_no_end_does_nothing_to_an_engine(demo_model: Path, number: signal.Signals) -> None:
+    with LLM(str(demo_model), num_pages=256) as llm:
+        expected = [output.outputs for output in llm.generate(PROMPTS, LONG)]
+        client = llm._engine.client
+        before = client.ready.engine_pid
+        hit_soon(llm, number)
+        assert [output.outputs for output in llm.generate(PROMPTS, LONG)] == expected
+        assert (client.ready.engine_pid, client.num_losses) == (before, 0)
+
+
 @pytest.mark.parametrize("is_continued", [True, False])
 def test_a_process_that_is_stopped_as_it_stands_by_does_not_stand_in_the_way(
     demo_model: Path, monkeypatch: pytest.MonkeyPatch, *, is_continued: bool
