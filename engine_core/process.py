@@ -75,14 +75,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parent = None if parsed.die_with_parent is None else parsed.die_with_parent or os.getppid()
     if parent is not None:
         end_with_parent(parent)
-    if parsed.standby == "program" and not wait_to_begin():
-        return 0
     try:
+        if parsed.standby == "program" and not wait_to_begin():
+            return 0
         return _run(parsed, parent)
     except (ModelError, AddressError, KeyFileError) as error:
         print("\n" * sys.stderr.isatty() + f"error: {error}", file=sys.stderr)  # progress may stand on the line
         status = 1
-    except KeyboardInterrupt:  # while the model loads; later SIGINT has a handler
+    except KeyboardInterrupt:  # before and while the model loads; later SIGINT has a handler
         status = 128 + signal.SIGINT
     if any(thread.name == PRELOADING_THREAD for thread in threading.enumerate()):
         _leave(status)

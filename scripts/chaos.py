@@ -240,7 +240,7 @@ class Hitter:
         """Stop the process that stands by, once there is one."""
         supervisor = self._llm._engine._supervisor  # noqa: SLF001 - nobody else knows it
         assert supervisor is not None
-        while (standby := supervisor._standby) is None:  # noqa: ASYNC110, SLF001
+        while (standby := supervisor._standby.process) is None:  # noqa: ASYNC110, SLF001
             await asyncio.sleep(0.01)
         os.kill(standby.pid, signal.SIGSTOP)
 

@@ -13,7 +13,7 @@ from fault_simulation.simulation import run, silence
 
 SEEDS_AT_ONCE = 150
 KINDS = 28  # of faults, at least
-RARE = {"supervisor killed", "standby stopped"}
+RARE = {"supervisor killed", "standby stopped", "standby killed"}
 PAGES = {
     "taken over from memory",
     "damaged in memory",

@@ -206,10 +206,14 @@ class EngineProcess:
         """Continue the process, which somebody may have stopped."""
         self._process.send_signal(signal.SIGCONT)
 
-    def exit_report(self) -> EngineDeadError:
-        """Return how the process has ended, with its stderr tail."""
+    def exit_report(self, name: str = "the engine") -> EngineDeadError:
+        """Return how the process called `name` has ended, with the error that kept it from starting, if there is one.
+
+        The details have its stderr tail.
+        """
+        error = f": {self._log.error}" if self._log.error else ""
         tail = f"; the end of its stderr:\n{self._log.stderr_tail}" if self._log.stderr_tail else ""
-        return EngineDeadError(f"the engine {self._end()}", f"it was process {self.pid}{tail}")
+        return EngineDeadError(f"{name} {self._end()}{error}", f"it was process {self.pid}{tail}")
 
     def _end(self) -> str:
         try:

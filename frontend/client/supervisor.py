@@ -17,6 +17,7 @@ from quire.frontend.client.engine_log import show
 from quire.frontend.client.launcher import KILL_SECONDS, EngineProcess, ReloadCall, closed_in_forks
 from quire.frontend.client.reload import Settings, Successor, change, refuse
 from quire.frontend.client.restarts import Restarts
+from quire.frontend.client.standby import Standby, begins
 from quire.frontend.errors import EngineDeadError, EngineStartError
 from quire.protocol.address import remove_address
 from quire.protocol.engine_options import SupervisionOptions
@@ -25,11 +26,12 @@ from quire.protocol.options import command_line
 from quire.protocol.supervision import CRASHES, note_death
 
 _LAST_STANDARD = 2
-_TICK_SECONDS = 1.0
-_STANDBY_TICKS = 2  # of a process, after which the next one is made to stand by
+_TICK_SECONDS = 1.0  # between beats, and between looks at them; less if
+_TICKS_OF_TIMEOUT = 5  # would take longer than `step_timeout`, but at least
+_LEAST_TICK_SECONDS = 0.2
 _LATE_BEATS = 2  # that tell of no step for too long
-_SILENT_TICKS = 10  # without a beat, after which a process counts as stopped, if `step_timeout` is not shorter,
-_LEAST_SILENT_TICKS = 2  # which a beat may miss by chance
+_SILENT_SECONDS = 10.0  # without a beat, after which a process counts as stopped, if `step_timeout` is not shorter,
+_LEAST_SILENT_SECONDS = 2.0  # which a beat may miss by chance
 
 
 class Supervisor:
@@ -70,14 +72,14 @@ class Supervisor:
         self._stopping = host.event()
         self._owner = os.getpid()
         self._restarts = Restarts(options.max_restarts, host.monotonic)
-        self._most_silent_ticks = _silent_ticks(options.step_timeout)
+        self._tick_seconds, self._most_silent_ticks = _ticks(options.step_timeout)
+        self._standby = Standby(lambda: self._spawn(standby="program"))
         try:
             self._process = self._spawn()
         except BaseException:  # a signal too may arrive here
             self._release()
             raise
         closed_in_forks.add(self)
-        self._standby: EngineProcess | None = None
         self._successor: Successor | None = None
         self._thread = host.thread("quire-supervisor", self._run)
 
@@ -122,8 +124,7 @@ class Supervisor:
             self._process.stop(KILL_SECONDS)  # one that was started meanwhile
         if self._successor is not None:
             self._successor.cancel()
-        if self._standby is not None:
-            self._standby.stop(KILL_SECONDS)
+        self._standby.stop()
         self._release()
 
     def close_in_child(self) -> None:
@@ -132,16 +133,10 @@ class Supervisor:
 
     def _spawn(self, settings: Settings | None = None, *, standby: str | None = None) -> EngineProcess:
         flags = [*command_line(self._settings if settings is None else settings), "--engine-address", self.address]
-        flags += ["--beat-seconds", str(_TICK_SECONDS), "--shutdown-timeout", str(self._shutdown_timeout)]
+        flags += ["--beat-seconds", str(self._tick_seconds), "--shutdown-timeout", str(self._shutdown_timeout)]
         flags += ["--kv-memory-fd", str(self._kv_memory), "--crash-journal-fd", str(self._crash_journal)]
         kept_fds = [self._kv_memory, self._crash_journal]
         return self._new_process(flags, kept_fds=kept_fds, standby=standby, on_reload=self._start_reload)
-
-    def _stand_by(self) -> None:
-        """Have the next process stand by, if it is to be had."""
-        if self._standby is None and self._options.max_restarts:
-            with contextlib.suppress(EngineStartError):
-                self._standby = self._spawn(standby="program")
 
     def _start_reload(self, call: ReloadCall) -> None:
         """Start the reload that a client of the engine asks for; on the thread that reads the engine's lines."""
@@ -168,12 +163,10 @@ class Supervisor:
     def _hand_over(self, successor: Successor) -> bool:
         """Put a successor in the place of the process that has ended; return True once it can be used."""
         self._restarts.note_begin()
-        if not _begins(successor.process) or not self._use(successor.process):
+        if not begins(successor.process, "the reload's engine") or not self._use(successor.process):
             return False
         self._settings = successor.settings
-        standby, self._standby = self._standby, None
-        if standby is not None:  # it has the settings from before
-            standby.stop(KILL_SECONDS)
+        self._standby.stop()  # it has the settings from before
         return True
 
     def _release(self) -> None:
@@ -237,7 +230,7 @@ class Supervisor:
             os.ftruncate(self._kv_memory, 0)
         restarts.note_begin()
         try:
-            process = self._next_process()
+            process = self._standby.take() or self._spawn()
         except EngineStartError as error:
             show(f"quire: {error}\n")
             return False
@@ -262,18 +255,12 @@ class Supervisor:
             self._on_ready(address)
         return True
 
-    def _next_process(self) -> EngineProcess:
-        """Return a process that begins now: the one that stands by, or a new one."""
-        process, self._standby = self._standby, None
-        return process if process is not None and _begins(process) else self._spawn()
-
     def _watch(self, process: EngineProcess) -> str:
         """Wait until a process ends, and end one that hangs; return what is to be said of that."""
-        silent_ticks, late_beats, num_beats, ticks = 0, 0, -1, 0
-        while not process.ended.wait(_TICK_SECONDS):
-            ticks += 1
-            if ticks == _STANDBY_TICKS:
-                self._stand_by()
+        silent_ticks, late_beats, num_beats = 0, 0, -1
+        while not process.ended.wait(self._tick_seconds):
+            if self._options.max_restarts:
+                self._standby.tick(self._tick_seconds)
             silent_ticks = silent_ticks + 1 if process.num_beats == num_beats else 0
             beat = process.last_beat
             is_late = beat is not None and 0 < self._options.step_timeout < beat.step_age
@@ -281,7 +268,7 @@ class Supervisor:
             num_beats = process.num_beats
             # Ticks and beats are counted, not timed: if all were suspended, the engine is not to blame.
             if silent_ticks >= self._most_silent_ticks:
-                words = f"gave no sign of life for {silent_ticks} s"
+                words = f"gave no sign of life for {silent_ticks * self._tick_seconds:.3g} s"
             elif late_beats >= _LATE_BEATS and beat is not None:
                 words = f"ended no step for {beat.step_age:.0f} s (step_timeout={self._options.step_timeout:g})"
             else:
@@ -292,21 +279,12 @@ class Supervisor:
         return ""
 
 
-def _begins(process: EngineProcess) -> bool:
-    """Have a process that stands by begin; return False if it does not, and is ended."""
-    if process.begin():
-        return True
-    if not process.ended.is_set():
-        show("quire: a process that stood by did not begin, and is ended\n")
-        process.stop(0.0)
-    return False
-
-
-def _silent_ticks(step_timeout: float) -> int:
-    """Return the ticks without a beat after which a process counts as stopped."""
-    if not step_timeout:
-        return _SILENT_TICKS
-    return min(_SILENT_TICKS, max(_LEAST_SILENT_TICKS, math.ceil(step_timeout / _TICK_SECONDS)))
+def _ticks(step_timeout: float) -> tuple[float, int]:
+    """Return the seconds of a tick, and the ticks without a beat after which a process counts as stopped."""
+    timeout = step_timeout or math.inf
+    seconds = min(_TICK_SECONDS, max(_LEAST_TICK_SECONDS, timeout / _TICKS_OF_TIMEOUT))
+    most = min(_SILENT_SECONDS, max(_LEAST_SILENT_SECONDS, timeout))
+    return seconds, math.ceil(round(most / seconds, 3))
 
 
 def _memory_file(name: str) -> int:

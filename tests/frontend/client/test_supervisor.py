@@ -18,10 +18,10 @@ from engine_watch import wait_until
 from patience import PATIENCE
 
 from quire.frontend import LLM, AsyncLLM, EngineDeadError, RequestOutput, SamplingParams
-from quire.frontend.client import launcher
+from quire.frontend.client import launcher, standby
 from quire.frontend.client import supervisor as module
 from quire.frontend.client.engine_client import Delivery
-from quire.frontend.client.launcher import Beat
+from quire.frontend.client.launcher import Beat, EngineProcess
 from quire.frontend.client.supervisor import Supervisor
 from quire.protocol.engine_options import SupervisionOptions
 from quire.protocol.messages import EngineCoreOutputs, SchedulerStats
@@ -45,9 +45,8 @@ def hit_soon(llm: LLM, number: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP])
-def test_a_batch_outlives_its_engine(demo_model: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
-    monkeypatch.setattr(module, "_TICK_SECONDS", 0.25)
-    with LLM(str(demo_model), num_pages=256) as llm:
+def test_a_batch_outlives_its_engine(demo_model: Path, number: signal.Signals) -> None:
+    with LLM(str(demo_model), num_pages=256, step_timeout=2.0) as llm:
         expected = [output.outputs for output in llm.generate(PROMPTS, LONG)]
         before = llm._engine.client.ready.engine_pid
         hit_soon(llm, number)
@@ -120,21 +119,51 @@ def test_a_signal_that_asks_for_no_end_does_nothing_to_an_engine(demo_model: Pat
         assert (client.ready.engine_pid, client.num_losses) == (before, 0)
 
 
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a process stand by soon."""
+    monkeypatch.setattr(module, "_TICK_SECONDS", 0.1)
+    monkeypatch.setattr(standby, "_FIRST_SECONDS", 0.1)
+
+
+def process_that_stands_by(llm: LLM, *, instead_of: EngineProcess | None = None) -> EngineProcess:
+    """Return the process that stands by, once there is one."""
+    supervisor = llm._engine._supervisor
+    assert supervisor is not None
+    wait_until(lambda: supervisor._standby.process not in (None, instead_of), "no process stood by")
+    assert supervisor._standby.process is not None
+    return supervisor._standby.process
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_process_that_dies_as_it_stands_by_is_replaced(
+    demo_model: Path, capfd: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    with LLM(str(demo_model), num_pages=64) as llm:
+        first = process_that_stands_by(llm)
+        os.kill(first.pid, number)
+        second = process_that_stands_by(llm, instead_of=first)
+        os.kill(llm._engine.client.ready.engine_pid, signal.SIGKILL)
+        assert llm.generate("Once", SamplingParams(max_tokens=3))[0].outputs[0].token_ids
+        assert llm._engine.client.ready.engine_pid == second.pid
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("quire: the standby engine ")]
+    assert len(lines) == 1
+    assert lines[0].endswith("; starting another one")
+    assert number is signal.SIGINT or f"was killed by {number.name}" in lines[0]  # which Python turns into an error
+
+
+@pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("is_continued", [True, False])
 def test_a_process_that_is_stopped_as_it_stands_by_does_not_stand_in_the_way(
     demo_model: Path, monkeypatch: pytest.MonkeyPatch, *, is_continued: bool
 ) -> None:
     """It is continued; if that does not help, another one is started."""
-    monkeypatch.setattr(module, "_TICK_SECONDS", 0.1)
     if not is_continued:
         monkeypatch.setattr(launcher, "_BEGIN_SECONDS", 0.2)
         monkeypatch.setattr(launcher.EngineProcess, "_go_on", lambda _process: None)
     with LLM(str(demo_model), num_pages=64) as llm:
-        supervisor = llm._engine._supervisor
-        assert supervisor is not None
-        wait_until(lambda: supervisor._standby is not None, "no process stood by")
-        assert supervisor._standby is not None
-        pids = supervisor.pid, supervisor._standby.pid
+        pids = llm._engine.client.ready.engine_pid, process_that_stands_by(llm).pid
         os.kill(pids[1], signal.SIGSTOP)
         os.kill(pids[0], signal.SIGKILL)
         assert llm.generate("Once", SamplingParams(max_tokens=3))[0].outputs[0].token_ids
@@ -174,42 +203,50 @@ def test_an_engine_that_does_nothing_as_it_loads_is_given_up(
 
 
 class HungProcess:
-    """A process that beats and makes no step, or does not beat."""
+    """A process that beats and makes no step, or does not beat; time passes at once."""
 
     def __init__(self, step_age: float, *, beats: bool) -> None:
-        self.ended = threading.Event()
+        self.ended = self
         self.last_beat = Beat(step_age, SchedulerStats(step=17))
         self._beats = beats
         self._num_beats = 0
+        self.seconds = 0.0
 
     @property
     def num_beats(self) -> int:
         self._num_beats += self._beats
         return self._num_beats
 
+    def wait(self, timeout: float) -> bool:
+        """Wait for the end; in vain."""
+        self.seconds += timeout
+        return False
+
     def abort(self) -> None:
-        self.ended.set()
+        """End it."""
 
 
 @pytest.mark.parametrize(
-    ("process", "step_timeout", "words"),
+    ("process", "step_timeout", "words", "seconds"),
     [
-        (HungProcess(61.0, beats=True), 60.0, r"ended no step for 61 s \(step_timeout=60\).*step=17"),
-        (HungProcess(0.0, beats=False), 60.0, "gave no sign of life for 10 s"),
-        (HungProcess(0.0, beats=False), 0.0, "gave no sign of life for 10 s"),
-        (HungProcess(0.0, beats=False), 2.5, "gave no sign of life for 3 s"),
-        (HungProcess(0.0, beats=False), 0.1, "gave no sign of life for 2 s"),
+        (HungProcess(61.0, beats=True), 60.0, r"ended no step for 61 s \(step_timeout=60\).*step=17", 2.0),
+        (HungProcess(61.0, beats=True), 3.0, r"ended no step for 61 s \(step_timeout=3\).*step=17", 1.2),
+        (HungProcess(0.0, beats=False), 60.0, "gave no sign of life for 10 s", 11.0),
+        (HungProcess(0.0, beats=False), 0.0, "gave no sign of life for 10 s", 11.0),
+        (HungProcess(0.0, beats=False), 3.0, "gave no sign of life for 3 s", 3.6),
+        (HungProcess(0.0, beats=False), 2.5, "gave no sign of life for 2.5 s", 3.0),
+        (HungProcess(0.0, beats=False), 0.1, "gave no sign of life for 2 s", 2.2),
     ],
 )
 def test_an_engine_that_hangs_is_ended_with_its_last_state(
-    monkeypatch: pytest.MonkeyPatch, process: HungProcess, step_timeout: float, words: str
+    monkeypatch: pytest.MonkeyPatch, process: HungProcess, step_timeout: float, words: str, seconds: float
 ) -> None:
     monkeypatch.setattr(Supervisor, "_spawn", lambda self: None)
     options = SupervisionOptions(step_timeout=step_timeout, max_restarts=0)
     supervisor = Supervisor("ipc:///nowhere", {}, options, start_timeout=1.0, shutdown_timeout=1.0)
-    monkeypatch.setattr(module, "_TICK_SECONDS", 0.001)
     with pytest.raises(AssertionError, match=words):
         raise AssertionError(supervisor._watch(process))  # type: ignore[arg-type]
+    assert process.seconds == pytest.approx(seconds)
     os.close(supervisor._kv_memory)
 
 
@@ -301,14 +338,12 @@ def test_an_engine_that_fails_in_python_leaves_its_requests_to_the_next(
     assert "RuntimeError: out of luck" in capfd.readouterr().err
 
 
-def test_a_forked_child_keeps_nothing_of_the_engine_open(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_TICK_SECONDS", 0.05)
+@pytest.mark.usefixtures("soon")
+def test_a_forked_child_keeps_nothing_of_the_engine_open(demo_model: Path) -> None:
     with LLM(str(demo_model), num_pages=256) as llm:
         supervisor = llm._engine._supervisor
         assert supervisor is not None
-        wait_until(lambda: supervisor._standby is not None, "no process stood by")
-        assert supervisor._standby is not None
-        stdin = supervisor._standby._process.stdin
+        stdin = process_that_stands_by(llm)._process.stdin
         assert stdin is not None
         fds = [supervisor._kv_memory, stdin.fileno()]
         if (child := os.fork()) == 0:

@@ -207,8 +207,8 @@ class SimulatedEngine:
     def tell(self, word: str, **fields: Any) -> None:
         self.process.soon(partial(self._take_order, word, Answer(**fields)))
 
-    def exit_report(self) -> EngineDeadError:
-        return EngineDeadError(f"the engine exited with status {self._status}", f"it was process {self.pid}")
+    def exit_report(self, name: str = "the engine") -> EngineDeadError:
+        return EngineDeadError(f"{name} exited with status {self._status}", f"it was process {self.pid}")
 
     def stop(self, seconds: float) -> None:
         if self.process.is_alive and self._loop is not None:

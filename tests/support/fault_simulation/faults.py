@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from fault_simulation.clients import SimulatedClient
     from fault_simulation.engine import SimulatedEngine
     from fault_simulation.simulation import System
+    from fault_simulation.world import Process
     from quire.engine_core.request import Request
 
 _FIRST, _LAST = 0.3, 8.0  # seconds between which faults begin
+_STANDBY_KILLED = 0.3  # of the runs, if it has begun to stand by
 _FOREVER = 1e9
 _BRIEF = {
     "engine killed",
@@ -75,6 +77,8 @@ class Faults:
         added = [name for name, (share, _) in more.items() if system.chance.random() < share]
         for name in added:
             self._plan(name, system.chance.uniform(_FIRST, _LAST), more[name][1])
+        if system.chance.random() < _STANDBY_KILLED:  # which keeps nobody from answering
+            self._plan("standby killed", system.chance.uniform(_FIRST, _LAST), self._kill_standby)
         self.are_brief = self.are_brief and not added
         self.names = names
         system.storage.is_harmed = not of_storage.keys().isdisjoint(names) or not _STALLING.isdisjoint(names)
@@ -198,12 +202,23 @@ class Faults:
 
     def _stop_standby(self) -> bool:
         """Stop the process that stands by, for good, and kill the engine, whose place it is to take."""
-        supervisor = self._system.supervisor
-        standby: Any = None if supervisor is None else supervisor._standby
-        if standby is None or standby.ended.is_set():
+        standby = self._standby()
+        if standby is None:
             return False
-        standby.process.stop()
+        standby.stop()
         return self._kill()
+
+    def _kill_standby(self) -> bool:
+        standby = self._standby()
+        if standby is None:
+            return False
+        standby.kill("by a fault")
+        return True
+
+    def _standby(self) -> Process | None:
+        supervisor = self._system.supervisor
+        standby: Any = None if supervisor is None else supervisor._standby.process
+        return None if standby is None or standby.ended.is_set() else standby.process
 
     def _kill_supervisor(self) -> bool:
         operator = self._system.operator

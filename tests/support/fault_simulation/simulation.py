@@ -30,7 +30,7 @@ from fault_simulation.storage import Storage, disk_bytes
 from fault_simulation.world import Process, Thread, World
 from quire.engine_core.kv_tiers import disk as disk_tier
 from quire.engine_core.request import Request
-from quire.frontend.client import engine_client, supervisor
+from quire.frontend.client import engine_client, standby, supervisor
 from quire.frontend.client.launcher import ReloadCall
 from quire.frontend.client.supervisor import Supervisor
 from quire.frontend.errors import EngineDeadError
@@ -45,6 +45,7 @@ _FOLLOWING = 0.4  # of the prompts begin with a whole one from before
 _MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # folders in memory
 _DISK_POLL_SECONDS = 1.0  # instead of a shorter time, which would be most of the events of a disk
 _GIVEN_UP = EngineDeadError("the engine is not started again")
+_LONGEST_UNGUARDED = 90.0  # seconds without a process that stands by
 _OPERATED = 0.3  # of the runs
 _EOS_TOKEN_IDS = [210, 220, 230, 240, 250, 260]
 
@@ -268,10 +269,20 @@ class System:
             self.engine.check()
 
     def _settle(self) -> None:
-        """Wait until the engine knows that nobody wants anything; then nothing may be held."""
+        """Wait until the engine knows that nobody wants anything; then nothing may be held, and a process stands by."""
         self.world.run(lambda: self.engine is None or self.engine.is_idle, self.world.now + 45.0)
         if self.engine is not None:
             self.engine.check_idle()
+        if self.faults.injected["standby killed"] and not self.world.run(
+            self._is_standby_replaced, self.world.now + _LONGEST_UNGUARDED
+        ):
+            self.world.fail("no other process stands by")
+
+    def _is_standby_replaced(self) -> bool:
+        if (supervisor := self.supervisor) is None or supervisor.failure is not None:
+            return True
+        standby = supervisor._standby.process
+        return standby is not None and not standby.ended.is_set()
 
 
 @cache
@@ -294,6 +305,7 @@ def silence() -> Iterator[None]:
             patch.object(engine_client, "_RETRY_SECONDS", 0.25),
             patch.object(disk_tier, "_POLL_SECONDS", _DISK_POLL_SECONDS),
             patch.object(supervisor, "show"),
+            patch.object(standby, "show"),
         ):
             yield
     finally:
