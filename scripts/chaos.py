@@ -1,11 +1,11 @@
 """Streams that outlive their engine: `.venv/bin/python scripts/chaos.py --help`.
 
 Streams of all kinds run through `AsyncLLM` and through an HTTP server while the engine is hit at random points: by
-signals (kill, segv, stop, term, int), by a kill while the process that stands by is stopped (standby), by another
-client's schema of 4,000 references in a row (bomb), by the kernel as memory is short (oom, which needs root and
-cgroups), by a step that fails once it has sampled (step). Every answer must equal that of a run which nothing disturbs,
-and every bomb must end with an error. The report has the time from each hit to the next token. Exit status 1 if an
-answer differs or is missing, or the engine does not account for all its KV pages.
+signals (kill, segv, stop, term, int), by a kill while the process that stands by is stopped (standby), by a request of
+another client that crashes each engine which works on it (bomb), by the kernel as memory is short (oom, which needs
+root and cgroups), by a step that fails once it has sampled (step). Every answer must equal that of a run which nothing
+disturbs, and every bomb must end with an error. The report has the time from each hit to the next token. Exit status 1
+if an answer differs or is missing, or the engine does not account for all its KV pages.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -59,15 +60,18 @@ SIGNALS = {
     "int": signal.SIGINT, "standby": signal.SIGKILL,
 }  # fmt: skip
 HITS = [*SIGNALS, "bomb", "oom", "step"]
-_BOMB_REFERENCES = 4000
+_BOMB = 1234  # first token of a prompt
+_BOMB_TOKENS = 40  # of the request as it crashes an engine
 _OOM_SECONDS = 5.0  # for which memory is short: an engine that needs none lives on
 _CGROUPS = {"memory": "memory.limit_in_bytes", "": "memory.max"}  # of version 1 and 2
 
-# Runs in each engine, as its `sitecustomize`: where the flag is, the next step fails when it is done.
-_FAILING_STEP = """
+# Runs in each engine, as its `sitecustomize`: where the flag is, the next step fails when it is done, and bombs go off.
+_FAILING_STEPS = """
 import sys
 if "quire.engine_core" in sys.orig_argv:
+    import os, signal
     from pathlib import Path
+    from quire.engine_core.scheduling.trials import Trials
     from quire.kernels.runner import ModelRunner
     flag, init = Path({flag!r}), ModelRunner.__init__
     def failing_init(runner, *arguments):
@@ -83,6 +87,13 @@ if "quire.engine_core" in sys.orig_argv:
             return result
         runner.step = failing_step
     ModelRunner.__init__ = failing_init
+    begin_step = Trials.begin_step
+    def begin_deadly_step(trials, batch):
+        begin_step(trials, batch)
+        for request in batch.requests:
+            if request.prompt_token_ids[0] == {bomb} and request.num_tokens >= {bomb_tokens}:
+                os.kill(os.getpid(), signal.SIGSEGV)
+    Trials.begin_step = begin_deadly_step
 """
 
 
@@ -206,7 +217,7 @@ class Hitter:
             while len(streams.arrivals) == num_arrived:  # noqa: ASYNC110 - they come on other threads too
                 await asyncio.sleep(0.001)
             delay = streams.arrivals[num_arrived] - begun
-            if kind == "bomb":  # which takes its time before it goes off, and goes off more than once
+            if kind == "bomb":  # which goes off more than once
                 delay = longest_gap(begun, streams.arrivals)
             self.delays.setdefault(kind, []).append(delay)
             print(f"  {kind}: next token after {delay:.3f} s", flush=True)
@@ -252,19 +263,10 @@ def longest_gap(begun: float, arrivals: list[float]) -> float:
 
 
 def send_bomb(url: str, number: int) -> str:
-    """Ask for an answer by a schema of references in a row, each time another one; return the error."""
-    chain: dict[str, dict[str, str | int]] = {
-        f"d{index}": {"$ref": f"#/$defs/d{index + 1}"} for index in range(_BOMB_REFERENCES)
-    }
-    chain[f"d{_BOMB_REFERENCES}"] = {"type": "string", "maxLength": 20 + number}
-    schema = {"$defs": chain, "type": "object", "properties": {"x": {"$ref": "#/$defs/d0"}}, "required": ["x"]}
-    json_schema = {"name": f"bomb{number}", "schema": schema}
-    body = {
-        "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 20,
-        "response_format": {"type": "json_schema", "json_schema": json_schema},
-    }  # fmt: skip
+    """Ask for an answer to a prompt that crashes engines, each time another one; return the error."""
+    body = {"prompt": [_BOMB, number], "max_tokens": 2 * _BOMB_TOKENS, "ignore_eos": True}
     headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)  # noqa: S310
+    request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)  # noqa: S310
     try:
         with urllib.request.urlopen(request) as reply:  # noqa: S310
             return f"no error, but {reply.read()[:200]!r}"
@@ -285,6 +287,8 @@ def differences(expected: list[object], answers: list[object]) -> int:
 async def run(args: argparse.Namespace, flag: Path) -> int:
     """Run all rounds; return the exit status."""
     options = {} if args.kv_disk is None else {"kv_disk": args.kv_disk}
+    threads = ThreadPoolExecutor(args.streams + 1)  # one for each stream over HTTP, and for bombs
+    asyncio.get_running_loop().set_default_executor(threads)
     async with (
         AsyncLLM(args.model, max_restarts=10**6, num_pages=args.num_pages, **options) as llm,
         serving(llm.engine_address) as url,
@@ -342,8 +346,9 @@ def main() -> int:
     random.seed(args.seed)
     with tempfile.TemporaryDirectory() as folder:
         flag = Path(folder, "flag")
-        Path(folder, "sitecustomize.py").write_text(_FAILING_STEP.format(flag=str(flag)))
-        os.environ["PYTHONPATH"] = folder
+        steps = _FAILING_STEPS.format(flag=str(flag), bomb=_BOMB, bomb_tokens=_BOMB_TOKENS)
+        Path(folder, "sitecustomize.py").write_text(steps)
+        os.environ["PYTHONPATH"] = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
         return uvloop.run(run(args, flag))
 
 
