@@ -417,6 +417,13 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         """Return `work()`, called on another thread if what is `given` is long, while streams continue."""
         return await self._threads.run(work, *given)
 
+    async def run_python(self, work: Callable[[], T], size: int) -> T:
+        """Return `work()`, done in Python, in turn with other such work on one thread if `size` says that it is long.
+
+        `size`: of what it goes through, in entries or characters.
+        """
+        return await self._threads.run_python(work, size)
+
     async def reload(
         self, model: str | None = None, *, drain: bool = False, drain_timeout: float = DRAIN_SECONDS, **options: Any
     ) -> None:

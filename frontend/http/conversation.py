@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
+from starlette.requests import Request
 
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.client.observer import TraceContext
@@ -18,12 +19,14 @@ from quire.frontend.http.errors import errors_renamed, grammar_errors_at
 from quire.frontend.http.generation import Outputs, check_deadline, grown, last_of
 from quire.frontend.http.service import ModelService
 from quire.frontend.http.shared_fields import RESPONSE_FORMAT, STRUCTURED_OUTPUTS, only_one
+from quire.frontend.http.transport.ignored import note_hosted, note_ignored
 from quire.frontend.http.usage import TokenTally
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.frontend.sampling import answer_room, fitted
 from quire.frontend.text.chat.assistant import AssistantMessage, AssistantParser
 from quire.frontend.text.chat.events import Event
-from quire.frontend.text.chat.tools import ToolUse
+from quire.frontend.text.chat.message_keys import ignored_keys
+from quire.frontend.text.chat.tools import ToolUse, check_tools, hosted_tools
 from quire.frontend.text.prompts import Prompt, truncate
 from quire.frontend.turns import in_turns
 from quire.protocol.messages import SamplingParams, StructuredOutputs
@@ -278,6 +281,19 @@ class AssistantAnswer:
     message: AssistantMessage
     finish_reason: str
     cuts_call: bool = False
+
+
+def tools_of_chat(
+    request: Request,
+    messages: Sequence[Any],
+    tools: Any,
+    choice: str | Mapping[str, Any] | None = None,
+    parallel: bool | None = None,
+) -> ToolUse | None:
+    """Return the tools of a chat in OpenAI's form, and note what of it is ignored. Raises `ToolError`."""
+    note_ignored(request, ignored_keys(messages), "messages[].")
+    note_hosted(request, hosted_tools(tools))
+    return check_tools(tools, choice, parallel, skip_hosted=True)
 
 
 INVALID_JSON = "INVALID_JSON"
