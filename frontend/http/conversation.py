@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
@@ -38,20 +38,19 @@ StreamEvent = TypeVar("StreamEvent")
 class Transcript:
     """Builds `messages` of Chat Completions from the pieces of other APIs.
 
-    Consecutive thoughts, texts and calls of the assistant become one message.
+    Consecutive thoughts, texts and calls of the assistant become one message. Several texts of a message are its parts,
+    which chat templates take as they do those of Chat Completions.
     """
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self._calls: set[str] = set()  # by id
 
-    def say(self, role: str, text: str, merge: bool = False) -> None:
-        """Add a text of `role`. `merge`: append it to the role's last message, as always happens for the assistant."""
-        if self._is_last(role) and (merge or role == "assistant"):
-            last = self.messages[-1]
-            last["content"] = "\n".join(filter(None, (last["content"], text)))
-        else:
-            self.messages.append({"role": role, "content": text})
+    def say(self, role: str, texts: Iterable[str], merge: bool = False) -> None:
+        """Add texts of `role`. `merge`: append them to the role's last message, as always happens for the assistant."""
+        if not (self._is_last(role) and (merge or role == "assistant")):
+            self.messages.append({"role": role, "content": ""})
+        _add_texts(self.messages[-1], texts)
 
     def think(self, text: str) -> None:
         """Add thoughts of the assistant to the message under construction."""
@@ -70,9 +69,10 @@ class Transcript:
         """Return whether the assistant made this call."""
         return call_id in self._calls
 
-    def result(self, call_id: str, text: str) -> None:
+    def result(self, call_id: str, texts: Iterable[str]) -> None:
         """Add the result of a call."""
-        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": ""})
+        _add_texts(self.messages[-1], texts)
 
     def _is_last(self, role: str) -> bool:
         return bool(self.messages) and self.messages[-1]["role"] == role
@@ -82,6 +82,22 @@ class Transcript:
         if not self._is_last("assistant"):
             self.messages.append({"role": "assistant", "content": ""})
         return self.messages[-1]
+
+
+def _add_texts(message: dict[str, Any], texts: Iterable[str]) -> None:
+    """Add texts that are not empty to the content of a message: a text, or a list of text parts if it has several."""
+    for text in filter(None, texts):
+        content = message["content"]
+        if not content:
+            message["content"] = text
+            continue
+        if isinstance(content, str):
+            content = message["content"] = [_text_part(content)]
+        content.append(_text_part(text))
+
+
+def _text_part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
 
 
 @dataclass(frozen=True, kw_only=True)

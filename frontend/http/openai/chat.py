@@ -42,9 +42,9 @@ from quire.frontend.http.transport.responses import encoded, new_id
 from quire.frontend.http.transport.sse import DONE, event
 from quire.frontend.http.usage import CompletionUsage, Thoughts, TokenTally
 from quire.frontend.outputs import RequestOutput
-from quire.frontend.text.chat.content_format import FORMAT_NAMES
 from quire.frontend.text.chat.events import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallStart
 from quire.frontend.turns import free, in_turns
+from quire.protocol.engine_options import CONTENT_FORMATS
 
 
 class PredictionPart(msgspec.Struct, forbid_unknown_fields=True):
@@ -67,7 +67,7 @@ class Prediction(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _CHAT_FIELDS = ("chat_template_content_format", "prediction", "verbosity")  # refused by other endpoints
-_FORMAT = Meta(extra_json_schema={"enum": list(FORMAT_NAMES)})
+_FORMAT = Meta(extra_json_schema={"enum": list(CONTENT_FORMATS)})
 
 
 class ChatBody(GenerationFields, kw_only=True):
@@ -214,7 +214,7 @@ class ChatEndpoint(Endpoints):
             tools=tools_of_chat(request, body.messages, body.tools, body.tool_choice, body.parallel_tool_calls),
             template={
                 "chat_template": body.chat_template,
-                "chat_template_content_format": body.chat_template_content_format or "auto",
+                "chat_template_content_format": body.chat_template_content_format,
                 "add_generation_prompt": body.add_generation_prompt is not False and not continues,
                 "continue_final_message": continues,
                 "chat_template_kwargs": kwargs,
