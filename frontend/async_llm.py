@@ -41,6 +41,7 @@ from quire.frontend.outputs import (
 from quire.frontend.pooling_tasks import task_of
 from quire.frontend.request_params import output_kind_of
 from quire.frontend.sampling import SamplingParams, answer_room, ranks
+from quire.frontend.text.chat.answer_format import AnswerFormat
 from quire.frontend.text.chat.renderer import MAX_PROCESSES
 from quire.frontend.text.chat.tool_grammar import tool_at_fault
 from quire.frontend.text.chat.tools import ToolUse, check_tools
@@ -333,11 +334,15 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         messages: Sequence[Message],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        answer_format: AnswerFormat | None = None,
         **template: Unpack[TemplateOptions],
     ) -> Prompt:
-        """Return the prompt that `chat` sends for a conversation. Raises `ValueError`."""
+        """Return the prompt that `chat` sends for a conversation. Raises `ValueError`.
+
+        `answer_format`: that of the template, where it is known already.
+        """
         return await self._chat_threads.run(
-            functools.partial(self._engine.chat_prompt, messages, tools=tools, **template)
+            functools.partial(self._engine.chat_prompt, messages, tools=tools, answer_format=answer_format, **template)
         )
 
     async def prompts(

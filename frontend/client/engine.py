@@ -242,12 +242,14 @@ class ConnectedEngine:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
         chat_template_content_format: FormatName | None = None,
+        answer_format: AnswerFormat | None = None,
         must_fit: bool = False,
     ) -> Prompt:
         """Render a conversation as a prompt with the chat template. Raises `RequestError`, or `ChatTemplateError`.
 
         The template writes special tokens itself; `add_special_tokens` adds those of the tokenizer, but no second bos.
-        `must_fit`: the prompt will not be truncated, see `encode_within`.
+        `answer_format`: that of the template, where it is known already. `must_fit`: the prompt will not be truncated,
+        see `encode_within`.
         """
         _check_variables(chat_template_kwargs or {})
         content_format = chat_template_content_format or self.args.chat_template_content_format
@@ -262,7 +264,7 @@ class ConnectedEngine:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,
-            describe_tools=self.answer_format_of(chat_template).describes_tools,
+            describe_tools=(answer_format or self.answer_format_of(chat_template)).describes_tools,
             content_format=content_format,
             **(chat_template_kwargs or {}),
         )
@@ -339,15 +341,16 @@ class ConnectedEngine:
 
         Raises `RequestError` or `ToolError`.
         """
+        answer_format = self.answer_format_of(template.get("chat_template"))
         prompt = self.chat_prompt(
             messages,
             tools=None if tools is None else tools.for_template(),
+            answer_format=answer_format,
             must_fit=truncate_prompt_tokens is None,
             **template,
         )
         if ignored := ignored_keys(messages):
             logger.warning("unknown keys of messages are ignored: %s", ", ".join(ignored))
-        answer_format = self.answer_format_of(template.get("chat_template"))
         answer = self.params(answer_format.params(params, prompt.text or "", tools))
         max_model_len = self.client.ready.max_model_len
         return truncate(prompt, truncate_prompt_tokens, max_model_len, answer_room(answer, max_model_len)), answer

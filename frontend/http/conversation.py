@@ -23,6 +23,7 @@ from quire.frontend.http.transport.ignored import note_hosted, note_ignored
 from quire.frontend.http.usage import TokenTally
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.frontend.sampling import answer_room, fitted
+from quire.frontend.text.chat.answer_format import AnswerFormat
 from quire.frontend.text.chat.assistant import AssistantMessage, AssistantParser
 from quire.frontend.text.chat.events import Event
 from quire.frontend.text.chat.message_keys import ignored_keys
@@ -124,17 +125,20 @@ class Turn:
     format_field: str = RESPONSE_FORMAT
     prediction: str = ""
 
-    async def prompt(self, service: ModelService) -> Prompt:
-        """Render the messages. Raises `ValueError`."""
+    async def prompt(self, service: ModelService, answer_format: AnswerFormat | None = None) -> Prompt:
+        """Render the messages; `answer_format`: that of the template, if it is known already. Raises `ValueError`."""
         tools = None if self.tools is None else self.tools.for_template()
-        return await service.llm.chat_prompt(self.messages, tools=tools, **self.template)
+        return await service.llm.chat_prompt(self.messages, tools=tools, answer_format=answer_format, **self.template)
 
     async def begin(self, service: ModelService) -> Conversation:
         """Return the conversation with its prompt rendered. Raises `ValueError` or `ApiError` if it is invalid."""
         service.check_count(1, self.params)
         structured = only_one(self.params.structured_outputs, self.structured_outputs, self.format_field)
-        prompt = await self.prompt(service)
-        text, answer_format = prompt.text or "", service.llm.answer_format_of(self.template.get("chat_template"))
+        template: str | None = self.template.get("chat_template")
+        detect = functools.partial(service.llm.answer_format_of, template)
+        answer_format = await service.llm.run_python(detect, len(template or ""))
+        prompt = await self.prompt(service, answer_format)
+        text = prompt.text or ""
         constraint_field = STRUCTURED_OUTPUTS if self.structured_outputs is None else self.format_field
         async with grammar_errors_at(constraint_field):
             params = msgspec.structs.replace(self.params, structured_outputs=structured)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -14,11 +15,14 @@ from patience import PATIENCE
 from starlette.testclient import TestClient
 
 from quire.frontend import AsyncLLM, turns
+from quire.frontend.client.engine import ConnectedEngine
 from quire.frontend.http.app import make_app
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.long_work import LONG_BODY
 from quire.frontend.metrics.server import ServerMetrics
+from quire.frontend.text.chat.answer_format import AnswerFormat
+from quire.frontend.text.prompts import LONG_TEXT
 from quire.frontend.text.threads import FairThreads
 from quire.frontend.turns import LoopTurns, current_work
 
@@ -147,6 +151,25 @@ def test_a_body_that_is_rejected_goes_with_its_answer(
         assert not kept
     finally:
         gc.enable()
+
+
+def test_the_format_of_a_template_is_detected_once_and_off_the_loop(
+    llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    detect = ConnectedEngine._detect_format
+
+    def noted(own: ConnectedEngine, source: str) -> AnswerFormat:
+        seen.append(threading.current_thread().name)
+        return detect(own, source)
+
+    monkeypatch.setattr(ConnectedEngine, "_detect_format", noted)
+    client = client_of(llm, trust_request_chat_template=True)
+    template = "{{ messages[0].content }}" + "{# a comment #}" * LONG_TEXT
+    body = {"messages": TALE, "max_tokens": 1, "chat_template": template}
+    assert client.post("/v1/chat/completions", json=body).status_code == 200
+    (name,) = seen
+    assert name.startswith("quire-python")
 
 
 def test_work_is_for_the_tenant_of_the_key(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
