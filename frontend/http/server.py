@@ -81,6 +81,7 @@ class Serving:
         self._listener = listener
         config = _config(service.args, make_app(service))
         self._server = HttpServer(config, lambda: on_started(self), service.args.shutdown_timeout)
+        self._warming: asyncio.Task[None] | None = None
 
     @property
     def engine_address(self) -> str:
@@ -122,10 +123,13 @@ class Serving:
         for number in handled:
             loop.add_signal_handler(number, end, number)
         watcher = asyncio.create_task(self._watch_engine())
-        await self._service.warm_up()
-        _tune_interpreter()
+        self._warming = asyncio.create_task(self._service.warm_up())
         try:
-            await self._server.serve(sockets=[self._listener])
+            await asyncio.wait({self._warming})
+            if not self._warming.cancelled():
+                self._warming.result()
+                _tune_interpreter()
+                await self._server.serve(sockets=[self._listener])
         finally:
             watcher.cancel()
             for number in handled:
@@ -136,6 +140,8 @@ class Serving:
     def _end(self) -> None:
         self._service.draining = True
         self._server.should_exit = True
+        if self._warming is not None:  # the chat template may take long
+            self._warming.cancel()
 
     async def _watch_engine(self) -> None:
         """End when the engine does, after its requests have got their errors."""
