@@ -85,6 +85,7 @@ class Gateway:
             await self._app(scope, receive, exchange.send)
         finally:
             self._record(scope, exchange)
+            del scope["exchange"]  # which refers to the scope: neither is left to the garbage collector
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Route a request. It runs inside the CORS middleware, so that web pages can read errors too."""

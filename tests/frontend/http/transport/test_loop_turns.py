@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 
 from quire.frontend import AsyncLLM, turns
 from quire.frontend.client.engine import ConnectedEngine
-from quire.frontend.http.app import make_app
+from quire.frontend.http.app import HttpExchange, make_app
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.long_work import LONG_BODY
@@ -119,8 +119,9 @@ BROKEN_CHAT = [*LONG_CHAT[:-1], {"role": "user", "content": 7, "left_over": [7]}
 
 
 def num_marked() -> int:
-    """Return how many messages there are in this process."""
-    return sum(type(each) is dict and "left_over" in each for each in gc.get_objects())
+    """Return how many messages and exchanges there are in this process."""
+    found = (each for each in gc.get_objects() if type(each) in (dict, HttpExchange))
+    return sum(type(each) is HttpExchange or "left_over" in each for each in found)
 
 
 @pytest.mark.parametrize("messages", [LONG_CHAT, BROKEN_CHAT], ids=["too long", "broken"])
