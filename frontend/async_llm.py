@@ -41,6 +41,7 @@ from quire.frontend.outputs import (
 from quire.frontend.pooling_tasks import task_of
 from quire.frontend.request_params import output_kind_of
 from quire.frontend.sampling import SamplingParams, answer_room, ranks
+from quire.frontend.text.chat.answer_format import AnswerFormat
 from quire.frontend.text.chat.renderer import MAX_PROCESSES
 from quire.frontend.text.chat.tool_grammar import tool_at_fault
 from quire.frontend.text.chat.tools import ToolUse, check_tools
@@ -333,11 +334,15 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         messages: Sequence[Message],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        answer_format: AnswerFormat | None = None,
         **template: Unpack[TemplateOptions],
     ) -> Prompt:
-        """Return the prompt that `chat` sends for a conversation. Raises `ValueError`."""
+        """Return the prompt that `chat` sends for a conversation. Raises `ValueError`.
+
+        `answer_format`: that of the template, where it is known already.
+        """
         return await self._chat_threads.run(
-            functools.partial(self._engine.chat_prompt, messages, tools=tools, **template)
+            functools.partial(self._engine.chat_prompt, messages, tools=tools, answer_format=answer_format, **template)
         )
 
     async def prompts(
@@ -416,6 +421,13 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
     async def run_long(self, work: Callable[[], T], *given: object) -> T:
         """Return `work()`, called on another thread if what is `given` is long, while streams continue."""
         return await self._threads.run(work, *given)
+
+    async def run_python(self, work: Callable[[], T], size: int) -> T:
+        """Return `work()`, done in Python, in turn with other such work on one thread if `size` says that it is long.
+
+        `size`: of what it goes through, in entries or characters.
+        """
+        return await self._threads.run_python(work, size)
 
     async def reload(
         self, model: str | None = None, *, drain: bool = False, drain_timeout: float = DRAIN_SECONDS, **options: Any

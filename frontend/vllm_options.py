@@ -165,7 +165,7 @@ _REFUSED = {
     "give the options as flags": "config",
     "the server speaks HTTP/1.1 as frontend/http/README.md describes": (
         "grpc? grpc_port enable_scale_out? enable_force_include_usage? return_tokens_as_token_ids? response_role "
-        "chat_template_content_format exclude_tools_when_tool_choice_none? tool_strict_level tool_server "
+        "exclude_tools_when_tool_choice_none? tool_strict_level tool_server "
         "enable_tokenizer_info_endpoint? disable_fastapi_docs? anthropic_disabled_thinking_effort "
         "allow_credentials? allowed_methods allowed_headers ssl_ca_certs ssl_cert_reqs ssl_ciphers "
         "enable_ssl_refresh? enable_auto_tool_choice?"
@@ -212,7 +212,6 @@ _HOLDS: dict[str, tuple[object, ...]] = {
     "logprobs_mode": ("raw_logprobs",),
     "generation_config": ("vllm",),
     "response_role": ("assistant",),
-    "chat_template_content_format": ("auto",),
     "anthropic_disabled_thinking_effort": ("auto",),
     "tool_strict_level": ("auto",),
     "allowed_methods": (["*"],),

@@ -21,6 +21,7 @@ QUANTIZATIONS = ("int8", "int4", "int4-g64", "int4-g32", "gptq", "awq", "compres
 KV_CACHE_DTYPES = ("auto", "int8")
 BLOCK_SIZES = (32, 64, 128)
 SCHEDULING_POLICIES = ("fcfs", "priority", "lpm", "sjf")
+CONTENT_FORMATS = ("auto", "string", "openai")
 TOOL_CALL_PARSERS = (
     "none", "hermes", "qwen3_coder", "llama3_json", "openai", "deepseek_v3", "deepseek_v31", "mistral", "granite",
     "phi4_mini_json", "cohere2", "glm4", "olmo3", "generic", "json_call",
@@ -245,6 +246,8 @@ class ClientOptions(SocketOptions):
 
     Chat:
         chat_template: File of the chat template (Jinja) of conversations, or its text. Default: the model's.
+        chat_template_content_format: Form in which the chat template takes the contents of messages: texts (string), or
+            lists of text parts (openai). Default: as it shows.
         tool_call_parser: Format of the model's tool calls. Default: as its chat template shows.
         reasoning_parser: Format of the model's thoughts. Default: as its chat template shows.
     """
@@ -258,5 +261,6 @@ class ClientOptions(SocketOptions):
     skip_tokenizer_init: Annotated[bool, Option()] = False
     seed: Annotated[int | None, Option("N", Range(0, MAX_INT64))] = None
     chat_template: Annotated[str | None, Option("FILE")] = None
+    chat_template_content_format: Annotated[str, Option("NAME", choices=CONTENT_FORMATS)] = "auto"
     tool_call_parser: Annotated[str | None, Option("NAME", choices=TOOL_CALL_PARSERS)] = None
     reasoning_parser: Annotated[str | None, Option("NAME", choices=REASONING_PARSERS)] = None

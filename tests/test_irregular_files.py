@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from quire.engine_core.grammar.tokenizer import GrammarTokenizer
-from quire.frontend.text.chat.template_files import template_sources
+from quire.frontend.errors import ChatTemplateError
+from quire.frontend.hub.names import check_model
+from quire.frontend.text.chat.template_files import given_template, template_sources
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.frontend.text.tokenizer_files import TokenizerError
 from quire.kernels.errors import ModelError
@@ -47,7 +50,7 @@ def test_the_engine_names_the_file(demo_model: Path, tmp_path: Path, name: str, 
 @pytest.mark.parametrize("name", FRONTEND)
 def test_the_frontend_names_the_file(demo_model: Path, tmp_path: Path, name: str, kind: str) -> None:
     folder = broken(demo_model, tmp_path, name, kind, is_link=True)
-    with pytest.raises(TokenizerError, match=rf"{name} is a pipe, folder or device"):
+    with pytest.raises(TokenizerError, match=rf"{name} is a {kind}, and the files of a model must be regular ones"):
         Tokenizer(folder)
 
 
@@ -63,3 +66,37 @@ def test_templates_grammars_and_gguf_files_too(demo_model: Path, tmp_path: Path)
         else:
             with pytest.raises(ModelError, match="it is a pipe"):
                 read_gguf([folder / name])
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(os.path.relpath(path))  # which may be 107 bytes long
+
+
+def make_device(path: Path) -> None:
+    path.symlink_to(os.devnull)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "folder", "file"])
+def test_errors_about_given_paths_say_what_is_there(tmp_path: Path, kind: str) -> None:
+    make = {**MADE, "socket": make_socket, "device": make_device, "file": Path.touch}[kind]
+    given, gguf = tmp_path / "given", tmp_path / "given.gguf"
+    make(given)
+    make(gguf)
+    if kind != "folder":
+        with pytest.raises(ValueError, match=rf"given' is a {kind}, neither a folder nor a GGUF file; give the folder"):
+            check_model(str(given))
+        with pytest.raises(TokenizerError, match=rf"given is a {kind}; a tokenizer is a folder with tokenizer.json"):
+            Tokenizer(given)
+    if kind not in ("folder", "file"):
+        with pytest.raises(ValueError, match=rf"given.gguf' is a {kind}; give the path of a GGUF file"):
+            check_model(str(gguf))
+    if kind != "file":
+        with pytest.raises(ChatTemplateError, match=rf"given' is a {kind}; give the path of a file with a Jinja"):
+            given_template(str(given))
+
+
+def test_errors_about_given_paths_say_that_nothing_is_there(tmp_path: Path) -> None:
+    for check in (check_model, given_template, Tokenizer):
+        with pytest.raises(ValueError, match=r"nothing.gguf'? does not exist; "):
+            check(str(tmp_path / "nothing.gguf"))

@@ -174,7 +174,7 @@ class EngineProcessFlags(Flags):
 class TemplateFlags(Flags):
     """Options for the prompts of conversations."""
 
-    rows = rows_of(ClientOptions, ("chat_template",))
+    rows = rows_of(ClientOptions, ("chat_template", "chat_template_content_format"))
 
 
 class HttpFlags(Flags):

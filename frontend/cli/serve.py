@@ -23,6 +23,7 @@ from quire.frontend.cli.flags import (
 from quire.frontend.cli.model import Model, open_model
 from quire.frontend.cli.output import PrintedAnswer, say, tolerate_encoding
 from quire.frontend.hub.names import is_gguf, is_hub_name
+from quire.frontend.path_kind import what_is
 
 if TYPE_CHECKING:
     from quire.frontend.evaluation.workload.recorder import TraceRecorder
@@ -86,7 +87,7 @@ def _is_model(argument: str) -> bool:
             f"continue a text of one word, give --prompt {argument}"
         )
     if is_gguf(argument):
-        raise typer.BadParameter(f"there is no file {argument}; give the path of a GGUF file")
+        raise typer.BadParameter(f"{argument} {what_is(argument)}; give the path of a GGUF file")
     if not is_hub_name(argument):
         raise typer.BadParameter(
             f"there is no folder {argument}, and no model of the Hugging Face hub has such a name; give the folder of "

@@ -29,7 +29,7 @@ from quire.frontend.sampling import SamplingParams, SeedSource, answer_room, che
 from quire.frontend.text.chat import harmony
 from quire.frontend.text.chat.answer_format import AnswerFormat
 from quire.frontend.text.chat.assistant import AssistantMessage, parse_answer
-from quire.frontend.text.chat.content_format import FORMAT_NAMES, FormatName
+from quire.frontend.text.chat.content_format import FormatName
 from quire.frontend.text.chat.message_keys import ignored_keys
 from quire.frontend.text.chat.renderer import TemplateRenderer
 from quire.frontend.text.chat.template_files import TemplateSource, find_template, given_template, template_sources
@@ -47,6 +47,7 @@ from quire.frontend.text.prompts import (
 from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
 from quire.frontend.text.tokenizer_trial import check_tokenizer
 from quire.protocol.address import default_address
+from quire.protocol.engine_options import CONTENT_FORMATS
 from quire.protocol.messages import ClientMessage, Role
 from quire.protocol.pooling_info import PoolingInfo
 
@@ -66,8 +67,8 @@ class TemplateOptions(TypedDict, total=False):
     `chat_template`: replaces the model's. `add_generation_prompt`: begin the answer, the default.
     `continue_final_message`: continue the last message instead. `chat_template_kwargs`: further variables of the
     template. `add_special_tokens`: add the tokenizer's, beyond those that the template writes; there is one bos.
-    `chat_template_content_format`: "string" or "openai" for the contents of messages as texts or as lists of parts, by
-    default "auto", what the template takes.
+    `chat_template_content_format`: "string" or "openai" for the contents of messages as texts or as lists of parts,
+    "auto" for what the template takes; None, the default, for the option of the same name.
     """
 
     chat_template: str | None
@@ -75,7 +76,7 @@ class TemplateOptions(TypedDict, total=False):
     continue_final_message: bool
     chat_template_kwargs: Mapping[str, Any] | None
     add_special_tokens: bool
-    chat_template_content_format: FormatName
+    chat_template_content_format: FormatName | None
 
 
 class ConnectedEngine:
@@ -240,19 +241,21 @@ class ConnectedEngine:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
-        chat_template_content_format: FormatName = "auto",
+        chat_template_content_format: FormatName | None = None,
+        answer_format: AnswerFormat | None = None,
         must_fit: bool = False,
     ) -> Prompt:
         """Render a conversation as a prompt with the chat template. Raises `RequestError`, or `ChatTemplateError`.
 
         The template writes special tokens itself; `add_special_tokens` adds those of the tokenizer, but no second bos.
-        `must_fit`: the prompt will not be truncated, see `encode_within`.
+        `answer_format`: that of the template, where it is known already. `must_fit`: the prompt will not be truncated,
+        see `encode_within`.
         """
         _check_variables(chat_template_kwargs or {})
-        if chat_template_content_format not in FORMAT_NAMES:
+        content_format = chat_template_content_format or self.args.chat_template_content_format
+        if content_format not in CONTENT_FORMATS:
             raise RequestError(
-                f"chat_template_content_format={chat_template_content_format!r} is not known; it can be "
-                f"{', '.join(FORMAT_NAMES)}"
+                f"chat_template_content_format={content_format!r} is not known; it can be {', '.join(CONTENT_FORMATS)}"
             )
         tokenizer = self.require_tokenizer()
         text = self._renderer.render(
@@ -261,8 +264,8 @@ class ConnectedEngine:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,
-            describe_tools=self.answer_format_of(chat_template).describes_tools,
-            content_format=chat_template_content_format,
+            describe_tools=(answer_format or self.answer_format_of(chat_template)).describes_tools,
+            content_format=content_format,
             **(chat_template_kwargs or {}),
         )
         token_ids = self.encode(text, add_special_tokens=add_special_tokens, must_fit=must_fit)
@@ -338,15 +341,16 @@ class ConnectedEngine:
 
         Raises `RequestError` or `ToolError`.
         """
+        answer_format = self.answer_format_of(template.get("chat_template"))
         prompt = self.chat_prompt(
             messages,
             tools=None if tools is None else tools.for_template(),
+            answer_format=answer_format,
             must_fit=truncate_prompt_tokens is None,
             **template,
         )
         if ignored := ignored_keys(messages):
             logger.warning("unknown keys of messages are ignored: %s", ", ".join(ignored))
-        answer_format = self.answer_format_of(template.get("chat_template"))
         answer = self.params(answer_format.params(params, prompt.text or "", tools))
         max_model_len = self.client.ready.max_model_len
         return truncate(prompt, truncate_prompt_tokens, max_model_len, answer_room(answer, max_model_len)), answer

@@ -85,6 +85,7 @@ class Gateway:
             await self._app(scope, receive, exchange.send)
         finally:
             self._record(scope, exchange)
+            del scope["exchange"]  # which refers to the scope: neither is left to the garbage collector
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Route a request. It runs inside the CORS middleware, so that web pages can read errors too."""
@@ -95,10 +96,16 @@ class Gateway:
         except asyncio.CancelledError:  # the server is ending
             await exchange.refuse(cut_off(), scope, receive, send)
         except Exception as error:  # noqa: BLE001 - every failure gets a response
-            api_error = self._http_error(error, scope) or self._service.api_error(error)
-            if api_error.code == CONTEXT_LENGTH_EXCEEDED and api_error.param is None:
-                api_error.param = _PROMPT_FIELDS.get(self._paths.get(scope.get("endpoint"), ""), "prompt")
-            await exchange.refuse(api_error, scope, receive, send)
+            # No variable keeps the answer, which may be the error itself: its traceback refers to this frame, and by
+            # others to the body, which would stay until the garbage collector finds it.
+            await exchange.refuse(self._answer_to(error, scope), scope, receive, send)
+
+    def _answer_to(self, error: Exception, scope: Scope) -> ApiError:
+        """Return the answer to a request that has failed."""
+        api_error = self._http_error(error, scope) or self._service.api_error(error)
+        if api_error.code == CONTEXT_LENGTH_EXCEEDED and api_error.param is None:
+            api_error.param = _PROMPT_FIELDS.get(self._paths.get(scope.get("endpoint"), ""), "prompt")
+        return api_error
 
     def _record(self, scope: Scope, exchange: HttpExchange) -> None:
         """Report the outcome to the access log and the metrics, which label routes and never client-chosen paths."""

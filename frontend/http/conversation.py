@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
+from starlette.requests import Request
 
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.client.observer import TraceContext
@@ -18,12 +19,15 @@ from quire.frontend.http.errors import errors_renamed, grammar_errors_at
 from quire.frontend.http.generation import Outputs, check_deadline, grown, last_of
 from quire.frontend.http.service import ModelService
 from quire.frontend.http.shared_fields import RESPONSE_FORMAT, STRUCTURED_OUTPUTS, only_one
+from quire.frontend.http.transport.ignored import note_hosted, note_ignored
 from quire.frontend.http.usage import TokenTally
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.frontend.sampling import answer_room, fitted
+from quire.frontend.text.chat.answer_format import AnswerFormat
 from quire.frontend.text.chat.assistant import AssistantMessage, AssistantParser
 from quire.frontend.text.chat.events import Event
-from quire.frontend.text.chat.tools import ToolUse
+from quire.frontend.text.chat.message_keys import ignored_keys
+from quire.frontend.text.chat.tools import ToolUse, check_tools, hosted_tools
 from quire.frontend.text.prompts import Prompt, truncate
 from quire.frontend.turns import in_turns
 from quire.protocol.messages import SamplingParams, StructuredOutputs
@@ -35,20 +39,19 @@ StreamEvent = TypeVar("StreamEvent")
 class Transcript:
     """Builds `messages` of Chat Completions from the pieces of other APIs.
 
-    Consecutive thoughts, texts and calls of the assistant become one message.
+    Consecutive thoughts, texts and calls of the assistant become one message. Several texts of a message are its parts,
+    which chat templates take as they do those of Chat Completions.
     """
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self._calls: set[str] = set()  # by id
 
-    def say(self, role: str, text: str, merge: bool = False) -> None:
-        """Add a text of `role`. `merge`: append it to the role's last message, as always happens for the assistant."""
-        if self._is_last(role) and (merge or role == "assistant"):
-            last = self.messages[-1]
-            last["content"] = "\n".join(filter(None, (last["content"], text)))
-        else:
-            self.messages.append({"role": role, "content": text})
+    def say(self, role: str, texts: Iterable[str], merge: bool = False) -> None:
+        """Add texts of `role`. `merge`: append them to the role's last message, as always happens for the assistant."""
+        if not (self._is_last(role) and (merge or role == "assistant")):
+            self.messages.append({"role": role, "content": ""})
+        _add_texts(self.messages[-1], texts)
 
     def think(self, text: str) -> None:
         """Add thoughts of the assistant to the message under construction."""
@@ -67,9 +70,10 @@ class Transcript:
         """Return whether the assistant made this call."""
         return call_id in self._calls
 
-    def result(self, call_id: str, text: str) -> None:
+    def result(self, call_id: str, texts: Iterable[str]) -> None:
         """Add the result of a call."""
-        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": ""})
+        _add_texts(self.messages[-1], texts)
 
     def _is_last(self, role: str) -> bool:
         return bool(self.messages) and self.messages[-1]["role"] == role
@@ -79,6 +83,22 @@ class Transcript:
         if not self._is_last("assistant"):
             self.messages.append({"role": "assistant", "content": ""})
         return self.messages[-1]
+
+
+def _add_texts(message: dict[str, Any], texts: Iterable[str]) -> None:
+    """Add texts that are not empty to the content of a message: a text, or a list of text parts if it has several."""
+    for text in filter(None, texts):
+        content = message["content"]
+        if not content:
+            message["content"] = text
+            continue
+        if isinstance(content, str):
+            content = message["content"] = [_text_part(content)]
+        content.append(_text_part(text))
+
+
+def _text_part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,17 +125,20 @@ class Turn:
     format_field: str = RESPONSE_FORMAT
     prediction: str = ""
 
-    async def prompt(self, service: ModelService) -> Prompt:
-        """Render the messages. Raises `ValueError`."""
+    async def prompt(self, service: ModelService, answer_format: AnswerFormat | None = None) -> Prompt:
+        """Render the messages; `answer_format`: that of the template, if it is known already. Raises `ValueError`."""
         tools = None if self.tools is None else self.tools.for_template()
-        return await service.llm.chat_prompt(self.messages, tools=tools, **self.template)
+        return await service.llm.chat_prompt(self.messages, tools=tools, answer_format=answer_format, **self.template)
 
     async def begin(self, service: ModelService) -> Conversation:
         """Return the conversation with its prompt rendered. Raises `ValueError` or `ApiError` if it is invalid."""
         service.check_count(1, self.params)
         structured = only_one(self.params.structured_outputs, self.structured_outputs, self.format_field)
-        prompt = await self.prompt(service)
-        text, answer_format = prompt.text or "", service.llm.answer_format_of(self.template.get("chat_template"))
+        template: str | None = self.template.get("chat_template")
+        detect = functools.partial(service.llm.answer_format_of, template)
+        answer_format = await service.llm.run_python(detect, len(template or ""))
+        prompt = await self.prompt(service, answer_format)
+        text = prompt.text or ""
         constraint_field = STRUCTURED_OUTPUTS if self.structured_outputs is None else self.format_field
         async with grammar_errors_at(constraint_field):
             params = msgspec.structs.replace(self.params, structured_outputs=structured)
@@ -278,6 +301,19 @@ class AssistantAnswer:
     message: AssistantMessage
     finish_reason: str
     cuts_call: bool = False
+
+
+def tools_of_chat(
+    request: Request,
+    messages: Sequence[Any],
+    tools: Any,
+    choice: str | Mapping[str, Any] | None = None,
+    parallel: bool | None = None,
+) -> ToolUse | None:
+    """Return the tools of a chat in OpenAI's form, and note what of it is ignored. Raises `ToolError`."""
+    note_ignored(request, ignored_keys(messages), "messages[].")
+    note_hosted(request, hosted_tools(tools))
+    return check_tools(tools, choice, parallel, skip_hosted=True)
 
 
 INVALID_JSON = "INVALID_JSON"

@@ -98,10 +98,12 @@ class RetryAfter:
 
 
 B = TypeVar("B", bound=Body)
+R = TypeVar("R")
 
 logger = logging.getLogger(__name__)
 
 TIMEOUT_HEADER = "x-request-timeout"
+_BODY_BYTES = "body_bytes"  # of a request, in its scope
 
 
 class Terms(TypedDict):
@@ -207,8 +209,13 @@ class ModelService:
                 grow(num_bytes)
 
             body = await read_body(request, self.args, reserve, kind.is_lenient)
+        request.scope[_BODY_BYTES] = len(body)
         party = f"{self.caller(request).key} {address}"
         return await decode(body, kind, self.long_work.runner(party, len(body)))
+
+    async def convert(self, request: Request, work: Callable[[], R]) -> R:
+        """Return `work()`, which goes through the body of a request: where tenants take turns, if the body is long."""
+        return await self.llm.run_python(work, request.scope[_BODY_BYTES])
 
     async def respond(
         self,

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from quire.frontend.hub.gguf_files import SUFFIX, tag_of
+from quire.frontend.path_kind import what_is
 
 _HUB_NAME = re.compile(r"(\w[\w.-]*/)?\w[\w.-]{0,95}(?<![.-])", re.ASCII)
 _TAG = re.compile(r"\w[\w.-]{0,127}", re.ASCII)
@@ -52,10 +53,10 @@ def check_model(model: str, revision: str | None = None) -> None:
                 f"revision={revision!r} applies to a model given by its name, and {model} is a {kind}; leave it out"
             )
     elif is_gguf(model):
-        raise ValueError(f"model={model!r} does not exist; give the path of a GGUF file")
+        raise ValueError(f"model={model!r} {what_is(path)}; give the path of a GGUF file")
     elif path.exists() or not is_hub_name(model):
         what = (
-            "is a file, neither a folder nor a GGUF file"
+            f"{what_is(path)}, neither a folder nor a GGUF file"
             if path.exists()
             else "is not a folder, nor a name at the Hugging Face hub"
         )

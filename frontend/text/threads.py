@@ -37,7 +37,10 @@ class FairThreads:
         with self._lock:
             self._waiting.put(job.tenant, job)
         self._threads.submit(self._work)
-        result: T = await asyncio.wrap_future(job.future)
+        try:
+            result: T = await asyncio.wrap_future(job.future)
+        finally:
+            del job  # which an error's traceback would refer to by this frame, for the garbage collector to find
         return result
 
     def close(self) -> None:
@@ -90,12 +93,14 @@ class TextThreads:
     """Runs work on short input at once, and on long input on threads.
 
     Tokenizing takes up to 200 bytes of memory for each byte of a text, so there is one thread for very long input,
-    and three for the rest, which do not wait for it. They end when this object is collected.
+    and three for the rest, which do not wait for it. Work in Python has one thread: several would only take the
+    interpreter from one another, and most of it from the event loop. They end when this object is collected.
     """
 
     def __init__(self) -> None:
         self._long = FairThreads(3, "quire-text")
         self._very_long = FairThreads(1, "quire-long-text")
+        self._python = FairThreads(1, "quire-python")
 
     async def run(self, work: Callable[[], T], *given: Any) -> T:
         """Return `work()`, whose cost grows with the size of what is `given`."""
@@ -103,6 +108,10 @@ class TextThreads:
         if size <= LONG_TEXT:
             return work()
         return await (self._long if size < _VERY_LONG else self._very_long).run(work)
+
+    async def run_python(self, work: Callable[[], T], size: int) -> T:
+        """Return `work()`, which is done in Python; its cost grows with `size`, in entries or characters."""
+        return work() if size <= LONG_TEXT else await self._python.run(work)
 
 
 def size_of(given: Any, most: int) -> int:

@@ -13,6 +13,8 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, p
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders as backend_decoders
 
+from quire.frontend.path_kind import what_is
+
 GPT2_CLASSES = {"", "GPT2Tokenizer", "GPT2TokenizerFast"}
 QWEN2_CLASSES = {"Qwen2Tokenizer", "Qwen2TokenizerFast"}
 LLAMA_CLASSES = {"LlamaTokenizer", "LlamaTokenizerFast", "CodeLlamaTokenizer", "CodeLlamaTokenizerFast"}
@@ -62,7 +64,7 @@ def has_file(path: Path) -> bool:
     ever when it is opened.
     """
     if path.exists() and not path.is_file():
-        raise TokenizerError(f"{path} is a pipe, folder or device, and the files of a model must be regular ones")
+        raise TokenizerError(f"{path} {what_is(path)}, and the files of a model must be regular ones")
     return path.exists()
 
 
@@ -116,8 +118,7 @@ def special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
 def load_backend(folder: Path, config: dict[str, Any]) -> Backend:
     """Load the tokenizer of `folder`, without truncation and padding; `config` is its tokenizer_config.json."""
     if not folder.is_dir():
-        what = "is a file" if folder.exists() else "does not exist"
-        raise TokenizerError(f"model folder {folder} {what}; give a folder with config.json, weights and {NEEDED}")
+        raise TokenizerError(f"{folder} {what_is(folder)}; a tokenizer is a folder with {NEEDED}")
     fields = typed(folder, "tokenizer_config.json", config, _TokenizerConfig)
     if has_file(folder / "tokenizer.json"):
         backend = _load_fast(folder / "tokenizer.json")

@@ -18,6 +18,9 @@ from urllib.parse import urlsplit
 
 from bench.running_server import serving
 
+from quire.frontend.http.transport.bodies import MAX_ITEMS
+
+_UNKNOWN_KEYS = 4  # of each message: a body may have so many fields of objects
 _HOST = b" HTTP/1.1\r\nHost: localhost\r\n"
 _POST = b"POST /v1/completions" + _HOST + b"Content-Type: application/json\r\n"
 
@@ -40,13 +43,38 @@ def _in_tiny_chunks(size: int) -> bytes:
 
 
 def _completion(prompt: Callable[[], object]) -> bytes:
-    body = _body(prompt())
-    return _POST + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    return _post("/v1/completions", _body(prompt()))
+
+
+def _long_chat(path: str, field: str, value: object) -> bytes:
+    """Return a request with as many messages as one may have, each with keys of its own that are not known."""
+    messages = [
+        {"role": "user", "content": "hi", **{f"x{number}_{key}": value for key in range(_UNKNOWN_KEYS)}}
+        for number in range(MAX_ITEMS)
+    ]
+    limits = {"max_tokens": 1} if path == "/v1/messages" else {}
+    return _post(path, json.dumps({field: messages, **limits}).encode())
+
+
+def _field(api: str) -> str:
+    return "input" if api == "responses" else "messages"
+
+
+def _post(path: str, body: bytes) -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def _body(prompt: object) -> bytes:
     return json.dumps({"prompt": prompt, "max_tokens": 1}).encode()
 
+
+_CHATS = {
+    "messages": "/v1/messages",
+    "responses": "/v1/responses",
+    "chats": "/v1/chat/completions",
+    "ollama": "/api/chat",
+}
 
 _PING = partial(_repeated, b"GET /ping" + _HOST, 5000)
 _UNKNOWN = partial(_repeated, b"GET /nothing" + _HOST, 5000)
@@ -58,6 +86,7 @@ _PREFLIGHT = partial(
 _CHUNKS = partial(_in_tiny_chunks, 1 << 20)
 _HEADERS = partial(_repeated, b"GET /ping" + _HOST + b"a:\r\n" * 12_000, 10)
 _TOKEN_IDS = partial(_completion, lambda: [5] * 500_000)
+_EMBEDDINGS = partial(_post, "/v1/embeddings", json.dumps({"input": ["Once upon a time"] * 1000}).encode())
 _TEXT = partial(_completion, lambda: "hello " * 1_200_000)
 
 HTTP_FLOODS = {
@@ -71,6 +100,12 @@ HTTP_FLOODS = {
     "token ids": HttpFlood(_TOKEN_IDS, 1),
     "token ids x16": HttpFlood(_TOKEN_IDS, 16),
     "texts x4": HttpFlood(_TEXT, 4),
+    "texts to embed x8": HttpFlood(_EMBEDDINGS, 8),
+    **{
+        f"{name} with {kind} keys x8": HttpFlood(partial(_long_chat, path, _field(name), value), 8)
+        for name, path in _CHATS.items()
+        for kind, value in (("null", None), ("unknown", 1))
+    },
 }
 
 

@@ -265,7 +265,7 @@ def test_version(place: Workplace) -> None:
         (["complete", "x", "--max-tokens", "0"], "--max-tokens"),
         (["keys"], "Missing argument"),
         (["trace", "x"], "Missing option '--out'"),
-        (["serve", "tales.gguf"], "there is no file tales.gguf; give the path of a GGUF file"),
+        (["serve", "tales.gguf"], "tales.gguf does not exist; give the path of a GGUF file"),
         (["serve", "an x", "--record", "r.jsonl"], "--record applies to the server; omit it, or the text"),
         (["serve", "--port", "0", "--record-text"], "give --record FILE as well"),
         (["trace", "--out", "/nowhere/t.json"], "give prompts, or --engine-address of a running engine"),
@@ -737,7 +737,7 @@ def test_a_model_without_a_chat_template(place: Workplace, tmp_path: Path) -> No
         assert (done.returncode, done.stdout, done.stderr) == (0, chat.stdout, ""), arguments
     absent = place.run("chat", "--chat-template", "absent.jinja", stdin="fox\n")
     assert absent.returncode == 1
-    assert "chat_template='absent.jinja' is no file; give the path of a Jinja template, or its text" in absent.stderr
+    assert "chat_template='absent.jinja' does not exist; give the path of a file with a Jinja template" in absent.stderr
 
 
 def demo_copy(folder: Path, **files: Any) -> Path:

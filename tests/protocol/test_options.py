@@ -7,7 +7,7 @@ import inspect
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import pytest
 from hypothesis import given
@@ -25,6 +25,7 @@ from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.openai.fields import RANGES, GenerationFields
 from quire.frontend.sampling import validate
 from quire.frontend.text.chat.answer_format import REASONING_PARSER_NAMES, TOOL_PARSER_NAMES
+from quire.frontend.text.chat.content_format import FormatName
 from quire.frontend.vllm_options import ENGINE_OPTIONS
 from quire.kernels import options as kernel_options
 from quire.kernels.weights import quantization
@@ -142,6 +143,7 @@ def test_lists_are_those_of_their_owners() -> None:
     for name in ("dtype", "kv_cache_dtype", "block_size"):
         assert ENGINE[name].choices == getattr(kernel_options, f"{name.upper()}S")
     assert {*options_of(ClientOptions)["tool_call_parser"].choices} == {"none", *TOOL_PARSER_NAMES}
+    assert options_of(ClientOptions)["chat_template_content_format"].choices == get_args(FormatName)
     assert {*options_of(ClientOptions)["reasoning_parser"].choices} == {"none", *REASONING_PARSER_NAMES}
     for name, most in kernel_options.MOST.items():
         allowed = ENGINE[name].range

@@ -211,7 +211,7 @@ def chat_messages(messages: Sequence[Mapping[str, Any]], system: Blocks | None) 
     """Return `messages` and `system` as messages of Chat Completions. Raises `ApiError` 400."""
     transcript = Transcript()
     if system:
-        transcript.say("system", _text(system, "system"))
+        transcript.say("system", _texts(system, "system"))
     if not messages:
         raise bad_request('messages is empty; give at least {"role": "user", "content": ...}', "messages")
     for index, given in enumerate(messages):
@@ -221,7 +221,7 @@ def chat_messages(messages: Sequence[Mapping[str, Any]], system: Blocks | None) 
         if isinstance(blocks, str):
             blocks = [{"type": "text", "text": blocks}]
         elif not blocks and message.role == "assistant" and index == len(messages) - 1:
-            transcript.say("assistant", "")
+            transcript.say("assistant", ())
         elif not blocks:
             raise bad_request(f"{where}.content is empty; give a text or content blocks", f"{where}.content")
         for position, block in enumerate(blocks):
@@ -232,7 +232,7 @@ def chat_messages(messages: Sequence[Mapping[str, Any]], system: Blocks | None) 
 def _read(block: Mapping[str, Any], role: str, where: str, transcript: Transcript) -> None:
     kind = block.get("type")
     if kind == "text":
-        transcript.say(role, convert(block, _TextBlock, where).text, merge=True)
+        transcript.say(role, [convert(block, _TextBlock, where).text], merge=True)
         return
     readers = _READERS.get(role, {})
     if not isinstance(kind, str) or kind not in readers:
@@ -264,15 +264,15 @@ def _tool_result(block: Mapping[str, Any], where: str, transcript: Transcript) -
             "give the assistant's message as well",
             f"{where}.tool_use_id",
         )
-    text = _text(result.content or "", f"{where}.content")
+    first, *others = _texts(result.content or "", f"{where}.content") or [""]
     # Chat templates have no field for errors.
-    transcript.result(result.tool_use_id, f"Error: {text}" if result.is_error else text)
+    transcript.result(result.tool_use_id, [f"Error: {first}" if result.is_error else first, *others])
 
 
-def _text(content: Blocks, where: str) -> str:
+def _texts(content: Blocks, where: str) -> list[str]:
     if isinstance(content, str):
-        return content
-    return "\n".join(_text_block(block, f"{where}[{index}]") for index, block in enumerate(content))
+        return [content]
+    return [_text_block(block, f"{where}[{index}]") for index, block in enumerate(content)]
 
 
 def _text_block(block: Mapping[str, Any], where: str) -> str:

@@ -37,13 +37,12 @@ class MessagesEndpoints(Endpoints):
         """Answer a conversation with a `Message`, or with a stream of events."""
         service = self._service
         body = await service.read(request, MessagesBody)
-        _note_ignored(request, body)
         if body.thinking is not None:
             body.thinking.check(body.max_tokens)
         answer_id = new_id("msg", "_")
         params = self._params(body)
         turn = dataclasses.replace(
-            await service.llm.run_long(lambda: self._turn(body, params), body.messages),
+            await service.convert(request, lambda: self._turn(request, body, params)),
             **service.terms(request),
             trace=TraceContext("chat", request.headers, answer_id),
         )
@@ -57,13 +56,14 @@ class MessagesEndpoints(Endpoints):
         """Count the tokens of a prompt, which may exceed the context."""
         service = self._service
         body = await service.read(request, CountBody)
-        _note_ignored(request, body)
-        turn = await service.llm.run_long(lambda: self._turn(body, SamplingParams()), body.messages)
+        turn = await service.convert(request, lambda: self._turn(request, body, SamplingParams()))
         tools = None if turn.tools is None else turn.tools.for_template()
         prompt = await service.llm.chat_prompt(turn.messages, tools=tools, **turn.template)
         return json_response(TokenCount(len(prompt.token_ids)))
 
-    def _turn(self, body: PromptFields, params: SamplingParams) -> Turn:
+    def _turn(self, request: Request, body: PromptFields, params: SamplingParams) -> Turn:
+        note_ignored(request, ignored_keys(body.messages, MESSAGE_KEYS), "messages[].")
+        note_hosted(request, server_tools(body.tools))
         messages = chat_messages(body.messages, body.system)
         return Turn(
             messages=messages,
@@ -81,11 +81,6 @@ class MessagesEndpoints(Endpoints):
             "max_tokens", body.max_tokens
         )  # the context may cut it, which hides the rest
         return SamplingParams(**{**self._service.defaults, **known, "max_tokens": body.max_tokens})
-
-
-def _note_ignored(request: Request, body: PromptFields) -> None:
-    note_ignored(request, ignored_keys(body.messages, MESSAGE_KEYS), "messages[].")
-    note_hosted(request, server_tools(body.tools))
 
 
 def _template(body: PromptFields, last: dict[str, Any]) -> dict[str, Any]:

@@ -99,7 +99,7 @@ DESCRIPTIONS: Mapping[str, str] = {
     "chat_template": "A Jinja template instead of the model's; rejected unless the server trusts its clients.",
     "chat_template_kwargs": "Variables for the chat template.",
     "chat_template_content_format": "Give the chat template the contents of messages as texts (string) or as lists of "
-    "parts (openai). Default: auto, what the template takes.",
+    "parts (openai), or in the form that it takes (auto). Default: the server's --chat-template-content-format.",
     "add_generation_prompt": "End the prompt with the beginning of the assistant's answer, which is the default.",
     "continue_final_message": "Continue the last message instead of answering it.",
     "documents": "The texts to rank, or another name of text_2; in a chat, passed to the chat template.",

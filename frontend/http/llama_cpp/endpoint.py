@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.frontend.http.conversation import tools_of_chat
 from quire.frontend.http.errors import bad_request, errors_at, errors_renamed
 from quire.frontend.http.llama_cpp.body import (
     ApplyTemplateBody,
@@ -23,10 +24,7 @@ from quire.frontend.http.llama_cpp.task import LlamaTask
 from quire.frontend.http.openai.embeddings import PoolingBody, embed_all
 from quire.frontend.http.service import Endpoints
 from quire.frontend.http.shared_fields import effort_kwargs
-from quire.frontend.http.transport.ignored import note_hosted, note_ignored
 from quire.frontend.http.transport.responses import json_response, with_warnings
-from quire.frontend.text.chat.message_keys import ignored_keys
-from quire.frontend.text.chat.tools import check_tools, hosted_tools
 from quire.frontend.text.prompts import Prompt
 from quire.protocol.messages import SAMPLING_LENGTHS, PoolingParams, SamplingParams
 
@@ -74,9 +72,7 @@ class LlamaEndpoints(Endpoints):
     async def apply_template(self, request: Request) -> Response:
         """Write a conversation as a prompt. A last message of the assistant is left open, to be continued."""
         body = await self._service.read(request, ApplyTemplateBody)
-        note_ignored(request, ignored_keys(body.messages), "messages[].")
-        note_hosted(request, hosted_tools(body.tools))
-        use = check_tools(body.tools, skip_hosted=True)
+        use = await self._service.convert(request, lambda: tools_of_chat(request, body.messages, body.tools))
         last = body.messages[-1] if body.messages else {}
         has_text = bool(last.get("content")) or not (last.get("tool_calls") or last.get("reasoning_content"))
         continues = last.get("role") == "assistant" and has_text and not last.get("tool_calls")

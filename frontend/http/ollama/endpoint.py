@@ -70,14 +70,9 @@ class AnswerEndpoints(Endpoints):
         service = self._service
         body = await service.read_any(request, OllamaChatBody)
         name, params, warnings = self._checked(body, request)
-        note_hosted(request, hosted_tools(body.tools))
-        tools = check_tools(body.tools, skip_hosted=True)
-        if not body.messages:
+        turn = await service.convert(request, lambda: self._chat_turn(body, params, request))
+        if turn is None:
             return json_response(ChatAnswer(model=name, created_at=now(), done=True, done_reason=LOADED))
-        note_ignored(request, ignored_keys(body.messages, MESSAGE_KEYS), "messages[].")
-        messages = await service.llm.run_long(lambda: chat_messages(body.messages or ()), body.messages)
-        turn = self._turn(body, messages, params, request)
-        turn = dataclasses.replace(turn, tools=tools)
         with errors_renamed(FIELD_NAMES):
             conversation, left_out = await self._begun(turn, body.truncate is not False)
         if left_out:
@@ -118,6 +113,16 @@ class AnswerEndpoints(Endpoints):
         options, warnings = read_options(body.options)
         params = options.sampling_params(service.defaults)
         return name, params, warnings + options.warnings(params, service.llm.max_model_len)
+
+    def _chat_turn(self, body: OllamaChatBody, params: SamplingParams, request: Request) -> Turn | None:
+        """Return the request of a chat, None if it has no messages. Raises `ApiError` 400."""
+        note_hosted(request, hosted_tools(body.tools))
+        tools = check_tools(body.tools, skip_hosted=True)
+        if not body.messages:
+            return None
+        note_ignored(request, ignored_keys(body.messages, MESSAGE_KEYS), "messages[].")
+        turn = self._turn(body, chat_messages(body.messages), params, request)
+        return dataclasses.replace(turn, tools=tools)
 
     def _turn(
         self, body: OllamaGenerationBody, messages: list[dict[str, Any]], params: SamplingParams, request: Request

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.frontend.client.observer import TraceContext
-from quire.frontend.http.conversation import AnswerDelta, AssistantAnswer, Conversation, Turn
+from quire.frontend.http.conversation import AnswerDelta, AssistantAnswer, Conversation, Turn, tools_of_chat
 from quire.frontend.http.errors import bad_request, errors_renamed
 from quire.frontend.http.openai.fields import (
     REFUSED,
@@ -37,16 +37,14 @@ from quire.frontend.http.shared_fields import (
     ignored_verbosity,
 )
 from quire.frontend.http.transport.bodies import ITEMS, NOT_EMPTY, Refusals
-from quire.frontend.http.transport.ignored import note_hosted, note_ignored
+from quire.frontend.http.transport.ignored import note_ignored
 from quire.frontend.http.transport.responses import encoded, new_id
 from quire.frontend.http.transport.sse import DONE, event
 from quire.frontend.http.usage import CompletionUsage, Thoughts, TokenTally
 from quire.frontend.outputs import RequestOutput
-from quire.frontend.text.chat.content_format import FORMAT_NAMES
 from quire.frontend.text.chat.events import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallStart
-from quire.frontend.text.chat.message_keys import ignored_keys
-from quire.frontend.text.chat.tools import check_tools, hosted_tools
 from quire.frontend.turns import free, in_turns
+from quire.protocol.engine_options import CONTENT_FORMATS
 
 
 class PredictionPart(msgspec.Struct, forbid_unknown_fields=True):
@@ -69,7 +67,7 @@ class Prediction(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _CHAT_FIELDS = ("chat_template_content_format", "prediction", "verbosity")  # refused by other endpoints
-_FORMAT = Meta(extra_json_schema={"enum": list(FORMAT_NAMES)})
+_FORMAT = Meta(extra_json_schema={"enum": list(CONTENT_FORMATS)})
 
 
 class ChatBody(GenerationFields, kw_only=True):
@@ -196,15 +194,14 @@ class ChatEndpoint(Endpoints):
         service = self._service
         body = await service.read(request, ChatBody)
         answer_id = new_id("chatcmpl", given=body.request_id)
-        note_ignored(request, ignored_keys(body.messages), "messages[].")
-        note_hosted(request, hosted_tools(body.tools))
-        note_ignored(request, ignored_verbosity(body.verbosity, "verbosity"))
-        conversation = await self._turn(body, request, answer_id).begin(service)
+        turn = await service.convert(request, lambda: self._turn(body, request, answer_id))
+        conversation = await turn.begin(service)
         writer = ChatWriter(service, body, conversation, answer_id)
         return await service.respond(request, writer.whole, writer.chunks() if body.stream else None)
 
     def _turn(self, body: ChatBody, request: Request, answer_id: str) -> Turn:
         service = self._service
+        note_ignored(request, ignored_verbosity(body.verbosity, "verbosity"))
         service.check_template(body.chat_template)
         effort = effort_kwargs(body.reasoning_effort, "reasoning_effort")
         kwargs = {**effort, **(body.chat_template_kwargs or {})}
@@ -214,10 +211,10 @@ class ChatEndpoint(Endpoints):
         return Turn(
             messages=body.messages,
             params=sampling_params(body, service.defaults, _max_tokens(body), _num_logprobs(body)),
-            tools=check_tools(body.tools, body.tool_choice, body.parallel_tool_calls, skip_hosted=True),
+            tools=tools_of_chat(request, body.messages, body.tools, body.tool_choice, body.parallel_tool_calls),
             template={
                 "chat_template": body.chat_template,
-                "chat_template_content_format": body.chat_template_content_format or "auto",
+                "chat_template_content_format": body.chat_template_content_format,
                 "add_generation_prompt": body.add_generation_prompt is not False and not continues,
                 "continue_final_message": continues,
                 "chat_template_kwargs": kwargs,

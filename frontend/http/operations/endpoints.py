@@ -10,15 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.frontend.errors import RequestError
+from quire.frontend.http.conversation import tools_of_chat
 from quire.frontend.http.errors import bad_request
 from quire.frontend.http.service import Endpoints
 from quire.frontend.http.shared_fields import MESSAGE, TOOL
 from quire.frontend.http.transport.bodies import ITEMS, Body, Refusals
-from quire.frontend.http.transport.ignored import note_hosted, note_ignored
 from quire.frontend.http.transport.responses import json_response
 from quire.frontend.sampling import SamplingParams
-from quire.frontend.text.chat.message_keys import ignored_keys
-from quire.frontend.text.chat.tools import check_tools, hosted_tools
 from quire.frontend.version import installed_version
 
 
@@ -180,9 +178,7 @@ class OperatorEndpoints(Endpoints):
             tokens = await service.llm.tokenize(body.prompt, add_special_tokens=body.add_special_tokens is not False)
         else:
             service.check_template(body.chat_template)
-            note_ignored(request, ignored_keys(body.messages or []), "messages[].")
-            note_hosted(request, hosted_tools(body.tools))
-            use = check_tools(body.tools, skip_hosted=True)
+            use = await service.convert(request, lambda: tools_of_chat(request, body.messages or [], body.tools))
             prompt = await service.llm.chat_prompt(
                 body.messages or [],
                 chat_template=body.chat_template,
@@ -195,10 +191,10 @@ class OperatorEndpoints(Endpoints):
             tokens = prompt.token_ids
         answer = Tokens(count=len(tokens), max_model_len=service.llm.max_model_len, tokens=[*tokens])
         if body.with_pieces:
-            answer.tokens = [*await service.llm.run_long(lambda: list(map(self._piece, tokens)), tokens)]
+            answer.tokens = [*await service.llm.run_python(lambda: list(map(self._piece, tokens)), len(tokens))]
         if body.return_token_strs:
             text_of = service.require_tokenizer().token_text
-            answer.token_strs = await service.llm.run_long(lambda: list(map(text_of, tokens)), tokens)
+            answer.token_strs = await service.llm.run_python(lambda: list(map(text_of, tokens)), len(tokens))
         return json_response(answer)
 
     async def detokenize(self, request: Request) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol, TypeVar
 
 from quire.frontend.turns import TenantQueue
@@ -53,19 +54,13 @@ class LongWork:
 
     async def _run(self, owner: str, work: Callable[[], T]) -> T:
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-
-        def perform() -> None:
-            if done.cancelled():
-                return
-            try:
-                done.set_result(work())
-            except Exception as error:  # noqa: BLE001 - it is raised where the result is awaited
-                done.set_exception(error)
-
-        self._waiting.put(owner, perform)
+        self._waiting.put(owner, partial(_perform, work, done))
         if not self._is_pausing:
             self._next()
-        return await done
+        try:
+            return await done
+        finally:
+            del done  # which an error's traceback would refer to by this frame, for the garbage collector to find
 
     def _next(self) -> None:
         work = self._waiting.take()
@@ -74,3 +69,13 @@ class LongWork:
             began = self._clock()
             work()
             asyncio.get_running_loop().call_later(max(_LEAST_PAUSE, _PAUSES * (self._clock() - began)), self._next)
+
+
+def _perform(work: Callable[[], T], done: asyncio.Future[T]) -> None:
+    if done.cancelled():
+        return
+    try:
+        done.set_result(work())
+    except Exception as error:  # noqa: BLE001 - it is raised where the result is awaited
+        done.set_exception(error)
+        del done, work  # as in `LongWork._run`

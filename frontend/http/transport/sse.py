@@ -132,6 +132,7 @@ class EventStream(Response):
             if not first.done():
                 first.cancel()
                 await asyncio.wait({first})
+            del first  # to which an error's traceback refers by this frame, for the garbage collector to find
         await send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def _begin(self, send: Send) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 FormatName = Literal["auto", "string", "openai"]
-FORMAT_NAMES: tuple[FormatName, ...] = ("auto", "string", "openai")
 
 _CONTENT = r"(?:\w+(?:\[['\"]content['\"]\]|\.content)|content)"
 _ALIAS = re.compile(rf"set\s+(\w+)\s*=\s*{_CONTENT}\s*-?%}}")

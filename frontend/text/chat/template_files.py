@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from quire.frontend.errors import ChatTemplateError
+from quire.frontend.path_kind import what_is
 from quire.frontend.text.tokenizer_files import has_file, read_json, special_tokens, typed
 
 _CONFIGS = ("tokenizer_config.json", "chat_template.json")
@@ -57,7 +58,9 @@ def given_template(given: str) -> str:
         return given
     file = Path(given)
     if not file.is_file():
-        raise ChatTemplateError(f"chat_template={given!r} is no file; give the path of a Jinja template, or its text")
+        raise ChatTemplateError(
+            f"chat_template={given!r} {what_is(file)}; give the path of a file with a Jinja template, or its text"
+        )
     return _text(file)
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from demo_copies import model_with_template
+from engine_watch import wait_until
 from http_server import Server
+from patience import PATIENCE
 
 LOOPS_IF_ASKED = """\
 {% if messages[0].content == 'loop' %}
@@ -38,3 +43,22 @@ def test_a_model_whose_template_always_loops_is_served_with_a_warning(tmp_path: 
         assert server.request(CHATS, chat("hello")).status == 400
         assert server.request("/v1/completions", {"prompt": "x"}).status == 200
     assert any("WARNING" in line and "chat template did not end" in line for line in server.log), server.log
+
+
+def renders(pid: int) -> bool:
+    """Return whether a process has one that renders templates."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    children = (child for task in tasks for child in (task / "children").read_text().split())
+    return any(b"render_process" in Path(f"/proc/{child}/cmdline").read_bytes() for child in children)
+
+
+def test_sigterm_does_not_wait_for_the_template_that_a_start_tries(tmp_path: Path) -> None:
+    model = model_with_template(tmp_path / "model", LOOPS_IF_ASKED.replace("== 'loop'", "!= ''"))
+    command = [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()", "serve", "--port", "0"]
+    with subprocess.Popen([*command, "--model", str(model)], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        wait_until(lambda: renders(process.pid), "no template is rendered")
+        process.send_signal(signal.SIGTERM)
+        log = process.stderr.read()
+        assert process.wait(PATIENCE) == 128 + signal.SIGTERM
+    assert "did not end" not in log

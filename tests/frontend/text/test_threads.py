@@ -108,3 +108,25 @@ def test_short_input_is_worked_on_at_once() -> None:
 def test_the_size_of_input_counts_characters_and_entries() -> None:
     assert size_of(["abc", [1, 2], {"key": ["de", b"f"]}, None, 7], 100) == 5 + 3 + 2 + 1 + 2 + 2 + 1
     assert size_of([[7] * 1000] * 1000, 5000) >= 5000
+
+
+def test_work_in_python_waits_for_other_such_work_but_not_for_texts() -> None:
+    async def main() -> None:
+        threads, begun, opened = TextThreads(), threading.Event(), threading.Event()
+
+        def first() -> str:
+            begun.set()
+            opened.wait(PATIENCE)
+            return "first"
+
+        waiting = asyncio.create_task(threads.run_python(first, LONG_TEXT + 1))
+        await asyncio.to_thread(begun.wait, PATIENCE)
+        second = asyncio.create_task(threads.run_python(threading.get_ident, LONG_TEXT + 1))
+        assert await threads.run(lambda: "text", "x" * (LONG_TEXT + 1)) == "text"
+        assert await threads.run_python(threading.get_ident, LONG_TEXT) == threading.get_ident()
+        assert not second.done()
+        opened.set()
+        assert await waiting == "first"
+        assert await second != threading.get_ident()
+
+    asyncio.run(main())

@@ -273,11 +273,11 @@ def messages_of(
     """
     transcript = Transcript()
     if instructions is not None:
-        transcript.say("system", instructions)
+        transcript.say("system", [instructions])
     for item in before:
         _read(item, "previous_response_id", transcript)
     if isinstance(given, str):
-        transcript.say("user", given)
+        transcript.say("user", [given])
     elif not given:
         raise bad_request('input is empty; give a text, or items such as {"role": "user", "content": ...}', "input")
     else:
@@ -297,7 +297,7 @@ def _read(item: dict[str, Any], where: str, transcript: Transcript) -> None:
 
 def _message(item: dict[str, Any], where: str, transcript: Transcript) -> None:
     message = convert(item, _MessageItem, where)
-    transcript.say(message.role, _text(message.content, f"{where}.content"))
+    transcript.say(message.role, _texts(message.content, f"{where}.content"))
 
 
 def _function_call(item: dict[str, Any], where: str, transcript: Transcript) -> None:
@@ -330,20 +330,21 @@ def _function_call_output(item: dict[str, Any], where: str, transcript: Transcri
             f"{where} has call_id={result.call_id!r}, but no call before it has this call_id; give the call as well",
             f"{where}.call_id",
         )
-    transcript.result(result.call_id, _text(result.output, f"{where}.output"))
+    transcript.result(result.call_id, _texts(result.output, f"{where}.output"))
 
 
 def _reasoning(item: dict[str, Any], where: str, transcript: Transcript) -> None:
     thoughts = convert(item, _ReasoningItem, where)
-    text = _text(thoughts.content or [], f"{where}.content") or _text(thoughts.summary or [], f"{where}.summary")
+    content, summary = thoughts.content or [], thoughts.summary or []
+    text = "\n".join(_texts(content, f"{where}.content")) or "\n".join(_texts(summary, f"{where}.summary"))
     if text:
         transcript.think(text)
 
 
-def _text(content: str | list[dict[str, Any]], where: str) -> str:
+def _texts(content: str | list[dict[str, Any]], where: str) -> list[str]:
     if isinstance(content, str):
-        return content
-    return "\n".join(_part(part, f"{where}[{index}]") for index, part in enumerate(content))
+        return [content]
+    return [_part(part, f"{where}[{index}]") for index, part in enumerate(content)]
 
 
 def _part(part: Mapping[str, Any], where: str) -> str:

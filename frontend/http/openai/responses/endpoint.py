@@ -43,12 +43,10 @@ class ResponsesEndpoint(Endpoints):
         service = self._service
         body = await service.read(request, ResponsesBody)
         body.check(service.responses is not None)
-        note_ignored(request, body.ignored())
-        note_hosted(request, hosted_tools(body.tools))
         answer_id = new_id("resp", "_", body.request_id)
         before = await self._before(body, request)
         with errors_renamed(body.field_names):
-            turn = await service.llm.run_long(lambda: self._turn(body, request, answer_id, before), body.input)
+            turn = await service.convert(request, lambda: self._turn(body, request, answer_id, before))
             conversation = await turn.begin(service)
         writer = ResponseWriter(service, body, conversation, answer_id, self._keeper(body, request, before))
         events = writer.stream() if body.stream else None
@@ -149,6 +147,8 @@ class ResponsesEndpoint(Endpoints):
 
     def _turn(self, body: ResponsesBody, request: Request, answer_id: str, before: Sequence[StoredItem]) -> Turn:
         service = self._service
+        note_ignored(request, body.ignored())
+        note_hosted(request, hosted_tools(body.tools))
         effort = effort_kwargs(None if body.reasoning is None else body.reasoning.effort, "reasoning.effort")
         kwargs = {**effort, **(body.chat_template_kwargs or {})}
         return Turn(

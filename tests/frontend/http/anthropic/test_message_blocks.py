@@ -84,6 +84,10 @@ def test_an_incomplete_call_keeps_its_text() -> None:
     assert block["input"] == {INVALID_JSON: '{"city": "Ro'}
 
 
+def parts(*texts: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
 def test_blocks_become_a_chat() -> None:
     messages: Any = [
         USER,
@@ -116,8 +120,8 @@ def test_blocks_become_a_chat() -> None:
     functions = [{"name": "look", "arguments": {"city": "Rome"}}, {"name": "look", "arguments": {}}]
     calls = [{"id": f"t{index}", "type": "function", "function": each} for index, each in enumerate(functions, start=1)]
     assert chat_messages(messages, [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Look."}]) == [
-        {"role": "system", "content": "Be brief.\nLook."},
-        {"role": "user", "content": "Rome?\nNow."},
+        {"role": "system", "content": parts("Be brief.", "Look.")},
+        {"role": "user", "content": parts("Rome?", "Now.")},
         {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": calls},
         {"role": "tool", "tool_call_id": "t1", "content": "Sunny."},
         {"role": "tool", "tool_call_id": "t2", "content": "Error: No city."},

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import gc
+import json
+import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 from http_server import Server
+from patience import PATIENCE
 from starlette.testclient import TestClient
 
 from quire.frontend import AsyncLLM, turns
-from quire.frontend.http.app import make_app
+from quire.frontend.client.engine import ConnectedEngine
+from quire.frontend.http.app import HttpExchange, make_app
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.long_work import LONG_BODY
 from quire.frontend.metrics.server import ServerMetrics
+from quire.frontend.text.chat.answer_format import AnswerFormat
+from quire.frontend.text.prompts import LONG_TEXT
 from quire.frontend.text.threads import FairThreads
 from quire.frontend.turns import LoopTurns, current_work
 
@@ -104,6 +112,65 @@ def test_one_prompt_that_fails_ends_the_others(llm: AsyncLLM) -> None:
     vectors = client_of(llm).post("/v1/embeddings", json={"input": prompts})
     assert vectors.status_code == 400
     assert len(llm._table) == 0
+
+
+LONG_CHAT = [{"role": ("user", "assistant")[turn % 2], "content": "hi", "left_over": [turn]} for turn in range(2001)]
+BROKEN_CHAT = [*LONG_CHAT[:-1], {"role": "user", "content": 7, "left_over": [7]}]
+
+
+def num_marked() -> int:
+    """Return how many messages and exchanges there are in this process."""
+    found = (each for each in gc.get_objects() if type(each) in (dict, HttpExchange))
+    return sum(type(each) is HttpExchange or "left_over" in each for each in found)
+
+
+@pytest.mark.parametrize("messages", [LONG_CHAT, BROKEN_CHAT], ids=["too long", "broken"])
+@pytest.mark.parametrize(
+    ("path", "field", "others"),
+    [
+        ("/v1/chat/completions", "messages", {}),
+        ("/v1/chat/completions", "messages", {"stream": True}),
+        ("/v1/messages", "messages", {"max_tokens": 1}),
+        ("/v1/responses", "input", {}),
+        ("/api/chat", "messages", {"truncate": False}),
+        ("/apply-template", "messages", {"chat_template_kwargs": {"self": 1}}),
+    ],
+    ids=str,
+)
+def test_a_body_that_is_rejected_goes_with_its_answer(
+    llm: AsyncLLM, path: str, field: str, others: dict[str, Any], messages: list[dict[str, Any]]
+) -> None:
+    """None is left to the garbage collector, which holds everything up while it goes through thousands of messages."""
+    content, before = json.dumps({field: messages, **others}), num_marked()
+    gc.disable()
+    try:
+        answer = client_of(llm).post(path, content=content, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 400, answer.text
+        end = time.monotonic() + PATIENCE
+        while (kept := num_marked() - before) and time.monotonic() < end:
+            pass  # a thread may still be leaving its work
+        assert not kept
+    finally:
+        gc.enable()
+
+
+def test_the_format_of_a_template_is_detected_once_and_off_the_loop(
+    llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    detect = ConnectedEngine._detect_format
+
+    def noted(own: ConnectedEngine, source: str) -> AnswerFormat:
+        seen.append(threading.current_thread().name)
+        return detect(own, source)
+
+    monkeypatch.setattr(ConnectedEngine, "_detect_format", noted)
+    client = client_of(llm, trust_request_chat_template=True)
+    template = "{{ messages[0].content }}" + "{# a comment #}" * LONG_TEXT
+    body = {"messages": TALE, "max_tokens": 1, "chat_template": template}
+    assert client.post("/v1/chat/completions", json=body).status_code == 200
+    (name,) = seen
+    assert name.startswith("quire-python")
 
 
 def test_work_is_for_the_tenant_of_the_key(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
