@@ -24,7 +24,7 @@ from quire.frontend.http.openai.embeddings import PoolingBody, embed_all
 from quire.frontend.http.service import Endpoints
 from quire.frontend.http.shared_fields import effort_kwargs
 from quire.frontend.http.transport.ignored import note_hosted, note_ignored
-from quire.frontend.http.transport.responses import json_response, with_warnings
+from quire.frontend.http.transport.responses import json_response
 from quire.frontend.text.chat.message_keys import ignored_keys
 from quire.frontend.text.chat.tools import check_tools, hosted_tools
 from quire.frontend.text.prompts import Prompt
@@ -141,5 +141,5 @@ class LlamaEndpoints(Endpoints):
         self, request: Request, body: GenerationBody, task: LlamaTask, params: SamplingParams
     ) -> Response:
         events = task.events() if body.stream else None
-        response = await self._service.respond(request, task.whole, events, task.explain)
-        return with_warnings(response, body.warnings(params, self._service.llm.max_model_len))
+        note_ignored(request, body.ignored(params, self._service.llm.max_model_len))
+        return await self._service.respond(request, task.whole, events, task.explain)
