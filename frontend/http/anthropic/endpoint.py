@@ -16,6 +16,7 @@ from quire.frontend.http.anthropic.body import (
     MessagesBody,
     PromptFields,
     chat_messages,
+    ignored_blocks,
     server_tools,
     tool_use,
 )
@@ -85,6 +86,7 @@ class MessagesEndpoints(Endpoints):
 
 def _note_ignored(request: Request, body: PromptFields) -> None:
     note_ignored(request, ignored_keys(body.messages, MESSAGE_KEYS), "messages[].")
+    note_ignored(request, (f"{place} ({kind})" for place, kind in ignored_blocks(body.messages).items()))
     note_hosted(request, server_tools(body.tools))
 
 

@@ -198,6 +198,8 @@ class ChatEndpoint(Endpoints):
         answer_id = new_id("chatcmpl", given=body.request_id)
         note_ignored(request, ignored_keys(body.messages), "messages[].")
         note_hosted(request, hosted_tools(body.tools))
+        if isinstance(body.tool_choice, dict) and isinstance(allowed := body.tool_choice.get("allowed_tools"), dict):
+            note_hosted(request, hosted_tools(allowed.get("tools")), "tool_choice.allowed_tools.tools")
         note_ignored(request, ignored_verbosity(body.verbosity, "verbosity"))
         conversation = await self._turn(body, request, answer_id).begin(service)
         writer = ChatWriter(service, body, conversation, answer_id)

@@ -45,6 +45,8 @@ class ResponsesEndpoint(Endpoints):
         body.check(service.responses is not None)
         note_ignored(request, body.ignored())
         note_hosted(request, hosted_tools(body.tools))
+        if isinstance(body.tool_choice, dict):
+            note_hosted(request, hosted_tools(body.tool_choice.get("tools")), "tool_choice.tools")
         answer_id = new_id("resp", "_", body.request_id)
         before = await self._before(body, request)
         with errors_renamed(body.field_names):
