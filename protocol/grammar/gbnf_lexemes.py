@@ -155,6 +155,10 @@ class _Follow:
                 self.after[item] |= first
 
 
+def _unconnected(_last: int, _first: int) -> None:
+    """Connect nothing as long as not all facts are known."""
+
+
 class _Analysis:
     """The analysis of a grammar in which the rules `kept` and literals that are not `split` are lexemes."""
 
@@ -224,6 +228,7 @@ class _Analysis:
     def _follow_symbols(self) -> None:
         """Find which symbols may follow which."""
         known = {name: _Facts(is_nullable=False) for name in self._rules if name not in self._kept}
+        connect: Callable[[int, int], None] = _unconnected
         users = defaultdict[str, list[str]](list)
         for name in known:
             for part in self._rules[name]:
@@ -244,9 +249,6 @@ class _Analysis:
                 one = self._facts[number]
                 facts.then(_Facts(one.is_nullable, bit if one.first else 0, bit if one.first else 0), connect)
             return facts
-
-        def connect(_last: int, _first: int) -> None:
-            """Leave it to the last round, when all is known."""
 
         waiting = dict.fromkeys(known)
         while waiting:
