@@ -60,7 +60,7 @@ class Lexemes:
 def safe_lexemes(rules: Mapping[str, Sequence[Part]], terminals: Sequence[str]) -> Lexemes:
     """Return the lexemes among `terminals`, which refer only to those before them, that lose no text."""
     kept, split = frozenset(terminals), set[str]()
-    steps = _Steps(_MOST_STEPS)
+    steps = _StepsLeft(_MOST_STEPS)
     try:
         while unsafe := _Analysis(rules, terminals, kept, split, steps).unsafe():
             kept -= {symbol.name for symbol in unsafe if isinstance(symbol, Reference)}
@@ -76,7 +76,7 @@ class _TooManyStepsError(Exception):
 
 
 @dataclass
-class _Steps:
+class _StepsLeft:
     left: int
 
     def take(self, number: int) -> None:
@@ -143,7 +143,7 @@ def _bits(number: int) -> Iterator[int]:
 class _Follow:
     """For each item the set of those that may follow it."""
 
-    def __init__(self, steps: _Steps) -> None:
+    def __init__(self, steps: _StepsLeft) -> None:
         self.after = defaultdict[int, int](int)
         self._steps = steps
 
@@ -168,7 +168,7 @@ class _Analysis:
         terminals: Sequence[str],
         kept: frozenset[str],
         split: Collection[str],
-        steps: _Steps,
+        steps: _StepsLeft,
     ) -> None:
         self._rules = rules
         self._kept = kept
