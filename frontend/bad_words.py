@@ -27,7 +27,8 @@ def without_bad_words(params: SamplingParams, tokenizer: Tokenizer | None) -> Sa
     if params.structured_outputs is None:
         if not (file := tokenizer.path / "tokenizer.json").is_file():
             raise ValueError(f"bad_words={params.bad_words!r} need {file}, and there is none; use bad_words_token_ids")
-        grammar = _grammar(params.bad_words, tokenizer.special_token_ids)
+        shown = [] if params.skip_special_tokens else _separators(params.bad_words, tokenizer)
+        grammar = _grammar(params.bad_words, shown)
         return msgspec.structs.replace(params, bad_words=None, structured_outputs=StructuredOutputs(grammar=grammar))
     banned = [*(params.bad_words_token_ids or ()), *_token_ids(params.bad_words, tokenizer)]
     SAMPLING_LENGTHS["bad_words_token_ids"].check("bad_words, as token ids,", banned)
@@ -35,10 +36,11 @@ def without_bad_words(params: SamplingParams, tokenizer: Tokenizer | None) -> Sa
 
 
 def _grammar(words: Sequence[str], special_token_ids: Iterable[int]) -> str:
-    """Return the Lark grammar of all texts without the words, with special tokens anywhere.
+    """Return the Lark grammar of all texts without the words, with some special tokens anywhere.
 
-    A text between two special tokens is one lexeme, so that a word cannot hide where two lexemes meet. A word that
-    begins with a space is also kept out of the beginning of a text, where tokenizers write none.
+    A text between two special tokens is one lexeme, so that a word cannot hide where two lexemes meet. Others than
+    `special_token_ids` are not sampled. A word that begins with a space is also kept out of the beginning of a text,
+    where tokenizers write none.
     """
     contains = f"(?s:.*)({_any_of(words)})(?s:.*)"
     if first := [word.lstrip() for word in words if word[0].isspace()]:
@@ -46,6 +48,27 @@ def _grammar(words: Sequence[str], special_token_ids: Iterable[int]) -> str:
     special = _ranges(special_token_ids)
     start = f"TEXT? (<[{special}]>+ TEXT?)*" if special else "TEXT?"
     return f"start: {start}\nTEXT: /(?s:.)+/ & ~/{contains}/\n"
+
+
+def _separators(words: Sequence[str], tokenizer: Tokenizer) -> list[int]:
+    """Return the special tokens whose text is no part of a word, nor has one, also with what stands beside it.
+
+    Those that the text does not show could stand within a word, so none of them is one.
+    """
+    texts = {token_id: tokenizer.added_tokens[token_id] for token_id in tokenizer.special_token_ids}
+    ends = {text[side] for text in texts.values() if text for side in (0, -1)}
+    crossing = [word for word in words if not ends.isdisjoint(word)]
+    return [
+        token_id
+        for token_id, text in texts.items()
+        if not any(word in text for word in words) and not any(_may_cross(word, text) for word in crossing)
+    ]
+
+
+def _may_cross(word: str, text: str) -> bool:
+    """Return whether a word may begin or end within a text, with the rest of it beside that."""
+    sizes = range(1, min(len(word), len(text)) + 1)
+    return text in word or any(word.endswith(text[:size]) or word.startswith(text[-size:]) for size in sizes)
 
 
 def _any_of(words: Iterable[str]) -> str:

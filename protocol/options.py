@@ -29,6 +29,8 @@ from os import PathLike
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+import msgspec
+
 F32_MAX = 3.4e38
 """Largest value of a number that the engine computes with in f32."""
 
@@ -42,6 +44,7 @@ _TEXTS = {  # by metavar
     "FILE": "the path of a file",
     "MODEL": "the path of a folder or a GGUF file, or a name",
 }
+_JSON = "JSON"  # metavar of an option whose text is a JSON object
 
 
 class Range(NamedTuple):
@@ -162,6 +165,8 @@ class Option:
         if self.is_size:
             return "a number of bytes above 0, or text such as '4GiB' or '512MiB'"
         number = {bool: "True or False", int: "a whole number", float: "a number"}.get(self.type)
+        if self.metavar == _JSON:
+            return "a JSON object"
         if number is None:
             return _TEXTS.get(self.metavar or "", "a text that is not empty")
         return f"{number} {self.range}" if self.range is not None else number
@@ -177,6 +182,8 @@ class Option:
         if not allows:
             problem = "out of range" if self.range is not None else "not possible"
             raise ValueError(f"{self.name}={value!r} is {problem}; it must be {self.allowed}")
+        if self.metavar == _JSON and isinstance(value, str):
+            json_object(self.name, value)
 
     def parse(self, text: str) -> Any:
         """Return the value that the text of a flag stands for. Raises `ValueError` as `check` does."""
@@ -253,6 +260,14 @@ def check_options(values: object) -> None:
     """Raise `ValueError` for the first value of a table that is not allowed."""
     for name, option in options_of(type(values)).items():
         option.check(getattr(values, name))
+
+
+def json_object(name: str, text: str) -> dict[str, Any]:
+    """Return the JSON object in the text of an option. Raises `ValueError` that names the option."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"{name}={text[:100]!r} is not a JSON object: {error}") from None
 
 
 def flag_of(name: str, value: object = None) -> str:

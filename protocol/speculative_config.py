@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from quire.protocol.options import Range
+from quire.protocol.options import Range, json_object
 
 
 class _Field(NamedTuple):
@@ -88,11 +88,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_speculative_config(text: str) -> SpeculativeConfig:
     """Return the configuration in a JSON object. Raises `ValueError` for the first field that is not allowed."""
-    try:
-        fields = msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise ValueError(f"speculative_config={text[:100]!r} is not a JSON object: {error}") from None
-    return check_speculative_config(fields)
+    return check_speculative_config(json_object("speculative_config", text))
 
 
 def check_speculative_config(fields: Mapping[str, Any]) -> SpeculativeConfig:

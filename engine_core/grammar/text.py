@@ -9,7 +9,7 @@ import msgspec
 
 from quire.protocol.grammar.gbnf import lark_of
 from quire.protocol.grammar.json_schema import WHITESPACE, enforced_schema
-from quire.protocol.grammar.regex_dialect import translate_regex
+from quire.protocol.grammar.regex_dialect import PYTHON, translate_regex
 from quire.protocol.messages import StructuredOutputs
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def grammar_source(structured: StructuredOutputs) -> tuple[str, str]:
     kind, text = structured.kinds[0], grammar_text(structured)
     match kind:
         case "regex":
-            return "llguidance", str(LLMatcher.grammar_from_regex(translate_regex(text)))
+            return "llguidance", str(LLMatcher.grammar_from_regex(translate_regex(text, PYTHON)))
         case "choice":
             choices = (json.dumps(choice, ensure_ascii=False) for choice in structured.choice or ())
             return "lark", "start: " + " | ".join(choices)
@@ -51,5 +51,5 @@ def _json_options(structured: StructuredOutputs) -> JsonCompileOptions:
     if structured.disable_any_whitespace:
         return {"lenient": False, "whitespace_flexible": False}
     given = structured.whitespace_pattern
-    pattern = translate_regex(given) if given else WHITESPACE
+    pattern = translate_regex(given, PYTHON) if given else WHITESPACE
     return {"lenient": False, "whitespace_flexible": True, "whitespace_pattern": pattern}

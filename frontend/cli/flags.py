@@ -27,7 +27,7 @@ from quire.protocol.engine_options import (
 from quire.protocol.messages import SamplingParams
 from quire.protocol.options import Option, flag_of, options_of
 
-_ADDRESSES = ("engine_address", "prefill_address")
+_ADDRESSES = ("engine_address", "prefill_address", "kv_peer")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -126,6 +126,14 @@ class EngineFlags(Flags):
     """Options of the model and the scheduler, of the engine that a command starts, and of its supervisor."""
 
     rows = rows_of(EngineOptions) | rows_of(HubOptions) | rows_of(SupervisionOptions)
+
+    def check(self) -> None:
+        """Raise `ValueError` for the first value that is not allowed, and for options that contradict each other."""
+        from quire.frontend.engine_args import DEMO_MODEL
+
+        super().check()
+        own = options_of(EngineOptions)
+        EngineOptions(**{"model": DEMO_MODEL, **{name: value for name, value in self.given.items() if name in own}})
 
 
 class ReloadFlags(Flags):

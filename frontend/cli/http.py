@@ -70,7 +70,9 @@ def server_args(flags: HttpFlags) -> ServerArgs:
         name: tuple(value) if rows[name].is_list else value for name, value in flags.given.items() if name in rows
     }
     with wrong_usage():
-        return ServerArgs(**values)
+        args = ServerArgs(**values)
+        args.all_api_keys()
+    return args
 
 
 def serving_of(

@@ -313,6 +313,8 @@ def tools_of_chat(
     """Return the tools of a chat in OpenAI's form, and note what of it is ignored. Raises `ToolError`."""
     note_ignored(request, ignored_keys(messages), "messages[].")
     note_hosted(request, hosted_tools(tools))
+    if isinstance(choice, Mapping) and isinstance(allowed := choice.get("allowed_tools"), Mapping):
+        note_hosted(request, hosted_tools(allowed.get("tools")), "tool_choice.allowed_tools.tools")
     return check_tools(tools, choice, parallel, skip_hosted=True)
 
 

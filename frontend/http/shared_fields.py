@@ -27,11 +27,11 @@ NO_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_p
 """Penalties that change nothing."""
 
 
-def penalty_warnings(field: str, last: int | None, params: SamplingParams, max_model_len: int) -> list[str]:
-    """Return a warning if penalties are for the `last` tokens, which only tells the client that they are for all."""
+def ignored_window(last: int | None, params: SamplingParams, max_model_len: int) -> list[str]:
+    """Return `repeat_last_n` as ignored if it wants penalties for the `last` tokens only: they are for all."""
     has_penalty = any(getattr(params, name) != neutral for name, neutral in NO_PENALTIES.items())
     is_followed = last is None or not 0 < last < max_model_len or not has_penalty
-    return [] if is_followed else [f"{field}={last} is not followed: penalties apply to all tokens"]
+    return [] if is_followed else ["repeat_last_n (penalties apply to all tokens)"]
 
 
 STRUCTURED_OUTPUTS = "structured_outputs"

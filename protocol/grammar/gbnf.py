@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+
+from quire.protocol.grammar.gbnf_lexemes import BEYOND_ASCII, Chars, Part, Reference, Text, char_set, safe_lexemes
 
 _IS_GBNF = re.compile(r"^[ \t]*[\w-]+\s*::=", re.MULTILINE)
 _IS_LARK = re.compile(r"^[ \t]*(?:%llguidance\b|start\s*:)", re.MULTILINE)
@@ -17,7 +20,8 @@ _NAME = re.compile(r"[\w-]+")
 _REPEAT = re.compile(r"\{\s*(\d{1,9})\s*(?:(,)\s*(?:(\d{1,9})\s*)?)?\}")
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([\"\\\[\]nrt]))")
 _CONTROL = {"n": "\n", "r": "\r", "t": "\t"}
-_NO_TEXT = '""'
+_NO_TEXT = Text("")
+_ANY = Chars(r"/(.|\n)/", char_set("\0", "\U0010ffff"))
 _START = "start"
 
 
@@ -42,8 +46,8 @@ def is_gbnf(grammar: str) -> bool:
 def gbnf_to_lark(grammar: str) -> str:
     """Return the grammar in Lark, with each rule in the line in which it begins.
 
-    A rule that leads to no recursive rule becomes a terminal, which llguidance matches as a whole: where rules meet, it
-    reads as much as the first one allows, and never goes back. Raises GbnfError.
+    A rule that leads to no recursive rule becomes a terminal, which llguidance matches as a whole, unless that loses
+    texts where rules meet. Raises GbnfError.
     """
     return _Reader(grammar).lark()
 
@@ -61,17 +65,11 @@ def _shown(text: str) -> str:
 @dataclass
 class _Rule:
     at: int
-    body: list[str | _Reference] = field(default_factory=list)
+    body: list[Part] = field(default_factory=list)
 
     @property
     def references(self) -> set[str]:
-        return {part.name for part in self.body if isinstance(part, _Reference)}
-
-
-@dataclass(frozen=True)
-class _Reference:
-    name: str
-    at: int
+        return {part.name for part in self.body if isinstance(part, Reference)}
 
 
 class _Reader:
@@ -86,34 +84,49 @@ class _Reader:
             raise GbnfError(f"GBNF: there is no rule 'root', with which the text begins; its rules are {self._known()}")
         for rule in self._rules.values():
             for part in rule.body:
-                if isinstance(part, _Reference) and part.name not in self._rules:
+                if isinstance(part, Reference) and part.name not in self._rules:
                     raise self._error(f"there is no rule {_shown(part.name)!r}; the rules are {self._known()}", part.at)
-        names = self._lark_names()
+        terminals = self._terminals()
+        lexemes = safe_lexemes({name: rule.body for name, rule in self._rules.items()}, terminals)
+        in_terminals, in_rules = self._lark_names(terminals)
+        in_rules |= {name: in_terminals[name] for name in lexemes.rules}
+
+        def written(part: Part, names: Mapping[str, str]) -> str:
+            if isinstance(part, Reference):
+                return names[part.name]
+            if isinstance(part, Text):
+                is_split = names is in_rules and part.text in lexemes.split_texts
+                return " ".join(_quoted(text) for text in (part.text if is_split else [part.text])) or _quoted("")
+            return part.pattern if isinstance(part, Chars) else part
+
+        def line(name: str, names: Mapping[str, str]) -> str:
+            return f"{names[name]}: {' '.join(written(part, names) for part in self._rules[name].body)}"
+
         parts, at = list[str](), 0
         for name, rule in sorted(self._rules.items(), key=lambda item: item[1].at):
             parts.append("\n" * self._text.count("\n", at, rule.at))
             at = rule.at
-            body = " ".join(names[part.name] if isinstance(part, _Reference) else part for part in rule.body)
-            parts.append(f"{names[name]}: {body}")
-        if names["root"] != _START:
-            parts.append(f"\n{_START}: {names['root']}")
+            parts.append(line(name, in_terminals if name in lexemes.rules else in_rules))
+        needed = set(lexemes.rules)
+        for name in reversed(terminals):
+            needed |= self._rules[name].references if name in needed else set()
+        parts += [f"\n{line(name, in_terminals)}" for name in terminals if name in needed - lexemes.rules]
+        if in_rules["root"] != _START:
+            parts.append(f"\n{_START}: {in_rules['root']}")
         return "".join([*parts, "\n"])
 
     def _known(self) -> str:
         names = [_shown(name) for name in self._rules]
         return ", ".join([*names[:10], *(["..."] if len(names) > 10 else [])])
 
-    def _lark_names(self) -> dict[str, str]:
-        """Return unique names, in capitals for the terminals."""
-        terminals = self._terminals()
-        names = {}
-        for number, name in enumerate(self._rules):
-            own = re.sub(r"[^A-Za-z0-9]", "_", name)
-            names[name] = f"T{number}_{own.upper()}" if name in terminals else f"r{number}_{own.lower()}"
-        return names if "root" in terminals else {**names, "root": _START}
+    def _lark_names(self, terminals: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
+        """Return unique names of the terminals, in capitals, and of all rules."""
+        own = {name: f"{number}_{re.sub(r'[^A-Za-z0-9]', '_', name)}" for number, name in enumerate(self._rules)}
+        of_rules = {name: f"r{each.lower()}" for name, each in own.items()} | {"root": _START}
+        return {name: f"T{own[name].upper()}" for name in terminals}, of_rules
 
-    def _terminals(self) -> set[str]:
-        """Return the rules that refer to terminals only."""
+    def _terminals(self) -> list[str]:
+        """Return the rules that refer to terminals only, each after those that it refers to."""
         users = defaultdict[str, list[str]](list)
         num_open = {}
         for name, rule in self._rules.items():
@@ -121,12 +134,12 @@ class _Reader:
             for other in rule.references:
                 users[other].append(name)
         ready = [name for name, number in num_open.items() if number == 0]
-        terminals = set(ready)
+        terminals = list(ready)
         while ready:
             for user in users[ready.pop()]:
                 num_open[user] -= 1
                 if num_open[user] == 0:
-                    terminals.add(user)
+                    terminals.append(user)
                     ready.append(user)
         return terminals
 
@@ -174,7 +187,7 @@ class _Reader:
             rule.body.append(self._class())
         elif char == ".":
             self._at += 1
-            rule.body.append(r"/(.|\n)/")
+            rule.body.append(_ANY)
         elif char == "(":
             opened = self._at
             self._at += 1
@@ -189,7 +202,7 @@ class _Reader:
             raise self._error("tokens ('<...>') are not supported; write the text that they stand for")
         elif _NAME.match(self._text, self._at):
             at = self._at
-            rule.body.append(_Reference(self._name(), at))
+            rule.body.append(Reference(self._name(), at))
         else:
             return False
         self._repetitions(rule, begin, lines=depth > 0)
@@ -197,7 +210,7 @@ class _Reader:
 
     def _repetitions(self, rule: _Rule, begin: int, *, lines: bool) -> None:
         """Read what repeats the item that begins at an index of the rule's body."""
-        while True:
+        for _ in range(_MAX_DEPTH):
             after = self._at
             self._skip(lines=lines)
             if self._text[self._at : self._at + 1] in ("*", "+", "?"):
@@ -212,6 +225,7 @@ class _Reader:
                 rule.body[begin:] = [_NO_TEXT]
             elif times != "{1,1}":
                 rule.body[begin:] = ["(", *rule.body[begin:], f"){times}"]
+        raise self._error(f"more than {_MAX_DEPTH} repetitions of one another; write fewer")
 
     def _bounds(self) -> str:
         found = _REPEAT.match(self._text, self._at)
@@ -225,21 +239,21 @@ class _Reader:
         self._at = found.end()
         return f"{{{int(least)},{int(most) if most else ''}}}"
 
-    def _literal(self) -> str:
+    def _literal(self) -> Text:
         opened = self._at
         self._at += 1
         chars = list[str]()
         while not self._text.startswith('"', self._at):
             chars.append(self._char(opened, "a literal without its '\"'"))
         self._at += 1
-        return json.dumps(self._text_of(chars, opened), ensure_ascii=False)
+        return Text(self._text_of(chars, opened))
 
-    def _class(self) -> str:
+    def _class(self) -> Chars:
         opened = self._at
         self._at += 1
         negation = "^" if self._text.startswith("^", self._at) else ""
         self._at += len(negation)
-        members = list[str]()
+        members, found = list[str](), 0
         while not self._text.startswith("]", self._at):
             first = self._member(opened)
             if self._text.startswith("-", self._at) and not self._text.startswith("-]", self._at):
@@ -250,12 +264,14 @@ class _Reader:
                         f"the range from {first!r} to {last!r} is empty; write the lower one first", opened
                     )
                 members.append(f"{_in_class(first)}-{_in_class(last)}")
+                found |= char_set(first, last)
             else:
                 members.append(_in_class(first))
+                found |= char_set(first)
         self._at += 1
         if not members:
             raise self._error("a class without characters; write '.' for any, or leave it out", opened)
-        return f"/[{negation}{''.join(members)}]/"
+        return Chars(f"/[{negation}{''.join(members)}]/", _ANY.chars & ~found | BEYOND_ASCII if negation else found)
 
     def _member(self, opened: int) -> str:
         """Return the next character of a class, which two escapes may write as UTF-16 does."""
@@ -307,6 +323,10 @@ class _Reader:
     def _error(self, words: str, at: int | None = None) -> GbnfError:
         number = self._line(self._at if at is None else at)
         return GbnfError(f"GBNF, line {number}: {words}: {line_of(self._text, number)}")
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _in_class(char: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from quire.protocol.grammar.regex_dialect import translate_regex
+from quire.protocol.grammar.regex_dialect import ECMA, translate_regex
 
 WHITESPACE = r"[ ]{1,2}|\r?\n[ \t]{0,16}"
 """What may stand between two tokens, once; bounded, since a small model may write blanks without end."""
@@ -112,7 +112,7 @@ class _Closing:
 
     def _pattern(self, pattern: str) -> str | None:
         try:
-            return translate_regex(pattern)
+            return translate_regex(pattern, ECMA)
         except ValueError:
             if self._is_strict:
                 raise

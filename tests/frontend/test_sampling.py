@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
 
 from quire.frontend.sampling import SamplingParams, SeedSource, check_length, engine_params, validate
 from quire.frontend.text.tokenizer import Tokenizer
@@ -112,6 +114,27 @@ def test_bad_words_become_a_grammar(demo_model: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match=r"tokenizer\.json, and there is none; use bad_words_token_ids"):
         engine_params(params, 0, tokenizer)
+
+
+@pytest.mark.parametrize("is_skipped", [True, False])
+def test_special_tokens_within_a_bad_word_do_not_hide_it(tmp_path: Path, is_skipped: bool) -> None:
+    """Those that the text does not show vanish from it; the others part what is beside them."""
+    letters = ["t", "h", "e", "<", ">", "|"]
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE({each: number for number, each in enumerate(letters)}, []))
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_special_tokens(["<|a|>", "<|e|>", "|the|", "<|eos|>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path)
+    params = validate(SamplingParams(bad_words=["the", "e<|a"], skip_special_tokens=is_skipped))
+    [only] = engine_params(params, 0, tokenizer)
+    assert only.structured_outputs is not None
+    grammar = LLMatcher.grammar_from_lark(only.structured_outputs.grammar or "")
+    fresh = LLMatcher(LLTokenizer(backend.to_str(), eos_token=9), grammar)
+    assert fresh.deep_copy().try_consume_tokens([0, 1, 7, 5]) == (2 if is_skipped else 4)
+    for ids in itertools.product(range(9), repeat=4):
+        if fresh.deep_copy().try_consume_tokens(list(ids)) == 4:
+            text = tokenizer.decode(ids, skip_special_tokens=is_skipped)
+            assert not [word for word in ("the", "e<|a") if word in text], (ids, text)
 
 
 def test_bad_words_beside_a_grammar_become_the_tokens_of_both_forms(demo_model: Path) -> None:

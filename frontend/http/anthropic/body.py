@@ -201,7 +201,12 @@ class _ToolResultBlock(msgspec.Struct):
     is_error: bool | None = None
 
 
-_MEDIA = {"image": "images", "document": "documents", "search_result": "search results", "container_upload": "files"}
+_MEDIA = {"image": "images", "document": "documents", "search_result": "search results"}
+_UNREADABLE = ("redacted_thinking", "container_upload")  # only their provider can decrypt, or has, what is in them
+_SERVER_CALLS = ("server_tool_use", "mcp_tool_use")
+_SERVER_RESULT = "_tool_result"  # ends the type of a result, but that of a client's tool
+_RESULT_TEXTS = ("error_code", "title", "url", "text", "stdout", "stderr", "content", "source", "data")
+_RESULT_DEPTH = 6  # of a fetched document
 
 
 MESSAGE_KEYS = frozenset(_InputMessage.__struct_fields__)
@@ -210,6 +215,7 @@ MESSAGE_KEYS = frozenset(_InputMessage.__struct_fields__)
 def chat_messages(messages: Sequence[Mapping[str, Any]], system: Blocks | None) -> list[dict[str, Any]]:
     """Return `messages` and `system` as messages of Chat Completions. Raises `ApiError` 400."""
     transcript = Transcript()
+    ignored = ignored_blocks(messages)
     if system:
         transcript.say("system", _texts(system, "system"))
     if not messages:
@@ -225,14 +231,52 @@ def chat_messages(messages: Sequence[Mapping[str, Any]], system: Blocks | None) 
         elif not blocks:
             raise bad_request(f"{where}.content is empty; give a text or content blocks", f"{where}.content")
         for position, block in enumerate(blocks):
-            _read(block, message.role, f"{where}.content[{position}]", transcript)
+            if (place := f"{where}.content[{position}]") not in ignored:
+                _read(block, message.role, place, transcript)
+    if not transcript.messages:
+        raise bad_request("messages has no block that this server reads; give a text", "messages")
     return transcript.messages
+
+
+def ignored_blocks(messages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the types of blocks that no model can read, by their places.
+
+    Of the tools that Anthropic's server runs, these are calls without a result and results without their call.
+    """
+    placed = [
+        (f"messages[{index}].content[{position}]", block)
+        for index, message in enumerate(messages)
+        if isinstance(blocks := message.get("content"), list)
+        for position, block in enumerate(blocks)
+        if isinstance(block, Mapping) and isinstance(block.get("type"), str)
+    ]
+    calls = {_id_of(block, "id") for _, block in placed if block["type"] in _SERVER_CALLS}
+    results = {_id_of(block, "tool_use_id") for _, block in placed if _is_server_result(block)}
+    return {
+        place: block["type"]
+        for place, block in placed
+        if block["type"] in _UNREADABLE
+        or (block["type"] in _SERVER_CALLS and _id_of(block, "id") not in results)
+        or (_is_server_result(block) and _id_of(block, "tool_use_id") not in calls)
+    }
+
+
+def _id_of(block: Mapping[str, Any], key: str) -> str:
+    return str(block.get(key))
+
+
+def _is_server_result(block: Mapping[str, Any]) -> bool:
+    return str(block.get("type")).endswith(_SERVER_RESULT)
 
 
 def _read(block: Mapping[str, Any], role: str, where: str, transcript: Transcript) -> None:
     kind = block.get("type")
     if kind == "text":
         transcript.say(role, [convert(block, _TextBlock, where).text], merge=True)
+        return
+    if _is_server_result(block):
+        text = _result_text(block.get("content"))
+        transcript.result(_id_of(block, "tool_use_id"), f"Error: {text}" if block.get("is_error") else text)
         return
     readers = _READERS.get(role, {})
     if not isinstance(kind, str) or kind not in readers:
@@ -245,10 +289,6 @@ def _read(block: Mapping[str, Any], role: str, where: str, transcript: Transcrip
 
 def _thinking(block: Mapping[str, Any], where: str, transcript: Transcript) -> None:
     transcript.think(convert(block, _ThinkingBlock, where).thinking)
-
-
-def _redacted_thinking(_block: Mapping[str, Any], _where: str, _transcript: Transcript) -> None:
-    """Skip thoughts that only their provider can decrypt."""
 
 
 def _tool_use(block: Mapping[str, Any], where: str, transcript: Transcript) -> None:
@@ -269,6 +309,19 @@ def _tool_result(block: Mapping[str, Any], where: str, transcript: Transcript) -
     transcript.result(result.tool_use_id, [f"Error: {first}" if result.is_error else first, *others])
 
 
+def _result_text(content: Any, depth: int = _RESULT_DEPTH) -> str:
+    """Return what can be read of the result of a tool that Anthropic's server ran: all but files and encrypted text."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        parts = content
+    elif isinstance(content, Mapping) and content.get("type") != "base64":
+        parts = [content[key] for key in _RESULT_TEXTS if key in content]
+    else:
+        return ""
+    return "\n".join(filter(None, (_result_text(part, depth - 1) for part in parts))) if depth else ""
+
+
 def _texts(content: Blocks, where: str) -> list[str]:
     if isinstance(content, str):
         return [content]
@@ -284,5 +337,5 @@ def _text_block(block: Mapping[str, Any], where: str) -> str:
 
 _READERS: dict[str, dict[str, Callable[[Mapping[str, Any], str, Transcript], None]]] = {
     "user": {"tool_result": _tool_result},
-    "assistant": {"tool_use": _tool_use, "thinking": _thinking, "redacted_thinking": _redacted_thinking},
+    "assistant": {"tool_use": _tool_use, "thinking": _thinking, **dict.fromkeys(_SERVER_CALLS, _tool_use)},
 }

@@ -16,6 +16,7 @@ from quire.frontend.http.anthropic.body import (
     MessagesBody,
     PromptFields,
     chat_messages,
+    ignored_blocks,
     server_tools,
     tool_use,
 )
@@ -63,6 +64,7 @@ class MessagesEndpoints(Endpoints):
 
     def _turn(self, request: Request, body: PromptFields, params: SamplingParams) -> Turn:
         note_ignored(request, ignored_keys(body.messages, MESSAGE_KEYS), "messages[].")
+        note_ignored(request, (f"{place} ({kind})" for place, kind in ignored_blocks(body.messages).items()))
         note_hosted(request, server_tools(body.tools))
         messages = chat_messages(body.messages, body.system)
         return Turn(

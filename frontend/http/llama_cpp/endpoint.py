@@ -24,7 +24,8 @@ from quire.frontend.http.llama_cpp.task import LlamaTask
 from quire.frontend.http.openai.embeddings import PoolingBody, embed_all
 from quire.frontend.http.service import Endpoints
 from quire.frontend.http.shared_fields import effort_kwargs
-from quire.frontend.http.transport.responses import json_response, with_warnings
+from quire.frontend.http.transport.ignored import note_ignored
+from quire.frontend.http.transport.responses import json_response
 from quire.frontend.text.prompts import Prompt
 from quire.protocol.messages import SAMPLING_LENGTHS, PoolingParams, SamplingParams
 
@@ -137,5 +138,5 @@ class LlamaEndpoints(Endpoints):
         self, request: Request, body: GenerationBody, task: LlamaTask, params: SamplingParams
     ) -> Response:
         events = task.events() if body.stream else None
-        response = await self._service.respond(request, task.whole, events, task.explain)
-        return with_warnings(response, body.warnings(params, self._service.llm.max_model_len))
+        note_ignored(request, body.ignored(params, self._service.llm.max_model_len))
+        return await self._service.respond(request, task.whole, events, task.explain)

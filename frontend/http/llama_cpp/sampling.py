@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from quire.frontend.http.errors import bad_request
-from quire.frontend.http.shared_fields import LOCAL_SAMPLING, NO_PENALTIES, NOT_HERE, penalty_warnings
+from quire.frontend.http.shared_fields import LOCAL_SAMPLING, NO_PENALTIES, NOT_HERE, ignored_window
 from quire.frontend.http.transport.bodies import Body, Refusals
 from quire.frontend.structured_outputs import check_structured_outputs
 from quire.protocol.messages import LOGIT_BIAS, SAMPLING_LENGTHS, SAMPLING_RANGES, SamplingParams, StructuredOutputs
@@ -221,9 +221,9 @@ class SamplingFields(Body, kw_only=True):
         elif last is not None and last < -1:
             raise bad_request(f"repeat_last_n={last} is out of range; it must be -1 or more", "repeat_last_n")
 
-    def warnings(self, params: SamplingParams, max_model_len: int) -> list[str]:
-        """Return what the server does differently from llama.cpp with these fields."""
-        return penalty_warnings("repeat_last_n", self.repeat_last_n, params, max_model_len)
+    def ignored(self, params: SamplingParams, max_model_len: int) -> list[str]:
+        """Return the fields that have no effect here, and would have one in llama.cpp."""
+        return ignored_window(self.repeat_last_n, params, max_model_len)
 
     def settings(self, params: SamplingParams, model: str, max_model_len: int, *, stream: bool) -> GenerationSettings:
         """Return the settings that an answer repeats."""

@@ -34,7 +34,7 @@ from quire.frontend.http.ollama.writer import (
 )
 from quire.frontend.http.service import Endpoints
 from quire.frontend.http.transport.ignored import note_hosted, note_ignored
-from quire.frontend.http.transport.responses import json_response, new_id, with_warnings
+from quire.frontend.http.transport.responses import json_response, new_id
 from quire.frontend.text.chat.assistant import AssistantParser
 from quire.frontend.text.chat.history import may_fit, room_for_answer, without_oldest_turns
 from quire.frontend.text.chat.message_keys import ignored_keys
@@ -52,7 +52,7 @@ class AnswerEndpoints(Endpoints):
         began = time.monotonic()
         service = self._service
         body = await service.read_any(request, GenerateBody)
-        name, params, warnings = self._checked(body, request)
+        name, params = self._checked(body, request)
         if not body.prompt:
             return json_response(GeneratedText(model=name, created_at=now(), done=True, done_reason=LOADED))
         with errors_renamed(FIELD_NAMES):
@@ -61,25 +61,22 @@ class AnswerEndpoints(Endpoints):
             else:
                 turn = self._turn(body, _messages(body, body.prompt), params, request)
                 conversation = await turn.begin(service)
-        writer = TextWriter(service, self._fitted(conversation), name, began)
-        return with_warnings(await self._respond(request, body, writer), warnings)
+        return await self._respond(request, body, TextWriter(service, self._fitted(conversation), name, began))
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation with a `ChatAnswer`, or with lines of it. Without messages it only checks the model."""
         began = time.monotonic()
         service = self._service
         body = await service.read_any(request, OllamaChatBody)
-        name, params, warnings = self._checked(body, request)
+        name, params = self._checked(body, request)
         turn = await service.convert(request, lambda: self._chat_turn(body, params, request))
         if turn is None:
             return json_response(ChatAnswer(model=name, created_at=now(), done=True, done_reason=LOADED))
         with errors_renamed(FIELD_NAMES):
             conversation, left_out = await self._begun(turn, body.truncate is not False)
         if left_out:
-            most = service.llm.max_model_len
-            warnings.append(f"the oldest {left_out} messages are left out: all exceed the context length {most}")
-        writer = ChatAnswerWriter(service, self._fitted(conversation), name, began)
-        return with_warnings(await self._respond(request, body, writer), warnings)
+            note_ignored(request, [f"messages ({left_out} of the oldest beyond the context length)"])
+        return await self._respond(request, body, ChatAnswerWriter(service, self._fitted(conversation), name, began))
 
     async def _begun(self, turn: Turn, truncates: bool) -> tuple[Conversation, int]:
         """Return the conversation of a turn, and how many of its messages were left out to make room for the answer.
@@ -99,20 +96,18 @@ class AnswerEndpoints(Endpoints):
         kept = await without_oldest_turns(turn.messages, num_tokens, most)
         return await dataclasses.replace(turn, messages=kept).begin(service), len(turn.messages) - len(kept)
 
-    def _checked(self, body: OllamaGenerationBody, request: Request) -> tuple[str, SamplingParams, list[str]]:
-        """Return the model's name for the answer, the sampling parameters, and warnings.
-
-        Raises `ApiError` or `ValueError`.
-        """
+    def _checked(self, body: OllamaGenerationBody, request: Request) -> tuple[str, SamplingParams]:
+        """Return the model's name for the answer, and the sampling parameters. Raises `ApiError` or `ValueError`."""
         service = self._service
         name = check_model(service, body.model)
         service.timeout(request)
         body.check()
         if body.think and service.llm.answer_format.reasoning_parser is None:
             raise bad_request(f'think={body.think!r} is not possible: "{name}" does not support thinking', "think")
-        options, warnings = read_options(body.options)
+        options, unknown = read_options(body.options)
         params = options.sampling_params(service.defaults)
-        return name, params, warnings + options.warnings(params, service.llm.max_model_len)
+        note_ignored(request, [*options.ignored(params, service.llm.max_model_len), *unknown], "options.")
+        return name, params
 
     def _chat_turn(self, body: OllamaChatBody, params: SamplingParams, request: Request) -> Turn | None:
         """Return the request of a chat, None if it has no messages. Raises `ApiError` 400."""

@@ -10,15 +10,13 @@ import msgspec
 from msgspec import Meta
 
 from quire.frontend.http.errors import bad_request
-from quire.frontend.http.shared_fields import LOCAL_SAMPLING, NO_PENALTIES, penalty_warnings
+from quire.frontend.http.shared_fields import LOCAL_SAMPLING, NO_PENALTIES, ignored_window
 from quire.frontend.http.transport.bodies import convert
 from quire.protocol.messages import SAMPLING_LENGTHS, SAMPLING_RANGES, SamplingParams
 from quire.protocol.options import MAX_INT64
 
 FIELD_NAMES = {"stop=": "options.stop=", "structured_outputs.json": "format"}  # name in errors -> name in this API
 _UNLIMITED = (-1, -2)  # values of num_predict: without end, and until the context is full
-
-_MOST_NAMES, _LONGEST_NAME = 8, 40  # of unknown options in a warning
 
 _KV = "the type of KV is that of the engine, see --kv-cache-dtype"
 _REFUSED: Mapping[str, tuple[object, str]] = {  # the value that changes nothing, and why others are rejected
@@ -106,11 +104,11 @@ class Options(msgspec.Struct):
                     "unsupported_parameter",
                 )
 
-    def warnings(self, params: SamplingParams, max_model_len: int) -> list[str]:
-        """Return what the server does differently from Ollama with these options."""
-        found = penalty_warnings("options.repeat_last_n", self.repeat_last_n, params, max_model_len)
+    def ignored(self, params: SamplingParams, max_model_len: int) -> list[str]:
+        """Return the options that have no effect here, and would have one in Ollama."""
+        found = ignored_window(self.repeat_last_n, params, max_model_len)
         if self.num_ctx is not None and self.num_ctx > max_model_len:
-            found.append(f"options.num_ctx={self.num_ctx} exceeds the context length {max_model_len}, which stays")
+            found.append(f"num_ctx (the context length stays {max_model_len})")
         return found
 
     def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
@@ -153,13 +151,10 @@ GIVEN_OPTIONS = Meta(extra_json_schema={**_DOCUMENTED, "additionalProperties": T
 
 
 def read_options(given: Mapping[str, Any] | None) -> tuple[Options, list[str]]:
-    """Return the options of a body, and a warning about unknown ones. Raises `ApiError` 400."""
+    """Return the options of a body, and the names of unknown ones. Raises `ApiError` 400."""
     given = given or {}
     options = convert(given, Options, "options")
-    unknown = sorted(name for name in given.keys() - set(Options.__struct_fields__) if given[name] is not None)
-    shown = ", ".join(f"options.{name[:_LONGEST_NAME]}" for name in unknown[:_MOST_NAMES])
-    more = f" and {len(unknown) - _MOST_NAMES} more" if len(unknown) > _MOST_NAMES else ""
-    return options, [f"unknown, and without effect: {shown}{more}"] if unknown else []
+    return options, sorted(name for name in given.keys() - set(Options.__struct_fields__) if given[name] is not None)
 
 
 def _json(value: object) -> str:

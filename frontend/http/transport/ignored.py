@@ -21,9 +21,9 @@ def note_ignored(request: Request, parts: Iterable[str], where: str = "") -> Non
     noted += (f"{where}{part}" for part in parts)
 
 
-def note_hosted(request: Request, hosted: Mapping[int, str]) -> None:
-    """List tools, by their places and types, as ignored."""
-    note_ignored(request, (f"tools[{index}] ({kind})" for index, kind in hosted.items()))
+def note_hosted(request: Request, hosted: Mapping[int, str], where: str = "tools") -> None:
+    """List tools, by their places and types, as ignored; `where` is the list that holds them."""
+    note_ignored(request, (f"{where}[{index}] ({kind})" for index, kind in hosted.items()))
 
 
 def add_ignored(headers: MutableHeaders, scope: Scope) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
 
@@ -64,14 +63,6 @@ class _PartedResponse(Response):
 def json_response(value: Any, status: int = 200) -> Response:
     """Return a JSON response of structs."""
     return _PartedResponse(msgspec.json.encode(value), status, media_type="application/json")
-
-
-def with_warnings(response: Response, warnings: Sequence[str]) -> Response:
-    """Return a response with the header `Warning`, which says what of the request has no effect."""
-    for text in warnings:
-        safe = "".join(each if " " <= each <= "~" and each not in '"\\' else "?" for each in text)
-        response.headers.append("Warning", f'299 quire "{safe}"')
-    return response
 
 
 CONTENT_TYPES = {

@@ -12,7 +12,7 @@ from quire.frontend.errors import RequestError
 from quire.frontend.text.chat.reasoning import THINK, AnswerStart, ReasoningFormat
 from quire.protocol.grammar.gbnf import is_gbnf, lark_of
 from quire.protocol.grammar.json_schema import WHITESPACE, enforced_schema
-from quire.protocol.grammar.regex_dialect import translate_regex
+from quire.protocol.grammar.regex_dialect import PYTHON, translate_regex
 from quire.protocol.messages import StructuredOutputs
 
 NO_TOKENS: Mapping[str, int] = MappingProxyType({})
@@ -36,7 +36,7 @@ def answer_rule(structured: StructuredOutputs) -> str:
 def _rule(structured: StructuredOutputs) -> str:
     match structured.kinds[0]:
         case "regex":
-            return _regex_rule(translate_regex(structured.regex or ""))
+            return _regex_rule(translate_regex(structured.regex or "", PYTHON))
         case "choice":
             return " | ".join(json.dumps(choice, ensure_ascii=False) for choice in structured.choice or ())
         case "grammar":
@@ -66,7 +66,7 @@ def _schema(structured: StructuredOutputs) -> dict[str, Any]:
     options: dict[str, Any] = {"lenient": False, "whitespace_flexible": not structured.disable_any_whitespace}
     if not structured.disable_any_whitespace:
         blanks = structured.whitespace_pattern
-        options["whitespace_pattern"] = translate_regex(blanks) if blanks else WHITESPACE
+        options["whitespace_pattern"] = translate_regex(blanks, PYTHON) if blanks else WHITESPACE
     return {**enforced_schema(schema), "x-guidance": options}
 
 

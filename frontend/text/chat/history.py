@@ -29,21 +29,34 @@ async def without_oldest_turns(
 ) -> list[M]:
     """Return a conversation without as many of its oldest turns as exceed `most` tokens.
 
-    Instructions stay, and so do the last message of the user and what follows it, even if these exceed it. A turn
-    begins with a message of the user, so that no answer or result of a tool loses its question. `num_tokens` returns
-    the length of a conversation's prompt; it is called a number of times that is the logarithm of the turns.
+    A turn begins with a message of the user, so that no answer or result of a tool loses its question. If the last turn
+    alone exceeds it, its oldest rounds are left out too: a round is an answer and the results of its calls.
+    Instructions, the last message of the user and the last round stay, even if these exceed it. `num_tokens` returns
+    the length of a conversation's prompt; it is called a number of times that is the logarithm of turns and rounds.
     """
-    starts = [index for index, message in enumerate(messages) if message["role"] == "user"] or [0]
+    roles: list[str] = [each["role"] for each in messages]
+    turns = [index for index, role in enumerate(roles) if role == "user"]
+    if not turns:
+        return list(messages)
+    asked = turns[-1]
+    starts = [*turns, *(index for index in range(asked + 2, len(messages)) if _begins_round(roles, index))]
     low, high = 0, len(starts) - 1
     while low < high:
         middle = (low + high) // 2
-        kept = _from(messages, starts[middle])
+        kept = _from(messages, starts[middle], asked)
         if may_fit(kept, most) and await num_tokens(kept) <= most:
             high = middle
         else:
             low = middle + 1
-    return _from(messages, starts[low])
+    return _from(messages, starts[low], asked)
 
 
-def _from(messages: Sequence[M], start: int) -> list[M]:
-    return [each for index, each in enumerate(messages) if index >= start or each["role"] in _INSTRUCTIONS]
+def _begins_round(roles: Sequence[str], index: int) -> bool:
+    return roles[index] == "assistant" and roles[index - 1] != "assistant"
+
+
+def _from(messages: Sequence[M], start: int, asked: int) -> list[M]:
+    """Return the messages from an index on, with instructions and the user's last message from before it."""
+    return [
+        each for index, each in enumerate(messages) if index >= start or index == asked or each["role"] in _INSTRUCTIONS
+    ]

@@ -97,7 +97,7 @@ def check_tools(
 ) -> ToolUse | None:
     """Check `tools`, `tool_choice` and `parallel_tool_calls` of a request; return None if there are no tools.
 
-    `skip_hosted`: leave `hosted_tools` out. Raises ToolError.
+    `skip_hosted`: leave `hosted_tools` out, of the tools and of those that the choice allows. Raises ToolError.
     """
     if parallel_tool_calls is not None and not isinstance(parallel_tool_calls, bool):
         raise ToolError("parallel_tool_calls", f"is {parallel_tool_calls!r}; give true or false")
@@ -108,7 +108,7 @@ def check_tools(
             "tool_choice", f"is {tool_choice!r}, but there are no tools; give tools with it, or leave it out"
         )
     checked = _check_list(tools, hosted_tools(tools) if skip_hosted else {})
-    choice = _check_choice(tool_choice, {tool.name for tool in checked})
+    choice = _check_choice(tool_choice, {tool.name for tool in checked}, skip_hosted=skip_hosted)
     return ToolUse(checked, choice, parallel=parallel_tool_calls is not False and not choice.named)
 
 
@@ -178,7 +178,7 @@ def _deeper(value: Any, levels: int) -> bool:
     return levels == 0 or any(_deeper(each, levels - 1) for each in inner)
 
 
-def _check_choice(given: Any, names: set[str]) -> ToolChoice:
+def _check_choice(given: Any, names: set[str], *, skip_hosted: bool) -> ToolChoice:
     if given is None:
         return ToolChoice()
     if given in ("none", "auto", "required"):
@@ -186,18 +186,23 @@ def _check_choice(given: Any, names: set[str]) -> ToolChoice:
     if isinstance(given, Mapping) and given.get("type") == "function":
         return ToolChoice("required", (_check_named(given, names, "tool_choice"),), named=True)
     if isinstance(given, Mapping) and given.get("type") == "allowed_tools":
-        return _check_allowed(given.get("allowed_tools"), names)
+        return _check_allowed(given.get("allowed_tools"), names, skip_hosted=skip_hosted)
     raise ToolError("tool_choice", f"is {_short(given)}; give {CHOICES}")
 
 
-def _check_allowed(given: Any, names: set[str]) -> ToolChoice:
+def _check_allowed(given: Any, names: set[str], *, skip_hosted: bool) -> ToolChoice:
     where = "tool_choice.allowed_tools"
     if not isinstance(given, Mapping) or not isinstance(given.get("tools"), Sequence) or not given["tools"]:
         raise ToolError(where, f'is {_short(given)}; give {{"mode": ..., "tools": [...]}} with at least one tool')
     mode = given.get("mode")
     if mode not in ("auto", "required"):
         raise ToolError(f"{where}.mode", f"is {_short(mode)}; give 'auto' or 'required'")
-    allowed = [_check_named(tool, names, f"{where}.tools[{index}]") for index, tool in enumerate(given["tools"])]
+    skipped = hosted_tools(given["tools"]) if skip_hosted else {}
+    allowed = [
+        _check_named(tool, names, f"{where}.tools[{index}]")
+        for index, tool in enumerate(given["tools"])
+        if index not in skipped
+    ]
     return ToolChoice(mode, tuple(dict.fromkeys(allowed)))
 
 

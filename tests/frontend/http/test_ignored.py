@@ -141,7 +141,55 @@ def test_unknown_verbosity_is_refused(server: Server) -> None:
         assert "it can be low, medium, high" in server.request(path, body).error["message"]
 
 
-def test_a_search_in_the_history_of_responses_is_listed(server: Server) -> None:
+def test_hosted_calls_in_the_history_of_responses_are_listed(server: Server) -> None:
     search = {"type": "web_search_call", "id": "w", "status": "completed"}
-    reply = server.request("/v1/responses", {"input": [USER, search, USER], "max_output_tokens": 1})
-    assert (reply.status, reply.headers["x-quire-ignored"]) == (200, "input[1] (web_search_call)")
+    code = {"type": "code_interpreter_call", "id": "c", "status": "completed", "code": "1", "outputs": None}
+    asked = {"input": [USER, search, code, USER], "include": ["web_search_call.action.sources"], "max_output_tokens": 1}
+    reply = server.request("/v1/responses", asked)
+    listed = "input[1] (web_search_call), input[2] (code_interpreter_call), include (web_search_call.action.sources)"
+    assert (reply.status, reply.headers["x-quire-ignored"]) == (200, listed)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "tool", "choice", "where"),
+    [
+        ("/v1/responses", {"input": "Hi", "max_output_tokens": 4}, FLAT, {}, "tool_choice.tools"),
+        ("/v1/chat/completions", {**ASK, "max_tokens": 4}, NESTED, None, "tool_choice.allowed_tools.tools"),
+    ],
+)
+def test_hosted_tools_may_be_allowed_beside_functions(
+    server: Server, path: str, body: dict[str, Any], tool: Any, choice: Any, where: str
+) -> None:
+    def chosen(tools: list[Any]) -> dict[str, Any]:
+        allowed = {"mode": "auto", "tools": tools}
+        return {"type": "allowed_tools", **(allowed if choice is not None else {"allowed_tools": allowed})}
+
+    search, named = {"type": "web_search"}, {"type": "function", "name": "look"}
+    named = named if choice is not None else {"type": "function", "function": {"name": "look"}}
+    asked = {**body, "tools": [search, tool]}
+    reply = server.request(path, {**asked, "tool_choice": chosen([search, named])})
+    assert (reply.status, reply.headers["x-quire-ignored"]) == (200, f"tools[0] (web_search), {where}[0] (web_search)")
+    assert server.request(path, {**asked, "tool_choice": chosen([search])}).status == 400
+
+
+def test_what_anthropics_server_did_before_is_read_or_listed(server: Server) -> None:
+    done = [
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "Rome"}},
+        {
+            "type": "web_search_tool_result",
+            "tool_use_id": "s1",
+            "content": [{"type": "web_search_result", "title": "Rome", "url": "http://r", "encrypted_content": "x"}],
+        },
+        {"type": "text", "text": "Rome is a city."},
+        {"type": "server_tool_use", "id": "s2", "name": "web_search", "input": {}},
+    ]
+    messages = [USER, {"role": "assistant", "content": done}, {**USER, "content": [{"type": "container_upload"}]}, USER]
+    reply = server.request("/v1/messages", {"messages": messages, "max_tokens": 2})
+    listed = "messages[1].content[0] (redacted_thinking), messages[1].content[4] (server_tool_use), "
+    assert (reply.status, reply.headers["x-quire-ignored"]) == (
+        200,
+        f"{listed}messages[2].content[0] (container_upload)",
+    )
+    alone = server.request("/v1/messages", {"messages": [{"role": "assistant", "content": done[:1]}], "max_tokens": 2})
+    assert "messages has no block that this server reads" in alone.body.decode()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from allowed_texts import AllowedTexts
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from llguidance import LLMatcher
 
 from quire.protocol.grammar.explanation import explained
@@ -45,6 +50,115 @@ def test_a_grammar_means_what_llama_cpp_means(grammar: str, right: list[str], wr
     AllowedTexts(LLMatcher.grammar_from_lark(lark_of(grammar))).check(right, wrong)
 
 
+LONGEST = 4
+SHORT = ["".join(text) for length in range(LONGEST + 1) for text in itertools.product("abc", repeat=length)]
+CLASSES = {"[ab]": "ab", "[^a]": "bc", ".": "abc"}
+TIMES = {"*": (0, LONGEST), "+": (1, LONGEST), "?": (0, 1), "{2}": (2, 2), "{2,}": (2, LONGEST), "{0,1}": (0, 1)}
+NAMES = ["root", "x", "y"]
+ITEMS: Any = st.one_of(
+    st.sampled_from(['"a"', '"b"', '"ab"', '"ba"', '""']).map(lambda text: ("text", text)),
+    st.sampled_from(list(CLASSES)).map(lambda text: ("class", text)),
+    st.sampled_from(NAMES).map(lambda text: ("rule", text)),
+)
+BODIES: Any = st.recursive(
+    ITEMS,
+    lambda inner: st.one_of(
+        st.tuples(st.just("or"), st.lists(inner, min_size=2, max_size=3)),
+        st.tuples(st.just("then"), st.lists(inner, min_size=2, max_size=3)),
+        st.tuples(st.just("times"), inner, st.sampled_from(list(TIMES))),
+    ),
+    max_leaves=6,
+)
+
+
+def written(body: Any) -> str:
+    match body:
+        case ("or", parts):
+            return f"({' | '.join(map(written, parts))})"
+        case ("then", parts):
+            return f"({' '.join(map(written, parts))})"
+        case ("times", part, times):
+            return f"({written(part)}){times}"
+        case (_, text):
+            return str(text)
+
+
+def joined(left: set[str], right: set[str]) -> set[str]:
+    return {a + b for a in left for b in right if len(a) + len(b) <= LONGEST}
+
+
+def texts_of(body: Any, known: dict[str, set[str]]) -> set[str]:
+    """Return the short texts of a body, given those of the rules."""
+    match body:
+        case ("or", parts):
+            return {text for part in parts for text in texts_of(part, known)}
+        case ("then", parts):
+            found = {""}
+            for part in parts:
+                found = joined(found, texts_of(part, known))
+            return found
+        case ("times", part, times):
+            (least, most), one = TIMES[times], texts_of(part, known)
+            found, all_found = {""}, set[str]()
+            for number in range(most + 1):
+                all_found |= found if number >= least else set()
+                found = joined(found, one)
+            return all_found
+        case ("class", text):
+            return set(CLASSES[text])
+        case ("rule", name):
+            return known[name]
+        case (_, text):
+            return {text.strip('"')}
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(BODIES, min_size=3, max_size=3))
+def test_short_texts_are_those_of_the_rules(bodies: list[Any]) -> None:
+    known = {name: set[str]() for name in NAMES}
+    while (found := {name: texts_of(body, known) for name, body in zip(NAMES, bodies, strict=True)}) != known:
+        known = found
+    grammar = "\n".join(f"{name} ::= {written(body)}" for name, body in zip(NAMES, bodies, strict=True))
+    try:
+        allowed = AllowedTexts(LLMatcher.grammar_from_lark(lark_of(grammar)))
+    except ValueError:
+        assert not known["root"]
+        return
+    assert [text for text in SHORT if text in allowed] == sorted(known["root"], key=lambda text: (len(text), text))
+
+
+def test_rules_that_never_meet_stay_lexemes() -> None:
+    grammar = r"""root ::= "{" ws (pair ("," ws pair)*)? "}" ws
+pair ::= string ":" ws (root | string | number | "true" ws | "[" ws "]" ws)
+string ::= "\"" ([^"\\\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-f]{4}))* "\"" ws
+number ::= "-"? ([0-9] | [1-9] [0-9]{0,15}) ("." [0-9]+)? ws
+ws ::= | " " | "\n" [ \t]{0,20}"""
+    lark = lark_of(grammar)
+    assert '"true" T4_WS' in lark
+    assert "T2_STRING" in lark
+    assert "T3_NUMBER" in lark
+    assert "r4_ws" not in lark
+    met = lark_of(grammar.replace('"}" ws', '"}" ws ws'))
+    assert "r4_ws r4_ws" in met
+    assert "T2_STRING" in met
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        "root ::= " + " | ".join(f'"word{number}" root' for number in range(3000)),
+        "root ::= x0 root?\n" + "\n".join(f"x{n} ::= [a-z]{{0,9}} x{n + 1}?" for n in range(800)) + "\nx800 ::= [a-z]",
+        "root ::= root x0?\n" + "\n".join(f'x{n} ::= x{n + 1} "a" | root' for n in range(1500)) + "\nx1500 ::= root",
+        "root ::= (" + " | ".join("[a-z]*" for _ in range(300)) + ") root",
+        "root ::= x root\nx ::= " + "[a-z]? " * 3000,
+    ],
+)
+def test_a_large_grammar_takes_no_longer_to_analyse(grammar: str) -> None:
+    began = time.process_time()
+    lark_of(grammar)
+    assert time.process_time() - began < 1
+
+
 @pytest.mark.parametrize(
     ("grammar", "words"),
     [
@@ -63,6 +177,7 @@ def test_a_grammar_means_what_llama_cpp_means(grammar: str, right: list[str], wr
         ("root ::= []", "a class without characters"),
         ("root ::= [z-a]", "the range from 'z' to 'a' is empty"),
         ('root ::= "a"{3,2}', "{3,2} repeats nothing"),
+        ('root ::= "a"' + "?*" * 3000, "more than 150 repetitions of one another"),
         ('root ::= "a"{,2}', "expected {m}, {m,} or {m,n}"),
         ("root ::= <think>", "tokens ('<...>') are not supported"),
         ("root ::= " + "(" * 9000, "more than 150 groups within each other"),

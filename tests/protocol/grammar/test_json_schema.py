@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
+import jsonschema
 import pytest
 from allowed_texts import AllowedTexts
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
@@ -137,6 +139,71 @@ def test_schemas_that_combine_too_many_others_are_refused() -> None:
         deep = {"properties": {"a": deep}}
     with pytest.raises(ValueError, match="beyond the recursion limit"):
         enforced_schema(deep)
+
+
+NAMES = st.sampled_from("abc")
+LEAF: Any = st.sampled_from(
+    [NUMBER, {"type": "string"}, {}, True, {"const": 1}, {"enum": [1, "x"]}, {"type": "object"}]
+)
+
+
+def objects(inner: Any, others: Any) -> Any:
+    """Return schemas of objects, and what combines them; `others`: what they may say of further properties."""
+    parts = {
+        "type": st.sampled_from(["object", ["object", "integer"]]),
+        "properties": st.dictionaries(NAMES, inner, max_size=2),
+        "required": st.lists(NAMES, min_size=1, max_size=2, unique=True),
+        "$ref": st.just("#/$defs/d"),
+        **dict.fromkeys(("allOf", "anyOf", "oneOf"), st.lists(inner, min_size=1, max_size=2)),
+    }
+    return st.fixed_dictionaries({}, optional={**parts, "additionalProperties": others})
+
+
+CLOSED: Any = st.recursive(LEAF, lambda inner: objects(inner, st.sampled_from([True, False, NUMBER])), max_leaves=5)
+OPEN: Any = st.recursive(
+    LEAF,
+    lambda inner: objects(inner, st.just(True)).map(lambda schema: {**schema, "additionalProperties": True}),
+    max_leaves=5,
+)
+PLAIN: list[Any] = [1, "x", None, [], {}, *({name: value} for name in "abc" for value in (1, "x", {}, {"a": 1}))]
+PAIRS = [
+    dict(zip(names, values, strict=True)) for names in ("ab", "ac", "bc") for values in ((1, 1), ("x", 1), (1, {}))
+]
+VALUES = [*PLAIN, *PAIRS, {"a": 1, "b": 1, "c": 1}]
+
+
+@settings(max_examples=150, deadline=None)
+@given(CLOSED, CLOSED)
+def test_what_is_allowed_is_valid(schema: Any, definition: Any) -> None:
+    check_against_validator(schema, definition, is_open=False)
+
+
+@settings(max_examples=100, deadline=None)
+@given(OPEN, OPEN)
+def test_what_is_valid_is_allowed_where_nothing_is_closed(schema: Any, definition: Any) -> None:
+    check_against_validator(schema, definition, is_open=True)
+
+
+def check_against_validator(schema: Any, definition: Any, *, is_open: bool) -> None:
+    assume(isinstance(schema, dict))
+    whole = {**schema, "$defs": {"d": definition}}
+    validator = jsonschema.Draft202012Validator(whole)
+    try:
+        allowed = allowed_by(whole)
+        valid = [value for value in VALUES if validator.is_valid(value)]
+    except (ValueError, RecursionError):  # it can't be enforced, or has no values, or no end
+        assume(False)
+    found = [value for value in VALUES if any(text in allowed for text in orders(value))]
+    assert [value for value in found if value not in valid] == []
+    if is_open:
+        assert found == valid
+
+
+def orders(value: Any) -> list[str]:
+    """Return the texts of a value with its properties in any order."""
+    if not isinstance(value, dict):
+        return [json.dumps(value)]
+    return [json.dumps(dict(items)) for items in itertools.permutations(value.items())]
 
 
 KEYWORDS = [

@@ -48,7 +48,15 @@ FIELD_NAMES = {  # name in errors -> name in this API
 
 LOGPROBS = "message.output_text.logprobs"
 # Thoughts are returned as plain text, so that clients can send them back without encrypted_content.
-INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
+_INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
+_NEVER_INCLUDED = (  # parts of what only OpenAI's server runs or reads
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
 
 # Fields of Chat Completions without a meaning here, and the values of them that change nothing.
 _FOREIGN = {
@@ -131,8 +139,8 @@ class ResponsesBody(GenerationFields, kw_only=True):
             if value is not None and value not in harmless:
                 raise bad_request(f"{name}={value} is not supported in /v1/responses; leave it out", name)
         for name in self.include or []:
-            if name not in INCLUDABLE:
-                known = ", ".join(INCLUDABLE)
+            if name not in _INCLUDABLE + _NEVER_INCLUDED:
+                known = ", ".join(_INCLUDABLE + _NEVER_INCLUDED)
                 raise bad_request(f"include holds {name!r}, which is not supported; known are {known}", "include")
 
     def ignored(self) -> list[str]:
@@ -141,7 +149,8 @@ class ResponsesBody(GenerationFields, kw_only=True):
         messages = (item for item in items if item.get("type", "message") == "message")
         return [
             *(f"input[].{key}" for key in ignored_keys(messages, _ITEM_KEYS)),
-            *(f"input[{index}] ({_HOSTED})" for index, item in enumerate(items) if item.get("type") == _HOSTED),
+            *(f"input[{index}] ({item['type']})" for index, item in enumerate(items) if item.get("type") in _HOSTED),
+            *(f"include ({name})" for name in self.include or () if name in _NEVER_INCLUDED),
             *ignored_verbosity(None if self.text is None else self.text.verbosity, "text.verbosity"),
         ]
 
@@ -241,6 +250,14 @@ class _ShellCallItem(msgspec.Struct):
     action: dict[str, Any]
 
 
+class _McpCallItem(msgspec.Struct):
+    id: str
+    name: str
+    arguments: str
+    output: str | None = None
+    error: str | None = None
+
+
 class _FunctionCallOutputItem(msgspec.Struct):
     call_id: str
     output: str | list[dict[str, Any]]
@@ -252,7 +269,10 @@ class _ReasoningItem(msgspec.Struct):
 
 
 _ITEM_KEYS = frozenset({"type", "id", "status", "phase", *_MessageItem.__struct_fields__})
-_HOSTED = "web_search_call"
+_HOSTED = (  # calls that their provider ran, without a result that a model could read, and what belongs to them
+    *("web_search_call", "file_search_call", "image_generation_call", "code_interpreter_call"),
+    *("mcp_list_tools", "mcp_approval_request", "mcp_approval_response"),
+)
 _REFERENCE = "references are not resolved; give the item itself, or previous_response_id"
 _TEXTS = {  # type of a part -> the key of its text
     "input_text": "text",
@@ -319,8 +339,14 @@ def _shell_call(item: dict[str, Any], where: str, transcript: Transcript) -> Non
     transcript.call(call.call_id, "local_shell", call.action)
 
 
+def _mcp_call(item: dict[str, Any], where: str, transcript: Transcript) -> None:
+    call = convert(item, _McpCallItem, where)
+    _function_call({"call_id": call.id, "name": call.name, "arguments": call.arguments}, where, transcript)
+    transcript.result(call.id, call.output or call.error or "")
+
+
 def _hosted_call(_item: dict[str, Any], _where: str, _transcript: Transcript) -> None:
-    """Skip a call that its provider ran; it has no result that a model could read."""
+    """Skip what only its provider can read."""
 
 
 def _function_call_output(item: dict[str, Any], where: str, transcript: Transcript) -> None:
@@ -366,6 +392,7 @@ _READERS: dict[str, Callable[[dict[str, Any], str, Transcript], None]] = {
     "custom_tool_call_output": _function_call_output,
     "local_shell_call": _shell_call,
     "local_shell_call_output": _function_call_output,
-    _HOSTED: _hosted_call,
+    "mcp_call": _mcp_call,
+    **dict.fromkeys(_HOSTED, _hosted_call),
     "reasoning": _reasoning,
 }

@@ -149,6 +149,8 @@ class ResponsesEndpoint(Endpoints):
         service = self._service
         note_ignored(request, body.ignored())
         note_hosted(request, hosted_tools(body.tools))
+        if isinstance(body.tool_choice, dict):
+            note_hosted(request, hosted_tools(body.tool_choice.get("tools")), "tool_choice.tools")
         effort = effort_kwargs(None if body.reasoning is None else body.reasoning.effort, "reasoning.effort")
         kwargs = {**effort, **(body.chat_template_kwargs or {})}
         return Turn(

@@ -27,6 +27,7 @@ _PREFIXES = {
     "custom_tool_call_output": "ctco",
     "local_shell_call": "lsh",
     "local_shell_call_output": "lsho",
+    "mcp_call": "mcp",
     "web_search_call": "ws",
     "reasoning": "rs",
 }
@@ -91,7 +92,7 @@ def input_items(given: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 
 def _completed(item: Mapping[str, Any]) -> dict[str, Any]:
     kind = item.get("type") or "message"
-    made = {**item, "type": kind, "id": _id_of(item) or new_id(_PREFIXES[kind], "_")}
+    made = {**item, "type": kind, "id": _id_of(item) or new_id(_PREFIXES.get(kind, "item"), "_")}
     if kind == "reasoning":
         return {**made, "summary": item.get("summary") or []}
     if kind == "message" and isinstance(item["content"], str):

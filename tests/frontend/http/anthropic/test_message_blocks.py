@@ -129,6 +129,50 @@ def test_blocks_become_a_chat() -> None:
     ]
 
 
+def test_results_of_servers_tools_become_results_of_calls() -> None:
+    def call(number: int, name: str, kind: str = "server_tool_use") -> dict[str, Any]:
+        return {"type": kind, "id": f"s{number}", "name": name, "input": {}, "server_name": "m"}
+
+    def result(number: int, kind: str, content: Any, **more: Any) -> dict[str, Any]:
+        return {"type": f"{kind}_tool_result", "tool_use_id": f"s{number}", "content": content, **more}
+
+    found = {"type": "web_search_result", "title": "Rome", "url": "http://r", "encrypted_content": "x", "page_age": "1"}
+    source = {"type": "text", "media_type": "text/plain", "data": "Rome is a city."}
+    page = {"type": "document", "title": "Rome", "source": source}
+    pdf = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "aGk="}}
+    ran = {"type": "code_execution_result", "stdout": "4", "stderr": "", "return_code": 0, "content": []}
+    blocks = [
+        *(call(1, "web_search"), result(1, "web_search", [found])),
+        *(
+            call(2, "web_fetch"),
+            result(2, "web_fetch", {"type": "web_fetch_result", "url": "http://r", "content": page}),
+        ),
+        *(
+            call(3, "web_fetch"),
+            result(3, "web_fetch", {"type": "web_fetch_result", "url": "http://p", "content": pdf}),
+        ),
+        *(call(4, "code_execution"), result(4, "code_execution", ran)),
+        *(call(5, "web_search"), result(5, "web_search", {"type": "e", "error_code": "unavailable"})),
+        *(call(6, "ask", "mcp_tool_use"), result(6, "mcp", [{"type": "text", "text": "No."}], is_error=True)),
+        {"type": "text", "text": "Four."},
+        call(7, "web_search"),
+        result(8, "web_search", []),
+    ]
+    _, *messages = chat_messages([USER, {"role": "assistant", "content": blocks}], None)
+    results = {each["tool_call_id"]: each["content"] for each in messages if each["role"] == "tool"}
+    assert results == {
+        "s1": "Rome\nhttp://r",
+        "s2": "http://r\nRome\nRome is a city.",
+        "s3": "http://p",
+        "s4": "4",
+        "s5": "unavailable",
+        "s6": "Error: No.",
+    }
+    made = [each["id"] for message in messages for each in message.get("tool_calls", ())]
+    assert made == list(results)
+    assert messages[-1] == {"role": "assistant", "content": "Four."}
+
+
 def test_a_tool_result_may_be_empty() -> None:
     call = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "look", "input": {}}]}
     block = {"type": "tool_result", "tool_use_id": "t", "content": None, "is_error": None}

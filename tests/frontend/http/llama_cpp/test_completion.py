@@ -130,7 +130,7 @@ def test_sampling_fields_are_those_of_openais_api(server: Server, openai: OpenAI
     assert ask(server, **given, repeat_last_n=-1)["content"] == answer["content"]
     usual = server.request("/completion", {"prompt": PROMPT, **given, "repeat_last_n": 64})
     assert usual.json()["content"] == answer["content"]
-    assert usual.headers["warning"] == '299 quire "repeat_last_n=64 is not followed: penalties apply to all tokens"'
+    assert usual.headers["x-quire-ignored"] == "repeat_last_n (penalties apply to all tokens)"
 
 
 def test_samplers_that_are_not_given_are_off(server: Server) -> None:

@@ -132,10 +132,21 @@ def test_input_items_become_a_chat() -> None:
     ]
 
 
+def test_a_call_of_an_mcp_tool_becomes_a_call_with_its_result() -> None:
+    call = {"type": "mcp_call", "id": "m", "server_label": "s", "name": "ask", "arguments": '{"n": 1}'}
+    function = {"name": "ask", "arguments": {"n": 1}}
+    for end, text in (({"output": "Yes."}, "Yes."), ({"output": None, "error": "Gone."}, "Gone.")):
+        assert messages_of([{**call, **end}], None) == [
+            {"role": "assistant", "content": "", "tool_calls": [{"id": "m", "type": "function", "function": function}]},
+            {"role": "tool", "tool_call_id": "m", "content": text},
+        ]
+
+
 @pytest.mark.parametrize(
     ("item", "words"),
     [
-        ({"type": "mcp_call", "id": "m"}, r"input\[0\] is of type 'mcp_call'"),
+        ({"type": "computer_call", "id": "m"}, r"input\[0\] is of type 'computer_call'"),
+        ({"type": "mcp_call", "id": "m"}, r"input\[0\].name is missing"),
         ({"type": "custom_tool_call_output", "call_id": "c", "output": "x"}, "no call before it has this call_id"),
         ({"type": "item_reference", "id": "msg_1"}, "references are not resolved"),
         ({"id": "msg_1"}, "references are not resolved"),

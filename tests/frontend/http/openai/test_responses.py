@@ -156,7 +156,7 @@ def test_nothing_is_stored_without_a_store(openai: OpenAI) -> None:
         ("conversation", "conv_1"),
         ("background", True),
         ("prompt", {"id": "pmpt_1"}),
-        ("include", ["file_search_call.results"]),
+        ("include", ["file_search_call.nonsense"]),
         ("truncation", "auto"),
         ("service_tier", "flex"),
         ("max_tool_calls", 3),

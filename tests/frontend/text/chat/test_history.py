@@ -38,14 +38,34 @@ def fitted(messages: list[dict[str, Any]], most: int) -> tuple[list[dict[str, An
 
 @given(CONVERSATIONS, st.integers(1, 300))
 def test_no_more_turns_are_left_out_than_need_be(messages: list[dict[str, Any]], most: int) -> None:
-    users = [index for index, each in enumerate(messages) if each["role"] == "user"] or [0]
+    roles = [each["role"] for each in messages]
+    users = [index for index, role in enumerate(roles) if role == "user"]
+    asked = max(users, default=len(roles))
+    rounds = [at for at in range(asked + 1, len(roles)) if roles[at] == "assistant" and roles[at - 1] != "assistant"]
     candidates = [
-        [each for index, each in enumerate(messages) if index >= start or each["role"] in ("system", "developer")]
-        for start in users
+        [
+            each
+            for index, each in enumerate(messages)
+            if index >= start or index == asked or each["role"] in ("system", "developer")
+        ]
+        for start in [*users, *rounds] or [0]
     ]
     kept, calls = fitted(messages, most)
     assert kept == next((each for each in candidates if length(each) <= most), candidates[-1])
-    assert calls <= len(users).bit_length()
+    assert calls <= len(candidates).bit_length()
+
+
+def test_a_long_loop_of_calls_loses_its_oldest_rounds_whole() -> None:
+    asked = {"role": "user", "content": "What is the weather?"}
+    system = {"role": "system", "content": "Be brief."}
+    calls = [{"role": "assistant", "content": "", "tool_calls": [{"id": str(number)}]} for number in range(9)]
+    results = [{"role": "tool", "tool_call_id": str(number), "content": "x" * 20} for number in range(9)]
+    rounds = [[call, result, result] for call, result in zip(calls, results, strict=True)]
+    flat = [each for one in rounds for each in one]
+    kept, _ = fitted([system, {"role": "user", "content": "Hi"}, asked, *flat], 160)
+    assert kept == [system, asked, *flat[-9:]]
+    assert length(kept) <= 160 < length(kept) + length(rounds[0])
+    assert fitted([system, asked, *flat], 10)[0] == [system, asked, *flat[-3:]]
 
 
 def test_texts_that_cannot_fit_are_not_tokenized() -> None:
