@@ -47,7 +47,7 @@ class Transcript:
         self.messages: list[dict[str, Any]] = []
         self._calls: set[str] = set()  # by id
 
-    def say(self, role: str, texts: Iterable[str], merge: bool = False) -> None:
+    def say(self, role: str, texts: list[str], merge: bool = False) -> None:
         """Add texts of `role`. `merge`: append them to the role's last message, as always happens for the assistant."""
         if not (self._is_last(role) and (merge or role == "assistant")):
             self.messages.append({"role": role, "content": ""})
@@ -70,7 +70,7 @@ class Transcript:
         """Return whether the assistant made this call."""
         return call_id in self._calls
 
-    def result(self, call_id: str, texts: Iterable[str]) -> None:
+    def result(self, call_id: str, texts: list[str]) -> None:
         """Add the result of a call."""
         self.messages.append({"role": "tool", "tool_call_id": call_id, "content": ""})
         _add_texts(self.messages[-1], texts)

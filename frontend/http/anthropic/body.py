@@ -227,7 +227,7 @@ def chat_messages(messages: Sequence[Mapping[str, Any]], system: Blocks | None) 
         if isinstance(blocks, str):
             blocks = [{"type": "text", "text": blocks}]
         elif not blocks and message.role == "assistant" and index == len(messages) - 1:
-            transcript.say("assistant", ())
+            transcript.say("assistant", [])
         elif not blocks:
             raise bad_request(f"{where}.content is empty; give a text or content blocks", f"{where}.content")
         for position, block in enumerate(blocks):
@@ -276,7 +276,7 @@ def _read(block: Mapping[str, Any], role: str, where: str, transcript: Transcrip
         return
     if _is_server_result(block):
         text = _result_text(block.get("content"))
-        transcript.result(_id_of(block, "tool_use_id"), f"Error: {text}" if block.get("is_error") else text)
+        transcript.result(_id_of(block, "tool_use_id"), [f"Error: {text}" if block.get("is_error") else text])
         return
     readers = _READERS.get(role, {})
     if not isinstance(kind, str) or kind not in readers:

@@ -342,7 +342,7 @@ def _shell_call(item: dict[str, Any], where: str, transcript: Transcript) -> Non
 def _mcp_call(item: dict[str, Any], where: str, transcript: Transcript) -> None:
     call = convert(item, _McpCallItem, where)
     _function_call({"call_id": call.id, "name": call.name, "arguments": call.arguments}, where, transcript)
-    transcript.result(call.id, call.output or call.error or "")
+    transcript.result(call.id, [call.output or call.error or ""])
 
 
 def _hosted_call(_item: dict[str, Any], _where: str, _transcript: Transcript) -> None:
