@@ -67,7 +67,7 @@ def chat(
 def greet(model: Model, sampling: SamplingFlags) -> None:
     """Tell a person at a terminal what to do, and how answers are sampled."""
     if is_interactive():
-        say(f"Type a message; /help lists the commands, Ctrl-D exits. {model.sampling_line(sampling).capitalize()}.")
+        say(f"Type a message; /help lists the commands, Ctrl-D exits. Sampling defaults: {model.sampling_line(sampling)}.")
 
 
 class ChatSession:
@@ -135,7 +135,7 @@ class ChatSession:
             return
         if name not in rows or rows[name].is_list:
             names = ", ".join([*(each for each, row in rows.items() if not row.is_list), "markdown", "system"])
-            fail(f"{name} is no parameter to set; these are: {names}")
+            fail(f"{name} is not a parameter; give one of: {names}")
             return
         given.pop(name, None)
         try:
@@ -150,19 +150,25 @@ class ChatSession:
     @property
     def _given(self) -> str:
         given = self._sampling.given
-        return ", ".join(f"{each}={value}" for each, value in given.items()) or "all parameters are the model's own"
+        return ", ".join(f"{each}={value}" for each, value in given.items()) or self._own_parameters
+
+    @property
+    def _own_parameters(self) -> str:
+        return f"the model's own: {self._model.sampling_line(self._sampling)}"
 
     def _show(self, name: str) -> None:
         """Show a part of what shapes the answers, or the short ones of them."""
+        from quire.frontend.hub.names import name_of
+
         llm = self._model.llm
         parts: dict[str, Callable[[], str]] = {
-            "info": lambda: f"model {llm.model}, context of {llm.max_model_len} tokens",
+            "info": lambda: f"model {name_of(llm.model)}, context of {llm.max_model_len} tokens",
             "parameters": lambda: self._given,
             "system": lambda: self._system or "there is no system message; /system TEXT sets one",
             "template": lambda: self._model.chat_template or "the model has no chat template",
         }
         if name and name not in parts:
-            fail(f"{name} is nothing to show; these are: {', '.join(parts)}")
+            fail(f"{name} is not known; give one of: {', '.join(parts)}")
             return
         for each in [name] if name else list(parts)[:3]:
             say(parts[each]() if name else f"{each + ':':12}{parts[each]()}")
@@ -262,7 +268,7 @@ def parameter(row: Option, text: str) -> object:
         value = row.type(text)
     except ValueError:
         kind = "a whole number" if row.type is int else "a number"
-        raise ValueError(f"{row.name}={text!r} is no number; give {kind}") from None
+        raise ValueError(f"{row.name}={text!r} is not {kind}") from None
     row.check(value)
     return value
 

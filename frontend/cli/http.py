@@ -101,7 +101,7 @@ def serving_of(
     )
     llm.add_observer(service.load)
     if llm.pooling_info.generates:
-        logger.info(model.sampling_line(sampling))
+        logger.info("sampling defaults: %s", model.sampling_line(sampling))
     return Serving(service, listener, _tell)
 
 

@@ -48,9 +48,7 @@ class Model:
     def sampling_line(self, flags: SamplingFlags) -> str:
         """Return the sampling parameters of requests that give none, as a line for users."""
         values = {"temperature": 1.0} | self.defaults(flags)
-        return "sampling defaults: " + ", ".join(
-            f"{name}={values[name]}" for name in GENERATION_DEFAULTS if name in values
-        )
+        return ", ".join(f"{name}={values[name]}" for name in GENERATION_DEFAULTS if name in values)
 
     @property
     def has_chat_template(self) -> bool:

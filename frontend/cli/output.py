@@ -54,10 +54,10 @@ class PrintedAnswer:
                 self.markdown.feed(completion.text.translate(CONTROLS))
 
     def end_line(self) -> None:
-        """Write what has not been rendered yet, and a line break, unless the text ends with one."""
+        """Write what has not been rendered yet, and the line break that the last line of the text lacks."""
         if self.markdown is not None:
             self.markdown.end()
-        elif not self.text.endswith("\n"):
+        elif self.text[-1:] not in ("", "\n"):
             write("\n")
 
     def end(self) -> None:

@@ -10,7 +10,7 @@ from quire.frontend.cli.chat import NO_MARKDOWN, ChatSession, greet
 from quire.frontend.cli.flags import AttachFlags, EngineFlags, SamplingFlags, TemplateFlags, switch, takes_flags
 from quire.frontend.cli.model import open_model
 from quire.frontend.cli.output import say, tolerate_encoding
-from quire.frontend.cli.serve import answer_once
+from quire.frontend.cli.serve import answer_once, is_text
 
 
 @takes_flags
@@ -18,7 +18,8 @@ def run(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="Folder, GGUF file or name (ORG/NAME) of a model. Default: the demo model.",
+            help="Folder, GGUF file or name (ORG/NAME) of a model. Default: the demo model. A text of several words is "
+            "the message.",
             metavar="MODEL",
             show_default=False,
         ),
@@ -38,6 +39,8 @@ def run(
     A model without a chat template continues texts. The conversation is that of `quire chat`.
     """
     tolerate_encoding()
+    if name is not None and is_text(name):
+        name, prompt = None, [name, *(prompt or [])]
     if name is not None:
         if engine.model is not None:
             raise typer.BadParameter("the model is given twice; omit --model")

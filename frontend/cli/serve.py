@@ -77,10 +77,10 @@ def serve(
 
 def _is_model(argument: str) -> bool:
     """Return True for a folder, a GGUF file or a name. Raises `BadParameter` for a word that is no model's."""
+    if is_text(argument):
+        return False
     if Path(argument).is_dir() or (is_gguf(argument) and Path(argument).is_file()):
         return True
-    if len(argument.split()) != 1:
-        return False
     if not ("/" in argument or is_gguf(argument)):
         raise typer.BadParameter(
             f"there is no folder {argument}, and models of the Hugging Face hub have names such as Qwen/Qwen3-0.6B; to "
@@ -94,6 +94,11 @@ def _is_model(argument: str) -> bool:
             "a checkpoint, a name such as Qwen/Qwen3-0.6B, or continue a text with --prompt"
         )
     return True
+
+
+def is_text(argument: str) -> bool:
+    """Return True for several words, or none, that are no path of a model."""
+    return len(argument.split()) != 1 and not Path(argument).is_dir() and not is_gguf(argument)
 
 
 def answer_once(model: Model, prompt: str, sampling: SamplingFlags, *, as_message: bool) -> None:

@@ -20,6 +20,8 @@ export class Chat {
   #thread = new Thread(new Conversation()); // that is shown
   #answered = new Map(); // conversation id -> Thread with a streaming answer
   #editing = null;
+  #scrollTop = 0; // of the log, when it scrolled last
+  #sizes = new ResizeObserver(() => this.#follow()); // of the log and the thread: text, errors, formulas, settings
 
   /**
    * `page`: {log, welcome, status, spoken}; `settings`: a Settings; `on.busy(isBusy)` when an answer begins and ends or
@@ -32,6 +34,8 @@ export class Chat {
     this.settings = settings;
     this.on = on;
     page.log.append(this.#thread.root);
+    this.#sizes.observe(page.log);
+    this.#sizes.observe(this.#thread.root);
   }
 
   /** The conversation that is shown. */
@@ -137,8 +141,10 @@ export class Chat {
     if (conversation === this.conversation) return;
     this.cancelEdit();
     this.#thread.answer?.view.setShown(false);
+    this.#sizes.unobserve(this.#thread.root);
     this.#thread = this.#answered.get(conversation.id) ?? this.#restored(conversation);
     const { root, answer } = this.#thread;
+    this.#sizes.observe(root);
     this.page.log.replaceChildren(...(conversation.messages.length ? [root] : [this.page.welcome, root]));
     answer?.view.setShown(true);
     this.page.spoken.replaceChildren();
@@ -167,9 +173,8 @@ export class Chat {
   #viewOf(thread, message) {
     if (message.role === "user") return new UserView(message);
     if (message.role === "tool") return new ToolView(message);
-    const growth = () => { if (thread === this.#thread) this.#follow(); };
     const block = (text) => { if (thread === this.#thread && thread.answer) this.#speak(text); };
-    return new AnswerView(message.model ?? "Answer", () => message.content, { growth, block });
+    return new AnswerView(message.model ?? "Answer", () => message.content, { block });
   }
 
   /** Let the user change a message; what follows it will be replaced. */
@@ -253,7 +258,8 @@ export class Chat {
       this.on.answered(thread.conversation);
       return;
     }
-    this.page.status.textContent = end ? `The answer has ended: ${end}.` : "The answer is complete.";
+    const isFailed = view.root.dataset.failed !== undefined; // an alert has said so
+    this.page.status.textContent = isFailed ? "" : end ? `The answer has ended: ${end}.` : "The answer is complete.";
     this.on.busy(false);
   }
 
@@ -353,9 +359,11 @@ export class Chat {
     if (this.following) log.scrollTop = log.scrollHeight;
   }
 
-  /** Handle scrolling by the reader. */
+  /** Handle scrolling, by the reader or by `#follow`, whose event comes when the log may have grown further. */
   scrolled() {
-    const { log } = this.page;
-    this.following = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR_END;
+    const { scrollTop, scrollHeight, clientHeight } = this.page.log;
+    const isUp = scrollTop < this.#scrollTop;
+    this.following = scrollHeight - scrollTop - clientHeight < NEAR_END || (this.following && !isUp);
+    this.#scrollTop = scrollTop;
   }
 }

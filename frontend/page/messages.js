@@ -71,12 +71,12 @@ export class AnswerView extends MessageView {
   #pending = []; // increments of thoughts and tokens, shown once per frame
   #began = 0; // time of the first thought
 
-  /** `content()` returns the text to copy; `on.growth()` is called when the answer has grown, `on.block(text)` for each of its blocks. */
+  /** `content()` returns the text to copy; `on.block(text)` is called for each complete block of the answer. */
   constructor(who, content, on) {
     super("assistant", who);
     Object.assign(this, { content, on });
     this.text.classList.add("rich");
-    this.rich = new RichText(this.text, { rendered: on.growth, block: on.block });
+    this.rich = new RichText(this.text, on);
     const calls = element("div", "calls");
     this.calls = new CallsView(calls);
     this.#thoughts.append(this.#thoughtsTitle, this.#reasoning);
@@ -104,7 +104,6 @@ export class AnswerView extends MessageView {
 
   #show() {
     for (const increment of this.#pending.splice(0)) this.#write(increment);
-    this.on.growth();
   }
 
   #write({ text, reasoning, entries }) {

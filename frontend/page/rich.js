@@ -27,7 +27,7 @@ export class RichText {
   #isOver = false;
   #isShown = true;
 
-  /** `on.rendered()` is called after each rendering, `on.block(text)` with the text of each complete block. */
+  /** `on.rendered()`, if there is one, is called after each rendering, `on.block(text)` with the text of each complete block. */
   constructor(root, on) {
     this.root = root;
     this.on = on;
@@ -83,7 +83,7 @@ export class RichText {
     if (now - began > LONG_MS) atOnce = Math.max(LEAST, Math.round(atOnce / 2));
     const isBehind = this.#waiting.length > 0;
     this.#ready = isBehind ? now : Math.max(began + PERIOD_MS, now + (now - began) * (1 / MOST_LOAD - 1));
-    this.on.rendered();
+    this.on.rendered?.();
     if (isBehind) this.#schedule();
   }
 

@@ -644,12 +644,15 @@ def test_run_chats_and_answers_once(place: Workplace) -> None:
     assert first.startswith(second)
     demo = place.run("run", "--max-tokens", "8", "--temperature", "0", stdin="Tell me a tale")
     assert (demo.returncode, demo.stderr, demo.stdout) == (0, "", once.stdout)
+    for start in ([], ["--model", model]):
+        text = place.run("run", *start, "Tell me a tale", "--max-tokens", "8", "--temperature", "0")
+        assert (text.returncode, text.stderr, text.stdout) == (0, "", once.stdout)
     named = place.run("run", "--model", model, "--max-tokens", "8", stdin="/set temperature 0\nTell me a tale")
     assert (named.returncode, named.stderr, named.stdout) == (0, "", demo.stdout)
     wrong = place.run("chat", stdin="/set temperature hot\n/set warmth 1\n/set temperature -1\n/regen\n")
     assert [line.split(";")[0] for line in wrong.stderr.splitlines()] == [
-        "quire: temperature='hot' is no number",
-        "quire: warmth is no parameter to set",
+        "quire: temperature='hot' is not a number",
+        "quire: warmth is not a parameter",
         "quire: temperature=-1.0 is out of range",
         "there is no answer to regenerate",
     ]
@@ -675,13 +678,13 @@ def test_a_conversation_is_shown_and_its_system_message_set(place: Workplace) ->
     assert (done.returncode, done.stdout) == (0, "")
     text = done.stderr
     assert re.match(
-        r"info: +model \S*demo_model, context of 512 tokens\nparameters: +max_tokens=8\nsystem: +there is no", text
+        r"info: +model demo_model, context of 512 tokens\nparameters: +max_tokens=8\nsystem: +there is no", text
     )
     assert "\nYou tell tales.\n" in text
     assert re.search(r"parameters: +max_tokens=8, temperature=0.0\nsystem: +You tell\ntales of foxes.\n", text)
     assert "{%- for message in messages %}" in text
     assert text.count("there is no system message") == 2
-    assert "me is nothing to show; these are: info, parameters, system, template" in text
+    assert "me is not known; give one of: info, parameters, system, template" in text
     assert text.endswith("is one message of many lines.\n")
 
 

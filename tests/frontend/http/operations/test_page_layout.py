@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 HIT = "() => { const { x, y, width, height } = document.querySelector('#send').getBoundingClientRect(); "
 HIT += "return document.elementFromPoint(x + width / 2, y + height / 2).id; }"
+AT_END = "() => (({ scrollHeight, scrollTop, clientHeight }) => scrollHeight - scrollTop - clientHeight < 2)"
+AT_END += "(document.querySelector('#log'))"
 LUMINANCE = """names => {
     const linear = (part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
     const probe = document.body.appendChild(document.createElement("i"));
@@ -137,3 +139,33 @@ def test_colours_of_pages_and_steps_can_be_told_apart(open_page: Callable[..., P
         for one, other in itertools.combinations(names, 2):
             dark, light = sorted([shades[one], shades[other]])
             assert (light + 0.05) / (dark + 0.05) >= 1.5, (one, other)
+
+
+@pytest.mark.parametrize(
+    "answer", ["\n\n".join("A line.\n\n```\ncode\n```" for _ in range(9)), [{"content": "$x$\n\n" * 40}]]
+)
+def test_the_end_of_an_answer_is_in_view(open_page: Callable[..., Page], answer: str | list[dict[str, str]]) -> None:
+    """Also of one that comes at once, and with its foot, until the reader scrolls away from it."""
+    page = open_page(viewport={"width": 390, "height": 600})
+    answer_with(page, answer)
+    say(page, "Go on")
+    wait_for_answers(page)
+    page.wait_for_function(AT_END)
+    page.click("#toggle-settings")
+    page.wait_for_function(AT_END)
+    page.click("#toggle-settings")
+    page.mouse.move(200, 200)
+    page.mouse.wheel(0, -200)
+    page.wait_for_function(f"() => !({AT_END})()")
+    size(page, 390, 500)
+    page.wait_for_function("() => innerHeight === 500")
+    assert not page.evaluate(AT_END)
+
+
+def test_the_settings_do_not_cut_the_heading_of_the_welcome(open_page: Callable[..., Page]) -> None:
+    page = open_page(viewport={"width": 1280, "height": 800})
+    page.click("#toggle-settings")
+    heading, form = (page.locator(selector).bounding_box() for selector in ("#welcome h2", "#form"))
+    assert heading is not None
+    assert form is not None
+    assert heading["y"] + heading["height"] <= form["y"]
