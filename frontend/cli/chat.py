@@ -67,7 +67,8 @@ def chat(
 def greet(model: Model, sampling: SamplingFlags) -> None:
     """Tell a person at a terminal what to do, and how answers are sampled."""
     if is_interactive():
-        say(f"Type a message; /help lists the commands, Ctrl-D exits. Sampling defaults: {model.sampling_line(sampling)}.")
+        defaults = model.sampling_line(sampling)
+        say(f"Type a message; /help lists the commands, Ctrl-D exits. Sampling defaults: {defaults}.")
 
 
 class ChatSession:

@@ -98,7 +98,12 @@ def _is_model(argument: str) -> bool:
 
 def is_text(argument: str) -> bool:
     """Return True for several words, or none, that are no path of a model."""
-    return len(argument.split()) != 1 and not Path(argument).is_dir() and not is_gguf(argument)
+    if len(argument.split()) == 1:
+        return False
+    try:
+        return not Path(argument).is_dir() and not is_gguf(argument)
+    except OSError:  # longer than any path
+        return True
 
 
 def answer_once(model: Model, prompt: str, sampling: SamplingFlags, *, as_message: bool) -> None:

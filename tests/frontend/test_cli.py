@@ -647,6 +647,8 @@ def test_run_chats_and_answers_once(place: Workplace) -> None:
     for start in ([], ["--model", model]):
         text = place.run("run", *start, "Tell me a tale", "--max-tokens", "8", "--temperature", "0")
         assert (text.returncode, text.stderr, text.stdout) == (0, "", once.stdout)
+    long = place.run("run", "Tell me a tale " * 100, "--max-tokens", "8")
+    assert (long.returncode, long.stderr) == (0, ""), "longer than the name of a file may be"
     named = place.run("run", "--model", model, "--max-tokens", "8", stdin="/set temperature 0\nTell me a tale")
     assert (named.returncode, named.stderr, named.stdout) == (0, "", demo.stdout)
     wrong = place.run("chat", stdin="/set temperature hot\n/set warmth 1\n/set temperature -1\n/regen\n")
