@@ -31,6 +31,8 @@ from quire.protocol.messages import SamplingParams, StructuredOutputs
 Answer = TypeVar("Answer")
 StreamEvent = TypeVar("StreamEvent")
 
+_GRAMMAR_COST = 4  # of a character of GBNF, in those of other texts
+
 
 class Transcript:
     """Builds `messages` of Chat Completions from the pieces of other APIs.
@@ -120,9 +122,8 @@ class Turn:
         async with grammar_errors_at(constraint_field):
             params = msgspec.structs.replace(self.params, structured_outputs=structured)
             constrain = functools.partial(answer_format.params, params, text, self.tools)
-            given = None if structured is None else [structured.json, structured.regex, structured.grammar]
             tools = None if self.tools is None else self.tools.for_template()
-            params = await service.llm.run_long(constrain, given, tools)
+            params = await service.llm.run_long(constrain, _converted(structured), tools)
         max_model_len = service.llm.max_model_len
         return Conversation(
             token_ids=truncate(prompt, self.truncate, max_model_len, answer_room(params, max_model_len)).token_ids,
@@ -137,6 +138,13 @@ class Turn:
             trace=self.trace,
             prediction=self.prediction,
         )
+
+
+def _converted(structured: StructuredOutputs | None) -> list[str | dict[str, Any] | None]:
+    """Return what is converted to constrain an answer; a grammar several times, since it takes as long."""
+    if structured is None:
+        return []
+    return [structured.json, structured.regex, *[structured.grammar] * _GRAMMAR_COST]
 
 
 @dataclass(frozen=True, kw_only=True)
