@@ -40,6 +40,7 @@ from quire.protocol.resident_memory import heap_bytes
 _NICE = 10  # of workers: what runs goes first
 _KEPT_BYTES = WORKER_BYTES // 4  # of memory that a worker may have taken and goes on: others have as much as before
 _MAX_ERROR = 500  # characters
+_FIRST_TOKENS = 1024  # that are asked about one by one
 _QUICK_SECONDS = 0.02  # to compile a grammar; only the memory of slower ones is measured, which takes up to 15 ms
 _QUICK_BYTES = 384 << 10, 128 << 10  # of a quick one's matcher, and of each constraint: most take less
 
@@ -201,10 +202,18 @@ def _use(constraint: Constraint, num_tokens: int) -> None:
     constraint.begin_mask()
     constraint.write_mask()
     if not constraint.has_ended:
-        constraint.follow(next(filter(constraint.allows, range(num_tokens))))
+        constraint.follow(_next_token(constraint, num_tokens))
     if constraint.error is not None:
         raise ValueError(constraint.error)
     constraint.restart()
+
+
+def _next_token(constraint: Constraint, num_tokens: int) -> int:
+    """Return a token that may come next: one of the first, else of a list, which is short where those are banned."""
+    if constraint.forced:
+        return constraint.forced[0]
+    first = next(filter(constraint.allows, range(min(num_tokens, _FIRST_TOKENS))), None)
+    return constraint.mask.token_ids[0] if first is None else first
 
 
 if __name__ == "__main__":
