@@ -242,7 +242,7 @@ class EngineCore:
             if error is None:
                 self.scheduler.release(request)
             else:
-                self._requests.finish(request, FinishReason.ERROR, error, ErrorKind.INVALID)
+                self._requests.finish(request, FinishReason.ERROR, str(error), error.kind)
 
     def _end_client(self, client_id: bytes, reason: FinishReason, error: str | None = None) -> None:
         for request in self._requests.of_client(client_id):

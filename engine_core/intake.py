@@ -103,18 +103,12 @@ class Intake:
             other = self._requests.find(client_id, message.shares_prompt_with)
         if other is not None:
             check_shared_prompt(message, other)
-        try:
-            grammar = self._constrained.find(client_id, message)
-        except ValueError as error:
-            raise RejectedError(str(error)) from None
+        grammar = self._constrained.find(client_id, message)
         now, decoding = self._clock(), kind(message, limits)
         request = Request.from_message(
             client_id, message, decoding, seed=self._seeds.getrandbits(63), now=now, limits=limits
         )
-        try:
-            self._constrained.begin(request, grammar)
-        except ValueError as error:
-            raise RejectedError(str(error)) from None
+        self._constrained.begin(request, grammar)
         request.num_bytes = estimate_bytes(message)
         request.record(EventType.QUEUED, now)
         if other is not None:

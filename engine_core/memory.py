@@ -58,6 +58,7 @@ class MemoryGuard:
         self.is_full = False
         self.request_bytes = plan.reserve // 2  # most of all open requests
         self.backlog_bytes = plan.reserve // 4  # most of all outputs that wait for slow clients
+        self.grammar_bytes = plan.reserve // 4  # most of all compiled grammars
         self.num_sheddings = 0
         self._high = plan.limit - plan.reserve // 8
         self._trim = trim

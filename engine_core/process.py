@@ -216,7 +216,7 @@ def _assemble(
         server.send,
         seed=parsed.seed,
         server_stats=lambda: msgspec.structs.asdict(server.counters) | memory.stats(),
-        grammars=Grammars(text.compiler, wake=wake),
+        grammars=Grammars(text.compiler, wake=wake, most_bytes=memory.grammar_bytes),
         tiers=_start_tiers(parsed, runner),
         page_server=_start_page_server(parsed, runner, server, wake),
         wake=wake,

@@ -32,6 +32,11 @@ def tenant_of(client_id: bytes, message: EngineCoreRequest) -> TenantName:
     return message.tenant or client_id
 
 
+def group_of(tenant: TenantName) -> TenantName:
+    """Return the group of a tenant, which its name begins with before a "/"; else the tenant is a group of its own."""
+    return tenant.partition("/")[0] if isinstance(tenant, str) else tenant
+
+
 class RequestStatus(enum.Enum):
     """The state of a request in the engine."""
 

@@ -16,7 +16,7 @@ import msgspec
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.options import F32_MAX, MAX_INT64, Length, Option, Range, lengths_of, options_of
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 
 
 class Role(enum.StrEnum):
@@ -46,6 +46,7 @@ class ErrorKind(enum.IntEnum):
     OVERLOADED = 2  # too many requests are waiting: send it again later
     SHUTTING_DOWN = 3  # the engine ends: send the request to another one
     FAILED = 4  # the engine failed
+    UNAVAILABLE = 5  # the engine lacks something that it is likely to have soon: send it again later
 
 
 class EventType(enum.IntEnum):
@@ -276,7 +277,8 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid
     request ends with its embedding when the prompt is computed; `sampling_params` must be the defaults.
     `generated_token_ids` are those that an engine which is gone has generated already: the request goes on after them
     as it would have there, and they count for its lengths, penalties and grammar. Tenants share the engine fairly:
-    every client is one, and an administrator may send a request for another, named in `tenant`. With `remote_prefill`
+    every client is one, and an administrator may send a request for another, named in `tenant`. Those whose names begin
+    alike up to a "/" are a group, and have their grammars compiled in turn, as one tenant would. With `remote_prefill`
     another engine, the KV peer of this one, is about to compute the prompt: the request waits for its KV pages, as long
     as some come. `identity` is a random number that the request keeps when it is sent again: an engine knows by it
     which requests the ones before it have died of. 0: the request has none, and is never suspected. `segment`: the

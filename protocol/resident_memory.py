@@ -1,4 +1,4 @@
-"""The resident memory of this process."""
+"""The resident memory of this process, and its heap."""
 
 from __future__ import annotations
 
@@ -21,6 +21,24 @@ class ResidentMemory:
     def read(self) -> int:
         """Return the bytes; it takes some microseconds."""
         return int(os.pread(self._statm, 256, 0).split()[1]) * _PAGE_BYTES
+
+
+class _HeapInfo(ctypes.Structure):
+    """`struct mallinfo2` of glibc."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in ("arena", "free", "small", "mmaps", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "top")
+    )
+
+
+def heap_bytes() -> int:
+    """Return the bytes that malloc has handed out in this process; where libc can't tell, its resident memory."""
+    if (info := getattr(ctypes.CDLL(None), "mallinfo2", None)) is None:
+        return ResidentMemory().read()
+    info.restype = _HeapInfo
+    found = info()
+    return int(found.uordblks + found.hblkhd)  # those in heaps, and those in mappings of their own
 
 
 def trim_heap() -> None:

@@ -27,14 +27,22 @@ class CompileJob(msgspec.Struct, frozen=True):
     seconds: float
 
 
+class Trial(msgspec.Struct, frozen=True):
+    """A source that compiles, and the bytes of memory that its matcher and each of its constraints take."""
+
+    source: GrammarSource
+    matcher_bytes: int = 0
+    constraint_bytes: int = 0
+
+
 class CompileReply(msgspec.Struct, frozen=True):
-    """The result of a job: a source that compiles, or an error, or else the way in which the worker ended.
+    """The result of a job: a successful trial, or an error, or else the way in which the worker ended.
 
     `status` is that of `subprocess.Popen.returncode`. A worker says SIGPROF itself if the job took too long and the
     kernel did not notice. `is_last` if the worker ends, in good order.
     """
 
-    source: GrammarSource | None = None
+    trial: Trial | None = None
     error: str | None = None
     status: int = 0
     is_last: bool = False

@@ -9,25 +9,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from quire.engine_core.grammar.compile_protocol import ENGINE_STACK_BYTES
-from quire.engine_core.grammar.compile_turns import MAX_LONG, CompileTurns
-from quire.engine_core.grammar.grammar import Compilation, Grammar, TransientError
+from quire.engine_core.grammar.compile_protocol import ENGINE_STACK_BYTES, Trial
+from quire.engine_core.grammar.compile_turns import CompileTurns
+from quire.engine_core.grammar.grammar import Compilation, Grammar
 from quire.engine_core.request import TenantName
+from quire.engine_core.validation import RejectedError
 from quire.kernels.runner import Matcher
 
-MAX_THREADS = MAX_LONG + 1  # each compiles one grammar at a time
+MAX_THREADS = 4  # each compiles one grammar at a time
 _MAX_ERROR = 500  # characters of a grammar's error
 _NICE = 10  # of the threads: what runs goes first
 
 
 class MatcherCompiler(Protocol):
-    """Compiles grammars on any thread."""
+    """Compiles grammars on any thread, in two steps: where that harms nobody, and then in this process."""
 
     def start(self) -> None:
         """Begin to prepare for the first grammar; on a thread that lives as long as the engine."""
 
-    def compile(self, compilation: Compilation) -> Matcher:
-        """Return the matcher. Raises ValueError for a wrong or too costly grammar, or TransientError."""
+    def try_out(self, compilation: Compilation) -> Trial:
+        """Compile a grammar there. Raises ValueError for a wrong or too costly one, or TransientError."""
+
+    def build(self, trial: Trial) -> Matcher:
+        """Return the matcher. Raises ValueError."""
 
     def stop(self) -> None:
         """End what it has started."""
@@ -35,23 +39,29 @@ class MatcherCompiler(Protocol):
 
 @dataclass(frozen=True)
 class CompileOutcome:
-    """The result of a compilation: a matcher or an error, which is transient if it is not the grammar's."""
+    """The result of a compilation: a matcher or an error."""
 
     grammar: Grammar
     matcher: Matcher | None = None
-    error: str | None = None
-    is_transient: bool = False
+    error: RejectedError | None = None
 
 
 class CompileThreads:
     """Up to `MAX_THREADS` threads, which start when they are needed. One loop calls this; the threads only compile."""
 
-    def __init__(self, compiler: MatcherCompiler, wake: Callable[[], None]) -> None:
-        """`wake` is called on another thread when `take_done` has something to return."""
+    def __init__(
+        self, compiler: MatcherCompiler, make_room: Callable[[Grammar, Trial], None], wake: Callable[[], None]
+    ) -> None:
+        """Both functions are called on other threads.
+
+        `make_room` before a matcher is built, for which it raises RejectedError if there is no memory; `wake` when
+        `take_done` has something to return.
+        """
         self._compiler = compiler
+        self._make_room = make_room
         self._wake = wake
         self._changed = threading.Condition()  # guards the attributes below
-        self._turns = CompileTurns()
+        self._turns = CompileTurns(MAX_THREADS)
         self._done: list[CompileOutcome] = []
         self._num_idle = 0
         self._is_stopped = False
@@ -126,7 +136,10 @@ class CompileThreads:
 
     def _outcome(self, grammar: Grammar) -> CompileOutcome:
         try:
-            return CompileOutcome(grammar, matcher=self._compiler.compile(grammar.compilation))
+            trial = self._compiler.try_out(grammar.compilation)
+            self._make_room(grammar, trial)
+            return CompileOutcome(grammar, matcher=self._compiler.build(trial))
         except Exception as error:  # noqa: BLE001 - whatever it is, the request has to be answered
             words = str(error)[:_MAX_ERROR] or type(error).__name__
-            return CompileOutcome(grammar, error=words, is_transient=isinstance(error, TransientError))
+            kind = type(error) if isinstance(error, RejectedError) else RejectedError
+            return CompileOutcome(grammar, error=kind(words))

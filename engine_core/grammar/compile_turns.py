@@ -1,40 +1,42 @@
-"""The order in which grammars are compiled: tenants take turns, and each has one compiled at a time.
+"""The order in which grammars are compiled: groups of tenants take turns, and so do the tenants of a group.
 
-Long grammars are compiled `MAX_LONG` at a time: a client whose connections are many tenants leaves a thread to the
-short ones of others.
+A tenant has one grammar compiled at a time. A group, such as the connections of one address, has all threads but one at
+most, and of two groups the one that has fewer goes first: a group that had none waits for none that begins later.
 """
 
 from __future__ import annotations
 
-from quire.engine_core.grammar.grammar import Grammar
-from quire.engine_core.request import TenantName
+from collections import Counter
+from collections.abc import Iterator
 
-MAX_LONG = 3
-_LONG = 8192  # characters
+from quire.engine_core.grammar.grammar import Grammar
+from quire.engine_core.request import TenantName, group_of
 
 
 class CompileTurns:
-    """The grammars that wait, by tenant, and those that are being compiled. Its owner has a lock for it."""
+    """The grammars that wait, by group and tenant, and those that are being compiled. Its owner has a lock for it."""
 
-    def __init__(self) -> None:
-        self._waiting: dict[TenantName, dict[Grammar, None]] = {}  # the tenant whose turn it is comes first
+    def __init__(self, num_threads: int) -> None:
+        self._most_of_group = max(1, num_threads - 1)
+        # In both dicts, the one whose turn it is comes first.
+        self._waiting: dict[TenantName, dict[TenantName, dict[Grammar, None]]] = {}
         self._running: dict[Grammar, TenantName] = {}
 
     def add(self, tenant: TenantName, grammar: Grammar) -> None:
         """Let a grammar wait, unless it is being compiled. Several tenants may wait for the same one."""
         if grammar not in self._running:
-            self._waiting.setdefault(tenant, {})[grammar] = None
+            self._waiting.setdefault(group_of(tenant), {}).setdefault(tenant, {})[grammar] = None
 
     def take(self) -> Grammar | None:
         """Return the next grammar, now being compiled, or None if all that wait have to wait on."""
-        busy = set(self._running.values())
-        has_room = sum(map(_is_long, self._running)) < MAX_LONG
-        first = ((tenant, next(iter(grammars))) for tenant, grammars in self._waiting.items() if tenant not in busy)
-        found = next(((tenant, grammar) for tenant, grammar in first if has_room or not _is_long(grammar)), None)
-        if found is None:
+        num_running = Counter(map(group_of, self._running.values()))
+        tenant = min(self._first_tenants(num_running), key=lambda each: num_running[group_of(each)], default=None)
+        if tenant is None:
             return None
-        tenant, grammar = found
-        self._waiting[tenant] = self._waiting.pop(tenant)
+        group = group_of(tenant)
+        tenants = self._waiting[group] = self._waiting.pop(group)
+        tenants[tenant] = tenants.pop(tenant)
+        grammar = next(iter(tenants[tenant]))
         self.remove(grammar)
         self._running[grammar] = tenant
         return grammar
@@ -45,18 +47,26 @@ class CompileTurns:
 
     def remove(self, grammar: Grammar) -> bool:
         """Let a grammar wait no longer; return False if it did not."""
-        tenants = [tenant for tenant, grammars in self._waiting.items() if grammar in grammars]
-        for tenant in tenants:
-            del self._waiting[tenant][grammar]
-            if not self._waiting[tenant]:
-                del self._waiting[tenant]
-        return bool(tenants)
+        is_found = False
+        for group, tenants in list(self._waiting.items()):
+            for tenant in [tenant for tenant, grammars in tenants.items() if grammar in grammars]:
+                is_found = True
+                del tenants[tenant][grammar]
+                if not tenants[tenant]:
+                    del tenants[tenant]
+            if not tenants:
+                del self._waiting[group]
+        return is_found
 
     def clear(self) -> list[Grammar]:
         """Let no grammar wait; return those that are being compiled."""
         self._waiting.clear()
         return list(self._running)
 
-
-def _is_long(grammar: Grammar) -> bool:
-    return len(grammar.key[1]) > _LONG
+    def _first_tenants(self, num_running: Counter[TenantName]) -> Iterator[TenantName]:
+        """Yield of each group that may have another grammar compiled the tenant whose turn it is."""
+        busy = set(self._running.values())
+        for group, tenants in self._waiting.items():
+            first = next((tenant for tenant in tenants if tenant not in busy), None)
+            if first is not None and num_running[group] < self._most_of_group:
+                yield first

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import msgspec
 
-from quire.engine_core.grammar.compile_protocol import WORKER_BYTES, CompileJob, CompileReply, worker_stack_bytes
+from quire.engine_core.grammar.compile_protocol import WORKER_BYTES, CompileJob, CompileReply, Trial, worker_stack_bytes
 from quire.engine_core.grammar.grammar import Compilation, TransientError
 from quire.engine_core.grammar.matching import build_matcher
 from quire.engine_core.grammar.tokenizer import GrammarTokenizer
@@ -56,17 +56,17 @@ class GrammarCompiler:
         self._close_idle()
         self._process.stop()
 
-    def compile(self, compilation: Compilation) -> Matcher:
-        """Return the matcher. Raises ValueError for a wrong or too costly grammar, or TransientError."""
-        vocabulary = self._tokenizer.get()
+    def try_out(self, compilation: Compilation) -> Trial:
+        """Compile a grammar in a worker. Raises ValueError for a wrong or too costly one, or TransientError."""
+        self._tokenizer.get()  # the worker has it too, and cannot say what is wrong with it
         digest = hashlib.blake2b(msgspec.msgpack.encode(compilation.structured), digest_size=16).digest()
         with self._lock:
             refused = self._refused.get(digest)
         if refused is not None:
             raise ValueError(refused)
         reply = self._try(compilation)
-        if reply.source is not None:
-            return build_matcher(vocabulary, reply.source)
+        if reply.trial is not None:
+            return reply.trial
         if reply.error is not None:
             raise ValueError(reply.error)
         words = self._explain(reply.status)
@@ -75,6 +75,10 @@ class GrammarCompiler:
             if len(self._refused) > _MAX_REFUSED:
                 self._refused.popitem(last=False)
         raise ValueError(words)
+
+    def build(self, trial: Trial) -> Matcher:
+        """Compile here what a worker has compiled before."""
+        return build_matcher(self._tokenizer.get(), trial.source)
 
     def _try(self, compilation: Compilation) -> CompileReply:
         """Return the reply of a worker. One that is lost for other reasons than the grammar's gets a successor.

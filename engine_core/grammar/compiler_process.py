@@ -25,18 +25,24 @@ from quire.engine_core.grammar.compile_protocol import (
     WORKER_BYTES,
     CompileJob,
     CompileReply,
+    Trial,
     worker_stack_bytes,
 )
 from quire.engine_core.grammar.matching import bounded_source, build_matcher
 from quire.engine_core.grammar.vocabulary import read_vocabulary
 from quire.kernels._native import Constraint, Vocabulary
 from quire.protocol.grammar.explanation import explained
+from quire.protocol.messages import StructuredOutputs
 from quire.protocol.parent_death import end_with_parent
 from quire.protocol.process_limits import limit_process, memory_in_use
+from quire.protocol.resident_memory import heap_bytes
 
 _NICE = 10  # of workers: what runs goes first
 _KEPT_BYTES = WORKER_BYTES // 4  # of memory that a worker may have taken and goes on: others have as much as before
 _MAX_ERROR = 500  # characters
+_FIRST_TOKENS = 1024  # that are asked about one by one
+_QUICK_SECONDS = 0.02  # to compile a grammar; only the memory of slower ones is measured, which takes up to 15 ms
+_QUICK_BYTES = 384 << 10, 128 << 10  # of a quick one's matcher, and of each constraint: most take less
 
 
 def main() -> int:
@@ -166,23 +172,48 @@ def _answer(connection: Connection[bytes, bytes], vocabulary: Vocabulary, most: 
 
 def _reply(job: CompileJob, vocabulary: Vocabulary) -> CompileReply:
     try:
-        source = bounded_source(job.structured)
-        matcher = build_matcher(vocabulary, source)
-        _use(Constraint(matcher, vocabulary.num_tokens, []))
-        del matcher  # what ends it recurses too
+        trial = _try(job.structured, vocabulary)
     except MemoryError:
         return CompileReply(status=-signal.SIGABRT)
     except Exception as error:  # noqa: BLE001 - whatever it is, the request has to be answered
         words = explained(str(error), job.structured.grammar)
         return CompileReply(error=words[:_MAX_ERROR] or type(error).__name__)
-    return CompileReply(source=source)
+    return CompileReply(trial=trial)
 
 
-def _use(constraint: Constraint) -> None:
-    """Do what the engine does with a constraint at its start."""
+def _try(structured: StructuredOutputs, vocabulary: Vocabulary) -> Trial:
+    """Compile a grammar, use it and drop it, since what ends it recurses too. Raises ValueError."""
+    begun = time.process_time()
+    source = bounded_source(structured)
+    matcher = build_matcher(vocabulary, source)
+    constraint = Constraint(matcher, vocabulary.num_tokens, [])
+    _use(constraint, vocabulary.num_tokens)
+    if time.process_time() - begun < _QUICK_SECONDS:
+        return Trial(source, *_QUICK_BYTES)
+    with_both = heap_bytes()
+    del constraint
+    with_matcher = heap_bytes()
+    del matcher
+    return Trial(source, with_matcher - heap_bytes(), with_both - with_matcher)
+
+
+def _use(constraint: Constraint, num_tokens: int) -> None:
+    """Do what the engine does with a constraint for its first token. Raises ValueError if it cannot go on then."""
     constraint.begin_mask()
     constraint.write_mask()
+    if not constraint.has_ended:
+        constraint.follow(_next_token(constraint, num_tokens))
+    if constraint.error is not None:
+        raise ValueError(constraint.error)
     constraint.restart()
+
+
+def _next_token(constraint: Constraint, num_tokens: int) -> int:
+    """Return a token that may come next: one of the first, else of a list, which is short where those are banned."""
+    if constraint.forced:
+        return constraint.forced[0]
+    first = next(filter(constraint.allows, range(min(num_tokens, _FIRST_TOKENS))), None)
+    return constraint.mask.token_ids[0] if first is None else first
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ from quire.engine_core.grammar.mask_writer import MaskWriter
 from quire.engine_core.request import Request, RequestStatus, tenant_of
 from quire.engine_core.scheduling.admission import Admission
 from quire.engine_core.scheduling.batch import Batch
+from quire.engine_core.validation import RejectedError
 from quire.protocol.engine_shape import EngineShape
-from quire.protocol.messages import EngineCoreRequest, EventType
+from quire.protocol.messages import EngineCoreRequest, ErrorKind, EventType
 
 _STOP_SECONDS = 2.0
 _RELEASE_SECONDS = 0.01  # between two steps: each constraint of a grammar that forces a text may take milliseconds
@@ -53,23 +54,23 @@ class ConstrainedRequests:
         return bool(self._grammar_of)
 
     def find(self, client_id: bytes, message: EngineCoreRequest) -> Grammar | None:
-        """Return the grammar of a new request, None without one. Raises ValueError if it is known to be invalid."""
+        """Return the grammar of a new request, None without one. Raises RejectedError if it is known to be invalid."""
         structured = message.sampling_params.structured_outputs
         if structured is None:
             return None
         if self._grammars is None:
-            raise ValueError("this engine knows no grammars; leave structured_outputs out")
+            raise RejectedError("this engine knows no grammars; leave structured_outputs out")
         grammar = self._grammars.find(structured, tenant_of(client_id, message))
         if grammar.error is not None:
-            raise ValueError(_explain(grammar))
+            raise _explained(grammar, grammar.error)
         return grammar
 
     def begin(self, request: Request, grammar: Grammar | None) -> None:
         """Constrain a request by its grammar, or let it wait while the grammar is being compiled.
 
-        Raises ValueError if the tokens that it brings are not of the grammar.
+        Raises RejectedError if the tokens that it brings are not of the grammar.
         """
-        if grammar is None:
+        if grammar is None or self._grammars is None:
             return
         if grammar.is_ready:
             self._constrain(request, grammar)
@@ -77,8 +78,9 @@ class ConstrainedRequests:
             request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
             grammar.requests[request] = None
         self._grammar_of[request] = grammar
+        self._grammars.kept.hold(grammar)
 
-    def take_compiled(self) -> Iterator[tuple[Request, str | None]]:
+    def take_compiled(self) -> Iterator[tuple[Request, RejectedError | None]]:
         """Yield the requests whose grammar is compiled now, which may start, or the error, with which they must end.
 
         It ends after a while, with those left that the next call is to return.
@@ -93,8 +95,8 @@ class ConstrainedRequests:
                     return
                 try:
                     self._constrain(request, grammar)
-                except ValueError as error:
-                    yield request, str(error)
+                except RejectedError as error:
+                    yield request, error
                 else:
                     self._grammars.leave(grammar, request)
                     yield request, None
@@ -131,11 +133,12 @@ class ConstrainedRequests:
             self._grammars.leave(grammar, request)
         else:
             self._grammars.give_back(grammar, request.constraint)
+        self._grammars.kept.release(grammar)
 
     def evict(self) -> None:
         """Give back the memory that is kept for later requests."""
         if self._grammars is not None:
-            self._grammars.evict()
+            self._grammars.kept.drop_all()
 
     def stop(self) -> bool:
         """End the threads; return False if one of them is in a call that takes too long and can't be interrupted."""
@@ -145,12 +148,17 @@ class ConstrainedRequests:
     def _constrain(self, request: Request, grammar: Grammar) -> None:
         assert self._grammars is not None
         if grammar.error is not None:
-            raise ValueError(_explain(grammar))
+            raise _explained(grammar, grammar.error)
         constraint = self._grammars.constrain(grammar, self._limits.vocab_size, request.stop_token_ids)
         if request.generated_token_ids:
-            constraint.replay(request.generated_token_ids)
+            try:
+                constraint.replay(request.generated_token_ids)
+            except ValueError as error:
+                raise RejectedError(str(error)) from None
         request.constraint = constraint
 
 
-def _explain(grammar: Grammar) -> str:
-    return f"structured_outputs.{grammar.key[0]} can't be used: {grammar.error}"
+def _explained(grammar: Grammar, error: RejectedError) -> RejectedError:
+    """Return the error of a request, which names its field if that is at fault."""
+    is_at_fault = error.kind is ErrorKind.INVALID
+    return type(error)(f"structured_outputs.{grammar.key[0]} can't be used: {error}" if is_at_fault else str(error))

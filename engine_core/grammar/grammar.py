@@ -7,14 +7,17 @@ from typing import Protocol
 
 from quire.engine_core.grammar.text import grammar_text
 from quire.engine_core.request import Request
+from quire.engine_core.validation import RejectedError
 from quire.kernels.runner import Matcher
-from quire.protocol.messages import StructuredOutputs
+from quire.protocol.messages import ErrorKind, StructuredOutputs
 
 GrammarKey = tuple[str, str, bool, str | None]
 
 
-class TransientError(ValueError):
+class TransientError(RejectedError):
     """An error that is not the grammar's: none can be compiled now, and later it may succeed."""
+
+    kind = ErrorKind.UNAVAILABLE
 
 
 class Killable(Protocol):
@@ -49,14 +52,18 @@ class Compilation:
 
 
 class Grammar:
-    """One grammar. Compiled, it has a `matcher` at its start, or an `error`."""
+    """One grammar. Compiled, it has a `matcher` at its start, or an `error`.
+
+    `num_bytes` of memory are its own, `constraint_bytes` those of each constraint, as far as they are known.
+    """
 
     def __init__(self, key: GrammarKey, structured: StructuredOutputs) -> None:
         self.key = key
         self.compilation = Compilation(structured)
         self.requests: dict[Request, None] = {}  # that wait for it
         self.matcher: Matcher | None = None
-        self.error: str | None = None
+        self.error: RejectedError | None = None
+        self.num_bytes = self.constraint_bytes = 0
 
     @property
     def is_ready(self) -> bool:

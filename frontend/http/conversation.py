@@ -28,12 +28,15 @@ from quire.frontend.text.chat.assistant import AssistantMessage, AssistantParser
 from quire.frontend.text.chat.events import Event
 from quire.frontend.text.chat.message_keys import ignored_keys
 from quire.frontend.text.chat.tools import ToolUse, check_tools, hosted_tools
-from quire.frontend.text.prompts import Prompt, truncate
+from quire.frontend.text.prompts import LONG_TEXT, Prompt, truncate
+from quire.frontend.text.threads import size_of
 from quire.frontend.turns import in_turns
 from quire.protocol.messages import SamplingParams, StructuredOutputs
 
 Answer = TypeVar("Answer")
 StreamEvent = TypeVar("StreamEvent")
+
+_GRAMMAR_COST = 4  # of a character of GBNF, in those of other texts
 
 
 class Transcript:
@@ -143,9 +146,9 @@ class Turn:
         async with grammar_errors_at(constraint_field):
             params = msgspec.structs.replace(self.params, structured_outputs=structured)
             constrain = functools.partial(answer_format.params, params, text, self.tools)
-            given = None if structured is None else [structured.json, structured.regex, structured.grammar]
             tools = None if self.tools is None else self.tools.for_template()
-            params = await service.llm.run_long(constrain, given, tools)
+            size = size_of((_converted(structured), tools), LONG_TEXT + 1)
+            params = await service.llm.run_python(constrain, size)
         max_model_len = service.llm.max_model_len
         return Conversation(
             token_ids=truncate(prompt, self.truncate, max_model_len, answer_room(params, max_model_len)).token_ids,
@@ -160,6 +163,13 @@ class Turn:
             trace=self.trace,
             prediction=self.prediction,
         )
+
+
+def _converted(structured: StructuredOutputs | None) -> list[str | dict[str, Any] | None]:
+    """Return what is converted to constrain an answer; a grammar several times, since it takes as long."""
+    if structured is None:
+        return []
+    return [structured.json, structured.regex, *[structured.grammar] * _GRAMMAR_COST]
 
 
 @dataclass(frozen=True, kw_only=True)

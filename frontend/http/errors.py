@@ -20,6 +20,8 @@ CLIENT_CLOSED_REQUEST = 499  # nginx's code: nobody reads the response, but the 
 
 _FIELD = re.compile(r"(?P<field>[a-z_]+(?:\[\w+\]|\.[a-z_]+)*)(?:=| (?:is|has|holds|names) )")
 
+_UNAVAILABLE = {ErrorKind.SHUTTING_DOWN: "shutting_down", ErrorKind.UNAVAILABLE: "unavailable"}  # codes of status 503
+
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -111,8 +113,8 @@ def api_error(error: Exception, retry_after: int) -> ApiError | None:
 def _of_kind(error: RequestError, retry_after: int) -> ApiError:
     if error.kind is ErrorKind.OVERLOADED:
         return ApiError(429, str(error), code="overloaded", headers={"Retry-After": str(retry_after)})
-    if error.kind is ErrorKind.SHUTTING_DOWN:
-        return ApiError(503, str(error), code="shutting_down", headers={"Retry-After": str(retry_after)})
+    if error.kind in _UNAVAILABLE:
+        return ApiError(503, str(error), code=_UNAVAILABLE[error.kind], headers={"Retry-After": str(retry_after)})
     if error.kind is ErrorKind.FAILED:
         return ApiError(500, str(error), code="engine_error")
     return bad_request(str(error), field_of(str(error)), error.code)

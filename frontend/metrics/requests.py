@@ -13,6 +13,7 @@ _REJECTIONS = {
     ErrorKind.OVERLOADED: "queue_full",
     ErrorKind.SHUTTING_DOWN: "shutting_down",
     ErrorKind.INVALID: "invalid",
+    ErrorKind.UNAVAILABLE: "unavailable",
 }
 
 _REASONS = ("error", "timeout", "abort", "length", "stop")  # the worst first

@@ -13,6 +13,7 @@ WHITESPACE = r"[ ]{1,2}|\r?\n[ \t]{0,16}"
 """What may stand between two tokens, once; bounded, since a small model may write blanks without end."""
 
 _MAX_PARTS = 5000  # of combined schemas, which take some 10 ms
+_MAX_OPTIONAL = 500  # properties of an object that requires none; llguidance fails where one of more may come
 _VALUES = {"const", "enum", "default", "examples", "required", "x-guidance"}  # no schemas
 _BY_NAME = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}  # schemas by their names
 _COMBINING = ("allOf", "anyOf", "oneOf")
@@ -183,6 +184,10 @@ class _Closing:
 
     def _completed(self, schema: dict[str, Any], found: _Object) -> dict[str, Any]:
         """Return the schema of an object, closed or checked."""
+        if not found.is_combined and not found.required:
+            num_optional = sum(each is not False for each in _definitions(schema, "properties").values())
+            if num_optional > _MAX_OPTIONAL:
+                return self._too_many_optional(schema, num_optional)
         if found.is_to_close:
             own = _definitions(schema, "properties")
             others = {} if found.has_patterns else found.names | found.required
@@ -197,6 +202,14 @@ class _Closing:
             f"minProperties={found.fewest} can't be enforced for an object with {num_required} required properties "
             "whose others are not listed in 'properties', since one of these could come twice; list and require more, "
             f"or lower minProperties to {num_required + 1} or less"
+        )
+
+    def _too_many_optional(self, schema: dict[str, Any], num_optional: int) -> dict[str, Any]:
+        if not self._is_strict:
+            return {key: value for key, value in schema.items() if key not in _OF_OBJECTS}
+        raise ValueError(
+            f"an object has {num_optional} properties and requires none, and {_MAX_OPTIONAL} of such can be enforced; "
+            "require some of them, or have fewer"
         )
 
     def _target(self, schema: Mapping[str, Any]) -> Any:

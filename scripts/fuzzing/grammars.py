@@ -58,7 +58,7 @@ class GrammarShapes:
         if len(grammar_text(structured)) > MAX_GRAMMAR:
             return
         try:
-            matcher = self._compiler.compile(Compilation(structured))
+            matcher = self._compiler.build(self._compiler.try_out(Compilation(structured)))
         except ValueError as error:
             if not 0 < len(str(error)) <= LONGEST_MESSAGE:
                 raise AssertionError("the error has no bounds") from error

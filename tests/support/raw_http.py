@@ -15,10 +15,11 @@ from patience import PATIENCE
 class RawConnection:
     """One connection that sends bytes unchanged and reads one response after another."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, source: str = "") -> None:
+        """`source`: the address that the connection comes from."""
         parts = urlsplit(url)
         assert parts.hostname is not None
-        self.socket = socket.create_connection((parts.hostname, parts.port or 80), PATIENCE)
+        self.socket = socket.create_connection((parts.hostname, parts.port or 80), PATIENCE, (source, 0))
 
     @property
     def address(self) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from quire.engine_core.grammar.compile_protocol import Trial
 from quire.engine_core.grammar.grammar import Compilation
-from quire.engine_core.grammar.matching import compile_matcher
+from quire.engine_core.grammar.matching import bounded_source, build_matcher
 from quire.engine_core.grammar.tokenizer import GrammarTokenizer
 from quire.kernels.runner import Matcher
 
@@ -17,8 +18,11 @@ class TrustingCompiler:
     def start(self) -> None:
         """There is nothing to prepare."""
 
-    def compile(self, compilation: Compilation) -> Matcher:
-        return compile_matcher(self._tokenizer.get(), compilation.structured)
+    def try_out(self, compilation: Compilation) -> Trial:
+        return Trial(bounded_source(compilation.structured))
+
+    def build(self, trial: Trial) -> Matcher:
+        return build_matcher(self._tokenizer.get(), trial.source)
 
     def stop(self) -> None:
         """There is nothing to end."""

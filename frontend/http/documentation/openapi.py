@@ -40,7 +40,7 @@ _ERRORS = {
     421: "The header Host has a name by which the server may not be addressed.",
     429: "Too many requests are waiting; try again after Retry-After seconds.",
     500: "The server failed; its log has the details.",
-    503: "The server accepts no requests now: it is shutting down, or its engine is dead.",
+    503: "The server accepts no requests now: it is shutting down, or its engine is dead or can't do this now.",
     504: "The request's time limit was up before its first token.",
 }
 _HEADERS: dict[str, Schema] = {

@@ -64,7 +64,7 @@ class ApiKeys:
     def check(self, path: str, headers: Headers, scope: Scope) -> Caller:
         """Return the sender of a request. Raises `ApiError` 401 without a key of this server."""
         if not self._digests:
-            return Caller(tenant=f"{self._server}-{scope.get('state', {}).get(CONNECTION, '')}")
+            return Caller(tenant=self._tenant_of_connection(scope))
         if path in OPEN_PATHS:
             return NOBODY
         given = _key_of(headers)
@@ -76,6 +76,11 @@ class ApiKeys:
             raise _unauthorized("the API key is not one of this server's; check it", headers)
         name = f"key-{digest.hex()[:_NAME_DIGITS]}"
         return Caller(name, name, None if self._shares else given.encode())
+
+    def _tenant_of_connection(self, scope: Scope) -> str:
+        """Return the name of a connection, in the group of its address at the engine."""
+        address, _ = scope.get("client") or ("", 0)
+        return f"{self._server}-{address}/{scope.get('state', {}).get(CONNECTION, '')}"
 
 
 def _digest(key: str) -> bytes:

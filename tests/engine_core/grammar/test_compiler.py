@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -9,8 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from compiler_processes import processes_of
 from engine_process import EngineUnderTest
 from grammar_shapes import shaped
 from patience import PATIENCE
@@ -22,6 +25,7 @@ from quire.engine_core.grammar.grammar import Compilation, TransientError
 from quire.engine_core.grammar.tokenizer import GrammarTokenizer
 from quire.engine_core.grammar.worker import CompilerProcess
 from quire.protocol.messages import StructuredOutputs
+from quire.protocol.resident_memory import heap_bytes
 
 SIMPLE = StructuredOutputs(regex="abc")
 BOMBS = {
@@ -43,6 +47,10 @@ def test_no_thread_that_uses_a_grammar_has_a_smaller_stack_than_a_worker() -> No
     assert 32 * worker_stack_bytes() <= ENGINE_STACK_BYTES
 
 
+def _object(num_properties: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(num_properties)}}
+
+
 @pytest.fixture(scope="module")
 def tokenizer(demo_model: Path) -> GrammarTokenizer:
     return GrammarTokenizer(str(demo_model))
@@ -58,15 +66,10 @@ def compiler(tokenizer: GrammarTokenizer) -> Iterator[GrammarCompiler]:
 def compile_in(compiler: GrammarCompiler, structured: StructuredOutputs) -> str:
     """Return the error; nothing if there is none."""
     try:
-        assert compiler.compile(Compilation(structured)).error is None
+        assert compiler.build(compiler.try_out(Compilation(structured))).error is None
     except ValueError as error:
         return str(error)
     return ""
-
-
-def children(process: int) -> list[int]:
-    tasks = Path(f"/proc/{process}/task").iterdir()
-    return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -100,18 +103,39 @@ def is_running(process: int) -> bool:
         return False
 
 
-def processes_of(owner: int) -> list[int]:
-    """Return the process of the compiler, and its workers."""
-    [process] = [pid for pid in children(owner) if b"compiler_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    return [process, *children(process)]
-
-
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_grammar_that_ends_its_worker_is_an_error_and_the_next_one_is_compiled(
     compiler: GrammarCompiler, name: str
 ) -> None:
     assert "bytes of stack" in compile_in(compiler, BOMBS[name])
     assert compile_in(compiler, SIMPLE) == ""
+
+
+TOO_WIDE = {
+    "properties": StructuredOutputs(json={"anyOf": [_object(300), _object(301)]}),
+    "open properties": StructuredOutputs(json={**_object(500), "additionalProperties": True}),
+    "properties after an unforced brace": StructuredOutputs(json={**_object(4500), "required": ["p4499"]}),
+    "texts": StructuredOutputs(grammar="start: " + " | ".join(f'"a{index}" A' for index in range(2500)) + "\nA: /a+/"),
+}
+
+
+@pytest.mark.parametrize("name", TOO_WIDE)
+def test_a_grammar_whose_answer_would_fail_at_once_is_refused(compiler: GrammarCompiler, name: str) -> None:
+    assert "ways to go on from one place, and 2000 are allowed" in compile_in(compiler, TOO_WIDE[name])
+
+
+def test_a_trial_tells_the_memory_that_a_grammar_takes(compiler: GrammarCompiler) -> None:
+    """Also in a worker whose heap has free memory from grammars before; what is compiled quickly is estimated."""
+    for size in (2000, 10, 3000, 2000):
+        schema = {**_object(size), "required": [f"p{index}" for index in range(size)]}
+        before = heap_bytes()
+        trial = compiler.try_out(Compilation(StructuredOutputs(json=json.dumps(schema))))
+        matcher = compiler.build(trial)
+        taken = heap_bytes() - before
+        if size > 10:
+            assert 0.5 < (trial.matcher_bytes + trial.constraint_bytes) / taken < 2
+        assert 0 < trial.constraint_bytes < trial.matcher_bytes
+        del matcher
 
 
 def test_a_text_that_has_ended_a_worker_is_not_tried_again(
@@ -141,7 +165,7 @@ def test_a_compilation_ends_when_it_is_cancelled(compiler: GrammarCompiler, monk
 
     def run() -> None:
         with pytest.raises(ValueError, match="nobody waits") as caught:
-            compiler.compile(compilation)
+            compiler.try_out(compilation)
         errors.append(str(caught.value))
 
     thread = threading.Thread(target=run)
@@ -205,7 +229,7 @@ def test_workers_that_somebody_else_kills_do_not_make_a_grammar_refused(
     reply = compiler._reply
     monkeypatch.setattr(compiler, "_reply", lambda _compilation: CompileReply(status=-signal.SIGKILL))
     with pytest.raises(TransientError, match="send it again"):
-        compiler.compile(Compilation(SIMPLE))
+        compiler.try_out(Compilation(SIMPLE))
     monkeypatch.setattr(compiler, "_reply", reply)
     assert compile_in(compiler, SIMPLE) == ""
 

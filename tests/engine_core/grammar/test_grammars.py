@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -16,11 +17,11 @@ from paged_executor import Engine, allowed_tokens
 from patience import PATIENCE
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from quire.engine_core.grammar import grammars as module
-from quire.engine_core.grammar import mask_writer
+from quire.engine_core.grammar import grammars, kept_grammars, mask_writer
+from quire.engine_core.grammar.compile_protocol import Trial
 from quire.engine_core.grammar.grammar import Compilation, TransientError
 from quire.engine_core.grammar.grammars import Grammars
-from quire.engine_core.grammar.matching import compile_matcher
+from quire.engine_core.grammar.matching import bounded_source, build_matcher, compile_matcher
 from quire.engine_core.grammar.tokenizer import GrammarTokenizer
 from quire.engine_core.request import RequestStatus
 from quire.engine_core.scheduling.policies import POLICIES
@@ -48,6 +49,9 @@ class Gate:
         self.slow = ".*"
         self.is_killed = threading.Event()
         self.is_stopped = False
+        self.kept_bytes: Callable[[], int] = int
+        self.num_bytes_before: list[int] = []  # of all other grammars, when one is built
+        self.num_bytes = 0  # of each grammar, as the trial says
         self.num_lost = 0  # compilations that fail for other reasons than their grammars'
 
     def open(self) -> None:
@@ -60,7 +64,7 @@ class Gate:
     def start(self) -> None:
         pass
 
-    def compile(self, compilation: Compilation) -> Matcher:
+    def try_out(self, compilation: Compilation) -> Trial:
         if self.num_lost:
             self.num_lost -= 1
             raise TransientError("send it again")
@@ -71,7 +75,11 @@ class Gate:
             self._open.wait(PATIENCE)
         if compilation.is_cancelled:
             raise ValueError("it was cancelled")
-        return compile_matcher(self._tokenizer.get(), compilation.structured)
+        return Trial(bounded_source(compilation.structured), self.num_bytes)
+
+    def build(self, trial: Trial) -> Matcher:
+        self.num_bytes_before.append(self.kept_bytes() - trial.matcher_bytes)
+        return build_matcher(self._tokenizer.get(), trial.source)
 
     def stop(self) -> None:
         self.is_stopped = True
@@ -83,12 +91,15 @@ _BENCHES: list[Bench] = []
 class Bench:
     """An engine with grammars, and the semaphore that wakes its loop."""
 
-    def __init__(self, tokenizer: GrammarTokenizer, *, is_open: bool = False, **limits: Any) -> None:
+    def __init__(
+        self, tokenizer: GrammarTokenizer, *, is_open: bool = False, most_bytes: float = math.inf, **limits: Any
+    ) -> None:
         self.gate = Gate(tokenizer)
         if is_open:
             self.gate.open()
         self.woken = threading.Semaphore(0)
-        self.grammars = Grammars(self.gate, wake=self.woken.release)
+        self.grammars = Grammars(self.gate, wake=self.woken.release, most_bytes=most_bytes)
+        self.gate.kept_bytes = lambda: self.grammars.kept.num_bytes
         self.engine = Engine(self.grammars, **{"vocab_size": 2048, "num_pages": 200, **limits})
         _BENCHES.append(self)
 
@@ -305,12 +316,62 @@ def test_slow_grammars_of_one_tenant_keep_no_other_from_its_own(tokenizer: Gramm
 
 
 def test_the_oldest_grammars_are_forgotten(tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_GRAMMARS", 2)
+    monkeypatch.setattr(grammars, "MAX_GRAMMARS", 2)
     bench = Bench(tokenizer, is_open=True)
     for regex in ("a{3}", "b{3}", "a{3}", "c{3}", "a{3}", "b{3}"):
         bench.add(regex, StructuredOutputs(regex=regex))
         bench.finish()
     assert bench.gate.begun == ["a{3}", "b{3}", "c{3}", "b{3}"]
+
+
+def test_grammars_make_room_for_others_before_they_are_built(tokenizer: GrammarTokenizer) -> None:
+    """The one used least recently goes, with its spare constraints, and is compiled again when it is wanted."""
+    bench = Bench(tokenizer, is_open=True, most_bytes=20)
+    bench.gate.num_bytes = 9
+    for regex in ("a{3}", "b{3}", "a{3}", "c{3}"):
+        bench.add(regex, StructuredOutputs(regex=regex))
+        bench.finish()
+        assert bench.grammars.kept.num_bytes <= 20
+    assert bench.gate.num_bytes_before == [0, 9, 9]
+    assert {grammar.key[1] for grammar in bench.grammars.kept._spares.values()} == {"a{3}", "c{3}"}
+    bench.add("again", StructuredOutputs(regex="a{3}"))
+    bench.add("b again", StructuredOutputs(regex="b{3}"))
+    bench.finish()
+    assert bench.gate.begun == ["a{3}", "b{3}", "c{3}", "b{3}"]
+
+
+def test_grammars_of_open_requests_stay_and_others_are_refused_meanwhile(tokenizer: GrammarTokenizer) -> None:
+    bench = Bench(tokenizer, is_open=True, most_bytes=20)
+    bench.gate.num_bytes = 9
+    bench.add("held", StructuredOutputs(regex="[a-z]{30}"))
+    while not bench.engine.outputs("held"):
+        if not bench.engine.core.has_work:
+            assert bench.woken.acquire(timeout=PATIENCE)
+        bench.engine.step()
+    bench.grammars.kept.drop_all()  # near the ceiling of memory: what is held counts nevertheless
+    bench.gate.num_bytes = 12
+    bench.add("other", StructuredOutputs(regex="c{3}"))
+    assert bench.woken.acquire(timeout=PATIENCE)
+    bench.finish()
+    assert bench.engine.end("held").finish_reason is FinishReason.STOP
+    assert bench.engine.end("other").error_kind is ErrorKind.OVERLOADED
+    assert "takes 12 bytes of memory, those of open requests take 9, and 20 are allowed" in (
+        bench.engine.end("other").error or ""
+    )
+    bench.add("later", StructuredOutputs(regex="c{3}"))
+    bench.finish()
+    assert bench.engine.end("later").finish_reason is FinishReason.STOP
+
+
+def test_a_grammar_that_is_larger_than_all_may_be_is_invalid(tokenizer: GrammarTokenizer) -> None:
+    bench = Bench(tokenizer, is_open=True, most_bytes=20)
+    bench.gate.num_bytes = 21
+    bench.add("a")
+    bench.finish()
+    assert bench.engine.end("a").error_kind is ErrorKind.INVALID
+    assert "can't be used: it takes 21 bytes of memory, and all grammars together may take 20" in (
+        bench.engine.end("a").error or ""
+    )
 
 
 def test_forced_tokens_are_not_sampled(tokenizer: GrammarTokenizer, text_of: Callable[[list[int]], str]) -> None:
@@ -555,7 +616,7 @@ def test_requests_share_what_a_constraint_has_learned(tokenizer: GrammarTokenize
     for name, structured in [("a", DATE), ("b", StructuredOutputs(regex="[a-z]{9}")), ("c", DATE), ("d", DATE)]:
         bench.add(name, structured)
         bench.finish()
-    assert len(bench.grammars._spares) == 2
+    assert len(bench.grammars.kept._spares) == 2
     assert bench.engine.tokens("a") == bench.engine.tokens("c") == bench.engine.tokens("d")
 
 
@@ -563,36 +624,36 @@ def test_the_last_spare_is_taken_first_and_the_oldest_make_room(
     tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spare constraints are dropped if there are too many, or they have followed too many tokens."""
-    monkeypatch.setattr(module, "_MAX_SPARES", 3)
-    monkeypatch.setattr(module, "_MAX_ALL_FOLLOWED", 40)
+    monkeypatch.setattr(kept_grammars, "_MAX_SPARES", 3)
+    monkeypatch.setattr(kept_grammars, "_MAX_ALL_FOLLOWED", 40)
     bench = Bench(tokenizer, is_open=True)
     bench.add("first", StructuredOutputs(regex="[a-z]{9}"))
     bench.finish()
-    [grammar] = bench.grammars._kept.values()
+    [grammar] = bench.grammars.kept._grammars.values()
     used = [bench.grammars.constrain(grammar, 1000, [EOS]) for _ in range(5)]
     for constraint in used:
         bench.grammars.give_back(grammar, constraint)
-    assert [*bench.grammars._spares] == used[2:]
+    assert [*bench.grammars.kept._spares] == used[2:]
     assert bench.grammars.constrain(grammar, 1000, [EOS]) is used[4]
     while used[4].num_followed < 39:
         assert used[4].restart()
         for _ in range(3):
             used[4].follow(allowed_tokens(used[4].mask)[0])
     bench.grammars.give_back(grammar, used[4])
-    assert [*bench.grammars._spares] == used[2:]
+    assert [*bench.grammars.kept._spares] == used[2:]
     assert bench.grammars.constrain(grammar, 1000, [EOS]) is used[4]
     for _ in range(2):
         used[4].follow(allowed_tokens(used[4].mask)[0])
     bench.grammars.give_back(grammar, used[4])
-    assert [*bench.grammars._spares] == []
-    monkeypatch.setattr(module, "_MAX_FOLLOWED", used[4].num_followed)
-    monkeypatch.setattr(module, "_MAX_ALL_FOLLOWED", 1000)
+    assert [*bench.grammars.kept._spares] == []
+    monkeypatch.setattr(kept_grammars, "_MAX_FOLLOWED", used[4].num_followed)
+    monkeypatch.setattr(kept_grammars, "_MAX_ALL_FOLLOWED", 1000)
     bench.grammars.give_back(grammar, used[4])
-    assert [*bench.grammars._spares] == [used[4]]
+    assert [*bench.grammars.kept._spares] == [used[4]]
     assert bench.grammars.constrain(grammar, 1000, [EOS]) is used[4]
     used[4].follow(allowed_tokens(used[4].mask)[0])
     bench.grammars.give_back(grammar, used[4])
-    assert [*bench.grammars._spares] == []
+    assert [*bench.grammars.kept._spares] == []
 
 
 def test_forced_texts_are_tokenized_as_by_the_tokenizer(native: LLTokenizer) -> None:
@@ -693,7 +754,8 @@ def test_an_error_that_is_not_the_grammars_is_not_kept(tokenizer: GrammarTokeniz
     for name in "ab":
         bench.add(name)
         bench.finish()
-    assert "send it again" in (bench.engine.end("a").error or "")
+    assert bench.engine.end("a").error == "send it again"
+    assert bench.engine.end("a").error_kind is ErrorKind.UNAVAILABLE
     assert bench.engine.end("b").finish_reason is FinishReason.STOP
 
 

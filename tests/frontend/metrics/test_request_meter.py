@@ -136,6 +136,7 @@ def test_tokens_and_sizes() -> None:
         (ErrorKind.OVERLOADED, "queue_full"),
         (ErrorKind.SHUTTING_DOWN, "shutting_down"),
         (ErrorKind.INVALID, "invalid"),
+        (ErrorKind.UNAVAILABLE, "unavailable"),
     ],
 )
 def test_a_rejected_request_is_counted_as_such_and_nowhere_else(kind: ErrorKind, reason: str) -> None:

@@ -115,6 +115,21 @@ def test_names_that_could_come_twice_and_count_are_refused(schema: Any) -> None:
     assert "could come twice" not in str(enforced_schema(schema, is_strict=False))
 
 
+@pytest.mark.parametrize("number", [500, 501])
+def test_an_object_has_at_most_500_properties_unless_it_requires_one(number: int) -> None:
+    """At the first one that may come, llguidance fails otherwise."""
+    names = [f"p{index}" for index in range(number)]
+    large: Any = {"type": "object", "properties": {**dict.fromkeys(names, NUMBER), "never": False}}
+    schema = {"type": "array", "items": large}
+    allowed_by({**schema, "items": {**large, "required": ["p0"]}}).check(['[{"p0":1,"p7":1}]'], ["[{}]"])
+    if number == 500:
+        allowed_by(schema).check(['[{},{"p0":1,"p7":1}]'], ['[{"never":1}]'])
+        return
+    with pytest.raises(ValueError, match="an object has 501 properties and requires none, and 500 of such can be"):
+        enforced_schema(schema)
+    assert enforced_schema(schema, is_strict=False) == {"type": "array", "items": {"type": "object"}}
+
+
 def test_what_is_not_strict_leaves_out_what_cannot_be_enforced() -> None:
     schema = {"type": "object", "minProperties": 2, "patternProperties": {"a{,2}": NUMBER, "b": {"pattern": "[[:x:]]"}}}
     with pytest.raises(ValueError, match="a quantifier in Python"):

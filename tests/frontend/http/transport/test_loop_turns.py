@@ -21,10 +21,12 @@ from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.long_work import LONG_BODY
 from quire.frontend.metrics.server import ServerMetrics
+from quire.frontend.text.chat import answer_grammar
 from quire.frontend.text.chat.answer_format import AnswerFormat
 from quire.frontend.text.prompts import LONG_TEXT
 from quire.frontend.text.threads import FairThreads
 from quire.frontend.turns import LoopTurns, current_work
+from quire.protocol.grammar.gbnf import lark_of
 
 KEYS = ("first", "second")
 TALE = [{"role": "user", "content": "Tell me a tale."}]
@@ -171,6 +173,28 @@ def test_the_format_of_a_template_is_detected_once_and_off_the_loop(
     assert client.post("/v1/chat/completions", json=body).status_code == 200
     (name,) = seen
     assert name.startswith("quire-python")
+
+
+def test_gbnf_of_a_kilobyte_is_translated_on_a_thread(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+
+    def noted(grammar: str) -> str:
+        names.append(threading.current_thread().name)
+        return lark_of(grammar)
+
+    monkeypatch.setattr(answer_grammar, "lark_of", noted)
+    function = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+    gbnf = "root ::= " + '"a" ' * 300
+    body = {
+        "messages": TALE,
+        "tools": [{"type": "function", "function": function}],
+        "structured_outputs": {"grammar": gbnf},
+        "truncate_prompt_tokens": 50,
+        "max_tokens": 1,
+    }
+    answer = client_of(llm).post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    assert [name.startswith("quire-python") for name in names] == [True]
 
 
 def test_work_is_for_the_tenant_of_the_key(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
