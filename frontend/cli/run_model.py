@@ -40,7 +40,8 @@ def run(
     """
     tolerate_encoding()
     if name is not None and is_text(name):
-        name, prompt = None, [name, *(prompt or [])]
+        prompt = [name, *(prompt or [])]
+        name = None
     if name is not None:
         if engine.model is not None:
             raise typer.BadParameter("the model is given twice; omit --model")

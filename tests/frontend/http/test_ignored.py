@@ -164,8 +164,8 @@ def test_hosted_tools_may_be_allowed_beside_functions(
         allowed = {"mode": "auto", "tools": tools}
         return {"type": "allowed_tools", **(allowed if choice is not None else {"allowed_tools": allowed})}
 
-    search, named = {"type": "web_search"}, {"type": "function", "name": "look"}
-    named = named if choice is not None else {"type": "function", "function": {"name": "look"}}
+    search, look = {"type": "web_search"}, {"name": "look"}
+    named = {"type": "function", **(look if choice is not None else {"function": look})}
     asked = {**body, "tools": [search, tool]}
     reply = server.request(path, {**asked, "tool_choice": chosen([search, named])})
     assert (reply.status, reply.headers["x-quire-ignored"]) == (200, f"tools[0] (web_search), {where}[0] (web_search)")

@@ -79,8 +79,8 @@ def written(body: Any) -> str:
             return f"({' '.join(map(written, parts))})"
         case ("times", part, times):
             return f"({written(part)}){times}"
-        case (_, text):
-            return str(text)
+        case _:
+            return str(body[1])
 
 
 def joined(left: set[str], right: set[str]) -> set[str]:
@@ -108,8 +108,8 @@ def texts_of(body: Any, known: dict[str, set[str]]) -> set[str]:
             return set(CLASSES[text])
         case ("rule", name):
             return known[name]
-        case (_, text):
-            return {text.strip('"')}
+        case _:
+            return {body[1].strip('"')}
 
 
 @settings(max_examples=150, deadline=None)

@@ -181,8 +181,8 @@ OPEN: Any = st.recursive(
     max_leaves=5,
 )
 PLAIN: list[Any] = [1, "x", None, [], {}, *({name: value} for name in "abc" for value in (1, "x", {}, {"a": 1}))]
-PAIRS = [
-    dict(zip(names, values, strict=True)) for names in ("ab", "ac", "bc") for values in ((1, 1), ("x", 1), (1, {}))
+PAIRS: list[Any] = [
+    {names[0]: one, names[1]: other} for names in ("ab", "ac", "bc") for one, other in ((1, 1), ("x", 1), (1, {}))
 ]
 VALUES = [*PLAIN, *PAIRS, {"a": 1, "b": 1, "c": 1}]
 

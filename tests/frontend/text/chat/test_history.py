@@ -58,8 +58,12 @@ def test_no_more_turns_are_left_out_than_need_be(messages: list[dict[str, Any]],
 def test_a_long_loop_of_calls_loses_its_oldest_rounds_whole() -> None:
     asked = {"role": "user", "content": "What is the weather?"}
     system = {"role": "system", "content": "Be brief."}
-    calls = [{"role": "assistant", "content": "", "tool_calls": [{"id": str(number)}]} for number in range(9)]
-    results = [{"role": "tool", "tool_call_id": str(number), "content": "x" * 20} for number in range(9)]
+    calls: list[dict[str, Any]] = [
+        {"role": "assistant", "content": "", "tool_calls": [{"id": str(number)}]} for number in range(9)
+    ]
+    results: list[dict[str, Any]] = [
+        {"role": "tool", "tool_call_id": str(number), "content": "x" * 20} for number in range(9)
+    ]
     rounds = [[call, result, result] for call, result in zip(calls, results, strict=True)]
     flat = [each for one in rounds for each in one]
     kept, _ = fitted([system, {"role": "user", "content": "Hi"}, asked, *flat], 160)
