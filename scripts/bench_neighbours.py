@@ -120,7 +120,7 @@ def measure(address: str, seconds: float) -> tuple[float, list[float]]:
 
     with DealerClient(address) as client:
         client.first(Ready)
-        params = SamplingParams(max_tokens=_PROMPT_TOKENS, ignore_eos=True)
+        params = SamplingParams(max_tokens=2 * _PROMPT_TOKENS, ignore_eos=True)
         client.send(EngineCoreRequest("stream", [40, 50, 60], params))
         client.until(lambda: bool(client.outputs("stream")))
         begun = last = time.monotonic()
@@ -132,6 +132,8 @@ def measure(address: str, seconds: float) -> tuple[float, list[float]]:
                 gaps.append(now - last)
                 last = now
                 num_tokens += sum(len(output.new_token_ids) for output in message.outputs)
+                if ended := [output for output in message.outputs if output.finish_reason is not None]:
+                    raise SystemExit(f"the stream ended after {num_tokens} tokens, before it was measured: {ended[0]}")
         client.send(Abort(["stream"]))
         client.end("stream")
         return num_tokens / (last - begun), gaps

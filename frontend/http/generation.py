@@ -15,6 +15,8 @@ from quire.frontend.turns import in_turns
 
 T = TypeVar("T")
 
+_AT_ONCE = 256  # requests of one body
+
 Outputs = AsyncGenerator[RequestOutput, None]
 
 
@@ -47,17 +49,30 @@ async def all_of(streams: Sequence[Outputs]) -> list[RequestOutput]:
 
 
 async def results_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return the results of coroutines that run at once; if one fails, or this is cancelled, cancel all others."""
+    """Return the results of coroutines, of which `_AT_ONCE` run at once; if one fails, cancel the others.
+
+    The others wait here, so that one body leaves room for those of others in the engine's queue.
+    """
     tasks: list[asyncio.Task[T]] = []
+    room, failures = asyncio.Semaphore(_AT_ONCE), asyncio.Event()
+
+    def end(task: asyncio.Task[T]) -> None:
+        if task.cancelled() or task.exception() is not None:
+            failures.set()
+        room.release()
+
     try:
         async for each in in_turns(work):
-            tasks.append(asyncio.create_task(each))  # noqa: PERF401 - those that have begun are to be cancelled
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)  # `gather` would cancel all at once
-        for task in done:
-            task.result()  # raises its error
-        return [task.result() for task in tasks]
+            tasks.append(asyncio.create_task(each))
+            tasks[-1].add_done_callback(end)
+            await room.acquire()
+            if failures.is_set():
+                break
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)  # `gather` would cancel all at once
+        return list(map(asyncio.Task.result, filter(asyncio.Task.done, tasks)))  # or raise an error of theirs
     finally:
         await _cancel(tasks)
+        tasks.clear()  # else an error would keep them: its traceback refers to this frame
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
@@ -90,18 +105,18 @@ async def merged(streams: Sequence[Outputs]) -> AsyncGenerator[tuple[int, Reques
                 await room.acquire()
                 queue.put_nowait((index, output))
 
-    tasks = [asyncio.create_task(forward(index, stream)) for index, stream in enumerate(streams)]
-    ended = asyncio.gather(*tasks)
-    ended.add_done_callback(lambda _: queue.put_nowait(None))
+    work = asyncio.create_task(results_of(forward(index, stream) for index, stream in enumerate(streams)))
+    work.add_done_callback(lambda _: queue.put_nowait(None))
     try:
         while (item := await queue.get()) is not None:
             room.release()
             yield item
-        ended.result()
+        await work
     finally:
-        await _cancel(tasks)
-        if ended.done() and not ended.cancelled():
-            ended.exception()  # it has been raised above
+        await _cancel([work])
+        if not work.cancelled():
+            work.exception()  # it has been raised above
+        del work  # else its error would keep it: see results_of
 
 
 def check_deadline(output: RequestOutput) -> None:

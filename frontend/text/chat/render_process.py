@@ -6,6 +6,7 @@ has used its CPU time, and an allocation beyond its memory fails.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from multiprocessing.connection import Connection
@@ -18,10 +19,13 @@ from quire.frontend.text.chat.template import ChatTemplate
 from quire.protocol.parent_death import end_with_parent
 from quire.protocol.process_limits import limit_process
 
+_NICE = 10  # streams go first
+
 
 def main() -> None:
     """Answer requests from the socket that is standard input; the argument is the process id of the parent."""
     end_with_parent(int(sys.argv[1]))
+    os.nice(_NICE)
     limit_process(memory=RENDER_BYTES)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     connection: Connection[bytes, bytes] = Connection(0)
