@@ -271,11 +271,12 @@ def test_options_that_an_encoder_cannot_honour(reference: tuple[Path, Any], tmp_
         ({"kv_disk": str(tmp_path / "disk")}, "kv_disk=.* of which an encoder keeps none; leave it out"),
         ({"long_prefill_token_threshold": 64}, "long_prefill_token_threshold=64 splits prompts"),
         ({"max_model_len": 513}, "max_model_len=513 exceeds the 512 positions of the model"),
-        ({"hf_overrides": "[]"}, "hf_overrides='\\[\\]' is not a JSON object"),
         ({"hf_overrides": {"classifier_from_token": ["a"]}}, "needs a decoder with logits; BertModel has none"),
     ):
         with pytest.raises(EngineStartError, match=words):
             LLM(str(folder), **options)
+    with pytest.raises(ValueError, match=r"hf_overrides='\[\]' is not a JSON object"):
+        LLM(str(folder), hf_overrides="[]")
 
 
 def test_real_sentences_are_as_similar_as_sentence_transformers_says(engine: EngineFactory) -> None:

@@ -309,7 +309,7 @@ def test_a_gguf_file_is_known_by_its_first_letters(demo_model: Path, tmp_path: P
     with pytest.raises(ValueError, match=f"{name} is a file; leave it out"):
         resolve_model(str(file), "main")
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ValueError, match="is a file, neither a folder nor a GGUF file"):
+    with pytest.raises(ValueError, match="is a pipe, neither a folder nor a GGUF file"):
         resolve_model(str(tmp_path / "pipe"))
 
 
