@@ -211,6 +211,17 @@ def test_help_says_everything(place: Workplace) -> None:
             assert "Default: 2048." in " ".join(text.split())
 
 
+@pytest.mark.parametrize("arguments", [[], ["bench"]])
+def test_commands_of_commands_have_the_same_kind_of_help(place: Workplace, arguments: list[str]) -> None:
+    place.env["COLUMNS"] = "80"
+    text = place.run(*arguments, "--help").stdout
+    assert "\n  -h, --help  Show this message and exit.\n" in text
+    assert re.search(r"\n  serve +[A-Z]", text)
+    assert max(map(len, text.splitlines())) <= 80
+    alone = place.run(*arguments)
+    assert (alone.returncode, alone.stdout, alone.stderr) == (0, text, "")
+
+
 def test_the_first_page_of_help_has_the_flags_that_most_users_need(place: Workplace) -> None:
     text, whole = place.run("serve", "--help").stdout, place.run("serve", "--help-all").stdout
     assert len(text.splitlines()) < len(whole.splitlines()) / 3
