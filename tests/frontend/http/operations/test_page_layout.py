@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from page_driver import answer_with, say, wait_for_answers
@@ -25,6 +25,9 @@ LUMINANCE = """names => {
         return 0.2126 * channels[0] + 0.7152 * channels[1] + 0.0722 * channels[2];
     });
 }"""
+
+SIZES = "() => [...new Set([...document.querySelectorAll('input:not([type=checkbox], [type=file]), select, textarea')]"
+SIZES += ".map((field) => parseFloat(getComputedStyle(field).fontSize)))]"
 
 
 def size(page: Page, width: int, height: int = 800) -> None:
@@ -124,6 +127,23 @@ def test_settings_have_room(open_page: Callable[..., Page], width: int, height: 
     page.keyboard.press("Escape")
     assert page.is_hidden("#settings")
     assert page.evaluate("document.activeElement.id") == "toggle-settings"
+
+
+@pytest.mark.parametrize(
+    "options", [{"viewport": {"width": 390, "height": 800}}, {"is_mobile": True, "has_touch": True}]
+)
+def test_phones_do_not_zoom_into_fields(open_page: Callable[..., Page], options: dict[str, Any]) -> None:
+    """They do so where a text is smaller than 16 pixels, and do not zoom out again."""
+    page = open_page(**options)
+    answer_with(page, "Yes.")
+    say(page, "One")
+    wait_for_answers(page)
+    if page.is_hidden("#library"):
+        page.click("#toggle-library")
+    page.hover("#conversations li[data-id]")
+    page.click("#conversations [data-action=rename]")
+    page.wait_for_selector("#conversations input")
+    assert page.evaluate(SIZES) == [16]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
