@@ -520,6 +520,7 @@ def test_engine_alone(place: Workplace, number: int, status: int) -> None:
         idle = place.run("trace", "--engine-address", address, "--out", str(out), "--seconds", "0.2")
         assert idle.returncode == 0
         assert f"{out}: no steps, since the engine had no requests; send some while it is recorded\n" in idle.stderr
+        assert [each["address"] for each in json.loads(place.run("ps", "--json").stdout)] == [address]
         process.send_signal(number)
         process.communicate(timeout=PATIENCE)
         assert process.returncode == status
