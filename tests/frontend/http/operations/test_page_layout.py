@@ -111,7 +111,7 @@ def test_the_full_view_stays_when_the_window_narrows(open_page: Callable[..., Pa
     assert page.is_visible("#timeline")
 
 
-@pytest.mark.parametrize(("width", "height"), [(390, 900), (1280, 800)])
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (1280, 800)])
 def test_settings_have_room(open_page: Callable[..., Page], width: int, height: int) -> None:
     page = open_page(viewport={"width": width, "height": height})
     page.click("#toggle-settings")
