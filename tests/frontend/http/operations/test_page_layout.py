@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 HIT = "() => { const { x, y, width, height } = document.querySelector('#send').getBoundingClientRect(); "
 HIT += "return document.elementFromPoint(x + width / 2, y + height / 2).id; }"
+ABOVE = """() => {
+    const box = (selector) => document.querySelector(selector).getBoundingClientRect();
+    return box("#toast").height > 0 && box("#toast").bottom <= box("#form").top;
+}"""
 AT_END = "() => (({ scrollHeight, scrollTop, clientHeight }) => scrollHeight - scrollTop - clientHeight < 2)"
 AT_END += "(document.querySelector('#log'))"
 LUMINANCE = """names => {
@@ -53,10 +57,7 @@ def test_a_notice_does_not_cover_the_message_field(
     if has_settings:
         page.click("#toggle-settings")
     assert page.evaluate(HIT) == "send"
-    toast, field = (page.locator(selector).bounding_box() for selector in ("#toast", "#form"))
-    assert toast is not None
-    assert field is not None
-    assert toast["y"] + toast["height"] <= field["y"]
+    page.wait_for_function(ABOVE)  # it moves in the frame after the settings have opened
     page.click("#toast >> text=Undo")
     page.wait_for_selector("#toast", state="hidden")
 
