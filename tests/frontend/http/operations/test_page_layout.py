@@ -184,8 +184,14 @@ def test_the_end_of_an_answer_is_in_view(open_page: Callable[..., Page], answer:
 
 
 def test_the_settings_do_not_cut_the_heading_of_the_welcome(open_page: Callable[..., Page]) -> None:
-    page = open_page(viewport={"width": 1280, "height": 800})
+    page = open_page(viewport={"width": 390, "height": 844})
     page.click("#toggle-settings")
+    page.wait_for_selector("#welcome h2", state="hidden")
+    page.click("#toggle-settings")
+    page.wait_for_selector("#welcome h2")
+    size(page, 1280)
+    page.click("#toggle-settings")
+    page.wait_for_selector("#welcome h2")
     heading, form = (page.locator(selector).bounding_box() for selector in ("#welcome h2", "#form"))
     assert heading is not None
     assert form is not None
