@@ -41,10 +41,32 @@ def default_address() -> str:
     return f"ipc://{tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=_base())}/{_SOCKET}"
 
 
-def private_addresses() -> list[str]:
-    """Return the addresses of the sockets that this user may open and that `default_address` has made, alive or not."""
-    paths = sorted(Path(_base()).glob(f"{_FOLDER_PREFIX}*/{_SOCKET}"))
-    return [f"ipc://{path}" for path in paths if os.access(path, os.W_OK)]
+@contextlib.contextmanager
+def listed(address: str | None) -> Iterator[str]:
+    """Have `listed_addresses` name an `ipc://` address that a user has chosen, by a link in a private folder.
+
+    Yield the address, without one a default address, which is listed anyway. Raises AddressError.
+    """
+    path = None if address is None else ipc_path(address)
+    if path is None:
+        yield address or default_address()
+        return
+    private = default_address()
+    try:
+        Path(private.removeprefix("ipc://")).symlink_to(path)
+        yield f"ipc://{path}"
+    finally:
+        remove_address(private)
+
+
+def listed_addresses() -> list[str]:
+    """Return the addresses of sockets that this user may open: of `default_address` and `listed`, alive or not."""
+    paths = {path.readlink() if path.is_symlink() else path for path in _sockets() if os.access(path, os.W_OK)}
+    return [f"ipc://{path}" for path in sorted(paths)]
+
+
+def _sockets() -> list[Path]:
+    return sorted(Path(_base()).glob(f"{_FOLDER_PREFIX}*/{_SOCKET}"))
 
 
 def _base() -> str:
@@ -81,7 +103,7 @@ def remove_address(address: str) -> None:
 
 
 def note_server(address: str, url: str) -> None:
-    """Note that this process serves the engine at `address` by HTTP; without effect outside of folders made here."""
+    """Note that this process serves the engine at `address` by HTTP; without effect if that is not listed."""
     if (note := _note(address)) is not None:
         with contextlib.suppress(OSError):  # the engine has gone, or is another user's
             note.write_text(url, encoding="utf-8")
@@ -101,10 +123,13 @@ def noted_servers(address: str) -> list[str]:
 
 
 def _note(address: str) -> Path | None:
+    """Return the file for the note of this process; None for an address that is not listed."""
     path = ipc_path(address)
-    if path is None or not path.parent.name.startswith(_FOLDER_PREFIX):
+    if path is None:
         return None
-    return path.parent / f"{_SERVER_PREFIX}{os.getpid()}"
+    links = (each for each in _sockets() if each.is_symlink() and each.readlink() == path)
+    socket_or_link = path if path.parent.name.startswith(_FOLDER_PREFIX) else next(links, None)
+    return None if socket_or_link is None else socket_or_link.parent / f"{_SERVER_PREFIX}{os.getpid()}"
 
 
 def ipc_path(address: str) -> Path | None:

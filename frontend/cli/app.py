@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from quire.frontend.cli import (
     calibrate,
@@ -59,6 +59,18 @@ class QuireCommand(TyperCommand):
         write_help(self, ctx, formatter, shows_all=HELP_ALL in ctx.meta)
 
 
+class QuireGroup(TyperGroup):
+    """A command that has commands. Alone it shows its help, which looks like that of the commands."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Ask for the help if there are no arguments."""
+        return super().parse_args(ctx, args or ["--help"])
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help."""
+        write_help(self, ctx, formatter, shows_all=True)
+
+
 def spread(arguments: Iterable[str]) -> Iterator[str]:
     """Yield the arguments, with a flag before each of its values."""
     flag, is_first = None, False
@@ -90,9 +102,8 @@ def _epilog(command: Callable[..., object]) -> str | None:
 
 app = typer.Typer(
     name="quire",
-    no_args_is_help=True,
+    cls=QuireGroup,
     add_completion=False,
-    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Serve language models on CPUs. Every command uses the embedded demo model unless --model names another.",
@@ -136,7 +147,7 @@ add_command(app, models.models, "list")
 
 bench = typer.Typer(
     name="bench",
-    no_args_is_help=True,
+    cls=QuireGroup,
     help="Benchmark an engine or a server with synthetic requests: latency, throughput, serve, sweep.",
     epilog="Flags and JSON fields have the names of `vllm bench`; `quire replay` sends traces.",
 )

@@ -31,7 +31,7 @@ def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> None:
     from quire.frontend.engine_args import DEMO_MODEL
     from quire.frontend.hub.resolve import resolve_model
     from quire.frontend.text.tokenizer_trial import check_tokenizer
-    from quire.protocol.address import default_address
+    from quire.protocol.address import listed
 
     given = {"model": DEMO_MODEL, **engine.given, **process.given}
     hub = {name: given.pop(name) for name in options_of(HubOptions) if name in given}
@@ -40,18 +40,19 @@ def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> None:
     supervised = {name: given.pop(name) for name in options_of(SupervisionOptions) if name in given}
     shutdown_timeout = given.pop("shutdown_timeout", options_of(EngineProcessOptions)["shutdown_timeout"].default)
     start_timeout = given.pop("start_timeout", options_of(ClientOptions)["start_timeout"].default)
-    address = given.pop("engine_address", None) or default_address()
-    supervisor = Supervisor(
-        address,
-        given,
-        SupervisionOptions(**supervised),
-        start_timeout=start_timeout,
-        shutdown_timeout=shutdown_timeout,
-        on_ready=lambda address: print("READY", address, flush=True),
-    )
-    with _ended_by_signals(supervisor) as received:
-        supervisor.wait_ready()
-        supervisor.join()
+    chosen = given.pop("engine_address", None)
+    with listed(chosen) as address:
+        supervisor = Supervisor(
+            address,
+            given,
+            SupervisionOptions(**supervised),
+            start_timeout=start_timeout,
+            shutdown_timeout=shutdown_timeout,
+            on_ready=lambda address: print("READY", address, flush=True),
+        )
+        with _ended_by_signals(supervisor) as received:
+            supervisor.wait_ready()
+            supervisor.join()
     if supervisor.failure is not None:
         raise supervisor.failure
     if received[:1] == [signal.SIGINT]:

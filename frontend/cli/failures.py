@@ -21,8 +21,7 @@ def exit_status(error: Exception) -> int:
     usage = getattr(error, "format_message", None)  # typer's usage errors, from whichever package it takes them
     if usage is not None:
         command = getattr(getattr(error, "ctx", None), "command_path", "quire")
-        if message := usage():  # empty if help was shown because there were no arguments
-            fail(f"{message.rstrip('.')}; see {command} --help")
+        fail(f"{usage().rstrip('.')}; see {command} --help")
         return 2
     if isinstance(error, BrokenPipeError):
         return 1

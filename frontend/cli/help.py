@@ -1,4 +1,4 @@
-"""The help of a command: its flags by group, with whole names, also in 80 columns."""
+"""The help of a command: its commands, and its flags by group, with whole names, also in 80 columns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from typer.core import TyperArgument, TyperOption
 
 if TYPE_CHECKING:
-    from typer.core import TyperCommand
+    from typer.core import TyperCommand, TyperGroup
 
 HELP_ALL = "--help-all"
 _MOST_AT_ONCE = 30  # flags; of more, the first page has those that most users need
@@ -21,7 +21,7 @@ _COMMON = frozenset({
 _WIDEST_NAME = 34  # columns; help of a longer name begins on the next line
 
 
-def write_help(command: TyperCommand, ctx: Any, formatter: Any, *, shows_all: bool) -> None:
+def write_help(command: TyperCommand | TyperGroup, ctx: Any, formatter: Any, *, shows_all: bool) -> None:
     """Write the help of a command to a formatter of Click; without `shows_all`, of a few flags if there are many."""
     command.format_usage(ctx, formatter)
     command.format_help_text(ctx, formatter)
@@ -34,6 +34,8 @@ def write_help(command: TyperCommand, ctx: Any, formatter: Any, *, shows_all: bo
         if option.rich_help_panel is not None:
             groups.setdefault(str(option.rich_help_panel), []).append(option)
     _write(formatter, "Options", [*map(_row, own), ("-h, --help", "Show this message and exit.")])
+    commands = getattr(command, "commands", {})
+    _write(formatter, "Commands", ((name, _first_paragraph(each.help or "")) for name, each in commands.items()))
     is_short = not shows_all and len(options) > _MOST_AT_ONCE
     if is_short:
         common = [each for each in options if each not in own and _COMMON & {*each.opts}]
@@ -54,6 +56,10 @@ def _write(formatter: Any, title: str, rows: Iterable[tuple[str, str]]) -> None:
     if listed := list(rows):
         with formatter.section(title):
             formatter.write_dl(listed, col_max=_WIDEST_NAME)
+
+
+def _first_paragraph(text: str) -> str:
+    return text.split("\n\n", 1)[0]
 
 
 def _row(option: TyperOption) -> tuple[str, str]:

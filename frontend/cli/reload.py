@@ -67,9 +67,9 @@ def _connect(flags: SocketFlags) -> CoreClient:
 
 
 def _only_address() -> str:
-    from quire.protocol.address import is_alive, private_addresses
+    from quire.protocol.address import is_alive, listed_addresses
 
-    alive = [address for address in private_addresses() if is_alive(address)]
+    alive = [address for address in listed_addresses() if is_alive(address)]
     if len(alive) == 1:
         return alive[0]
     found = f"{len(alive)} of your engines run here ({', '.join(alive)})" if alive else "no engine of yours runs here"

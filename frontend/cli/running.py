@@ -17,9 +17,9 @@ _SECONDS = 3.0  # for an engine to answer
 @takes_flags
 def ps(as_json: Annotated[bool, switch(None, "--json", "Print JSON.")] = False) -> None:
     """List this user's engines that run: their models, memory, requests, HTTP servers and addresses."""
-    from quire.protocol.address import is_alive, private_addresses
+    from quire.protocol.address import is_alive, listed_addresses
 
-    rows = [_row(address) for address in private_addresses() if is_alive(address)]
+    rows = [_row(address) for address in listed_addresses() if is_alive(address)]
     if as_json:
         write(json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
     elif rows:

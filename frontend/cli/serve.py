@@ -53,7 +53,7 @@ def serve(
     template: TemplateFlags,
     sampling: SamplingFlags,
 ) -> None:
-    """Start an engine and an HTTP server in front of it, for OpenAI's and Anthropic's clients and for browsers.
+    """Start an engine and an HTTP server, for browsers and for clients of OpenAI, Anthropic, Ollama and llama.cpp.
 
     It serves until SIGTERM, which lets open requests finish, or Ctrl-C, which does not. Others can attach to its engine
     with --engine-address. With a text instead of a model: stream the answer to stdout and exit, without a server.

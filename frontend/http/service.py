@@ -48,6 +48,11 @@ _NUM_RECENT = 64
 _BODIES_PART = 8  # of the server's memory, for bodies that are arriving
 
 
+def with_tag(name: str) -> str:
+    """Return a model's name with its tag in Ollama's lists, which is `latest` if it has none."""
+    return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
+
+
 class RetryAfter:
     """An `Observer` that counts the open requests and keeps the times at which the latest ones finished.
 
@@ -184,9 +189,13 @@ class ModelService:
                 headers={"Retry-After": str(self.retry_after), "Connection": "close"},
             )
 
+    def is_named(self, name: str) -> bool:
+        """Return True for a name of the model, with or without its tag."""
+        return with_tag(name) in map(with_tag, self.names)
+
     def check_model(self, name: str | None) -> None:
         """Raise `ApiError` 404 unless `name` is one of the model's or None."""
-        if name is None or name in self.names:
+        if name is None or self.is_named(name):
             return
         known = ", ".join(self.public_names)
         raise ApiError(

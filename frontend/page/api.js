@@ -40,7 +40,8 @@ export async function call(path, { body, signal } = {}) {
 async function problem(response) {
   const text = await response.text().catch(() => "");
   const { message, code } = errorOf(text);
-  return new ApiError(explain(response.status, message, response.headers.get("Retry-After")), response.status, code);
+  const words = code === TOO_LONG ? tooLong(message) : explain(response.status, message, response.headers.get("Retry-After"));
+  return new ApiError(words, response.status, code);
 }
 
 /** Return message and code of an error in OpenAI's shape. */
@@ -51,6 +52,12 @@ export function errorOf(text) {
   } catch {
     return { message: "", code: null };
   }
+}
+
+/** Say what does not fit, with advice for this page in place of the server's, which names fields of its API. */
+function tooLong(message) {
+  const [what] = message.split(";");
+  return `This is too long for the model: ${what}. Shorten the message, or lower max tokens in the settings.`;
 }
 
 function explain(status, message, wait) {

@@ -21,3 +21,8 @@ export function short(number) {
 export function milliseconds(seconds) {
   return short(seconds * 1000);
 }
+
+/** Return "41 ms", "1.2 s", "57.2 s". */
+export function duration(ms) {
+  return ms < 999.5 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`;
+}

@@ -45,7 +45,7 @@ function tile(root, label, line, value, write) {
   };
 }
 
-/** A sparkline from zero to its highest value. A null repeats the value before it. */
+/** A sparkline from zero to its highest value. A null repeats the value before it, and is nothing before all values. */
 export class Line {
   #values = [];
 
@@ -66,7 +66,9 @@ export class Line {
   }
 
   add(value) {
-    this.#values.push(value ?? this.#values.at(-1) ?? 0);
+    const known = value ?? this.#values.at(-1);
+    if (known === undefined) return;
+    this.#values.push(known);
     if (this.#values.length > POINTS) this.#values.shift();
   }
 
@@ -81,9 +83,9 @@ export class Line {
       const x = ((start + index) / (POINTS - 1)) * WIDTH;
       return `${x.toFixed(2)},${(HEIGHT - 1 - (each / most) * (HEIGHT - 2)).toFixed(2)}`;
     });
-    const line = `M${points.join("L")}`;
+    const line = points.length ? `M${points.join("L")}` : "";
     const left = ((start / (POINTS - 1)) * WIDTH).toFixed(2);
     this.path.setAttribute("d", line);
-    this.area.setAttribute("d", `${line}L${WIDTH},${HEIGHT}L${left},${HEIGHT}Z`);
+    this.area.setAttribute("d", line && `${line}L${WIDTH},${HEIGHT}L${left},${HEIGHT}Z`);
   }
 }

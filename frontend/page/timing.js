@@ -1,5 +1,7 @@
 // The speed of an answer as its reader saw it.
 
+import { duration } from "./numbers.js";
+
 // Shorter times measure how fast the browser reads its buffer.
 const SHORTEST_SECONDS = 0.05;
 
@@ -27,7 +29,7 @@ export class Timing {
     const parts = [`${this.#tokens} ${this.#tokens === 1 ? "token" : "tokens"}`];
     const seconds = (this.#last - this.#first) / 1000;
     if (this.#tokens > 1 && seconds > SHORTEST_SECONDS) parts.push(`${((this.#tokens - 1) / seconds).toFixed(1)} tok/s`);
-    parts.push(`TTFT in this browser ${Math.round(this.#first - this.#sent)} ms`);
+    parts.push(`TTFT in this browser ${duration(this.#first - this.#sent)}`);
     return parts.join(" · ");
   }
 }

@@ -211,6 +211,17 @@ def test_help_says_everything(place: Workplace) -> None:
             assert "Default: 2048." in " ".join(text.split())
 
 
+@pytest.mark.parametrize("arguments", [[], ["bench"]])
+def test_commands_of_commands_have_the_same_kind_of_help(place: Workplace, arguments: list[str]) -> None:
+    place.env["COLUMNS"] = "80"
+    text = place.run(*arguments, "--help").stdout
+    assert "\n  -h, --help  Show this message and exit.\n" in text
+    assert re.search(r"\n  serve +[A-Z]", text)
+    assert max(map(len, text.splitlines())) <= 80
+    alone = place.run(*arguments)
+    assert (alone.returncode, alone.stdout, alone.stderr) == (0, text, "")
+
+
 def test_the_first_page_of_help_has_the_flags_that_most_users_need(place: Workplace) -> None:
     text, whole = place.run("serve", "--help").stdout, place.run("serve", "--help-all").stdout
     assert len(text.splitlines()) < len(whole.splitlines()) / 3
@@ -509,6 +520,7 @@ def test_engine_alone(place: Workplace, number: int, status: int) -> None:
         idle = place.run("trace", "--engine-address", address, "--out", str(out), "--seconds", "0.2")
         assert idle.returncode == 0
         assert f"{out}: no steps, since the engine had no requests; send some while it is recorded\n" in idle.stderr
+        assert [each["address"] for each in json.loads(place.run("ps", "--json").stdout)] == [address]
         process.send_signal(number)
         process.communicate(timeout=PATIENCE)
         assert process.returncode == status

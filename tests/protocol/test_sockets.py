@@ -11,7 +11,18 @@ from pathlib import Path
 import pytest
 import zmq
 
-from quire.protocol.address import MAX_SOCKET_PATH, default_address, ipc_path, remove_address
+from quire.protocol.address import (
+    MAX_SOCKET_PATH,
+    default_address,
+    forget_server,
+    ipc_path,
+    is_alive,
+    listed,
+    listed_addresses,
+    note_server,
+    noted_servers,
+    remove_address,
+)
 from quire.protocol.codec import ClientDecoder, EngineDecoder, encode
 from quire.protocol.errors import AddressError, KeyFileError
 from quire.protocol.keys import Security, authorized_clients, generate_keys
@@ -65,6 +76,33 @@ def test_a_folder_that_nobody_has_bound_in_is_removed_a_day_later(address: str) 
     os.utime(path.parent, (0, 0))
     remove_address(default_address())
     assert not path.parent.exists()
+
+
+def test_a_chosen_address_is_listed_while_it_is_open(context: Context, tmp_path: Path) -> None:
+    """With the servers that attach to it."""
+    with listed(f"ipc://{tmp_path}/chosen.sock") as address, listed(address):
+        assert address not in listed_addresses(), "nobody listens there yet"
+        engine = bind_engine(context, address)
+        assert listed_addresses().count(address) == 1
+        assert is_alive(address)
+        note_server(address, "http://127.0.0.1:8000")
+        assert noted_servers(address) == ["http://127.0.0.1:8000"]
+        forget_server(address)
+        assert noted_servers(address) == []
+        note_server(address, "http://127.0.0.1:8000")
+        engine.close()
+    assert address not in listed_addresses()
+    assert noted_servers(address) == []
+
+
+def test_an_address_that_is_not_chosen_is_a_default_one_and_tcp_stays(address: str) -> None:
+    with listed(None) as made:
+        assert Path(str(ipc_path(made))).parent.is_dir()
+    remove_address(made)
+    with listed(TCP) as given:
+        assert given == TCP
+    note_server(TCP, "http://127.0.0.1:8000")
+    assert noted_servers(TCP) == []
 
 
 def test_only_folders_of_ours_are_removed(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from starlette.responses import Response
 
 from quire.frontend.http.errors import ApiError, bad_request
 from quire.frontend.http.ollama.body import PullBody, ShowBody
-from quire.frontend.http.ollama.names import check_model, with_tag
-from quire.frontend.http.service import Endpoints
+from quire.frontend.http.ollama.names import check_model
+from quire.frontend.http.service import Endpoints, with_tag
 from quire.frontend.http.transport.responses import json_response
 from quire.frontend.http.transport.sse import JSON_LINES
 from quire.frontend.text.tokenizer_files import read_json

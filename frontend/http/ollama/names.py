@@ -1,24 +1,18 @@
-"""The names of the served model as Ollama's clients write them: with a tag, which is `latest` if they leave it out."""
+"""The names of the served model in Ollama's API, whose answers repeat them and whose errors have words of their own."""
 
 from __future__ import annotations
 
 from quire.frontend.http.errors import ApiError
 from quire.frontend.http.service import ModelService
 
-_LATEST = ":latest"
 _MOST_SHOWN = 200  # characters of an unknown name in its error
-
-
-def with_tag(name: str) -> str:
-    """Return a name with its tag."""
-    return name if ":" in name.rpartition("/")[2] else name + _LATEST
 
 
 def check_model(service: ModelService, name: str | None) -> str:
     """Return the name for the answer: the client's, or the model's. Raises `ApiError` 404 for another model's."""
     if name is None:
         return service.name
-    if with_tag(name) in map(with_tag, service.names):
+    if service.is_named(name):
         return name
     known = ", ".join(service.public_names)
     raise ApiError(

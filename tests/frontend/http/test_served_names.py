@@ -16,6 +16,12 @@ def test_each_name_is_served_and_answers_have_the_first(demo_model: Path) -> Non
             assert server.request(f"/v1/models/{name}").json()["id"] == name
             body = {"model": name, "prompt": "Once", "max_tokens": 2}
             assert server.request("/v1/completions", body).json()["model"] == "tales"
-        refused = server.request("/v1/completions", {"model": "other", "prompt": "Once"})
-        assert refused.status == 404
-        assert "tales" in refused.error["message"]
+        for listed in server.request("/api/tags").json()["models"]:
+            assert listed["name"].endswith(":latest")
+            body = {"model": listed["name"], "prompt": "Once", "max_tokens": 2}
+            assert server.request("/v1/completions", body).json()["model"] == "tales"
+            assert server.request(f"/v1/models/{listed['name']}").status == 200
+        for other in ("other", "tales:8b", "tales:latest:latest"):
+            refused = server.request("/v1/completions", {"model": other, "prompt": "Once"})
+            assert refused.status == 404
+            assert "tales" in refused.error["message"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,9 @@ def test_a_full_context_goes_on_without_the_oldest_messages(open_page: Callable[
     choose(page, max_tokens=5, system="You tell tales.")
     bodies = watch(page, "/v1/chat/completions")
     last = fill_context(page)
-    assert "context length" in page.inner_text(".error")
+    problem, advice = page.inner_text(".error").split(". ")
+    assert re.fullmatch(r"This is too long for the model: [^;]*context length [^;]*", problem)
+    assert advice == "Shorten the message, or lower max tokens in the settings."
     page.click(GO_ON)
     page.wait_for_selector(".error", state="detached")
     wait_for_answers(page, last)

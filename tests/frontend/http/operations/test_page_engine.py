@@ -62,6 +62,23 @@ def test_speculation_is_shown_once_there_is_some(open_page: Callable[..., Page])
     assert page.inner_text("#speculation-summary").startswith("80.0 drafted/s, 60.0 held/s; the last step drafted 8")
 
 
+def test_a_sparkline_begins_with_its_first_value(open_page: Callable[..., Page]) -> None:
+    """A latency that has not been measured yet is no line at zero."""
+    page = open_page()
+    lines = page.evaluate(
+        """async () => {
+            const { Line } = await import("/page/speed.js");
+            const line = new Line(document.querySelector("#decode-line"));
+            return [null, 8, null, 4].map((value) => {
+                line.add(value);
+                line.draw();
+                return line.path.getAttribute("d");
+            });
+        }"""
+    )
+    assert lines == ["", "M100.00,1.00", "M99.58,1.00L100.00,1.00", "M99.16,1.00L99.58,1.00L100.00,15.00"]
+
+
 def test_a_link_opens_the_full_view(open_page: Callable[..., Page]) -> None:
     page = open_page(path="/#engine", viewport={"width": 1600, "height": 1000})
     assert page.is_visible("#timeline")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from page_driver import answer_with, say, wait_for_answers
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 HIT = "() => { const { x, y, width, height } = document.querySelector('#send').getBoundingClientRect(); "
 HIT += "return document.elementFromPoint(x + width / 2, y + height / 2).id; }"
+ABOVE = """() => {
+    const box = (selector) => document.querySelector(selector).getBoundingClientRect();
+    return box("#toast").height > 0 && box("#toast").bottom <= box("#form").top;
+}"""
 AT_END = "() => (({ scrollHeight, scrollTop, clientHeight }) => scrollHeight - scrollTop - clientHeight < 2)"
 AT_END += "(document.querySelector('#log'))"
 LUMINANCE = """names => {
@@ -25,6 +29,9 @@ LUMINANCE = """names => {
         return 0.2126 * channels[0] + 0.7152 * channels[1] + 0.0722 * channels[2];
     });
 }"""
+
+SIZES = "() => [...new Set([...document.querySelectorAll('input:not([type=checkbox], [type=file]), select, textarea')]"
+SIZES += ".map((field) => parseFloat(getComputedStyle(field).fontSize)))]"
 
 
 def size(page: Page, width: int, height: int = 800) -> None:
@@ -50,10 +57,7 @@ def test_a_notice_does_not_cover_the_message_field(
     if has_settings:
         page.click("#toggle-settings")
     assert page.evaluate(HIT) == "send"
-    toast, field = (page.locator(selector).bounding_box() for selector in ("#toast", "#form"))
-    assert toast is not None
-    assert field is not None
-    assert toast["y"] + toast["height"] <= field["y"]
+    page.wait_for_function(ABOVE)  # it moves in the frame after the settings have opened
     page.click("#toast >> text=Undo")
     page.wait_for_selector("#toast", state="hidden")
 
@@ -108,7 +112,7 @@ def test_the_full_view_stays_when_the_window_narrows(open_page: Callable[..., Pa
     assert page.is_visible("#timeline")
 
 
-@pytest.mark.parametrize(("width", "height"), [(390, 900), (1280, 800)])
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (1280, 800)])
 def test_settings_have_room(open_page: Callable[..., Page], width: int, height: int) -> None:
     page = open_page(viewport={"width": width, "height": height})
     page.click("#toggle-settings")
@@ -124,6 +128,23 @@ def test_settings_have_room(open_page: Callable[..., Page], width: int, height: 
     page.keyboard.press("Escape")
     assert page.is_hidden("#settings")
     assert page.evaluate("document.activeElement.id") == "toggle-settings"
+
+
+@pytest.mark.parametrize(
+    "options", [{"viewport": {"width": 390, "height": 800}}, {"is_mobile": True, "has_touch": True}]
+)
+def test_phones_do_not_zoom_into_fields(open_page: Callable[..., Page], options: dict[str, Any]) -> None:
+    """They do so where a text is smaller than 16 pixels, and do not zoom out again."""
+    page = open_page(**options)
+    answer_with(page, "Yes.")
+    say(page, "One")
+    wait_for_answers(page)
+    if page.is_hidden("#library"):
+        page.click("#toggle-library")
+    page.hover("#conversations li[data-id]")
+    page.click("#conversations [data-action=rename]")
+    page.wait_for_selector("#conversations input")
+    assert page.evaluate(SIZES) == [16]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -163,8 +184,14 @@ def test_the_end_of_an_answer_is_in_view(open_page: Callable[..., Page], answer:
 
 
 def test_the_settings_do_not_cut_the_heading_of_the_welcome(open_page: Callable[..., Page]) -> None:
-    page = open_page(viewport={"width": 1280, "height": 800})
+    page = open_page(viewport={"width": 390, "height": 844})
     page.click("#toggle-settings")
+    page.wait_for_selector("#welcome h2", state="hidden")
+    page.click("#toggle-settings")
+    page.wait_for_selector("#welcome h2")
+    size(page, 1280)
+    page.click("#toggle-settings")
+    page.wait_for_selector("#welcome h2")
     heading, form = (page.locator(selector).bounding_box() for selector in ("#welcome h2", "#form"))
     assert heading is not None
     assert form is not None
