@@ -34,7 +34,7 @@ from typing import Any
 
 import uvloop
 
-from quire.frontend import AsyncLLM, SamplingParams
+from quire.frontend import AsyncLLM, EngineDeadError, SamplingParams
 from quire.protocol.messages import StructuredOutputs
 
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 30}, "age": {"type": "integer"}},
@@ -309,9 +309,7 @@ async def run(args: argparse.Namespace, flag: Path) -> int:
             num_wrong += differences(expected, answers)
             print(f"round {number + 1}: {num_wrong} wrong answers so far", flush=True)
         flag.unlink(missing_ok=True)  # noqa: ASYNC240
-        while llm.is_away:  # noqa: ASYNC110 - it is set by another thread
-            await asyncio.sleep(0.01)
-        stats = await llm.stats()
+        stats = await stats_of(llm)
         pages = {name: stats[f"pages_{name}"] for name in ("free", "cached", "held", "total")}
     for kind, delays in hitter.delays.items():
         delays.sort()
@@ -325,6 +323,15 @@ async def run(args: argparse.Namespace, flag: Path) -> int:
     print("KV pages:", pages)
     is_whole = pages["held"] == 0 and pages["free"] + pages["cached"] == pages["total"]
     return 0 if num_wrong == 0 and is_whole and hitter.delays else 1
+
+
+async def stats_of(llm: AsyncLLM) -> dict[str, Any]:
+    """Return the statistics of an engine, or of the next one if it goes meanwhile."""
+    while True:
+        while llm.is_away:  # noqa: ASYNC110 - it is set by another thread
+            await asyncio.sleep(0.01)
+        with suppress(EngineDeadError):
+            return await llm.stats()
 
 
 def main() -> int:
