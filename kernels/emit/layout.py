@@ -19,11 +19,12 @@ of AMX. Values are offset binary, w = (value - zero) * scale, or with minima w =
 
 Super scales are those of 256 k at a time: an f16 for each column, and with minima another one; then a signed byte for
 each group and column, and an unsigned one for its minimum; then the values of all groups. A scale is the product of
-both, exact in f32. The e8m0 scales of two groups, a byte each, fill a line; their values follow.
+both, exact in f32; the last 256 k may have fewer groups. The e8m0 scales of two groups, a byte each, fill a line; their
+values follow.
 
 **Quantized activations**: panels of 16 rows; a panel holds `[k/64][16][64]` int8, then for each group the scales (f32)
 and the sums (int32) of its 16 rows, in groups of 32 also the sums of the first 16 elements. Weights in groups of 16
-share the activations of those in groups of 32.
+share the activations of those in groups of 32. Both are Hadamard transforms where a format is rotated (rotation.py).
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from quire.kernels.emit.layout import (
 from quire.kernels.emit.math import int8_scale, magnitude_bits, nearest_int8, rsqrt
 from quire.kernels.emit.quantized_operands import QUADS
 from quire.kernels.emit.quantized_row import QuantizedRow
+from quire.kernels.emit.rotation import rotated_row
 
 _MINUS_INFINITY = -0x800000  # bits of an f32
 
@@ -88,20 +89,27 @@ class EmbeddingKernel(Kernel):
         self, b: Builder, quantized: QuantizedFormat, matrix: Value, token: Value, target: Value
     ) -> None:
         block, column = b.address(matrix, token // BLOCK * quantized.block_bytes(self.width)), token % BLOCK
-        row = QuantizedRow(quantized, self.width)
-        table = row.codebook(b)
-        with b.loop(0, -(-self.width // BLOCK)) as unit:
+        row, width = QuantizedRow(quantized, self.width), self.width
+        table, hidden = row.codebook(b), target
+        if quantized.rotated:
+            width = quantized.depth(self.width)
+            target = b.scratch(width * 4)
+        with b.loop(0, -(-width // BLOCK)) as unit:
             group = unit.index * BLOCK // quantized.span(self.width)
             for part in range(row.shared):
                 scale, least = row.scale_and_minimum(b, block, group + part, column)
                 first, count = part * QUADS // row.shared, QUADS // row.shared
-                stop = (b.index(self.width // 4) - unit.index * QUADS).min(first + count)
+                stop = (b.index(width // 4) - unit.index * QUADS).min(first + count)
                 with b.loop(first, stop) as quad:
                     values = row.quad(b, row.unit(b, block, unit.index), column, quad.index, table)
                     floats = b.convert("arith.sitofp", values - quantized.middle, vector(F32, 4)) * scale
                     if least is not None:
                         floats = floats - least
                     b.store(self._scaled(floats), target, (unit.index * QUADS + quad.index) * 16, 4)
+        if quantized.rotated:
+            load = rotated_row(b, quantized, width, lambda part: b.load(target, part * 64, VF32, 64))
+            with b.loop(0, self.width // 16) as lanes:
+                b.store(load(lanes.index), hidden, lanes.index * 64, 64)
 
     def _add_row(
         self, b: Builder, target: Value, row: Value, numbers: Value, table: Value, *, only: bool = False
@@ -277,6 +285,8 @@ def _store_quantized(
     place, words = row % TILE_ROWS, quantized.activation_words
     scales = b.address(panel, place * 4 + TILE_ROWS * quantized.depth(width))
     parts = -(-width // 16)
+    if quantized.rotated:
+        parts, load = round_up(parts, quantized.group // 16), rotated_row(b, quantized, width, load)
     span = quantized.activation_group or quantized.span(width)
     with b.loop(0, quantized.activation_groups(width)) as group:
         first = group.index * (span // 16)

@@ -40,8 +40,9 @@ class LinearLowering:
         panels = -(-(rows or self.plan.limits.max_num_batched_tokens) // TILE_ROWS)
         if quantized is not None:
             # One buffer for each width and grouping: its padding is never written and stays zero.
-            prefix = "quantized" if rows is None else name
-            name, size = f"{prefix}_{columns}_{quantized.activation_group}", panels * quantized.panel_bytes(columns)
+            prefix, kind = "quantized" if rows is None else name, "rotated_" if quantized.rotated else ""
+            name = f"{prefix}_{columns}_{kind}{quantized.activation_group}"
+            size = panels * quantized.panel_bytes(columns)
         else:
             size = panels * TILE_ROWS * round_up(columns, BLOCK) * self.plan.dtypes.activation_bytes
         return PackedActivations(self.plan.buffer(name, size), columns, quantized)
@@ -67,7 +68,7 @@ class LinearLowering:
         formats = [self.format_of(linear) for linear in consumers]
         if any(self.quantization.order_of(linear.layers, width) is not None for linear in consumers):
             return None
-        groups = {None if form is None else form.activation_group for form in formats}
+        groups = {None if form is None else (form.activation_group, form.rotated) for form in formats}
         return formats[0] if len(groups) == 1 else None
 
     # Linear layers

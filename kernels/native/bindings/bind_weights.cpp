@@ -105,6 +105,7 @@ std::string repr(const QuantizedFormat& format) {
   if (format.mins) text += ", mins=True";
   if (format.codebook != Codebook::none)
     text += std::string(", codebook='") + name_of(kCodebooks, format.codebook) + "'";
+  if (format.rotated) text += ", rotated=True";
   return text + ")";
 }
 
@@ -123,17 +124,19 @@ void bind_quantized_format(nb::module_& m) {
       "byte "
       "times an f16 of 256 elements. With `mins` each group has a minimum, stored alike, which is subtracted. Values "
       "of "
-      "4 bits may be numbers of the values of a `codebook`: iq4nl or e2m1.")
+      "4 bits may be numbers of the values of a `codebook`: iq4nl or e2m1. The values of groups that are `rotated` are "
+      "those of their Hadamard transforms.")
       .def(
           "__init__",
           [](QuantizedFormat* self, int bits, std::int64_t group, bool zeros, const std::string& scales, bool mins,
-             const std::string& codebook) {
+             const std::string& codebook, bool rotated) {
             const QuantizedFormat format{
-                bits, group, zeros, by_name(kScales, scales), mins, by_name(kCodebooks, codebook)};
+                bits, group, zeros, by_name(kScales, scales), mins, by_name(kCodebooks, codebook), rotated};
             format.check();
             new (self) QuantizedFormat(format);
           },
-          "bits"_a, "group"_a = 0, "zeros"_a = false, "scales"_a = "f16", "mins"_a = false, "codebook"_a = "")
+          "bits"_a, "group"_a = 0, "zeros"_a = false, "scales"_a = "f16", "mins"_a = false, "codebook"_a = "",
+          "rotated"_a = false)
       .def_static(
           "of_gguf", [](const std::string& type) { return gguf_type(type).format; }, "type"_a,
           "Return the format that keeps the bits of a GGUF type.")
@@ -141,6 +144,7 @@ void bind_quantized_format(nb::module_& m) {
       .def_ro("group", &QuantizedFormat::group)
       .def_ro("zeros", &QuantizedFormat::zeros)
       .def_ro("mins", &QuantizedFormat::mins)
+      .def_ro("rotated", &QuantizedFormat::rotated)
       .def_prop_ro("scales", [](const QuantizedFormat& format) { return name_of(kScales, format.scale); })
       .def_prop_ro("codebook", &codebook_values, "Values of the 16 codes, unsigned; empty if values are themselves.")
       .def_prop_ro("middle", &QuantizedFormat::middle, "The value that stands for 0 without zero points.")

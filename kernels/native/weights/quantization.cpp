@@ -37,6 +37,22 @@ float quantize_group(const float* w, std::int64_t count, float scale, const Quan
   return sum;
 }
 
+/// Replaces each group of `size` values, a power of two, by its Hadamard transform divided by `size`. Kernels transform
+/// activations without dividing (emit/rotation.py), so that products stay what they were.
+void rotate(std::vector<float>& row, std::int64_t size) {
+  const float factor = 1.0f / static_cast<float>(size);  // exact
+  for (auto group = row.begin(); group != row.end(); group += size) {
+    for (std::int64_t half = 1; half < size; half *= 2)
+      for (std::int64_t i = 0; i < size; i++)
+        if (!(i & half)) {
+          const float low = group[i], high = group[i + half];
+          group[i] = low + high;
+          group[i + half] = low - high;
+        }
+    for (std::int64_t i = 0; i < size; i++) group[i] *= factor;
+  }
+}
+
 /// Quantizes a column, padded with zeros to `depth`, into column `n` of the tile.
 void quantize_column(const std::vector<float>& w, QuantizedTile& tile, std::int64_t n) {
   const QuantizedFormat& format = tile.format;
@@ -71,6 +87,122 @@ void quantize_column(const std::vector<float>& w, QuantizedTile& tile, std::int6
   }
 }
 
+/// A group as values times a scale, less a minimum; neither is negative.
+struct Affine {
+  float scale = 0.0f, minimum = 0.0f;
+};
+
+/// Sums over a group, in 16 lanes that are reduced in order.
+struct Sums {
+  void add(std::int64_t lane, float value) { lanes[static_cast<std::size_t>(lane)] += value; }
+  float total() const {
+    float sum = 0.0f;
+    for (float lane : lanes) sum += lane;
+    return sum;
+  }
+  std::array<float, 16> lanes{};
+};
+
+/// Sets values[i] = round((w[i] + minimum) / scale), clipped to the format. Returns the squared error.
+float quantize_affine(const float* w, std::int64_t count, Affine affine, float largest, float* values) {
+  constexpr float kRound = 12582912.0f;
+  const float inverse = affine.scale == 0.0f ? 0.0f : 1.0f / affine.scale;
+  Sums errors;
+  for (std::int64_t first = 0; first < count; first += 16)
+    for (std::int64_t i = 0; i < 16; i++) {
+      float q = ((w[first + i] + affine.minimum) * inverse + kRound) - kRound;
+      q = std::min(std::max(q, 0.0f), largest);
+      const float error = w[first + i] - (q * affine.scale - affine.minimum);
+      errors.add(i, error * error);
+      values[first + i] = q;
+    }
+  return errors.total();
+}
+
+/// Returns the scale and the minimum that fit the values best, by least squares.
+Affine fit_affine(const float* w, const float* values, std::int64_t count) {
+  Sums w_sum, q_sum, qq_sum, wq_sum;
+  for (std::int64_t first = 0; first < count; first += 16)
+    for (std::int64_t i = 0; i < 16; i++) {
+      const float x = w[first + i], q = values[first + i];
+      w_sum.add(i, x);
+      q_sum.add(i, q);
+      qq_sum.add(i, q * q);
+      wq_sum.add(i, x * q);
+    }
+  const auto n = static_cast<float>(count);
+  const float sw = w_sum.total(), sq = q_sum.total(), sqq = qq_sum.total(), swq = wq_sum.total();
+  const float determinant = n * sqq - sq * sq;
+  if (determinant > 0.0f) {
+    const Affine best{(n * swq - sw * sq) / determinant, (sq * swq - sqq * sw) / determinant};
+    if (best.scale >= 0.0f && best.minimum >= 0.0f) return best;
+  }
+  return {sqq > 0.0f ? std::max(swq / sqq, 0.0f) : 0.0f, 0.0f};
+}
+
+/// Returns the best of several scales of a group by squared error, each improved by least squares.
+Affine best_affine(const float* w, std::int64_t count, float largest, float* values) {
+  const auto [low, high] = std::minmax_element(w, w + count);
+  const float least = std::min(*low, 0.0f), range = std::max(*high, 0.0f) - least;
+  Affine best{range / largest, -least};
+  float best_error = quantize_affine(w, count, best, largest, values);
+  for (int candidate = 0; candidate <= 15 && best_error > 0.0f; candidate++) {
+    Affine trial{range / (largest - 1.0f + 0.15f * static_cast<float>(candidate)), -least};
+    for (int round = 0; round < 3; round++) {
+      const float error = quantize_affine(w, count, trial, largest, values);
+      if (error < best_error) {
+        best_error = error;
+        best = trial;
+      }
+      trial = fit_affine(w, values, count);
+    }
+  }
+  return best;
+}
+
+/// Quantizes a column with minima and super scales, as `quantize_column` does: a super scale is that of the largest
+/// scale of its groups, whose bytes are rounded; then the values are those nearest to what kernels compute.
+void quantize_affine_column(const std::vector<float>& w, QuantizedTile& tile, std::int64_t n) {
+  constexpr float kMostScale = 127.0f, kMostMinimum = 255.0f;
+  const QuantizedFormat& format = tile.format;
+  const std::int64_t span = format.group, step = format.super_groups(), groups = format.groups(tile.k);
+  const auto largest = static_cast<float>(format.largest());
+  std::vector<float> values(static_cast<std::size_t>(span));
+  std::vector<Affine> found(static_cast<std::size_t>(step));
+  for (std::int64_t first = 0; first < groups; first += step) {
+    const std::int64_t count = std::min(step, groups - first);
+    Affine most;
+    for (std::int64_t g = 0; g < count; g++) {
+      const Affine best = best_affine(w.data() + (first + g) * span, span, largest, values.data());
+      most = {std::max(most.scale, best.scale), std::max(most.minimum, best.minimum)};
+      found[static_cast<std::size_t>(g)] = best;
+    }
+    if (most.scale > kMaxF16 || most.minimum > kMaxF16)
+      throw std::invalid_argument("weights of " + std::to_string(most.minimum) + " exceed the range of f16 scales");
+    const std::uint16_t scale_bits = to_f16(most.scale / kMostScale), min_bits = to_f16(most.minimum / kMostMinimum);
+    const Affine unit{from_f16(scale_bits), from_f16(min_bits)};
+    const auto super = static_cast<std::size_t>((n * tile.groups + first) / step * 2);
+    tile.supers[super] = scale_bits;
+    tile.supers[super + 1] = min_bits;
+    for (std::int64_t g = 0; g < count; g++) {
+      const Affine wanted = found[static_cast<std::size_t>(g)];
+      const auto byte = [](float value, float unit, float most) {
+        return unit == 0.0f ? 0.0f : std::min(std::nearbyint(value / unit), most);
+      };
+      const float scale = byte(wanted.scale, unit.scale, kMostScale);
+      const float minimum = byte(wanted.minimum, unit.minimum, kMostMinimum);
+      const auto i = static_cast<std::size_t>(n * tile.groups + first + g);
+      tile.sub_scales[i] = static_cast<std::uint8_t>(scale);
+      tile.sub_mins[i] = static_cast<std::uint8_t>(minimum);
+      const float* group = w.data() + (first + g) * span;
+      quantize_affine(group, span, {unit.scale * scale, unit.minimum * minimum}, largest, values.data());
+      std::uint8_t* stored = tile.column(n) + (first + g) * span;
+      for (std::int64_t k = 0; k < span; k++)
+        stored[k] = static_cast<std::uint8_t>(values[static_cast<std::size_t>(k)]);
+    }
+  }
+}
+
 }  // namespace
 
 void pack_quantized(ThreadPool& pool, const QuantizedView& source, const QuantizedWeights& target, TileRange tiles) {
@@ -98,9 +230,12 @@ void pack_quantized(ThreadPool& pool, const QuantizedView& source, const Quantiz
 }
 
 void quantize(ThreadPool& pool, const MatrixView& source, const QuantizedWeights& target, TileRange tiles) {
-  if (target.format.scale != GroupScale::f16 || target.format.mins || target.format.zeros || target.format.bits % 4)
+  const bool is_affine = target.format.scale == GroupScale::super && target.format.mins;
+  const bool is_plain = target.format.scale == GroupScale::f16 && !target.format.mins && !target.format.zeros;
+  if (!(is_affine && target.format.group % 32 == 0) && !(is_plain && target.format.bits % 4 == 0))
     throw std::invalid_argument(
-        "weights are quantized to 4 or 8 bits, with f16 scales, without zero points and minima");
+        "weights are quantized to 4 or 8 bits with f16 scales, without zero points and minima, or in groups of 32 or "
+        "more with super scales and minima");
   check_fits(source.k, source.n, target);
   for_each_tile(pool, source.n, target, tiles, [&](QuantizedTile& tile, std::int64_t n, std::int64_t column) {
     std::vector<float> row(static_cast<std::size_t>(target.format.depth(source.k)));
@@ -109,7 +244,8 @@ void quantize(ThreadPool& pool, const MatrixView& source, const QuantizedWeights
     for (float value : row) sum += std::fabs(value) * 0x1p-40f;  // finite if and only if every value is
     if (!std::isfinite(sum))
       throw std::invalid_argument("weight column " + std::to_string(n) + " holds a value that is not finite");
-    quantize_column(row, tile, column);
+    if (target.format.rotated) rotate(row, target.format.group);
+    (is_affine ? quantize_affine_column : quantize_column)(row, tile, column);
   });
 }
 

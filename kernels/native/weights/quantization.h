@@ -23,6 +23,7 @@ enum class Codebook { none, iq4nl, e2m1 };
 
 inline constexpr std::int64_t kSuperGroup = 256;  ///< elements of k that share the scale of scales
 inline constexpr std::int64_t kPlaneUnit = 32;    ///< elements of k whose bits are stored together
+inline constexpr std::int64_t kMaxRotated = 256;  ///< elements of k of a group that is rotated
 
 /// Values of the 4-bit codes of a codebook, made unsigned by its `middle`.
 inline constexpr std::array<std::uint8_t, 16> kIq4Nl = {1,   24,  45,  63,  79,  93,  106, 118,
@@ -38,6 +39,7 @@ struct QuantizedFormat {
   GroupScale scale = GroupScale::f16;
   bool mins = false;  ///< each group has a minimum, stored as its scale is, which is subtracted from scale * value
   Codebook codebook = Codebook::none;
+  bool rotated = false;  ///< values are those of the Hadamard transform of each group
 
   bool operator==(const QuantizedFormat&) const = default;
 
@@ -58,9 +60,7 @@ struct QuantizedFormat {
   std::int64_t header_bytes() const;  ///< of the scales, zero points and minima of `super_groups` groups
   std::int64_t value_bytes(std::int64_t k) const { return span(k) * kPackedBlock * bits / 8; }  ///< of a group
   std::int64_t super_bytes(std::int64_t k) const { return header_bytes() + super_groups() * value_bytes(k); }
-  std::int64_t block_bytes(std::int64_t k) const {
-    return groups(k) / super_groups() * super_bytes(k);
-  }  ///< 32 columns
+  std::int64_t block_bytes(std::int64_t k) const;  ///< of 32 columns; the last header may have fewer groups
 
   std::int64_t activation_group() const { return group == 16 ? 32 : group; }  ///< as `group`
   std::int64_t activation_groups(std::int64_t k) const;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <stdexcept>
 #include <string>
 
@@ -28,6 +29,9 @@ void QuantizedFormat::check() const {
     throw std::invalid_argument("quantized weights of " + std::to_string(bits) + " bits in groups of " +
                                 std::to_string(group) +
                                 " are not supported; give 2 to 6 or 8 bits, and a group of 0, 16 or a multiple of 32");
+  if (rotated && (group < 32 || group > kMaxRotated || !std::has_single_bit(static_cast<std::uint64_t>(group))))
+    throw std::invalid_argument("groups of " + std::to_string(group) +
+                                " can't be rotated; give a power of two from 32 to " + std::to_string(kMaxRotated));
   if (codebook != Codebook::none && bits != 4) throw std::invalid_argument("codes of a codebook have 4 bits");
   if (mins && (zeros || codebook != Codebook::none || !group || scale == GroupScale::e8m0))
     throw std::invalid_argument(
@@ -78,7 +82,7 @@ std::int64_t QuantizedFormat::depth(std::int64_t k) const {
 }
 
 std::int64_t QuantizedFormat::groups(std::int64_t k) const {
-  return round_up((k + span(k) - 1) / span(k), std::max<std::int64_t>(super_groups(), group == 16 ? 2 : 1));
+  return round_up((k + span(k) - 1) / span(k), group == 16 || scale == GroupScale::e8m0 ? 2 : 1);
 }
 
 std::int64_t QuantizedFormat::super_groups() const {
@@ -91,6 +95,11 @@ std::int64_t QuantizedFormat::header_bytes() const {
   if (!group) return 2 * halves + (zeros ? halves : 0);
   if (scale == GroupScale::e8m0) return bytes;
   return (scale == GroupScale::super ? halves + bytes : halves) * (mins ? 2 : 1) + (zeros ? halves : 0);
+}
+
+std::int64_t QuantizedFormat::block_bytes(std::int64_t k) const {
+  const std::int64_t left = groups(k) % super_groups();
+  return groups(k) / super_groups() * super_bytes(k) + (left ? header_bytes() + left * value_bytes(k) : 0);
 }
 
 std::int64_t QuantizedFormat::activation_groups(std::int64_t k) const {

@@ -37,8 +37,8 @@ std::uint16_t to_f16(float value) {
 QuantizedTile::QuantizedTile(const QuantizedFormat& format, std::int64_t k)
     : format(format),
       k(k),
-      groups(format.groups(k)),
-      values(static_cast<std::size_t>(kTileRows * std::max(format.depth(k), groups * format.span(k)))),
+      groups((format.groups(k) + format.super_groups() - 1) / format.super_groups() * format.super_groups()),
+      values(static_cast<std::size_t>(kTileRows * format.depth(k))),
       scales(static_cast<std::size_t>(kTileRows * groups)),
       zeros(scales.size()),
       min_bits(scales.size()),
@@ -60,10 +60,11 @@ void QuantizedTile::clear() {
 
 void QuantizedTile::write(const QuantizedWeights& target, std::int64_t number) const {
   const std::int64_t half = number % 2, step = format.super_groups(), span = format.span(target.k);
+  const std::int64_t stored = format.groups(target.k);
   std::byte* at = target.data + number / 2 * format.block_bytes(target.k);
-  for (std::int64_t g = 0; g < groups; g += step, at += format.super_bytes(target.k)) {
+  for (std::int64_t g = 0; g < stored; g += step, at += format.super_bytes(target.k)) {
     write_header(at, g, half);
-    write_values(at + format.header_bytes(), g * span, step * span, half);
+    write_values(at + format.header_bytes(), g * span, std::min(step, stored - g) * span, half);
   }
 }
 
@@ -119,9 +120,6 @@ void check_fits(std::int64_t k, std::int64_t columns, const QuantizedWeights& ta
   if (k != target.k)
     throw std::invalid_argument("a matrix of k=" + std::to_string(k) +
                                 " does not fit packed weights of k=" + std::to_string(target.k));
-  if (target.format.scale == GroupScale::super && k % kSuperGroup)
-    throw std::invalid_argument("a matrix of k=" + std::to_string(k) + " has no whole super groups of " +
-                                std::to_string(kSuperGroup));
   if (columns < 1) throw std::invalid_argument("a matrix needs columns");
 }
 

@@ -1,0 +1,56 @@
+"""Hadamard transforms of groups of k, which spread an outlier over its group before it is quantized.
+
+The transform of 2^n values is n stages of sums and differences, so that it is the same on every instruction set. It is
+its own inverse but for a factor of the size, by which the weights are divided when they are packed (`quantize` in
+native/weights/quantization.h): the product of a transformed row and a transformed column is that of both as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from quire.kernels.emit.builder import LANES, VF32, Builder, Value
+from quire.kernels.emit.layout import QuantizedFormat
+
+
+def rotated_row(
+    b: Builder, quantized: QuantizedFormat, width: int, load: Callable[[Value], Value]
+) -> Callable[[Value], Value]:
+    """Write the transforms of a row's groups to memory; return a function that loads columns 16 i .. 16 i + 15.
+
+    `load(i)` gives those of the row, whose last group is padded with zeros.
+    """
+    rows, parts, size = b.scratch(quantized.depth(width) * 4), -(-width // LANES), quantized.group // LANES
+    zero = b.constant(0.0, VF32)
+
+    def rotate(group: Value, count: int) -> None:
+        vectors = [load(group * size + i) if i < count else zero for i in range(size)]
+        for i, value in enumerate(_rotated(b, vectors)):
+            b.store(value, rows, (group * size + i) * 64, 64)
+
+    with b.loop(0, parts // size) as group:
+        rotate(group.index, size)
+    if parts % size:
+        rotate(b.index(parts // size), parts % size)
+    return lambda part: b.load(rows, part * 64, VF32, 64)
+
+
+def _rotated(b: Builder, vectors: Sequence[Value]) -> list[Value]:
+    """Return the Hadamard transform of a power of two of vectors of 16 lanes, which follow one another."""
+    values = [_rotated_lanes(b, vector) for vector in vectors]
+    half = 1
+    while half < len(values):
+        for i in (i for i in range(len(values)) if not i & half):
+            values[i], values[i + half] = values[i] + values[i + half], values[i] - values[i + half]
+        half *= 2
+    return values
+
+
+def _rotated_lanes(b: Builder, vector: Value) -> Value:
+    half = 1
+    while half < LANES:
+        other = b.permute(vector, [lane ^ half for lane in range(LANES)])
+        order = [lane + LANES if lane & half else lane for lane in range(LANES)]
+        vector = b.shuffle(vector + other, other - vector, order)
+        half *= 2
+    return vector
