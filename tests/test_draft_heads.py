@@ -139,7 +139,7 @@ def test_the_future_is_computed_as_a_token_is(dtype: str, target: Path, tmp_path
     assert runner.sequences.free_pages + runner.sequences.cached_pages == free
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4-g32"])
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_a_head_may_be_quantized_and_its_model_too(quantization: str, target: Path, tmp_path: Path) -> None:
     """They share matrices in whatever format the model has them."""
     folder = heads.write_head(tmp_path, heads.new_head("eagle", target))
@@ -179,7 +179,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"quantization": "int8", "dtype": "bfloat16"},
-    "int4": {"quantization": "int4-g32", "kv_cache_dtype": "int8", "dtype": "bfloat16"},
+    "int4": {"quantization": "int4", "kv_cache_dtype": "int8", "dtype": "bfloat16"},
     "chunks": {"max_num_batched_tokens": 64},
     "few-pages": {"num_pages": 34},
     "no-cache": {"enable_prefix_caching": False},

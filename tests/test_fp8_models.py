@@ -108,7 +108,7 @@ def test_an_fp8_model_of_another_architecture_is_its_float_twin(
     weights = write_fp8(checkpoints / model, tmp_path / "fp8", "blocks")
     assert any(part in name for name in weights)
     write_dequantized(checkpoints / model, tmp_path / "floats", weights)
-    for options in ({"dtype": "bfloat16"}, {"dtype": "bfloat16", "quantization": "int4-g32"}):
+    for options in ({"dtype": "bfloat16"}, {"dtype": "bfloat16", "quantization": "int4"}):
         twin = log_probabilities(tmp_path / "floats", **options)
         np.testing.assert_array_equal(log_probabilities(tmp_path / "fp8", **options), twin)
 

@@ -111,7 +111,7 @@ DEMO: list[dict[str, str]] = [
     {"dtype": "float32"},
     {"dtype": "bfloat16"},
     {"quantization": "int8", "kv_cache_dtype": "int8"},
-    {"quantization": "int4-g32"},
+    {"quantization": "int4"},
 ]
 
 
@@ -135,7 +135,7 @@ ODD: list[tuple[str, dict[str, str]]] = [
     ("qwen3-biases-window", {"dtype": "bfloat16"}),
     ("qwen3-moe", {"dtype": "bfloat16"}),
     ("qwen2-moe-shared-window", {"quantization": "int8"}),
-    ("gpt-oss-window100", {"quantization": "int4-g32"}),
+    ("gpt-oss-window100", {"quantization": "int4"}),
     ("deepseek3-experts-yarn", {"dtype": "bfloat16"}),
 ]
 

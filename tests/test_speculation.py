@@ -56,7 +56,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {},
     "int8": {"quantization": "int8"},
-    "int4": {"quantization": "int4-g32", "kv_cache_dtype": "int8"},
+    "int4": {"quantization": "int4", "kv_cache_dtype": "int8"},
     "chunks": {"max_num_batched_tokens": 64},
     "few-pages": {"num_pages": 20},
     "no-cache": {"enable_prefix_caching": False},

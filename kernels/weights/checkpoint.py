@@ -10,6 +10,7 @@ import errno
 import hashlib
 import math
 import mmap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -183,6 +184,11 @@ class Checkpoint:
                 f"{self.folder}: tensor {name} has shape {list(tensor.shape)}, but config.json asks for {list(shape)}"
             )
         return tensor
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """All tensors by name, but for experts that a GGUF file has stacked."""
+        return self._tensors
 
     @property
     def formats(self) -> set[str]:

@@ -19,14 +19,12 @@ from quire.kernels.weights.quantized import METHODS, QuantizedMatrix, Scheme, sc
 
 Order = npt.NDArray[np.int32]
 
-HEAD_GROUP = 32
-"""Group size of the head, and of an embedding tied to it, in modes with groups: errors there cost the most."""
+HEAD = QuantizedFormat(8, 32, rotated=True)
+"""Format of the head, and of an embedding tied to it, in all modes: errors there cost the most."""
 
 MODES = {
-    "int8": QuantizedFormat(8),
-    "int4": QuantizedFormat(4, 128),
-    "int4-g64": QuantizedFormat(4, 64),
-    "int4-g32": QuantizedFormat(4, 32),
+    "int8": QuantizedFormat(8, 64, rotated=True),
+    "int4": QuantizedFormat(4, 32, scales="super", mins=True),
 }
 """Formats of the linear layers by the names of `--quantization`."""
 
@@ -51,8 +49,8 @@ class Quantization:
         if layers[0].weight in self.lent:
             return self.lent[layers[0].weight].quantized
         if self.scheme is None:
-            if head and self.mode is not None and self.mode.group:
-                return QuantizedFormat(self.mode.bits, HEAD_GROUP, self.mode.zeros)
+            if head and self.mode is not None:
+                return HEAD
             return self.mode
         formats = [self.scheme.format_of(_module(layer.weight)) for layer in layers]
         _check_alike(layers, [form == formats[0] for form in formats], "formats")

@@ -31,7 +31,7 @@ from quire.kernels.operands import Matrix, Operand
 from quire.kernels.regular_files import open_regular
 from quire.kernels.weights.quantization import Quantization
 
-_LAYOUT = 3
+_LAYOUT = 4
 """Version of the file's contents; increase it whenever a checkpoint would be packed into other bytes."""
 
 _KEY_BYTES = 16

@@ -55,7 +55,7 @@ FORMATS: dict[str, tuple[tuple[str, str, str], bool, str | None, float]] = {  # 
     "int8-kv": (F32, True, None, 0.03),
     "bfloat16-int8-kv": (BF16, True, None, 0.04),
     "int8": (BF16, False, "int8", 0.06),
-    "int4-g32": (BF16, False, "int4-g32", 0.5),
+    "int4": (BF16, False, "int4", 0.5),
 }
 
 
@@ -230,19 +230,19 @@ def test_latent_attention_in_a_long_context() -> None:
     ("model", "form"),
     [
         (EVERYTHING, "bfloat16"),
-        (EVERYTHING, "int4-g32"),
+        (EVERYTHING, "int4"),
         (EVERYTHING, "int8-kv"),
-        (OTHERS, "int4-g32"),
+        (OTHERS, "int4"),
         (MIXTURES, "bfloat16"),
         (MIXTURES, "int8"),
-        (MIXTURES, "int4-g32"),
+        (MIXTURES, "int4"),
         (LATENT, "float32"),
         (LATENT, "bfloat16"),
         (LATENT, "int8-kv"),
-        (LATENT, "int4-g32"),
+        (LATENT, "int4"),
     ],
-    ids=["bfloat16", "int4-g32", "int8-kv", "others", "experts-bfloat16", "experts-int8", "experts-int4-g32",
-         "latent-float32", "latent-bfloat16", "latent-int8-kv", "latent-int4-g32"],
+    ids=["bfloat16", "int4", "int8-kv", "others", "experts-bfloat16", "experts-int8", "experts-int4",
+         "latent-float32", "latent-bfloat16", "latent-int8-kv", "latent-int4"],
 )  # fmt: skip
 def test_the_bits_depend_on_neither_chunks_nor_threads_nor_instruction_set(model: Graph, form: str) -> None:
     tokens = random_tokens(560)

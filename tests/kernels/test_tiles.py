@@ -52,7 +52,6 @@ CASES: list[tuple[int, tuple[int, ...], dict[str, str]]] = [
     (64, (1, 70), {"quantization": "int8", "kv_cache_dtype": "int8"}),
     (64, (3, 290), {"kv_cache_dtype": "int8"}),
     (7, (1, 40), {"quantization": "int4"}),
-    (64, (1, 40), {"quantization": "int4-g32"}),
 ]
 
 

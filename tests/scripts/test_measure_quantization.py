@@ -65,6 +65,9 @@ def test_two_formats(demo_model: Path, tmp_path: Path) -> None:
     assert floats["tokens"] == integers["tokens"] == sum(map(len, prompts)) - len(prompts)
     assert floats["nats"] == pytest.approx(loss_of(demo_model, prompts), rel=1e-9)
     assert (floats["change_percent"], floats["error_percent"]) == (0.0, 0.0)
+    assert (floats["rms"], floats["same_top_percent"]) == (0.0, 100.0)
+    assert 0 < integers["rms"] < 1
+    assert 60 < integers["same_top_percent"] <= 100
     assert 0 < abs(integers["nats"] - floats["nats"]) < 0.5
     assert integers["perplexity"] == pytest.approx(math.exp(integers["nats"]))
     assert integers["change_percent"] == pytest.approx(100 * (integers["perplexity"] / floats["perplexity"] - 1))
