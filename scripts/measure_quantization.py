@@ -1,7 +1,9 @@
 """Perplexity of each weight format: `.venv/bin/python scripts/measure_quantization.py --help`.
 
-The engine reads a text once in each format and returns the log probability of every token. Formats are compared with
-the first one token by token, so that the standard error of a change is much smaller than that of a perplexity.
+The engine reads a text once in each format and returns the log probability of every token, and the likeliest one at its
+place. Formats are compared with the first one token by token, so that the standard error of a change is much smaller
+than that of a perplexity. The table also has the root mean square of the log probabilities' differences, and the share
+of places whose likeliest token is the same. Judge formats on real weights (`scripts/real_models.py`).
 
 Texts longer than the context are cut into pieces that are read independently; each piece starts with the last token of
 the one before, so that every token but the first of a text is predicted once.
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import operator
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -30,19 +33,20 @@ FORMATS: dict[str, tuple[str, str | None]] = {  # dtype and quantization
     "bfloat16": ("bfloat16", None),
     "float32": ("float32", None),
     "int8": ("bfloat16", "int8"),
-    "int4-g32": ("bfloat16", "int4-g32"),
-    "int4-g64": ("bfloat16", "int4-g64"),
     "int4": ("bfloat16", "int4"),
 }
 CONTEXT_LENGTH = 2048  # unless the model's is shorter
-HEADER = f"{'weights':<10}{'KV':<6}{'MiB':>9}{'nats/token':>12}{'perplexity':>12}{'change, %':>18}"
+HEADER = (
+    f"{'weights':<10}{'KV':<6}{'MiB':>9}{'nats/token':>12}{'perplexity':>12}{'change, %':>18}{'rms':>9}{'same top':>10}"
+)
 
 
 @dataclass(frozen=True)
 class Measurement:
     """Result of one format: bytes of its packed matrices, nats per token, perplexity.
 
-    The change of the perplexity is relative to the first format with the same KV dtype, with its standard error.
+    The change of the perplexity is relative to the first format with the same KV dtype, with its standard error; so are
+    the root mean square of the differences in nats, and the percentage of places with the same likeliest token.
     """
 
     weights: str
@@ -53,12 +57,25 @@ class Measurement:
     perplexity: float
     change_percent: float
     error_percent: float
+    rms: float
+    same_top_percent: float
 
     def row(self) -> str:
         """Format a line of the table."""
         size = f"{self.weight_bytes / 2**20:.1f}"
         change = f"{self.change_percent:+.2f} ± {self.error_percent:.2f}"
-        return f"{self.weights:<10}{self.kv:<6}{size:>9}{self.nats:>12.4f}{self.perplexity:>12.3f}{change:>18}"
+        return (
+            f"{self.weights:<10}{self.kv:<6}{size:>9}{self.nats:>12.4f}{self.perplexity:>12.3f}{change:>18}"
+            f"{self.rms:>9.4f}{self.same_top_percent:>9.2f}%"
+        )
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The nats of every token but the first of each prompt, and the likeliest token at its place."""
+
+    losses: list[float]
+    likeliest: list[int]
 
 
 def read_texts(file: Path) -> list[str]:
@@ -81,25 +98,28 @@ def pieces(token_ids: Sequence[int], length: int) -> list[list[int]]:
     return [list(token_ids[start : start + length]) for start in range(0, len(token_ids) - 1, length - 1)]
 
 
-def read_losses(model: str, options: dict[str, Any], prompts: list[list[int]]) -> list[float]:
-    """Return the nats of every token but the first of each prompt, computed by an engine with `options`."""
-    params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+def read(model: str, options: dict[str, Any], prompts: list[list[int]]) -> Reading:
+    """Read the prompts by an engine with `options`."""
+    params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
     with LLM(model, **options) as llm:
         outputs = llm.generate(prompts, params)
-    losses: list[float] = []
+    reading = Reading([], [])
     for prompt, output in zip(prompts, outputs, strict=True):
         for token, entry in zip(prompt, output.prompt_logprobs or (), strict=True):
             if entry is not None:  # the first token has none
-                losses.append(-entry[token].logprob)
-    return losses
+                reading.losses.append(-entry[token].logprob)
+                reading.likeliest.append(max(entry, key=lambda each: entry[each].logprob))
+    return reading
 
 
-def compare(losses: list[float], base: list[float]) -> tuple[float, float]:
-    """Return the change of the perplexity from `base` in percent, and its standard error for independent tokens."""
-    differences = [loss - other for loss, other in zip(losses, base, strict=True)]
+def compare(reading: Reading, base: Reading) -> tuple[float, float, float, float]:
+    """Return the last four fields of a `Measurement`; the standard error is that of independent tokens."""
+    differences = [loss - other for loss, other in zip(reading.losses, base.losses, strict=True)]
     ratio = math.exp(statistics.fmean(differences))
     error = statistics.stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else math.inf
-    return 100 * (ratio - 1), 100 * ratio * error
+    rms = math.sqrt(statistics.fmean(difference**2 for difference in differences))
+    same = statistics.fmean(map(operator.eq, reading.likeliest, base.likeliest))
+    return 100 * (ratio - 1), 100 * ratio * error, rms, 100 * same
 
 
 def measure(
@@ -112,18 +132,18 @@ def measure(
         raise ValueError("the text has fewer than 2 tokens; give a longer one")
     measurements = []
     for kv in kv_cache_dtypes:
-        base: list[float] = []
+        base: Reading | None = None
         for name in formats:
             dtype, quantization = FORMATS[name]
             plan, _ = describe(LoadOptions(model, dtype=dtype, quantization=quantization, kv_cache_dtype=kv))
             options = {
                 "dtype": dtype, "quantization": quantization, "kv_cache_dtype": kv, "max_model_len": length,
             }  # fmt: skip
-            losses = read_losses(model, options, prompts)
-            base = base or losses
-            nats = statistics.fmean(losses)
-            change = compare(losses, base)
-            found = Measurement(name, kv, plan.weight_bytes, len(losses), nats, math.exp(nats), *change)
+            reading = read(model, options, prompts)
+            base = base or reading
+            nats = statistics.fmean(reading.losses)
+            change = compare(reading, base)
+            found = Measurement(name, kv, plan.weight_bytes, len(reading.losses), nats, math.exp(nats), *change)
             print(found.row(), flush=True)
             measurements.append(found)
     return measurements

