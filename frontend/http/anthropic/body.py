@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -212,10 +212,14 @@ _RESULT_DEPTH = 6  # of a fetched document
 MESSAGE_KEYS = frozenset(_InputMessage.__struct_fields__)
 
 
-def chat_messages(messages: Sequence[Mapping[str, Any]], system: Blocks | None) -> list[dict[str, Any]]:
-    """Return `messages` and `system` as messages of Chat Completions. Raises `ApiError` 400."""
+def chat_messages(
+    messages: Sequence[Mapping[str, Any]], system: Blocks | None, ignored: Collection[str]
+) -> list[dict[str, Any]]:
+    """Return `messages`, but for blocks at `ignored` places, and `system` as messages of Chat Completions.
+
+    Raises `ApiError` 400.
+    """
     transcript = Transcript()
-    ignored = ignored_blocks(messages)
     if system:
         transcript.say("system", _texts(system, "system"))
     if not messages:

@@ -64,9 +64,10 @@ class MessagesEndpoints(Endpoints):
 
     def _turn(self, request: Request, body: PromptFields, params: SamplingParams) -> Turn:
         note_ignored(request, ignored_keys(body.messages, MESSAGE_KEYS), "messages[].")
-        note_ignored(request, (f"{place} ({kind})" for place, kind in ignored_blocks(body.messages).items()))
+        ignored = ignored_blocks(body.messages)
+        note_ignored(request, (f"{place} ({kind})" for place, kind in ignored.items()))
         note_hosted(request, server_tools(body.tools))
-        messages = chat_messages(body.messages, body.system)
+        messages = chat_messages(body.messages, body.system, ignored)
         return Turn(
             messages=messages,
             params=params,
