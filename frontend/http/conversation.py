@@ -26,7 +26,7 @@ from quire.frontend.sampling import answer_room, fitted
 from quire.frontend.text.chat.answer_format import AnswerFormat
 from quire.frontend.text.chat.assistant import AssistantMessage, AssistantParser
 from quire.frontend.text.chat.events import Event
-from quire.frontend.text.chat.message_keys import ignored_keys
+from quire.frontend.text.chat.message_keys import KNOWN_KEYS, ignored_keys
 from quire.frontend.text.chat.tools import ToolUse, check_tools, hosted_tools
 from quire.frontend.text.prompts import LONG_TEXT, Prompt, truncate
 from quire.frontend.text.threads import size_of
@@ -319,9 +319,14 @@ def tools_of_chat(
     tools: Any,
     choice: str | Mapping[str, Any] | None = None,
     parallel: bool | None = None,
+    *,
+    known_keys: frozenset[str] = KNOWN_KEYS,
 ) -> ToolUse | None:
-    """Return the tools of a chat in OpenAI's form, and note what of it is ignored. Raises `ToolError`."""
-    note_ignored(request, ignored_keys(messages), "messages[].")
+    """Return the tools of a chat in OpenAI's form, and note what of it is ignored. Raises `ToolError`.
+
+    `known_keys`: those that messages may have.
+    """
+    note_ignored(request, ignored_keys(messages, known_keys), "messages[].")
     note_hosted(request, hosted_tools(tools))
     if isinstance(choice, Mapping) and isinstance(allowed := choice.get("allowed_tools"), Mapping):
         note_hosted(request, hosted_tools(allowed.get("tools")), "tool_choice.allowed_tools.tools")

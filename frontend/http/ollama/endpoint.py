@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.frontend.client.observer import TraceContext
-from quire.frontend.http.conversation import Conversation, Turn
+from quire.frontend.http.conversation import Conversation, Turn, tools_of_chat
 from quire.frontend.http.errors import bad_request, errors_renamed
 from quire.frontend.http.ollama.body import (
     MESSAGE_KEYS,
@@ -33,12 +33,10 @@ from quire.frontend.http.ollama.writer import (
     now,
 )
 from quire.frontend.http.service import Endpoints
-from quire.frontend.http.transport.ignored import note_hosted, note_ignored
+from quire.frontend.http.transport.ignored import note_ignored
 from quire.frontend.http.transport.responses import json_response, new_id
 from quire.frontend.text.chat.assistant import AssistantParser
 from quire.frontend.text.chat.history import may_fit, room_for_answer, without_oldest_turns
-from quire.frontend.text.chat.message_keys import ignored_keys
-from quire.frontend.text.chat.tools import check_tools, hosted_tools
 from quire.protocol.messages import SamplingParams
 
 _FORMAT = "format"
@@ -111,11 +109,9 @@ class AnswerEndpoints(Endpoints):
 
     def _chat_turn(self, body: OllamaChatBody, params: SamplingParams, request: Request) -> Turn | None:
         """Return the request of a chat, None if it has no messages. Raises `ApiError` 400."""
-        note_hosted(request, hosted_tools(body.tools))
-        tools = check_tools(body.tools, skip_hosted=True)
+        tools = tools_of_chat(request, body.messages or (), body.tools, known_keys=MESSAGE_KEYS)
         if not body.messages:
             return None
-        note_ignored(request, ignored_keys(body.messages, MESSAGE_KEYS), "messages[].")
         turn = self._turn(body, chat_messages(body.messages), params, request)
         return dataclasses.replace(turn, tools=tools)
 

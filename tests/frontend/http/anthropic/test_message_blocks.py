@@ -10,7 +10,7 @@ from anthropic.types import ContentBlock, MessageParam, RawMessageStreamEvent
 from chat_answers import numbered_ids
 from pydantic import TypeAdapter
 
-from quire.frontend.http.anthropic.body import chat_messages, tool_use
+from quire.frontend.http.anthropic.body import chat_messages, ignored_blocks, tool_use
 from quire.frontend.http.anthropic.writer import Content
 from quire.frontend.http.conversation import INVALID_JSON
 from quire.frontend.http.errors import ApiError, error_body, is_anthropic
@@ -31,6 +31,10 @@ CALLS = (
 )
 ANSWERS = ["A tale.", "<think>\nHm.\n</think>\n\nA tale.", CALLS, f"<think>\nHm.\n</think>\n\nI look.\n{CALLS}"]
 USER: Any = {"role": "user", "content": "Rome?"}
+
+
+def converted(messages: list[dict[str, Any]], system: Any = None) -> list[dict[str, Any]]:
+    return chat_messages(messages, system, ignored_blocks(messages))
 
 
 def streamed(pieces: str | list[str], shows_thinking: bool = True) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -67,7 +71,7 @@ def test_an_answer_sent_back_becomes_the_same_message(text: str) -> None:
     answer = {"role": "assistant", "content": streamed(text)[0]}
     TypeAdapter(MessageParam).validate_python(answer)
     message = parse_answer(text, FORMAT.parser("", check_tools([NESTED]), numbered_ids())).as_message()
-    back = check_messages(chat_messages([USER, answer], None))[1]
+    back = check_messages(converted([USER, answer]))[1]
     expected = check_messages([message])[0]
     assert {**back, "content": back["content"] or ""} == {**expected, "content": expected["content"] or ""}
 
@@ -119,7 +123,7 @@ def test_blocks_become_a_chat() -> None:
     TypeAdapter(list[MessageParam]).validate_python(messages)
     functions = [{"name": "look", "arguments": {"city": "Rome"}}, {"name": "look", "arguments": {}}]
     calls = [{"id": f"t{index}", "type": "function", "function": each} for index, each in enumerate(functions, start=1)]
-    assert chat_messages(messages, [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Look."}]) == [
+    assert converted(messages, [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Look."}]) == [
         {"role": "system", "content": parts("Be brief.", "Look.")},
         {"role": "user", "content": parts("Rome?", "Now.")},
         {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": calls},
@@ -158,7 +162,7 @@ def test_results_of_servers_tools_become_results_of_calls() -> None:
         call(7, "web_search"),
         result(8, "web_search", []),
     ]
-    _, *messages = chat_messages([USER, {"role": "assistant", "content": blocks}], None)
+    _, *messages = converted([USER, {"role": "assistant", "content": blocks}])
     results = {each["tool_call_id"]: each["content"] for each in messages if each["role"] == "tool"}
     assert results == {
         "s1": "Rome\nhttp://r",
@@ -176,7 +180,7 @@ def test_results_of_servers_tools_become_results_of_calls() -> None:
 def test_a_tool_result_may_be_empty() -> None:
     call = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "look", "input": {}}]}
     block = {"type": "tool_result", "tool_use_id": "t", "content": None, "is_error": None}
-    [*_, result] = chat_messages([USER, call, {"role": "user", "content": [block]}], None)
+    [*_, result] = converted([USER, call, {"role": "user", "content": [block]}])
     assert result == {"role": "tool", "tool_call_id": "t", "content": ""}
 
 
