@@ -1,4 +1,4 @@
-"""What is at a path, for errors about paths that users give."""
+"""Names of what is at a path, for errors about paths that users give."""
 
 from __future__ import annotations
 

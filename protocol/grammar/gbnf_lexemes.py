@@ -87,7 +87,7 @@ class _StepsLeft:
 
 @dataclass
 class _Facts:
-    """What is known of an expression: whether it may be empty, and the sets of its first and last items, as bits."""
+    """Facts about an expression: whether it may be empty, and the sets of its first and last items, as bits."""
 
     is_nullable: bool = True
     first: int = 0

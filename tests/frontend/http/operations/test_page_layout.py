@@ -38,18 +38,23 @@ def size(page: Page, width: int, height: int = 800) -> None:
     page.set_viewport_size({"width": width, "height": height})
 
 
-@pytest.mark.parametrize("width", [390, 820, 1280])
-@pytest.mark.parametrize("has_settings", [False, True])
-def test_a_notice_does_not_cover_the_message_field(
-    open_page: Callable[..., Page], width: int, has_settings: bool
-) -> None:
-    page = open_page(viewport={"width": width, "height": 800})
+def point_at_conversation(page: Page) -> None:
+    """Have a conversation, and show what can be done with it in the library."""
     answer_with(page, "Yes.")
     say(page, "One")
     wait_for_answers(page)
     if page.is_hidden("#library"):
         page.click("#toggle-library")
     page.hover("#conversations li[data-id]")
+
+
+@pytest.mark.parametrize("width", [390, 820, 1280])
+@pytest.mark.parametrize("has_settings", [False, True])
+def test_a_notice_does_not_cover_the_message_field(
+    open_page: Callable[..., Page], width: int, has_settings: bool
+) -> None:
+    page = open_page(viewport={"width": width, "height": 800})
+    point_at_conversation(page)
     page.click("#conversations [data-action=delete]")
     page.wait_for_selector("#toast:has-text('Deleted')")
     if width < 1280:
@@ -136,12 +141,7 @@ def test_settings_have_room(open_page: Callable[..., Page], width: int, height: 
 def test_phones_do_not_zoom_into_fields(open_page: Callable[..., Page], options: dict[str, Any]) -> None:
     """They do so where a text is smaller than 16 pixels, and do not zoom out again."""
     page = open_page(**options)
-    answer_with(page, "Yes.")
-    say(page, "One")
-    wait_for_answers(page)
-    if page.is_hidden("#library"):
-        page.click("#toggle-library")
-    page.hover("#conversations li[data-id]")
+    point_at_conversation(page)
     page.click("#conversations [data-action=rename]")
     page.wait_for_selector("#conversations input")
     assert page.evaluate(SIZES) == [16]
