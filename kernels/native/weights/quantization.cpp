@@ -15,26 +15,36 @@
 namespace quire {
 namespace {
 
-/// Sets values[i] = round(w[i] / scale) + middle, clipped to the format. Returns the squared error, summed in 16 lanes
-/// that are reduced in order.
+constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to the nearest integer, ties to even
+
+/// A sum over a group, in lanes that are reduced in order.
+struct LaneSum {
+  static constexpr std::int64_t kLanes = 16;
+
+  void add(std::int64_t lane, float value) { lanes[static_cast<std::size_t>(lane)] += value; }
+  float total() const {
+    float sum = 0.0f;
+    for (float lane : lanes) sum += lane;
+    return sum;
+  }
+  std::array<float, kLanes> lanes{};
+};
+
+/// Sets values[i] = round(w[i] / scale) + middle, clipped to the format. Returns the squared error.
 float quantize_group(const float* w, std::int64_t count, float scale, const QuantizedFormat& format,
                      std::uint8_t* values) {
-  constexpr std::int64_t kLanes = 16;
-  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to the nearest integer, ties to even
   const float inverse = scale == 0.0f ? 0.0f : 1.0f / scale;
   const auto middle = static_cast<float>(format.middle());
-  std::array<float, kLanes> errors{};
-  for (std::int64_t first = 0; first < count; first += kLanes)
-    for (std::int64_t i = 0; i < kLanes; i++) {
+  LaneSum errors;
+  for (std::int64_t first = 0; first < count; first += LaneSum::kLanes)
+    for (std::int64_t i = 0; i < LaneSum::kLanes; i++) {
       float q = (w[first + i] * inverse + kRound) - kRound;
       q = std::min(std::max(q, -middle), middle - 1.0f);
       const float error = w[first + i] - q * scale;
-      errors[i] += error * error;
+      errors.add(i, error * error);
       values[first + i] = static_cast<std::uint8_t>(static_cast<std::int32_t>(q + middle));
     }
-  float sum = 0.0f;
-  for (float error : errors) sum += error;
-  return sum;
+  return errors.total();
 }
 
 /// Replaces each group of `size` values, a power of two, by its Hadamard transform divided by `size`. Kernels transform
@@ -92,24 +102,12 @@ struct Affine {
   float scale = 0.0f, minimum = 0.0f;
 };
 
-/// Sums over a group, in 16 lanes that are reduced in order.
-struct Sums {
-  void add(std::int64_t lane, float value) { lanes[static_cast<std::size_t>(lane)] += value; }
-  float total() const {
-    float sum = 0.0f;
-    for (float lane : lanes) sum += lane;
-    return sum;
-  }
-  std::array<float, 16> lanes{};
-};
-
 /// Sets values[i] = round((w[i] + minimum) / scale), clipped to the format. Returns the squared error.
 float quantize_affine(const float* w, std::int64_t count, Affine affine, float largest, float* values) {
-  constexpr float kRound = 12582912.0f;
   const float inverse = affine.scale == 0.0f ? 0.0f : 1.0f / affine.scale;
-  Sums errors;
-  for (std::int64_t first = 0; first < count; first += 16)
-    for (std::int64_t i = 0; i < 16; i++) {
+  LaneSum errors;
+  for (std::int64_t first = 0; first < count; first += LaneSum::kLanes)
+    for (std::int64_t i = 0; i < LaneSum::kLanes; i++) {
       float q = ((w[first + i] + affine.minimum) * inverse + kRound) - kRound;
       q = std::min(std::max(q, 0.0f), largest);
       const float error = w[first + i] - (q * affine.scale - affine.minimum);
@@ -121,9 +119,9 @@ float quantize_affine(const float* w, std::int64_t count, Affine affine, float l
 
 /// Returns the scale and the minimum that fit the values best, by least squares.
 Affine fit_affine(const float* w, const float* values, std::int64_t count) {
-  Sums w_sum, q_sum, qq_sum, wq_sum;
-  for (std::int64_t first = 0; first < count; first += 16)
-    for (std::int64_t i = 0; i < 16; i++) {
+  LaneSum w_sum, q_sum, qq_sum, wq_sum;
+  for (std::int64_t first = 0; first < count; first += LaneSum::kLanes)
+    for (std::int64_t i = 0; i < LaneSum::kLanes; i++) {
       const float x = w[first + i], q = values[first + i];
       w_sum.add(i, x);
       q_sum.add(i, q);
