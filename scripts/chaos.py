@@ -2,10 +2,11 @@
 
 Streams of all kinds run through `AsyncLLM` and through an HTTP server while the engine is hit at random points: by
 signals (kill, segv, stop, term, int), by a kill while the process that stands by is stopped (standby), by a request of
-another client that crashes each engine which works on it (bomb), by the kernel as memory is short (oom, which needs
-root and cgroups), by a step that fails once it has sampled (step). Every answer must equal that of a run which nothing
-disturbs, and every bomb must end with an error. The report has the time from each hit to the next token. Exit status 1
-if an answer differs or is missing, or the engine does not account for all its KV pages.
+another client that crashes each engine which works on it (bomb), or whose schema crashes the process that compiles it
+(grammar), by the kernel as memory is short (oom, which needs root and cgroups), by a step that fails once it has
+sampled (step). Every answer must equal that of a run which nothing disturbs, and both bombs must end with an error. The
+report has the time from each hit to the next token. Exit status 1 if an answer differs or is missing, or the engine
+does not account for all its KV pages.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -59,7 +60,8 @@ SIGNALS = {
     "kill": signal.SIGKILL, "segv": signal.SIGSEGV, "stop": signal.SIGSTOP, "term": signal.SIGTERM,
     "int": signal.SIGINT, "standby": signal.SIGKILL,
 }  # fmt: skip
-HITS = [*SIGNALS, "bomb", "oom", "step"]
+HITS = [*SIGNALS, "bomb", "grammar", "oom", "step"]
+_REFERENCES = 4000  # in a row, in the schema of a grammar bomb
 _BOMB = 1234  # first token of a prompt
 _BOMB_TOKENS = 40  # of the request as it crashes an engine
 _OOM_SECONDS = 5.0  # for which memory is short: an engine that needs none lives on
@@ -200,7 +202,7 @@ class Hitter:
 
     def __init__(self, llm: AsyncLLM, url: str, kinds: Iterator[str], pause: tuple[float, float], flag: Path) -> None:
         self.delays: dict[str, list[float]] = {}
-        self.bombs: list[str] = []  # what has become of them
+        self.bombs: list[asyncio.Task[str]] = []  # which return what has become of them
         self._llm = llm
         self._url = url
         self._kinds = kinds
@@ -209,8 +211,10 @@ class Hitter:
 
     async def run(self, streams: Streams) -> None:
         """Hit until cancelled."""
-        for kind in self._kinds:
+        while True:
             await asyncio.sleep(random.uniform(*self._pause))
+            if (kind := next(self._kinds, None)) is None:
+                return
             begun = time.monotonic()
             await self._hit(kind)
             num_arrived = len(streams.arrivals)  # none of them comes after the hit
@@ -230,8 +234,10 @@ class Hitter:
             while self._flag.exists():  # noqa: ASYNC110 - the engine removes it
                 await asyncio.sleep(0.001)
             return
-        if kind == "bomb":
-            self.bombs.append(await asyncio.to_thread(send_bomb, self._url, len(self.bombs)))
+        if kind in BOMBS:
+            body = BOMBS[kind](len(self.bombs))
+            self.bombs.append(asyncio.create_task(asyncio.to_thread(send_bomb, self._url, body)))
+            await asyncio.shield(self.bombs[-1])  # which may outlive a round of streams
             return
         if kind == "standby":
             await self._stop_standby()
@@ -262,9 +268,24 @@ def longest_gap(begun: float, arrivals: list[float]) -> float:
     return max(after - before for before, after in itertools.pairwise(times))
 
 
-def send_bomb(url: str, number: int) -> str:
-    """Ask for an answer to a prompt that crashes engines, each time another one; return the error."""
-    body = {"prompt": [_BOMB, number], "max_tokens": 2 * _BOMB_TOKENS, "ignore_eos": True}
+def crashing_prompt(number: int) -> dict[str, Any]:
+    """Return a request whose prompt crashes engines, each time another one."""
+    return {"prompt": [_BOMB, number], "max_tokens": 2 * _BOMB_TOKENS, "ignore_eos": True}
+
+
+def crashing_schema(number: int) -> dict[str, Any]:
+    """Return a request with a schema of references in a row, each time another one."""
+    chain: dict[str, Any] = {f"d{index}": {"$ref": f"#/$defs/d{index + 1}"} for index in range(_REFERENCES)}
+    chain[f"d{_REFERENCES}"] = {"type": "string", "maxLength": 20 + number}
+    schema = {"$defs": chain, "type": "object", "properties": {"x": {"$ref": "#/$defs/d0"}}, "required": ["x"]}
+    return {"prompt": "Hello", "max_tokens": 20, "structured_outputs": {"json": schema}}
+
+
+BOMBS: dict[str, Callable[[int], dict[str, Any]]] = {"bomb": crashing_prompt, "grammar": crashing_schema}
+
+
+def send_bomb(url: str, body: dict[str, Any]) -> str:
+    """Ask for a completion; return the error."""
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)  # noqa: S310
     try:
@@ -308,6 +329,7 @@ async def run(args: argparse.Namespace, flag: Path) -> int:
                 await hits
             num_wrong += differences(expected, answers)
             print(f"round {number + 1}: {num_wrong} wrong answers so far", flush=True)
+        bombs = await asyncio.gather(*hitter.bombs)
         flag.unlink(missing_ok=True)  # noqa: ASYNC240
         stats = await stats_of(llm)
         pages = {name: stats[f"pages_{name}"] for name in ("free", "cached", "held", "total")}
@@ -317,9 +339,9 @@ async def run(args: argparse.Namespace, flag: Path) -> int:
             f"{len(delays)} hits by {kind}; seconds to the next token: p50 {statistics.median(delays):.3f}, "
             f"p99 {delays[min(len(delays) - 1, int(0.99 * len(delays)))]:.3f}"
         )
-    for text, count in Counter(hitter.bombs).items():
+    for text, count in Counter(bombs).items():
         print(f"{count} bombs ended with {text}")
-    num_wrong += sum(text.startswith("no error") for text in hitter.bombs)
+    num_wrong += sum(text.startswith("no error") for text in bombs)
     print("KV pages:", pages)
     is_whole = pages["held"] == 0 and pages["free"] + pages["cached"] == pages["total"]
     return 0 if num_wrong == 0 and is_whole and hitter.delays else 1
