@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from quire.kernels._native import StepResult
+from quire.kernels.assembly import Rows
 from quire.kernels.config import ModelConfig
 from quire.kernels.emit.layout import Dtypes
 from quire.kernels.errors import ModelError
@@ -22,7 +23,7 @@ from quire.kernels.models.eagle import FUTURE, DraftedModel, build_head, feature
 from quire.kernels.operands import Matrix
 from quire.kernels.options import LoadOptions, choose_limits
 from quire.kernels.plan import FEATURES, HIDDEN
-from quire.kernels.runner import ModelRunner, Rows, assemble, config_of
+from quire.kernels.runner import ModelRunner, assemble, config_of
 from quire.kernels.weights.checkpoint import Checkpoint
 from quire.kernels.weights.gguf_checkpoint import open_checkpoint
 from quire.kernels.weights.loader import check

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import math
 import os
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +15,7 @@ from quire.kernels import host
 from quire.kernels._native import (
     Constraint,
     Matcher,
-    Plan,
     PoolingConfig,
-    Runner,
-    RunnerConfig,
     SamplingConfig,
     Sequences,
     TextProposer,
@@ -28,33 +24,32 @@ from quire.kernels._native import (
     Vocabulary,
     checksum,
 )
+from quire.kernels.assembly import Assembly, Progress, Rows, logits_shape, open_runner
 from quire.kernels.compiler import Compiler
 from quire.kernels.config import ModelConfig
 from quire.kernels.emit.builder import BF16, F32, I8
-from quire.kernels.emit.context import Kernel
-from quire.kernels.emit.layout import BLOCK, round_up
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.lowering import lower
 from quire.kernels.graph.operations import Features
 from quire.kernels.kv_file import KvFile, kv_format, model_name
 from quire.kernels.memory import MemoryPlan
 from quire.kernels.models import build_graph, classifier_of, logits_of
-from quire.kernels.operands import Launch, Matrix, Memory
+from quire.kernels.operands import Matrix
 from quire.kernels.options import (
     LoadOptions,
     check_options,
     choose_limits,
     choose_num_pages,
     choose_numbers,
-    choose_threads,
     plan_memory,
 )
-from quire.kernels.plan import FINAL, FUTURE, LOGIT_ROWS_AT_ONCE, ModelPlan, kept_name
+from quire.kernels.plan import FINAL, FUTURE, ModelPlan, kept_name
 from quire.kernels.pooling.pooler import Pooler, choose_pooler
 from quire.kernels.pooling.sentence_transformers import max_seq_length
+from quire.kernels.trial import measure_importance
 from quire.kernels.weights.checkpoint import Checkpoint
 from quire.kernels.weights.gguf_checkpoint import open_checkpoint
-from quire.kernels.weights.loader import Loader, check
+from quire.kernels.weights.loader import Loader, Trial, check
 from quire.kernels.weights.quantization import choose_quantization
 
 __all__ = [
@@ -71,11 +66,6 @@ __all__ = [
     "Vocabulary",
     "checksum",
 ]
-
-Progress = Callable[[str, int, int], None]
-"""Called as progress(task, done, total)."""
-
-Rows = npt.NDArray[np.float32]
 
 logger = logging.getLogger(__name__)
 
@@ -168,72 +158,6 @@ class ModelRunner:
         return self._native.threads
 
 
-@dataclass
-class Assembly:
-    """A plan in memory: addresses of its compiled kernels, packed weights and buffers. `open_kv` completes it."""
-
-    native: Runner
-    compiler: Compiler  # owns the code that launches point to
-    plan: ModelPlan
-    loader: Loader
-    memory_plan: MemoryPlan
-    num_pages: int
-    kv_file: KvFile | None  # None: the KV ends with the runner
-    kernels: dict[Kernel, int] = field(default_factory=dict)
-    buffers: dict[str, int] = field(default_factory=dict)
-
-    def rows(self, name: str, columns: int, count: int | None = None) -> Rows:
-        """Return a view of a buffer of f32 rows, one for each token of a step, or `count`."""
-        shape = count or self.plan.limits.max_num_batched_tokens, round_up(columns, BLOCK)
-        memory = (ctypes.c_float * math.prod(shape)).from_address(self.buffers[name])
-        return np.ctypeslib.as_array(memory).reshape(shape)[:, :columns]
-
-    def compile(self, progress: Progress | None) -> None:
-        """Compile every kernel of the plan."""
-        for done, kernel in enumerate(self.plan.kernels, 1):
-            self.kernels[kernel] = self.compiler.compile(kernel, self.plan.dtypes)
-            if progress is not None and self.compiler.compiled:
-                progress("compiling kernels", done, len(self.plan.kernels))
-        for entry in self.compiler.rejected:
-            logger.warning("kernel cache: %s; compiled again", entry)
-
-    def allocate(self) -> None:
-        """Allocate the plan's buffers; the buffers of a step's inputs belong to the native runner."""
-        self.buffers = {b.name: self.native.allocate(b.bytes) for b in self.plan.buffers.values()}
-        self.buffers.update(self.native.inputs)
-
-    @property
-    def memory(self) -> Memory:
-        """Addresses of the plan's operands."""
-        return Memory(self.buffers, self.loader.addresses, self.native.kv_layer)
-
-    @property
-    def kv_model(self) -> str:
-        """Name of all that the bits of KV depend on besides tokens; empty if the KV ends with the runner."""
-        return "" if self.kv_file is None else self.kv_file.model
-
-    def open_kv(self) -> None:
-        """Map KV memory, and hand the launches to the native runner. Raises ModelError if another engine has the file.
-
-        Until then another engine may have it, and work on.
-        """
-        if self.kv_file is not None:
-            self.kv_file.prepare(self.num_pages)
-        self.native.open_kv()
-        for launch in self.plan.launches:
-            self.add(self.native.head if launch.head else self.native.body, launch, self.memory)
-        for launch in self.plan.hidden_states:
-            self.add(self.native.hidden_states, launch, self.memory)
-        for launch in self.plan.encoding:
-            self.add(self.native.encoding, launch, self.memory)
-
-    def add(self, target: Plan, launch: Launch, memory: Memory) -> None:
-        """Append a launch to a native plan."""
-        operands = [operand.address(memory) for operand in launch.operands]
-        sizes = (launch.rows_per_item, launch.repeats, launch.copies, launch.groups)
-        target.add(self.kernels[launch.kernel], operands, launch.dim, *sizes)
-
-
 def config_of(options: LoadOptions, checkpoint: Checkpoint) -> ModelConfig:
     """Return config.json with the fields that the options replace."""
     return ModelConfig(checkpoint.config | options.overrides())
@@ -269,15 +193,9 @@ def describe(options: LoadOptions, features: Features | None = None) -> tuple[Mo
     return plan_of(options, checkpoint, features), checkpoint
 
 
-def _logits_shape(plan: ModelPlan) -> tuple[int, int]:
-    """Return the rows of logits computed at once, and their stride, 0 for a model without logits."""
-    stride = round_up(plan.vocab_size, BLOCK) if any(launch.head for launch in plan.launches) else 0
-    return min(LOGIT_ROWS_AT_ONCE, plan.limits.max_num_batched_tokens), stride
-
-
 def choose_memory(plan: ModelPlan, options: LoadOptions, file: KvFile | None = None) -> tuple[int, MemoryPlan]:
     """Return the number of KV pages, maybe in a file, and the memory of the whole process. Raises ModelError."""
-    logit_rows, logit_stride = _logits_shape(plan)
+    logit_rows, logit_stride = logits_shape(plan)
     buffers = sum(b.bytes for b in plan.buffers.values()) + logit_rows * 4 * (logit_stride + plan.hidden_size)
     weights, kv_heads = plan.weight_bytes + plan.array_bytes, plan.layers * plan.heads.kv
     pages = choose_num_pages(
@@ -287,12 +205,18 @@ def choose_memory(plan: ModelPlan, options: LoadOptions, file: KvFile | None = N
 
 
 def assemble(
-    plan: ModelPlan, options: LoadOptions, progress: Progress | None = None, *, log_sealed_pages: bool = False
+    plan: ModelPlan,
+    options: LoadOptions,
+    progress: Progress | None = None,
+    *,
+    log_sealed_pages: bool = False,
+    trial: Trial | None = None,
 ) -> Assembly:
-    """Put the plan into memory: pack weights, compile kernels; KV memory is left to `open_kv`."""
-    limits, heads, layout = plan.limits, plan.heads, plan.kv_layout
-    logit_rows, logit_stride = _logits_shape(plan)
-    isa, fd = host.choose_isa(options.isa), options.kv_memory_fd
+    """Put the plan into memory: pack weights, compile kernels; KV memory is left to `open_kv`.
+
+    Float weights are quantized by the importance of their inputs that `trial` measures; it is run only if needed.
+    """
+    limits, isa, fd = plan.limits, host.choose_isa(options.isa), options.kv_memory_fd
     if fd is None and log_sealed_pages:
         fd = os.memfd_create("quire-kv")  # until this process ends
     file = None if fd is None else KvFile(fd, model_name(plan, isa.name))
@@ -304,22 +228,9 @@ def assemble(
             "kv_cache_memory_bytes, or lower max_model_len",
             pages, pages * limits.block_size, limits.max_model_len,
         )  # fmt: skip
-    config = RunnerConfig(
-        threads=choose_threads(options), pin=options.pin_threads, num_pages=pages, block_size=limits.block_size,
-        vocab_size=plan.vocab_size, kv_heads=heads.kv, max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_logit_rows=logit_rows, logit_stride=logit_stride, hidden_size=plan.hidden_size,
-        tokens_per_entry=plan.tokens_per_entry, layers=plan.layers, tile_bytes=layout.tile_bytes,
-        value_offset=layout.value_offset, window=plan.window, bidirectional=plan.is_encoder,
-        contemplates=plan.features is not None and plan.features.contemplates, kv_memory_fd=fd,
-        kv_model="" if file is None else file.model, log_sealed_pages=log_sealed_pages,
-    )  # fmt: skip
-    native = Runner(config)
-    if options.pin_threads and not native.pinned:
-        raise ModelError(
-            f"{native.threads} threads can't be bound to a CPU each here; give fewer (--threads), or no --pin-threads"
-        )
+    native = open_runner(plan, options, pages, file, log_sealed_pages=log_sealed_pages)
     compiler = Compiler(isa, host.cache_folder(options.cache_dir))
-    loader = Loader(native, plan.quantization, plan.dtypes, progress, options.weight_cache)
+    loader = Loader(native, plan.quantization, plan.dtypes, progress, options.weight_cache, trial)
     assembly = Assembly(native, compiler, plan, loader, memory, pages, file)
     assembly.compile(progress)
     loader.load(plan.weights)
@@ -348,7 +259,9 @@ class PreparedModel:
         self._options = options
         plan, checkpoint = describe(options, features)
         self._pooler = pooler_of(options, checkpoint)
-        self._assembly = assemble(plan, options, progress, log_sealed_pages=log_sealed_pages)
+        graph = build_graph(config_of(options, checkpoint))
+        trial = Trial(repr(graph), partial(measure_importance, options, checkpoint, graph, progress))
+        self._assembly = assemble(plan, options, progress, log_sealed_pages=log_sealed_pages, trial=trial)
         self._pooler.load(self._assembly.native)
         self.vocab_size = plan.vocab_size
         self.computes_whole_prompts = plan.is_encoder

@@ -124,6 +124,7 @@ def write_float_twin(gguf: Path, target: Path) -> Path:
     config = json.loads((source / "config.json").read_text())
     config.pop("quantization_config", None)
     config["torch_dtype"] = "bfloat16"
+    config["model_type"] = {"LlamaForCausalLM": "llama", "Gemma3ForCausalLM": "gemma3_text"}[config["architectures"][0]]
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     checkpoint = GgufCheckpoint(str(source))
     tensors = {name: to_bf16(values_of(tensor)) for name, tensor in checkpoint.tensors.items()}

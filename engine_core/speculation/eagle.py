@@ -16,8 +16,9 @@ from quire.engine_core.scheduling.batch import Batch
 from quire.engine_core.speculation.draft_tree import DraftPath, DraftTree, TreeConfidence
 from quire.engine_core.speculation.proposer import MOST_COPIED
 from quire.engine_core.speculation.sampled import Draft, SampledDrafts
+from quire.kernels.assembly import Rows
 from quire.kernels.draft_head import DraftHead
-from quire.kernels.runner import Rows, Sequences
+from quire.kernels.runner import Sequences
 
 _CONTEXT = 512  # last tokens of a prompt that the head reads, and most features of a request that wait for it
 _MOST_BYTES = 64 << 20  # of features that wait

@@ -74,7 +74,7 @@ class _ExpertsLowering:
         x = self._scatter(normed, gates, groups)
         inner = self._activations("expert_intermediate", first.up.outputs)
         self._gemm("expert_gate", x, gates, inner.buffer, groups, "gate", first.activation)
-        downs = [FusedLinear((expert.down,)) for expert in self._operation.experts]
+        downs = [FusedLinear((expert.down,), place="closing") for expert in self._operation.experts]
         outputs = self._plan.buffer("expert_outputs", self._grouped_rows * round_up(width, BLOCK) * 4)
         self._gemm("expert_down", self._quantized(inner, downs, groups), downs, outputs, groups, "store", "")
         operands = [outputs, groups.slots, groups.weights, self._target.out]
@@ -87,7 +87,7 @@ class _ExpertsLowering:
         """Lower the router and the grouping."""
         plan, router, count = self._plan, self._operation.router, self._count
         outputs = self._lowering.rows("router_outputs", count)
-        self._lowering.gemm("router", x, FusedLinear((router.linear,), router=True), outputs)
+        self._lowering.gemm("router", x, FusedLinear((router.linear,), place="router"), outputs)
         numbers, weights, slots = (
             plan.buffer(f"expert_{name}", self._assignments * 4) for name in ("numbers", "weights", "slots")
         )
@@ -112,7 +112,7 @@ class _ExpertsLowering:
 
     def _scatter(self, x: PackedActivations, linears: list[FusedLinear], groups: _Groups) -> PackedActivations:
         """Lower the copy of the tokens to grouped rows, in the format that the experts read."""
-        if self._lowering.format_of(self._all(linears)) is not None:
+        if self._lowering.format_of(self._all(linears), x.columns) is not None:
             return self._quantized(x, linears, groups, scatter=True)
         out = self._activations("expert_inputs", x.columns)
         kernel = ScatterKernel("scatter", x.columns, self._top_k)
@@ -124,7 +124,7 @@ class _ExpertsLowering:
     ) -> PackedActivations:
         """Convert grouped rows, or tokens that are to be grouped (`scatter`), to the format that the experts read."""
         layers = self._all(linears)
-        quantized = self._lowering.format_of(layers)
+        quantized = self._lowering.format_of(layers, x.columns)
         if quantized is None:
             return x
         out = self._lowering.activations("grouped", x.columns, quantized, rows=self._grouped_rows)
@@ -141,7 +141,7 @@ class _ExpertsLowering:
     @staticmethod
     def _all(linears: list[FusedLinear]) -> FusedLinear:
         """Return the layers of all experts, which have one number format and one order of inputs."""
-        return FusedLinear(tuple(layer for linear in linears for layer in linear.layers))
+        return FusedLinear(tuple(layer for linear in linears for layer in linear.layers), place=linears[0].place)
 
     def _gemm(
         self, name: str, x: PackedActivations, linears: list[FusedLinear], out: Buffer, groups: _Groups, epilogue: str,
@@ -157,7 +157,7 @@ class _ExpertsLowering:
             for number, matrix in enumerate(matrices)
             for part in matrix.parts
         ]
-        quantized = self._lowering.format_of(self._all(linears))
+        quantized = self._lowering.format_of(self._all(linears), x.columns)
         packed = Matrix(tuple(parts), len(matrices) * blocks * BLOCK, x.columns, quantized)
         operands: list[Operand] = [x.buffer, packed, out]
         has_bias = bool(first.layers[0].bias)
@@ -178,15 +178,17 @@ class _ExpertsLowering:
         if shared is None or gate is None:
             return []
         outputs, gates = self._lowering.rows("shared_outputs", self._plan.hidden_size), self._lowering.rows("gates", 1)
-        self._lowering.gemm("linear", self._lowering.widen(x, shared), FusedLinear((shared.down,)), outputs)
-        self._lowering.gemm("shared_gate", x, FusedLinear((gate,), router=True), gates)
+        self._lowering.gemm(
+            "linear", self._lowering.widen(x, shared), FusedLinear((shared.down,), place="closing"), outputs
+        )
+        self._lowering.gemm("shared_gate", x, FusedLinear((gate,), place="router"), gates)
         return [outputs, gates]
 
     def _add_shared(self, x: PackedActivations) -> None:
         """Lower a shared expert without a gate, which adds to the output."""
         shared = self._operation.shared
         if shared is not None and self._operation.shared_gate is None:
-            down, target = FusedLinear((shared.down,)), self._target
+            down, target = FusedLinear((shared.down,), place="closing"), self._target
             inner = self._lowering.widen(x, shared)
             self._lowering.gemm("linear_add", inner, down, target.out, epilogue="add", scale=target.scale)
 

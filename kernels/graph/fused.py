@@ -8,19 +8,24 @@ from typing import Literal
 from quire.kernels.emit.rows import NormKernel
 from quire.kernels.graph.operations import FeedForward, Linear, Norm
 from quire.kernels.operands import Buffer, Operand, Vector
+from quire.kernels.weights.quantization import Place
 
 
 @dataclass(frozen=True)
 class FusedLinear:
     """Linear layers that share their input, as one GEMM.
 
-    `head`: it computes the logits. `router`: it chooses experts, or gates a shared one, and is never quantized.
+    The head computes the logits; a router chooses experts, or gates a shared one, and is never quantized.
     """
 
     layers: tuple[Linear, ...]
     interleaved: bool = False
-    head: bool = False
-    router: bool = False
+    place: Place = "body"
+
+    @property
+    def head(self) -> bool:
+        """True of the layer that computes the logits."""
+        return self.place == "head"
 
     @property
     def dim(self) -> str:

@@ -78,7 +78,7 @@ class _LatentLowering:
             return
         width, expand = operation.compress.outputs, FusedLinear((operation.query,))
         in_order = lowering.quantization.order_of(expand.layers, width) is None
-        x = lowering.activations("compressed_queries", width, lowering.format_of(expand) if in_order else None)
+        x = lowering.activations("compressed_queries", width, lowering.format_of(expand, width) if in_order else None)
         kernel, operands = norm_kernel("norm", operation.query_norm, width, projected, x.buffer)
         self._plan.add(replace(kernel, quantized=x.quantized, row_columns=columns), operands, "tokens")
         lowering.gemm("linear", x, expand, out)
@@ -129,7 +129,7 @@ def _check(lowering: AttentionLowering, operation: LatentAttention) -> None:
         raise ModelError(f"config.json: q_lora_rank is {operation.compress.outputs}; it must be a multiple of 16")
     _check_outputs(operation)
     scheme = lowering.quantization.scheme
-    if scheme is not None and lowering.quantization.format_of((operation.expand,)) is not None:
+    if scheme is not None and lowering.quantization.format_of((operation.expand,), h.rank) is not None:
         raise ModelError(
             f"{name} is quantized by {scheme.method}; latent attention takes it apart by heads, so it must be float: "
             "quantize the checkpoint without its kv_b_proj layers"

@@ -65,7 +65,7 @@ class LinearLowering:
 
     def _common_format(self, consumers: Sequence[FusedLinear], width: int) -> QuantizedFormat | None:
         """Return a format whose activations all consumers read, in order; None if there is none."""
-        formats = [self.format_of(linear) for linear in consumers]
+        formats = [self.format_of(linear, width) for linear in consumers]
         if any(self.quantization.order_of(linear.layers, width) is not None for linear in consumers):
             return None
         groups = {None if form is None else (form.activation_group, form.rotated) for form in formats}
@@ -73,13 +73,13 @@ class LinearLowering:
 
     # Linear layers
 
-    def format_of(self, linear: FusedLinear) -> QuantizedFormat | None:
-        """Return the format of a fused linear layer's weights, None if they are not quantized."""
-        return None if linear.router else self.quantization.format_of(linear.layers, linear.head)
+    def format_of(self, linear: FusedLinear, k: int) -> QuantizedFormat | None:
+        """Return the format of a fused linear layer's weights [n, k], None if they are not quantized."""
+        return self.quantization.format_of(linear.layers, k, linear.place)
 
-    def runs(self, linear: FusedLinear) -> list[FusedLinear]:
-        """Divide layers that share their input where the format of their weights changes."""
-        formats = [self.quantization.format_of((layer,), linear.head) for layer in linear.layers]
+    def runs(self, linear: FusedLinear, k: int) -> list[FusedLinear]:
+        """Divide layers that share their k inputs where the format of their weights changes."""
+        formats = [self.quantization.format_of((layer,), k, linear.place) for layer in linear.layers]
         changes = [i for i in range(1, len(formats)) if formats[i] != formats[i - 1]]
         for layer in (linear.layers[i - 1] for i in changes):
             if layer.outputs % BLOCK:
@@ -100,7 +100,7 @@ class LinearLowering:
         `add`: to what is there.
         """
         columns, first = sum(layer.outputs for layer in linear.layers), 0
-        out, runs = self.rows(name, columns), self.runs(linear)
+        out, runs = self.rows(name, columns), self.runs(linear, self.plan.hidden_size)
         x, (kernel, epilogue) = self.norm(hidden, norm, *runs), ("linear_add", "add") if add else ("linear", "store")
         for run in runs:
             self.gemm(kernel, x, run, out, epilogue=epilogue, out_columns=columns if len(runs) > 1 else 0, first=first)
@@ -109,7 +109,7 @@ class LinearLowering:
 
     def quantized(self, x: PackedActivations, linear: FusedLinear) -> PackedActivations:
         """Convert x to the format that the linear layer reads."""
-        quantized = self.format_of(linear)
+        quantized = self.format_of(linear, x.columns)
         if quantized is None or x.quantized is not None:
             return x
         out = self.activations("", x.columns, quantized)
@@ -126,7 +126,7 @@ class LinearLowering:
         sizes = [layer.outputs for layer in linear.layers]
         if not linear.interleaved and any(size % TILE_ROWS for size in sizes[:-1]):
             raise ModelError(f"linear layers with {sizes} outputs share their input; they must be multiples of 16")
-        quantized = self.format_of(linear)
+        quantized = self.format_of(linear, k)
         if quantized is not None and k > MAX_QUANTIZED_INPUTS:
             raise ModelError(
                 f"{linear.layers[0].weight} has {k} inputs; quantized layers may have up to {MAX_QUANTIZED_INPUTS}"
@@ -177,7 +177,7 @@ class LinearLowering:
             raise ModelError(f"{operation.up.weight} has no gate, which a clamped SwiGLU needs")
         name, epilogue = ("linear_gate", "gate") if gated else ("linear_act", "activation")
         out, act = self.activations("intermediate", operation.up.outputs), operation.activation
-        first, *second = self.runs(widening_of(operation))
+        first, *second = self.runs(widening_of(operation), x.columns)
         if not second:
             self.gemm(name, x, first, out.buffer, epilogue=epilogue, activation=act)
             return out

@@ -60,7 +60,7 @@ class Lowering(AttentionLowering):
 
     def __init__(self, graph: Graph, dtypes: Dtypes, limits: PlanLimits, quantization: Quantization) -> None:
         self._graph = graph
-        attentions = graph.attentions
+        attentions, quantization = graph.attentions, quantization.of_width(graph.embedding.hidden_size)
         _check(graph, attentions)
         plan = ModelPlan(
             dtypes, limits, quantization, graph.embedding.vocab_size, graph.embedding.hidden_size, attentions[0].heads,
@@ -73,7 +73,7 @@ class Lowering(AttentionLowering):
     def lower(self) -> ModelPlan:
         """Return the plan."""
         logits, draft_input = self._graph.logits, self._graph.draft_input
-        head = FusedLinear((logits.linear,), head=True) if isinstance(logits, Logits) else None
+        head = FusedLinear((logits.linear,), place="head") if isinstance(logits, Logits) else None
         hidden = self.rows(HIDDEN, self.plan.hidden_size)
         if draft_input is None:
             self._embedding(self._graph.embedding, head, hidden)
@@ -140,7 +140,7 @@ class Lowering(AttentionLowering):
         """Lower the embedding. If the head has the same tensor, it is packed once for both."""
         width = operation.hidden_size
         if head is not None and head.layers[0].weight == operation.weight:
-            quantized = self.format_of(head)
+            quantized = self.format_of(head, width)
         else:
             quantized = self.quantization.format_of_embedding(operation.weight)
         matrix = Matrix(
@@ -224,13 +224,15 @@ class Lowering(AttentionLowering):
     ) -> tuple[PackedActivations, FusedLinear]:
         """Lower a layer up to its last linear layer, which is returned with its input."""
         if isinstance(layer, LatentAttention):
-            return lower_latent_attention(self, hidden, before, layer), FusedLinear((layer.output,))
+            return lower_latent_attention(self, hidden, before, layer), FusedLinear((layer.output,), place="closing")
         if isinstance(layer, Attention):
-            return self._attention(hidden, before, layer), FusedLinear((layer.output,))
-        return self._feed_forward(hidden, before, layer), FusedLinear((layer.down,))
+            return self._attention(hidden, before, layer), FusedLinear((layer.output,), place="closing")
+        return self._feed_forward(hidden, before, layer), FusedLinear((layer.down,), place="closing")
 
     def _feed_forward(self, hidden: Buffer, before: Norm | None, operation: FeedForward) -> PackedActivations:
-        return self.widen(self.norm(hidden, before, *self.runs(widening_of(operation))), operation)
+        return self.widen(
+            self.norm(hidden, before, *self.runs(widening_of(operation), self.plan.hidden_size)), operation
+        )
 
     def _attention(self, hidden: Buffer, before: Norm | None, operation: Attention) -> PackedActivations:
         """Lower attention up to its output layer: writes this step's K and V to their pages first."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,8 +14,20 @@ from quire.kernels.emit.layout import TILE_ROWS, Dtypes, QuantizedFormat
 from quire.kernels.errors import ModelError
 from quire.kernels.operands import Array, ArrayWeight, Matrix, MatrixPart, Operand, Weight
 from quire.kernels.weights.checkpoint import FLOAT_DTYPES, Checkpoint, Tensor
-from quire.kernels.weights.quantization import Quantization
+from quire.kernels.weights.quantization import Quantization, counts_by_importance
 from quire.kernels.weights.weight_cache import CacheFile, key_of
+
+Importance = Mapping[tuple[str, int], npt.NDArray[np.float32]]
+"""How much the errors of the weights of each input count, by tensor and first column: f32 [k] of the columns read."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How the importance of inputs is measured: `run` does it, on what the checkpoint and `model` describe."""
+
+    model: str
+    run: Callable[[], Importance]
+
 
 _PIECE_BYTES = 16 << 20
 """Most bytes of a float matrix, as f32, that are read at once."""
@@ -40,7 +52,8 @@ def check(quantization: Quantization, weights: list[Weight]) -> None:
 class Loader:
     """Packs weights into a runner's memory, or reads them from the weight cache in `cache_folder`.
 
-    `progress(task, done, total)` counts bytes.
+    `progress(task, done, total)` counts bytes. `trial` measures the importance of inputs, if formats count errors by
+    it.
     """
 
     runner: Runner
@@ -48,7 +61,9 @@ class Loader:
     dtypes: Dtypes
     progress: Callable[[str, int, int], None] | None = None
     cache_folder: str | None = None
+    trial: Trial | None = None
     addresses: dict[Operand, int] = field(default_factory=dict)
+    _importance: Importance = field(default_factory=dict)
     _read: tuple[tuple[str, tuple[int, ...]], Tensor, npt.NDArray[np.uint8]] | None = None
 
     @property
@@ -58,9 +73,7 @@ class Loader:
 
     def load(self, weights: list[Weight]) -> None:
         """Load the weights and store their addresses in `addresses`."""
-        for weight in weights:
-            if not isinstance(weight, Matrix):
-                self.addresses[weight] = self.runner.upload(self._values(weight))
+        self.upload(weights)
         matrices = [weight for weight in weights if isinstance(weight, Matrix)]
         sizes = {matrix: matrix.bytes(self.dtypes) for matrix in matrices}
         for matrix, size in sizes.items():
@@ -68,9 +81,21 @@ class Loader:
         if self.cache_folder is None:
             self._pack_all(sizes)
             return
-        key = key_of(self.quantization, matrices, self.dtypes)
+        trial = self._trial_of(matrices)
+        key = key_of(self.quantization, matrices, self.dtypes, "" if trial is None else trial.model)
         file = CacheFile(Path(self.cache_folder) / f"{key.hex()}.packed", key, self.runner, self.addresses, sizes)
         file.load(lambda: self._pack_all(sizes), self._counter(sizes))
+
+    def _trial_of(self, matrices: Iterable[Matrix]) -> Trial | None:
+        """Return the trial if the matrices are quantized by what it measures."""
+        is_needed = any(counts_by_importance(matrix.quantized) for matrix in matrices)
+        return self.trial if is_needed and self.quantization.scheme is None else None
+
+    def upload(self, weights: Iterable[Weight]) -> None:
+        """Load those of the weights that are plain arrays."""
+        for weight in weights:
+            if not isinstance(weight, Matrix):
+                self.addresses[weight] = self.runner.upload(self._values(weight))
 
     def _counter(self, sizes: Mapping[Matrix, int]) -> Callable[[int], None]:
         """Return a function that shows progress, to be called with the bytes of each matrix that is done."""
@@ -95,16 +120,24 @@ class Loader:
 
     def _pack_all(self, sizes: Mapping[Matrix, int]) -> None:
         """Pack the matrices, the largest first: what is read for it is in memory while little else is."""
-        count, unreleased = self._counter(sizes), 0
+        trial = self._trial_of(sizes)
+        if trial is not None:
+            self._importance = trial.run()
+        count = self._counter(sizes)
         for matrix, size in sorted(sizes.items(), key=lambda item: -item[1]):
-            for piece in (piece for part in matrix.parts for piece in self._pieces(matrix, part)):
-                self._pack(matrix, piece)
-                unreleased += 4 * piece.n * piece.k
-                if unreleased >= _PIECE_BYTES:
-                    self.checkpoint.drop_pages()
-                    unreleased = 0
-            self._read = None
+            self.pack(matrix)
             count(size)
+
+    def pack(self, matrix: Matrix) -> None:
+        """Pack a matrix to its address, and let go of what was read for it."""
+        unreleased = 0
+        for piece in (piece for part in matrix.parts for piece in self._pieces(matrix, part)):
+            self._pack(matrix, piece)
+            unreleased += 4 * piece.n * piece.k
+            if unreleased >= _PIECE_BYTES:
+                self.checkpoint.drop_pages()
+                unreleased = 0
+        self._read = None
         self.checkpoint.drop_pages()
 
     def _pieces(self, matrix: Matrix, part: MatrixPart) -> Iterator[MatrixPart]:
@@ -147,7 +180,8 @@ class Loader:
     def _pack_quantized(self, target: int, part: MatrixPart, form: QuantizedFormat) -> None:
         packed = QuantizedWeights(target, form, part.k)
         if self.quantization.scheme is None:
-            self.runner.quantize(self._view(part), packed, part.first_tile, part.tile_step)
+            importance = self._importance.get((part.tensor, part.first_k)) if counts_by_importance(form) else None
+            self.runner.quantize(self._view(part), packed, part.first_tile, part.tile_step, importance)
             return
         blocks = self.quantization.blocks(part)
         if blocks is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,14 +20,55 @@ from quire.kernels.weights.quantized import METHODS, QuantizedMatrix, Scheme, sc
 
 Order = npt.NDArray[np.int32]
 
-HEAD = QuantizedFormat(8, 32, rotated=True)
-"""Format of the head, and of an embedding tied to it, in all modes: errors there cost the most."""
+Place = Literal["body", "closing", "head", "router"]
+"""Where a linear layer stands: the outputs of closing ones are added to the hidden states, routers choose experts."""
+
+SMALL_WIDTH = 1024
+"""Hidden states of small models are narrower; the same errors cost them more, and bits cost them less."""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """Formats that a float checkpoint is quantized to.
+
+    `body`: of most linear layers. `closing`: of those whose outputs are added to the hidden states. `head`: of the
+    head, and of an embedding tied to it. `small`: all three in small models, if they are others.
+    """
+
+    body: QuantizedFormat
+    closing: QuantizedFormat
+    head: QuantizedFormat
+    small: Mode | None = None
+
+    def of_width(self, hidden_size: int) -> Mode:
+        """Return the mode for a model with such hidden states."""
+        return self.small if self.small is not None and hidden_size < SMALL_WIDTH else self
+
+    def format_of(self, k: int, place: Place) -> QuantizedFormat:
+        """Return the format of a layer with k inputs: its rotated groups are the largest that divide them."""
+        form = {"head": self.head, "closing": self.closing}.get(place, self.body)
+        while form.rotated and form.group > 32 and k % form.group:
+            form = QuantizedFormat(form.bits, form.group // 2, rotated=True)
+        return form
+
+
+def _rotated(group: int) -> QuantizedFormat:
+    return QuantizedFormat(8, group, rotated=True)
+
+
+def _affine(bits: int) -> QuantizedFormat:
+    return QuantizedFormat(bits, 32, scales="super", mins=True)
+
+
+def _uniform(form: QuantizedFormat) -> Mode:
+    return Mode(form, form, form)
+
 
 MODES = {
-    "int8": QuantizedFormat(8, 64, rotated=True),
-    "int4": QuantizedFormat(4, 32, scales="super", mins=True),
+    "int8": Mode(_rotated(128), _rotated(128), _rotated(32), small=_uniform(_rotated(32))),
+    "int4": Mode(_affine(4), _affine(5), _affine(6), small=_uniform(_affine(6))),
 }
-"""Formats of the linear layers by the names of `--quantization`."""
+"""Modes by the names of `--quantization`."""
 
 NAMES = (*MODES, *METHODS)
 """Values of `--quantization`; a method only confirms how the checkpoint is quantized."""
@@ -40,21 +82,25 @@ class Quantization:
     """
 
     checkpoint: Checkpoint
-    mode: QuantizedFormat | None = None
+    mode: Mode | None = None
     scheme: Scheme | None = None
     lent: Mapping[str, Matrix] = field(default_factory=dict)
 
-    def format_of(self, layers: Sequence[Linear], head: bool = False) -> QuantizedFormat | None:
-        """Return the format of linear layers that share their input, None if they are not quantized."""
+    def format_of(self, layers: Sequence[Linear], k: int, place: Place = "body") -> QuantizedFormat | None:
+        """Return the format of linear layers that share their k inputs, None if they are not quantized."""
+        if place == "router":
+            return None
         if layers[0].weight in self.lent:
             return self.lent[layers[0].weight].quantized
         if self.scheme is None:
-            if head and self.mode is not None:
-                return HEAD
-            return self.mode
+            return None if self.mode is None else self.mode.format_of(k, place)
         formats = [self.scheme.format_of(_module(layer.weight)) for layer in layers]
         _check_alike(layers, [form == formats[0] for form in formats], "formats")
         return formats[0]
+
+    def of_width(self, hidden_size: int) -> Quantization:
+        """Return the formats of a model with such hidden states."""
+        return self if self.mode is None else replace(self, mode=self.mode.of_width(hidden_size))
 
     def format_of_embedding(self, weight: str) -> QuantizedFormat | None:
         """Return the format of an embedding that is not the head as well: modes leave it alone."""
@@ -64,7 +110,7 @@ class Quantization:
 
     def order_of(self, layers: Sequence[Linear], k: int) -> Order | None:
         """Return the order in which the layers' weights take their inputs, i32 [k]; None for the natural order."""
-        if self.scheme is None or self.format_of(layers) is None:
+        if self.scheme is None or self.format_of(layers, k) is None:
             return None
         orders = [
             self.scheme.order(self.checkpoint, _module(layer.weight), layer.tensor_outputs or layer.outputs, k)
@@ -91,6 +137,11 @@ class Quantization:
             self.scheme.check(self.checkpoint, _module(part.tensor), part.whole_n, part.k)
         else:
             self.checkpoint.get(part.tensor, part.shape)
+
+
+def counts_by_importance(form: QuantizedFormat | None) -> bool:
+    """Return True if weights are quantized to the format with errors that count by the importance of their inputs."""
+    return form is not None and form.mins and form.scales == "super" and not form.rotated
 
 
 def choose_quantization(name: str | None, checkpoint: Checkpoint, config: ModelConfig) -> Quantization:

@@ -31,7 +31,7 @@ from quire.kernels.operands import Matrix, Operand
 from quire.kernels.regular_files import open_regular
 from quire.kernels.weights.quantization import Quantization
 
-_LAYOUT = 4
+_LAYOUT = 5
 """Version of the file's contents; increase it whenever a checkpoint would be packed into other bytes."""
 
 _KEY_BYTES = 16
@@ -171,9 +171,9 @@ class CacheFile:
         return ModelError(f"weight cache {self.path.parent}: {error.strerror}; choose another folder, or leave it out")
 
 
-def key_of(quantization: Quantization, matrices: Sequence[Matrix], dtypes: Dtypes) -> bytes:
-    """Return a hash of the checkpoint and of how its matrices are packed."""
-    described = repr((_LAYOUT, dtypes.weights, quantization.scheme, matrices)).encode()
+def key_of(quantization: Quantization, matrices: Sequence[Matrix], dtypes: Dtypes, model: str) -> bytes:
+    """Return a hash of the checkpoint and of how its matrices are packed: by `model` too, if a trial of it decides."""
+    described = repr((_LAYOUT, dtypes.weights, quantization.scheme, matrices, model)).encode()
     return hashlib.blake2b(quantization.checkpoint.digest() + described, digest_size=_KEY_BYTES).digest()
 
 

@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.kernels._native import Plan, ThreadPool
+from quire.kernels.assembly import Assembly
 from quire.kernels.emit.context import Kernel
 from quire.kernels.emit.kv import KV_TILE, SplitHeadsKernel
 from quire.kernels.emit.latent_heads import LatentHeadsKernel
 from quire.kernels.operands import Launch
 from quire.kernels.plan import LOGIT_ROWS_AT_ONCE, ModelPlan
-from quire.kernels.runner import Assembly
 from quire.kernels.weights.checkpoint import Checkpoint, Tensor
 from quire.kernels.work import Chunk, Step
 

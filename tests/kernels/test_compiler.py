@@ -27,7 +27,7 @@ def test_the_cache_shares_a_kernel_between_plans_and_instruction_sets(tmp_path: 
 
 
 def test_the_cache_tells_cpus_dtypes_and_units_apart(tmp_path: Path) -> None:
-    norm, product = NormKernel("norm", 64, 1e-5), GemmKernel("linear", 64, 32, quantized=MODES["int8"])
+    norm, product = NormKernel("norm", 64, 1e-5), GemmKernel("linear", 64, 32, quantized=MODES["int8"].body)
     made = [compiler(isa, tmp_path) for isa in ("avx2", "avx512", "avx2", "avx2-vnni")]
     addresses = [
         each.compile(kernel, dtypes)

@@ -296,6 +296,52 @@ def test_quantized_weights_are_near(
     assert not y[:, 5].any()
 
 
+def quantize_affine(runner: Runner, weights: Array, importance: Array | None) -> Array:
+    """Return what 4-bit weights [32, 64] in groups of 32 with minima stand for."""
+    form = QuantizedFormat(4, 32, scales="super", mins=True)
+    target = runner.allocate(form.block_bytes(64))
+    view = MatrixView(weights.view(np.uint8).reshape(-1), "f32", 32, 64, 64, 1)
+    runner.quantize(view, QuantizedWeights(target, form, 64), importance=importance)
+    x, y = quantized(np.eye(64, dtype=np.float32), form), aligned(np.zeros((64, 32), np.float32))
+    text = GemmKernel("g", 64, 32, quantized=form).emit(EmitContext(ISAS[0], DTYPES))
+    run(ISAS[0], text, "g", [x, aligned(memory(target, form.block_bytes(64))), y], [64], (0, 1))
+    return y.T
+
+
+def test_errors_count_by_the_importance_of_inputs(runner: Runner) -> None:
+    weights = np.random.default_rng(3).standard_normal((32, 64), np.float32)
+    importance = np.ones(64, np.float32)
+    importance[[7, 40]] = 1000
+    plain, weighted = ((quantize_affine(runner, weights, by) - weights) ** 2 for by in (None, importance))
+    assert (weighted @ importance).sum() < 0.3 * (plain @ importance).sum()
+    assert weighted.sum() < 3 * plain.sum()
+    alike = quantize_affine(runner, weights, np.full(64, 4, np.float32))
+    np.testing.assert_array_equal(alike, quantize_affine(runner, weights, None))
+
+
+def test_groups_without_importance_are_quantized(runner: Runner) -> None:
+    weights = np.random.default_rng(3).standard_normal((32, 64), np.float32)
+    importance = np.zeros(64, np.float32)
+    assert np.abs(quantize_affine(runner, weights, importance) - weights).max() < 0.5
+
+
+@pytest.mark.parametrize(
+    ("form", "size", "message"),
+    [
+        (QuantizedFormat(4, 32, scales="super", mins=True), 63, "importance has 63 values for 64 inputs"),
+        (QuantizedFormat(8, 32), 64, "the importance of inputs is for formats with super scales and minima"),
+    ],
+    ids=["size", "format"],
+)
+def test_importance_that_does_not_fit_is_refused(
+    runner: Runner, form: QuantizedFormat, size: int, message: str
+) -> None:
+    view = MatrixView(np.zeros(32 * 64 * 4, np.uint8), "f32", 32, 64, 64, 1)
+    target = QuantizedWeights(runner.allocate(form.block_bytes(64)), form, 64)
+    with pytest.raises(ValueError, match=message):
+        runner.quantize(view, target, importance=np.ones(size, np.float32))
+
+
 def test_weights_that_are_not_finite_cannot_be_quantized(runner: Runner) -> None:
     weights = np.ones((16, 64), np.float32)
     weights[3, 4] = np.nan

@@ -30,6 +30,8 @@ using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::dev
 template <class T>
 using Matrix = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
+using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
 std::size_t block_bytes_of(const QuantizedWeights& target) {
   return static_cast<std::size_t>(target.format.block_bytes(target.k));
 }
@@ -51,9 +53,11 @@ void pack_tiles(Runner& runner, const MatrixView& source, const PackedWeights& t
 }
 
 void quantize_tiles(Runner& runner, const MatrixView& source, const QuantizedWeights& target, std::int64_t first_tile,
-                    std::int64_t tile_step) {
+                    std::int64_t tile_step, const std::optional<Floats>& importance) {
   check_target(runner, target, block_bytes_of(target), source.n, {first_tile, tile_step});
-  quantize(runner.threads(), source, target, {first_tile, tile_step});
+  const auto counts = importance ? std::span(importance->data(), importance->size()) : std::span<const float>();
+  const nb::gil_scoped_release release;
+  quantize(runner.threads(), source, counts, target, {first_tile, tile_step});
 }
 
 nb::ndarray<nb::numpy, float, nb::ndim<2>> dequantize_rows(const GgufMatrix& source) {
@@ -246,7 +250,9 @@ void bind_packing(nb::class_<Runner>& runner) {
            nb::call_guard<nb::gil_scoped_release>(),
            "Pack the matrix into every `tile_step`-th tile of 16 columns, from `first_tile` on.")
       .def("quantize", &quantize_tiles, "source"_a, "target"_a, "first_tile"_a = 0, "tile_step"_a = 1,
-           nb::call_guard<nb::gil_scoped_release>(), "Quantize the matrix and pack it, as `pack` does.")
+           "importance"_a = nb::none(),
+           "Quantize the matrix and pack it, as `pack` does, with squared errors that count by the importance [k] of "
+           "their inputs.")
       .def("pack_blocks", &pack_rows<&pack_gguf, GgufMatrix>, "source"_a, "target"_a, "first"_a, "count"_a,
            "first_tile"_a = 0, "tile_step"_a = 1, nb::call_guard<nb::gil_scoped_release>(),
            "Pack `count` rows of the matrix from number `first` on, as `pack` does.")

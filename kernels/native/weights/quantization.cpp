@@ -102,33 +102,41 @@ struct Affine {
   float scale = 0.0f, minimum = 0.0f;
 };
 
+/// A group's weights, and how much the squared error of each counts.
+struct Group {
+  const float* w;
+  const float* importance;
+  std::int64_t count;
+};
+
 /// Sets values[i] = round((w[i] + minimum) / scale), clipped to the format. Returns the squared error.
-float quantize_affine(const float* w, std::int64_t count, Affine affine, float largest, float* values) {
+float quantize_affine(const Group& group, Affine affine, float largest, float* values) {
   const float inverse = affine.scale == 0.0f ? 0.0f : 1.0f / affine.scale;
   LaneSum errors;
-  for (std::int64_t first = 0; first < count; first += LaneSum::kLanes)
+  for (std::int64_t first = 0; first < group.count; first += LaneSum::kLanes)
     for (std::int64_t i = 0; i < LaneSum::kLanes; i++) {
-      float q = ((w[first + i] + affine.minimum) * inverse + kRound) - kRound;
+      float q = ((group.w[first + i] + affine.minimum) * inverse + kRound) - kRound;
       q = std::min(std::max(q, 0.0f), largest);
-      const float error = w[first + i] - (q * affine.scale - affine.minimum);
-      errors.add(i, error * error);
+      const float error = group.w[first + i] - (q * affine.scale - affine.minimum);
+      errors.add(i, error * error * group.importance[first + i]);
       values[first + i] = q;
     }
   return errors.total();
 }
 
 /// Returns the scale and the minimum that fit the values best, by least squares.
-Affine fit_affine(const float* w, const float* values, std::int64_t count) {
-  LaneSum w_sum, q_sum, qq_sum, wq_sum;
-  for (std::int64_t first = 0; first < count; first += LaneSum::kLanes)
+Affine fit_affine(const Group& group, const float* values) {
+  LaneSum sum, w_sum, q_sum, qq_sum, wq_sum;
+  for (std::int64_t first = 0; first < group.count; first += LaneSum::kLanes)
     for (std::int64_t i = 0; i < LaneSum::kLanes; i++) {
-      const float x = w[first + i], q = values[first + i];
-      w_sum.add(i, x);
-      q_sum.add(i, q);
-      qq_sum.add(i, q * q);
-      wq_sum.add(i, x * q);
+      const float importance = group.importance[first + i], x = group.w[first + i], q = values[first + i];
+      sum.add(i, importance);
+      w_sum.add(i, importance * x);
+      q_sum.add(i, importance * q);
+      qq_sum.add(i, importance * q * q);
+      wq_sum.add(i, importance * x * q);
     }
-  const auto n = static_cast<float>(count);
+  const float n = sum.total();
   const float sw = w_sum.total(), sq = q_sum.total(), sqq = qq_sum.total(), swq = wq_sum.total();
   const float determinant = n * sqq - sq * sq;
   if (determinant > 0.0f) {
@@ -139,20 +147,20 @@ Affine fit_affine(const float* w, const float* values, std::int64_t count) {
 }
 
 /// Returns the best of several scales of a group by squared error, each improved by least squares.
-Affine best_affine(const float* w, std::int64_t count, float largest, float* values) {
-  const auto [low, high] = std::minmax_element(w, w + count);
+Affine best_affine(const Group& group, float largest, float* values) {
+  const auto [low, high] = std::minmax_element(group.w, group.w + group.count);
   const float least = std::min(*low, 0.0f), range = std::max(*high, 0.0f) - least;
   Affine best{range / largest, -least};
-  float best_error = quantize_affine(w, count, best, largest, values);
-  for (int candidate = 0; candidate <= 15 && best_error > 0.0f; candidate++) {
-    Affine trial{range / (largest - 1.0f + 0.15f * static_cast<float>(candidate)), -least};
-    for (int round = 0; round < 3; round++) {
-      const float error = quantize_affine(w, count, trial, largest, values);
+  float best_error = quantize_affine(group, best, largest, values);
+  for (int candidate = 0; candidate <= 7 && best_error > 0.0f; candidate++) {
+    Affine trial{range / (largest - 1.0f + 0.3f * static_cast<float>(candidate)), -least};
+    for (int round = 0; round < 2; round++) {
+      const float error = quantize_affine(group, trial, largest, values);
       if (error < best_error) {
         best_error = error;
         best = trial;
       }
-      trial = fit_affine(w, values, count);
+      trial = fit_affine(group, values);
     }
   }
   return best;
@@ -160,18 +168,20 @@ Affine best_affine(const float* w, std::int64_t count, float largest, float* val
 
 /// Quantizes a column with minima and super scales, as `quantize_column` does: a super scale is that of the largest
 /// scale of its groups, whose bytes are rounded; then the values are those nearest to what kernels compute.
-void quantize_affine_column(const std::vector<float>& w, QuantizedTile& tile, std::int64_t n) {
+void quantize_affine_column(const std::vector<float>& w, const std::vector<float>& importance, QuantizedTile& tile,
+                            std::int64_t n) {
   constexpr float kMostScale = 127.0f, kMostMinimum = 255.0f;
   const QuantizedFormat& format = tile.format;
   const std::int64_t span = format.group, step = format.super_groups(), groups = format.groups(tile.k);
   const auto largest = static_cast<float>(format.largest());
   std::vector<float> values(static_cast<std::size_t>(span));
   std::vector<Affine> found(static_cast<std::size_t>(step));
+  const auto group_of = [&](std::int64_t g) { return Group{w.data() + g * span, importance.data() + g * span, span}; };
   for (std::int64_t first = 0; first < groups; first += step) {
     const std::int64_t count = std::min(step, groups - first);
     Affine most;
     for (std::int64_t g = 0; g < count; g++) {
-      const Affine best = best_affine(w.data() + (first + g) * span, span, largest, values.data());
+      const Affine best = best_affine(group_of(first + g), largest, values.data());
       most = {std::max(most.scale, best.scale), std::max(most.minimum, best.minimum)};
       found[static_cast<std::size_t>(g)] = best;
     }
@@ -192,8 +202,7 @@ void quantize_affine_column(const std::vector<float>& w, QuantizedTile& tile, st
       const auto i = static_cast<std::size_t>(n * tile.groups + first + g);
       tile.sub_scales[i] = static_cast<std::uint8_t>(scale);
       tile.sub_mins[i] = static_cast<std::uint8_t>(minimum);
-      const float* group = w.data() + (first + g) * span;
-      quantize_affine(group, span, {unit.scale * scale, unit.minimum * minimum}, largest, values.data());
+      quantize_affine(group_of(first + g), {unit.scale * scale, unit.minimum * minimum}, largest, values.data());
       std::uint8_t* stored = tile.column(n) + (first + g) * span;
       for (std::int64_t k = 0; k < span; k++)
         stored[k] = static_cast<std::uint8_t>(values[static_cast<std::size_t>(k)]);
@@ -227,23 +236,35 @@ void pack_quantized(ThreadPool& pool, const QuantizedView& source, const Quantiz
   });
 }
 
-void quantize(ThreadPool& pool, const MatrixView& source, const QuantizedWeights& target, TileRange tiles) {
+void quantize(ThreadPool& pool, const MatrixView& source, std::span<const float> importance,
+              const QuantizedWeights& target, TileRange tiles) {
   const bool is_affine = target.format.scale == GroupScale::super && target.format.mins;
   const bool is_plain = target.format.scale == GroupScale::f16 && !target.format.mins && !target.format.zeros;
   if (!(is_affine && target.format.group % 32 == 0) && !(is_plain && target.format.bits % 4 == 0))
     throw std::invalid_argument(
         "weights are quantized to 4 or 8 bits with f16 scales, without zero points and minima, or in groups of 32 or "
         "more with super scales and minima");
+  if (!importance.empty() && !is_affine)
+    throw std::invalid_argument("the importance of inputs is for formats with super scales and minima");
+  if (!importance.empty() && static_cast<std::int64_t>(importance.size()) != source.k)
+    throw std::invalid_argument("importance has " + std::to_string(importance.size()) + " values for " +
+                                std::to_string(source.k) + " inputs");
   check_fits(source.k, source.n, target);
+  const auto depth = static_cast<std::size_t>(target.format.depth(source.k));
+  std::vector<float> counts(importance.begin(), importance.end());
+  counts.resize(depth, importance.empty() ? 1.0f : 0.0f);
   for_each_tile(pool, source.n, target, tiles, [&](QuantizedTile& tile, std::int64_t n, std::int64_t column) {
-    std::vector<float> row(static_cast<std::size_t>(target.format.depth(source.k)));
+    std::vector<float> row(depth);
     read_column(source, n, row.data());
     float sum = 0.0f;
     for (float value : row) sum += std::fabs(value) * 0x1p-40f;  // finite if and only if every value is
     if (!std::isfinite(sum))
       throw std::invalid_argument("weight column " + std::to_string(n) + " holds a value that is not finite");
     if (target.format.rotated) rotate(row, target.format.group);
-    (is_affine ? quantize_affine_column : quantize_column)(row, tile, column);
+    if (is_affine)
+      quantize_affine_column(row, counts, tile, column);
+    else
+      quantize_column(row, tile, column);
   });
 }
 

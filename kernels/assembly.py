@@ -1,0 +1,127 @@
+"""A plan in memory: compiled kernels, packed weights, and buffers."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.kernels._native import Plan, Runner, RunnerConfig
+from quire.kernels.compiler import Compiler
+from quire.kernels.emit.context import Kernel
+from quire.kernels.emit.layout import BLOCK, round_up
+from quire.kernels.errors import ModelError
+from quire.kernels.kv_file import KvFile
+from quire.kernels.memory import MemoryPlan
+from quire.kernels.operands import Launch, Memory
+from quire.kernels.options import LoadOptions, choose_threads
+from quire.kernels.plan import LOGIT_ROWS_AT_ONCE, ModelPlan
+from quire.kernels.weights.loader import Loader
+
+Progress = Callable[[str, int, int], None]
+"""Called as progress(task, done, total)."""
+
+Rows = npt.NDArray[np.float32]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Assembly:
+    """A plan in memory: addresses of its compiled kernels, packed weights and buffers. `open_kv` completes it."""
+
+    native: Runner
+    compiler: Compiler  # owns the code that launches point to
+    plan: ModelPlan
+    loader: Loader
+    memory_plan: MemoryPlan
+    num_pages: int
+    kv_file: KvFile | None  # None: the KV ends with the runner
+    kernels: dict[Kernel, int] = field(default_factory=dict)
+    buffers: dict[str, int] = field(default_factory=dict)
+
+    def rows(self, name: str, columns: int, count: int | None = None) -> Rows:
+        """Return a view of a buffer of f32 rows, one for each token of a step, or `count`."""
+        shape = count or self.plan.limits.max_num_batched_tokens, round_up(columns, BLOCK)
+        memory = (ctypes.c_float * math.prod(shape)).from_address(self.buffers[name])
+        return np.ctypeslib.as_array(memory).reshape(shape)[:, :columns]
+
+    def compile(self, progress: Progress | None) -> None:
+        """Compile every kernel of the plan."""
+        for done, kernel in enumerate(self.plan.kernels, 1):
+            self.kernels[kernel] = self.compiler.compile(kernel, self.plan.dtypes)
+            if progress is not None and self.compiler.compiled:
+                progress("compiling kernels", done, len(self.plan.kernels))
+        for entry in self.compiler.rejected:
+            logger.warning("kernel cache: %s; compiled again", entry)
+
+    def allocate(self) -> None:
+        """Allocate the plan's buffers; the buffers of a step's inputs belong to the native runner."""
+        self.buffers = {b.name: self.native.allocate(b.bytes) for b in self.plan.buffers.values()}
+        self.buffers.update(self.native.inputs)
+
+    @property
+    def memory(self) -> Memory:
+        """Addresses of the plan's operands."""
+        return Memory(self.buffers, self.loader.addresses, self.native.kv_layer)
+
+    @property
+    def kv_model(self) -> str:
+        """Name of all that the bits of KV depend on besides tokens; empty if the KV ends with the runner."""
+        return "" if self.kv_file is None else self.kv_file.model
+
+    def open_kv(self) -> None:
+        """Map KV memory, and hand the launches to the native runner. Raises ModelError if another engine has the file.
+
+        Until then another engine may have it, and work on.
+        """
+        if self.kv_file is not None:
+            self.kv_file.prepare(self.num_pages)
+        self.native.open_kv()
+        for launch in self.plan.launches:
+            self.add(self.native.head if launch.head else self.native.body, launch, self.memory)
+        for launch in self.plan.hidden_states:
+            self.add(self.native.hidden_states, launch, self.memory)
+        for launch in self.plan.encoding:
+            self.add(self.native.encoding, launch, self.memory)
+
+    def add(self, target: Plan, launch: Launch, memory: Memory) -> None:
+        """Append a launch to a native plan."""
+        operands = [operand.address(memory) for operand in launch.operands]
+        sizes = (launch.rows_per_item, launch.repeats, launch.copies, launch.groups)
+        target.add(self.kernels[launch.kernel], operands, launch.dim, *sizes)
+
+
+def logits_shape(plan: ModelPlan) -> tuple[int, int]:
+    """Return the rows of logits computed at once, and their stride, 0 for a model without logits."""
+    stride = round_up(plan.vocab_size, BLOCK) if any(launch.head for launch in plan.launches) else 0
+    return min(LOGIT_ROWS_AT_ONCE, plan.limits.max_num_batched_tokens), stride
+
+
+def open_runner(
+    plan: ModelPlan, options: LoadOptions, num_pages: int, file: KvFile | None = None, *, log_sealed_pages: bool = False
+) -> Runner:
+    """Return a native runner for the plan. Raises ModelError if its threads can't be bound as `options` ask."""
+    limits, heads, layout = plan.limits, plan.heads, plan.kv_layout
+    logit_rows, logit_stride = logits_shape(plan)
+    config = RunnerConfig(
+        threads=choose_threads(options), pin=options.pin_threads, num_pages=num_pages, block_size=limits.block_size,
+        vocab_size=plan.vocab_size, kv_heads=heads.kv, max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_logit_rows=logit_rows, logit_stride=logit_stride, hidden_size=plan.hidden_size,
+        tokens_per_entry=plan.tokens_per_entry, layers=plan.layers, tile_bytes=layout.tile_bytes,
+        value_offset=layout.value_offset, window=plan.window, bidirectional=plan.is_encoder,
+        contemplates=plan.features is not None and plan.features.contemplates,
+        kv_memory_fd=None if file is None else file.fd, kv_model="" if file is None else file.model,
+        log_sealed_pages=log_sealed_pages,
+    )  # fmt: skip
+    native = Runner(config)
+    if options.pin_threads and not native.pinned:
+        raise ModelError(
+            f"{native.threads} threads can't be bound to a CPU each here; give fewer (--threads), or no --pin-threads"
+        )
+    return native

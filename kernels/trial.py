@@ -1,0 +1,183 @@
+"""A trial run of a float model, which measures how much each input of its linear layers matters.
+
+Quantization errors of a weight are multiplied by its input. Some inputs of real models are hundreds of times as large
+as others, always the same ones, so a search for scales that counts errors by the mean square of their inputs loses a
+third of what one that counts all alike does. A few hundred tokens show which these are, and it does not matter which
+tokens: arbitrary ones do as well as a text (README.md has the figures), so none has to be given.
+
+The trial streams: the float matrices take one place in memory in turn, each for the time of its launch. Its products
+have the same bits on all hosts, and so have the weights that are quantized by it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.kernels import host
+from quire.kernels._native import Plan, ThreadPool
+from quire.kernels.assembly import Assembly, Progress, open_runner
+from quire.kernels.compiler import Compiler
+from quire.kernels.emit.experts import ExpertGemmKernel
+from quire.kernels.emit.gemm import GemmKernel
+from quire.kernels.emit.kv import KV_TILE
+from quire.kernels.emit.layout import BLOCK, TILE_ROWS, Dtypes, round_up
+from quire.kernels.emit.rows import EmbeddingKernel
+from quire.kernels.graph.lowering import lower
+from quire.kernels.graph.operations import Graph
+from quire.kernels.operands import Buffer, Launch, Matrix, MatrixPart, Operand, PlanLimits
+from quire.kernels.options import LoadOptions, choose_threads, plan_memory
+from quire.kernels.plan import LOGIT_ROWS_AT_ONCE, ModelPlan
+from quire.kernels.weights.checkpoint import Checkpoint
+from quire.kernels.weights.loader import Importance, Loader
+from quire.kernels.weights.quantization import Quantization
+
+NUM_TOKENS = 256
+"""Tokens of the trial's one sequence, unless the model takes fewer."""
+
+Squares = npt.NDArray[np.float32]
+
+_RUNS = 64
+"""Places of the vocabulary that tokens come from, each with as many neighbours as a tile has rows."""
+
+_BLOCK_SIZE = 32
+_GOLDEN = 0x9E3779B97F4A7C15  # its multiples, modulo 2^64, are spread evenly
+
+
+def sampled_rows(vocab_size: int) -> list[int]:
+    """Return the first of each run of tokens that the trial's come from: all tokens of a small vocabulary."""
+    if vocab_size <= TILE_ROWS * _RUNS:
+        return list(range(0, vocab_size, TILE_ROWS))
+    return [(vocab_size - TILE_ROWS) * run // (_RUNS - 1) for run in range(_RUNS)]
+
+
+def chosen_places(count: int, places: int) -> npt.NDArray[np.int32]:
+    """Return arbitrary numbers below `places`, always the same ones, i32 [count]."""
+    spread = np.arange(count, dtype=np.uint64) * np.uint64(_GOLDEN) >> np.uint64(32)
+    return (spread % np.uint64(places)).astype(np.int32)
+
+
+def measure_importance(
+    options: LoadOptions, checkpoint: Checkpoint, graph: Graph, progress: Progress | None = None
+) -> Importance:
+    """Return the mean squares of the inputs of a float checkpoint's linear layers. Raises ModelError."""
+    tokens = min(NUM_TOKENS, graph.max_positions)
+    limits = PlanLimits(tokens, tokens, _BLOCK_SIZE)
+    plan = _with_few_tokens(lower(graph, Dtypes("bf16", "bf16", "f32"), limits, Quantization(checkpoint)))
+    return _Trial(plan, options).run(progress)
+
+
+def _with_few_tokens(plan: ModelPlan) -> ModelPlan:
+    """Return the plan with an embedding of a sample of the vocabulary, in place of the whole one."""
+
+    def sample(operand: Operand) -> Operand:
+        if not isinstance(operand, Matrix) or operand.n <= TILE_ROWS * _RUNS:
+            return operand
+        (part,) = operand.parts
+        parts = [
+            MatrixPart(part.tensor, TILE_ROWS, part.k, first_tile=tile, first=row, tensor_n=part.whole_n)
+            for tile, row in enumerate(sampled_rows(part.whole_n))
+        ]
+        return replace(operand, parts=tuple(parts), n=TILE_ROWS * _RUNS)
+
+    launches = [
+        replace(launch, operands=tuple(map(sample, launch.operands)))
+        if isinstance(launch.kernel, EmbeddingKernel)
+        else launch
+        for launch in plan.launches
+    ]
+    return replace(plan, launches=launches, vocab_size=min(plan.vocab_size, TILE_ROWS * _RUNS))
+
+
+class _Trial:
+    """A plan in memory, whose float matrices are packed one at a time to the same place."""
+
+    def __init__(self, plan: ModelPlan, options: LoadOptions) -> None:
+        self._plan = plan
+        launches = [launch for launch in plan.launches if not _computes_logits(launch)]
+        self._matrices = [operand for launch in launches for operand in launch.operands if isinstance(operand, Matrix)]
+        pages = -(-plan.limits.max_model_len // plan.limits.block_size)
+        most = max(matrix.bytes(plan.dtypes) for matrix in self._matrices)
+        buffers = sum(buffer.bytes for buffer in plan.buffers.values())
+        memory = plan_memory(options, most + plan.array_bytes, buffers, pages * plan.page_bytes)
+        native = open_runner(plan, replace(options, pin_threads=False), pages)
+        compiler = Compiler(host.choose_isa(options.isa), host.cache_folder(options.cache_dir))
+        loader = Loader(native, plan.quantization, plan.dtypes)
+        loader.upload(plan.weights)
+        loader.addresses |= dict.fromkeys(self._matrices, native.allocate_by_node(most))
+        self._assembly = Assembly(native, compiler, plan, loader, memory, pages, None)
+        self._pool = ThreadPool(choose_threads(options))
+        self._table = np.arange(pages, dtype=np.int32)  # entries point into it
+
+    def run(self, progress: Progress | None) -> Importance:
+        """Run the launches in order, and return what the inputs of products were."""
+        assembly, importance = self._assembly, dict[tuple[str, int], Squares]()
+        assembly.compile(progress)
+        assembly.allocate()
+        assembly.native.open_kv()
+        dims = self._write_inputs()
+        done, total = 0, sum(matrix.bytes(self._plan.dtypes) for matrix in self._matrices)
+        for launch in self._plan.launches:
+            for matrix in (operand for operand in launch.operands if isinstance(operand, Matrix)):
+                if isinstance(launch.kernel, GemmKernel | ExpertGemmKernel):
+                    squares = self._mean_squares(launch, matrix.k)
+                    importance |= {(part.tensor, part.first_k): squares for part in matrix.parts}
+                if _computes_logits(launch):
+                    return importance
+                assembly.loader.pack(matrix)
+                done += matrix.bytes(self._plan.dtypes)
+                if progress is not None:
+                    progress("measuring inputs", done, total)
+            native = Plan()
+            assembly.add(native, launch, assembly.memory)
+            native.run(self._pool, dims)
+        return importance
+
+    def _write_inputs(self) -> dict[str, int]:
+        """Write the inputs of a step that computes one sequence, and return its dims."""
+        plan, native = self._plan, self._assembly.native
+        tokens, at_once = plan.limits.max_num_batched_tokens, plan.tokens_per_entry
+        numbers = np.arange(tokens)
+        entries = [
+            (first, count := min(at_once, tokens - first), first, self._table.ctypes.data,
+             tokens if plan.is_encoder else first + count)
+            for first in range(0, tokens, at_once)
+        ]  # fmt: skip
+        last = numbers[-LOGIT_ROWS_AT_ONCE:]
+        arrays: dict[str, npt.NDArray[np.int32] | npt.NDArray[np.int64]] = {
+            "token_ids": chosen_places(tokens, plan.vocab_size),
+            "positions": numbers.astype(np.int32),
+            "kv_slots": numbers.astype(np.int64),
+            "entries": np.array(entries, np.int64),
+            "logit_rows": last.astype(np.int32),
+        }
+        for name, array in arrays.items():
+            ctypes.memmove(native.inputs[name], array.ctypes.data, array.nbytes)
+        tiles = len(self._table) * plan.limits.block_size // KV_TILE
+        sizes = {"tokens": tokens, "max_num_batched_tokens": tokens, "kv_tiles": tiles, "entries": len(entries)}
+        return native.split_attention(sizes | {"logit_rows": len(last)})
+
+    def _mean_squares(self, launch: Launch, k: int) -> Squares:
+        """Return the mean squares of a product's inputs, f32 [k]: of all experts together, if it has some."""
+        source, width = launch.operands[0], round_up(k, BLOCK)
+        assert isinstance(source, Buffer)
+        grouped = isinstance(launch.kernel, ExpertGemmKernel)
+        tokens = self._plan.limits.max_num_batched_tokens
+        rows = self._plan.buffers[source.name].bytes // (4 * width) if grouped else tokens
+        rows = min(rows, LOGIT_ROWS_AT_ONCE) if launch.head else rows
+        shape = -(-rows // TILE_ROWS), width // BLOCK, TILE_ROWS, BLOCK
+        memory = (ctypes.c_float * math.prod(shape)).from_address(self._assembly.buffers[source.name])
+        panels = np.ctypeslib.as_array(memory).reshape(shape)
+        inputs = panels.swapaxes(1, 2).reshape(-1, width)[:rows, :k]
+        squares: Squares = functools.reduce(np.add, np.square(inputs)) / np.float32(rows)
+        return squares if np.isfinite(squares).all() else np.ones_like(squares)
+
+
+def _computes_logits(launch: Launch) -> bool:
+    """Return True for the product with the head, whose inputs are wanted, but not its outputs."""
+    return launch.head and isinstance(launch.kernel, GemmKernel)
