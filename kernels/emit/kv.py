@@ -6,7 +6,8 @@ reads are not spaced by a power of two, which would crowd them into a few sets o
 
 K of a head is a packed matrix of 32 columns (tokens) by head_dim; V is one of head_dim columns by 32 (tokens). Both are
 read as the weights of a product (see layout.py). head_dim is padded to a multiple of 32 with zeros. int8 K and V of a
-head are each followed by the f32 scales of the 32 tokens. Latent attention stores K alone, whose last elements are V.
+head are each followed by the f32 scales of the 32 tokens; such K, and the queries that meet them, are Hadamard
+transforms (rotation.py). Latent attention stores K alone, whose last elements are V, and rotates nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from quire.kernels.emit.builder import BF16, F32, I16, I32, I64, VF32, VI32, Bui
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.layout import BLOCK, PAIRS, TILE_ROWS, Dtypes, round_activation, round_up, store_activation
 from quire.kernels.emit.math import int8_scale, magnitude_bits, nearest_int8, round_bf16, rsqrt
+from quire.kernels.emit.rotation import head_group, rotate_head
 from quire.kernels.graph.operations import Heads
 
 KV_TILE = _native.KV_TILE_TOKENS
@@ -113,9 +115,13 @@ class SplitHeadsKernel(Kernel):
             query_scale, key_scale = self._joint_scale(b, row, h.query), self._joint_scale(b, keys, h.kv)
             with b.loop(0, h.group) as q:
                 self._prepare(b, row, kv_head * h.group + q.index, position, head, 0, query_scale)
+                if dtypes.quantized_kv:
+                    rotate_head(b, head, h.dim)
                 at = (kv_head * b.dim("max_num_batched_tokens") + token) * h.group + q.index
                 self._store_query(b, dtypes, head, b.address(queries, at * layout.query_bytes))
             self._prepare(b, keys, kv_head, position, head, 1, key_scale)
+            if dtypes.quantized_kv:
+                rotate_head(b, head, h.dim, 1.0 / head_group(h.dim))
             store_key(b, layout, head, base, place)
             source = b.address(row, (kv_head + (h.query + h.kv)) * (h.dim * 4))
             self._store_value(b, dtypes, source, b.address(base, layout.value_offset), place)

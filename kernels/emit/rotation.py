@@ -1,4 +1,4 @@
-"""Hadamard transforms of groups of k, which spread an outlier over its group before it is quantized.
+"""Hadamard transforms of groups of k and of heads, which spread an outlier over its group before it is quantized.
 
 The transform of 2^n values is n stages of sums and differences, so that it is the same on every instruction set. It is
 its own inverse but for a factor of the size, by which the weights are divided when they are packed (`quantize` in
@@ -33,6 +33,20 @@ def rotated_row(
     if parts % size:
         rotate(b.index(parts // size), parts % size)
     return lambda part: b.load(rows, part * 64, VF32, 64)
+
+
+def rotate_head(b: Builder, head: Value, dim: int, factor: float = 1.0) -> None:
+    """Replace the f32 elements of a head by their transforms times `factor`, in groups of `head_group(dim)`."""
+    size = head_group(dim) // LANES
+    with b.loop(0, dim // LANES // size) as group:
+        first = group.index * (size * 64)
+        for i, value in enumerate(_rotated(b, [b.load(head, first + i * 64, VF32, 64) for i in range(size)])):
+            b.store(value * factor if factor != 1.0 else value, head, first + i * 64, 64)
+
+
+def head_group(dim: int) -> int:
+    """Return the largest power of two that divides a head's elements, a multiple of 16."""
+    return dim & -dim
 
 
 def _rotated(b: Builder, vectors: Sequence[Value]) -> list[Value]:
