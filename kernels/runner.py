@@ -260,7 +260,7 @@ class PreparedModel:
         plan, checkpoint = describe(options, features)
         self._pooler = pooler_of(options, checkpoint)
         graph = build_graph(config_of(options, checkpoint))
-        trial = Trial(repr(graph), partial(measure_importance, options, checkpoint, graph, progress))
+        trial = Trial(partial(repr, graph), partial(measure_importance, options, checkpoint, graph, progress))
         self._assembly = assemble(plan, options, progress, log_sealed_pages=log_sealed_pages, trial=trial)
         self._pooler.load(self._assembly.native)
         self.vocab_size = plan.vocab_size

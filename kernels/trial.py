@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
+import logging
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.kv import KV_TILE
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, Dtypes, round_up
 from quire.kernels.emit.rows import EmbeddingKernel
+from quire.kernels.graph.experts import SLOTS
 from quire.kernels.graph.lowering import lower
 from quire.kernels.graph.operations import Graph
 from quire.kernels.operands import Buffer, Launch, Matrix, MatrixPart, Operand, PlanLimits
@@ -37,6 +39,8 @@ from quire.kernels.weights.checkpoint import Checkpoint
 from quire.kernels.weights.loader import Importance, Loader
 from quire.kernels.weights.quantization import Quantization
 
+logger = logging.getLogger(__name__)
+
 NUM_TOKENS = 256
 """Tokens of the trial's one sequence, unless the model takes fewer."""
 
@@ -45,6 +49,7 @@ Squares = npt.NDArray[np.float32]
 _RUNS = 64
 """Places of the vocabulary that tokens come from, each with as many neighbours as a tile has rows."""
 
+_FLOOR = 1e-5
 _BLOCK_SIZE = 32
 _GOLDEN = 0x9E3779B97F4A7C15  # its multiples, modulo 2^64, are spread evenly
 
@@ -115,7 +120,7 @@ class _Trial:
         self._table = np.arange(pages, dtype=np.int32)  # entries point into it
 
     def run(self, progress: Progress | None) -> Importance:
-        """Run the launches in order, and return what the inputs of products were."""
+        """Run the launches in order, and return the mean squares of the products' inputs."""
         assembly, importance = self._assembly, dict[tuple[str, int], Squares]()
         assembly.compile(progress)
         assembly.allocate()
@@ -129,6 +134,7 @@ class _Trial:
                     importance |= {(part.tensor, part.first_k): squares for part in matrix.parts}
                 if _computes_logits(launch):
                     return importance
+                ctypes.memset(assembly.loader.addresses[matrix], 0, matrix.bytes(self._plan.dtypes))  # also its padding
                 assembly.loader.pack(matrix)
                 done += matrix.bytes(self._plan.dtypes)
                 if progress is not None:
@@ -163,19 +169,35 @@ class _Trial:
         return native.split_attention(sizes | {"logit_rows": len(last)})
 
     def _mean_squares(self, launch: Launch, k: int) -> Squares:
-        """Return the mean squares of a product's inputs, f32 [k]: of all experts together, if it has some."""
+        """Return the mean squares of a product's inputs, f32 [k], of all experts together if it has some.
+
+        A little of their mean is added, so that inputs that happen to be zero count too.
+        """
         source, width = launch.operands[0], round_up(k, BLOCK)
         assert isinstance(source, Buffer)
-        grouped = isinstance(launch.kernel, ExpertGemmKernel)
+        panels = self._view(source.name, ctypes.c_float)
+        panels = panels[: len(panels) // (width * TILE_ROWS) * width * TILE_ROWS]
+        rows = panels.reshape(-1, width // BLOCK, TILE_ROWS, BLOCK).swapaxes(1, 2).reshape(-1, width)
+        squares: Squares = np.square(rows[self._rows_of(launch), :k])
+        mean: Squares = functools.reduce(np.add, squares) / np.float32(len(squares))
+        if not np.isfinite(mean).all():
+            logger.warning("the inputs of %s are too large to be squared; they count alike", launch.kernel.name)
+            return np.ones_like(mean)
+        mean += np.float32(_FLOOR) * functools.reduce(np.add, mean) / np.float32(k)
+        return mean
+
+    def _rows_of(self, launch: Launch) -> npt.NDArray[np.int32]:
+        """Return the rows of a product's input that the step fills: of experts, those that tokens have got."""
         tokens = self._plan.limits.max_num_batched_tokens
-        rows = self._plan.buffers[source.name].bytes // (4 * width) if grouped else tokens
-        rows = min(rows, LOGIT_ROWS_AT_ONCE) if launch.head else rows
-        shape = -(-rows // TILE_ROWS), width // BLOCK, TILE_ROWS, BLOCK
-        memory = (ctypes.c_float * math.prod(shape)).from_address(self._assembly.buffers[source.name])
-        panels = np.ctypeslib.as_array(memory).reshape(shape)
-        inputs = panels.swapaxes(1, 2).reshape(-1, width)[:rows, :k]
-        squares: Squares = functools.reduce(np.add, np.square(inputs)) / np.float32(rows)
-        return squares if np.isfinite(squares).all() else np.ones_like(squares)
+        if isinstance(launch.kernel, ExpertGemmKernel):
+            return self._view(SLOTS, ctypes.c_int32)[: tokens * launch.copies]
+        return np.arange(min(tokens, LOGIT_ROWS_AT_ONCE) if launch.head else tokens, dtype=np.int32)
+
+    def _view(self, name: str, kind: type[ctypes.c_float] | type[ctypes.c_int32]) -> npt.NDArray[Any]:
+        """Return a view of a buffer's elements of 4 bytes."""
+        memory = (kind * (self._plan.buffers[name].bytes // 4)).from_address(self._assembly.buffers[name])
+        view: npt.NDArray[Any] = np.ctypeslib.as_array(memory)
+        return view
 
 
 def _computes_logits(launch: Launch) -> bool:

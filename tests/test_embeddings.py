@@ -74,7 +74,7 @@ def test_bfloat16_has_no_larger_errors_than_transformers(name: str, checkpoints:
         assert root_mean_square(ours - exact) <= root_mean_square(theirs - exact)
 
 
-@pytest.mark.parametrize(("mode", "least"), [("int8", 0.99), ("int4", 0.8)])
+@pytest.mark.parametrize(("mode", "least"), [("int8", 0.99), ("int4", 0.97)])
 def test_quantized_embeddings_are_close(mode: str, least: float, demo_model: Path, engine: EngineFactory) -> None:
     """Measured by the cosine to unquantized ones; the prompts are random, which is hard for a small model."""
     floats, quantized = engine(demo_model, dtype="float32"), engine(demo_model, quantization=mode)

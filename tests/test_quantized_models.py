@@ -46,7 +46,7 @@ def floats(demo_model: Path) -> npt.NDArray[np.float64]:
 
 
 # Upper bounds of each mode's error. The prompt is random: each token costs 14 nats, and differences are large.
-COSTS = {"int8": 0.12, "int4": 0.65}
+COSTS = {"int8": 0.12, "int4": 0.2}
 
 
 @pytest.mark.parametrize("mode", COSTS)
@@ -61,7 +61,7 @@ def test_int8_kv(demo_model: Path, floats: npt.NDArray[np.float64]) -> None:
 
 
 @pytest.mark.parametrize("name", ODD_SHAPES)
-@pytest.mark.parametrize(("mode", "least"), [("int8", 0.99), ("int4", 0.75)])
+@pytest.mark.parametrize(("mode", "least"), [("int8", 0.99), ("int4", 0.97)])
 def test_odd_shapes(name: str, mode: str, least: float, checkpoints: Path) -> None:
     """Compare correlations, since the weights are random and large and errors grow from layer to layer."""
     quantized = log_probabilities(checkpoints / name, quantization=mode, kv_cache_dtype="int8")

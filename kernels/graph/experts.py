@@ -25,6 +25,9 @@ from quire.kernels.graph.linear_lowering import LinearLowering
 from quire.kernels.graph.operations import ClampedSwiglu, Experts, FeedForward, Norm
 from quire.kernels.operands import Buffer, Matrix, Operand, PackedActivations, Table, Vector, Vectors
 
+SLOTS = "expert_slots"
+"""Buffer of the grouped rows of a step's assignments, i32 [tokens][experts of a token]."""
+
 
 @dataclass(frozen=True)
 class Sum:
@@ -89,7 +92,7 @@ class _ExpertsLowering:
         outputs = self._lowering.rows("router_outputs", count)
         self._lowering.gemm("router", x, FusedLinear((router.linear,), place="router"), outputs)
         numbers, weights, slots = (
-            plan.buffer(f"expert_{name}", self._assignments * 4) for name in ("numbers", "weights", "slots")
+            plan.buffer(name, self._assignments * 4) for name in ("expert_numbers", "expert_weights", SLOTS)
         )
         most = min(self._assignments, count) + self._assignments // rows_of_block(plan.dtypes)
         groups = _Groups(numbers, weights, slots, plan.buffer("expert_entries", 8 + most * ENTRY_BYTES))

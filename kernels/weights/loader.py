@@ -25,7 +25,7 @@ Importance = Mapping[tuple[str, int], npt.NDArray[np.float32]]
 class Trial:
     """How the importance of inputs is measured: `run` does it, on what the checkpoint and `model` describe."""
 
-    model: str
+    model: Callable[[], str]
     run: Callable[[], Importance]
 
 
@@ -78,11 +78,17 @@ class Loader:
         sizes = {matrix: matrix.bytes(self.dtypes) for matrix in matrices}
         for matrix, size in sizes.items():
             self.addresses[matrix] = self.runner.allocate_by_node(size)
+        self._pack_or_read(sizes)
+        self.trial, self._importance = None, {}  # they hold the graph and much else
+
+    def _pack_or_read(self, sizes: Mapping[Matrix, int]) -> None:
+        """Pack the matrices, or read them from the weight cache."""
         if self.cache_folder is None:
             self._pack_all(sizes)
             return
+        matrices = list(sizes)
         trial = self._trial_of(matrices)
-        key = key_of(self.quantization, matrices, self.dtypes, "" if trial is None else trial.model)
+        key = key_of(self.quantization, matrices, self.dtypes, "" if trial is None else trial.model())
         file = CacheFile(Path(self.cache_folder) / f"{key.hex()}.packed", key, self.runner, self.addresses, sizes)
         file.load(lambda: self._pack_all(sizes), self._counter(sizes))
 

@@ -32,7 +32,8 @@ from quire.kernels.regular_files import open_regular
 from quire.kernels.weights.quantization import Quantization
 
 _LAYOUT = 5
-"""Version of the file's contents; increase it whenever a checkpoint would be packed into other bytes."""
+"""Version of the file's contents; increase it whenever a checkpoint would be packed into other bytes, as by another
+trial (trial.py)."""
 
 _KEY_BYTES = 16
 

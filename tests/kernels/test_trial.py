@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quire.kernels._native import SamplingConfig
 from quire.kernels.host import available_isas
 from quire.kernels.models import build_graph
 from quire.kernels.operands import Matrix
 from quire.kernels.options import LoadOptions
-from quire.kernels.runner import config_of, describe
+from quire.kernels.runner import config_of, describe, load_model
 from quire.kernels.trial import NUM_TOKENS, chosen_places, measure_importance, sampled_rows
+from quire.kernels.weights import quantization
 from quire.kernels.weights.gguf_checkpoint import open_checkpoint
-from quire.kernels.weights.loader import Importance
+from quire.kernels.weights.loader import Importance, Loader
 
 
 def measure(folder: Path, **options: Any) -> Importance:
@@ -49,12 +51,68 @@ def test_tokens_come_from_the_vocabulary(vocab_size: int) -> None:
     assert places.max() < min(vocab_size, 1024)
 
 
+def check_same(found: Importance, expected: Importance) -> None:
+    assert found.keys() == expected.keys()
+    assert all((values == expected[key]).all() for key, values in found.items())
+
+
 def test_same_bits_on_all_hosts(demo_model: Path) -> None:
     expected = measure(demo_model, threads=1)
     for isa in available_isas():
-        found = measure(demo_model, threads=2, isa=isa)
-        assert found.keys() == expected.keys()
-        assert all((values == expected[key]).all() for key, values in found.items())
+        check_same(measure(demo_model, threads=2, isa=isa), expected)
+
+
+def test_same_bits_of_experts(checkpoints: Path) -> None:
+    expected = measure(checkpoints / "qwen2-moe-shared-window", threads=1)
+    for isa in available_isas():
+        check_same(measure(checkpoints / "qwen2-moe-shared-window", threads=2, isa=isa), expected)
+
+
+@pytest.mark.parametrize("name", ["qwen2-moe-shared-window", "deepseek3-experts-yarn"])
+def test_matrices_in_one_place_do_not_disturb_each_other(
+    name: str, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Widths that are no multiple of a block leave padding, which must not be that of the matrix before."""
+    expected = measure(checkpoints / name)
+    original = Loader.pack
+
+    def pack(loader: Loader, matrix: Matrix) -> None:
+        loader.addresses[matrix] = loader.runner.allocate(matrix.bytes(loader.dtypes))
+        original(loader, matrix)
+
+    monkeypatch.setattr(Loader, "pack", pack)
+    check_same(measure(checkpoints / name), expected)
+
+
+def losses(folder: Path, **options: Any) -> list[float]:
+    """Return the log probabilities of a prompt's tokens."""
+    model = load_model(LoadOptions(str(folder), dtype="bfloat16", num_pages=8, **options))
+    prompt = [int(token) for token in chosen_places(96, 2048)]
+    slot = model.sequences.open(prompt, 96, sampling=SamplingConfig(temperature=0.0, prompt_logprobs=0))
+    assert model.sequences.reserve(slot, 97)
+    return [entry[1][0] for entry in model.step([slot], [0], [96]).prompt_logprobs[0]]
+
+
+@pytest.mark.parametrize(("mode", "most"), [("int8", 0.2), ("int4", 0.5)])
+def test_modes_of_large_models(mode: str, most: float, demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are those of the demo model too if no model is small: close to bf16, with the same bits on all hosts."""
+    exact, small = losses(demo_model), losses(demo_model, quantization=mode)
+    monkeypatch.setattr(quantization, "SMALL_WIDTH", 0)
+    found = losses(demo_model, quantization=mode)
+    assert 0 < np.sqrt(np.square(np.subtract(small, exact)).mean()) < most
+    assert 0 < np.sqrt(np.square(np.subtract(found, exact)).mean()) < most
+    assert found != small
+    for isa in available_isas():
+        assert losses(demo_model, quantization=mode, isa=isa, threads=1) == found
+
+
+def test_formats_by_place_and_width() -> None:
+    int8, int4 = quantization.MODES["int8"], quantization.MODES["int4"]
+    places: tuple[quantization.Place, ...] = ("body", "closing", "head")
+    assert [int4.of_width(1024).format_of(4096, place).bits for place in places] == [4, 5, 6]
+    assert [int4.of_width(1023).format_of(4096, place).bits for place in places] == [6, 6, 6]
+    assert [int8.of_width(2048).format_of(k, "body").group for k in (2048, 576, 96, 100)] == [128, 64, 32, 32]
+    assert [int8.of_width(2048).format_of(2048, place).group for place in places] == [128, 128, 32]
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,14 @@ import importlib.util
 import json
 import math
 import random
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf_files import write_gguf
 from patience import PATIENCE
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "measure_quantization.py"
@@ -65,14 +67,51 @@ def test_two_formats(demo_model: Path, tmp_path: Path) -> None:
     assert floats["tokens"] == integers["tokens"] == sum(map(len, prompts)) - len(prompts)
     assert floats["nats"] == pytest.approx(loss_of(demo_model, prompts), rel=1e-9)
     assert (floats["change_percent"], floats["error_percent"]) == (0.0, 0.0)
-    assert (floats["rms"], floats["same_top_percent"]) == (0.0, 100.0)
-    assert 0 < integers["rms"] < 1
+    assert (floats["rms"], floats["largest"], floats["kl"], floats["same_top_percent"]) == (0.0, 0.0, 0.0, 100.0)
+    assert 0 < integers["rms"] < integers["largest"] < 2
+    assert 0 < integers["kl"] < 0.1
     assert 60 < integers["same_top_percent"] <= 100
     assert 0 < abs(integers["nats"] - floats["nats"]) < 0.5
     assert integers["perplexity"] == pytest.approx(math.exp(integers["nats"]))
     assert integers["change_percent"] == pytest.approx(100 * (integers["perplexity"] / floats["perplexity"] - 1))
     assert integers["weight_bytes"] < floats["weight_bytes"] / 1.5
     assert [line.split()[:2] for line in lines[1:-1]] == [["bfloat16", "auto"], ["int4", "auto"]]
+
+
+def test_divergence() -> None:
+    """Tokens that both have are compared one by one; all others, and those that one has, are taken as one."""
+    base = {1: math.log(0.5), 2: math.log(0.25), 3: math.log(0.125)}
+    other = {1: math.log(0.25), 2: math.log(0.25), 4: math.log(0.25)}
+    expected = 0.5 * math.log(2) + 0.25 * math.log(0.25 / 0.5)
+    divergence = runpy.run_path(str(SCRIPT))["divergence"]
+    assert divergence(base, other) == pytest.approx(expected)
+    assert divergence(base, base) == 0.0
+
+
+FAKE_LLAMA = """#!/bin/sh
+case $0 in
+*llama-quantize) cp "$2" "$3"; test -s "$3" ;;
+*) case $2 in *BF16*) echo "Final estimate: PPL = 20.0 +/- 1" ;; *) echo "Final estimate: PPL = 20.1 +/- 1" ;; esac ;;
+esac
+"""
+
+
+def test_types_of_llama(demo_model: Path, tmp_path: Path) -> None:
+    """The types that its programs make are read by the engine; the change that it measures itself stands beside."""
+    for name in ("llama-quantize", "llama-perplexity"):
+        program = tmp_path / name
+        program.write_text(FAKE_LLAMA)
+        program.chmod(0o755)
+    model = tmp_path / "source.gguf"
+    write_gguf(demo_model, model, "Q8_0")
+    chosen: list[str | Path] = ["--formats", "bfloat16", "--kv-cache-dtypes", "auto"]
+    chosen += ["--llama", tmp_path, "--gguf", model]
+    _, (plain, q8) = measure(tmp_path, "--text", tales(tmp_path, TEXTS), *chosen, "--llama-types", "Q8_0")
+    assert (plain["llama_percent"], q8["weights"]) == (None, "Q8_0")
+    assert q8["llama_percent"] == pytest.approx(0.5)
+    assert 0 < q8["rms"] < 0.2
+    refused = run("--text", tmp_path / "tales.jsonl", "--llama", tmp_path)
+    assert "--llama and --gguf go together" in refused.stderr
 
 
 def test_a_text_longer_than_the_context_is_read_in_pieces(demo_model: Path, tmp_path: Path) -> None:
