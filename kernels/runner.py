@@ -49,7 +49,7 @@ from quire.kernels.pooling.sentence_transformers import max_seq_length
 from quire.kernels.trial import measure_importance
 from quire.kernels.weights.checkpoint import Checkpoint
 from quire.kernels.weights.gguf_checkpoint import open_checkpoint
-from quire.kernels.weights.loader import Loader, Trial, check
+from quire.kernels.weights.loader import ImportanceTrial, Loader, check
 from quire.kernels.weights.quantization import choose_quantization
 
 __all__ = [
@@ -210,7 +210,7 @@ def assemble(
     progress: Progress | None = None,
     *,
     log_sealed_pages: bool = False,
-    trial: Trial | None = None,
+    trial: ImportanceTrial | None = None,
 ) -> Assembly:
     """Put the plan into memory: pack weights, compile kernels; KV memory is left to `open_kv`.
 
@@ -260,7 +260,7 @@ class PreparedModel:
         plan, checkpoint = describe(options, features)
         self._pooler = pooler_of(options, checkpoint)
         graph = build_graph(config_of(options, checkpoint))
-        trial = Trial(partial(repr, graph), partial(measure_importance, options, checkpoint, graph, progress))
+        trial = ImportanceTrial(partial(repr, graph), partial(measure_importance, options, checkpoint, graph, progress))
         self._assembly = assemble(plan, options, progress, log_sealed_pages=log_sealed_pages, trial=trial)
         self._pooler.load(self._assembly.native)
         self.vocab_size = plan.vocab_size

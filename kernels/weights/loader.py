@@ -22,7 +22,7 @@ Importance = Mapping[tuple[str, int], npt.NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
-class Trial:
+class ImportanceTrial:
     """How the importance of inputs is measured: `run` does it, on what the checkpoint and `model` describe."""
 
     model: Callable[[], str]
@@ -61,7 +61,7 @@ class Loader:
     dtypes: Dtypes
     progress: Callable[[str, int, int], None] | None = None
     cache_folder: str | None = None
-    trial: Trial | None = None
+    trial: ImportanceTrial | None = None
     addresses: dict[Operand, int] = field(default_factory=dict)
     _importance: Importance = field(default_factory=dict)
     _read: tuple[tuple[str, tuple[int, ...]], Tensor, npt.NDArray[np.uint8]] | None = None
@@ -92,7 +92,7 @@ class Loader:
         file = CacheFile(Path(self.cache_folder) / f"{key.hex()}.packed", key, self.runner, self.addresses, sizes)
         file.load(lambda: self._pack_all(sizes), self._counter(sizes))
 
-    def _trial_of(self, matrices: Iterable[Matrix]) -> Trial | None:
+    def _trial_of(self, matrices: Iterable[Matrix]) -> ImportanceTrial | None:
         """Return the trial if the matrices are quantized by what it measures."""
         is_needed = any(counts_by_importance(matrix.quantized) for matrix in matrices)
         return self.trial if is_needed and self.quantization.scheme is None else None
