@@ -6,11 +6,12 @@ import json
 import os
 import re
 import signal
+import time
 import urllib.request
 from http.client import HTTPResponse
 from typing import Any, cast
 
-from engine_watch import EngineWatch
+from engine_watch import EngineWatch, engine_pid
 from http_server import Server, events_of
 from openai.types.responses import Response
 from patience import PATIENCE
@@ -77,6 +78,10 @@ def test_an_answer_that_a_stopped_engine_ends_is_an_error_in_every_api() -> None
             wholes = {path: post_to(server, path, {**body, "stream": False}) for path, body in ENDLESS.items()}
             watch.wait_for(running=2 * len(ENDLESS))
             watch.shut_down()
+            pid = engine_pid(server)
+            os.kill(pid, signal.SIGSTOP)  # a fast engine would finish within its time limit
+            time.sleep(6)
+            os.kill(pid, signal.SIGCONT)
         replies = {path: connection.reply() for path, connection in wholes.items()}
         sent = {path: connection.begin_reply().read() for path, connection in streams.items()}
         assert server.process.wait(PATIENCE) == 1
