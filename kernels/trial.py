@@ -26,7 +26,6 @@ from quire.kernels.assembly import Assembly, Progress, open_runner
 from quire.kernels.compiler import Compiler
 from quire.kernels.emit.experts import ExpertGemmKernel
 from quire.kernels.emit.gemm import GemmKernel
-from quire.kernels.emit.kv import KV_TILE
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, Dtypes, round_up
 from quire.kernels.emit.rows import EmbeddingKernel
 from quire.kernels.graph.experts import SLOTS
@@ -35,9 +34,11 @@ from quire.kernels.graph.operations import Graph
 from quire.kernels.operands import Buffer, Launch, Matrix, MatrixPart, Operand, PlanLimits
 from quire.kernels.options import LoadOptions, choose_threads, plan_memory
 from quire.kernels.plan import LOGIT_ROWS_AT_ONCE, ModelPlan
+from quire.kernels.step_inputs import StepInputs
 from quire.kernels.weights.checkpoint import Checkpoint
 from quire.kernels.weights.loader import Importance, Loader
 from quire.kernels.weights.quantization import Quantization
+from quire.kernels.work import Chunk, Step
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ Squares = npt.NDArray[np.float32]
 _RUNS = 64
 """Places of the vocabulary that tokens come from, each with as many neighbours as a tile has rows."""
 
-_FLOOR = 1e-5
+_FLOOR = 1e-5  # of the mean, added to all
 _BLOCK_SIZE = 32
 _GOLDEN = 0x9E3779B97F4A7C15  # its multiples, modulo 2^64, are spread evenly
 
@@ -117,7 +118,6 @@ class _Trial:
         loader.addresses |= dict.fromkeys(self._matrices, native.allocate_by_node(most))
         self._assembly = Assembly(native, compiler, plan, loader, memory, pages, None)
         self._pool = ThreadPool(choose_threads(options))
-        self._table = np.arange(pages, dtype=np.int32)  # entries point into it
 
     def run(self, progress: Progress | None) -> Importance:
         """Run the launches in order, and return the mean squares of the products' inputs."""
@@ -125,7 +125,9 @@ class _Trial:
         assembly.compile(progress)
         assembly.allocate()
         assembly.native.open_kv()
-        dims = self._write_inputs()
+        tokens = self._plan.limits.max_num_batched_tokens
+        step = Step((Chunk(0, tokens),), min(tokens, LOGIT_ROWS_AT_ONCE))
+        inputs = StepInputs(assembly, step, chosen_places(tokens, self._plan.vocab_size))
         done, total = 0, sum(matrix.bytes(self._plan.dtypes) for matrix in self._matrices)
         for launch in self._plan.launches:
             for matrix in (operand for operand in launch.operands if isinstance(operand, Matrix)):
@@ -141,32 +143,8 @@ class _Trial:
                     progress("measuring inputs", done, total)
             native = Plan()
             assembly.add(native, launch, assembly.memory)
-            native.run(self._pool, dims)
+            native.run(self._pool, inputs.dims)
         return importance
-
-    def _write_inputs(self) -> dict[str, int]:
-        """Write the inputs of a step that computes one sequence, and return its dims."""
-        plan, native = self._plan, self._assembly.native
-        tokens, at_once = plan.limits.max_num_batched_tokens, plan.tokens_per_entry
-        numbers = np.arange(tokens)
-        entries = [
-            (first, count := min(at_once, tokens - first), first, self._table.ctypes.data,
-             tokens if plan.is_encoder else first + count)
-            for first in range(0, tokens, at_once)
-        ]  # fmt: skip
-        last = numbers[-LOGIT_ROWS_AT_ONCE:]
-        arrays: dict[str, npt.NDArray[np.int32] | npt.NDArray[np.int64]] = {
-            "token_ids": chosen_places(tokens, plan.vocab_size),
-            "positions": numbers.astype(np.int32),
-            "kv_slots": numbers.astype(np.int64),
-            "entries": np.array(entries, np.int64),
-            "logit_rows": last.astype(np.int32),
-        }
-        for name, array in arrays.items():
-            ctypes.memmove(native.inputs[name], array.ctypes.data, array.nbytes)
-        tiles = len(self._table) * plan.limits.block_size // KV_TILE
-        sizes = {"tokens": tokens, "max_num_batched_tokens": tokens, "kv_tiles": tiles, "entries": len(entries)}
-        return native.split_attention(sizes | {"logit_rows": len(last)})
 
     def _mean_squares(self, launch: Launch, k: int) -> Squares:
         """Return the mean squares of a product's inputs, f32 [k], of all experts together if it has some.

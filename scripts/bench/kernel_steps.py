@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import math
 from collections import Counter
@@ -16,14 +15,13 @@ import numpy.typing as npt
 from quire.kernels._native import Plan, ThreadPool
 from quire.kernels.assembly import Assembly
 from quire.kernels.emit.context import Kernel
-from quire.kernels.emit.kv import KV_TILE, SplitHeadsKernel
+from quire.kernels.emit.kv import SplitHeadsKernel
 from quire.kernels.emit.latent_heads import LatentHeadsKernel
 from quire.kernels.operands import Launch
 from quire.kernels.plan import LOGIT_ROWS_AT_ONCE, ModelPlan
+from quire.kernels.step_inputs import StepInputs
 from quire.kernels.weights.checkpoint import Checkpoint, Tensor
 from quire.kernels.work import Chunk, Step
-
-Array = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 _POOL = 1 << 22
 """Number of random elements that tensors are cut from; larger tensors repeat them."""
@@ -117,51 +115,6 @@ def choose_cases(plan: ModelPlan, rows: list[int], contexts: list[int], kv_bytes
     return cases
 
 
-class StepInputs:
-    """Inputs of a step, written to the runner's memory. Pages are numbered from 0 on."""
-
-    def __init__(self, assembly: Assembly, step: Step) -> None:
-        plan, chunks = assembly.plan, step.chunks
-        size, at_once = plan.limits.block_size, plan.tokens_per_entry
-        counts = [-(-chunk.end // size) for chunk in chunks]
-        firsts = [sum(counts[:i]) for i in range(len(counts))]
-        self.pages = sum(counts)
-        self._table = np.arange(self.pages, dtype=np.int32)  # entries point into it
-        positions = [np.arange(chunk.start, chunk.end) for chunk in chunks]
-        slots = [first * size + places for first, places in zip(firsts, positions, strict=True)]
-        entries: list[tuple[int, int, int, int, int]] = []
-        row = 0
-        for chunk, first in zip(chunks, firsts, strict=True):
-            table = self._table[first:].ctypes.data
-            entries += [
-                (
-                    row + done,
-                    tokens := min(at_once, chunk.tokens - done),
-                    position := chunk.start + done,
-                    table,
-                    position + tokens,
-                )
-                for done in range(0, chunk.tokens, at_once)
-            ]
-            row += chunk.tokens
-        arrays: dict[str, Array] = {
-            "token_ids": np.random.default_rng(0).integers(0, plan.vocab_size, step.tokens).astype(np.int32),
-            "positions": np.concatenate(positions).astype(np.int32),
-            "kv_slots": np.concatenate(slots).astype(np.int64),
-            "entries": np.array(entries, np.int64),
-            "logit_rows": np.arange(step.tokens - step.logit_rows, step.tokens, dtype=np.int32),
-        }
-        for name, array in arrays.items():
-            ctypes.memmove(assembly.native.inputs[name], array.ctypes.data, array.nbytes)
-        sizes = {
-            "tokens": step.tokens,
-            "logit_rows": step.logit_rows,
-            "max_num_batched_tokens": plan.limits.max_num_batched_tokens,
-            "kv_tiles": self.pages * plan.limits.block_size // KV_TILE,
-        }
-        self.dims = assembly.native.split_attention(sizes | {"entries": len(entries)})
-
-
 def first_of_each(launches: list[Launch], share: float = 0.0) -> list[Launch]:
     """Return that share of each kernel's launches, at least one, in order."""
     counts = Counter(launch.kernel for launch in launches)
@@ -191,14 +144,19 @@ class BenchModel:
 
     def split(self, step: Step) -> Step:
         """Return the step with its attention split as by the runner."""
-        return replace(step, split=StepInputs(self._assembly, step).dims["reductions"])
+        return replace(step, split=self._inputs(step).dims["reductions"])
 
     def profile(self, launches: list[Launch], step: Step) -> list[float]:
         """Return the seconds of each launch, run in order in a step."""
-        inputs = StepInputs(self._assembly, step)
+        inputs = self._inputs(step)
         region = max(1, inputs.pages * page_bytes(self.plan))
         regions = max(1, self._kv_bytes // region)
         return self._run(launches, inputs, lambda layer: self._kv + layer % regions * region)
+
+    def _inputs(self, step: Step) -> StepInputs:
+        """Write the inputs of a step with random tokens."""
+        tokens = np.random.default_rng(0).integers(0, self.plan.vocab_size, step.tokens)
+        return StepInputs(self._assembly, step, tokens.astype(np.int32))
 
     def _run(self, launches: list[Launch], inputs: StepInputs, kv_of: Callable[[int], int]) -> list[float]:
         plan, memory = Plan(), replace(self._assembly.memory, kv_layer=kv_of)
@@ -210,7 +168,7 @@ class BenchModel:
         """Run each kernel once to fill every buffer, then the kernel that writes KV until the KV memory is full."""
         limits = self.plan.limits
         pages = limits.max_num_batched_tokens // limits.block_size
-        inputs = StepInputs(self._assembly, Step((Chunk(0, limits.block_size),) * pages, 1))
+        inputs = self._inputs(Step((Chunk(0, limits.block_size),) * pages, 1))
         self._run(first_of_each(self.plan.launches), inputs, functools.partial(self._fixed, 0))
         kinds = SplitHeadsKernel, LatentHeadsKernel
         writers = [launch for launch in self.plan.launches if isinstance(launch.kernel, kinds)][:1]
