@@ -21,9 +21,9 @@ from quire.kernels.graph.operations import Features, Graph, HiddenStates
 from quire.kernels.models import build_graph
 from quire.kernels.models.eagle import FUTURE, DraftedModel, build_head, features_of, head_config, method_of
 from quire.kernels.operands import Matrix
-from quire.kernels.options import LoadOptions, choose_limits
+from quire.kernels.options import LoadOptions, choose_limits, config_of
 from quire.kernels.plan import FEATURES, HIDDEN
-from quire.kernels.runner import ModelRunner, assemble, config_of
+from quire.kernels.runner import ModelRunner, assemble
 from quire.kernels.weights.checkpoint import Checkpoint
 from quire.kernels.weights.gguf_checkpoint import open_checkpoint
 from quire.kernels.weights.loader import check

@@ -10,6 +10,7 @@ import msgspec
 
 from quire.kernels import host
 from quire.kernels._native import HUGE_PAGE, default_threads
+from quire.kernels.config import ModelConfig
 from quire.kernels.emit.layout import PAIRED, Dtypes, bf16_activations
 from quire.kernels.errors import MemoryShortageError, ModelError
 from quire.kernels.kv_file import KvFile
@@ -74,6 +75,11 @@ class LoadOptions:
             return msgspec.json.decode(self.hf_overrides, type=dict[str, Any])
         except (ValueError, RecursionError) as error:
             raise ModelError(f"hf_overrides={self.hf_overrides[:100]!r} is not a JSON object: {error}") from None
+
+
+def config_of(options: LoadOptions, checkpoint: Checkpoint) -> ModelConfig:
+    """Return config.json with the fields that the options replace."""
+    return ModelConfig(checkpoint.config | options.overrides())
 
 
 def choose_numbers(options: LoadOptions, checkpoint: Checkpoint, quantized: bool, isa: str) -> Dtypes:

@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Collection
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +25,6 @@ from quire.kernels._native import (
 )
 from quire.kernels.assembly import Assembly, Progress, Rows, logits_shape, open_runner
 from quire.kernels.compiler import Compiler
-from quire.kernels.config import ModelConfig
 from quire.kernels.emit.builder import BF16, F32, I8
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.lowering import lower
@@ -41,12 +39,13 @@ from quire.kernels.options import (
     choose_limits,
     choose_num_pages,
     choose_numbers,
+    config_of,
     plan_memory,
 )
 from quire.kernels.plan import FINAL, FUTURE, ModelPlan, kept_name
 from quire.kernels.pooling.pooler import Pooler, choose_pooler
 from quire.kernels.pooling.sentence_transformers import max_seq_length
-from quire.kernels.trial import measure_importance
+from quire.kernels.trial import TrialRun
 from quire.kernels.weights.checkpoint import Checkpoint
 from quire.kernels.weights.gguf_checkpoint import open_checkpoint
 from quire.kernels.weights.loader import ImportanceTrial, Loader, check
@@ -158,11 +157,6 @@ class ModelRunner:
         return self._native.threads
 
 
-def config_of(options: LoadOptions, checkpoint: Checkpoint) -> ModelConfig:
-    """Return config.json with the fields that the options replace."""
-    return ModelConfig(checkpoint.config | options.overrides())
-
-
 def plan_of(options: LoadOptions, checkpoint: Checkpoint, features: Features | None = None) -> ModelPlan:
     """Return the plan of a checkpoint, once all tensors that it needs are there; no weights are read.
 
@@ -259,8 +253,7 @@ class PreparedModel:
         self._options = options
         plan, checkpoint = describe(options, features)
         self._pooler = pooler_of(options, checkpoint)
-        graph = build_graph(config_of(options, checkpoint))
-        trial = ImportanceTrial(partial(repr, graph), partial(measure_importance, options, checkpoint, graph, progress))
+        trial = TrialRun(options, checkpoint, progress)
         self._assembly = assemble(plan, options, progress, log_sealed_pages=log_sealed_pages, trial=trial)
         self._pooler.load(self._assembly.native)
         self.vocab_size = plan.vocab_size

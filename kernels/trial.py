@@ -14,7 +14,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,9 @@ from quire.kernels.emit.rows import EmbeddingKernel
 from quire.kernels.graph.experts import SLOTS
 from quire.kernels.graph.lowering import lower
 from quire.kernels.graph.operations import Graph
+from quire.kernels.models import build_graph
 from quire.kernels.operands import Buffer, Launch, Matrix, MatrixPart, Operand, PlanLimits
-from quire.kernels.options import LoadOptions, choose_threads, plan_memory
+from quire.kernels.options import LoadOptions, choose_threads, config_of, plan_memory
 from quire.kernels.plan import LOGIT_ROWS_AT_ONCE, ModelPlan
 from quire.kernels.step_inputs import StepInputs
 from quire.kernels.weights.checkpoint import Checkpoint
@@ -68,14 +70,29 @@ def chosen_places(count: int, places: int) -> npt.NDArray[np.int32]:
     return (spread % np.uint64(places)).astype(np.int32)
 
 
-def measure_importance(
-    options: LoadOptions, checkpoint: Checkpoint, graph: Graph, progress: Progress | None = None
-) -> Importance:
-    """Return the mean squares of the inputs of a float checkpoint's linear layers. Raises ModelError."""
-    tokens = min(NUM_TOKENS, graph.max_positions)
-    limits = PlanLimits(tokens, tokens, _BLOCK_SIZE)
-    plan = _with_few_tokens(lower(graph, Dtypes("bf16", "bf16", "f32"), limits, Quantization(checkpoint)))
-    return _Trial(plan, options).run(progress)
+@dataclass(frozen=True)
+class TrialRun:
+    """The trial run of a float checkpoint. It is a `weights.loader.ImportanceTrial`."""
+
+    options: LoadOptions
+    checkpoint: Checkpoint
+    progress: Progress | None = None
+
+    @cached_property
+    def _graph(self) -> Graph:
+        return build_graph(config_of(self.options, self.checkpoint))
+
+    @property
+    def described(self) -> str:
+        """See ImportanceTrial."""
+        return repr(self._graph)
+
+    def run(self) -> Importance:
+        """Return the mean squares of the inputs of the linear layers. Raises ModelError."""
+        tokens = min(NUM_TOKENS, self._graph.max_positions)
+        limits = PlanLimits(tokens, tokens, _BLOCK_SIZE)
+        plan = lower(self._graph, Dtypes("bf16", "bf16", "f32"), limits, Quantization(self.checkpoint))
+        return _StreamedPlan(_with_few_tokens(plan), self.options).run(self.progress)
 
 
 def _with_few_tokens(plan: ModelPlan) -> ModelPlan:
@@ -100,7 +117,7 @@ def _with_few_tokens(plan: ModelPlan) -> ModelPlan:
     return replace(plan, launches=launches, vocab_size=min(plan.vocab_size, TILE_ROWS * _RUNS))
 
 
-class _Trial:
+class _StreamedPlan:
     """A plan in memory, whose float matrices are packed one at a time to the same place."""
 
     def __init__(self, plan: ModelPlan, options: LoadOptions) -> None:

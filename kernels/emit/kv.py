@@ -20,7 +20,7 @@ from quire.kernels.emit.builder import BF16, F32, I16, I32, I64, VF32, VI32, Bui
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.layout import BLOCK, PAIRS, TILE_ROWS, Dtypes, round_activation, round_up, store_activation
 from quire.kernels.emit.math import int8_scale, magnitude_bits, nearest_int8, round_bf16, rsqrt
-from quire.kernels.emit.rotation import head_group, rotate_head
+from quire.kernels.emit.rotation import head_group, transform_head
 from quire.kernels.graph.operations import Heads
 
 KV_TILE = _native.KV_TILE_TOKENS
@@ -83,6 +83,8 @@ class KvLayout:
 class SplitHeadsKernel(Kernel):
     """Prepares attention: norms and rotates heads, rounds and packs queries, writes K and V to their pages.
 
+    Where KV is int8, queries and keys become Hadamard transforms before they are rounded.
+
     Work items are tokens times KV heads. Buffers: qkv f32 [m, (query + 2 kv) dim rounded up to 32], positions i32 [m],
     KV slots i64 [m] (tile * 32 + place), queries [kv][max tokens][group][dim padded], the layer's KV tiles, then if
     `rotary` the table f32 [position][cos, sin][rotary / 2], then if `norm` the f32 weights of the query and the key
@@ -116,12 +118,12 @@ class SplitHeadsKernel(Kernel):
             with b.loop(0, h.group) as q:
                 self._prepare(b, row, kv_head * h.group + q.index, position, head, 0, query_scale)
                 if dtypes.quantized_kv:
-                    rotate_head(b, head, h.dim)
+                    transform_head(b, head, h.dim)
                 at = (kv_head * b.dim("max_num_batched_tokens") + token) * h.group + q.index
                 self._store_query(b, dtypes, head, b.address(queries, at * layout.query_bytes))
             self._prepare(b, keys, kv_head, position, head, 1, key_scale)
             if dtypes.quantized_kv:
-                rotate_head(b, head, h.dim, 1.0 / head_group(h.dim))
+                transform_head(b, head, h.dim, 1.0 / head_group(h.dim))
             store_key(b, layout, head, base, place)
             source = b.address(row, (kv_head + (h.query + h.kv)) * (h.dim * 4))
             self._store_value(b, dtypes, source, b.address(base, layout.value_offset), place)

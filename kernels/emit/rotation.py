@@ -35,7 +35,7 @@ def rotated_row(
     return lambda part: b.load(rows, part * 64, VF32, 64)
 
 
-def rotate_head(b: Builder, head: Value, dim: int, factor: float = 1.0) -> None:
+def transform_head(b: Builder, head: Value, dim: int, factor: float = 1.0) -> None:
     """Replace the f32 elements of a head by their transforms times `factor`, in groups of `head_group(dim)`."""
     size = head_group(dim) // LANES
     with b.loop(0, dim // LANES // size) as group:

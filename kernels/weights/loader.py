@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +22,15 @@ Importance = Mapping[tuple[str, int], npt.NDArray[np.float32]]
 """How much the errors of the weights of each input count, by tensor and first column: f32 [k] of the columns read."""
 
 
-@dataclass(frozen=True)
-class ImportanceTrial:
-    """How the importance of inputs is measured: `run` does it, on what the checkpoint and `model` describe."""
+class ImportanceTrial(Protocol):
+    """A trial run of a float model that measures the importance of inputs; see trial.py."""
 
-    model: Callable[[], str]
-    run: Callable[[], Importance]
+    @property
+    def described(self) -> str:
+        """All that the importance depends on besides the checkpoint."""
+
+    def run(self) -> Importance:
+        """Return the importance of the inputs of all linear layers. Raises ModelError."""
 
 
 _PIECE_BYTES = 16 << 20
@@ -52,8 +56,8 @@ def check(quantization: Quantization, weights: list[Weight]) -> None:
 class Loader:
     """Packs weights into a runner's memory, or reads them from the weight cache in `cache_folder`.
 
-    `progress(task, done, total)` counts bytes. `trial` measures the importance of inputs, if formats count errors by
-    it.
+    `progress(task, done, total)` counts bytes. `trial` measures the importance of inputs for the formats that weigh
+    errors by it.
     """
 
     runner: Runner
@@ -88,7 +92,7 @@ class Loader:
             return
         matrices = list(sizes)
         trial = self._trial_of(matrices)
-        key = key_of(self.quantization, matrices, self.dtypes, "" if trial is None else trial.model())
+        key = key_of(self.quantization, matrices, self.dtypes, "" if trial is None else trial.described)
         file = CacheFile(Path(self.cache_folder) / f"{key.hex()}.packed", key, self.runner, self.addresses, sizes)
         file.load(lambda: self._pack_all(sizes), self._counter(sizes))
 

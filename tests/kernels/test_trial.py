@@ -11,20 +11,17 @@ import pytest
 
 from quire.kernels._native import SamplingConfig
 from quire.kernels.host import available_isas
-from quire.kernels.models import build_graph
 from quire.kernels.operands import Matrix
 from quire.kernels.options import LoadOptions
-from quire.kernels.runner import config_of, describe, load_model
-from quire.kernels.trial import NUM_TOKENS, chosen_places, measure_importance, sampled_rows
+from quire.kernels.runner import describe, load_model
+from quire.kernels.trial import NUM_TOKENS, TrialRun, chosen_places, sampled_rows
 from quire.kernels.weights import quantization
 from quire.kernels.weights.gguf_checkpoint import open_checkpoint
 from quire.kernels.weights.loader import Importance, Loader
 
 
 def measure(folder: Path, **options: Any) -> Importance:
-    chosen = LoadOptions(str(folder), **options)
-    checkpoint = open_checkpoint(chosen.model)
-    return measure_importance(chosen, checkpoint, build_graph(config_of(chosen, checkpoint)))
+    return TrialRun(LoadOptions(str(folder), **options), open_checkpoint(str(folder))).run()
 
 
 def test_importance_is_the_mean_square_of_inputs(demo_model: Path) -> None:
