@@ -1,11 +1,11 @@
-"""A trial run of a float model, which measures how much each input of its linear layers matters.
+"""A trial run of a float model, which measures how important each input of its linear layers is.
 
-Quantization errors of a weight are multiplied by its input. Some inputs of real models are hundreds of times as large
-as others, always the same ones, so a search for scales that counts errors by the mean square of their inputs loses a
-third of what one that counts all alike does. A few hundred tokens show which these are, and it does not matter which
-tokens: arbitrary ones do as well as a text (README.md has the figures), so none has to be given.
+The quantization error of a weight is multiplied by its input. Some inputs of real models are hundreds of times as large
+as others, always the same ones, so a search for scales that weighs errors by the mean squares of their inputs loses a
+third of what an unweighted one does. A few hundred tokens show which inputs these are, and arbitrary tokens do as well
+as a text (README.md has the figures), so no text has to be given.
 
-The trial streams: the float matrices take one place in memory in turn, each for the time of its launch. Its products
+The trial streams: the float matrices are packed one after the other to the same place, each for its launch. Its products
 have the same bits on all hosts, and so have the weights that are quantized by it.
 """
 
