@@ -5,8 +5,8 @@ as others, always the same ones, so a search for scales that weighs errors by th
 third of what an unweighted one does. A few hundred tokens show which inputs these are, and arbitrary tokens do as well
 as a text (README.md has the figures), so no text has to be given.
 
-The trial streams: the float matrices are packed one after the other to the same place, each for its launch. Its products
-have the same bits on all hosts, and so have the weights that are quantized by it.
+The trial streams: the float matrices are packed one after the other to the same place, each for its launch. Its
+products have the same bits on all hosts, and so have the weights that are quantized by it.
 """
 
 from __future__ import annotations
