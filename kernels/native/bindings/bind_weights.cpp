@@ -55,9 +55,9 @@ void pack_tiles(Runner& runner, const MatrixView& source, const PackedWeights& t
 void quantize_tiles(Runner& runner, const MatrixView& source, const QuantizedWeights& target, std::int64_t first_tile,
                     std::int64_t tile_step, const std::optional<Floats>& importance) {
   check_target(runner, target, block_bytes_of(target), source.n, {first_tile, tile_step});
-  const auto counts = importance ? std::span(importance->data(), importance->size()) : std::span<const float>();
+  const auto weights = importance ? std::span(importance->data(), importance->size()) : std::span<const float>();
   const nb::gil_scoped_release release;
-  quantize(runner.threads(), source, counts, target, {first_tile, tile_step});
+  quantize(runner.threads(), source, weights, target, {first_tile, tile_step});
 }
 
 nb::ndarray<nb::numpy, float, nb::ndim<2>> dequantize_rows(const GgufMatrix& source) {
@@ -249,10 +249,11 @@ void bind_packing(nb::class_<Runner>& runner) {
       .def("pack", &pack_tiles, "source"_a, "target"_a, "first_tile"_a = 0, "tile_step"_a = 1,
            nb::call_guard<nb::gil_scoped_release>(),
            "Pack the matrix into every `tile_step`-th tile of 16 columns, from `first_tile` on.")
-      .def("quantize", &quantize_tiles, "source"_a, "target"_a, "first_tile"_a = 0, "tile_step"_a = 1,
-           "importance"_a = nb::none(),
-           "Quantize the matrix and pack it, as `pack` does, with squared errors that count by the importance [k] of "
-           "their inputs.")
+      .def(
+          "quantize", &quantize_tiles, "source"_a, "target"_a, "first_tile"_a = 0, "tile_step"_a = 1,
+          "importance"_a = nb::none(),
+          "Quantize the matrix and pack it, as `pack` does. Squared errors are weighted by the importance [k] of their "
+          "inputs.")
       .def("pack_blocks", &pack_rows<&pack_gguf, GgufMatrix>, "source"_a, "target"_a, "first"_a, "count"_a,
            "first_tile"_a = 0, "tile_step"_a = 1, nb::call_guard<nb::gil_scoped_release>(),
            "Pack `count` rows of the matrix from number `first` on, as `pack` does.")

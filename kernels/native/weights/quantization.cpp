@@ -30,23 +30,6 @@ struct LaneSum {
   std::array<float, kLanes> lanes{};
 };
 
-/// Sets values[i] = round(w[i] / scale) + middle, clipped to the format. Returns the squared error.
-float quantize_group(const float* w, std::int64_t count, float scale, const QuantizedFormat& format,
-                     std::uint8_t* values) {
-  const float inverse = scale == 0.0f ? 0.0f : 1.0f / scale;
-  const auto middle = static_cast<float>(format.middle());
-  LaneSum errors;
-  for (std::int64_t first = 0; first < count; first += LaneSum::kLanes)
-    for (std::int64_t i = 0; i < LaneSum::kLanes; i++) {
-      float q = (w[first + i] * inverse + kRound) - kRound;
-      q = std::min(std::max(q, -middle), middle - 1.0f);
-      const float error = w[first + i] - q * scale;
-      errors.add(i, error * error);
-      values[first + i] = static_cast<std::uint8_t>(static_cast<std::int32_t>(q + middle));
-    }
-  return errors.total();
-}
-
 /// Replaces each group of `size` values, a power of two, by its Hadamard transform divided by `size`. Kernels transform
 /// activations without dividing (emit/rotation.py), so that products stay what they were.
 void rotate(std::vector<float>& row, std::int64_t size) {
@@ -63,36 +46,26 @@ void rotate(std::vector<float>& row, std::int64_t size) {
   }
 }
 
-/// Quantizes a column, padded with zeros to `depth`, into column `n` of the tile.
+/// Quantizes a column, padded with zeros to `depth`, into column `n` of the tile: the largest value of a group is 127.
 void quantize_column(const std::vector<float>& w, QuantizedTile& tile, std::int64_t n) {
   const QuantizedFormat& format = tile.format;
   const std::int64_t span = format.span(tile.k), groups = format.groups(tile.k);
-  std::vector<std::uint8_t> trial(static_cast<std::size_t>(span));
+  const auto middle = static_cast<float>(format.middle());
   for (std::int64_t g = 0; g < groups; g++) {
     const float* group = w.data() + g * span;
     std::uint8_t* values = tile.column(n) + g * span;
-    float largest = 0.0f;  // by magnitude, with its sign
-    for (std::int64_t i = 0; i < span; i++)
-      if (std::fabs(group[i]) > std::fabs(largest)) largest = group[i];
-    if (format.group && std::fabs(largest) > kMaxF16)
+    float largest = 0.0f;
+    for (std::int64_t i = 0; i < span; i++) largest = std::max(largest, std::fabs(group[i]));
+    if (format.group && largest > kMaxF16)
       throw std::invalid_argument("a weight is " + std::to_string(largest) + ", which exceeds the range of f16 scales");
-    float& best_scale = tile.scales[n * groups + g];
-    if (format.bits == 8) {
-      best_scale = std::fabs(largest) / 127.0f;
-      if (format.group) best_scale = from_f16(to_f16(best_scale));
-      quantize_group(group, span, best_scale, format, values);
-      continue;
-    }
-    float best_error = 0.0f;
-    for (int candidate = 0; candidate <= 10; candidate++) {  // the largest becomes -8, and is clipped more and more
-      float scale = largest / -8.0f * (1.0f - 0.04f * static_cast<float>(candidate - 2));
-      if (format.group) scale = from_f16(to_f16(scale));
-      const float error = quantize_group(group, span, scale, format, trial.data());
-      if (candidate == 0 || error < best_error) {
-        best_error = error;
-        best_scale = scale;
-        std::copy(trial.begin(), trial.end(), values);
-      }
+    float scale = largest / 127.0f;
+    if (format.group) scale = from_f16(to_f16(scale));
+    tile.scales[n * groups + g] = scale;
+    const float inverse = scale == 0.0f ? 0.0f : 1.0f / scale;
+    for (std::int64_t i = 0; i < span; i++) {
+      const float q = (group[i] * inverse + kRound) - kRound;
+      values[i] =
+          static_cast<std::uint8_t>(static_cast<std::int32_t>(std::min(std::max(q, -middle), middle - 1) + middle));
     }
   }
 }
@@ -102,7 +75,7 @@ struct Affine {
   float scale = 0.0f, minimum = 0.0f;
 };
 
-/// A group's weights, and how much the squared error of each counts.
+/// A group's weights, and the importance of their squared errors.
 struct Group {
   const float* w;
   const float* importance;
@@ -240,10 +213,10 @@ void quantize(ThreadPool& pool, const MatrixView& source, std::span<const float>
               const QuantizedWeights& target, TileRange tiles) {
   const bool is_affine = target.format.scale == GroupScale::super && target.format.mins;
   const bool is_plain = target.format.scale == GroupScale::f16 && !target.format.mins && !target.format.zeros;
-  if (!(is_affine && target.format.group % 32 == 0) && !(is_plain && target.format.bits % 4 == 0))
+  if (!(is_affine && target.format.group % 32 == 0) && !(is_plain && target.format.bits == 8))
     throw std::invalid_argument(
-        "weights are quantized to 4 or 8 bits with f16 scales, without zero points and minima, or in groups of 32 or "
-        "more with super scales and minima");
+        "weights are quantized to 8 bits with f16 scales, without zero points and minima, or in groups of 32 or more "
+        "with super scales and minima");
   if (!importance.empty() && !is_affine)
     throw std::invalid_argument("the importance of inputs is for formats with super scales and minima");
   if (!importance.empty() && static_cast<std::int64_t>(importance.size()) != source.k)
@@ -251,8 +224,8 @@ void quantize(ThreadPool& pool, const MatrixView& source, std::span<const float>
                                 std::to_string(source.k) + " inputs");
   check_fits(source.k, source.n, target);
   const auto depth = static_cast<std::size_t>(target.format.depth(source.k));
-  std::vector<float> counts(importance.begin(), importance.end());
-  counts.resize(depth, importance.empty() ? 1.0f : 0.0f);
+  std::vector<float> padded(importance.begin(), importance.end());
+  padded.resize(depth, importance.empty() ? 1.0f : 0.0f);
   for_each_tile(pool, source.n, target, tiles, [&](QuantizedTile& tile, std::int64_t n, std::int64_t column) {
     std::vector<float> row(depth);
     read_column(source, n, row.data());
@@ -262,7 +235,7 @@ void quantize(ThreadPool& pool, const MatrixView& source, std::span<const float>
       throw std::invalid_argument("weight column " + std::to_string(n) + " holds a value that is not finite");
     if (target.format.rotated) rotate(row, target.format.group);
     if (is_affine)
-      quantize_affine_column(row, counts, tile, column);
+      quantize_affine_column(row, padded, tile, column);
     else
       quantize_column(row, tile, column);
   });

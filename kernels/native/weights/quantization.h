@@ -87,10 +87,10 @@ struct QuantizedView {
 /// `source` does not fit `target`, or a scale is not finite or exceeds f16.
 void pack_quantized(ThreadPool& pool, const QuantizedView& source, const QuantizedWeights& target, TileRange tiles);
 
-/// Quantizes `source` and packs it into `tiles` of `target`, with the least squared error that a search finds for each
-/// group; 8 bits without minima have scale = max |w| / 127. With minima the squared errors count as much as
-/// `importance`, f32 [k], says of their inputs, or all alike if it is empty. The same bits on every host. Throws as
-/// `pack_quantized` does, for a weight that is not finite, and if `importance` does not fit.
+/// Quantizes `source` and packs it into `tiles` of `target`. 8 bits without minima: scale = max |w| / 127. With minima:
+/// the least sum of squared errors that a search finds for each group, weighted by the `importance` of their inputs,
+/// f32 [k], or unweighted if that is empty. The same bits on every host. Throws as `pack_quantized` does, for a weight
+/// that is not finite, and if `importance` does not fit.
 void quantize(ThreadPool& pool, const MatrixView& source, std::span<const float> importance,
               const QuantizedWeights& target, TileRange tiles);
 
