@@ -5,18 +5,47 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 
 def ask_kernels(module: str, *arguments: str) -> Any:
     """Run `python -m quire.kernels.MODULE`; return the JSON that it prints. Raises RuntimeError with its message."""
-    # -P: folders in the current directory must not shadow packages
-    command = [sys.executable, "-P", "-m", f"quire.kernels.{module}", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(_command(module, arguments), capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        lines = done.stderr.strip().splitlines() or [f"quire.kernels.{module} exited with status {done.returncode}"]
-        raise RuntimeError(lines[-1].removeprefix("error: "))
+        raise _failure(module, done.returncode, done.stderr)
     return json.loads(done.stdout)
+
+
+def follow_kernels(module: str, *arguments: str) -> Iterator[Any]:
+    """Run `python -m quire.kernels.MODULE`; yield the lines of JSON that it prints. Raises RuntimeError as above.
+
+    The process is ended if the caller stops before it does.
+    """
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
+        subprocess.Popen(_command(module, arguments), stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            yield from map(json.loads, process.stdout)
+            status = process.wait()
+        finally:
+            process.terminate()  # nothing, if it has ended
+        if status != 0:
+            errors.seek(0)
+            raise _failure(module, status, errors.read())
+
+
+def _command(module: str, arguments: tuple[str, ...]) -> list[str]:
+    # -P: folders in the current directory must not shadow packages
+    return [sys.executable, "-P", "-m", f"quire.kernels.{module}", *arguments]
+
+
+def _failure(module: str, status: int, said: str) -> RuntimeError:
+    lines = said.strip().splitlines() or [f"quire.kernels.{module} exited with status {status}"]
+    return RuntimeError(lines[-1].removeprefix("error: "))
 
 
 def readable_size(size: int) -> str:

@@ -1,4 +1,4 @@
-"""The progress bars of a batch and of a download."""
+"""The progress bars of a batch, of a download, and of work that goes task by task."""
 
 from __future__ import annotations
 
@@ -89,6 +89,42 @@ def download_bar(name: str, details: str, num_bytes: int) -> Iterator[Callable[[
     with progress.Progress(*columns, console=console) as bar:
         task = bar.add_task(description, total=num_bytes)
         yield lambda num_bytes: bar.advance(task, num_bytes)
+
+
+@contextmanager
+def task_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """Show a bar on stderr for each task, or a line where it begins if stderr is not a terminal.
+
+    The callback takes the name of a task, and how much of how much is done.
+    """
+    begun: set[str] = set()
+    if sys.stderr is None or not sys.stderr.isatty():
+
+        def tell(task: str, _done: int, _total: int) -> None:
+            if task not in begun:
+                begun.add(task)
+                report(task)
+
+        yield tell
+        return
+    from rich import progress
+    from rich.console import Console
+
+    columns: list[progress.ProgressColumn] = [
+        progress.TextColumn("{task.description}", markup=False, table_column=_one_line()),
+        progress.BarColumn(None),
+        progress.TaskProgressColumn(table_column=_one_line()),
+        progress.TimeRemainingColumn(table_column=_one_line()),
+    ]
+    with progress.Progress(*columns, console=Console(stderr=True)) as bar:
+        tasks: dict[str, progress.TaskID] = {}
+
+        def advance(task: str, done: int, total: int) -> None:
+            if task not in tasks:
+                tasks[task] = bar.add_task(task)
+            bar.update(tasks[task], completed=done, total=total)
+
+        yield advance
 
 
 def _one_line() -> Column:

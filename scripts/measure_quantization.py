@@ -6,9 +6,9 @@ smaller than that of a perplexity. The table also has the root mean square and t
 differences, the KL divergence from the first format (of the 20 likeliest tokens, all others taken as one), and the
 share of places whose likeliest token is the same. Judge formats on real weights (`scripts/real_models.py`).
 
-`--llama FOLDER --gguf FILE` also has llama.cpp's programs in FOLDER make types of GGUF from FILE, the same weights, by
-way of bf16. The engine reads them like the other formats; the last column is llama.cpp's own change of perplexity,
-against bf16 on the same text in pieces of 512 tokens.
+`--saved FOLDER` adds models that `quire quantize` has saved. `--llama FOLDER --gguf FILE` also has llama.cpp's
+programs in FOLDER make types of GGUF from FILE, the same weights, by way of bf16. The engine reads them like the other
+formats; the last column is llama.cpp's own change of perplexity, against bf16 on the same text in pieces of 512 tokens.
 
 Texts longer than the context are cut into pieces that are read independently; each piece starts with the last token of
 the one before, so that every token but the first of a text is predicted once.
@@ -47,8 +47,9 @@ FORMATS: dict[str, tuple[str, str | None]] = {  # dtype and quantization
 CONTEXT_LENGTH = 2048  # unless the model's is shorter
 LIKELIEST = 20  # tokens of which a KL divergence is computed
 LLAMA_TYPES = ("Q8_0", "Q4_K_M")
+NAME_WIDTH = 12
 HEADER = (
-    f"{'weights':<10}{'KV':<6}{'MiB':>9}{'nats/token':>12}{'perplexity':>12}{'change, %':>18}{'rms':>9}{'largest':>9}"
+    f"{'weights':<{NAME_WIDTH}}{'KV':<6}{'MiB':>9}{'nats/token':>12}{'perplexity':>12}{'change, %':>18}{'rms':>9}{'largest':>9}"
     f"{'KL':>9}{'same top':>10}{'llama.cpp, %':>14}"
 )
 
@@ -82,7 +83,7 @@ class Measurement:
         change = f"{self.change_percent:+.2f} ± {self.error_percent:.2f}"
         llama = "" if self.llama_percent is None else f"{self.llama_percent:+14.2f}"
         return (
-            f"{self.weights:<10}{self.kv:<6}{size:>9}{self.nats:>12.4f}{self.perplexity:>12.3f}{change:>18}"
+            f"{self.weights:<{NAME_WIDTH}}{self.kv:<6}{size:>9}{self.nats:>12.4f}{self.perplexity:>12.3f}{change:>18}"
             f"{self.rms:>9.4f}{self.largest:>9.3f}{self.kl:>9.5f}{self.same_top_percent:>9.2f}%{llama}"
         )
 
@@ -203,10 +204,14 @@ class Subject:
     llama_percent: float | None = None
 
 
-def subjects(model: str, formats: list[str], llama: Llama | None, types: list[str]) -> Iterator[Subject]:
-    """Yield the formats of a model, then the types that llama.cpp makes of its weights."""
+def subjects(
+    model: str, formats: list[str], saved: list[Path], llama: Llama | None, types: list[str]
+) -> Iterator[Subject]:
+    """Yield the formats of a model, then folders with its weights, then the types that llama.cpp makes of these."""
     for name in formats:
         yield Subject(name, model, *FORMATS[name])
+    for path in saved:
+        yield Subject(path.name, str(path), "bfloat16")
     if llama is not None:
         for kind in types:
             folder, change = llama.make(kind)
@@ -273,6 +278,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--max-model-len", type=int, help=f"context length in tokens; {CONTEXT_LENGTH}, or the model's if shorter"
     )
+    parser.add_argument(
+        "--saved", type=Path, nargs="+", default=[], metavar="FOLDER", help="the same model, saved by `quire quantize`"
+    )
     parser.add_argument("--llama", type=Path, metavar="FOLDER", help="of llama-quantize and llama-perplexity")
     parser.add_argument("--gguf", type=Path, metavar="FILE", help="the model's weights, of which --llama makes types")
     parser.add_argument(
@@ -293,7 +301,7 @@ def main() -> None:
         length = context_length(arguments.model, arguments.max_model_len)
         with tempfile.TemporaryDirectory() as scratch:
             llama = Llama(arguments.llama, arguments.gguf, texts, Path(scratch)) if arguments.llama else None
-            rows = list(subjects(arguments.model, arguments.formats, llama, arguments.llama_types))
+            rows = [*subjects(arguments.model, arguments.formats, arguments.saved, llama, arguments.llama_types)]
             print(HEADER)
             measurements = measure(arguments.model, texts, rows, arguments.kv_cache_dtypes, length)
     except (OSError, ValueError, EngineStartError) as error:

@@ -11,19 +11,24 @@ them by name (about 400 MB), and nothing else:
 
 Beside each GGUF file comes a folder with the same weights in bfloat16, as `SmolLM2-135M-Instruct`: what a mode of
 quantization loses is measured against it. Such weights had 4 bits before, so that another 4 bits lose more than they
-would of the original: compare modes, also with other engines' on the same folder.
+would of the original, but for a type that finds their grid again. With `--noisy` comes a second pair, as
+`SmolLM2-135M-Instruct-noisy` and its GGUF file in bfloat16, whose weights lie on no grid: noise of one step was added.
+
+`texts.jsonl` has texts to read: licences, manuals and code, those of Python and, if they are here, Debian's licences.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import inspect
 import json
 import shutil
 import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +41,15 @@ from quire.kernels.weights.gguf_checkpoint import GgufCheckpoint
 from quire.kernels.weights.tensor import Tensor
 
 GEMMA_PARTS = 4
+LICENCES = Path("/usr/share/common-licenses")
+LICENCE_NAMES = ("GPL-2", "Apache-2.0", "MPL-2.0", "Artistic", "GFDL-1.3")
+MANUALS = ("specialnames", "types", "formatstrings", "string-methods", "debugger", "assignment", "import", "strings")
+MODULES = ("textwrap", "argparse", "heapq", "statistics", "ast", "shlex", "random")
+TEXT = slice(1000, 5000)
+"""The characters of each text, so that the models have not just begun to read a well-known one."""
+
+STEPS = {"Q4_0": 15, "Q4_1": 15, "Q4_K": 15, "Q5_0": 31, "Q5_1": 31, "Q5_K": 31, "Q6_K": 63, "Q8_0": 255}
+"""Steps between the least and the greatest weight of a group, by the types of GGUF files."""
 
 
 def download(requirement: str, folder: Path) -> zipfile.ZipFile:
@@ -136,11 +150,56 @@ def write_float_twin(gguf: Path, target: Path) -> Path:
     return target
 
 
+def write_noisy_twin(gguf: Path, target: Path) -> None:
+    """Write a GGUF file in bf16 with noise on the weights of another, and its folder `target`.
+
+    The noise is uniform, as wide as a step of the quantization, and always the same.
+    """
+    from gguf import GGUFReader, GGUFValueType, GGUFWriter
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize, quantize
+
+    file = target.with_name(f"{target.name}.BF16.gguf")
+    if not file.exists():
+        reader, random = GGUFReader(gguf), np.random.default_rng(0)
+        part = file.with_name(f".{file.name}.part")
+        writer = GGUFWriter(part, reader.fields["general.architecture"].contents())
+        for field in reader.fields.values():
+            if field.name not in ("general.architecture", "general.file_type") and not field.name.startswith("GGUF."):
+                kinds = field.types
+                inner = kinds[-1] if kinds[0] == GGUFValueType.ARRAY else None
+                writer.add_key_value(field.name, field.contents(), kinds[0], sub_type=inner)
+        for tensor in reader.tensors:
+            values = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+            if steps := STEPS.get(tensor.tensor_type.name):
+                groups = values.reshape(-1, 16 if steps == STEPS["Q6_K"] else 32)
+                step = np.ptp(groups, axis=1, keepdims=True) / np.float32(steps)
+                values = (groups + (random.random(groups.shape, np.float32) - 0.5) * step).reshape(values.shape)
+            kind = GGMLQuantizationType.F32 if values.ndim == 1 else GGMLQuantizationType.BF16
+            writer.add_tensor(tensor.name, quantize(values, kind), raw_dtype=kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        part.rename(file)
+    write_float_twin(file, target)
+
+
+def write_texts(file: Path) -> None:
+    """Write the texts to read, as lines of JSON."""
+    manuals = import_module("pydoc_data.topics").topics
+    texts = [(LICENCES / name).read_text() for name in LICENCE_NAMES if (LICENCES / name).exists()]
+    texts += [manuals[name] for name in MANUALS]
+    texts += [inspect.getsource(import_module(name)) for name in MODULES]
+    write(file, "".join(json.dumps({"text": text[TEXT]}) + "\n" for text in texts).encode())
+
+
 def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where to put them; what is there already is not fetched again")
     parser.add_argument("models", nargs="*", choices=[[], *MODELS], help="which ones (default: all)")
+    parser.add_argument("--noisy", action="store_true", help="also twins of the GGUF files with noise on their weights")
     return parser.parse_args()
 
 
@@ -149,9 +208,14 @@ def main() -> None:
     arguments = parse_arguments()
     packages = arguments.folder / "packages"
     packages.mkdir(parents=True, exist_ok=True)
+    write_texts(arguments.folder / "texts.jsonl")
     for name in arguments.models or MODELS:
         try:
-            print(MODELS[name](arguments.folder, packages))
+            folder = MODELS[name](arguments.folder, packages)
+            print(folder)
+            for gguf in arguments.folder.glob(f"{folder.name}.Q*.gguf") if arguments.noisy else ():
+                write_noisy_twin(gguf, noisy := folder.with_name(f"{folder.name}-noisy"))
+                print(noisy)
         except (OSError, ValueError, subprocess.CalledProcessError) as error:
             raise SystemExit(f"{name} can't be fetched: {error}") from None
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
+import tiers
 from patience import PATIENCE
 
 if TYPE_CHECKING:
@@ -42,6 +43,48 @@ hypothesis.settings.register_profile("quire", deadline=None)  # what an example 
 hypothesis.settings.load_profile("quire")
 
 EngineFactory = Callable[..., "LLM"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options that choose among the tests, and that measure them."""
+    parser.addoption("--tier", default="full", help="full, quick, or quick+TEXT with a share of the others by the text")
+    parser.addoption("--write-durations", type=Path, metavar="FILE", help="write what each test takes: durations.txt")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have the process that gathers all reports measure."""
+    file = config.getoption("--write-durations")
+    if file is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_DurationWriter(file))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests that the tier has not."""
+    name = config.getoption("--tier")
+    try:
+        chosen = tiers.tier([item.nodeid for item in items], name, tiers.read_durations())
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
+    left_out = [item for item in items if item.nodeid not in chosen]
+    items[:] = [item for item in items if item.nodeid in chosen]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+
+
+class _DurationWriter:
+    """Plugin of pytest that writes what the tests take, with their fixtures."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._seconds: dict[str, float] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add a phase of a test."""
+        self._seconds[report.nodeid] = self._seconds.get(report.nodeid, 0.0) + report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        """Write the file."""
+        self._file.write_text(tiers.format_durations(self._seconds))
 
 
 def _processes_of_session() -> list[str]:

@@ -33,7 +33,7 @@ LAYERS = {
     " < operands < weights.quantized < weights.fp8_checkpoint weights.latent_tensors"
     " < weights.gguf_checkpoint"
     " < weights.quantization < plan < weights < pooling < graph kv_file memory models < options"
-    " < *",
+    " < saving < *",
     "engine_core": "averages crash_journal executor grammar.text kv_tiers.page_server kv_tiers.tier transport.waker"
     " < request < validation < decoding < scheduling.batch scheduling.prefill_budget < speculation < scheduling"
     " < grammar < trace transport < stats < *",

@@ -25,7 +25,7 @@ from quire.kernels.regular_files import open_regular
 from quire.kernels.weights.expert_tensors import find_expert, other_names
 from quire.kernels.weights.tensor import FLOAT_DTYPES, INTEGER_DTYPES, Tensor
 
-__all__ = ["FLOAT_DTYPES", "INTEGER_DTYPES", "Checkpoint", "Tensor", "read_config"]
+__all__ = ["FLOAT_DTYPES", "INTEGER_DTYPES", "Checkpoint", "Tensor", "read_config", "stored_names"]
 
 _KNOWN = FLOAT_DTYPES | INTEGER_DTYPES | {"F8_E4M3": ("f8_e4m3", 1)}
 _MAX_HEADER_BYTES = 100_000_000  # also of JSON files
@@ -161,8 +161,7 @@ class Checkpoint:
 
     def _find_stored(self, name: str) -> Tensor | str | None:
         """Return the tensor that the checkpoint calls `name`, maybe with another prefix."""
-        base = name.split(".", 1)[-1]
-        for key in (name, base, f"language_model.{name}", f"model.language_model.{base}"):
+        for key in _with_prefixes(name):
             if key in self._tensors or key in self._foreign:
                 return self._tensors.get(key) or self._foreign[key]
         return None
@@ -224,6 +223,16 @@ class Checkpoint:
         """Release the mapped pages, so that they do not count as resident memory."""
         for mapped in self._maps.values():
             mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def stored_names(name: str) -> list[str]:
+    """Return all names that checkpoints may have for the tensor that the graph calls `name`, that one first."""
+    return [key for other in (name, *other_names(name)) for key in _with_prefixes(other)]
+
+
+def _with_prefixes(name: str) -> tuple[str, ...]:
+    base = name.split(".", 1)[-1]
+    return name, base, f"language_model.{name}", f"model.language_model.{base}"
 
 
 def _unopened(path: Path, error: OSError) -> ModelError:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from quire.kernels.config import ModelConfig
 from quire.kernels.emit.layout import QuantizedFormat
 from quire.kernels.errors import ModelError
-from quire.kernels.weights.checkpoint import Checkpoint, Tensor
+from quire.kernels.weights.checkpoint import Checkpoint, Tensor, stored_names
 from quire.kernels.weights.quantized.scheme import (
     BITS,
     GROUPS,
@@ -113,9 +113,10 @@ class CompressedTensors(Scheme):
         return cls(tuple(ordered), ignore)
 
     def _layer(self, module: str) -> Layer | None:
-        if any(_matches(module, pattern) for pattern in self.ignore):
+        names = [name.removesuffix(".weight") for name in stored_names(f"{module}.weight")]
+        if any(_matches(name, pattern) for name in names for pattern in self.ignore):
             return None
-        layer = next((layer for target, layer in self.targets if _matches(module, target)), None)
+        layer = next((layer for target, layer in self.targets for name in names if _matches(name, target)), None)
         if layer is not None and _class_of(module) == "Embedding":
             raise ModelError(f"config.json quantizes the embedding {module}; only linear layers can be quantized")
         return layer

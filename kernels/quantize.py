@@ -1,0 +1,95 @@
+"""`python -m quire.kernels.quantize OPTIONS`: save a float checkpoint with quantized weights, as compressed-tensors.
+
+OPTIONS is a JSON object of `SaveRequest`. Lines of JSON on stdout tell the progress in bytes, as `{"task", "done",
+"total"}`, and at last the result, `{"modules", "source_bytes", "bytes"}`.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quire.kernels.errors import ModelError
+from quire.kernels.models import build_graph
+from quire.kernels.options import LoadOptions, choose_threads, config_of
+from quire.kernels.saving.compressed_folder import check_target, modules_of, save
+from quire.kernels.trial import TrialRun
+from quire.kernels.weights.checkpoint import Checkpoint
+from quire.kernels.weights.gguf_checkpoint import GgufCheckpoint, open_checkpoint
+from quire.kernels.weights.loader import Importance
+from quire.kernels.weights.quantized import scheme_of
+
+BITS = {"int8": 8, "int4": 4}
+"""Bits of a weight by the names of the modes."""
+
+
+class SaveRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """What to save: the checkpoint folder `model` in the folder `output`, quantized by a mode, `int8` or `int4`."""
+
+    model: str
+    output: str
+    quantization: str
+    threads: int | None = None
+
+
+def quantize(request: SaveRequest) -> dict[str, Any]:
+    """Save a quantized checkpoint, and return its sizes. Raises ModelError and OSError."""
+    target = Path(request.output).absolute()
+    check_target(target)
+    checkpoint = open_checkpoint(request.model)
+    options = LoadOptions(request.model, threads=request.threads, quantization=request.quantization)
+    _check_source(checkpoint, options)
+    graph, bits = build_graph(config_of(options, checkpoint)), BITS[request.quantization]
+    importance: Importance = TrialRun(options, checkpoint, _say).run() if bits < 8 else {}
+    modules = modules_of(checkpoint, graph, importance, bits)
+    if not modules:
+        raise ModelError(f"{checkpoint.folder} has no linear layers whose inputs are a multiple of 32")
+    save(checkpoint, modules, target, choose_threads(options), _say)
+    return {
+        "modules": len(modules),
+        "source_bytes": sum(len(tensor.stored) for tensor in checkpoint.tensors.values()),
+        "bytes": (target / "model.safetensors").stat().st_size,
+    }
+
+
+def _check_source(checkpoint: Checkpoint, options: LoadOptions) -> None:
+    """Raise ModelError unless the checkpoint is a folder of float weights."""
+    if isinstance(checkpoint, GgufCheckpoint):
+        raise ModelError(
+            "a GGUF file can't be saved as compressed-tensors; give the folder of the model that it was made from, or "
+            "serve the file as it is"
+        )
+    scheme = scheme_of(config_of(options, checkpoint))
+    if scheme is not None or type(checkpoint) is not Checkpoint:
+        method = "fp8" if scheme is None else scheme.method
+        raise ModelError(f"{checkpoint.folder} is quantized by {method} already; give the model in bfloat16 or float32")
+
+
+def _say(task: str, done: int, total: int) -> None:
+    _write({"task": task, "done": done, "total": total})
+
+
+def _write(line: dict[str, Any]) -> None:
+    sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
+    sys.stdout.flush()
+
+
+def main(arguments: list[str]) -> int:
+    """Save the checkpoint that the options name, or print the error. Nothing is left if a signal ends it."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        _write(quantize(msgspec.json.decode(arguments[0], type=SaveRequest)))
+    except (ModelError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

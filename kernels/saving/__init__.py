@@ -1,0 +1,1 @@
+"""Float checkpoints saved with quantized weights."""

@@ -1,0 +1,248 @@
+"""Saving of a float checkpoint as compressed-tensors, the format of llm-compressor that vLLM and transformers read too.
+
+Linear layers get integers in groups of 32 inputs ("pack-quantized", see weights/quantized/compressed.py), the other
+tensors stay as they are: embeddings, the head, norms, the routers of experts. In small models, those whose outputs are
+added to the hidden states keep 8 bits: there they cost little, and bring back half of the loss. Tensors are read,
+quantized and written one after the other, so that a model of any size needs the memory of its largest matrix.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from quire.kernels.emit.experts import ExpertGemmKernel
+from quire.kernels.emit.gemm import GemmKernel
+from quire.kernels.emit.layout import Dtypes, QuantizedFormat
+from quire.kernels.errors import ModelError
+from quire.kernels.graph.lowering import lower
+from quire.kernels.graph.operations import Graph
+from quire.kernels.operands import Matrix, MatrixPart, PlanLimits
+from quire.kernels.options import BLOCK_SIZES
+from quire.kernels.plan import ModelPlan
+from quire.kernels.saving.fit import Fitted, fit, to_bf16
+from quire.kernels.saving.safetensors_file import FileTensor, write_safetensors
+from quire.kernels.weights.checkpoint import Checkpoint
+from quire.kernels.weights.loader import Importance
+from quire.kernels.weights.quantization import SMALL_WIDTH, Mode, Quantization
+from quire.kernels.weights.quantized.scheme import words_for
+from quire.kernels.weights.tensor import Tensor
+
+GROUP = 32
+_BODY, _CLOSING, _HEAD = 4, 5, 6
+_FORMATS = [QuantizedFormat(bits, GROUP, scales="super", mins=True) for bits in (_BODY, _CLOSING, _HEAD)]
+_PLACES = Mode(_FORMATS[0], _FORMATS[1], _FORMATS[2])
+"""Formats that only tell where a layer stands."""
+
+_WEIGHT = ".weight"
+_CHUNK_WEIGHTS = 1 << 18  # that are quantized at once, so that they stay in the cache
+_COPIED_SUFFIXES = {".json", ".txt", ".model", ".jinja", ".tiktoken", ".md"}
+_COPIED_FOLDERS = ("additional_chat_templates", "[0-9]_*")  # templates, modules of sentence-transformers
+_LEFT_OUT = {"model.safetensors.index.json", "config.json", "README.md"}
+
+
+@dataclass(frozen=True)
+class SavedModule:
+    """A linear layer that is quantized: its stored tensor [n, k], its importance f32 [k] if it is known, its bits."""
+
+    tensor: Tensor
+    importance: npt.NDArray[np.float32] | None
+    bits: int
+
+    @property
+    def name(self) -> str:
+        """Name of the module in the checkpoint."""
+        return self.tensor.name.removesuffix(_WEIGHT)
+
+    @property
+    def entries(self) -> list[FileTensor]:
+        """The tensors that take the place of its weight."""
+        (n, k), name, groups = self.tensor.shape, self.name, self.tensor.shape[1] // GROUP
+        entries = [
+            FileTensor(f"{name}.weight_packed", "I32", (n, words_for(k, self.bits))),
+            FileTensor(f"{name}.weight_scale", "BF16", (n, groups)),
+            FileTensor(f"{name}.weight_shape", "I64", (2,)),
+        ]
+        if self.bits < 8:
+            entries.append(FileTensor(f"{name}.weight_zero_point", "I32", (words_for(n, self.bits), groups)))
+        return entries
+
+    def data(self, pool: ThreadPoolExecutor) -> Iterator[npt.NDArray[np.generic]]:
+        """Yield the data of `entries`. Raises ModelError if a weight is no number."""
+        n, k = self.tensor.shape
+        rows = max(1, _CHUNK_WEIGHTS // k)
+        fitted = list(pool.map(lambda first: self._fit(first, min(rows, n - first)), range(0, n, rows)))
+        yield pack(np.concatenate([part.values for part in fitted]), self.bits)
+        yield (to_bf16(np.concatenate([part.scales for part in fitted])).view(np.uint32) >> 16).astype(np.uint16)
+        yield np.array([n, k], np.int64)
+        if self.bits < 8:
+            yield pack(np.concatenate([part.zeros for part in fitted]).T, self.bits).T
+
+    def _fit(self, first: int, count: int) -> Fitted:
+        weights = self.tensor.rows(first, count).to_f32()
+        if not np.isfinite(weights).all():
+            raise ModelError(f"tensor {self.tensor.name} holds an infinity or a NaN; the checkpoint may be damaged")
+        return fit(weights, self.importance, self.bits, GROUP)
+
+
+def pack(values: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.int32]:
+    """Pack values [n, k] along k to words, i32 [n, ceil(k * bits / 32)], the first one in the lowest bits."""
+    per_word = 32 // bits
+    padded: npt.NDArray[np.uint8] = np.pad(values, ((0, 0), (0, -values.shape[1] % per_word)))
+    if bits == 4:
+        padded = padded[:, 0::2] | padded[:, 1::2] * np.uint8(16)
+    words: npt.NDArray[np.int32] = np.ascontiguousarray(padded).view("<i4")
+    return words
+
+
+def modules_of(checkpoint: Checkpoint, graph: Graph, importance: Importance, bits: int) -> dict[str, SavedModule]:
+    """Return the layers to quantize to `bits`, 4 or 8, by the names of their tensors.
+
+    Raises ModelError if the checkpoint has them in a form that compressed-tensors has not.
+    """
+    limits = PlanLimits(1, 1, min(BLOCK_SIZES))
+    plan = lower(graph, Dtypes("bf16", "bf16", "f32"), limits, Quantization(checkpoint, _PLACES))
+    closing_bits = 8 if plan.hidden_size < SMALL_WIDTH else bits
+    modules = {}
+    for name, shares in _parts(plan).items():
+        (place, part), *_ = shares
+        tensor = checkpoint.get(name, part.shape)
+        if part.transposed or checkpoint.tensors.get(tensor.name) is not tensor or not name.endswith(_WEIGHT):
+            raise ModelError(
+                f"{checkpoint.folder}: {name} is transposed or stacked with others, and compressed-tensors holds "
+                "linear layers only; serve the model with --quantization instead"
+            )
+        if tensor.shape[1] % GROUP == 0:
+            chosen = closing_bits if place == _CLOSING else bits
+            modules[tensor.name] = SavedModule(tensor, _joined([part for _, part in shares], importance), chosen)
+    return modules
+
+
+def _parts(plan: ModelPlan) -> dict[str, list[tuple[int, MatrixPart]]]:
+    """Return the parts of the linear layers' tensors, with their places, but for the head and routers."""
+    parts: dict[str, list[tuple[int, MatrixPart]]] = {}
+    for launch in plan.launches:
+        if isinstance(launch.kernel, GemmKernel | ExpertGemmKernel):
+            for matrix in (operand for operand in launch.operands if isinstance(operand, Matrix)):
+                if matrix.quantized is not None and matrix.quantized.bits != _HEAD:
+                    for part in matrix.parts:
+                        parts.setdefault(part.tensor, []).append((matrix.quantized.bits, part))
+    return parts
+
+
+def _joined(shares: list[MatrixPart], importance: Importance) -> npt.NDArray[np.float32] | None:
+    """Return the importance of a tensor's inputs: parts of it may have all of them, or some columns each."""
+    found = {part.first_k: importance.get((part.tensor, part.first_k)) for part in shares}
+    values = [found[first] for first in sorted(found)]
+    known = [each for each in values if each is not None]
+    return np.concatenate(known) if len(known) == len(values) else None
+
+
+def save(
+    checkpoint: Checkpoint,
+    modules: Mapping[str, SavedModule],
+    target: Path,
+    threads: int,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> None:
+    """Write the folder `target`, with the files of the checkpoint that are no weights. Raises ModelError and OSError.
+
+    The folder appears when it is whole. `progress(task, done, total)` counts bytes of the checkpoint.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        _copy_rest(checkpoint.folder, draft)
+        config = {name: value for name, value in checkpoint.config.items() if name != "quantization_config"}
+        config["quantization_config"] = section_of(checkpoint, modules)
+        (draft / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n")
+        entries = [entry for tensor in checkpoint.tensors.values() for entry in _entries(tensor, modules)]
+        with ThreadPoolExecutor(threads) as pool:
+            write_safetensors(draft / "model.safetensors", entries, _data(checkpoint, modules, pool, progress))
+        draft.chmod(0o755)
+        if target.is_dir():
+            target.rmdir()  # it is empty
+        draft.rename(target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def section_of(checkpoint: Checkpoint, modules: Mapping[str, SavedModule]) -> dict[str, Any]:
+    """Return `quantization_config` of config.json."""
+    kept = [name for name, tensor in checkpoint.tensors.items() if name not in modules and len(tensor.shape) == 2]
+    linear = [name.removesuffix(_WEIGHT) for name in kept if name.endswith(_WEIGHT)]
+    bits = sorted({module.bits for module in modules.values()})
+    groups = {"group_0": _group(bits[0], ["Linear"])}
+    if len(bits) > 1:  # a name precedes a class
+        groups["group_1"] = _group(bits[1], [module.name for module in modules.values() if module.bits == bits[1]])
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": groups,
+        "ignore": sorted({*linear, "lm_head"}),
+        "kv_cache_scheme": None,
+    }
+
+
+def _group(bits: int, targets: list[str]) -> dict[str, Any]:
+    weights = {
+        "num_bits": bits, "type": "int", "symmetric": bits == 8, "strategy": "group", "group_size": GROUP,
+        "dynamic": False, "actorder": None, "block_structure": None, "observer": "minmax", "observer_kwargs": {},
+    }  # fmt: skip
+    return {"targets": targets, "weights": weights, "input_activations": None, "output_activations": None}
+
+
+def _entries(tensor: Tensor, modules: Mapping[str, SavedModule]) -> list[FileTensor]:
+    if tensor.name in modules:
+        return modules[tensor.name].entries
+    return [FileTensor(tensor.name, tensor.dtype, tensor.shape)]
+
+
+def _data(
+    checkpoint: Checkpoint,
+    modules: Mapping[str, SavedModule],
+    pool: ThreadPoolExecutor,
+    progress: Callable[[str, int, int], None] | None,
+) -> Iterator[npt.NDArray[np.generic]]:
+    """Yield the data of all tensors, in their order."""
+    done, total = 0, sum(len(tensor.stored) for tensor in checkpoint.tensors.values())
+    for tensor in checkpoint.tensors.values():
+        yield from modules[tensor.name].data(pool) if tensor.name in modules else (tensor.data,)
+        done += len(tensor.stored)
+        if progress is not None:
+            progress("quantizing weights", done, total)
+        checkpoint.drop_pages()
+
+
+def _copy_rest(source: Path, target: Path) -> None:
+    """Copy the files of a checkpoint folder that its tokenizer, its templates and its pooling have."""
+    for path in filter(Path.is_file, source.iterdir()):
+        is_wanted = path.suffix in _COPIED_SUFFIXES and path.name not in _LEFT_OUT
+        if is_wanted or path.name.startswith(("LICENSE", "NOTICE")):
+            shutil.copyfile(path, target / path.name)
+    for path in (path for pattern in _COPIED_FOLDERS for path in source.glob(pattern) if path.is_dir()):
+        shutil.copytree(path, target / path.name)
+
+
+def check_target(target: Path) -> None:
+    """Raise ModelError if a folder can't be made at `target`."""
+    if target.is_dir() and any(target.iterdir()):
+        raise ModelError(f"{target} is a folder with files already; name a new one, or remove it")
+    if target.exists() and not target.is_dir():
+        raise ModelError(f"{target} is a file; name a new folder")
+    parent = target.absolute().parent
+    while not parent.exists():
+        parent = parent.parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise ModelError(f"{target} can't be written: {parent} is no folder that you may write to")

@@ -1,0 +1,128 @@
+"""Float checkpoints saved as compressed-tensors: what is quantized and how well, and that the model is the same one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quire.kernels._native import SamplingConfig
+from quire.kernels.config import ModelConfig
+from quire.kernels.errors import ModelError
+from quire.kernels.options import LoadOptions
+from quire.kernels.quantize import SaveRequest, quantize
+from quire.kernels.runner import load_model
+from quire.kernels.saving.compressed_folder import pack
+from quire.kernels.saving.fit import Fitted, Floats, fit
+from quire.kernels.trial import chosen_places
+from quire.kernels.weights.gguf_checkpoint import open_checkpoint
+from quire.kernels.weights.quantized import scheme_of
+
+
+def dequantized(fitted: Fitted, group: int) -> Floats:
+    zeros: Floats = np.repeat(fitted.zeros, group, axis=1).astype(np.float32)
+    values: Floats = (fitted.values - zeros) * np.repeat(fitted.scales, group, axis=1)
+    return values
+
+
+def test_weights_on_a_grid_are_found_again() -> None:
+    random = np.random.default_rng(0)
+    values = random.integers(0, 16, (64, 96))
+    values[:, 0::32], values[:, 1::32] = 0, 15
+    zeros, scales = random.integers(0, 16, (64, 3)), 2.0 ** random.integers(-9, -3, (64, 3))
+    weights = ((values - np.repeat(zeros, 32, 1)) * np.repeat(scales, 32, 1)).astype(np.float32)
+    found = fit(weights, None, 4, 32)
+    assert (found.values == values).all()
+    assert (found.scales == scales).all()
+    assert (found.zeros == zeros).all()
+
+
+def test_four_bits_lose_less_than_rounding_and_less_where_it_counts() -> None:
+    random = np.random.default_rng(1)
+    weights = random.standard_normal((128, 256)).astype(np.float32)
+    importance = np.exp(2 * random.standard_normal(256)).astype(np.float32)
+    low, high = (getattr(weights.reshape(128, 8, 32), name)(axis=-1, keepdims=True) for name in ("min", "max"))
+    scales = (high - low) / 15
+    rounded = np.rint((weights.reshape(128, 8, 32) - low) / scales) * scales + low
+    plain = dequantized(fit(weights, None, 4, 32), 32)
+    weighted = dequantized(fit(weights, importance, 4, 32), 32)
+
+    def error(values: Floats, counts: Floats) -> float:
+        return float((np.square(values - weights) * counts).sum())
+
+    alike = np.ones(256, np.float32)
+    assert error(plain, alike) < error(rounded.reshape(128, 256), alike)
+    assert error(weighted, importance) < 0.8 * error(plain, importance)
+
+
+def test_eight_bits_and_groups_of_zeros() -> None:
+    weights = np.random.default_rng(2).standard_normal((48, 128)).astype(np.float32)
+    weights[:, 32:64] = 0
+    weights[3, 64:96] = 1e-38
+    for bits, most in ((8, 0.006), (4, 0.09)):
+        found = fit(weights, None, bits, 32)
+        assert np.sqrt(np.square(dequantized(found, 32) - weights).mean()) < most
+        assert (dequantized(found, 32)[:, 32:64] == 0).all()
+        assert np.isfinite(found.scales).all()
+        assert (found.scales > 0).all()
+    assert (fit(weights, None, 8, 32).zeros == 128).all()
+
+
+def test_words_hold_the_first_value_in_their_lowest_bits() -> None:
+    values = np.arange(1, 11, dtype=np.uint8)[None]
+    assert pack(values, 4).view(np.uint32).tolist() == [[0x87654321, 0x000000A9]]
+    assert pack(values[:, :4], 8).view(np.uint32).tolist() == [[0x04030201]]
+
+
+def losses(folder: Path) -> list[float]:
+    """Return the log probabilities of a prompt's tokens."""
+    model = load_model(LoadOptions(str(folder), dtype="bfloat16", num_pages=8))
+    prompt = [int(token) for token in chosen_places(96, min(500, model.vocab_size))]
+    slot = model.sequences.open(prompt, 96, sampling=SamplingConfig(temperature=0.0, prompt_logprobs=0))
+    assert model.sequences.reserve(slot, 97)
+    return [entry[1][0] for entry in model.step([slot], [0], [96]).prompt_logprobs[0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        *((name, "int8") for name in ("phi3-long", "gemma3-window100", "mixtral-window100", "deepseek2-groups-yarn")),
+        *((name, "int4") for name in ("llama-biases-linear", "qwen2-moe-shared-window")),
+    ],
+)
+def test_saved_model_is_the_same_one(name: str, mode: str, checkpoints: Path, tmp_path: Path) -> None:
+    """Each layer is as good as its bits; random models of a few layers show them more than others do."""
+    source, target = checkpoints / name, tmp_path / "saved"
+    found = quantize(SaveRequest(str(source), str(target), mode))
+    check_layers(source, target, found["modules"], {"int8": 0.012, "int4": 0.12}[mode])
+    exact = losses(source)
+    difference = np.sqrt(np.square(np.subtract(losses(target), exact)).mean()) / np.std(exact)
+    assert 0 < difference < {"int8": 0.3, "int4": 0.6}[mode]
+    assert {path.name for path in tmp_path.iterdir()} == {"saved"}
+
+
+@pytest.mark.parametrize(("name", "words"), [("gpt2-tied", "transposed"), ("gpt-oss-window100", "stacked")])
+def test_layers_that_the_format_has_not(name: str, words: str, checkpoints: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=words):
+        quantize(SaveRequest(str(checkpoints / name), str(tmp_path / "saved"), "int8"))
+    assert not [*tmp_path.iterdir()]
+
+
+def check_layers(source: Path, target: Path, count: int, most: float) -> None:
+    before, after = open_checkpoint(str(source)), open_checkpoint(str(target))
+    scheme = scheme_of(ModelConfig(after.config))
+    assert scheme is not None
+    packed = [name.removesuffix("_packed") for name in after.tensors if name.endswith(".weight_packed")]
+    assert len(packed) == count
+    for name in packed:
+        weights = before.tensors[name].to_f32()
+        read = scheme.read(after, name.removesuffix(".weight"), *weights.shape)
+        zeros = np.full(read.scales.shape, 128, np.uint8) if read.zeros is None else read.zeros
+        difference = dequantized(Fitted(np.ascontiguousarray(read.values), read.scales, zeros), 32) - weights
+        is_closing = name.endswith(("o_proj.weight", "down_proj.weight"))
+        assert np.sqrt(np.square(difference).mean() / np.square(weights).mean()) < (0.012 if is_closing else most), name
+    for name, tensor in after.tensors.items():
+        if ".weight_" not in name:
+            assert (tensor.data == before.tensors[name].data).all()
+    assert {name for name in before.tensors if name not in packed} <= set(after.tensors)
