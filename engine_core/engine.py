@@ -196,7 +196,7 @@ class EngineCore:
             self._requests.finish(request, FinishReason.ERROR, text, ErrorKind.INVALID)
         self._constrained.prepare(batch)
         self.flush()  # rejections and aborts need not wait for the step
-        if not batch.counts:
+        if not batch.step.counts:
             self.scheduler.served.update()
             self.tracer.flush(begun)
             return
@@ -213,7 +213,7 @@ class EngineCore:
             step=self.last_step.step + 1,
             prefill_tokens=batch.num_prefill_tokens,
             decode_tokens=batch.num_decode_rows,
-            draft_tokens=sum(batch.num_drafts),
+            draft_tokens=sum(batch.step.num_drafts),
             accepted_tokens=sum(batch.accepted),
             cached_tokens=batch.num_cached_tokens,
             schedule_seconds=scheduled - begun,

@@ -6,13 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from quire.kernels.runner import Sequences
+from quire.kernels.runner import Sequences, StepInput
 
 LogprobsEntry = tuple[list[int], list[float], int]  # token ids and logprobs, the chosen one first; its rank
-
-
-Branch = tuple[int, list[int]]
-"""Tokens that may come instead of a sequence's drafts, after the sequence's number in the step; none: the future."""
 
 
 class StepResult(Protocol):
@@ -36,7 +32,7 @@ class StepResult(Protocol):
 
     @property
     def pending(self) -> Sequence[int]:
-        """Rows whose samples are deferred; `collect` adds them."""
+        """Rows whose samples are deferred; `collect_pending` adds them."""
 
     def logprobs(self, row: int) -> list[LogprobsEntry] | None:
         """Return an entry for each token of a span; None if the sequence asked for none."""
@@ -70,29 +66,27 @@ class Executor(Protocol):
         Full pages are shared. Return False, and change nothing, when there are too few pages.
         """
 
-    def step(
-        self,
-        slots: list[int],
-        starts: list[int],
-        counts: list[int],
-        num_drafts: list[int] | None = None,
-        branches: list[Branch] = ...,
-    ) -> StepResult:
-        """Compute tokens `[start, start + count)` of each slot; where these include its last one, sample the next.
+    def submit(self, step: StepInput) -> Any:
+        """Begin to compute a step, and return a handle for `collect`. Rows that reach their last token sample the next.
 
-        The last `num_drafts` tokens of a sequence, if given, are drafts: they are kept as far as they are what is
-        sampled, and the span takes their place. Of its n tokens then, the first min(n - 1, start + count) are computed.
-        A sequence with drafts, but without a constraint, may have branches: the path with the longest span is kept.
+        Steps may be under way together, as long as no sequence is in two of them; they are collected in their order.
 
-        Constrained sequences are sampled last and may still be `pending` when this returns. The constraints follow the
-        spans; their masks may be written while a step computes. A step that raises has put no page into the prefix
-        cache, so that it can be computed again.
+        Drafts are kept as far as they are what is sampled, and the span takes their place. Of its n tokens then, the
+        first min(n - 1, start + count) are computed. A sequence with drafts, but without a constraint, may have
+        branches: the path with the longest span is kept.
+
+        Constrained sequences are sampled last and may still be `pending` when the step is collected. The constraints
+        follow the spans; their masks may be written while a step computes. A step that raises, here or when it is
+        collected, has put no page into the prefix cache, so that it can be computed again.
         """
 
-    def collect(self, result: Any) -> Mapping[int, list[int]]:
+    def collect(self, handle: Any) -> StepResult:
+        """Wait for the step of a handle, and return its result."""
+
+    def collect_pending(self, result: Any) -> Mapping[int, list[int]]:
         """Add pending samples to the result of the last step; return the spans that are complete now, by row.
 
-        Wait for one of them at least. Return none when none is pending; then the next step may come.
+        Wait for one of them at least. Return none when none is pending; then the next step may be submitted.
         """
 
 
@@ -110,11 +104,3 @@ class PlainStepResult:
 
     def logprobs(self, _row: int) -> None:
         """Return None: no sequence asks for logprobs."""
-
-
-class UnconstrainedExecutor:
-    """A base of executors that get no requests with a grammar."""
-
-    def collect(self, _result: Any) -> Mapping[int, list[int]]:
-        """Return no spans: none is ever pending."""
-        return {}

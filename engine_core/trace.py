@@ -56,7 +56,7 @@ class Tracer:
             event.num_cached_tokens = scheduled.num_cached_tokens
             self._events.append(event)
         self._sequences = [
-            SequenceTrace(request.number, request.request_id, request.num_computed_tokens, batch.counts[row])
+            SequenceTrace(request.number, request.request_id, request.num_computed_tokens, batch.step.counts[row])
             for request, row in zip(batch.requests, batch.rows, strict=True)
         ]
 
@@ -68,7 +68,7 @@ class Tracer:
 
     def stepped(self, begun: float, stats: SchedulerStats, batch: Batch) -> None:
         """Send the trace of the step that was scheduled last and began at `begun`."""
-        for sequence, drafts, accepted in zip(self._sequences, batch.num_drafts, batch.accepted, strict=False):
+        for sequence, drafts, accepted in zip(self._sequences, batch.step.num_drafts, batch.accepted, strict=False):
             sequence.num_drafts, sequence.num_accepted = drafts, accepted
         self._send_all(StepTrace(begun, stats, self._sequences, self._events))
 

@@ -48,13 +48,11 @@ class StepUpdate:
         """
         self._trials.begin_step(batch)
         try:
-            result = self._executor.step(
-                batch.slots, batch.starts, batch.counts, batch.num_drafts or None, batch.branches
-            )
+            result = self._executor.collect(self._executor.submit(batch.step))
         except Exception as error:  # noqa: BLE001 - whatever it is, clients get the error, and other requests go on
             self._isolate(batch, error, is_part=is_part)
             return None
-        if batch.branches:
+        if batch.step.branches:
             batch.first_rows, batch.future_rows = result.first_rows, result.future_rows
         return result
 
@@ -65,7 +63,7 @@ class StepUpdate:
                 batch.requests[batch.index_of(row)].add_prompt_logprobs(entries)
             deferred = dict.fromkeys(batch.index_of(row) for row in result.pending)
             first_rows: Iterable[tuple[Request, int]] = zip(batch.requests, batch.rows, strict=True)
-            outcome = StepOutcome(result, now, batch.num_drafts, batch.accepted)
+            outcome = StepOutcome(result, now, batch.step.num_drafts, batch.accepted)
             if not self._constrained.has_open:
                 self._take(batch, outcome, first_rows, deferred)
                 return
@@ -73,10 +71,10 @@ class StepUpdate:
             self._take_constrained(batch, outcome, first_rows, deferred)
             for spans in self._collect(batch, result, deferred):
                 first_rows = [(batch.requests[batch.index_of(row)], row) for row in spans]
-                outcome = StepOutcome(result, self._clock(), batch.num_drafts, batch.accepted, spans)
+                outcome = StepOutcome(result, self._clock(), batch.step.num_drafts, batch.accepted, spans)
                 self._take_constrained(batch, outcome, first_rows, deferred)
         except BaseException:
-            while self._executor.collect(result):  # no sample may complete for a request that has ended
+            while self._executor.collect_pending(result):  # no sample may complete for a request that has ended
                 pass
             raise
 
@@ -124,7 +122,7 @@ class StepUpdate:
         """Yield deferred spans that are complete, by row. If collecting fails, end the requests that are left."""
         try:
             while deferred:
-                spans = self._executor.collect(result)
+                spans = self._executor.collect_pending(result)
                 for row in spans:
                     del deferred[batch.index_of(row)]
                 yield spans
@@ -150,7 +148,7 @@ class StepUpdate:
         if outcome.errors:
             self._end_failed(batch, outcome, deferred)
             first_rows = [pair for pair in first_rows if not pair[0].is_finished]
-        counts, by_client = batch.counts, self._outputs.by_client
+        counts, by_client = batch.step.counts, self._outputs.by_client
         try:
             for request, row in first_rows:
                 request.num_computed_tokens += counts[row]

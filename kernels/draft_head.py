@@ -24,6 +24,7 @@ from quire.kernels.operands import Matrix
 from quire.kernels.options import LoadOptions, choose_limits, config_of
 from quire.kernels.plan import FEATURES, HIDDEN
 from quire.kernels.runner import ModelRunner, assemble
+from quire.kernels.step import StepInput
 from quire.kernels.weights.checkpoint import Checkpoint
 from quire.kernels.weights.gguf_checkpoint import open_checkpoint
 from quire.kernels.weights.loader import check
@@ -83,7 +84,7 @@ class DraftHead:
     """A loaded draft head, with sequences and KV pages of its own. Not thread-safe.
 
     Its sequence of a request are the tokens from some position + 1 on, beside the model's features from that position
-    on. A step computes rows either from features (`step`), or from the hidden states that the step before it has left
+    on. A step computes rows either from features (`run`), or from the hidden states that the step before it has left
     (`go_on`).
     """
 
@@ -113,28 +114,28 @@ class DraftHead:
         self._features = assembly.rows(FEATURES, width) if self._encodes else self._hidden
         self._last_rows = np.zeros(0, np.int64)  # of the sequences in the step before
 
-    def step(self, slots: list[int], starts: list[int], counts: list[int], features: Sequence[Rows]) -> StepResult:
-        """Compute tokens from features, f32 arrays [tokens, width] for each sequence; sample where a sequence ends."""
+    def run(self, step: StepInput, features: Sequence[Rows]) -> StepResult:
+        """Compute a step from features, f32 arrays [tokens, width] for each sequence; sample where a sequence ends."""
         first = 0
         for rows in features:
             self._features[first : first + len(rows)] = rows
             first += len(rows)
         if self._encodes:
             self._assembly.native.encode(first)
-        return self._compute(slots, starts, counts)
+        return self._compute(step)
 
-    def go_on(self, rows: list[int], slots: list[int], starts: list[int]) -> StepResult:
+    def go_on(self, rows: list[int], step: StepInput) -> StepResult:
         """Compute the next token of sequences that were in the step before as its number `rows`."""
         self._hidden[: len(rows)] = self._hidden[self._last_rows[rows]]
-        return self._compute(slots, starts, [1] * len(rows))
+        return self._compute(step)
 
     def fork(self, slot: int, source: int, num_computed: int, num_tokens: int) -> bool:
         """Give a slot without pages what another has computed; return False if there are too few pages."""
         return self._assembly.native.fork(slot, source, num_computed, num_tokens)
 
-    def _compute(self, slots: list[int], starts: list[int], counts: list[int]) -> StepResult:
-        self._last_rows = np.cumsum(counts) - 1
-        return self._assembly.native.step(slots, starts, counts)
+    def _compute(self, step: StepInput) -> StepResult:
+        self._last_rows = np.cumsum(step.counts) - 1
+        return self._assembly.native.step(step.slots, step.starts, step.counts)
 
 
 def load_draft_head(

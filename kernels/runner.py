@@ -17,6 +17,7 @@ from quire.kernels._native import (
     PoolingConfig,
     SamplingConfig,
     Sequences,
+    StepResult,
     TextProposer,
     TextProposerConfig,
     TokenMask,
@@ -45,6 +46,7 @@ from quire.kernels.options import (
 from quire.kernels.plan import FINAL, FUTURE, ModelPlan, kept_name
 from quire.kernels.pooling.pooler import Pooler, choose_pooler
 from quire.kernels.pooling.sentence_transformers import max_seq_length
+from quire.kernels.step import StepInput
 from quire.kernels.trial import TrialRun
 from quire.kernels.weights.checkpoint import Checkpoint
 from quire.kernels.weights.gguf_checkpoint import open_checkpoint
@@ -59,6 +61,7 @@ __all__ = [
     "PoolingConfig",
     "SamplingConfig",
     "Sequences",
+    "StepInput",
     "TextProposer",
     "TextProposerConfig",
     "TokenMask",
@@ -72,10 +75,10 @@ _KV_DTYPES = {BF16: "bfloat16", F32: "float32", I8: "int8"}
 
 
 class ModelRunner:
-    """A loaded model. Sequences are opened in slots; `step` extends them. Not thread-safe.
+    """A loaded model. Sequences are opened in slots; steps extend them. Not thread-safe.
 
-    `sequences`, `step`, `collect` and `fork` are the native runner's, and so are the methods that copy KV pages, which
-    other threads may call: see native/kv_cache/sequences.h, native/compute/runner.h and native/kv_cache/page_io.h.
+    Steps, forks and copies of KV pages are the native runner's; other threads may copy pages, too: see
+    native/kv_cache/sequences.h, native/compute/runner.h and native/kv_cache/page_io.h.
     """
 
     def __init__(self, assembly: Assembly, options: LoadOptions, pooler: Pooler) -> None:
@@ -106,15 +109,47 @@ class ModelRunner:
         self.max_num_seqs = options.max_num_seqs
         self.eos_token_ids = checkpoint.eos_token_ids()
         self.sequences = native.sequences
-        self.step = native.step
-        self.collect = native.collect
-        self.fork = native.fork
-        self.set_synthetic_acceptance = native.set_synthetic_acceptance
-        self.set_keeps_features = native.set_keeps_features
         self.page_bytes = native.page_bytes
-        self.copy_page = native.copy_page
-        self.fill_page = native.fill_page
-        self.take_sealed = native.take_sealed
+
+    def submit(self, step: StepInput) -> StepResult:
+        """Compute a step. Raises ValueError for one that cannot be computed; nothing has changed then."""
+        return self._native.step(step.slots, step.starts, step.counts, step.num_drafts or None, step.branches)
+
+    def collect(self, handle: StepResult) -> StepResult:
+        """Return the result of a step that was submitted: steps are computed as they are submitted."""
+        return handle
+
+    def run(self, step: StepInput) -> StepResult:
+        """Submit a step, and return its result."""
+        return self.collect(self.submit(step))
+
+    def collect_pending(self, result: StepResult) -> dict[int, list[int]]:
+        """Add pending spans to the result of the last step, at least one, and return them by row."""
+        return self._native.collect(result)
+
+    def fork(self, slot: int, source: int, num_computed: int, num_tokens: int) -> bool:
+        """Give a slot without pages what another has computed; return False if there are too few pages."""
+        return self._native.fork(slot, source, num_computed, num_tokens)
+
+    def copy_page(self, page: int, copy: npt.NDArray[np.uint8]) -> int:
+        """Copy the KV of a page to `copy`, `page_bytes` bytes; return the checksum of the copy. Any thread."""
+        return self._native.copy_page(page, copy)
+
+    def fill_page(self, page: int, copy: npt.NDArray[np.uint8]) -> int:
+        """Fill a page that nobody else uses with a copy of one; return its checksum. Any thread."""
+        return self._native.fill_page(page, copy)
+
+    def take_sealed(self, most: int, seconds: float) -> list[tuple[int, bytes, bytes, int]]:
+        """Wait so long for a page to be sealed; return the oldest ones, as the native runner does. Any thread."""
+        return self._native.take_sealed(most, seconds)
+
+    def set_synthetic_acceptance(self, probability: float) -> None:
+        """Take each draft for right with this probability, whatever is sampled: for benchmarks."""
+        self._native.set_synthetic_acceptance(probability)
+
+    def set_keeps_features(self, keeps: bool) -> None:
+        """Set whether the next steps keep hidden states for a draft head."""
+        self._native.set_keeps_features(keeps)
 
     def features(self) -> list[Rows]:
         """Return views of the features of the last step's tokens, one for each that the model was loaded to keep.

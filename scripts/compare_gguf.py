@@ -28,6 +28,7 @@ from quire.kernels.gguf.container import gguf_files, read_gguf
 from quire.kernels.gguf.folder import model_folder
 from quire.kernels.options import LoadOptions
 from quire.kernels.runner import ModelRunner, load_model
+from quire.kernels.step import StepInput
 
 LogProbabilities = npt.NDArray[np.float64]
 
@@ -89,7 +90,7 @@ def quire_logits(model: ModelRunner, tokens: list[int], first: int) -> LogProbab
     slot = model.sequences.open(tokens, len(tokens), sampling=sampling)
     if not model.sequences.reserve(slot, len(tokens) + 1):
         raise ValueError(f"{len(tokens)} tokens need more KV memory than there is")
-    rows = model.step([slot], [0], [len(tokens)]).prompt_logprobs[0][first:]
+    rows = model.run(StepInput([slot], [0], [len(tokens)])).prompt_logprobs[0][first:]
     model.sequences.close(slot)
     values = np.empty((len(rows), model.vocab_size))
     for target, (ids, logprobs, _) in zip(values, rows, strict=True):

@@ -49,8 +49,8 @@ LIKELIEST = 20  # tokens of which a KL divergence is computed
 LLAMA_TYPES = ("Q8_0", "Q4_K_M")
 NAME_WIDTH = 12
 HEADER = (
-    f"{'weights':<{NAME_WIDTH}}{'KV':<6}{'MiB':>9}{'nats/token':>12}{'perplexity':>12}{'change, %':>18}{'rms':>9}{'largest':>9}"
-    f"{'KL':>9}{'same top':>10}{'llama.cpp, %':>14}"
+    f"{'weights':<{NAME_WIDTH}}{'KV':<6}{'MiB':>9}{'nats/token':>12}{'perplexity':>12}{'change, %':>18}{'rms':>9}"
+    f"{'largest':>9}{'KL':>9}{'same top':>10}{'llama.cpp, %':>14}"
 )
 
 

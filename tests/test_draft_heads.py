@@ -17,6 +17,7 @@ from quire.kernels.draft_head import DraftHead, features_for, load_draft_head
 from quire.kernels.errors import ModelError
 from quire.kernels.options import LoadOptions
 from quire.kernels.runner import ModelRunner, PreparedModel, SamplingConfig
+from quire.kernels.step import StepInput
 
 if TYPE_CHECKING:
     from conftest import EngineFactory
@@ -48,7 +49,7 @@ def features_after(runner: ModelRunner, tokens: list[int]) -> np.ndarray[Any, An
     runner.sequences.start(slot, len(tokens))
     found = []
     for start, count in ((0, 17), (17, len(tokens) - 17)):
-        runner.step([slot], [start], [count])
+        runner.run(StepInput([slot], [start], [count]))
         found.append(np.concatenate([rows[:count] for rows in runner.features()], axis=1))
     return np.concatenate(found)
 
@@ -73,13 +74,13 @@ def test_a_head_computes_what_torch_does(variant: str, target: Path, tmp_path: P
     sampling = SamplingConfig(temperature=0, logprobs=5)
     slot = loaded.sequences.open(tokens[1 : size + 1], size, sampling=sampling, cache_salt=None)
     loaded.sequences.start(slot, size + 4)
-    loaded.step([slot], [0], [11], [features[:11]])
-    result = loaded.step([slot], [11], [size - 11], [features[11:size]])
+    loaded.run(StepInput([slot], [0], [11]), [features[:11]])
+    result = loaded.run(StepInput([slot], [11], [size - 11]), [features[11:size]])
     for number in range(3):
         if number:
             loaded.sequences.truncate(slot, size + number - 1, recompute_last=False)
             loaded.sequences.append(slot, tokens[size + number])
-            result = loaded.go_on([0], [slot], [size + number - 1])
+            result = loaded.go_on([0], StepInput([slot], [size + number - 1], [1]))
         logprobs = result.logprobs(0)
         assert logprobs is not None
         ids, values, _ = logprobs[0]
@@ -97,14 +98,14 @@ def test_features_are_kept_only_where_they_are_wanted(target: Path, tmp_path: Pa
     for slot, prompt, keeps in zip(slots, PROMPTS[3:5], (True, False), strict=True):
         runner.set_keeps_features(keeps)
         runner.sequences.start(slot, len(prompt) + 1)
-        runner.step([slot], [0], [len(prompt)])
+        runner.run(StepInput([slot], [0], [len(prompt)]))
         results.append([rows[: len(prompt)].copy() for rows in runner.features()])
     count = len(PROMPTS[3])
     assert all(np.array_equal(kept, later[:count]) for kept, later in zip(*results, strict=True))
     again = runner.sequences.open(PROMPTS[4], len(PROMPTS[4]), sampling=SamplingConfig(temperature=0), cache_salt=None)
     runner.set_keeps_features(True)
     runner.sequences.start(again, len(PROMPTS[4]) + 1)
-    runner.step([again], [0], [len(PROMPTS[4])])
+    runner.run(StepInput([again], [0], [len(PROMPTS[4])]))
     assert not np.array_equal(runner.features()[0][:count], results[0][0])
     tokens = [runner.sequences.tail(slot, len(PROMPTS[4])) for slot in (slots[1], again)]
     assert tokens[0] == tokens[1]
@@ -119,15 +120,15 @@ def test_the_future_is_computed_as_a_token_is(dtype: str, target: Path, tmp_path
     known, other = (runner.sequences.open(prompt, len(prompt), sampling=greedy) for _ in range(2))
     for slot in (known, other):
         runner.sequences.start(slot, len(prompt) + 8)
-    (answer,) = runner.step([known], [0], [len(prompt)]).token_ids
+    (answer,) = runner.run(StepInput([known], [0], [len(prompt)])).token_ids
     runner.sequences.append(known, token)
-    runner.step([known], [len(prompt)], [2])
+    runner.run(StepInput([known], [len(prompt)], [2]))
     expected = [rows[1].copy() for rows in runner.features()]
-    runner.step([other], [0], [len(prompt)])
+    runner.run(StepInput([other], [0], [len(prompt)]))
     for draft in (1, 2):
         runner.sequences.append(other, draft)
     runner.set_future(heads.embedding_of(target, token, dtype))
-    result = runner.step([other], [len(prompt)], [3], [2], [(0, [5, 6]), (0, [])])
+    result = runner.run(StepInput([other], [len(prompt)], [3], [2], [(0, [5, 6]), (0, [])]))
     assert result.future_rows == {0: 3 + 3 + 1}
     for rows, row in zip(runner.features(), expected, strict=True):
         assert np.array_equal(rows[result.future_rows[0]], row)
@@ -135,7 +136,7 @@ def test_the_future_is_computed_as_a_token_is(dtype: str, target: Path, tmp_path
     assert not np.array_equal(runner.features()[-1][1], expected[-1])
     free = runner.sequences.free_pages + runner.sequences.cached_pages
     with pytest.raises(ValueError, match="it must have drafts and no constraint"):
-        runner.step([other], [len(prompt)], [1], [0], [(0, [])])
+        runner.run(StepInput([other], [len(prompt)], [1], [0], [(0, [])]))
     assert runner.sequences.free_pages + runner.sequences.cached_pages == free
 
 
@@ -147,7 +148,7 @@ def test_a_head_may_be_quantized_and_its_model_too(quantization: str, target: Pa
     features = features_after(runner, PROMPTS[5])
     slot = loaded.sequences.open(PROMPTS[5][1:], 40, sampling=SamplingConfig(temperature=0), cache_salt=None)
     loaded.sequences.start(slot, 50)
-    assert loaded.step([slot], [0], [40], [features[:40]]).token_ids[0]
+    assert loaded.run(StepInput([slot], [0], [40]), [features[:40]]).token_ids[0]
 
 
 def greedy(target: Path) -> list[list[int]]:

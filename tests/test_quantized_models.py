@@ -12,6 +12,7 @@ from quantized_checkpoints import by_name, write_dequantized, write_quantized
 
 from quire.kernels import options, runner
 from quire.kernels.errors import ModelError
+from quire.kernels.step import StepInput
 
 LENGTH = 90
 ODD_SHAPES = [
@@ -29,7 +30,7 @@ def log_probabilities(model: Path, **chosen: Any) -> npt.NDArray[np.float64]:
     assert engine.sequences.reserve(slot, LENGTH + 1)
     values: list[float] = []
     for start, count in ((0, 50), (50, LENGTH - 50)):
-        values += [entry[1][0] for entry in engine.step([slot], [start], [count]).prompt_logprobs[0]]
+        values += [entry[1][0] for entry in engine.run(StepInput([slot], [start], [count])).prompt_logprobs[0]]
     engine.sequences.close(slot)
     assert engine.sequences.free_pages == engine.num_pages
     return np.array(values)

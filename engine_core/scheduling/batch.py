@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from quire.engine_core.executor import Branch
 from quire.engine_core.request import Request
+from quire.kernels.step import Branch, StepInput
 from quire.protocol.messages import EventType
 
 
@@ -64,19 +64,15 @@ class RunningRequests:
 
 @dataclass(slots=True)
 class Batch:
-    """The rows of one step: first those of decoding requests, one for each sequence, then one for each prompt.
+    """One step, and the requests that it is for.
 
-    Row i computes tokens `[starts[i], starts[i] + counts[i])` of `slots[i]`; `rows[j]` is the first row of
+    Rows of decoding requests come first, one for each sequence, then one for each prompt; `rows[j]` is the first row of
     `requests[j]`.
     """
 
     requests: list[Request] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
-    slots: list[int] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    num_drafts: list[int] = field(default_factory=list)  # of each row's tokens the last ones; empty: none has any
-    branches: list[Branch] = field(default_factory=list)  # beside the drafts, by row
+    step: StepInput = field(default_factory=StepInput)
     first_rows: Sequence[int] = ()  # of each row's tokens among those of the step; empty: one row's follow the other's
     future_rows: Mapping[int, int] = field(default_factory=dict)  # of the futures, by the row that they belong to
     num_single_decodes: int = 0  # decoding requests of one sequence, which come first
@@ -90,50 +86,40 @@ class Batch:
 
     def fill(self, running: RunningRequests, shares: Sequence[tuple[Request, int]]) -> None:
         """Add a token for each decoding sequence, and these chunks of prompts."""
-        decodes = running.decodes
+        decodes, step = running.decodes, self.step
         self.num_single_decodes = len(decodes)
         self.num_decode_requests, self.num_decode_rows = running.num_decode_requests, running.num_decode_rows
         self.requests = decodes + running.wide_decodes + [request for request, _ in shares]
-        self.counts = [1] * self.num_decode_rows + [count for _, count in shares]
+        step.counts = [1] * self.num_decode_rows + [count for _, count in shares]
         if not running.wide_decodes:
             self.rows = list(range(len(self.requests)))
-            self.slots = [request.slot for request in self.requests]
-            self.starts = [request.num_computed_tokens for request in self.requests]
+            step.slots = [request.slot for request in self.requests]
+            step.starts = [request.num_computed_tokens for request in self.requests]
             return
         for request in self.requests:
-            self.rows.append(len(self.slots))
+            self.rows.append(len(step.slots))
             slots = request.slots
-            self.slots += slots
-            self.starts += [request.num_computed_tokens] * len(slots)
+            step.slots += slots
+            step.starts += [request.num_computed_tokens] * len(slots)
 
-    def add_drafts(self, drafts: Sequence[int], branches: list[Branch]) -> None:
+    def add_drafts(self, drafts: list[int], branches: list[Branch]) -> None:
         """Add so many drafts to the first rows, whose sequences have them, and branches beside these."""
-        self.branches = branches
-        self.num_drafts = [*drafts, *[0] * (len(self.counts) - len(drafts))]
-        self.accepted = [0] * len(self.counts)
-        self.counts = [count + number for count, number in zip(self.counts, self.num_drafts, strict=True)]
+        self.step.add_drafts(drafts, branches)
+        self.accepted = [0] * len(self.step.counts)
 
     def part(self, indices: Sequence[int]) -> Batch:
         """Return the batch of the requests at these indices, without their drafts."""
-        ends = [*self.rows[1:], len(self.counts)]
         part = Batch()
         for index in indices:
-            rows = slice(self.rows[index], ends[index])
             part.requests.append(self.requests[index])
-            part.rows.append(len(part.slots))
-            part.slots += self.slots[rows]
-            part.starts += self.starts[rows]
-            part.counts += self.counts[rows]
-            if self.num_drafts:
-                part.counts[part.rows[-1] :] = [
-                    count - drafts for count, drafts in zip(self.counts[rows], self.num_drafts[rows], strict=True)
-                ]
+            part.rows.append(len(part.step.slots))
+            part.step.add(self.step.rows(self._rows_of(index)))
         return part
 
     @property
     def num_branch_tokens(self) -> int:
         """Tokens that the step computes for branches, each from the sequence's last one on."""
-        return sum(1 + max(len(tokens), 1) for _, tokens in self.branches)
+        return sum(1 + max(len(tokens), 1) for _, tokens in self.step.branches)
 
     def index_of(self, row: int) -> int:
         """Return the index of the request that a row belongs to."""
@@ -141,10 +127,13 @@ class Batch:
 
     def num_tokens(self, index: int) -> int:
         """Return how many tokens the step computes of a request, all its sequences together."""
-        end = self.rows[index + 1] if index + 1 < len(self.rows) else len(self.counts)
-        return sum(self.counts[self.rows[index] : end])
+        return sum(self.step.counts[self._rows_of(index)])
 
     @property
     def num_prefill_tokens(self) -> int:
         """Tokens of prompts, those computed again after a preemption included."""
-        return sum(self.counts) - self.num_decode_rows - sum(self.num_drafts)
+        return sum(self.step.counts) - self.num_decode_rows - sum(self.step.num_drafts)
+
+    def _rows_of(self, index: int) -> slice:
+        end = self.rows[index + 1] if index + 1 < len(self.rows) else len(self.step.counts)
+        return slice(self.rows[index], end)

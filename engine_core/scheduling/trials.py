@@ -97,7 +97,7 @@ class Trials:
 
     def begin_step(self, batch: Batch) -> None:
         """Note what is about to be computed."""
-        requests, starts, counts = batch.requests, batch.starts, batch.counts
+        requests, starts, counts = batch.requests, batch.step.starts, batch.step.counts
         self._journal.begin_step(
             [request.identity for request in requests], [starts[row] + counts[row] for row in batch.rows]
         )

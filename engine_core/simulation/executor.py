@@ -13,9 +13,10 @@ from hashlib import blake2b
 from itertools import accumulate
 from typing import Any
 
-from quire.engine_core.executor import Branch, PlainStepResult, UnconstrainedExecutor
+from quire.engine_core.executor import PlainStepResult
+from quire.engine_core.planned_executor import PlannedExecutor
 from quire.engine_core.request import Request
-from quire.kernels.runner import SamplingConfig, Sequences
+from quire.kernels.runner import SamplingConfig, Sequences, StepInput
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.simulation import StepTime, StepWork
 
@@ -96,69 +97,61 @@ class _SimulatedSequences(Sequences):
         return slot
 
 
-class SimulatedExecutor(UnconstrainedExecutor):
-    """An `Executor` whose steps move `clock` instead of computing.
+class SimulatedExecutor(PlannedExecutor):
+    """An executor whose steps move `clock` instead of computing.
 
     Its model samples EOS as soon as `min_tokens` lets it, and not before; requests that do not ignore it end there.
     """
 
+    sequences: _SimulatedSequences
+
     def __init__(self, limits: EngineShape, step_time: StepTime, clock: VirtualClock) -> None:
-        self.sequences = _SimulatedSequences(limits)
+        super().__init__(_SimulatedSequences(limits), self._sample)
         self.accept: Callable[[int], int] = lambda num_drafts: 0
         self._step_time = step_time
         self._clock = clock
 
-    def fork(self, slot: int, source: int, num_computed: int, num_tokens: int) -> bool:
-        """Share the pages; there is nothing to copy."""
-        return self.sequences.fork(slot, source, num_computed, num_tokens)
-
-    def step(
-        self,
-        slots: list[int],
-        starts: list[int],
-        counts: list[int],
-        num_drafts: list[int] | None = None,
-        branches: Sequence[Branch] = (),
-    ) -> PlainStepResult:
+    def submit(self, step: StepInput) -> PlainStepResult:
         """Share the computed pages, and sample a token for each sequence that has caught up. There are no branches."""
-        assert not branches
-        if num_drafts is not None:
-            return self._step_with_drafts(slots, starts, counts, num_drafts)
-        self._clock.now += self._step_time.seconds(StepWork.of(starts, counts))
+        assert not step.branches
+        if step.num_drafts:
+            return self._submit_drafts(step)
+        self._clock.now += self._step_time.seconds(StepWork.of(step.starts, step.counts))
         sequences, answers = self.sequences, self.sequences.answers
         block_size = sequences.block_size
         spans: list[list[int]] = []
-        for slot, start, count in zip(slots, starts, counts, strict=True):
-            span, end, answer = [], start + count, answers[slot]
-            if end == answer.length:
-                answer.length += 1
-                token = EOS if answer.length >= answer.least_length else answer.tokens[end & 15]
-                sequences.append(slot, token)
-                span = [token]
+        for slot, start, count in zip(step.slots, step.starts, step.counts, strict=True):
+            span, end = list[int](), start + count
+            if end == answers[slot].length:
+                span.append(self._sample(slot, end))
+                sequences.append(slot, span[0])
             if count > 1 or end % block_size == 0:
                 sequences.share(slot, end)
             spans.append(span)
         return PlainStepResult(spans)
 
-    def _step_with_drafts(
-        self, slots: list[int], starts: list[int], counts: list[int], num_drafts: list[int]
-    ) -> PlainStepResult:
+    def _sample(self, slot: int, end: int) -> int:
+        """Return the next token of an answer, which gets longer."""
+        answer = self.sequences.answers[slot]
+        answer.length += 1
+        return EOS if answer.length >= answer.least_length else answer.tokens[end & 15]
+
+    def _submit_drafts(self, step: StepInput) -> PlainStepResult:
         """Compute drafts too, each of which takes as long as a decoding sequence."""
-        plain = [count - drafts for count, drafts in zip(counts, num_drafts, strict=True)]
+        starts, num_drafts = step.starts, step.num_drafts
+        plain = [count - drafts for count, drafts in zip(step.counts, num_drafts, strict=True)]
         work = StepWork.of(starts, plain)
         read = sum(start * drafts for start, drafts in zip(starts, num_drafts, strict=True))
         work = work._replace(decodes=work.decodes + sum(num_drafts), kv_tokens=work.kv_tokens + read)
         self._clock.now += self._step_time.seconds(work)
         spans: list[list[int]] = []
-        for slot, start, count, drafts in zip(slots, starts, plain, num_drafts, strict=True):
+        for slot, start, count, drafts in zip(step.slots, starts, plain, num_drafts, strict=True):
             span, answer = list[int](), self.sequences.answers[slot]
             if start + count == answer.length:
                 for _ in range(1 + self.accept(drafts)):
-                    answer.length += 1
-                    is_last = answer.length >= answer.least_length
-                    span.append(EOS if is_last else answer.tokens[answer.length - 1 & 15])
+                    span.append(self._sample(slot, answer.length))
                     self.sequences.append(slot, span[-1])
-                    if is_last:
+                    if span[-1] == EOS:
                         break
             self.sequences.share(slot, start + count + max(len(span) - 1, 0))
             spans.append(span)

@@ -8,7 +8,7 @@ from quire.engine_core.decoding.single import sampling_config
 from quire.engine_core.executor import Executor, StepResult
 from quire.engine_core.request import Request
 from quire.engine_core.speculation.sampled import Draft, SampledDrafts
-from quire.kernels.runner import Sequences
+from quire.kernels.runner import Sequences, StepInput
 
 
 class DraftModel(SampledDrafts):
@@ -62,8 +62,8 @@ class DraftModel(SampledDrafts):
 
     def _step(self, drafts: list[Draft], counts: list[int]) -> StepResult:
         """Compute this many tokens of each."""
-        slots, starts = [draft.slot for draft in drafts], [draft.num_computed for draft in drafts]
-        result = self._timed(len(drafts), sum(counts), lambda: self._executor.step(slots, starts, counts))
+        step = StepInput([draft.slot for draft in drafts], [draft.num_computed for draft in drafts], counts)
+        result = self._timed(len(drafts), sum(counts), lambda: self._executor.collect(self._executor.submit(step)))
         for draft, count in zip(drafts, counts, strict=True):
             draft.num_computed += count
         return result

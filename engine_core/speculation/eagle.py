@@ -18,7 +18,7 @@ from quire.engine_core.speculation.proposer import MOST_COPIED
 from quire.engine_core.speculation.sampled import Draft, SampledDrafts
 from quire.kernels.assembly import Rows
 from quire.kernels.draft_head import DraftHead
-from quire.kernels.runner import Sequences
+from quire.kernels.runner import Sequences, StepInput
 
 _CONTEXT = 512  # last tokens of a prompt that the head reads, and most features of a request that wait for it
 _MOST_BYTES = 64 << 20  # of features that wait
@@ -68,15 +68,15 @@ class EagleDrafts(SampledDrafts):
 
     def observe(self, batch: Batch) -> None:
         """Keep the features of the tokens that the step has computed."""
-        firsts = batch.first_rows or list(itertools.accumulate(batch.counts, initial=0))
+        firsts = batch.first_rows or list(itertools.accumulate(batch.step.counts, initial=0))
         for request, row in zip(batch.requests, batch.rows, strict=True):
             if not request.decoding.takes_spans or request.is_finished or request.slot == NO_SLOT:
                 continue
             if request in self._without:
                 continue
-            start, count = batch.starts[row], batch.counts[row]
-            if batch.num_drafts:
-                count -= batch.num_drafts[row] - batch.accepted[row]
+            start, count = batch.step.starts[row], batch.step.counts[row]
+            if batch.step.num_drafts:
+                count -= batch.step.num_drafts[row] - batch.accepted[row]
             skipped = self._skipped(request, start)
             if skipped < count and self._has_room(request, count - skipped):
                 kept = self._rows(firsts[row] + skipped, firsts[row] + count)
@@ -172,10 +172,10 @@ class EagleDrafts(SampledDrafts):
 
     def _read(self, chunks: list[tuple[Request, Draft, int]]) -> StepResult:
         """Compute this many tokens of each sequence from their features."""
-        slots = [draft.slot for _, draft, _ in chunks]
-        starts, counts = [draft.num_computed for _, draft, _ in chunks], [count for _, _, count in chunks]
+        drafts, counts = [draft for _, draft, _ in chunks], [count for _, _, count in chunks]
+        step = StepInput([draft.slot for draft in drafts], [draft.num_computed for draft in drafts], counts)
         features = [self._take(request, count) for request, _, count in chunks]
-        result = self._timed(len(chunks), sum(counts), lambda: self._head.step(slots, starts, counts, features))
+        result = self._timed(len(chunks), sum(counts), lambda: self._head.run(step, features))
         for _, draft, count in chunks:
             draft.num_computed += count
         return result
@@ -217,7 +217,8 @@ class EagleDrafts(SampledDrafts):
             while growing := self._next_level(growing, result, wide=wide):
                 rows, slots = [path.row for _, path in growing], [path.slot for _, path in growing]
                 starts = [self._sequences.num_tokens(slot) - 1 for slot in slots]
-                result = self._timed(len(slots), len(slots), lambda: self._head.go_on(rows, slots, starts))  # noqa: B023
+                step = StepInput(slots, starts, [1] * len(slots))
+                result = self._timed(len(slots), len(slots), lambda: self._head.go_on(rows, step))  # noqa: B023
         finally:
             for _, _, tree in ready:
                 for slot in tree.own_slots:

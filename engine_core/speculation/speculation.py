@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from quire.engine_core.averages import blend
-from quire.engine_core.executor import Branch
 from quire.engine_core.request import NO_SLOT, Request
 from quire.engine_core.scheduling.batch import Batch
 from quire.engine_core.scheduling.prefill_budget import PrefillBudget
@@ -17,6 +16,7 @@ from quire.engine_core.speculation.costs import DraftCosts
 from quire.engine_core.speculation.progress import Headway, Progress
 from quire.engine_core.speculation.proposer import MOST_COPIED, NoDrafts, Proposer
 from quire.kernels.runner import Sequences
+from quire.kernels.step import Branch
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.totals import DraftTotals
 
@@ -83,8 +83,8 @@ class Speculation:
             return
         asks = not self._proposer.is_idle and self._allows(batch.num_decode_rows)
         count = batch.num_single_decodes
-        room = self._limits.max_num_batched_tokens - sum(batch.counts)
-        if not (asks or self._forcing) or not count or room < count or free_pages < 2 * len(batch.slots):
+        room = self._limits.max_num_batched_tokens - sum(batch.step.counts)
+        if not (asks or self._forcing) or not count or room < count or free_pages < 2 * len(batch.step.slots):
             return
         begun = self._clock()
         self._prompt_token_seconds = budget.token_seconds
@@ -107,10 +107,10 @@ class Speculation:
 
     def learn(self, batch: Batch, seconds: float) -> None:
         """Learn from a step that has been computed in so many seconds, and count its drafts."""
-        if self._rest or (self._proposer.is_idle and not batch.num_drafts):
+        if self._rest or (self._proposer.is_idle and not batch.step.num_drafts):
             return
         begun = self._clock()
-        num_drafts, headway = self._learn_drafts(batch) if batch.num_drafts else (0, Headway())
+        num_drafts, headway = self._learn_drafts(batch) if batch.step.num_drafts else (0, Headway())
         num_decodes = batch.num_decode_rows
         is_decoding = num_decodes > 0 and not batch.prefill_cost
         if self._observes:
@@ -130,22 +130,24 @@ class Speculation:
     def _learn_drafts(self, batch: Batch) -> tuple[int, Headway]:
         """Learn which drafts were accepted; return the number of tokens computed for drafts, and the headway."""
         totals, num_accepted = self.totals, sum(batch.accepted)
-        rows = [row for row, number in enumerate(batch.num_drafts) if number]
+        rows = [row for row, number in enumerate(batch.step.num_drafts) if number]
         totals.drafts += len(rows)
-        totals.draft_tokens += sum(batch.num_drafts)
+        totals.draft_tokens += sum(batch.step.num_drafts)
         totals.accepted_tokens += num_accepted
         for row in rows:
             for position in range(batch.accepted[row]):
                 totals.accepted_per_position[position] += 1
+        slots, starts = batch.step.slots, batch.step.starts
         sampled = [
-            row for row in rows
-            if batch.requests[row].num_tokens > batch.starts[row] + 1 and batch.slots[row] not in self._forced_slots
-        ]  # fmt: skip
-        slots, accepted = [batch.slots[row] for row in sampled], [batch.accepted[row] for row in sampled]
+            row
+            for row in rows
+            if batch.requests[row].num_tokens > starts[row] + 1 and slots[row] not in self._forced_slots
+        ]
+        slots, accepted = [slots[row] for row in sampled], [batch.accepted[row] for row in sampled]
         self._ask(lambda proposer: proposer.learn(slots, accepted), None)
-        for row, _ in batch.branches:  # one of which may have taken the place of the drafts, with its pages
+        for row, _ in batch.step.branches:  # one of which may have taken the place of the drafts, with its pages
             self._count_pages(batch.requests[row])
-        return sum(batch.num_drafts) + batch.num_branch_tokens, self._progress.headway(batch)
+        return sum(batch.step.num_drafts) + batch.num_branch_tokens, self._progress.headway(batch)
 
     def _force(self, requests: Sequence[Request], bounds: list[int]) -> list[int]:
         """Draft what grammars force where it is sampled token by token, and allow no other drafts there."""

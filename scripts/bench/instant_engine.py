@@ -9,52 +9,36 @@ from dataclasses import dataclass
 from bench.cache_shapes import VOCAB_SIZE, Shape
 
 from quire.engine_core.engine import EngineCore
-from quire.engine_core.executor import Branch, PlainStepResult, UnconstrainedExecutor
+from quire.engine_core.executor import PlainStepResult
+from quire.engine_core.planned_executor import PlannedExecutor
 from quire.engine_core.request import Request
-from quire.kernels.runner import Sequences
+from quire.kernels.runner import Sequences, StepInput
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import EngineCoreOutputs, EngineCoreRequest, EngineMessage, SamplingParams
 
 CLIENT = b"client"
 
 
-class PlannedExecutor(UnconstrainedExecutor):
-    """Executor with real sequences, pages and prefix cache, and answers that are known beforehand."""
+class TimedExecutor(PlannedExecutor):
+    """Executor of answers that are known beforehand, which tells how long it has taken."""
 
     def __init__(self, sequences: Sequences) -> None:
-        self.sequences = sequences
+        super().__init__(sequences, self._next)
         self.texts: dict[str, list[int]] = {}  # prompts and answers, by request
         self.running: Callable[[], Iterable[Request]] = list
         self.seconds = self.cpu_seconds = 0.0  # of the last step
+        self._texts: dict[int, list[int]] = {}  # by slot, of the step
 
-    def fork(self, slot: int, source: int, num_computed: int, num_tokens: int) -> bool:
-        """Fork the sequences; there is no KV to copy."""
-        return self.sequences.fork(slot, source, num_computed, num_tokens)
-
-    def step(
-        self,
-        slots: list[int],
-        starts: list[int],
-        counts: list[int],
-        num_drafts: list[int] | None = None,
-        branches: Sequence[Branch] = (),
-    ) -> PlainStepResult:
-        """Update tokens and the prefix cache as a model's runner does, and compute nothing."""
-        assert num_drafts is None
-        assert not branches
+    def submit(self, step: StepInput) -> PlainStepResult:
+        """Take the step, and its time."""
         began, cpu_began = time.perf_counter(), time.thread_time()
-        requests = {request.slot: request for request in self.running()}
-        result = PlainStepResult([])
-        for slot, start, count in zip(slots, starts, counts, strict=True):
-            request, end, span = requests[slot], start + count, list[int]()
-            if end == request.num_tokens:
-                token = self.texts[request.request_id][end]
-                self.sequences.append(slot, token)
-                span.append(token)
-            result.token_ids.append(span)
-            self.sequences.share(slot, end)
+        self._texts = {request.slot: self.texts[request.request_id] for request in self.running()}
+        result = super().submit(step)
         self.seconds, self.cpu_seconds = time.perf_counter() - began, time.thread_time() - cpu_began
         return result
+
+    def _next(self, slot: int, end: int) -> int:
+        return self._texts[slot][end]
 
 
 @dataclass
@@ -72,7 +56,7 @@ class InstantEngine:
     def __init__(
         self, sequences: Sequences, block_size: int, num_pages: int, *, policy: str, max_num_seqs: int
     ) -> None:
-        self.executor = PlannedExecutor(sequences)
+        self.executor = TimedExecutor(sequences)
         limits = EngineShape(
             vocab_size=VOCAB_SIZE,
             max_model_len=1 << 17,

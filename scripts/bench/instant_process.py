@@ -14,14 +14,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
 
 from quire.engine_core.engine import EngineCore
-from quire.engine_core.executor import Branch, PlainStepResult, UnconstrainedExecutor
+from quire.engine_core.executor import PlainStepResult
 from quire.engine_core.loop import EngineLoop
+from quire.engine_core.planned_executor import PlannedExecutor
 from quire.engine_core.process import tune_interpreter
 from quire.engine_core.transport.server import EngineServer, Inbox
-from quire.kernels.runner import Sequences
+from quire.kernels.runner import Sequences, StepInput
 from quire.protocol.address import default_address
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import PROTOCOL_VERSION, Ready
@@ -30,41 +30,18 @@ BLOCK_SIZE, VOCAB_SIZE, CONTEXT = 32, 32_000, 1 << 17
 TOKEN = 7
 
 
-class ConstantExecutor(UnconstrainedExecutor):
-    """Executor with real sequences, pages and prefix cache that always samples the same token."""
+class ConstantExecutor(PlannedExecutor):
+    """Executor that always samples the same token, after a while."""
 
     def __init__(self, num_pages: int, step_seconds: float) -> None:
-        self.step_seconds = step_seconds
-        self.sequences = Sequences(num_pages, BLOCK_SIZE, VOCAB_SIZE)
+        super().__init__(Sequences(num_pages, BLOCK_SIZE, VOCAB_SIZE), lambda _slot, _end: TOKEN)
+        self._step_seconds = step_seconds
 
-    def fork(self, slot: int, source: int, num_computed: int, num_tokens: int) -> bool:
-        """Fork the sequences; there is no KV to copy."""
-        return self.sequences.fork(slot, source, num_computed, num_tokens)
-
-    def step(
-        self,
-        slots: list[int],
-        starts: list[int],
-        counts: list[int],
-        num_drafts: list[int] | None = None,
-        branches: Sequence[Branch] = (),
-    ) -> PlainStepResult:
-        """Update tokens and the prefix cache as a model's runner does, and compute nothing."""
-        assert num_drafts is None
-        assert not branches
-        sequences = self.sequences
-        if self.step_seconds:
-            time.sleep(self.step_seconds)
-        spans: list[list[int]] = []
-        for slot, start, count in zip(slots, starts, counts, strict=True):
-            end = start + count
-            is_last = end == sequences.num_tokens(slot)
-            if is_last:
-                sequences.append(slot, TOKEN)
-            spans.append([TOKEN] if is_last else [])
-            if end // BLOCK_SIZE > start // BLOCK_SIZE:
-                sequences.share(slot, end)
-        return PlainStepResult(spans)
+    def submit(self, step: StepInput) -> PlainStepResult:
+        """Take the step."""
+        if self._step_seconds:
+            time.sleep(self._step_seconds)
+        return super().submit(step)
 
 
 class TimedCore(EngineCore):

@@ -6,6 +6,7 @@ from typing import Any
 
 from paged_executor import Engine, PagedStepResult
 
+from quire.kernels.step import StepInput
 from quire.protocol.messages import EventType, SchedulerStats
 
 PROMPT = list(range(100, 122))  # 5 pages of 4, and 2 tokens
@@ -16,22 +17,22 @@ class Timed(Engine):
 
     def __init__(self, **limits: Any) -> None:
         super().__init__(**limits)
-        schedule, step, close = self.core.scheduler.schedule, self.executor.step, self.executor.sequences.close
+        schedule, submit, close = self.core.scheduler.schedule, self.executor.submit, self.executor.sequences.close
 
         def timed_schedule() -> Any:
             self.now += 1
             return schedule()
 
-        def timed_step(*arguments: Any) -> PagedStepResult:
+        def timed_submit(step: StepInput) -> PagedStepResult:
             self.now += 10
-            return step(*arguments)
+            return submit(step)
 
         def timed_close(slot: int) -> None:
             self.now += 100
             close(slot)
 
         self.core.scheduler.schedule = timed_schedule  # type: ignore[method-assign]
-        self.executor.step = timed_step  # type: ignore[method-assign, assignment]
+        self.executor.submit = timed_submit  # type: ignore[method-assign]
         self.executor.sequences.close = timed_close  # type: ignore[method-assign]
 
 

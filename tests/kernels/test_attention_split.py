@@ -16,6 +16,7 @@ import pytest
 from quire.kernels import _native, options, runner
 from quire.kernels.emit import attention
 from quire.kernels.emit.context import EmitContext
+from quire.kernels.step import StepInput
 
 MANY_THREADS = 16  # more than the heads of one sequence occupy, so its attention is split
 
@@ -28,9 +29,9 @@ def answer(model: Path, length: int, threads: int, **chosen: Any) -> tuple[list[
     assert engine.sequences.reserve(slot, length + 3)
     tokens: list[int] = []
     values: list[float] = []
-    engine.step([slot], [0], [length - 1])
+    engine.run(StepInput([slot], [0], [length - 1]))
     for position in range(length - 1, length + 2):
-        result = engine.step([slot], [position], [1])
+        result = engine.run(StepInput([slot], [position], [1]))
         entries = result.logprobs(0)
         assert entries is not None
         tokens += result.token_ids[0]

@@ -12,6 +12,7 @@ import pytest
 from quire.engine_core.grammar.tokenizer import GrammarTokenizer
 from quire.kernels import options, runner
 from quire.kernels.runner import Constraint, Matcher, ModelRunner, PoolingConfig, SamplingConfig, TokenMask
+from quire.kernels.step import StepInput
 
 VOCAB = 2048
 LENGTH = 40  # tokens of an answer
@@ -135,8 +136,8 @@ def step(engine: ModelRunner, generations: list[Generation]) -> None:
     chunks = [each.chunk() for each in generations]
     slots, starts, counts, num_drafts = (list(column) for column in zip(*chunks, strict=True))
     branches = [(row, path) for row, each in enumerate(paths) if num_drafts[row] for path in each]
-    result = engine.step(slots, starts, counts, num_drafts, branches)
-    while engine.collect(result):
+    result = engine.run(StepInput(slots, starts, counts, num_drafts, branches))
+    while engine.collect_pending(result):
         pass
     assert not result.errors
     for row, (each, start, count) in enumerate(zip(generations, starts, counts, strict=True)):
@@ -196,7 +197,7 @@ def test_the_longest_path_is_kept(engine: ModelRunner) -> None:
     for token in wrong_after(1, 2)(known[1:]):
         engine.sequences.append(generation.slot, token)
     assert engine.sequences.reserve(generation.slot, 33)
-    result = engine.step([generation.slot], [30], [3], [2], [(0, [5, 6]), (0, known[1:4])])
+    result = engine.run(StepInput([generation.slot], [30], [3], [2], [(0, [5, 6]), (0, known[1:4])]))
     assert (result.token_ids, result.first_rows) == ([known[1:5]], [3 + 3])
     engine.sequences.close(generation.slot)
 
@@ -222,11 +223,11 @@ def test_branches_that_can_not_be(engine: ModelRunner) -> None:
         assert engine.sequences.reserve(slot, 3)
     for branch in ((3, [1]), (-1, [1]), (1, [1]), (2, [1]), (0, []), (0, [1] * 128)):
         with pytest.raises(ValueError, match="a branch of"):
-            engine.step(slots, [1, 1, 1], [2, 2, 2], [1, 0, 1], [branch])
+            engine.run(StepInput(slots, [1, 1, 1], [2, 2, 2], [1, 0, 1], [branch]))
     with pytest.raises(ValueError, match="token id 2048 of a branch"):
-        engine.step(slots, [1, 1, 1], [2, 2, 2], [1, 0, 0], [(0, [VOCAB])])
+        engine.run(StepInput(slots, [1, 1, 1], [2, 2, 2], [1, 0, 0], [(0, [VOCAB])]))
     with pytest.raises(ValueError, match="exceeds max_num_batched_tokens"):
-        engine.step(slots, [1, 1, 1], [2, 2, 2], [1, 0, 0], [(0, [1] * 100)] * 30)
+        engine.run(StepInput(slots, [1, 1, 1], [2, 2, 2], [1, 0, 0], [(0, [1] * 100)] * 30))
     for slot in slots:
         engine.sequences.close(slot)
     assert engine.sequences.held_pages == 0
@@ -276,7 +277,7 @@ def test_the_end_of_a_grammar_ends_the_span(engine: ModelRunner, demo_model: Pat
         generation = Generation(engine, [5, 6], constraint=constraint)
         generation.num_computed = 1
         engine.sequences.reserve(generation.slot, 2)
-        assert not engine.step([generation.slot], [0], [1]).pending
+        assert not engine.run(StepInput([generation.slot], [0], [1])).pending
         generation.known, generation.drafts = drafts, lambda following: following
         step(engine, [generation])
         assert (generation.spans, constraint.is_complete) == ([known], True)
@@ -328,10 +329,10 @@ def test_a_failure_after_an_accepted_draft_is_the_next_step_s(engine: ModelRunne
     for token in (5, 5, 5):
         engine.sequences.append(slot, token)
     assert engine.sequences.reserve(slot, 8)
-    result = engine.step([slot], [0], [5], [3])
+    result = engine.run(StepInput([slot], [0], [5], [3]))
     assert (result.token_ids, result.errors) == ([[5, 5]], {})
     assert engine.sequences.tokens(slot) == [9, 8, 5, 5]
-    result = engine.step([slot], [3], [1])
+    result = engine.run(StepInput([slot], [3], [1]))
     assert result.token_ids == [[]]
     assert "may be sampled" in result.errors[0]
     engine.sequences.close(slot)
@@ -344,7 +345,7 @@ def test_a_failure_at_the_first_draft_leaves_none(engine: ModelRunner) -> None:
     for token in (5, 5, 5):
         engine.sequences.append(slot, token)
     assert engine.sequences.reserve(slot, 8)
-    result = engine.step([slot], [0], [5], [2])
+    result = engine.run(StepInput([slot], [0], [5], [2]))
     assert (result.token_ids, list(result.errors)) == ([[]], [0])
     assert engine.sequences.tokens(slot) == [9, 8, 5]
     assert engine.sequences.truncate(slot, 2) == 2
@@ -360,13 +361,13 @@ def test_a_late_mask_leaves_the_sequence_without_drafts(engine: ModelRunner) -> 
         assert engine.sequences.reserve(each, size)
     for token in (700, 7):
         engine.sequences.append(slot, token)
-    result = engine.step([other, slot], [0, 0], [2, 4], [0, 2])
-    assert (result.pending, engine.collect(result), result.token_ids[1]) == ([1], {1: []}, [])
+    result = engine.run(StepInput([other, slot], [0, 0], [2, 4], [0, 2]))
+    assert (result.pending, engine.collect_pending(result), result.token_ids[1]) == ([1], {1: []}, [])
     assert engine.sequences.tokens(slot) == [9, 8]
     mask.publish()
     engine.sequences.append(slot, 700)
-    result = engine.step([slot], [1], [2], [1])
-    assert engine.collect(result) == {0: [700, 700]}
+    result = engine.run(StepInput([slot], [1], [2], [1]))
+    assert engine.collect_pending(result) == {0: [700, 700]}
     assert result.token_ids == [[700, 700]]
     for each in (slot, other):
         engine.sequences.close(each)
@@ -381,9 +382,9 @@ def test_drafts_that_can_not_be(engine: ModelRunner, num_tokens: int, start: int
     slot = engine.sequences.open(prompt_of(num_tokens), 2)
     assert engine.sequences.reserve(slot, num_tokens)
     with pytest.raises(ValueError, match=f"num_drafts={num_drafts} "):
-        engine.step([slot], [start], [count], [num_drafts])
+        engine.run(StepInput([slot], [start], [count], [num_drafts]))
     with pytest.raises(ValueError, match="differ in length"):
-        engine.step([slot], [start], [count], [0, 0])
+        engine.run(StepInput([slot], [start], [count], [0, 0]))
     engine.sequences.close(slot)
 
 
@@ -391,5 +392,5 @@ def test_a_prompt_that_is_pooled_has_no_drafts(engine: ModelRunner) -> None:
     slot = engine.sequences.open([1, 2, 3], 2, pooling=PoolingConfig())
     assert engine.sequences.reserve(slot, 3)
     with pytest.raises(ValueError, match="is pooled"):
-        engine.step([slot], [0], [3], [1])
+        engine.run(StepInput([slot], [0], [3], [1]))
     engine.sequences.close(slot)

@@ -10,6 +10,7 @@ import pytest
 from quire.kernels import options, runner
 from quire.kernels._native import SamplingConfig, Sequences
 from quire.kernels.runner import ModelRunner
+from quire.kernels.step import StepInput
 
 STEPS = 3
 
@@ -36,7 +37,7 @@ def answer(engine: ModelRunner, slot: int, start: int) -> list[object]:
     for _ in range(STEPS):
         end = len(engine.sequences.tokens(slot))
         assert engine.sequences.reserve(slot, end)
-        result = engine.step([slot], [start], [end - start])
+        result = engine.run(StepInput([slot], [start], [end - start]))
         found += [result.token_ids, result.logprobs(0)]
         start = end
     return found

@@ -34,6 +34,7 @@ from quire.kernels.errors import ModelError
 from quire.kernels.kv_file import KvFile
 from quire.kernels.options import LoadOptions
 from quire.kernels.runner import ModelRunner, SamplingConfig, load_model
+from quire.kernels.step import StepInput
 
 HEADER_BYTES, RECORD_BYTES = 4096, 64
 
@@ -216,7 +217,7 @@ def answer(engine: ModelRunner, salt: str = "") -> tuple[int | None, list[object
     assert cached is not None
     entries: list[object] = []
     for start in (cached, *range(149, 209)):
-        result = engine.step([slot], [start], [sequences.num_tokens(slot) - start])
+        result = engine.run(StepInput([slot], [start], [sequences.num_tokens(slot) - start]))
         entries += [*zip(result.token_ids[0], result.logprobs(0) or [], strict=True)]
     sequences.close(slot)
     return cached, entries

@@ -10,6 +10,7 @@ import pytest
 
 from quire.kernels.options import LoadOptions
 from quire.kernels.runner import ModelRunner, SamplingConfig, Sequences, load_model
+from quire.kernels.step import StepInput
 
 PROMPT = [10 + 7 * i % 2000 for i in range(200)]
 SIZE = 32
@@ -25,7 +26,7 @@ def compute(engine: ModelRunner, start: int) -> tuple[int, object]:
     sampling = SamplingConfig(seed=0, logprobs=3)
     slot = engine.sequences.open(PROMPT, len(PROMPT), sampling=sampling, cache_salt="")
     assert engine.sequences.start(slot, len(PROMPT)) == start
-    return slot, engine.step([slot], [start], [len(PROMPT) - start]).logprobs(0)
+    return slot, engine.run(StepInput([slot], [start], [len(PROMPT) - start])).logprobs(0)
 
 
 def test_another_runner_goes_on_with_copied_pages(loaded: LoadOptions) -> None:

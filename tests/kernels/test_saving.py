@@ -15,6 +15,7 @@ from quire.kernels.quantize import SaveRequest, quantize
 from quire.kernels.runner import load_model
 from quire.kernels.saving.compressed_folder import pack
 from quire.kernels.saving.fit import Fitted, Floats, fit
+from quire.kernels.step import StepInput
 from quire.kernels.trial import chosen_places
 from quire.kernels.weights.gguf_checkpoint import open_checkpoint
 from quire.kernels.weights.quantized import scheme_of
@@ -81,7 +82,7 @@ def losses(folder: Path) -> list[float]:
     prompt = [int(token) for token in chosen_places(96, min(500, model.vocab_size))]
     slot = model.sequences.open(prompt, 96, sampling=SamplingConfig(temperature=0.0, prompt_logprobs=0))
     assert model.sequences.reserve(slot, 97)
-    return [entry[1][0] for entry in model.step([slot], [0], [96]).prompt_logprobs[0]]
+    return [entry[1][0] for entry in model.run(StepInput([slot], [0], [96])).prompt_logprobs[0]]
 
 
 @pytest.mark.parametrize(

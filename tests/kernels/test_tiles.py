@@ -9,6 +9,7 @@ import pytest
 import soft_tiles
 
 from quire.kernels import host, options, runner
+from quire.kernels.step import StepInput
 
 Outputs = list[tuple[list[int], list[float]]]
 
@@ -33,7 +34,7 @@ def generate(
         done = 0
         while len(tokens) < 6:
             count = min(chunk, length + len(tokens) - done)
-            result = engine.step([slot], [done], [count])
+            result = engine.run(StepInput([slot], [done], [count]))
             done += count
             if result.token_ids[0]:
                 tokens += result.token_ids[0]

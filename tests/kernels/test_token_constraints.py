@@ -12,6 +12,7 @@ import pytest
 from quire.engine_core.grammar.tokenizer import GrammarTokenizer
 from quire.kernels import _native, options, runner
 from quire.kernels.runner import Constraint, Matcher, ModelRunner, SamplingConfig, TokenMask
+from quire.kernels.step import StepInput
 
 
 def mask_of(allowed: list[int], num_tokens: int) -> TokenMask:
@@ -150,7 +151,7 @@ def opened(
 
 def step(engine: ModelRunner, *arguments: Any) -> _native.StepResult:
     """A whole step: nothing is pending."""
-    result = engine.step(*arguments)
+    result = engine.run(StepInput(*arguments))
     collect_all(engine, result)
     return result
 
@@ -158,7 +159,7 @@ def step(engine: ModelRunner, *arguments: Any) -> _native.StepResult:
 def collect_all(engine: ModelRunner, result: _native.StepResult) -> list[int]:
     """The rows, as they were collected."""
     collected: list[int] = []
-    while spans := engine.collect(result):
+    while spans := engine.collect_pending(result):
         collected += spans
         assert spans == {row: result.token_ids[row] for row in spans}
     assert result.pending == []
@@ -223,7 +224,7 @@ def test_the_token_does_not_depend_on_when_the_mask_is_written(
             for constraint in constraints.values():
                 if is_ahead and constraint.begin_mask():
                     constraint.write_mask()
-            result = engine.step(slots, [start] * count, [length] * count)
+            result = engine.run(StepInput(slots, [start] * count, [length] * count))
             pending = result.pending
             assert pending == [row for row in constrained if row >= count // 128 * 128]
             assert collect_all(engine, result) == pending
@@ -241,42 +242,42 @@ def test_the_token_does_not_depend_on_when_the_mask_is_written(
 
 def test_a_step_is_collected_before_the_next(engine: ModelRunner, grammar: Matcher) -> None:
     slot = opened(engine, [0, 5, 300], constraint=Constraint(grammar, 2048, []))
-    result = engine.step([slot], [0], [3])
+    result = engine.run(StepInput([slot], [0], [3]))
     assert (result.token_ids, result.pending) == ([[]], [0])
     with pytest.raises(RuntimeError, match="pending of the last step"):
-        engine.step([slot], [3], [1])
-    collected = engine.collect(result)
+        engine.run(StepInput([slot], [3], [1]))
+    collected = engine.collect_pending(result)
     [span] = result.token_ids
     assert collected == {0: span}
-    assert engine.collect(result) == {}
+    assert engine.collect_pending(result) == {}
     assert result.token_ids == [span]
     assert engine.sequences.tokens(slot) == [0, 5, 300, *span]
 
 
 def test_only_the_last_step_is_collected(engine: ModelRunner, grammar: Matcher) -> None:
-    other = engine.step([opened(engine, [0, 5, 300]), opened(engine, [0, 5, 301])], [0, 0], [3, 3])
-    result = engine.step([opened(engine, [0, 5, 302], constraint=Constraint(grammar, 2048, []))], [0], [3])
+    other = engine.run(StepInput([opened(engine, [0, 5, 300]), opened(engine, [0, 5, 301])], [0, 0], [3, 3]))
+    result = engine.run(StepInput([opened(engine, [0, 5, 302], constraint=Constraint(grammar, 2048, []))], [0], [3]))
     with pytest.raises(ValueError, match=r"the result of step \d+ is not that of the last step"):
-        engine.collect(other)
-    assert engine.collect(result) == {0: result.token_ids[0]}
+        engine.collect_pending(other)
+    assert engine.collect_pending(result) == {0: result.token_ids[0]}
     assert 500 <= result.token_ids[0][0] < 600
 
 
 def test_a_result_of_as_many_sequences_is_not_collected_either(engine: ModelRunner, grammar: Matcher) -> None:
-    other = engine.step([opened(engine, [0, 5, 300])], [0], [3])
-    result = engine.step([opened(engine, [0, 5, 302], constraint=Constraint(grammar, 2048, []))], [0], [3])
+    other = engine.run(StepInput([opened(engine, [0, 5, 300])], [0], [3]))
+    result = engine.run(StepInput([opened(engine, [0, 5, 302], constraint=Constraint(grammar, 2048, []))], [0], [3]))
     with pytest.raises(ValueError, match="collect each result before the next step"):
-        engine.collect(other)
+        engine.collect_pending(other)
     assert (len(other.token_ids[0]), other.pending, result.pending) == (1, [], [0])
-    assert engine.collect(result) == {0: result.token_ids[0]}
-    assert engine.collect(result) == {}
+    assert engine.collect_pending(result) == {0: result.token_ids[0]}
+    assert engine.collect_pending(result) == {}
 
 
 def test_a_runner_ends_in_the_midst_of_sampling(demo_model: Path, grammar: Matcher) -> None:
     for count in (1, 8):
         runner_of_few = runner.load_model(options.LoadOptions(str(demo_model), num_pages=40, threads=2))
         slots = [opened(runner_of_few, [0, 5, 300], constraint=Constraint(grammar, 2048, [])) for _ in range(count)]
-        runner_of_few.step(slots, [0] * count, [3] * count)
+        runner_of_few.run(StepInput(slots, [0] * count, [3] * count))
         del runner_of_few
 
 

@@ -14,6 +14,7 @@ from quire.kernels.host import available_isas
 from quire.kernels.operands import Matrix
 from quire.kernels.options import LoadOptions
 from quire.kernels.runner import describe, load_model
+from quire.kernels.step import StepInput
 from quire.kernels.trial import NUM_TOKENS, TrialRun, chosen_places, sampled_rows
 from quire.kernels.weights import quantization
 from quire.kernels.weights.gguf_checkpoint import open_checkpoint
@@ -87,7 +88,7 @@ def losses(folder: Path, **options: Any) -> list[float]:
     prompt = [int(token) for token in chosen_places(96, 2048)]
     slot = model.sequences.open(prompt, 96, sampling=SamplingConfig(temperature=0.0, prompt_logprobs=0))
     assert model.sequences.reserve(slot, 97)
-    return [entry[1][0] for entry in model.step([slot], [0], [96]).prompt_logprobs[0]]
+    return [entry[1][0] for entry in model.run(StepInput([slot], [0], [96])).prompt_logprobs[0]]
 
 
 @pytest.mark.parametrize(("mode", "most"), [("int8", 0.2), ("int4", 0.5)])

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from quire.engine_core.grammar.tokenizer import GrammarTokenizer
 from quire.kernels import options, runner
 from quire.kernels.runner import Constraint, Matcher, ModelRunner, SamplingConfig, Sequences, TokenMask
+from quire.kernels.step import StepInput
 
 VOCAB = 2048
 PENALTIES: dict[str, Any] = {"repetition_penalty": 1.3, "presence_penalty": 0.7, "frequency_penalty": 0.4}
@@ -44,8 +45,8 @@ def extend(engine: ModelRunner, slot: int, start: int, num_tokens: int) -> list[
     sequences = engine.sequences
     while (size := sequences.num_tokens(slot)) < num_tokens:
         assert sequences.reserve(slot, size)
-        result = engine.step([slot], [start], [size - start])
-        while engine.collect(result):
+        result = engine.run(StepInput([slot], [start], [size - start]))
+        while engine.collect_pending(result):
             pass
         assert not result.errors
         assert result.token_ids[0]

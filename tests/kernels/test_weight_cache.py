@@ -20,6 +20,7 @@ from tiny_model import CONFIG, weights, write
 from quire.frontend.engine_args import DEMO_MODEL
 from quire.kernels import options, runner
 from quire.kernels.errors import ModelError
+from quire.kernels.step import StepInput
 from quire.kernels.weights import loader, weight_cache
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def answer(model: Path, folder: Path | None, **chosen: Any) -> tuple[list[int], 
     values: list[float] = []
     start, count = 0, 3
     for _ in range(4):
-        result = engine.step([slot], [start], [count])
+        result = engine.run(StepInput([slot], [start], [count]))
         entries = result.logprobs(0)
         assert entries is not None
         tokens += result.token_ids[0]

@@ -16,6 +16,8 @@ import pytest
 from gguf_files import write_gguf
 from patience import PATIENCE
 
+from quire.kernels.step import StepInput
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "measure_quantization.py"
 TEXTS = [
     "Once upon a time there was a king who had three sons, and the youngest was called the simpleton.",
@@ -53,7 +55,7 @@ def loss_of(model: Path, prompts: list[list[int]]) -> float:
             prompt, len(prompt), sampling=runner.SamplingConfig(temperature=0.0, prompt_logprobs=0)
         )
         assert engine.sequences.reserve(slot, len(prompt) + 1)
-        losses += [-entry[1][0] for entry in engine.step([slot], [0], [len(prompt)]).prompt_logprobs[0]]
+        losses += [-entry[1][0] for entry in engine.run(StepInput([slot], [0], [len(prompt)])).prompt_logprobs[0]]
         engine.sequences.close(slot)
     return math.fsum(losses) / len(losses)
 

@@ -16,6 +16,7 @@ import numpy as np
 from quire.kernels.graph.operations import Features
 from quire.kernels.options import LoadOptions
 from quire.kernels.runner import ModelRunner, PreparedModel, SamplingConfig
+from quire.kernels.step import StepInput
 
 LENGTHS, CHUNK, TOKENS = (1, 17, 70, 290), 128, 12
 
@@ -40,7 +41,7 @@ def answer(runner: ModelRunner, prompt: list[int]) -> dict[str, Any]:
     done = 0
     while len(tokens) < TOKENS:
         count = min(CHUNK, len(prompt) + len(tokens) - done)
-        result = runner.step([slot], [done], [count])
+        result = runner.run(StepInput([slot], [done], [count]))
         done += count
         for rows in runner.features():
             hidden.update(np.ascontiguousarray(rows[:count]).tobytes())

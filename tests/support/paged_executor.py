@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, MutableSequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,11 +19,10 @@ from quire.engine_core.crash_journal import CrashJournal
 from quire.engine_core.decoding.beam_search import BeamSearch
 from quire.engine_core.decoding.pooling import Pooling
 from quire.engine_core.engine import EngineCore
-from quire.engine_core.executor import Branch
 from quire.engine_core.grammar.grammars import Grammars
 from quire.engine_core.kv_tiers.tier import KvTier
 from quire.engine_core.request import Request, RequestStatus
-from quire.kernels.runner import Constraint, Sequences, TokenMask
+from quire.kernels.runner import Constraint, Sequences, StepInput, TokenMask
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import (
     EngineCoreOutput,
@@ -138,16 +137,10 @@ class PagedExecutor:
         self.num_forks += 1
         return True
 
-    def step(
-        self,
-        slots: list[int],
-        starts: list[int],
-        counts: list[int],
-        num_drafts: list[int] | None = None,
-        branches: Sequence[Branch] = (),
-    ) -> PagedStepResult:
-        assert num_drafts is None
-        assert not branches
+    def submit(self, step: StepInput) -> PagedStepResult:
+        assert not step.num_drafts
+        assert not step.branches
+        slots, starts, counts = step.slots, step.starts, step.counts
         assert len(set(slots)) == len(slots) <= self.limits.max_num_seqs
         assert sum(counts) <= self.limits.max_num_batched_tokens
         self.steps.append({})
@@ -174,7 +167,10 @@ class PagedExecutor:
     def _breaks(self, request: Request) -> bool:
         return request.request_id == self.poison
 
-    def collect(self, result: PagedStepResult) -> dict[int, list[int]]:
+    def collect(self, handle: PagedStepResult) -> PagedStepResult:
+        return handle
+
+    def collect_pending(self, result: PagedStepResult) -> dict[int, list[int]]:
         """Collect all but one at once, and then that one, if there are several."""
         if self.fail_collect is not None and len(self._pending) <= 1:
             error, self.fail_collect = self.fail_collect, None

@@ -852,7 +852,7 @@ def test_no_sample_is_pending_when_the_engine_fails(
     for name in ("one", "two", "three"):
         bench.add(name)
     collected: list[int] = []
-    collect = bench.engine.executor.collect
+    collect = bench.engine.executor.collect_pending
 
     def collect_too(result: Any) -> dict[int, list[int]]:
         collected.extend(spans := collect(result))
@@ -861,7 +861,7 @@ def test_no_sample_is_pending_when_the_engine_fails(
     def fail(*_: object) -> None:
         raise OSError("it failed")
 
-    monkeypatch.setattr(bench.engine.executor, "collect", collect_too)
+    monkeypatch.setattr(bench.engine.executor, "collect_pending", collect_too)
     monkeypatch.setattr(bench.engine.core._update, "_take", fail)
     with pytest.raises(OSError, match="it failed"):
         bench.engine.core.step()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-from typing import Any
 
 import pytest
-from paged_executor import Engine, FailingSequences, expected_tokens
+from paged_executor import Engine, FailingSequences, PagedStepResult, expected_tokens
 
 from quire.engine_core.request import Request
+from quire.kernels.step import StepInput
 from quire.protocol.messages import (
     Abort,
     EngineCoreOutputs,
@@ -356,13 +356,13 @@ def test_a_rejection_does_not_wait_for_the_step() -> None:
     engine.add("good", [1], max_tokens=1)
     engine.add("bad", [], max_tokens=1)
     sent_before_the_step: list[int] = []
-    execute = engine.executor.step
+    execute = engine.executor.submit
 
-    def watch(*step: Any) -> object:
+    def watch(step: StepInput) -> PagedStepResult:
         sent_before_the_step.append(len(engine.outputs("bad")))
-        return execute(*step)
+        return execute(step)
 
-    engine.executor.step = watch  # type: ignore[method-assign,assignment]
+    engine.executor.submit = watch  # type: ignore[method-assign]
     engine.step()
     assert sent_before_the_step == [1]
 

@@ -14,6 +14,7 @@ from paged_executor import Engine, PagedStepResult, expected_tokens
 
 from quire.engine_core.crash_journal import CrashJournal
 from quire.kernels.errors import ModelError
+from quire.kernels.step import StepInput
 from quire.protocol.messages import EngineCoreRequest, ErrorKind, FinishReason, PoolingParams, SamplingParams
 from quire.protocol.supervision import note_death
 
@@ -107,15 +108,15 @@ class Lives:
         journal = CrashJournal(self.fd)
         self.num_unexplained -= journal.num_explained_deaths
         self.engine = Engine(is_supervised=True, journal=journal, **self.limits)
-        compute = self.engine.executor.step
+        compute = self.engine.executor.submit
 
-        def step(slots: list[int], starts: list[int], counts: list[int], *_drafts: Any) -> PagedStepResult:
-            for slot, start, count in zip(slots, starts, counts, strict=True):
+        def submit(step: StepInput) -> PagedStepResult:
+            for slot, start, count in zip(step.slots, step.starts, step.counts, strict=True):
                 if self.engine.executor.sequences.tokens(slot)[0] == POISON and start + count >= DEADLY:
                     raise CrashError
-            return compute(slots, starts, counts)
+            return compute(step)
 
-        self.engine.executor.step = step  # type: ignore[method-assign, assignment]
+        self.engine.executor.submit = submit  # type: ignore[method-assign]
 
     def _take(self) -> None:
         """Take the outputs that the engine has sent."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from quire.engine_core.scheduling.batch import Batch
 from quire.engine_core.speculation.eagle import EagleDrafts
+from quire.kernels.step import StepInput
 
 WIDTH, STEP_TOKENS = 1024, 2048
 
@@ -35,7 +36,7 @@ def observe(drafts: EagleDrafts, *chunks: tuple[Any, int, int]) -> None:
     """Let it see a step: of each request the tokens from one position on, so many."""
     rows = list(range(len(chunks)))
     requests, starts, counts = [chunk[0] for chunk in chunks], [chunk[1] for chunk in chunks], [c[2] for c in chunks]
-    drafts.observe(Batch(requests=requests, rows=rows, slots=rows, starts=starts, counts=counts))
+    drafts.observe(Batch(requests=requests, rows=rows, step=StepInput(rows, starts, counts)))
 
 
 def waiting(drafts: EagleDrafts) -> list[Any]:

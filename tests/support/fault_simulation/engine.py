@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,7 +17,6 @@ from fault_simulation.storage import ProcessMemory, Storage, first_checksum, sta
 from fault_simulation.world import Event, Inbox, KilledError, Process, Thread, World, sleep
 from quire.engine_core.crash_journal import CrashJournal
 from quire.engine_core.engine import EngineCore
-from quire.engine_core.executor import Branch
 from quire.engine_core.kv_tiers.disk import DiskTier
 from quire.engine_core.loop import EngineLoop
 from quire.engine_core.request import Request
@@ -26,6 +25,7 @@ from quire.engine_core.transport.clients import ClientId
 from quire.engine_core.utilities import DEFERRED
 from quire.frontend.client.launcher import Beat, Loaded, ReloadCall
 from quire.frontend.errors import EngineDeadError, EngineStartError
+from quire.kernels.step import StepInput
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import (
     PROTOCOL_VERSION,
@@ -80,24 +80,17 @@ class SimulatedExecutor(PagedExecutor):
         self._kv = memory
         self._model = model
 
-    def step(
-        self,
-        slots: list[int],
-        starts: list[int],
-        counts: list[int],
-        num_drafts: list[int] | None = None,
-        branches: Sequence[Branch] = (),
-    ) -> PagedStepResult:
+    def submit(self, step: StepInput) -> PagedStepResult:
         engine = self._engine
         if len(self.steps) % _CHECK_EVERY == 0:
             engine.check_accounts()
-        engine.requests_in_step = list({self.request_of(slot): None for slot in slots})
+        engine.requests_in_step = list({self.request_of(slot): None for slot in step.slots})
         seconds = engine.misfortune.step_seconds()
         share = engine.world.random.random()
         sleep(share * seconds)
         engine.misfortune.before_step(engine)
         try:
-            result = super().step(slots, starts, counts, num_drafts, branches)
+            result = super().submit(step)
         except AssertionError as error:
             engine.world.fail_by(error)
             raise
