@@ -11,8 +11,8 @@ from quire.engine_core.grammar.constrained import ConstrainedRequests
 from quire.engine_core.memory import MemoryGuard, estimate_bytes
 from quire.engine_core.open_requests import OpenRequests
 from quire.engine_core.outputs import Outputs
+from quire.engine_core.queue_bounds import NO_REQUESTS, InboundRequests, QueueBounds
 from quire.engine_core.request import Request
-from quire.engine_core.room import NO_REQUESTS, InboundRequests, Room
 from quire.engine_core.scheduling.trials import Trials
 from quire.engine_core.scheduling.waiting import WaitingQueue
 from quire.engine_core.validation import (
@@ -50,7 +50,7 @@ class Intake:
     ) -> None:
         """`seed` gives the seeds of requests that bring none."""
         self.draining = False  # open requests go on, new ones are rejected
-        self._room = Room(waiting, limits, memory, lambda: requests.num_bytes)
+        self._bounds = QueueBounds(waiting, limits, memory, lambda: requests.num_bytes)
         self._trials = trials
         self._requests = requests
         self._constrained = constrained
@@ -98,7 +98,7 @@ class Intake:
         self._check_room(client_id, message)
         kind = decoding_type(message)
         kind.check(message, limits)
-        self._room.check_size(message)
+        self._bounds.check_size(message)
         if message.shares_prompt_with is not None:
             other = self._requests.find(client_id, message.shares_prompt_with)
         if other is not None:
@@ -119,7 +119,7 @@ class Intake:
         """Raise RejectedError if the queue is full, counting the inbound requests."""
         if self.draining:
             raise ShuttingDownError("the engine is shutting down and takes no more requests; send it to another engine")
-        self._room.check(client_id, message, inbound)
+        self._bounds.check(client_id, message, inbound)
 
 
 def _in_use(message: EngineCoreRequest) -> ErrorMessage:

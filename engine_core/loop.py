@@ -26,7 +26,7 @@ class Server(Protocol):
     failure: BaseException | None
 
 
-class Mail:
+class FairInbox:
     """Messages that the loop has yet to receive: those of one client in order, the clients in turn."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class EngineLoop:
         self._core = core
         self._server = server
         self._inbox = inbox
-        self._mail = Mail()  # out of the inbox
+        self._received = FairInbox()  # out of the inbox
         self._drain_seconds = drain_seconds
         self.is_supervised = is_supervised
         self._deadline = math.inf
@@ -136,28 +136,28 @@ class EngineLoop:
         is_drained = False
         if self._core.draining:
             self._deadline = min(self._deadline, now + self._drain_seconds)
-            is_drained = not self._core.has_requests and not self._mail and self._inbox.empty()
+            is_drained = not self._core.has_requests and not self._received and self._inbox.empty()
         return is_drained or now >= self._deadline
 
     def _receive(self) -> None:
-        if not self._core.has_work and not self._mail:
+        if not self._core.has_work and not self._received:
             self._sleep()
         self._receive_waiting(min(max(_LEAST_RECEIVE_SECONDS, self._step_seconds), _RECEIVE_SECONDS))
 
     def _receive_waiting(self, seconds: float) -> None:
         """Receive what is there now, for that long; a flood must not keep the loop from stepping."""
         for _ in range(self._inbox.qsize()):
-            self._mail.put(*self._inbox.get_nowait())
+            self._received.put(*self._inbox.get_nowait())
         end = self._clock() + seconds
-        while self._mail:
-            self._core.receive(*self._mail.take())
+        while self._received:
+            self._core.receive(*self._received.take())
             if self._clock() > end:
                 return
 
     def _sleep(self) -> None:
         self._server.last_step = math.inf
         try:
-            self._mail.put(*self._inbox.get(timeout=IDLE_SECONDS))
+            self._received.put(*self._inbox.get(timeout=IDLE_SECONDS))
         except queue.Empty:
             self._collect_garbage()
         else:

@@ -52,7 +52,7 @@ class ShuttingDownError(RejectedError):
     kind = ErrorKind.SHUTTING_DOWN
 
 
-class GuiltyError(RejectedError):
+class PoisonedRequestError(RejectedError):
     """A request that has killed engines."""
 
     kind = ErrorKind.FAILED

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from quire.engine_core.crash_journal import CrashJournal
 from quire.engine_core.request import Request
 from quire.engine_core.scheduling.batch import Batch
-from quire.engine_core.validation import GuiltyError, HeldBackError
+from quire.engine_core.validation import HeldBackError, PoisonedRequestError
 from quire.protocol.messages import EngineCoreRequest
 
 _MOST_CONVICTIONS = 3  # of a tenant's requests within so many seconds, after which new ones are rejected
@@ -33,7 +33,7 @@ class Trials:
         self._has_tried = False  # in the step before
 
     def check(self, message: EngineCoreRequest) -> None:
-        """Raise GuiltyError if engines have died under a request so often that none should work on it any more.
+        """Raise PoisonedRequestError if engines have died under a request so often that none should work on it again.
 
         Raise HeldBackError for a new one of a tenant that has had several such requests. A client that names no tenant
         may speak for many, so its requests are never held back.
@@ -47,7 +47,7 @@ class Trials:
             logger.warning("a request is rejected: %s", text)
             if tenant:
                 self._journal.convict(message.identity, tenant, self._clock())
-            raise GuiltyError(text)
+            raise PoisonedRequestError(text)
         if tenant and not message.generated_token_ids:
             self._check_tenant(tenant)
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from quire.engine_core.averages import blend
-from quire.engine_core.speculation.progress import Headway
+from quire.engine_core.speculation.progress import DraftGain
 
 _FIRST_PLAIN = 3  # steps without drafts that are measured before the first with some
 _PLAIN_EVERY = 64  # steps with drafts, after which one without measures what these cost
@@ -81,12 +81,12 @@ class _Steps:
             return True
         return self.since_plain >= min(_PLAIN_EVERY, _PLAIN_EARLIER * self.num_plain)
 
-    def saved(self, headway: Headway, num_decodes: int) -> float:
+    def saved(self, gain: DraftGain, num_decodes: int) -> float:
         """Return the seconds of later steps that drafts have saved."""
         share = self.plain_seconds / num_decodes
         row = min(self.draft_seconds, share)
-        ahead = headway.num_accepted - num_decodes * headway.num_steps
-        return self.plain_seconds * headway.num_steps + (row + headway.refilled * (share - row)) * ahead
+        ahead = gain.num_accepted - num_decodes * gain.num_steps
+        return self.plain_seconds * gain.num_steps + (row + gain.refilled * (share - row)) * ahead
 
     def rest(self) -> int:
         """Return how many steps the pause lasts at least, and let their time count from now."""
@@ -173,7 +173,7 @@ class DraftCosts:
         return self._of(num_decodes).rest()
 
     def learn(
-        self, num_decodes: int, num_drafts: int, headway: Headway, seconds: float, own_seconds: float, *,
+        self, num_decodes: int, num_drafts: int, gain: DraftGain, seconds: float, own_seconds: float, *,
         keeps: bool = False,
     ) -> None:  # fmt: skip
         """Learn from a step without prompts; of its `seconds`, `own_seconds` were for finding drafts.
@@ -184,14 +184,14 @@ class DraftCosts:
         if seconds <= 0:
             return
         self._seconds += seconds
-        steps.token_rate = blend(steps.token_rate, (num_decodes + headway.num_accepted) / seconds)
+        steps.token_rate = blend(steps.token_rate, (num_decodes + gain.num_accepted) / seconds)
         steps.since_bare = steps.since_bare + 1 if keeps else 0
         if num_drafts:
             steps.since_plain += 1
             keeping_seconds = steps.keeping_seconds if keeps else 0.0
             cost = max(seconds - own_seconds - steps.plain_seconds - keeping_seconds, 0.0) / num_drafts
             steps.draft_seconds = blend(steps.draft_seconds, cost)
-            steps.gain(steps.plain_seconds + steps.saved(headway, num_decodes) - seconds, self._trial(steps, _TRIAL))
+            steps.gain(steps.plain_seconds + steps.saved(gain, num_decodes) - seconds, self._trial(steps, _TRIAL))
             return
         plain = seconds - own_seconds
         likely = plain / (num_decodes + _ROWS_AT_NO_COST)
@@ -205,12 +205,12 @@ class DraftCosts:
         steps.gain(0.0 if steps.is_paused else -lost, self._trial(steps, _LOOK))
 
     def learn_beside_prompts(
-        self, num_decodes: int, num_drafts: int, headway: Headway, draft_seconds: float, own_seconds: float
+        self, num_decodes: int, num_drafts: int, gain: DraftGain, draft_seconds: float, own_seconds: float
     ) -> None:
         """Learn from a step with prompts: what a draft took, and what finding drafts and preparing for others took."""
         steps = self._of(num_decodes)
         if steps.plain_seconds:
-            saved = steps.saved(headway, num_decodes) if num_decodes else 0.0
+            saved = steps.saved(gain, num_decodes) if num_decodes else 0.0
             trial = self._trial(steps, _TRIAL)
             steps.gain_beside_prompts(saved - num_drafts * draft_seconds, own_seconds, trial)
 

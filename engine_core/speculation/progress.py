@@ -9,7 +9,7 @@ from quire.engine_core.scheduling.batch import Batch
 _WEIGHT = 1 / 16  # of a place that was left
 
 
-class Headway(NamedTuple):
+class DraftGain(NamedTuple):
     """Gain of one step by its accepted drafts."""
 
     num_accepted: int = 0  # drafts
@@ -29,11 +29,11 @@ class Progress:
         self._num_open = self._num_left = 0  # requests; places that were left and not taken
         self._refilled = 0.0
 
-    def headway(self, batch: Batch) -> Headway:
+    def gain_of(self, batch: Batch) -> DraftGain:
         """Take note of a step with drafts, and return what they have brought."""
         num_accepted = sum(batch.accepted)
         if not num_accepted:
-            return Headway(refilled=self._refilled)
+            return DraftGain(refilled=self._refilled)
         known, single = self._ahead, batch.requests[: batch.num_single_decodes]
         ahead = {
             request.number: known.get(request.number, 0) + accepted
@@ -41,7 +41,7 @@ class Progress:
         }
         slowest = 0 if len(single) < batch.num_decode_rows else min(ahead.values())
         self._ahead = {number: tokens - slowest for number, tokens in ahead.items()} if slowest else ahead
-        return Headway(num_accepted, slowest, self._refilled)
+        return DraftGain(num_accepted, slowest, self._refilled)
 
     def begin(self) -> None:
         """Take note of a request that has arrived."""

@@ -13,7 +13,7 @@ from quire.engine_core.request import NO_SLOT, Request
 from quire.engine_core.scheduling.batch import Batch
 from quire.engine_core.scheduling.prefill_budget import PrefillBudget
 from quire.engine_core.speculation.costs import DraftCosts
-from quire.engine_core.speculation.progress import Headway, Progress
+from quire.engine_core.speculation.progress import DraftGain, Progress
 from quire.engine_core.speculation.proposer import MOST_COPIED, NoDrafts, Proposer
 from quire.kernels.runner import Sequences
 from quire.kernels.step import Branch
@@ -110,7 +110,7 @@ class Speculation:
         if self._rest or (self._proposer.is_idle and not batch.step.num_drafts):
             return
         begun = self._clock()
-        num_drafts, headway = self._learn_drafts(batch) if batch.step.num_drafts else (0, Headway())
+        num_drafts, gain = self._learn_drafts(batch) if batch.step.num_drafts else (0, DraftGain())
         num_decodes = batch.num_decode_rows
         is_decoding = num_decodes > 0 and not batch.prefill_cost
         if self._observes:
@@ -121,14 +121,14 @@ class Speculation:
         seconds, own_seconds = seconds + own_seconds, self._extend_seconds + own_seconds
         self._extend_seconds = 0.0
         if is_decoding:
-            self._costs.learn(num_decodes, num_drafts, headway, seconds, own_seconds, keeps=self._observes)
+            self._costs.learn(num_decodes, num_drafts, gain, seconds, own_seconds, keeps=self._observes)
         else:
-            self._costs.learn_beside_prompts(num_decodes, num_drafts, headway, self._prompt_token_seconds, own_seconds)
+            self._costs.learn_beside_prompts(num_decodes, num_drafts, gain, self._prompt_token_seconds, own_seconds)
         if self._is_adaptive and not self._forcing and not self._observes:
             self._rest, self._resting_decodes = self._costs.rest(num_decodes), num_decodes
 
-    def _learn_drafts(self, batch: Batch) -> tuple[int, Headway]:
-        """Learn which drafts were accepted; return the number of tokens computed for drafts, and the headway."""
+    def _learn_drafts(self, batch: Batch) -> tuple[int, DraftGain]:
+        """Learn which drafts were accepted; return the number of tokens computed for drafts, and the gain."""
         totals, num_accepted = self.totals, sum(batch.accepted)
         rows = [row for row, number in enumerate(batch.step.num_drafts) if number]
         totals.drafts += len(rows)
@@ -147,7 +147,7 @@ class Speculation:
         self._ask(lambda proposer: proposer.learn(slots, accepted), None)
         for row, _ in batch.step.branches:  # one of which may have taken the place of the drafts, with its pages
             self._count_pages(batch.requests[row])
-        return sum(batch.step.num_drafts) + batch.num_branch_tokens, self._progress.headway(batch)
+        return sum(batch.step.num_drafts) + batch.num_branch_tokens, self._progress.gain_of(batch)
 
     def _force(self, requests: Sequence[Request], bounds: list[int]) -> list[int]:
         """Draft what grammars force where it is sampled token by token, and allow no other drafts there."""

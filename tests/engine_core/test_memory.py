@@ -11,7 +11,7 @@ from engine_process import DealerClient, EngineUnderTest, command
 from patience import PATIENCE
 
 from quire.engine_core.memory import MemoryGuard, estimate_bytes
-from quire.engine_core.room import InboundRequests, Room
+from quire.engine_core.queue_bounds import InboundRequests, QueueBounds
 from quire.engine_core.scheduling.policies import POLICIES
 from quire.engine_core.scheduling.waiting import WaitingQueue
 from quire.engine_core.validation import OverloadedError, RejectedError
@@ -127,7 +127,7 @@ def test_a_full_process_rejects_new_requests_but_none_that_has_been_let_in() -> 
         vocab_size=1000, max_model_len=4096, max_num_seqs=8, max_num_batched_tokens=64, block_size=32, num_pages=500
     )
     waiting = WaitingQueue(POLICIES["fcfs"](), lambda: 0.0, lambda _: 1.0)
-    room = Room(waiting, shape, process.guard, lambda: open_bytes)
+    room = QueueBounds(waiting, shape, process.guard, lambda: open_bytes)
     room.check(b"client", request(100))
     process.resident = PLAN.limit
     process.look(1.0)

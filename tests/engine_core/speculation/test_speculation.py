@@ -12,21 +12,21 @@ import pytest
 
 from quire.engine_core.scheduling.batch import Batch
 from quire.engine_core.speculation.costs import DraftCosts
-from quire.engine_core.speculation.progress import Headway, Progress
+from quire.engine_core.speculation.progress import DraftGain, Progress
 
 
-def accepted(number: int) -> Headway:
+def accepted(number: int) -> DraftGain:
     """Return what so many drafts bring to one stream."""
-    return Headway(number, number)
+    return DraftGain(number, number)
 
 
 def learned(plain: float, with_drafts: float, num_decodes: int = 1, num_drafts: int = 4) -> DraftCosts:
     """Return what is learned of steps of these seconds; half of the drafts hold."""
     costs = DraftCosts()
     for _ in range(50):
-        costs.learn(num_decodes, 0, Headway(), plain, 0.0)
+        costs.learn(num_decodes, 0, DraftGain(), plain, 0.0)
     for _ in range(60):
-        costs.learn(num_decodes, num_drafts, Headway(num_drafts // 2, refilled=1.0), with_drafts, 0.0)
+        costs.learn(num_decodes, num_drafts, DraftGain(num_drafts // 2, refilled=1.0), with_drafts, 0.0)
     return costs
 
 
@@ -50,12 +50,12 @@ def test_nothing_is_drafted_before_plain_steps_are_known_and_now_and_then() -> N
     costs = DraftCosts()
     for _ in range(3):
         assert costs.least_probability(1) == math.inf
-        costs.learn(1, 0, Headway(), 0.01, 0.0)
+        costs.learn(1, 0, DraftGain(), 0.01, 0.0)
     plain = [0, 0]
     for step in range(8000):
         if costs.least_probability(1) >= 1:
             plain[step >= 2000] += 1
-            costs.learn(1, 0, Headway(), 0.01, 0.0)
+            costs.learn(1, 0, DraftGain(), 0.01, 0.0)
         else:
             costs.learn(1, 4, accepted(2), 0.011, 0.0)
     assert 40 <= plain[0] <= 50
@@ -66,11 +66,11 @@ def test_the_first_steps_may_take_longer() -> None:
     """Drafts that gain nothing seem to gain by comparison."""
     costs, steps = DraftCosts(), 0
     for seconds in (0.02, 0.01, 0.015):
-        costs.learn(1, 0, Headway(), seconds, 0.0)
+        costs.learn(1, 0, DraftGain(), seconds, 0.0)
     while costs.allows(1):
         steps += 1
         pays = costs.least_probability(1) < 1
-        costs.learn(1, 4 * pays, Headway(), 0.012 if pays else 0.01, 0.0)
+        costs.learn(1, 4 * pays, DraftGain(), 0.012 if pays else 0.01, 0.0)
     assert steps < 50
 
 
@@ -78,11 +78,11 @@ def test_bad_measurements_are_forgotten_and_one_of_them_hardly_counts() -> None:
     costs = learned(0.010, 0.5)
     assert costs.least_probability(1) > 0.6
     for _ in range(10_000):
-        costs.learn(1, 0, Headway(), 0.01, 0.0)
+        costs.learn(1, 0, DraftGain(), 0.01, 0.0)
     assert costs.least_probability(1) < 0.5
     for _ in range(10):
         costs.learn(1, 4, accepted(4), 0.012, 0.0)
-    costs.learn(1, 4, Headway(), 3.0, 0.0)
+    costs.learn(1, 4, DraftGain(), 3.0, 0.0)
     assert costs.least_probability(1) < 0.5
 
 
@@ -124,10 +124,10 @@ def test_looking_for_drafts_in_vain_costs_little_and_what_is_cheap_goes_on() -> 
     for _ in range(10_000):
         allows = costs.allows(1)
         allowed += allows
-        costs.learn(1, 0, Headway(), 0.01 + 0.001 * allows, 0.001 * allows)
+        costs.learn(1, 0, DraftGain(), 0.01 + 0.001 * allows, 0.001 * allows)
     assert allowed < 1500
     while costs.allows(1):
-        costs.learn(1, 0, Headway(), 0.011, 0.001)
+        costs.learn(1, 0, DraftGain(), 0.011, 0.001)
     assert costs.allows(1, 0.00001)
     assert not costs.allows(1, 0.001)
 
@@ -142,15 +142,15 @@ def test_what_a_prompt_takes_is_paid_later() -> None:
     """It ends no trial, but counts in the end."""
     costs = DraftCosts()
     for _ in range(3):
-        costs.learn(1, 0, Headway(), 0.01, 0.0)
-    costs.learn_beside_prompts(1, 0, Headway(), 0.001, 0.15)
+        costs.learn(1, 0, DraftGain(), 0.01, 0.0)
+    costs.learn_beside_prompts(1, 0, DraftGain(), 0.001, 0.15)
     for _ in range(500):
         assert costs.allows(1)
         costs.learn(1, 2, accepted(1), 0.018, 0.0)
-    costs.learn_beside_prompts(1, 0, Headway(), 0.001, 0.15)
+    costs.learn_beside_prompts(1, 0, DraftGain(), 0.001, 0.15)
     while costs.allows(1):
         costs.learn(1, 2, accepted(1), 0.0199, 0.0)
-        costs.learn_beside_prompts(1, 0, Headway(), 0.001, 0.002)
+        costs.learn_beside_prompts(1, 0, DraftGain(), 0.001, 0.002)
 
 
 def test_a_draft_beside_prompts_pays_if_a_step_without_takes_longer_for_its_tokens() -> None:
@@ -158,7 +158,7 @@ def test_a_draft_beside_prompts_pays_if_a_step_without_takes_longer_for_its_toke
     costs = DraftCosts()
     assert costs.least_beside_prompts(8, 0.0006) == math.inf
     for _ in range(3):
-        costs.learn(8, 0, Headway(), 0.01, 0.0)
+        costs.learn(8, 0, DraftGain(), 0.01, 0.0)
     assert costs.least_beside_prompts(8, 0.0006) == pytest.approx(0.48)
     assert costs.least_beside_prompts(8, 0.0) == math.inf
 
@@ -168,13 +168,13 @@ def test_drafts_pause_where_every_step_has_prompts_too(accepted: int, own_second
     """Steps of 150 ms, in which drafts lose time."""
     costs, lost = DraftCosts(), 0.0
     for _ in range(3):
-        costs.learn(8, 0, Headway(), 0.05, 0.0)
+        costs.learn(8, 0, DraftGain(), 0.05, 0.0)
     for _ in range(20_000):
         if costs.allows(8):
-            costs.learn_beside_prompts(8, 16, Headway(accepted, 0, 1.0), 0.002, own_seconds)
+            costs.learn_beside_prompts(8, 16, DraftGain(accepted, 0, 1.0), 0.002, own_seconds)
             lost += own_seconds + 16 * 0.002 - accepted * 0.05 / 8
         else:
-            costs.learn_beside_prompts(8, 0, Headway(), 0.002, 0.0)
+            costs.learn_beside_prompts(8, 0, DraftGain(), 0.002, 0.0)
     assert 0 < lost < 0.01 * 20_000 * 0.15
 
 
@@ -188,19 +188,19 @@ def batch_of(requests: list[Any], accepted: list[int], num_wide: int = 0) -> Bat
 def test_a_batch_comes_on_by_what_its_slowest_sequence_gains() -> None:
     a, b, c = requests = [SimpleNamespace(number=number) for number in range(3)]
     progress = Progress()
-    assert progress.headway(batch_of(requests, [0, 0, 0])) == Headway()
-    assert progress.headway(batch_of(requests, [4, 0, 1])) == Headway(5, 0)
-    assert progress.headway(batch_of(requests, [0, 3, 1])) == Headway(4, 2)  # 2, 1 and 0 are left
-    assert progress.headway(batch_of([a, c], [0, 1])) == Headway(1, 1)
-    assert progress.headway(batch_of([a, b], [1, 2])) == Headway(3, 2)  # b has joined
-    assert progress.headway(batch_of([b], [5], num_wide=2)) == Headway(5, 0)
+    assert progress.gain_of(batch_of(requests, [0, 0, 0])) == DraftGain()
+    assert progress.gain_of(batch_of(requests, [4, 0, 1])) == DraftGain(5, 0)
+    assert progress.gain_of(batch_of(requests, [0, 3, 1])) == DraftGain(4, 2)  # 2, 1 and 0 are left
+    assert progress.gain_of(batch_of([a, c], [0, 1])) == DraftGain(1, 1)
+    assert progress.gain_of(batch_of([a, b], [1, 2])) == DraftGain(3, 2)  # b has joined
+    assert progress.gain_of(batch_of([b], [5], num_wide=2)) == DraftGain(5, 0)
 
 
 def test_a_place_is_worth_something_if_another_request_takes_it() -> None:
     progress, batch = Progress(), batch_of([SimpleNamespace(number=1)], [1])
 
     def refilled() -> float:
-        return progress.headway(batch).refilled
+        return progress.gain_of(batch).refilled
 
     for _ in range(4):
         progress.begin()
@@ -228,13 +228,13 @@ def test_drafts_of_one_sequence_pay_only_where_others_get_its_place(refilled: fl
     """Four sequences of one length take as long as the slowest, if nobody comes after them."""
     costs, lost, steps = DraftCosts(), 0.0, 20_000
     for _ in range(3):
-        costs.learn(4, 0, Headway(), 0.01, 0.0)
+        costs.learn(4, 0, DraftGain(), 0.01, 0.0)
     for _ in range(steps):
         if costs.least_probability(4) < 1:
-            costs.learn(4, 8, Headway(max(4 * slowest, 4), slowest, refilled), 0.013, 0.0)
+            costs.learn(4, 8, DraftGain(max(4 * slowest, 4), slowest, refilled), 0.013, 0.0)
             lost += 0.013 - 0.01 * (1 + slowest) - (0 if slowest else 4 * 0.003 / 8)
         else:
-            costs.learn(4, 0, Headway(), 0.01, 0.0)
+            costs.learn(4, 0, DraftGain(), 0.01, 0.0)
     if refilled:
         assert lost > 0.9 * steps * 0.0015  # of this batch, but the next one starts the earlier
     elif slowest:
@@ -247,15 +247,15 @@ def test_drafts_rest_while_they_pause() -> None:
     costs, rested = DraftCosts(), 0
     assert costs.rest(1) == 0
     for _ in range(500):
-        costs.learn(1, 0, Headway(), 0.01, 0.0)
+        costs.learn(1, 0, DraftGain(), 0.01, 0.0)
     while costs.allows(1):
         assert costs.rest(1) == 0
-        costs.learn(1, 4, Headway(), 0.02, 0.0)
+        costs.learn(1, 4, DraftGain(), 0.02, 0.0)
     while not costs.allows(1):
         rest = costs.rest(1)
         assert rest <= 32
         rested += 1 + rest
-        costs.learn(1, 0, Headway(), 0.01, 0.0)
+        costs.learn(1, 0, DraftGain(), 0.01, 0.0)
     assert 300 < rested < 700
 
 
@@ -268,10 +268,10 @@ def test_a_head_pays_for_the_features_that_steps_keep_for_it(probability: float,
     for _ in range(steps):
         keeps = costs.keeps(1, 0.0001)
         drafts = keeps and costs.least_probability(1) < 1
-        headway = accepted(1) if drafts and rng.random() < probability else Headway()
+        gain = accepted(1) if drafts and rng.random() < probability else DraftGain()
         seconds = 0.01 + 0.0009 * keeps + drafting * drafts
-        costs.learn(1, 2 * drafts, headway, seconds, 0.0, keeps=keeps)
-        lost += seconds - 0.01 * (1 + headway.num_accepted)
+        costs.learn(1, 2 * drafts, gain, seconds, 0.0, keeps=keeps)
+        lost += seconds - 0.01 * (1 + gain.num_accepted)
         num_kept += keeps
     assert lost < most * steps * 0.01
     assert num_kept > (0.9 * steps if most < 0 else 3)

@@ -1,4 +1,4 @@
-"""Room in the waiting queue, which is bounded in requests and in prompt tokens.
+"""The bounds of the waiting queue, in requests and in prompt tokens.
 
 One tenant may fill the queue. Others still get in then, up to an equal share of the bounds each, so that n tenants
 together can exceed a bound by the factor 1 + 1/2 + ... + 1/n at most; of more tenants than may wait, none gets in.
@@ -99,7 +99,7 @@ NO_REQUESTS = InboundRequests()
 """For the step loop, which has received what it asks about."""
 
 
-class Room:
+class QueueBounds:
     """The bounds of a waiting queue, and of the memory of all open requests. May be asked by any thread."""
 
     def __init__(
