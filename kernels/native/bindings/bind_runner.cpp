@@ -215,8 +215,8 @@ void bind_runner(nb::module_& m) {
              const std::vector<std::pair<std::int32_t, std::vector<std::int32_t>>>& branches) {
             std::vector<DraftBranch> paths;
             for (const auto& [index, tokens] : branches) paths.push_back({index, tokens});
-            return r.step(slots, starts, counts, num_drafts ? std::span(*num_drafts) : std::span<const std::int64_t>(),
-                          paths);
+            return r.step(
+                {slots, starts, counts, num_drafts ? std::span(*num_drafts) : std::span<const std::int64_t>(), paths});
           },
           "slots"_a, "starts"_a, "counts"_a, "num_drafts"_a.none() = nb::none(),
           "branches"_a = std::vector<std::pair<std::int32_t, std::vector<std::int32_t>>>(),
@@ -233,9 +233,14 @@ void bind_runner(nb::module_& m) {
            "Take each draft for right with this probability, whatever is sampled: for benchmarks.")
       .def("set_keeps_features", &Runner::set_keeps_features, "keeps"_a,
            "Set whether the next steps keep hidden states for a draft head.")
-      .def("fork", &Runner::fork, "slot"_a, "source"_a, "num_computed"_a, "num_tokens"_a,
-           "Give a slot without pages the first computed positions of another; return False if there are too few "
-           "pages.");
+      .def(
+          "fork",
+          [](Runner& r, std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens) {
+            return r.kv_cache().fork(slot, source, num_computed, num_tokens);
+          },
+          "slot"_a, "source"_a, "num_computed"_a, "num_tokens"_a,
+          "Give a slot without pages the first computed positions of another; return False if there are too few "
+          "pages.");
   bind_memory(runner);
   bind_checked_file(runner);
   bind_kv_pages(m, runner);

@@ -13,7 +13,11 @@
 
 #include "compute/abi.h"
 #include "compute/arena.h"
+#include "compute/draft_branches.h"
 #include "compute/plan.h"
+#include "compute/runner_config.h"
+#include "compute/step.h"
+#include "compute/step_gather.h"
 #include "compute/thread_pool.h"
 #include "grammar/token_constraint.h"
 #include "kv_cache/kv_cache.h"
@@ -21,58 +25,6 @@
 #include "sampling/sampler.h"
 
 namespace quire {
-
-struct RunnerConfig {
-  std::int32_t threads;
-  bool pin;  ///< every thread to a CPU of its own
-  std::int32_t num_pages;
-  std::int32_t block_size;
-  std::int32_t vocab_size;
-  std::int64_t kv_heads;
-  std::int64_t max_num_batched_tokens;
-  std::int64_t max_logit_rows;    ///< logit rows computed at once; a step may have more, in turns
-  std::int64_t logit_stride;      ///< floats from one row of logits to the next; 0: the model has none
-  std::int64_t hidden_size;       ///< floats of a hidden state
-  std::int64_t tokens_per_entry;  ///< tokens of an attention entry at most
-  std::int64_t layers;            ///< that have KV
-  std::int64_t tile_bytes;        ///< of a KV tile of one head (emit/kv.py)
-  std::int64_t value_offset;      ///< where V begins in it, in bytes
-  std::int64_t window;            ///< last tokens that some layer attends to at most; 0: all
-  bool bidirectional;             ///< an encoder: every token attends to all, so a sequence is computed at once
-  bool contemplates;              ///< the embedding has a row for the number vocab_size, which stands for the future
-
-  /// The file of KV memory that outlives the runner (KvFile), and the name of all that the bits of its KV depend on
-  /// besides tokens. Without a file KV memory ends with the runner.
-  std::optional<std::int32_t> kv_memory_fd;
-  std::string kv_model;
-  bool log_sealed_pages;  ///< of the file, for those who copy them elsewhere
-};
-
-/// Log probabilities at one position, with the token that stands there.
-struct Position {
-  std::int32_t token;
-  TokenLogprobs logprobs;
-};
-
-/// Tokens that may come instead of a sequence's drafts: another path in the tree of both. Without tokens, the future:
-/// what the model makes of the embedding's row for it in the place of the first draft, of which nothing is sampled.
-struct DraftBranch {
-  std::int32_t index;  ///< of the sequence in the batch
-  std::vector<std::int32_t> tokens;
-};
-
-/// The outcome of a step, by index in the batch.
-struct StepResult {
-  std::int64_t number = 0;                                        ///< of the step, among those of all runners
-  std::vector<std::vector<std::int32_t>> token_ids;               ///< spans: the tokens that each sequence got
-  std::vector<std::vector<TokenLogprobs>> logprobs;               ///< of each token of a span, where they are wanted
-  std::vector<std::int32_t> pending;                              ///< indices whose spans `collect` is to add
-  std::map<std::int32_t, std::vector<Position>> prompt_logprobs;  ///< of the prompt tokens after those computed
-  std::map<std::int32_t, std::string> errors;                     ///< why no token could be sampled
-  std::vector<std::int32_t> first_rows;               ///< among the step's tokens, of those that each sequence has kept
-  std::map<std::int32_t, std::int32_t> future_rows;   ///< among the step's tokens, of the futures of sequences
-  std::map<std::int32_t, std::vector<float>> pooled;  ///< of the pooled sequences that are computed to their end
-};
 
 /// Runs a model: owns its memory, threads, sequences and plan.
 class Runner {
@@ -110,7 +62,7 @@ class Runner {
   /// Turns attention entries of a step into KV splits and reductions where that gives all threads work; `dims` count
   /// them. Blocks before the longest window get no split. Throws std::invalid_argument if they count more than there
   /// can be.
-  void split_attention(Dims& dims);
+  void split_attention(Dims& dims) const { gather_.split_attention(dims); }
 
   /// Computes tokens [start, start + count) of each slot's sequence, KV included. Where that reaches the sequence's
   /// end, samples a span of tokens and appends it, or gives the pooled vector. Pages that are full now are shared.
@@ -129,9 +81,7 @@ class Runner {
   /// Constrained sequences are sampled last and deferred: the caller goes on with the others until it calls `collect`.
   /// Constraints follow the spans. A late one is waited for a little while if others have sampled: the span stays empty
   /// then, and the last token is to be computed again.
-  StepResult step(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
-                  std::span<const std::int64_t> counts, std::span<const std::int64_t> num_drafts = {},
-                  std::span<const DraftBranch> branches = {});
+  StepResult step(const StepRows& rows);
 
   /// Adds deferred spans to the result of the last step and returns them by index: the next ones in the batch, as many
   /// as are sampled, but at least one, which is waited for. Returns none when none is pending; then all threads are
@@ -143,10 +93,6 @@ class Runner {
   /// are more than a step computes.
   void encode(std::int64_t num_tokens);
 
-  /// Calls Sequences::fork and copies the page in which the two sequences diverge: both write to it next, so there is
-  /// nothing to gain from copying later.
-  bool fork(std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens);
-
   /// From now on each draft is taken for right with this probability if those before it are, whatever is sampled. For
   /// benchmarks only. Throws std::invalid_argument unless it is from 0 to 1.
   void set_synthetic_acceptance(double probability);
@@ -156,38 +102,11 @@ class Runner {
   void set_keeps_features(bool keeps) { keeps_features_ = keeps; }
 
  private:
-  struct StateRow {
-    std::int32_t index;  ///< in the batch
-    std::int32_t row;    ///< in the step's tokens
-  };
-
-  struct OpenBranch {
-    std::int32_t index;  ///< of its sequence in the batch
-    std::int32_t slot;
-  };
-
-  void check(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
-             std::span<const std::int64_t> counts, std::span<const std::int64_t> num_drafts);
-  void check_branches(std::span<const std::int32_t> slots, std::span<const std::int64_t> num_drafts,
-                      std::span<const DraftBranch> branches);
-  void check_size(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
-                  std::span<const std::int64_t> counts, std::span<const std::int64_t> num_drafts,
-                  std::span<const DraftBranch> branches);
-  void check_whole(std::int32_t slot, std::int64_t start, std::int64_t count);
-  void check_drafts(std::int32_t slot, std::int64_t end, std::int64_t count, std::int64_t num_drafts);
-  void gather(std::int32_t index, std::int32_t slot, std::int64_t start, std::int64_t count, std::int64_t num_drafts,
-              Dims& dims);
-  void gather_branches(std::span<const std::int32_t> slots, std::span<const std::int64_t> starts,
-                       std::span<const std::int64_t> num_drafts, std::span<const DraftBranch> branches, Dims& dims,
-                       StepResult& result);
-  void take_branches(std::span<const std::int32_t> slots, StepResult& result);
-  void close_branches();
-  std::int32_t take_given(std::int64_t num_drafts);
-  void clear_values(const Sequence& sequence, std::int64_t start, std::int64_t end);
-  void pool_states(std::span<const std::int32_t> slots, Dims& dims, StepResult& result);
+  void take_for_right();
+  void pool_states(const StepRows& rows, StepResult& result);
   void pool_state(std::int32_t index, Sequence& sequence, std::span<const float> state, StepResult& result);
-  void compute_logits(std::span<SamplingTask> tasks, Dims& dims);
-  void sample(TokenConstraint::Clock::time_point begun, Dims& dims, StepResult& result);
+  void compute_logits(std::span<SamplingTask> tasks);
+  void sample(TokenConstraint::Clock::time_point begun, StepResult& result);
   std::int32_t take_next(std::size_t end, StepResult& result);
   void take_span(const SamplingTask& task, SampledSpan& span, StepResult& result);
   void share_computed();
@@ -201,12 +120,10 @@ class Runner {
   Plan body_, head_, encoding_, hidden_states_;
   PoolingHead pooling_head_;
   std::int64_t step_number_ = 0;  ///< of the last step
-  std::vector<SamplingTask> tasks_;
-  std::size_t num_taken_ = 0;                                    ///< tasks whose outcome has been taken, the first ones
-  std::vector<std::pair<std::int32_t, std::int64_t>> computed_;  ///< slots whose pages are to be shared, up to a token
-  std::vector<StateRow> state_rows_;
-  std::vector<OpenBranch> branches_;      ///< of the present step
-  std::vector<std::int32_t> first_rows_;  ///< among the step's tokens, by index in the batch; then those of branches
+  StepGather gather_;             ///< what the last step computes, and its tasks
+  DraftBranches branches_;
+  std::size_t num_taken_ = 0;           ///< tasks whose outcome has been taken, the first ones
+  std::vector<ComputedSlot> computed_;  ///< whose pages are to be shared
   BatchSampler sampler_;
   bool keeps_features_ = true;
   std::optional<double> synthetic_acceptance_;

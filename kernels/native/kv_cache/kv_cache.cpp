@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <stdexcept>
 
 namespace quire {
@@ -41,6 +42,32 @@ void KvCache::prefault() {
   const std::int64_t committed = sequences.pages().committed(), held = sequences.pages().held_pages();
   const std::int64_t extent = memory.extent(), last = (committed - extent) / 2;  // held when `committed` grew
   memory.prefault(committed, committed + std::clamp<std::int64_t>(4 * (held - last), 0, extent));
+}
+
+bool KvCache::fork(std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens) {
+  if (!sequences.fork(slot, source, num_computed, num_tokens)) return false;
+  const auto place = static_cast<std::size_t>(num_computed / memory.shape().block_size);
+  const std::int64_t tiles = (num_computed % memory.shape().block_size + kTileTokens - 1) / kTileTokens;
+  if (tiles == 0) return true;
+  const std::int64_t page_tiles = memory.tiles_of_page();
+  const std::int64_t from = sequences.at(source).pages[place] * page_tiles;
+  const std::int64_t to = sequences.at(slot).pages[place] * page_tiles;
+  for (std::int64_t layer = 0; layer < memory.shape().layers; layer++)
+    for (std::int64_t head = 0; head < memory.shape().heads; head++)
+      std::memcpy(memory.tile(layer, head, to), memory.tile(layer, head, from),
+                  static_cast<std::size_t>(tiles * memory.shape().tile_bytes));
+  return true;
+}
+
+void KvCache::clear_values(const Sequence& sequence, std::int64_t start, std::int64_t end) {
+  const std::int64_t first = end / kTileTokens * kTileTokens;
+  if (first == end || first < start) return;
+  const std::int64_t page = sequence.pages[first / memory.shape().block_size];
+  const std::int64_t tile = (page * memory.shape().block_size + first % memory.shape().block_size) / kTileTokens;
+  for (std::int64_t layer = 0; layer < memory.shape().layers; layer++)
+    for (std::int64_t head = 0; head < memory.shape().heads; head++)
+      std::memset(memory.tile(layer, head, tile) + memory.shape().value_offset, 0,
+                  static_cast<std::size_t>(memory.shape().tile_bytes - memory.shape().value_offset));
 }
 
 }  // namespace quire

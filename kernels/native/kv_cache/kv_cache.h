@@ -37,6 +37,14 @@ struct KvCache {
   /// of pages has been taken; it is to be ready when half of these have.
   void prefault();
 
+  /// Calls Sequences::fork and copies the page in which the two sequences diverge: both write to it next, so there is
+  /// nothing to gain from copying later.
+  bool fork(std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens);
+
+  /// Attention multiplies all 32 values of a tile, those not written yet by 0. The page's previous owner may have left
+  /// NaN there, so this clears the values of a tile that [start, end) begins and does not fill.
+  void clear_values(const Sequence& sequence, std::int64_t start, std::int64_t end);
+
   std::unique_ptr<KvFile> file;
   KvMemory memory;
   std::unique_ptr<SealedPages> sealed_pages;  ///< nullptr unless they are logged

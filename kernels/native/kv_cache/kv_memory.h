@@ -24,8 +24,9 @@ class KvMemory {
   struct Shape {
     std::int64_t layers;
     std::int64_t heads;
-    std::int64_t tile_bytes;  ///< K and V of one head (emit/kv.py)
-    std::int32_t block_size;  ///< tokens
+    std::int64_t tile_bytes;    ///< K and V of one head (emit/kv.py)
+    std::int64_t value_offset;  ///< where V begins in them
+    std::int32_t block_size;    ///< tokens
     std::int32_t num_pages;
   };
 

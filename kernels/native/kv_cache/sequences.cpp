@@ -282,7 +282,7 @@ void Sequences::close(std::int32_t slot) {
   free_.push_back(slot);
 }
 
-Sequence& Sequences::at(std::int32_t slot) {
+const Sequence& Sequences::at(std::int32_t slot) const {
   if (slot < 0 || static_cast<std::size_t>(slot) >= slots_.size() || !slots_[slot])
     throw std::out_of_range("no sequence is open in slot " + std::to_string(slot));
   return *slots_[slot];

@@ -136,7 +136,8 @@ class Sequences {
   void close(std::int32_t slot);
 
   /// Throws std::out_of_range when no sequence is open in the slot.
-  Sequence& at(std::int32_t slot);
+  const Sequence& at(std::int32_t slot) const;
+  Sequence& at(std::int32_t slot) { return const_cast<Sequence&>(std::as_const(*this).at(slot)); }
 
   const PagePool& pages() const { return pages_; }
   RadixTree& tree() { return tree_; }

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace quire {
+
+struct RunnerConfig {
+  std::int32_t threads;
+  bool pin;  ///< every thread to a CPU of its own
+  std::int32_t num_pages;
+  std::int32_t block_size;
+  std::int32_t vocab_size;
+  std::int64_t kv_heads;
+  std::int64_t max_num_batched_tokens;
+  std::int64_t max_logit_rows;    ///< logit rows computed at once; a step may have more, in turns
+  std::int64_t logit_stride;      ///< floats from one row of logits to the next; 0: the model has none
+  std::int64_t hidden_size;       ///< floats of a hidden state
+  std::int64_t tokens_per_entry;  ///< tokens of an attention entry at most
+  std::int64_t layers;            ///< that have KV
+  std::int64_t tile_bytes;        ///< of a KV tile of one head (emit/kv.py)
+  std::int64_t value_offset;      ///< where V begins in it, in bytes
+  std::int64_t window;            ///< last tokens that some layer attends to at most; 0: all
+  bool bidirectional;             ///< an encoder: every token attends to all, so a sequence is computed at once
+  bool contemplates;              ///< the embedding has a row for the number vocab_size, which stands for the future
+
+  /// The file of KV memory that outlives the runner (KvFile), and the name of all that the bits of its KV depend on
+  /// besides tokens. Without a file KV memory ends with the runner.
+  std::optional<std::int32_t> kv_memory_fd;
+  std::string kv_model;
+  bool log_sealed_pages;  ///< of the file, for those who copy them elsewhere
+};
+
+/// Returns the config. Throws std::invalid_argument that names the field that is out of range.
+const RunnerConfig& checked(const RunnerConfig& config);
+
+}  // namespace quire

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "sampling/sampler.h"
+
+namespace quire {
+
+/// Log probabilities at one position, with the token that stands there.
+struct Position {
+  std::int32_t token;
+  TokenLogprobs logprobs;
+};
+
+/// Tokens that may come instead of a sequence's drafts: another path in the tree of both. Without tokens, the future:
+/// what the model makes of the embedding's row for it in the place of the first draft, of which nothing is sampled.
+struct DraftBranch {
+  std::int32_t index;  ///< of the sequence in the batch
+  std::vector<std::int32_t> tokens;
+};
+
+/// The input of a step: a row for each sequence, as columns of equal length. Row i computes tokens [start, start +
+/// count) of the sequence in its slot.
+struct StepRows {
+  std::span<const std::int32_t> slots;
+  std::span<const std::int64_t> starts, counts;
+  std::span<const std::int64_t> num_drafts = {};  ///< the last tokens of each row; empty: no row has any
+  std::span<const DraftBranch> branches = {};
+
+  std::size_t size() const { return slots.size(); }
+  std::int64_t drafts(std::size_t row) const { return num_drafts.empty() ? 0 : num_drafts[row]; }
+};
+
+/// The outcome of a step, by index in the batch.
+struct StepResult {
+  std::int64_t number = 0;                                        ///< of the step, among those of all runners
+  std::vector<std::vector<std::int32_t>> token_ids;               ///< spans: the tokens that each sequence got
+  std::vector<std::vector<TokenLogprobs>> logprobs;               ///< of each token of a span, where they are wanted
+  std::vector<std::int32_t> pending;                              ///< indices whose spans `collect` is to add
+  std::map<std::int32_t, std::vector<Position>> prompt_logprobs;  ///< of the prompt tokens after those computed
+  std::map<std::int32_t, std::string> errors;                     ///< why no token could be sampled
+  std::vector<std::int32_t> first_rows;               ///< among the step's tokens, of those that each sequence has kept
+  std::map<std::int32_t, std::int32_t> future_rows;   ///< among the step's tokens, of the futures of sequences
+  std::map<std::int32_t, std::vector<float>> pooled;  ///< of the pooled sequences that are computed to their end
+};
+
+}  // namespace quire
