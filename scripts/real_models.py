@@ -37,6 +37,7 @@ from safetensors import TensorSpec, serialize_file
 
 from quire.kernels._native import GgufMatrix
 from quire.kernels.gguf.folder import model_folder
+from quire.kernels.saving.fit import bf16_bits
 from quire.kernels.weights.gguf_checkpoint import GgufCheckpoint
 from quire.kernels.weights.tensor import Tensor
 
@@ -123,12 +124,6 @@ def values_of(tensor: Tensor) -> npt.NDArray[np.float32]:
     return values
 
 
-def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """Round to the nearest bf16, ties to even, as bits."""
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-
-
 def write_float_twin(gguf: Path, target: Path) -> Path:
     """Write the folder `target`, with the weights of a GGUF file in bf16 and its tokenizer and templates; return it."""
     if (target / "model.safetensors").exists():
@@ -141,7 +136,7 @@ def write_float_twin(gguf: Path, target: Path) -> Path:
     config["model_type"] = {"LlamaForCausalLM": "llama", "Gemma3ForCausalLM": "gemma3_text"}[config["architectures"][0]]
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     checkpoint = GgufCheckpoint(str(source))
-    tensors = {name: to_bf16(values_of(tensor)) for name, tensor in checkpoint.tensors.items()}
+    tensors = {name: bf16_bits(values_of(tensor)) for name, tensor in checkpoint.tensors.items()}
     specs = {
         name: TensorSpec(dtype="bfloat16", shape=bits.shape, data_ptr=bits.ctypes.data, data_len=bits.nbytes)
         for name, bits in tensors.items()

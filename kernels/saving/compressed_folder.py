@@ -30,7 +30,7 @@ from quire.kernels.graph.operations import Graph
 from quire.kernels.operands import Matrix, MatrixPart, PlanLimits
 from quire.kernels.options import BLOCK_SIZES
 from quire.kernels.plan import ModelPlan
-from quire.kernels.saving.fit import Fitted, fit, to_bf16
+from quire.kernels.saving.fit import Fitted, bf16_bits, fit
 from quire.kernels.saving.safetensors_file import FileTensor, write_safetensors
 from quire.kernels.weights.checkpoint import Checkpoint
 from quire.kernels.weights.loader import Importance
@@ -83,7 +83,7 @@ class SavedModule:
         rows = max(1, _CHUNK_WEIGHTS // k)
         fitted = list(pool.map(lambda first: self._fit(first, min(rows, n - first)), range(0, n, rows)))
         yield pack(np.concatenate([part.values for part in fitted]), self.bits)
-        yield (to_bf16(np.concatenate([part.scales for part in fitted])).view(np.uint32) >> 16).astype(np.uint16)
+        yield bf16_bits(np.concatenate([part.scales for part in fitted]))
         yield np.array([n, k], np.int64)
         if self.bits < 8:
             yield pack(np.concatenate([part.zeros for part in fitted]).T, self.bits).T

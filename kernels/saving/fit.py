@@ -103,3 +103,8 @@ def to_bf16(values: Floats) -> Floats:
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     rounded: Floats = ((bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
     return rounded
+
+
+def bf16_bits(values: Floats) -> npt.NDArray[np.uint16]:
+    """Return what bf16 stores of values, rounded to the nearest, ties to even."""
+    return (to_bf16(values).view(np.uint32) >> 16).astype(np.uint16)
