@@ -21,7 +21,7 @@ from quire.kernels.emit.products import rows_of_block
 from quire.kernels.emit.rows import QuantizeKernel
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.fused import FusedLinear, norm_kernel
-from quire.kernels.graph.linear_lowering import LinearLowering
+from quire.kernels.graph.linear_lowering import Epilogue, LinearLowering
 from quire.kernels.graph.operations import ClampedSwiglu, Experts, FeedForward, Norm
 from quire.kernels.operands import Buffer, Matrix, Operand, PackedActivations, Table, Vector, Vectors
 
@@ -193,7 +193,7 @@ class _ExpertsLowering:
         if shared is not None and self._operation.shared_gate is None:
             down, target = FusedLinear((shared.down,), place="closing"), self._target
             inner = self._lowering.widen(x, shared)
-            self._lowering.gemm("linear_add", inner, down, target.out, epilogue="add", scale=target.scale)
+            self._lowering.gemm("linear_add", inner, down, target.out, Epilogue("add", scale=target.scale))
 
 
 def _gates(expert: FeedForward) -> FusedLinear:

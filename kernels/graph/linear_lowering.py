@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, QuantizedFormat, round_up
@@ -18,6 +18,22 @@ from quire.kernels.weights.quantization import Quantization
 
 MAX_QUANTIZED_INPUTS = 65536
 """Most inputs of a quantized layer: more could overflow its sums."""
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What becomes of a product: see GemmKernel. `gates` is read by the kind `gated`."""
+
+    kind: str = "store"
+    activation: str | ClampedSwiglu = ""
+    scale: float = 1.0
+    softcap: float = 0.0
+    out_columns: int = 0
+    first: int = 0
+    gates: Buffer | None = None
+
+
+_STORE = Epilogue()
 
 
 class LinearLowering:
@@ -101,9 +117,10 @@ class LinearLowering:
         """
         columns, first = sum(layer.outputs for layer in linear.layers), 0
         out, runs = self.rows(name, columns), self.runs(linear, self.plan.hidden_size)
-        x, (kernel, epilogue) = self.norm(hidden, norm, *runs), ("linear_add", "add") if add else ("linear", "store")
+        x, (kernel, kind) = self.norm(hidden, norm, *runs), ("linear_add", "add") if add else ("linear", "store")
         for run in runs:
-            self.gemm(kernel, x, run, out, epilogue=epilogue, out_columns=columns if len(runs) > 1 else 0, first=first)
+            epilogue = Epilogue(kind, out_columns=columns if len(runs) > 1 else 0, first=first)
+            self.gemm(kernel, x, run, out, epilogue)
             first += sum(layer.outputs for layer in run.layers)
         return out
 
@@ -142,14 +159,9 @@ class LinearLowering:
         return Matrix(tuple(parts), columns, k, quantized)
 
     def gemm(
-        self, name: str, x: PackedActivations, linear: FusedLinear, out: Buffer, *,
-        epilogue: str = "store", activation: str | ClampedSwiglu = "", scale: float = 1.0, softcap: float = 0.0,
-        out_columns: int = 0, first: int = 0, gates: Buffer | None = None,
-    ) -> None:  # fmt: skip
-        """Lower a linear layer whose results go to `out`, by an epilogue of GemmKernel, which may read `gates`.
-
-        They are the columns from `first` on of `out_columns` columns, if that is given.
-        """
+        self, name: str, x: PackedActivations, linear: FusedLinear, out: Buffer, epilogue: Epilogue = _STORE
+    ) -> None:
+        """Lower a linear layer whose results go to `out`."""
         x = self.quantized(x, linear)
         matrix, layers = self.matrix(linear, x.columns), linear.layers
         operands: list[Operand] = [x.buffer, matrix, out]
@@ -157,11 +169,11 @@ class LinearLowering:
             if any(layer.tensor_outputs for layer in layers):
                 raise ModelError(f"{layers[0].weight} is split into layers with biases, which is not supported")
             operands.append(linear.biases)
-        if gates is not None:
-            operands.append(gates)
+        if epilogue.gates is not None:
+            operands.append(epilogue.gates)
         kernel = GemmKernel(
-            name, matrix.k, matrix.n, epilogue, bool(layers[0].bias), activation, linear.dim, matrix.quantized, scale,
-            softcap, out_columns, first,
+            name, matrix.k, matrix.n, epilogue.kind, bool(layers[0].bias), epilogue.activation, linear.dim,
+            matrix.quantized, epilogue.scale, epilogue.softcap, epilogue.out_columns, epilogue.first,
         )  # fmt: skip
         repeats = round_up(matrix.n, BLOCK) // BLOCK
         rows_per_item = rows_of_block(self.plan.dtypes)
@@ -175,13 +187,13 @@ class LinearLowering:
         gated = operation.gate is not None
         if not gated and isinstance(operation.activation, ClampedSwiglu):
             raise ModelError(f"{operation.up.weight} has no gate, which a clamped SwiGLU needs")
-        name, epilogue = ("linear_gate", "gate") if gated else ("linear_act", "activation")
+        name, kind = ("linear_gate", "gate") if gated else ("linear_act", "activation")
         out, act = self.activations("intermediate", operation.up.outputs), operation.activation
         first, *second = self.runs(widening_of(operation), x.columns)
         if not second:
-            self.gemm(name, x, first, out.buffer, epilogue=epilogue, activation=act)
+            self.gemm(name, x, first, out.buffer, Epilogue(kind, act))
             return out
         gates = self.rows("feed_forward_gates", operation.up.outputs)
         self.gemm("linear", x, first, gates)
-        self.gemm("linear_gated", x, second[0], out.buffer, epilogue="gated", activation=act, gates=gates)
+        self.gemm("linear_gated", x, second[0], out.buffer, Epilogue("gated", act, gates=gates))
         return out

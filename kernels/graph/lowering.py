@@ -19,6 +19,7 @@ from quire.kernels.graph.attention_lowering import AttentionLowering
 from quire.kernels.graph.experts import Sum, lower_experts
 from quire.kernels.graph.fused import FusedLinear, norm_kernel, widening_of
 from quire.kernels.graph.latent_attention import lower_latent_attention
+from quire.kernels.graph.linear_lowering import Epilogue
 from quire.kernels.graph.operations import (
     Attention,
     DraftInput,
@@ -178,12 +179,13 @@ class Lowering(AttentionLowering):
 
     def _logits(self, hidden: Buffer, operation: Logits, head: FusedLinear) -> None:
         x, logits = self.norm(hidden, operation.norm, head), Buffer("logits", input=True)
+        epilogue = Epilogue(scale=operation.scale, softcap=operation.softcap)
         if not operation.offsets:
-            self.gemm("logits", x, head, logits, scale=operation.scale, softcap=operation.softcap)
+            self.gemm("logits", x, head, logits, epilogue)
             return
         outputs = operation.linear.outputs
         few = self.rows("few_logits", outputs, count=LOGIT_ROWS_AT_ONCE)
-        self.gemm("logits", x, head, few, scale=operation.scale, softcap=operation.softcap)
+        self.gemm("logits", x, head, few, epilogue)
         tokens = TokenNumbers(operation.offsets, outputs, self.plan.vocab_size)
         self.plan.add(SpreadKernel("spread", outputs, self.plan.vocab_size), [few, tokens, logits], "logit_rows")
 
@@ -216,8 +218,8 @@ class Lowering(AttentionLowering):
         last = [self._layer(hidden, before, layer) for layer in layers]
         for number, (x, linear) in enumerate(last):
             add = target.add or number > 0
-            name, epilogue = ("linear_add", "add") if add else ("linear", "store")
-            self.gemm(name, x, linear, target.out, epilogue=epilogue, scale=target.scale)
+            name, kind = ("linear_add", "add") if add else ("linear", "store")
+            self.gemm(name, x, linear, target.out, Epilogue(kind, scale=target.scale))
 
     def _layer(
         self, hidden: Buffer, before: Norm | None, layer: Attention | LatentAttention | FeedForward
