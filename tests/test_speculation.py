@@ -183,12 +183,14 @@ def test_requests_that_end_in_the_middle_of_drafts_hold_no_page(demo_model: Path
 
 
 def test_synthetic_acceptance(demo_model: Path, engine: EngineFactory) -> None:
-    """Where all drafts pay, as they do at one stream, a step gives that many tokens."""
+    """Where all drafts pay, as they do at one stream but in a busy moment, a step gives that many tokens."""
     config = {"method": "ngram", "num_speculative_tokens": 2, "synthetic_acceptance_length": 2.5}
     llm = engine(demo_model, speculative_config=config)
-    llm.generate(["A raven"], SamplingParams(max_tokens=1000, ignore_eos=True), use_tqdm=False)
-    counts = totals(llm)
-    assert counts["draft_tokens"] > 1.2 * counts["drafts"] > 50
+    for _ in range(20):
+        llm.generate(["A raven"], SamplingParams(max_tokens=1000, ignore_eos=True), use_tqdm=False)
+        if (counts := totals(llm))["drafts"] > 100:
+            break
+    assert counts["draft_tokens"] > 1.2 * counts["drafts"] > 100
     assert counts["accepted_tokens"] / counts["drafts"] == pytest.approx(1.5, abs=0.25)
 
 
