@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -27,6 +27,9 @@ BITS = {"int8": 8, "int4": 4}
 """Bits of a weight by the names of the modes."""
 
 
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
 class SaveRequest(msgspec.Struct, forbid_unknown_fields=True):
     """What to save: the checkpoint folder `model` in the folder `output`, quantized by a mode, `int8` or `int4`."""
 
@@ -38,7 +41,7 @@ class SaveRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 def quantize(request: SaveRequest) -> dict[str, Any]:
     """Save a quantized checkpoint, and return its sizes. Raises ModelError and OSError."""
-    target = Path(request.output).absolute()
+    target = Path(request.output).resolve()
     check_target(target)
     checkpoint = open_checkpoint(request.model)
     options = LoadOptions(request.model, threads=request.threads, quantization=request.quantization)
@@ -78,9 +81,18 @@ def _write(line: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
+def _end(*_: object) -> NoReturn:
+    """End, and let no other signal disturb that."""
+    for number in _ENDS:
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def main(arguments: list[str]) -> int:
     """Save the checkpoint that the options name, or print the error. Nothing is left if a signal ends it."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in _ENDS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _end)
     try:
         _write(quantize(msgspec.json.decode(arguments[0], type=SaveRequest)))
     except (ModelError, OSError) as error:

@@ -78,16 +78,16 @@ if "quire.engine_core" in sys.orig_argv:
     flag, init = Path({flag!r}), ModelRunner.__init__
     def failing_init(runner, *arguments):
         init(runner, *arguments)
-        step = runner.step
-        def failing_step(*arguments):
-            result = step(*arguments)
+        submit = runner.submit
+        def failing_submit(step):
+            result = submit(step)
             if flag.exists():
                 flag.unlink()
-                while runner.collect(result):
+                while runner.collect_pending(result):
                     pass
                 raise RuntimeError("out of luck")
             return result
-        runner.step = failing_step
+        runner.submit = failing_submit
     ModelRunner.__init__ = failing_init
     begin_step = Trials.begin_step
     def begin_deadly_step(trials, batch):

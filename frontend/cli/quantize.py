@@ -34,24 +34,22 @@ def quantize(
     output: Annotated[Path, typer.Argument(help="Folder to make.", show_default=False, metavar="OUTPUT")],
     quantization: Annotated[
         str | None,
-        option(
-            None,
-            "int4 (4.6 bits a weight of the linear layers, about 6 in small models) or int8 (8.5). Default: int4.",
-            "MODE",
-        ),
+        option(None, "int4 (4.6 bits a weight of the linear layers) or int8 (8.5). Default: int4.", "MODE"),
     ] = None,
     *,
     source: SourceFlags,
 ) -> None:
-    """Save a model with quantized weights, as compressed-tensors: vLLM, SGLang and transformers read it too.
+    """Save a model with quantized weights as compressed-tensors, which other engines read too.
 
     Embeddings, the head and the routers of experts keep their dtype. int4 weighs errors by the importance of each
-    input, which a short trial run measures. `quire serve MODEL --quantization int4` needs no saved model, and loses
-    less: its formats are Quire's own.
+    input, which a short trial run measures; of mixtures of experts, other engines do not read it. `quire serve MODEL
+    --quantization int4` needs no saved model, and loses less: its formats are Quire's own.
     """
     from quire.frontend.hub.resolve import resolve_model
 
     mode = quantization or _MODES[0]
+    if not str(output).isprintable():
+        raise typer.BadParameter(f"OUTPUT is {str(output)!r}; it must be a path of printable characters")
     if mode not in _MODES:
         raise typer.BadParameter(f"--quantization is {mode!r}; it must be one of {', '.join(_MODES)}")
     own = {name: source.given[name] for name in rows_of(HubOptions) if name in source.given}

@@ -1,14 +1,15 @@
 """Saving of a float checkpoint as compressed-tensors, the format of llm-compressor that vLLM and transformers read too.
 
 Linear layers get integers in groups of 32 inputs ("pack-quantized", see weights/quantized/compressed.py), the other
-tensors stay as they are: embeddings, the head, norms, the routers of experts. In small models, those whose outputs are
-added to the hidden states keep 8 bits: there they cost little, and bring back half of the loss. Tensors are read,
-quantized and written one after the other, so that a model of any size needs the memory of its largest matrix.
+tensors stay as they are: embeddings, the head, norms, the routers of experts; those of types that no weight has, such
+as masks, are left out. All layers have one format: transformers reads no other. Tensors are read, quantized and written
+one after the other, so that a model of any size needs the memory of its largest matrix.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -23,31 +24,26 @@ import numpy.typing as npt
 
 from quire.kernels.emit.experts import ExpertGemmKernel
 from quire.kernels.emit.gemm import GemmKernel
-from quire.kernels.emit.layout import Dtypes, QuantizedFormat
+from quire.kernels.emit.layout import Dtypes
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.lowering import lower
 from quire.kernels.graph.operations import Graph
 from quire.kernels.operands import Matrix, MatrixPart, PlanLimits
 from quire.kernels.options import BLOCK_SIZES
-from quire.kernels.plan import ModelPlan
 from quire.kernels.saving.fit import Fitted, bf16_bits, fit
 from quire.kernels.saving.safetensors_file import FileTensor, write_safetensors
 from quire.kernels.weights.checkpoint import Checkpoint
 from quire.kernels.weights.loader import Importance
-from quire.kernels.weights.quantization import SMALL_WIDTH, Mode, Quantization
+from quire.kernels.weights.quantization import MODES, Quantization
 from quire.kernels.weights.quantized.scheme import words_for
 from quire.kernels.weights.tensor import Tensor
 
 GROUP = 32
-_BODY, _CLOSING, _HEAD = 4, 5, 6
-_FORMATS = [QuantizedFormat(bits, GROUP, scales="super", mins=True) for bits in (_BODY, _CLOSING, _HEAD)]
-_PLACES = Mode(_FORMATS[0], _FORMATS[1], _FORMATS[2])
-"""Formats that only tell where a layer stands."""
-
 _WEIGHT = ".weight"
+_LANGUAGE = re.compile(r"(model\.)?language_model\.(model\.)?")  # prefix of a part
 _CHUNK_WEIGHTS = 1 << 18  # that are quantized at once, so that they stay in the cache
-_COPIED_SUFFIXES = {".json", ".txt", ".model", ".jinja", ".tiktoken", ".md"}
-_COPIED_FOLDERS = ("additional_chat_templates", "[0-9]_*")  # templates, modules of sentence-transformers
+_COPIED_SUFFIXES = {".json", ".txt", ".model", ".jinja", ".tiktoken", ".md", ".py"}
+_TEMPLATES, _MODULES = "additional_chat_templates", "modules.json"  # the latter of sentence-transformers
 _LEFT_OUT = {"model.safetensors.index.json", "config.json", "README.md"}
 
 
@@ -110,34 +106,30 @@ def modules_of(checkpoint: Checkpoint, graph: Graph, importance: Importance, bit
 
     Raises ModelError if the checkpoint has them in a form that compressed-tensors has not.
     """
-    limits = PlanLimits(1, 1, min(BLOCK_SIZES))
-    plan = lower(graph, Dtypes("bf16", "bf16", "f32"), limits, Quantization(checkpoint, _PLACES))
-    closing_bits = 8 if plan.hidden_size < SMALL_WIDTH else bits
     modules = {}
-    for name, shares in _parts(plan).items():
-        (place, part), *_ = shares
-        tensor = checkpoint.get(name, part.shape)
-        if part.transposed or checkpoint.tensors.get(tensor.name) is not tensor or not name.endswith(_WEIGHT):
+    for name, parts in _parts(checkpoint, graph).items():
+        tensor = checkpoint.get(name, parts[0].shape)
+        if parts[0].transposed or checkpoint.tensors.get(tensor.name) is not tensor or not name.endswith(_WEIGHT):
             raise ModelError(
                 f"{checkpoint.folder}: {name} is transposed or stacked with others, and compressed-tensors holds "
                 "linear layers only; serve the model with --quantization instead"
             )
         if tensor.shape[1] % GROUP == 0:
-            chosen = closing_bits if place == _CLOSING else bits
-            modules[tensor.name] = SavedModule(tensor, _joined([part for _, part in shares], importance), chosen)
+            modules[tensor.name] = SavedModule(tensor, _joined(parts, importance), bits)
     return modules
 
 
-def _parts(plan: ModelPlan) -> dict[str, list[tuple[int, MatrixPart]]]:
-    """Return the parts of the linear layers' tensors, with their places, but for the head and routers."""
-    parts: dict[str, list[tuple[int, MatrixPart]]] = {}
+def _parts(checkpoint: Checkpoint, graph: Graph) -> dict[str, list[MatrixPart]]:
+    """Return the parts of the linear layers' tensors that modes quantize, but for the head."""
+    limits = PlanLimits(1, 1, min(BLOCK_SIZES))
+    plan = lower(graph, Dtypes("bf16", "bf16", "f32"), limits, Quantization(checkpoint, MODES["int8"]))
+    found: dict[str, list[MatrixPart]] = {}
     for launch in plan.launches:
-        if isinstance(launch.kernel, GemmKernel | ExpertGemmKernel):
-            for matrix in (operand for operand in launch.operands if isinstance(operand, Matrix)):
-                if matrix.quantized is not None and matrix.quantized.bits != _HEAD:
-                    for part in matrix.parts:
-                        parts.setdefault(part.tensor, []).append((matrix.quantized.bits, part))
-    return parts
+        if isinstance(launch.kernel, GemmKernel | ExpertGemmKernel) and not launch.head:
+            matrices = [operand for operand in launch.operands if isinstance(operand, Matrix)]
+            for part in (part for matrix in matrices if matrix.quantized is not None for part in matrix.parts):
+                found.setdefault(part.tensor, []).append(part)
+    return found
 
 
 def _joined(shares: list[MatrixPart], importance: Importance) -> npt.NDArray[np.float32] | None:
@@ -179,28 +171,33 @@ def save(
 
 def section_of(checkpoint: Checkpoint, modules: Mapping[str, SavedModule]) -> dict[str, Any]:
     """Return `quantization_config` of config.json."""
-    kept = [name for name, tensor in checkpoint.tensors.items() if name not in modules and len(tensor.shape) == 2]
-    linear = [name.removesuffix(_WEIGHT) for name in kept if name.endswith(_WEIGHT)]
-    bits = sorted({module.bits for module in modules.values()})
-    groups = {"group_0": _group(bits[0], ["Linear"])}
-    if len(bits) > 1:  # a name precedes a class
-        groups["group_1"] = _group(bits[1], [module.name for module in modules.values() if module.bits == bits[1]])
-    return {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "quantization_status": "compressed",
-        "config_groups": groups,
-        "ignore": sorted({*linear, "lm_head"}),
-        "kv_cache_scheme": None,
-    }
-
-
-def _group(bits: int, targets: list[str]) -> dict[str, Any]:
+    bits = next(iter(modules.values())).bits
     weights = {
         "num_bits": bits, "type": "int", "symmetric": bits == 8, "strategy": "group", "group_size": GROUP,
         "dynamic": False, "actorder": None, "block_structure": None, "observer": "minmax", "observer_kwargs": {},
     }  # fmt: skip
-    return {"targets": targets, "weights": weights, "input_activations": None, "output_activations": None}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": sorted(_ignored(checkpoint, modules)),
+        "kv_cache_scheme": None,
+    }
+
+
+def _ignored(checkpoint: Checkpoint, modules: Mapping[str, SavedModule]) -> set[str]:
+    """Return the names or patterns of linear layers that are not quantized; tied ones have no tensor.
+
+    In models of several parts others call the parts otherwise than the checkpoint does; patterns leave these names out.
+    """
+    kept = [name for name, tensor in checkpoint.tensors.items() if name not in modules and len(tensor.shape) == 2]
+    names = {name.removesuffix(_WEIGHT) for name in kept if name.endswith(_WEIGHT)}
+    if any(_LANGUAGE.match(name) for name in checkpoint.tensors):
+        names = {f"re:.*{re.escape(_LANGUAGE.sub('', name))}$" for name in names}
+    tied = {"re:.*decoder$"} if checkpoint.config.get("architectures", [""])[0].endswith("ForMaskedLM") else set()
+    return names | tied | {"lm_head"}
 
 
 def _entries(tensor: Tensor, modules: Mapping[str, SavedModule]) -> list[FileTensor]:
@@ -231,14 +228,18 @@ def _copy_rest(source: Path, target: Path) -> None:
         is_wanted = path.suffix in _COPIED_SUFFIXES and path.name not in _LEFT_OUT
         if is_wanted or path.name.startswith(("LICENSE", "NOTICE")):
             shutil.copyfile(path, target / path.name)
-    for path in (path for pattern in _COPIED_FOLDERS for path in source.glob(pattern) if path.is_dir()):
-        shutil.copytree(path, target / path.name)
+    modules = msgspec.json.decode((source / _MODULES).read_bytes()) if (source / _MODULES).exists() else []
+    for name in (_TEMPLATES, *(module["path"] for module in modules if module.get("path"))):
+        if (source / name).is_dir():
+            shutil.copytree(source / name, target / name)
 
 
 def check_target(target: Path) -> None:
     """Raise ModelError if a folder can't be made at `target`."""
     if target.is_dir() and any(target.iterdir()):
         raise ModelError(f"{target} is a folder with files already; name a new one, or remove it")
+    if target.is_mount():
+        raise ModelError(f"{target} is a mount point; name a folder in it")
     if target.exists() and not target.is_dir():
         raise ModelError(f"{target} is a file; name a new folder")
     parent = target.absolute().parent

@@ -62,6 +62,7 @@ def test_saved_model_is_served(mode: str, demo_model: Path, engine: EngineFactor
     [
         ("demo", "saved", ("--quantization", "int3"), 2, "'int3'; it must be one of int4, int8"),
         ("demo", "file", (), 1, "file is a file; name a new folder"),
+        ("demo", "a\nb", (), 2, "it must be a path of printable characters"),
         ("demo", "file/saved", (), 1, "is no folder that you may write to"),
         ("nowhere", "saved", (), 1, "nowhere"),
         ("demo", "saved", ("--threads", "0"), 2, "--threads"),
@@ -96,7 +97,7 @@ def is_running(folder: Path) -> bool:
     return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_ended_early_leaves_nothing(number: int, checkpoints: Path, tmp_path: Path) -> None:
     """Whatever ends the command, the process that it has started ends too, and takes away what it has written."""
     command = [*QUIRE, str(checkpoints / "llama-biases-linear"), str(tmp_path / "saved")]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -90,6 +91,11 @@ class CompressedTensors(Scheme):
     targets: tuple[tuple[str, Layer], ...]
     ignore: tuple[str, ...]
 
+    @cached_property
+    def _ignored_names(self) -> frozenset[str]:
+        """Names and classes of modules that are not quantized, without the patterns."""
+        return frozenset(pattern for pattern in self.ignore if not pattern.startswith("re:"))
+
     @classmethod
     def from_config(cls, section: ModelConfig) -> CompressedTensors:
         """Read `quantization_config`."""
@@ -114,9 +120,18 @@ class CompressedTensors(Scheme):
 
     def _layer(self, module: str) -> Layer | None:
         names = [name.removesuffix(".weight") for name in stored_names(f"{module}.weight")]
-        if any(_matches(name, pattern) for name in names for pattern in self.ignore):
+        if not self._ignored_names.isdisjoint((*names, _class_of(module))):
             return None
-        layer = next((layer for target, layer in self.targets for name in names if _matches(name, target)), None)
+        if any(_matches(module, pattern) for pattern in self.ignore if pattern.startswith("re:")):
+            return None
+        layer = next(
+            (
+                layer
+                for target, layer in self.targets
+                if _matches(module, target) or (not target.startswith("re:") and target in names)
+            ),
+            None,
+        )
         if layer is not None and _class_of(module) == "Embedding":
             raise ModelError(f"config.json quantizes the embedding {module}; only linear layers can be quantized")
         return layer
