@@ -30,7 +30,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from quire.kernels.options import LoadOptions
-from quire.kernels.runner import PreparedModel
+from quire.kernels.runner import PreparedModel, StepInput
 
 options = {} if sys.argv[2] == "None" else {"quantization": sys.argv[2]}
 options |= {"threads": 2, "max_model_len": 512, "kv_cache_memory_bytes": 1 << 30}
@@ -38,7 +38,7 @@ prepared = PreparedModel(LoadOptions(sys.argv[1], **options))
 runner = prepared.open()
 slot = runner.sequences.open(list(range(64)), 64)
 assert runner.sequences.reserve(slot, 65)
-runner.step([slot], [0], [64])
+runner.run(StepInput([slot], [0], [64]))
 status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
 sizes = [int(status[name].split()[0]) * 1024 for name in ("RssAnon", "VmRSS", "VmHWM")]
 print(runner.memory.weights, runner.memory.kv, *sizes)

@@ -15,7 +15,7 @@ NAMES = [
     "t.py::test_new",
 ]
 DURATIONS = {
-    "t.py::test_fast": Duration(2.9, 50),
+    "t.py::test_fast": Duration(1.9, 50),
     "t.py::test_matrix": Duration(300.0, 300),
     "t.py::test_slow": Duration(80.0, 4),
 }
@@ -24,7 +24,7 @@ DURATIONS = {
 def test_quick_tier_has_some_cases_of_each_test() -> None:
     quick = tiers.tier(NAMES, "quick", DURATIONS)
     assert {name for name in NAMES if "fast" in name or "new" in name} < quick
-    assert len([name for name in quick if "matrix" in name]) == 3
+    assert len([name for name in quick if "matrix" in name]) == int(tiers.BUDGET)
     assert not [name for name in quick if "slow" in name]
     assert tiers.tier(NAMES[::-1], "quick", DURATIONS) == quick
     assert tiers.tier(NAMES, "full", DURATIONS) == {*NAMES}
@@ -54,6 +54,8 @@ def test_durations_are_read_as_they_were_written(tmp_path: Path) -> None:
 def test_known_tests_are_there() -> None:
     """`durations.txt` names tests of this folder; whoever renames one renames it there."""
     root = Path(tiers.DURATIONS).parents[1]
-    for name in tiers.read_durations():
+    durations = tiers.read_durations()
+    assert len(durations) > 100
+    for name in durations:
         file, *path = name.split("::")
         assert f"def {path[-1]}(" in (root / file).read_text(), name

@@ -16,8 +16,8 @@ from hashlib import blake2b
 from pathlib import Path
 
 DURATIONS = Path(__file__).parents[1] / "durations.txt"
-BUDGET = 3.0
-LONGEST = 12.0
+BUDGET = 2.0
+LONGEST = 8.0
 SHARES = 6
 
 
