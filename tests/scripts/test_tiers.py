@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -58,4 +59,4 @@ def test_known_tests_are_there() -> None:
     assert len(durations) > 100
     for name in durations:
         file, *path = name.split("::")
-        assert f"def {path[-1]}(" in (root / file).read_text(), name
+        assert path[0] in re.findall(r"\w+", (root / file).read_text()), name  # a function, or a class of hypothesis
