@@ -16,7 +16,7 @@ NAMES = [
     "t.py::test_new",
 ]
 DURATIONS = {
-    "t.py::test_fast": Duration(1.9, 50),
+    "t.py::test_fast": Duration(0.9, 50),
     "t.py::test_matrix": Duration(300.0, 300),
     "t.py::test_slow": Duration(80.0, 4),
 }

@@ -16,8 +16,8 @@ from hashlib import blake2b
 from pathlib import Path
 
 DURATIONS = Path(__file__).parents[1] / "durations.txt"
-BUDGET = 2.0
-LONGEST = 8.0
+BUDGET = 1.0
+LONGEST = 3.0
 SHARES = 6
 
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 import zmq
+from engine_watch import wait_until
 from patience import PATIENCE
 from zmq.utils.monitor import recv_monitor_message
 
@@ -505,7 +506,7 @@ def test_more_clients_than_may_be_attached_are_rejected(make_engine: MakeServer)
     first.ping()
     second.hello()  # a second Hello is no second client
     second.send(Goodbye())
-    first.ping()
+    wait_until(lambda: engine.server.counters.clients == 1, "one client is left")
     engine.attach()
 
 
