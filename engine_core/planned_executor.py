@@ -14,8 +14,9 @@ NextToken = Callable[[int, int], int]
 class PlannedExecutor:
     """An `Executor` for requests without grammars, logprobs and drafts, whose sequences get the tokens of a plan."""
 
-    def __init__(self, sequences: Sequences, next_token: NextToken) -> None:
+    def __init__(self, sequences: Sequences, block_size: int, next_token: NextToken) -> None:
         self.sequences = sequences
+        self._block_size = block_size
         self._next_token = next_token
 
     def fork(self, slot: int, source: int, num_computed: int, num_tokens: int) -> bool:
@@ -26,15 +27,17 @@ class PlannedExecutor:
         """Update tokens and the prefix cache as a model's runner does, and compute nothing."""
         assert not step.num_drafts
         assert not step.branches
-        result, sequences = PlainStepResult([]), self.sequences
+        sequences, block_size = self.sequences, self._block_size
+        spans: list[list[int]] = []
         for slot, start, count in zip(step.slots, step.starts, step.counts, strict=True):
-            span, end = list[int](), start + count
+            span, end = [], start + count
             if end == sequences.num_tokens(slot):
-                span.append(self._next_token(slot, end))
+                span = [self._next_token(slot, end)]
                 sequences.append(slot, span[0])
-            result.token_ids.append(span)
-            sequences.share(slot, end)
-        return result
+            if count > 1 or end % block_size == 0:
+                sequences.share(slot, end)
+            spans.append(span)
+        return PlainStepResult(spans)
 
     def collect(self, handle: PlainStepResult) -> PlainStepResult:
         """Return the result of a step."""

@@ -79,7 +79,6 @@ class _SimulatedSequences(Sequences):
     def __init__(self, limits: EngineShape) -> None:
         super().__init__(limits.num_pages, limits.block_size, limits.vocab_size)
         self.answers: dict[int, _SimulatedSequence] = {}  # by slot
-        self.block_size = limits.block_size
         self._num_opened = 0
 
     def open(
@@ -106,29 +105,18 @@ class SimulatedExecutor(PlannedExecutor):
     sequences: _SimulatedSequences
 
     def __init__(self, limits: EngineShape, step_time: StepTime, clock: VirtualClock) -> None:
-        super().__init__(_SimulatedSequences(limits), self._sample)
+        super().__init__(_SimulatedSequences(limits), limits.block_size, self._sample)
         self.accept: Callable[[int], int] = lambda num_drafts: 0
         self._step_time = step_time
         self._clock = clock
 
     def submit(self, step: StepInput) -> PlainStepResult:
         """Share the computed pages, and sample a token for each sequence that has caught up. There are no branches."""
-        assert not step.branches
         if step.num_drafts:
+            assert not step.branches
             return self._submit_drafts(step)
         self._clock.now += self._step_time.seconds(StepWork.of(step.starts, step.counts))
-        sequences, answers = self.sequences, self.sequences.answers
-        block_size = sequences.block_size
-        spans: list[list[int]] = []
-        for slot, start, count in zip(step.slots, step.starts, step.counts, strict=True):
-            span, end = list[int](), start + count
-            if end == answers[slot].length:
-                span.append(self._sample(slot, end))
-                sequences.append(slot, span[0])
-            if count > 1 or end % block_size == 0:
-                sequences.share(slot, end)
-            spans.append(span)
-        return PlainStepResult(spans)
+        return super().submit(step)
 
     def _sample(self, slot: int, end: int) -> int:
         """Return the next token of an answer, which gets longer."""
