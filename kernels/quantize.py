@@ -26,12 +26,11 @@ from quire.kernels.weights.quantized import scheme_of
 BITS = {"int8": 8, "int4": 4}
 """Bits of a weight by the names of the modes."""
 
-
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class SaveRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """What to save: the checkpoint folder `model` in the folder `output`, quantized by a mode, `int8` or `int4`."""
+    """Request to save the checkpoint folder `model` in the folder `output`, quantized to `int8` or `int4`."""
 
     model: str
     output: str

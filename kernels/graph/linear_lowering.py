@@ -22,7 +22,7 @@ MAX_QUANTIZED_INPUTS = 65536
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What becomes of a product: see GemmKernel. `gates` is read by the kind `gated`."""
+    """Epilogue of a product, with the fields of GemmKernel; the kind `gated` reads `gates`."""
 
     kind: str = "store"
     activation: str | ClampedSwiglu = ""
