@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from quire.kernels.emit.builder import F32, I8, I16, I32, I64, TILE, VF32, VI32, Builder, Value
 from quire.kernels.emit.dots import add_dots, has_dots, is_narrow, is_neon
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, round_up
-from quire.kernels.emit.products import NEAR_BYTES, STREAM_BYTES, RowSink
+from quire.kernels.emit.products import FAR_BYTES, RowSink
 from quire.kernels.emit.quantized_narrow import NarrowProducts
 from quire.kernels.emit.quantized_operands import LINE, QUADS, DotOperands
 
@@ -87,7 +87,7 @@ class QuantizedProducts(DotOperands):
                 header = self.header(b, block, number)
                 if self.format.group and self.format.scales != "super":
                     for line in range(0, self.format.header_bytes, LINE):
-                        b.prefetch(header, line + _prefetch_distance(chunk), level=1)
+                        b.prefetch(header, line + FAR_BYTES, level=1)
                 x_sums = [self.x_sum(b, x_scales, r, part) for r in range(chunk)]
                 start = [value for x_sum in x_sums for value in self._start(b, header, b.broadcast(x_sum))]
                 sums = self._sums(b, panel, row, chunk, number, self.lines(b, block, number), start, part)
@@ -164,7 +164,7 @@ class QuantizedProducts(DotOperands):
         sums = list(sums)
         lines = LINES_AT_ONCE if self.is_direct else self.format.bits
         for line in range(lines * 2) if first == 0 else ():
-            b.prefetch(unit, line * LINE + _prefetch_distance(chunk), level=1)
+            b.prefetch(unit, line * LINE + FAR_BYTES, level=1)
         at_once = self._quads_at_once(chunk)
         for start in range(first, first + count, at_once):
             some = min(at_once, count)
@@ -288,15 +288,6 @@ class QuantizedProducts(DotOperands):
             for i, value in enumerate(self.quads(b, unit, tile, part * count if self.shared > 1 else 0, count)):
                 b.store(value, unpacked, (first + i) * LINE, 64)
         return unpacked, LINE
-
-
-def _prefetch_distance(chunk: int) -> int:
-    """Return how many bytes ahead weights are prefetched.
-
-    One or two rows keep up with the hardware's prefetcher, and another prefetch farther ahead costs them more than it
-    gains; more rows have time between two lines, in which it falls asleep.
-    """
-    return NEAR_BYTES if chunk < 3 else STREAM_BYTES
 
 
 def _chunks(count: Value) -> list[tuple[int, Value]]:
