@@ -62,7 +62,7 @@ def test_int8_kv(demo_model: Path, floats: npt.NDArray[np.float64]) -> None:
 
 
 @pytest.mark.parametrize("name", ODD_SHAPES)
-@pytest.mark.parametrize(("mode", "least"), [("int8", 0.99), ("int4", 0.97)])
+@pytest.mark.parametrize(("mode", "least"), [("int8", 0.99), ("int4", 0.93)])
 def test_odd_shapes(name: str, mode: str, least: float, checkpoints: Path) -> None:
     """Compare correlations, since the weights are random and large and errors grow from layer to layer."""
     quantized = log_probabilities(checkpoints / name, quantization=mode, kv_cache_dtype="int8")

@@ -23,8 +23,8 @@ from quire.kernels.emit.layout import PAIRED, PAIRS, TILE_ROWS, Dtypes, load_pai
 NEAR_BYTES, STREAM_BYTES, FAR_BYTES = 512, 2048, 4096
 """Prefetch distances of weights: into the first-level cache, which allows few outstanding misses, for products that
 read weights once (NEAR) and for those that share blocks among rows (STREAM); and into the second-level cache, or into
-the first-level one for quantized weights in registers of 16 lanes (FAR). Measured on a Zen 4; other distances gain up to 10 % for one number of rows, dtype and instruction set and lose as much
-for another one."""
+the first-level one for quantized weights in registers of 16 lanes (FAR). Measured on a Zen 4; other distances gain up
+to 10 % for one number of rows, dtype and instruction set and lose as much for another one."""
 
 LINE = _native.CACHE_LINE
 

@@ -12,7 +12,7 @@ from quire.kernels.graph.linear_lowering import LinearLowering
 from quire.kernels.graph.operations import Heads
 from quire.kernels.operands import Buffer, KvLayer, PackedActivations, Vector
 from quire.kernels.plan import ModelPlan
-from quire.kernels.weights.quantization import Quantization
+from quire.kernels.weights.quantization import Place, Quantization
 
 
 class AttentionLowering(LinearLowering):
@@ -26,6 +26,11 @@ class AttentionLowering(LinearLowering):
     def page_tiles(self) -> int:
         """Number of KV tiles of a page."""
         return self.plan.limits.block_size // KV_TILE
+
+    @property
+    def place_of_down(self) -> Place:
+        """Place of the last linear layer of the feed-forward layer that follows the attention layer lowered last."""
+        return "closing" if 2 * self._next_layer <= self.plan.layers else "body"
 
     def take_layer(self) -> KvLayer:
         """Return the KV pages of the next attention layer."""

@@ -77,7 +77,7 @@ class _ExpertsLowering:
         x = self._scatter(normed, gates, groups)
         inner = self._activations("expert_intermediate", first.up.outputs)
         self._gemm("expert_gate", x, gates, inner.buffer, groups, "gate", first.activation)
-        downs = [FusedLinear((expert.down,), place="closing") for expert in self._operation.experts]
+        downs = [self._down(expert) for expert in self._operation.experts]
         outputs = self._plan.buffer("expert_outputs", self._grouped_rows * round_up(width, BLOCK) * 4)
         self._gemm("expert_down", self._quantized(inner, downs, groups), downs, outputs, groups, "store", "")
         operands = [outputs, groups.slots, groups.weights, self._target.out]
@@ -181,9 +181,7 @@ class _ExpertsLowering:
         if shared is None or gate is None:
             return []
         outputs, gates = self._lowering.rows("shared_outputs", self._plan.hidden_size), self._lowering.rows("gates", 1)
-        self._lowering.gemm(
-            "linear", self._lowering.widen(x, shared), FusedLinear((shared.down,), place="closing"), outputs
-        )
+        self._lowering.gemm("linear", self._lowering.widen(x, shared), self._down(shared), outputs)
         self._lowering.gemm("shared_gate", x, FusedLinear((gate,), place="router"), gates)
         return [outputs, gates]
 
@@ -191,9 +189,12 @@ class _ExpertsLowering:
         """Lower a shared expert without a gate, which adds to the output."""
         shared = self._operation.shared
         if shared is not None and self._operation.shared_gate is None:
-            down, target = FusedLinear((shared.down,), place="closing"), self._target
-            inner = self._lowering.widen(x, shared)
-            self._lowering.gemm("linear_add", inner, down, target.out, Epilogue("add", scale=target.scale))
+            inner, target = self._lowering.widen(x, shared), self._target
+            epilogue = Epilogue("add", scale=target.scale)
+            self._lowering.gemm("linear_add", inner, self._down(shared), target.out, epilogue)
+
+    def _down(self, expert: FeedForward) -> FusedLinear:
+        return FusedLinear((expert.down,), place=self._lowering.place_of_down)
 
 
 def _gates(expert: FeedForward) -> FusedLinear:

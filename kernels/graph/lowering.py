@@ -61,7 +61,8 @@ class Lowering(AttentionLowering):
 
     def __init__(self, graph: Graph, dtypes: Dtypes, limits: PlanLimits, quantization: Quantization) -> None:
         self._graph = graph
-        attentions, quantization = graph.attentions, quantization.of_width(graph.embedding.hidden_size)
+        attentions = graph.attentions
+        quantization = quantization.of_shape(graph.embedding, len(attentions))
         _check(graph, attentions)
         plan = ModelPlan(
             dtypes, limits, quantization, graph.embedding.vocab_size, graph.embedding.hidden_size, attentions[0].heads,
@@ -143,7 +144,7 @@ class Lowering(AttentionLowering):
         if head is not None and head.layers[0].weight == operation.weight:
             quantized = self.format_of(head, width)
         else:
-            quantized = self.quantization.format_of_embedding(operation.weight)
+            quantized = self.quantization.format_of_embedding(operation.weight, width)
         matrix = Matrix(
             (MatrixPart(operation.weight, operation.vocab_size, width),), operation.vocab_size, width, quantized
         )
@@ -226,10 +227,10 @@ class Lowering(AttentionLowering):
     ) -> tuple[PackedActivations, FusedLinear]:
         """Lower a layer up to its last linear layer, which is returned with its input."""
         if isinstance(layer, LatentAttention):
-            return lower_latent_attention(self, hidden, before, layer), FusedLinear((layer.output,), place="closing")
+            return lower_latent_attention(self, hidden, before, layer), FusedLinear((layer.output,))
         if isinstance(layer, Attention):
-            return self._attention(hidden, before, layer), FusedLinear((layer.output,), place="closing")
-        return self._feed_forward(hidden, before, layer), FusedLinear((layer.down,), place="closing")
+            return self._attention(hidden, before, layer), FusedLinear((layer.output,))
+        return self._feed_forward(hidden, before, layer), FusedLinear((layer.down,), place=self.place_of_down)
 
     def _feed_forward(self, hidden: Buffer, before: Norm | None, operation: FeedForward) -> PackedActivations:
         return self.widen(

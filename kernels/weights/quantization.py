@@ -13,7 +13,7 @@ from quire.kernels._native import GgufMatrix, Mxfp4Matrix
 from quire.kernels.config import ModelConfig
 from quire.kernels.emit.layout import QuantizedFormat
 from quire.kernels.errors import ModelError
-from quire.kernels.graph.operations import Linear
+from quire.kernels.graph.operations import Embedding, Linear
 from quire.kernels.operands import Matrix, MatrixPart
 from quire.kernels.weights.checkpoint import Checkpoint
 from quire.kernels.weights.quantized import METHODS, QuantizedMatrix, Scheme, scheme_of
@@ -21,28 +21,37 @@ from quire.kernels.weights.quantized import METHODS, QuantizedMatrix, Scheme, sc
 Order = npt.NDArray[np.int32]
 
 Place = Literal["body", "closing", "head", "router"]
-"""Where a linear layer stands: the outputs of closing ones are added to the hidden states, routers choose experts."""
+"""Where a linear layer stands: closing ones end the feed-forward layers in the first half of a model, whose errors
+reach more layers than those of others and cost more; routers choose experts."""
 
 SMALL_WIDTH = 1024
 """Hidden states of small models are narrower; the same errors cost them more, and bits cost them less."""
+
+_LAYER_WEIGHTS = 12
+"""Weights of a usual layer, in squares of the width of hidden states."""
 
 
 @dataclass(frozen=True)
 class Mode:
     """Formats that a float checkpoint is quantized to.
 
-    `body`: of most linear layers. `closing`: of those whose outputs are added to the hidden states. `head`: of the
-    head, and of an embedding tied to it. `small`: all three in small models, if they are others.
+    `body`: of most linear layers, and of an embedding that is not the head as well. `closing`: of closing linear
+    layers. `head`: of the head, and of an embedding tied to it. `small`: the mode of small models, if it is another;
+    `lexical`: of small models whose vocabulary has more weights than their layers.
     """
 
     body: QuantizedFormat
     closing: QuantizedFormat
     head: QuantizedFormat
     small: Mode | None = None
+    lexical: Mode | None = None
 
-    def of_width(self, hidden_size: int) -> Mode:
-        """Return the mode for a model with such hidden states."""
-        return self.small if self.small is not None and hidden_size < SMALL_WIDTH else self
+    def of_shape(self, embedding: Embedding, layers: int) -> Mode:
+        """Return the mode for a model with such an embedding and number of layers."""
+        if embedding.hidden_size >= SMALL_WIDTH:
+            return self
+        is_lexical = embedding.vocab_size >= _LAYER_WEIGHTS * layers * embedding.hidden_size
+        return (self.lexical if is_lexical else None) or self.small or self
 
     def format_of(self, k: int, place: Place) -> QuantizedFormat:
         """Return the format of a layer with k inputs: its rotated groups are the largest that divide them."""
@@ -66,7 +75,13 @@ def _uniform(form: QuantizedFormat) -> Mode:
 
 MODES = {
     "int8": Mode(_rotated(128), _rotated(128), _rotated(32), small=_uniform(_rotated(32))),
-    "int4": Mode(_affine(4), _affine(5), _affine(6), small=_uniform(_affine(6))),
+    "int4": Mode(
+        _affine(4),
+        _affine(5),
+        _affine(6),
+        small=Mode(_affine(5), _affine(5), _affine(6)),
+        lexical=_uniform(_affine(6)),
+    ),
 }
 """Modes by the names of `--quantization`."""
 
@@ -98,15 +113,17 @@ class Quantization:
         _check_alike(layers, [form == formats[0] for form in formats], "formats")
         return formats[0]
 
-    def of_width(self, hidden_size: int) -> Quantization:
-        """Return the formats of a model with such hidden states."""
-        return self if self.mode is None else replace(self, mode=self.mode.of_width(hidden_size))
+    def of_shape(self, embedding: Embedding, layers: int) -> Quantization:
+        """Return the formats of a model with such an embedding and number of layers."""
+        return self if self.mode is None else replace(self, mode=self.mode.of_shape(embedding, layers))
 
-    def format_of_embedding(self, weight: str) -> QuantizedFormat | None:
-        """Return the format of an embedding that is not the head as well: modes leave it alone."""
+    def format_of_embedding(self, weight: str, k: int) -> QuantizedFormat | None:
+        """Return the format of an embedding [vocabulary, k] that is not the head as well."""
         if weight in self.lent:
             return self.lent[weight].quantized
-        return None if self.scheme is None else self.scheme.format_of(_module(weight))
+        if self.scheme is None:
+            return None if self.mode is None else self.mode.format_of(k, "body")
+        return self.scheme.format_of(_module(weight))
 
     def order_of(self, layers: Sequence[Linear], k: int) -> Order | None:
         """Return the order in which the layers' weights take their inputs, i32 [k]; None for the natural order."""
