@@ -20,8 +20,9 @@ from quire.kernels.emit.layout import BLOCK, TILE_ROWS, round_up
 from quire.kernels.emit.products import rows_of_block
 from quire.kernels.emit.rows import QuantizeKernel
 from quire.kernels.errors import ModelError
+from quire.kernels.graph.attention_lowering import AttentionLowering
 from quire.kernels.graph.fused import FusedLinear, norm_kernel
-from quire.kernels.graph.linear_lowering import Epilogue, LinearLowering
+from quire.kernels.graph.linear_lowering import Epilogue
 from quire.kernels.graph.operations import ClampedSwiglu, Experts, FeedForward, Norm
 from quire.kernels.operands import Buffer, Matrix, Operand, PackedActivations, Table, Vector, Vectors
 
@@ -49,7 +50,7 @@ class _Groups:
 
 
 def lower_experts(
-    lowering: LinearLowering, hidden: Buffer, before: Norm | None, operation: Experts, target: Sum
+    lowering: AttentionLowering, hidden: Buffer, before: Norm | None, operation: Experts, target: Sum
 ) -> None:
     """Lower a mixture of experts whose input are the hidden states after the norm `before`."""
     _check(operation, lowering.plan.hidden_size)
@@ -57,7 +58,7 @@ def lower_experts(
 
 
 class _ExpertsLowering:
-    def __init__(self, lowering: LinearLowering, operation: Experts, target: Sum) -> None:
+    def __init__(self, lowering: AttentionLowering, operation: Experts, target: Sum) -> None:
         self._lowering, self._plan = lowering, lowering.plan
         self._operation, self._target = operation, target
         self._top_k, self._count = operation.router.top_k, len(operation.experts)
