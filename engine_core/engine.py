@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
-from quire.engine_core.crash_journal import CrashJournal
 from quire.engine_core.decoding.stopping import explain_timeout
 from quire.engine_core.executor import Executor
+from quire.engine_core.feature import Feature, hooks
 from quire.engine_core.grammar.constrained import ConstrainedRequests
 from quire.engine_core.grammar.grammars import Grammars
+from quire.engine_core.host import EngineHost
 from quire.engine_core.intake import Intake
-from quire.engine_core.kv_tiers.page_server import PageServer
 from quire.engine_core.kv_tiers.tier import KvTier
 from quire.engine_core.memory import MemoryGuard
 from quire.engine_core.open_requests import OpenRequests
 from quire.engine_core.outputs import Outputs, Send
+from quire.engine_core.queue_bounds import QueueBounds
 from quire.engine_core.scheduling.batch import Batch
 from quire.engine_core.scheduling.scheduler import Scheduler
-from quire.engine_core.speculation.speculation import Speculation
 from quire.engine_core.stats import add_step, collect_stats
-from quire.engine_core.trace import Tracer
 from quire.engine_core.update import StepUpdate
-from quire.engine_core.utilities import DEFERRED, perform, refuse_reload
-from quire.engine_core.validation import check_prefix
+from quire.engine_core.utilities import DEFERRED, perform
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import (
     Abort,
@@ -34,14 +33,25 @@ from quire.protocol.messages import (
     ErrorKind,
     FinishReason,
     Goodbye,
-    KvFetch,
-    KvFetched,
     KvMessage,
     SchedulerStats,
     UtilityCall,
     UtilityResult,
 )
-from quire.protocol.totals import DraftTotals, EngineTotals
+from quire.protocol.totals import EngineTotals
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """Parts of an engine that it can do without: features (features.py), and what grammars, KV and memory need.
+
+    `tiers`: those nearer to this engine first.
+    """
+
+    features: Sequence[Feature] = ()
+    grammars: Grammars | None = None
+    tiers: Sequence[KvTier] = ()
+    memory: MemoryGuard | None = None
 
 
 class EngineCore:
@@ -57,52 +67,37 @@ class EngineCore:
         executor: Executor,
         limits: EngineShape,
         send: Send,
+        parts: EngineParts = EngineParts(),
+        host: EngineHost = EngineHost(),  # noqa: B008 - frozen
         *,
         seed: int = 0,
-        server_stats: Callable[[], dict[str, int]] = dict,
-        grammars: Grammars | None = None,
-        tiers: Sequence[KvTier] = (),
-        page_server: PageServer | None = None,
-        wake: Callable[[], None] = lambda: None,
-        memory: MemoryGuard | None = None,
-        reload: Callable[[bytes, UtilityCall], object] = refuse_reload,
         clock: Callable[[], float] = time.monotonic,
-        is_supervised: bool = False,
-        journal: CrashJournal | None = None,
-        speculation: Speculation | None = None,
     ) -> None:
-        """`page_server` serves pages to other engines. `wake` is called, on any thread, when `step` is to be called.
-
-        Under a supervisor, requests outlive the process; `journal` has what the engines before this one died of.
-        `reload` carries out the utility call of that name.
-        """
-        self.scheduler = Scheduler(
-            executor, limits, clock, tiers=tiers, page_server=page_server, wake=wake, journal=journal,
-            speculation=speculation,
-        )  # fmt: skip
-        self._page_server = page_server
-        self.tiers = tiers
+        self.scheduler = scheduler = Scheduler(
+            executor, limits, clock, parts.features, tiers=parts.tiers, wake=host.wake
+        )
+        self.features, self.tiers = parts.features, parts.tiers
+        self.host = host
         self.limits = limits
         self.clock = clock
         self.sequences = executor.sequences
-        self.tracer = Tracer(send)
-        self.server_stats = server_stats
-        self.reload = reload
         self.last_batch = Batch()
         self.last_step = SchedulerStats()  # without queues and pages
         self.last_stats = SchedulerStats()  # as of the end of the last step; any thread may read it
         self._totals = EngineTotals()
+        self._memory = parts.memory
         self._outputs = outputs = Outputs(send, clock)
-        self._constrained = constrained = ConstrainedRequests(grammars, limits, self.scheduler.admission, clock)
-        self._requests = requests = OpenRequests(self.scheduler, constrained, outputs, self.tracer, clock)
-        waiting, self._trials = self.scheduler.waiting, self.scheduler.trials
-        self._memory = memory
-        self._intake = Intake(
-            waiting, requests, constrained, outputs, limits, memory, trials=self._trials, seed=seed, clock=clock
-        )
+        self._constrained = constrained = ConstrainedRequests(parts.grammars, limits, scheduler.admission, clock)
+        self._requests = requests = OpenRequests(scheduler, constrained, outputs, clock, parts.features)
+        bounds = QueueBounds(scheduler.waiting, limits, parts.memory, lambda: requests.num_bytes)
+        self._intake = Intake(requests, constrained, outputs, bounds, limits, parts.features, seed=seed)
         self._update = StepUpdate(
-            executor, requests, constrained, outputs, self._trials, clock, is_supervised=is_supervised
+            executor, requests, constrained, outputs, clock, parts.features, is_supervised=host.is_supervised
         )
+        self._scheduled = hooks(parts.features, Feature.scheduled)
+        self._end_step, self._report = hooks(parts.features, Feature.end_step), hooks(parts.features, Feature.report)
+        for feature in parts.features:
+            feature.attach(requests)
         self.flush = outputs.flush
         self.reject_early, self.is_open = self._intake.reject_early, self._intake.is_open
 
@@ -130,10 +125,12 @@ class EngineCore:
     def totals(self) -> EngineTotals:
         """Counts since the engine's start."""
         counters = self.scheduler.counters
-        return msgspec.structs.replace(
-            self._totals, prompt_tokens=counters.prompt_tokens, cached_tokens=counters.cached_tokens,
-            speculation=DraftTotals() if self.scheduler.speculation is None else self.scheduler.speculation.totals,
-        )  # fmt: skip
+        totals = msgspec.structs.replace(
+            self._totals, prompt_tokens=counters.prompt_tokens, cached_tokens=counters.cached_tokens
+        )
+        for feature in self.features:
+            feature.count(totals)
+        return totals
 
     def receive(self, client_id: bytes, message: ClientMessage) -> None:
         """Take one message of a client; Hello and Ping are the server's and mean nothing here."""
@@ -145,19 +142,19 @@ class EngineCore:
                 for request_id in reversed(message.request_ids):
                     if request := self._requests.find(client_id, request_id):  # else it has just ended by itself
                         self._requests.finish(request, FinishReason.ABORT)
-            case KvFetch():
-                self._serve(client_id, message)
             case Goodbye():
                 self._end_client(client_id, FinishReason.ABORT)
-                self.scheduler.served.forget(client_id)
-                self.tracer.forget(client_id)
+                for feature in self.features:
+                    feature.forget(client_id)
             case UtilityCall():
                 self._answer(client_id, message)
+            case _:
+                any(feature.receive(client_id, message) for feature in self.features)
 
     def receive_kv(self, client_id: bytes, message: KvMessage) -> None:
         """Take a message of another engine that need not wait for the step to end. Any thread."""
-        if self._page_server is not None:
-            self._page_server.receive(client_id, message)
+        for feature in self.features:
+            feature.receive_kv(client_id, message)
 
     def drain(self) -> None:
         """Reject new requests from now on; all others may start, as no other engine takes them."""
@@ -174,11 +171,11 @@ class EngineCore:
         for client_id in self._requests.clients:
             self._end_client(client_id, reason, error)
         self.flush()
-        self.tracer.flush(self.clock())
+        self._report_all(self.clock(), Batch(), None)
 
     def stop(self) -> bool:
         """End the threads that work for this engine, when it steps no more; return False if one can't be ended."""
-        have_ended = [part.stop() for part in (*self.tiers, self._page_server) if part is not None]
+        have_ended = [tier.stop() for tier in self.tiers] + [feature.stop() for feature in self.features]
         return self._constrained.stop() and all(have_ended)
 
     def step(self) -> None:
@@ -190,24 +187,21 @@ class EngineCore:
         if self._constrained.is_compiling:
             self._release_constrained()
         batch = self.scheduler.schedule()
-        if self.tracer.subscribers:
-            self.tracer.scheduled(batch)
+        for note in self._scheduled:
+            note(batch)
         for request, text in batch.failed:
             self._requests.finish(request, FinishReason.ERROR, text, ErrorKind.INVALID)
         self._constrained.prepare(batch)
         self.flush()  # rejections and aborts need not wait for the step
         if not batch.step.counts:
-            self.scheduler.served.update()
-            self.tracer.flush(begun)
+            self._report_all(begun, batch, None)
             return
         scheduled = self.clock()
         result = self._update.execute(batch)
         executed = self.clock()
         if result is not None:
             self._update.apply(batch, result, executed)
-            self.scheduler.learn(batch, self.clock() - begun)
-        self._trials.end_step(batch)
-        self.scheduler.served.update()
+        self._learn(batch, None if result is None else self.clock() - begun)
         self.last_batch = batch
         record = SchedulerStats(
             step=self.last_step.step + 1,
@@ -224,12 +218,22 @@ class EngineCore:
         add_step(self._totals, record)
         self.last_stats = stats = self.stats
         self.flush(stats)
-        if self.tracer.subscribers:
-            self.tracer.stepped(begun, stats, batch)
+        self._report_all(begun, batch, stats)
 
     def record_step(self, record: SchedulerStats) -> None:
         """Make this the last step in all statistics."""
         self.last_step = record
+
+    def _learn(self, batch: Batch, seconds: float | None) -> None:
+        """Learn from a step that has been computed in so many seconds; None if that took several attempts."""
+        if seconds is not None:
+            self.scheduler.learn(batch, seconds)
+        for end_step in self._end_step:
+            end_step(batch, seconds)
+
+    def _report_all(self, begun: float, batch: Batch, stats: SchedulerStats | None) -> None:
+        for report in self._report:
+            report(begun, batch, stats)
 
     def _end_overdue(self, now: float) -> None:
         """End the requests whose time is up, whatever their state."""
@@ -247,13 +251,6 @@ class EngineCore:
     def _end_client(self, client_id: bytes, reason: FinishReason, error: str | None = None) -> None:
         for request in self._requests.of_client(client_id):
             self._requests.finish(request, reason, error)
-
-    def _serve(self, client_id: bytes, fetch: KvFetch) -> None:
-        try:
-            check_prefix(fetch.token_ids, fetch.cache_salt, self.limits)
-            self.scheduler.served.begin(client_id, fetch)
-        except ValueError as error:
-            self._outputs.send(client_id, KvFetched(fetch.fetch_id, str(error)))
 
     def _answer(self, client_id: bytes, call: UtilityCall) -> None:
         result = UtilityResult(call.call_id)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from quire.engine_core.decoding import decoding_type
 from quire.engine_core.decoding.parallel_samples import share_prompt
+from quire.engine_core.feature import Feature, hooks
 from quire.engine_core.grammar.constrained import ConstrainedRequests
-from quire.engine_core.memory import MemoryGuard, estimate_bytes
+from quire.engine_core.memory import estimate_bytes
 from quire.engine_core.open_requests import OpenRequests
 from quire.engine_core.outputs import Outputs
 from quire.engine_core.queue_bounds import NO_REQUESTS, InboundRequests, QueueBounds
 from quire.engine_core.request import Request
-from quire.engine_core.scheduling.trials import Trials
-from quire.engine_core.scheduling.waiting import WaitingQueue
 from quire.engine_core.validation import (
     RejectedError,
     ShuttingDownError,
@@ -37,26 +36,24 @@ class Intake:
 
     def __init__(
         self,
-        waiting: WaitingQueue,
         requests: OpenRequests,
         constrained: ConstrainedRequests,
         outputs: Outputs,
+        bounds: QueueBounds,
         limits: EngineShape,
-        memory: MemoryGuard | None = None,
+        features: Sequence[Feature] = (),
         *,
-        trials: Trials,
         seed: int,
-        clock: Callable[[], float],
     ) -> None:
         """`seed` gives the seeds of requests that bring none."""
         self.draining = False  # open requests go on, new ones are rejected
-        self._bounds = QueueBounds(waiting, limits, memory, lambda: requests.num_bytes)
-        self._trials = trials
+        self._bounds = bounds
+        self._checks = hooks(features, Feature.check)
         self._requests = requests
         self._constrained = constrained
         self._outputs = outputs
         self._limits = limits
-        self._clock = clock
+        self._clock = outputs.clock
         self._seeds = random.Random(seed)
         self._inbound = InboundRequests()
 
@@ -94,7 +91,8 @@ class Intake:
 
     def _add(self, client_id: bytes, message: EngineCoreRequest) -> None:
         limits, other = self._limits, None
-        self._trials.check(message)
+        for check in self._checks:
+            check(message)
         self._check_room(client_id, message)
         kind = decoding_type(message)
         kind.check(message, limits)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
+from quire.engine_core.feature import Feature, hooks
 from quire.engine_core.grammar.constrained import ConstrainedRequests
 from quire.engine_core.outputs import Outputs
 from quire.engine_core.request import Request, RequestStatus
 from quire.engine_core.scheduling.scheduler import Scheduler
-from quire.engine_core.trace import Tracer
 from quire.protocol.messages import EngineCoreOutput, ErrorKind, FinishReason
 
 _FEW = 64  # finished requests that the heap may keep in any case
@@ -24,13 +24,13 @@ class OpenRequests:
         scheduler: Scheduler,
         constrained: ConstrainedRequests,
         outputs: Outputs,
-        tracer: Tracer,
         clock: Callable[[], float],
+        features: Sequence[Feature] = (),
     ) -> None:
         self._scheduler = scheduler
         self._constrained = constrained
         self._outputs = outputs
-        self._tracer = tracer
+        self._add, self._remove = hooks(features, Feature.add), hooks(features, Feature.remove)
         self._clock = clock
         self._by_client: dict[bytes, dict[str, Request]] = {}
         self._deadlines = Deadlines()
@@ -38,6 +38,10 @@ class OpenRequests:
 
     def __bool__(self) -> bool:
         return bool(self._by_client)
+
+    def __iter__(self) -> Iterator[Request]:
+        for own in self._by_client.values():
+            yield from own.values()
 
     @property
     def clients(self) -> list[bytes]:
@@ -56,12 +60,11 @@ class OpenRequests:
     def add(self, request: Request) -> None:
         """Add and queue a request, whose id its client does not use for another one."""
         self._scheduler.add(request)
-        self._scheduler.trials.add(request)
         self._by_client.setdefault(request.client_id, {})[request.request_id] = request
         self.num_bytes += request.num_bytes
         self._deadlines.add(request)
-        if self._tracer.subscribers:
-            self._tracer.queued(request)
+        for add in self._add:
+            add(request)
 
     def finish(
         self, request: Request, reason: FinishReason, error: str | None = None, kind: ErrorKind = ErrorKind.FAILED
@@ -75,10 +78,9 @@ class OpenRequests:
 
     def release(self, request: Request, output: EngineCoreOutput, now: float) -> None:
         """Take back all that a request holds whose terminal output is on its way."""
-        if self._tracer.subscribers:
-            self._tracer.finished(request, output.finish_reason, now)
+        for remove in self._remove:
+            remove(request, output.finish_reason, now)
         self._scheduler.remove(request)
-        self._scheduler.trials.remove(request)
         self._constrained.end(request)
         if request.num_output_tokens:
             self._scheduler.admission.ended()

@@ -16,7 +16,7 @@ class Outputs:
     def __init__(self, send: Send, clock: Callable[[], float]) -> None:
         self.send = send  # at once, ahead of the outputs
         self.by_client: defaultdict[bytes, list[EngineCoreOutput]] = defaultdict(list)
-        self._clock = clock
+        self.clock = clock
 
     def add(self, client_id: bytes, output: EngineCoreOutput) -> None:
         """Add an output to the client's next message."""
@@ -26,7 +26,7 @@ class Outputs:
         """Send each client its outputs."""
         if not self.by_client:
             return
-        now = self._clock()
+        now = self.clock()
         for client_id, outputs in self.by_client.items():
             self.send(client_id, EngineCoreOutputs(outputs, stats, now))
         self.by_client.clear()

@@ -20,10 +20,12 @@ import msgspec
 
 from quire.engine_core.arguments import load_options, parse_arguments
 from quire.engine_core.crash_journal import CrashJournal
-from quire.engine_core.engine import EngineCore
+from quire.engine_core.engine import EngineCore, EngineParts
+from quire.engine_core.features import make_features
 from quire.engine_core.grammar.compiler import GrammarCompiler
 from quire.engine_core.grammar.grammars import Grammars
 from quire.engine_core.grammar.tokenizer import PRELOADING_THREAD, GrammarTokenizer
+from quire.engine_core.host import EngineHost, refuse_reload
 from quire.engine_core.kv_tiers.disk import DiskTier
 from quire.engine_core.kv_tiers.disk_files import DiskFiles
 from quire.engine_core.kv_tiers.page_server import PageServer
@@ -34,7 +36,6 @@ from quire.engine_core.memory import MemoryGuard
 from quire.engine_core.speculation.start import features_needed, start_speculation
 from quire.engine_core.supervisor_link import Stages, SupervisorLink, wait_to_begin, write_line
 from quire.engine_core.transport.server import EngineServer, Inbox
-from quire.engine_core.utilities import refuse_reload
 from quire.kernels.errors import ModelError
 from quire.kernels.fit import advised
 from quire.kernels.runner import ModelRunner, PreparedModel
@@ -214,17 +215,26 @@ def _assemble(
         runner,
         limits,
         server.send,
+        EngineParts(
+            make_features(
+                runner.sequences,
+                limits,
+                server.send,
+                journal=journal,
+                speculation=start_speculation(parsed, load_options(parsed), runner, limits),
+                page_server=_start_page_server(parsed, runner, server, wake),
+            ),
+            Grammars(text.compiler, wake=wake, most_bytes=memory.grammar_bytes),
+            _start_tiers(parsed, runner),
+            memory,
+        ),
+        EngineHost(
+            wake,
+            refuse_reload if link is None else link.reload,
+            lambda: msgspec.structs.asdict(server.counters) | memory.stats(),
+            is_supervised=link is not None,
+        ),
         seed=parsed.seed,
-        server_stats=lambda: msgspec.structs.asdict(server.counters) | memory.stats(),
-        grammars=Grammars(text.compiler, wake=wake, most_bytes=memory.grammar_bytes),
-        tiers=_start_tiers(parsed, runner),
-        page_server=_start_page_server(parsed, runner, server, wake),
-        wake=wake,
-        is_supervised=link is not None,
-        journal=journal,
-        speculation=start_speculation(parsed, load_options(parsed), runner, limits),
-        memory=memory,
-        reload=refuse_reload if link is None else link.reload,
     )
     loop = EngineLoop(
         core,

@@ -8,11 +8,12 @@ from typing import Protocol
 
 import msgspec
 
+from quire.engine_core.feature import Feature
+from quire.engine_core.host import EngineHost
 from quire.engine_core.kv_tiers.tier import KvTier
 from quire.engine_core.request import Request
 from quire.engine_core.scheduling.batch import Batch
 from quire.engine_core.scheduling.scheduler import Scheduler
-from quire.engine_core.trace import Tracer
 from quire.kernels.runner import Sequences
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import (
@@ -23,7 +24,6 @@ from quire.protocol.messages import (
     PrefixRun,
     PrefixTree,
     SchedulerStats,
-    UtilityCall,
     WaitingEntry,
 )
 from quire.protocol.totals import EngineTotals
@@ -44,12 +44,11 @@ class EngineState(Protocol):
     clock: Callable[[], float]
     last_batch: Batch
     limits: EngineShape
-    reload: Callable[[bytes, UtilityCall], object]
+    features: Sequence[Feature]
     scheduler: Scheduler
     sequences: Sequences
-    server_stats: Callable[[], dict[str, int]]
+    host: EngineHost
     tiers: Sequence[KvTier]
-    tracer: Tracer
 
     @property
     def stats(self) -> SchedulerStats:

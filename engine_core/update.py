@@ -6,12 +6,12 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from quire.engine_core.executor import Executor, StepResult
+from quire.engine_core.feature import Feature, hooks
 from quire.engine_core.grammar.constrained import ConstrainedRequests
 from quire.engine_core.open_requests import OpenRequests
 from quire.engine_core.outputs import Outputs
 from quire.engine_core.request import Request, StepOutcome
 from quire.engine_core.scheduling.batch import Batch
-from quire.engine_core.scheduling.trials import Trials
 from quire.protocol.messages import ErrorKind, FinishReason
 
 logger = logging.getLogger(__name__)
@@ -26,13 +26,13 @@ class StepUpdate:
         requests: OpenRequests,
         constrained: ConstrainedRequests,
         outputs: Outputs,
-        trials: Trials,
         clock: Callable[[], float],
+        features: Sequence[Feature] = (),
         *,
         is_supervised: bool = False,
     ) -> None:
         """Under a supervisor, requests outlive the process."""
-        self._trials = trials
+        self._begin_step = hooks(features, Feature.begin_step)
         self._is_supervised = is_supervised
         self._executor = executor
         self._requests = requests
@@ -46,7 +46,8 @@ class StepUpdate:
         Then it has been computed in parts, and its requests have moved on, but for those that broke it, which end.
         Raises what the executor has raised, under a supervisor, if another process can do better.
         """
-        self._trials.begin_step(batch)
+        for begin_step in self._begin_step:
+            begin_step(batch)
         try:
             result = self._executor.collect(self._executor.submit(batch.step))
         except Exception as error:  # noqa: BLE001 - whatever it is, clients get the error, and other requests go on

@@ -34,9 +34,10 @@ LAYERS = {
     " < weights.gguf_checkpoint"
     " < weights.quantization < plan < weights < pooling < graph kv_file memory models < options"
     " < saving < *",
-    "engine_core": "averages crash_journal executor grammar.text kv_tiers.page_server kv_tiers.tier transport.waker"
-    " < request < validation < decoding < scheduling.batch scheduling.prefill_budget < speculation < scheduling"
-    " < grammar < trace transport < stats < *",
+    "engine_core": "averages crash_journal executor grammar.text host kv_tiers.page_server kv_tiers.tier"
+    " transport.waker"
+    " < request < validation < decoding < scheduling.batch scheduling.prefill_budget < feature < speculation"
+    " < scheduling < grammar < trace transport < stats < *",
     "frontend": "* < text < bad_words beam_search engine_args vllm_names < sampling < client request_params"
     " < metrics.prometheus < metrics.engine metrics.requests < metrics.reader < async_llm llm llm_engine < metrics"
     " < evaluation http < cli",

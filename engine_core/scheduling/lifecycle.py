@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from quire.engine_core.executor import Executor
-from quire.engine_core.kv_tiers.page_server import PageServer
+from quire.engine_core.feature import Feature, hooks
 from quire.engine_core.request import NO_SLOT, Request, RequestStatus
 from quire.engine_core.scheduling.batch import ScheduleEvent
 from quire.engine_core.scheduling.pins import Pins
-from quire.engine_core.scheduling.served_prefixes import ServedPrefixes
 from quire.engine_core.scheduling.waiting import WaitingQueue
-from quire.engine_core.speculation.speculation import Speculation
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import EventType
 
@@ -36,24 +33,18 @@ class RequestLifecycle:
         executor: Executor,
         limits: EngineShape,
         waiting: WaitingQueue,
-        page_server: PageServer | None,
         clock: Callable[[], float],
-        *,
-        speculation: Speculation | None = None,
+        features: Sequence[Feature] = (),
     ) -> None:
-        """`speculation` drafts for the requests, if anything does."""
         self.running: dict[Request, None] = {}  # in order of start
         self.waiting = waiting
         self.pins = Pins(executor.sequences)
-        self.served = ServedPrefixes(
-            executor.sequences, limits.block_size, lambda: chain(self.running, waiting), page_server, clock
-        )
         self.counters = ScheduleCounters()
         self._executor = executor
         self._sequences = executor.sequences
         self._limits = limits
         self._clock = clock
-        self._speculation = speculation
+        self._let_go = [self.pins.unpin_all, *hooks(features, Feature.let_go)]
         self._events: list[ScheduleEvent] = []
         self._num_added = 0
 
@@ -71,8 +62,6 @@ class RequestLifecycle:
         """Queue a new request."""
         self._num_added += 1
         request.number = self._num_added
-        if self._speculation is not None:
-            self._speculation.begin(request)
         if request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
             self.waiting.hold(request)
         else:
@@ -99,8 +88,6 @@ class RequestLifecycle:
         self.waiting.settle(request)
         if (successor := request.decoding.leave(request)) is not None:
             self._transfer_pages(request, successor)
-        if self._speculation is not None:
-            self._speculation.end(request)
         request.decoding.close(request, self._sequences)
 
     def open(self, request: Request) -> str | None:
@@ -132,7 +119,8 @@ class RequestLifecycle:
 
     def let_go(self) -> bool:
         """Let the pages go that are held for no request; return True if there were any."""
-        return any([self.pins.unpin_all(), self.served.give_up_all()])
+        freed = [let_go() for let_go in self._let_go]  # each of them
+        return any(freed)
 
     def leave_queue(self, request: Request) -> None:
         """Take a request that has started out of the waiting queue."""

@@ -12,9 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
-from quire.engine_core.crash_journal import CrashJournal
 from quire.engine_core.executor import Executor
-from quire.engine_core.kv_tiers.page_server import PageServer
+from quire.engine_core.feature import Feature, hooks
 from quire.engine_core.kv_tiers.tier import KvTier
 from quire.engine_core.request import Request, RequestStatus
 from quire.engine_core.scheduling.admission import Admission
@@ -24,10 +23,8 @@ from quire.engine_core.scheduling.giving_way import Blocked, victims_for
 from quire.engine_core.scheduling.lifecycle import RequestLifecycle
 from quire.engine_core.scheduling.policies import POLICIES, Match
 from quire.engine_core.scheduling.prefix_match import PrefixMatcher
-from quire.engine_core.scheduling.trials import Trials
 from quire.engine_core.scheduling.waiting import WaitingQueue
 from quire.engine_core.scheduling.whole_prompts import prefill_budget_of
-from quire.engine_core.speculation.speculation import Speculation
 from quire.protocol.engine_shape import EngineShape
 
 _MIN_PREFILLS = 4  # prompts in prefill before another has to wait for one of them, however small the steps
@@ -42,33 +39,29 @@ class Scheduler:
         executor: Executor,
         limits: EngineShape,
         clock: Callable[[], float] = time.monotonic,
+        features: Sequence[Feature] = (),
         *,
         tiers: Sequence[KvTier] = (),
-        page_server: PageServer | None = None,
         wake: Callable[[], None] = lambda: None,
-        journal: CrashJournal | None = None,
-        speculation: Speculation | None = None,
     ) -> None:
         """`tiers`: those nearer to this engine first. `wake` is called, on any thread, when a fetch is done."""
         self.limits = limits
-        self.trials = Trials(journal or CrashJournal(), clock)
         self.holds_back = False  # only requests that have begun may start, maybe again
         policy = POLICIES[limits.scheduling_policy]()
         self.admission = Admission(limits)
         self.prefill_budget = prefill_budget_of(limits)
-        self.speculation = speculation
+        self._alone, self._others = hooks(features, Feature.alone), hooks(features, Feature.others)
+        self._extend = hooks(features, Feature.extend)
         self._sequences = executor.sequences
         self._clock = clock
         self._blocked: Blocked | None = None  # the request that could not start in the last step
         self._waits_for_pages = False  # that fetches hold: none can start before one of these is done
         waiting = WaitingQueue(policy, clock, self.admission.expected_tokens)
-        self._requests = requests = RequestLifecycle(
-            executor, limits, waiting, page_server, clock, speculation=speculation
-        )
+        self._requests = requests = RequestLifecycle(executor, limits, waiting, clock, features)
         self._prefixes = PrefixMatcher(executor.sequences, limits, policy)
         self.fetches = Fetches(executor.sequences, limits, tiers, self.prefill_budget, wake, clock)
-        self.running, self.waiting, self.pins, self.served, self.counters = (
-            requests.running, requests.waiting, requests.pins, requests.served, requests.counters,
+        self.running, self.waiting, self.pins, self.counters = (
+            requests.running, requests.waiting, requests.pins, requests.counters,
         )  # fmt: skip
         self.add, self.release, self.remove, self.reserve = (
             requests.add, requests.release, requests.remove, requests.reserve,
@@ -93,16 +86,14 @@ class Scheduler:
         """Decide the next step and get its pages. Empty only if there are no requests, or none could start."""
         for request in self.fetches.take_ready():
             self.release(request)
-        if (trial := self.trials.next_alone(self.running)) is not None:
-            batch = self._try_alone(trial)
-        else:
-            batch = self._schedule_all()
+        alone = next(filter(None, (choose(self.running) for choose in self._alone)), None)
+        batch = self._schedule_all() if alone is None else self._schedule_alone(alone)
         batch.events = self._requests.take_events()
         self._waits_for_pages = not self.running and self.fetches.is_open
         return batch
 
     def _schedule_all(self) -> Batch:
-        """Decide a step for all requests that are not on trial."""
+        """Decide a step for all requests that may share one."""
         batch, running = Batch(), self._sort_running()
         if (preempted := self._preempt_until_it_fits(running.growing)) or self._give_way():
             running = self._sort_running()
@@ -110,20 +101,18 @@ class Scheduler:
             self.reserve(request)
         max_cost = self.prefill_budget.max_cost(running.num_decode_rows, self.prefill_backlog(running))
         if self.waiting.has_ready and not preempted:
-            running.add(self.trials.without(self._admit(batch, running.prefills, max_cost)))
+            running.add(self._sharing(self._admit(batch, running.prefills, max_cost)))
         self._fill(batch, running, max_cost)
-        if self.speculation is not None:
-            self.speculation.extend(batch, self.prefill_budget, self.available_pages)
+        for extend in self._extend:
+            extend(batch, self.prefill_budget, self.available_pages)
         return batch
 
     def learn(self, batch: Batch, seconds: float) -> None:
         """Learn from a step that has been computed in so many seconds."""
         self.prefill_budget.learn(batch.prefill_cost, batch.num_decode_rows, seconds)
-        if self.speculation is not None:
-            self.speculation.learn(batch, seconds)
 
-    def _try_alone(self, request: Request) -> Batch:
-        """Decide a step for a request on trial, which takes no longer than a step with the others' tokens would."""
+    def _schedule_alone(self, request: Request) -> Batch:
+        """Decide a step for a request alone, which takes no longer than a step with the others' tokens would."""
         batch, running = Batch(), RunningRequests.of([request])
         if self._preempt_until_it_fits(running.growing) and request not in self.running:
             return batch
@@ -134,7 +123,13 @@ class Scheduler:
         return batch
 
     def _sort_running(self) -> RunningRequests:
-        return RunningRequests.of(self.trials.without(self.running))
+        return RunningRequests.of(self._sharing(self.running))
+
+    def _sharing(self, running: Iterable[Request]) -> Iterable[Request]:
+        """Return the running requests that may share a step."""
+        for others in self._others:
+            running = others(running)
+        return running
 
     def prefill_backlog(self, running: RunningRequests) -> int:
         """Return the prompt tokens left to compute that press for a larger budget.

@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from quire.engine_core.feature import Feature
 from quire.engine_core.kv_tiers.page_server import Delivery, PageServer
 from quire.engine_core.request import Request
+from quire.engine_core.scheduling.batch import Batch
+from quire.engine_core.validation import check_prefix
 from quire.kernels.runner import Sequences
-from quire.protocol.messages import KvFetch
+from quire.protocol.engine_shape import EngineShape
+from quire.protocol.messages import ClientMessage, KvFetch, KvFetched, KvMessage, SchedulerStats
 
 _GRACE_SECONDS = 1.0  # in which the request that is to compute an expected prefix may arrive
 _MOST_PREFIXES = 64
@@ -29,28 +33,47 @@ class _Served:
     request: Request | None = None  # that computes it
 
 
-class ServedPrefixes:
-    """The open fetches of other engines. Used by the step loop.
-
-    `requests` returns the requests that have not ended. Without a `server` nothing can be fetched.
-    """
+class ServedPrefixes(Feature):
+    """The open fetches of other engines. Without a `server` nothing can be fetched."""
 
     def __init__(
         self,
         sequences: Sequences,
-        block_size: int,
-        requests: Callable[[], Iterable[Request]],
+        limits: EngineShape,
+        send: Callable[[bytes, KvFetched], None],
         server: PageServer | None,
         clock: Callable[[], float],
     ) -> None:
+        """`send` takes the errors of fetches that can't be served."""
         self._sequences = sequences
-        self._block_size = block_size
-        self._requests = requests
+        self._limits = limits
+        self._send = send
+        self._requests: Iterable[Request] = ()
         self._server = server
         self._clock = clock
         self._open: list[_Served] = []
 
-    def begin(self, client_id: bytes, message: KvFetch) -> None:
+    def attach(self, requests: Iterable[Request]) -> None:
+        """See Feature."""
+        self._requests = requests
+
+    def receive(self, client_id: bytes, message: ClientMessage) -> bool:
+        """Take a KvFetch: begin to serve it, or answer with an error."""
+        if not isinstance(message, KvFetch):
+            return False
+        try:
+            check_prefix(message.token_ids, message.cache_salt, self._limits)
+            self._begin(client_id, message)
+        except ValueError as error:
+            self._send(client_id, KvFetched(message.fetch_id, str(error)))
+        return True
+
+    def receive_kv(self, client_id: bytes, message: KvMessage) -> None:
+        """See Feature."""
+        if self._server is not None:
+            self._server.receive(client_id, message)
+
+    def _begin(self, client_id: bytes, message: KvFetch) -> None:
         """Begin to serve a fetch. Raises ValueError for one that can't be served."""
         if self._server is None:
             raise ValueError("this engine keeps no prefixes that could be fetched")
@@ -70,7 +93,7 @@ class ServedPrefixes:
         """Return counters by name."""
         return {} if self._server is None else self._server.stats()
 
-    def update(self) -> None:
+    def report(self, begun: float, batch: Batch, stats: SchedulerStats | None) -> None:
         """Hand over what has been computed since the last call, and close what has been sent."""
         for served in list(self._open):
             if served.delivery.is_ended:
@@ -84,15 +107,19 @@ class ServedPrefixes:
         """End the fetches of a client that has left."""
         self._cut([served for served in self._open if served.delivery.client_id == client_id])
 
-    def give_up_all(self) -> bool:
+    def let_go(self) -> bool:
         """End all fetches, since their pages are needed; return True if there were any."""
         return self._cut(list(self._open))
+
+    def stop(self) -> bool:
+        """See Feature."""
+        return self._server is None or self._server.stop()
 
     def _extend(self, served: _Served) -> None:
         will_grow = self._will_grow(served)  # asked first: a request that ends has computed all by then
         message = served.message
         end = message.first + message.count
-        num_pages = min(self._sequences.hold_match(served.slot) // self._block_size, end)
+        num_pages = min(self._sequences.hold_match(served.slot) // self._limits.block_size, end)
         first = max(served.num_pages, message.first)
         if num_pages > first:
             served.server.extend(served.delivery, self._sequences.pages(served.slot)[first:num_pages])
@@ -105,7 +132,7 @@ class ServedPrefixes:
         if not served.message.is_expected:
             return False
         if served.request is None:
-            served.request = next((each for each in self._requests() if _computes(each, served.message)), None)
+            served.request = next((each for each in self._requests if _computes(each, served.message)), None)
         if served.request is None:
             return self._clock() < served.deadline
         return not served.request.is_finished

@@ -11,10 +11,11 @@ import logging
 from collections.abc import Callable, Iterable
 
 from quire.engine_core.crash_journal import CrashJournal
+from quire.engine_core.feature import Feature
 from quire.engine_core.request import Request
 from quire.engine_core.scheduling.batch import Batch
 from quire.engine_core.validation import HeldBackError, PoisonedRequestError
-from quire.protocol.messages import EngineCoreRequest
+from quire.protocol.messages import EngineCoreRequest, FinishReason
 
 _MOST_CONVICTIONS = 3  # of a tenant's requests within so many seconds, after which new ones are rejected
 _MEMORY_SECONDS = 600.0
@@ -22,7 +23,7 @@ _MEMORY_SECONDS = 600.0
 logger = logging.getLogger(__name__)
 
 
-class Trials:
+class Trials(Feature):
     """The open requests under which engines have died, and whose turn a step is."""
 
     def __init__(self, journal: CrashJournal, clock: Callable[[], float]) -> None:
@@ -74,13 +75,17 @@ class Trials:
             )  # fmt: skip
             self._suspects[request] = record.num_deaths
 
-    def remove(self, request: Request) -> None:
+    def remove(self, request: Request, reason: FinishReason | None, now: float) -> None:
+        """Forget a request that has ended."""
+        self._forget(request)
+
+    def _forget(self, request: Request) -> None:
         """Forget a request that has ended, or has got past the place where engines died."""
         if self._recorded.pop(request, None) is not None:
             self._suspects.pop(request, None)
             self._journal.forget(request.identity)
 
-    def next_alone(self, running: Iterable[Request]) -> Request | None:
+    def alone(self, running: Iterable[Request]) -> Request | None:
         """Return the request that is to have the next step for itself; None if it is the others' turn.
 
         The one with the most deaths comes first, so that it is the last that all others wait for.
@@ -91,9 +96,9 @@ class Trials:
         self._has_tried = bool(on_trial)
         return max(on_trial, key=self._suspects.__getitem__, default=None)
 
-    def without(self, requests: Iterable[Request]) -> Iterable[Request]:
-        """Return those of the requests that are not on trial."""
-        return [each for each in requests if each not in self._suspects] if self._suspects else requests
+    def others(self, running: Iterable[Request]) -> Iterable[Request]:
+        """Return those of the running requests that are not on trial."""
+        return [each for each in running if each not in self._suspects] if self._suspects else running
 
     def begin_step(self, batch: Batch) -> None:
         """Note what is about to be computed."""
@@ -102,10 +107,10 @@ class Trials:
             [request.identity for request in requests], [starts[row] + counts[row] for row in batch.rows]
         )
 
-    def end_step(self, batch: Batch) -> None:
+    def end_step(self, batch: Batch, seconds: float | None) -> None:
         """Note that it has been computed."""
         self._journal.end_step()
         if self._recorded:
             for request in batch.requests:
                 if request.num_computed_tokens >= self._recorded.get(request, request.num_tokens + 1):
-                    self.remove(request)
+                    self._forget(request)

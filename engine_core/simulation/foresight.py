@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import NamedTuple
 
-from quire.engine_core.engine import EngineCore
+from quire.engine_core.engine import EngineCore, EngineParts
+from quire.engine_core.features import make_features
 from quire.engine_core.outputs import Send
 from quire.engine_core.request import Request
 from quire.engine_core.scheduling.batch import RunningRequests
@@ -90,15 +91,17 @@ class SimulatedCore(EngineCore):
         clock: VirtualClock,
         speculation: Speculation | None = None,
     ) -> None:
-        super().__init__(executor, limits, send, clock=clock, speculation=speculation)
+        features = make_features(executor.sequences, limits, send, clock, speculation=speculation)
+        super().__init__(executor, limits, send, EngineParts(features), clock=clock)
         self._simulated = executor
+        self._may_draft = speculation is not None  # then a step may give more than one token
 
     def foresee(self) -> ForeseenSteps:
         """Return the steps up to the next event if no request arrives; there may be none."""
         scheduler, steps = self.scheduler, ForeseenSteps(self.clock())
         if scheduler.waiting and len(scheduler.running) < self.limits.max_num_seqs:  # a request may start
             return steps
-        if scheduler.speculation is not None:  # a step may give more than one token
+        if self._may_draft:
             return steps
         running = RunningRequests.of(scheduler.running)
         steps.decodes = running.decodes

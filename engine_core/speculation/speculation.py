@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from quire.engine_core.averages import blend
+from quire.engine_core.feature import Feature
 from quire.engine_core.request import NO_SLOT, Request
 from quire.engine_core.scheduling.batch import Batch
 from quire.engine_core.scheduling.prefill_budget import PrefillBudget
@@ -18,14 +19,15 @@ from quire.engine_core.speculation.proposer import MOST_COPIED, NoDrafts, Propos
 from quire.kernels.runner import Sequences
 from quire.kernels.step import Branch
 from quire.protocol.engine_shape import EngineShape
-from quire.protocol.totals import DraftTotals
+from quire.protocol.messages import FinishReason
+from quire.protocol.totals import DraftTotals, EngineTotals
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
 
-class Speculation:
+class Speculation(Feature):
     """Drafts for the requests that decode one sequence.
 
     Each step computes drafts after a request's last token. The target samples at each of these positions what it would
@@ -105,9 +107,9 @@ class Speculation:
                     self._count_pages(request)
         self._extend_seconds = self._clock() - begun
 
-    def learn(self, batch: Batch, seconds: float) -> None:
+    def end_step(self, batch: Batch, seconds: float | None) -> None:
         """Learn from a step that has been computed in so many seconds, and count its drafts."""
-        if self._rest or (self._proposer.is_idle and not batch.step.num_drafts):
+        if seconds is None or self._rest or (self._proposer.is_idle and not batch.step.num_drafts):
             return
         begun = self._clock()
         num_drafts, gain = self._learn_drafts(batch) if batch.step.num_drafts else (0, DraftGain())
@@ -213,8 +215,8 @@ class Speculation:
                 found.append((row, tokens))
         return found
 
-    def begin(self, request: Request) -> None:
-        """Take note of a request that has arrived."""
+    def add(self, request: Request) -> None:
+        """Follow a request that has arrived."""
         self._progress.begin()
         if request.predicted_token_ids:
             self._rest = 0
@@ -223,11 +225,15 @@ class Speculation:
             self._rest = 0
         self._ask(lambda proposer: proposer.begin(request), None)
 
-    def end(self, request: Request) -> None:
+    def remove(self, request: Request, reason: FinishReason | None, now: float) -> None:
         """Forget a request that ends, before its sequence is closed."""
         self._forcing.discard(request)
         self._progress.end(self._num_running)
         self._ask(lambda proposer: proposer.end(request), None)
+
+    def count(self, totals: EngineTotals) -> None:
+        """Give the totals of drafts."""
+        totals.speculation = self.totals
 
     def _is_observed(self, batch: Batch) -> bool:
         """Return True if the proposer is to observe a step."""

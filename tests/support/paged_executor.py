@@ -18,8 +18,10 @@ from patience import PATIENCE
 from quire.engine_core.crash_journal import CrashJournal
 from quire.engine_core.decoding.beam_search import BeamSearch
 from quire.engine_core.decoding.pooling import Pooling
-from quire.engine_core.engine import EngineCore
+from quire.engine_core.engine import EngineCore, EngineParts
+from quire.engine_core.features import make_features
 from quire.engine_core.grammar.grammars import Grammars
+from quire.engine_core.host import EngineHost
 from quire.engine_core.kv_tiers.tier import KvTier
 from quire.engine_core.request import Request, RequestStatus
 from quire.kernels.runner import Constraint, Sequences, StepInput, TokenMask
@@ -345,12 +347,13 @@ class Engine:
             self.executor,
             self.limits,
             self.send,
-            grammars=grammars,
-            tiers=[] if make_tier is None else [make_tier(self.executor)],
-            wake=self.wake,
+            EngineParts(
+                make_features(self.executor.sequences, self.limits, self.send, lambda: self.now, journal=journal),
+                grammars,
+                [] if make_tier is None else [make_tier(self.executor)],
+            ),
+            EngineHost(self.wake, is_supervised=is_supervised),
             clock=lambda: self.now,
-            is_supervised=is_supervised,
-            journal=journal,
         )
         self.executor.requests = lambda: self.core.scheduler.running
         self.sent: dict[bytes, list[EngineMessage]] = {}

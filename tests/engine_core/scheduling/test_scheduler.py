@@ -400,7 +400,7 @@ def test_utility_calls_are_answered() -> None:
     assert (stats.result["running"], stats.result["pages_held"], stats.result["pages_total"]) == (1, 2, 100)
     assert (reset.result, reset.error) == (0, None)
     calls = (
-        "stats, reset_cache, pin_prefix, unpin_prefix, trace_start, trace_stop, snapshot, prefix_tree, reload, shutdown"
+        "stats, reset_cache, pin_prefix, unpin_prefix, snapshot, prefix_tree, reload, shutdown, trace_start, trace_stop"
     )
     assert dance.error == f"there is no utility call 'dance'; there are {calls}"
 

@@ -12,7 +12,7 @@ import pytest
 from paged_executor import check_accounts
 from trusting_compiler import TrustingCompiler
 
-from quire.engine_core.engine import EngineCore
+from quire.engine_core.engine import EngineCore, EngineParts
 from quire.engine_core.grammar.grammars import Grammars
 from quire.engine_core.grammar.tokenizer import GrammarTokenizer
 from quire.engine_core.request import Request
@@ -57,8 +57,9 @@ class Answers:
             speculation = Speculation(proposer, runner.sequences, MOST, limits, is_adaptive=False)
         grammars = Grammars(TrustingCompiler(GrammarTokenizer(str(demo_model))))
         self._sent: list[EngineMessage] = []
+        features = [] if speculation is None else [speculation]
         core = EngineCore(
-            runner, limits, lambda _, message: self._sent.append(message), grammars=grammars, speculation=speculation
+            runner, limits, lambda _, message: self._sent.append(message), EngineParts(features, grammars)
         )
         for index, fields in enumerate(PARAMS):
             params = SamplingParams(seed=index, max_tokens=LENGTH, ignore_eos=True, **fields)

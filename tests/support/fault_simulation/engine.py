@@ -16,7 +16,9 @@ from fault_simulation.server import ADDRESS, Server
 from fault_simulation.storage import ProcessMemory, Storage, first_checksum, start_disk_tier
 from fault_simulation.world import Event, Inbox, KilledError, Process, Thread, World, sleep
 from quire.engine_core.crash_journal import CrashJournal
-from quire.engine_core.engine import EngineCore
+from quire.engine_core.engine import EngineCore, EngineParts
+from quire.engine_core.features import make_features
+from quire.engine_core.host import EngineHost
 from quire.engine_core.kv_tiers.disk import DiskTier
 from quire.engine_core.loop import EngineLoop
 from quire.engine_core.request import Request
@@ -352,10 +354,16 @@ class SimulatedEngine:
         journal = CrashJournal(self._crash_journal_fd)
         self.num_blamed = journal.num_explained_deaths
         core = EngineCore(
-            executor, limits, server.send, tiers=[] if tier is None else [tier],
-            wake=lambda: inbox.put((b"", Ping())), clock=process.monotonic, is_supervised=True, reload=self._reload,
-            journal=journal,
-        )  # fmt: skip
+            executor,
+            limits,
+            server.send,
+            EngineParts(
+                make_features(executor.sequences, limits, server.send, process.monotonic, journal=journal),
+                tiers=[] if tier is None else [tier],
+            ),
+            EngineHost(lambda: inbox.put((b"", Ping())), self._reload, is_supervised=True),
+            clock=process.monotonic,
+        )
         executor.requests = lambda: core.scheduler.running
         self._loop = EngineLoop(core, server, inbox, drain_seconds=5.0, is_supervised=True, clock=process.monotonic)
         server.start(core.reject_early, core.is_open)
