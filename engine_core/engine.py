@@ -159,11 +159,11 @@ class EngineCore:
     def drain(self) -> None:
         """Reject new requests from now on; all others may start, as no other engine takes them."""
         self._intake.draining = True
-        self.scheduler.holds_back = False
+        self.scheduler.starts_only_begun = False
 
-    def hold_back(self) -> None:
+    def stop_starting(self) -> None:
         """Start no more requests; those that have begun go on."""
-        self.scheduler.holds_back = True
+        self.scheduler.starts_only_begun = True
 
     def end_all(self, error: str | None = None) -> None:
         """End every request, with ABORT, or with ERROR if there is an `error` to report, and send the outputs."""
@@ -182,7 +182,7 @@ class EngineCore:
         """Schedule, execute, update and send what one step adds. Without requests only send what is due."""
         begun = self.clock()
         if self._memory is not None:
-            self._memory.look(begun, self._constrained.evict, is_idle=not self._requests)
+            self._memory.check(begun, self._constrained.evict, is_idle=not self._requests)
         self._end_overdue(begun)
         if self._constrained.is_compiling:
             self._release_constrained()

@@ -74,7 +74,7 @@ class Feature:
 
     # Pages, messages and statistics
 
-    def let_go(self) -> bool:
+    def free_idle_pages(self) -> bool:
         """Give back the pages that are held for no request; return True if there were any."""
         return False
 

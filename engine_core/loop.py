@@ -124,7 +124,7 @@ class EngineLoop:
     def _gives_way(self) -> bool:
         if self._give_way_at == math.inf or self._core.draining:
             return False
-        self._core.hold_back()
+        self._core.stop_starting()
         now = self._clock()
         is_due = now >= self._give_way_at or not self._core.scheduler.has_begun_requests
         return is_due and now >= self._leave_from

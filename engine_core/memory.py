@@ -19,7 +19,7 @@ from quire.protocol.resident_memory import ResidentMemory, trim_heap
 _REQUEST_BYTES = 4096  # objects of a request, and what its client is owed
 _TOKEN_BYTES = 44  # a Python int in a list, and an int32 in the executor
 _CHAR_BYTES = 8  # of a grammar, as objects of JSON
-_LOOK_SECONDS = 0.1
+_CHECK_SECONDS = 0.1
 _SHED_SECONDS = 5.0  # between two times that memory is given back, since that may take milliseconds
 
 logger = logging.getLogger(__name__)
@@ -62,14 +62,14 @@ class MemoryGuard:
         self.num_sheddings = 0
         self._high = plan.limit - plan.reserve // 8
         self._trim = trim
-        self._next_look = 0.0
+        self._next_check = 0.0
         self._next_shedding = 0.0
 
-    def look(self, now: float, evict: Callable[[], None], *, is_idle: bool) -> None:
+    def check(self, now: float, evict: Callable[[], None], *, is_idle: bool) -> None:
         """Measure, from time to time. Near the ceiling call `evict`, and be full if that does not help."""
-        if now < self._next_look:
+        if now < self._next_check:
             return
-        self._next_look = now + _LOOK_SECONDS
+        self._next_check = now + _CHECK_SECONDS
         self.resident = self._read()
         if self.resident > self._high and now >= self._next_shedding:
             self._next_shedding = now + _SHED_SECONDS

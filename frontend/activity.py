@@ -13,13 +13,13 @@ class Activity:
     def __init__(self, pid: int) -> None:
         self._stat = Path(f"/proc/{pid}/stat")
         self._last = self._count()
-        self.num_idle_looks = 0
+        self.num_idle_samples = 0
         """Looks in a row between which it has done nothing."""
 
-    def look(self) -> None:
-        """Count what it has done since the last look."""
+    def sample(self) -> None:
+        """Count what it has done since the last sample."""
         now = self._count()
-        self.num_idle_looks = self.num_idle_looks + 1 if now == self._last else 0
+        self.num_idle_samples = self.num_idle_samples + 1 if now == self._last else 0
         self._last = now
 
     def _count(self) -> tuple[str, ...]:

@@ -211,14 +211,14 @@ class DiskTier:
                 self._file.read(page.slot, copy)
             self._measure(self._clock() - now, len(pages))
         with self._lock:
-            self._index.let_go([page.key for page in pages])
+            self._index.release([page.key for page in pages])
 
     def _end(self, reading: _Reading) -> None:
         num_come = reading.num_come()
         if num_come and reading.begun is not None:
             self._measure(self._clock() - reading.begun, num_come)
         with self._lock:
-            self._index.let_go(reading.fetch.keys)
+            self._index.release(reading.fetch.keys)
             self._num_read += num_come
             self._stuck.discard(reading)
             was_cancelled = self._readings.pop(reading.fetch, None) is None

@@ -65,10 +65,10 @@ class DiskIndex:
         return touched
 
     def hold(self, keys: Iterable[Key]) -> None:
-        """Keep pages from being dropped while they are read; each call needs one of `let_go`."""
+        """Keep pages from being dropped while they are read; each call needs one of `release`."""
         self._num_readers.update(keys)
 
-    def let_go(self, keys: Iterable[Key]) -> None:
+    def release(self, keys: Iterable[Key]) -> None:
         """Let pages be dropped again."""
         for key in keys:
             self._num_readers[key] -= 1

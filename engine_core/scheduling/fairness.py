@@ -125,7 +125,7 @@ class FairShares:
         tenant.since = self._clock()
         self._charge(tenant, request, self._expected_tokens(request) - request.num_cached_tokens)
 
-    def settle(self, request: Request) -> None:
+    def charge_actual(self, request: Request) -> None:
         """Charge the actual tokens of a request that ends, in place of the expected ones."""
         tenant = self._tenants.get(request.tenant)
         if tenant is not None and request.num_charged_tokens:
@@ -141,7 +141,7 @@ class FairShares:
 
     def put_behind(self, request: Request, other: Request) -> None:
         """Let the tenant of a request that has given way come after that of another on the same level."""
-        self.settle(request)  # until it starts again
+        self.charge_actual(request)  # until it starts again
         tenant, first = self._tenants[request.tenant], self._tenants[other.tenant]
         if tenant.counter <= first.counter:
             tenant.counter = first.counter + 1.0

@@ -44,7 +44,7 @@ class RequestLifecycle:
         self._sequences = executor.sequences
         self._limits = limits
         self._clock = clock
-        self._let_go = [self.pins.unpin_all, *hooks(features, Feature.let_go)]
+        self._free_idle_pages = [self.pins.unpin_all, *hooks(features, Feature.free_idle_pages)]
         self._events: list[ScheduleEvent] = []
         self._num_added = 0
 
@@ -67,7 +67,7 @@ class RequestLifecycle:
         else:
             self._wait(request)
 
-    def hold_back(self, request: Request, status: RequestStatus) -> None:
+    def defer(self, request: Request, status: RequestStatus) -> None:
         """Keep a waiting request from starting until it is released."""
         self.waiting.remove(request)
         request.status = status
@@ -85,7 +85,7 @@ class RequestLifecycle:
             del self.running[request]
         else:
             self.waiting.remove(request)
-        self.waiting.settle(request)
+        self.waiting.charge_actual(request)
         if (successor := request.decoding.leave(request)) is not None:
             self._transfer_pages(request, successor)
         request.decoding.close(request, self._sequences)
@@ -109,7 +109,7 @@ class RequestLifecycle:
             found = self._fork(request, source)
         else:
             found = self._sequences.start(request.slot, request.num_tokens)
-            if found is None and not self.running and self.let_go():
+            if found is None and not self.running and self.free_idle_pages():
                 found = self._sequences.start(request.slot, request.num_tokens)
         if found is not None:
             self._run(request, found)
@@ -117,9 +117,9 @@ class RequestLifecycle:
             raise self._lacks_promised_pages(request)
         return found
 
-    def let_go(self) -> bool:
+    def free_idle_pages(self) -> bool:
         """Let the pages go that are held for no request; return True if there were any."""
-        freed = [let_go() for let_go in self._let_go]  # each of them
+        freed = [free_idle_pages() for free_idle_pages in self._free_idle_pages]  # each of them
         return any(freed)
 
     def leave_queue(self, request: Request) -> None:

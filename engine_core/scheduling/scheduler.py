@@ -46,7 +46,7 @@ class Scheduler:
     ) -> None:
         """`tiers`: those nearer to this engine first. `wake` is called, on any thread, when a fetch is done."""
         self.limits = limits
-        self.holds_back = False  # only requests that have begun may start, maybe again
+        self.starts_only_begun = False  # only requests that have begun may start, maybe again
         policy = POLICIES[limits.scheduling_policy]()
         self.admission = Admission(limits)
         self.prefill_budget = prefill_budget_of(limits)
@@ -158,7 +158,7 @@ class Scheduler:
     def _preempt_until_it_fits(self, growing: Sequence[Request]) -> bool:
         """Preempt until these have pages for their next tokens; return True if any request was preempted."""
         lacking = self.pages_lacked(growing)
-        if lacking <= self.available_pages or (self._requests.let_go() and lacking <= self.available_pages):
+        if lacking <= self.available_pages or (self._requests.free_idle_pages() and lacking <= self.available_pages):
             self.admission.stepped()
             return False
         now, before = self._clock(), len(self.running)
@@ -205,7 +205,7 @@ class Scheduler:
             if budget <= 0 or (self.running and width + request.width > most):
                 self._blocked = Blocked(request, width + request.width - most)
                 break
-            if self.holds_back and not request.has_begun:
+            if self.starts_only_begun and not request.has_begun:
                 continue
             if not self._open(request, batch) or (match := self._prefixes.find(request, computing)) is None:
                 continue
@@ -231,7 +231,7 @@ class Scheduler:
         for request in admitted:
             self._requests.leave_queue(request)
         for request in fetching:
-            self._requests.hold_back(request, RequestStatus.WAITING_FOR_REMOTE_KVS)
+            self._requests.defer(request, RequestStatus.WAITING_FOR_REMOTE_KVS)
         return admitted
 
     def _chunk_budget(self, prefills: Sequence[Request], max_cost: float) -> float:

@@ -107,7 +107,7 @@ class ServedPrefixes(Feature):
         """End the fetches of a client that has left."""
         self._cut([served for served in self._open if served.delivery.client_id == client_id])
 
-    def let_go(self) -> bool:
+    def free_idle_pages(self) -> bool:
         """End all fetches, since their pages are needed; return True if there were any."""
         return self._cut(list(self._open))
 

@@ -101,9 +101,9 @@ class WaitingQueue:
         self._shares.charge(request)
         self.remove(request)
 
-    def settle(self, request: Request) -> None:
+    def charge_actual(self, request: Request) -> None:
         """Charge a request that ends by what it has taken."""
-        self._shares.settle(request)
+        self._shares.charge_actual(request)
 
     def _enter(self, request: Request) -> None:
         self._shares.enter(request)

@@ -189,13 +189,13 @@ class EngineProcess:
                 return event.result(min(left, _LOOK_SECONDS))
             except FutureTimeoutError:
                 left -= _LOOK_SECONDS
-            activity.look()
+            activity.sample()
             self._go_on()
             if left <= 0:
                 text = f"the engine was not ready within {timeout:g} s, while {self._stage}; raise start_timeout"
-            elif activity.num_idle_looks >= _MOST_IDLE_LOOKS:
+            elif activity.num_idle_samples >= _MOST_IDLE_LOOKS:
                 text = (
-                    f"the engine did nothing for {activity.num_idle_looks} s, while {self._stage}; see whether the "
+                    f"the engine did nothing for {activity.num_idle_samples} s, while {self._stage}; see whether the "
                     "files of the model can be read"
                 )
             else:

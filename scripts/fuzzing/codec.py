@@ -106,7 +106,10 @@ class Codec:
     def seeds(self) -> Iterator[bytes]:
         """See Target."""
         requests = [EngineCoreRequest(str(number), [1, 2, 3], params) for number, params in enumerate(_PARAMS)]
-        calls = [UtilityCall(number, method, [1] * 8) for number, method in enumerate([*UTILITIES, "trace_start", "trace_stop"])]
+        calls = [
+            UtilityCall(number, method, [1] * 8)
+            for number, method in enumerate([*UTILITIES, "trace_start", "trace_stop"])
+        ]
         fetches: list[ClientMessage] = [
             KvHello(),
             KvFetch(1, [1] * 9, "salt", 0, 2, is_expected=True),

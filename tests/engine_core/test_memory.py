@@ -95,29 +95,29 @@ class Process:
         self.resident -= self.evictable
         self.evictable = 0
 
-    def look(self, now: float, *, is_idle: bool = False) -> bool:
-        self.guard.look(now, self.evict, is_idle=is_idle)
+    def check(self, now: float, *, is_idle: bool = False) -> bool:
+        self.guard.check(now, self.evict, is_idle=is_idle)
         return self.guard.is_full
 
 
 def test_near_the_ceiling_memory_is_given_back_before_requests_are_rejected() -> None:
     process = Process()
     process.resident, process.evictable = PLAN.limit - 1, 50 * MIB
-    assert not process.look(1.0)
+    assert not process.check(1.0)
     assert process.num_trims == 1
     process.resident = PLAN.limit - 1
-    assert process.look(2.0)
+    assert process.check(2.0)
     assert process.num_trims == 1  # not again so soon
-    assert process.look(8.0)
+    assert process.check(8.0)
     assert process.num_trims == 2
     process.resident = PLAN.limit - 20 * MIB
-    assert not process.look(9.0)
+    assert not process.check(9.0)
 
 
 def test_an_idle_engine_serves_whatever_is_measured() -> None:
     process = Process()
     process.resident = 2 * PLAN.limit
-    assert not process.look(1.0, is_idle=True)
+    assert not process.check(1.0, is_idle=True)
 
 
 def test_a_full_process_rejects_new_requests_but_none_that_has_been_let_in() -> None:
@@ -130,14 +130,14 @@ def test_a_full_process_rejects_new_requests_but_none_that_has_been_let_in() -> 
     room = QueueBounds(waiting, shape, process.guard, lambda: open_bytes)
     room.check(b"client", request(100))
     process.resident = PLAN.limit
-    process.look(1.0)
+    process.check(1.0)
     with pytest.raises(OverloadedError, match=f"{PLAN.limit} of {PLAN.limit} bytes are taken"):
         room.check(b"client", request(100))
     returning = request(100)
     returning.generated_token_ids = [7]
     room.check(b"client", returning)  # an engine that is gone had let it in
     process.resident = 0
-    process.look(2.0)
+    process.check(2.0)
     room.check(b"client", request(100))
     open_bytes = process.guard.request_bytes
     with pytest.raises(OverloadedError, match=f"open requests take {open_bytes} of the {open_bytes}"):

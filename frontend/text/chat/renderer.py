@@ -188,8 +188,8 @@ class _RenderProcess:
             if self._connection.poll(_LOOK_SECONDS):
                 return True
             self._go_on()
-            activity.look()
-            if activity.num_idle_looks >= _MOST_IDLE_LOOKS:
+            activity.sample()
+            if activity.num_idle_samples >= _MOST_IDLE_LOOKS:
                 raise _ProcessKilledError("the process that renders the model's chat template does nothing")
         return False
 

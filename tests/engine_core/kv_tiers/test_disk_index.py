@@ -58,9 +58,9 @@ class Index(RuleBasedStateMachine):
         self.held.append(held)
 
     @rule()
-    def let_go(self) -> None:
+    def release(self) -> None:
         if self.held:
-            self.index.let_go(self.held.pop())
+            self.index.release(self.held.pop())
 
     @rule(name=st.text(LETTERS, min_size=1, max_size=2))
     def damage(self, name: str) -> None:

@@ -147,7 +147,7 @@ def test_actual_tokens_replace_the_expected_ones() -> None:
     long, short = queue.start_next(), queue.start_next()
     long.num_tokens += 2
     for request in (long, short):
-        queue.waiting.settle(request)
+        queue.waiting.charge_actual(request)
     assert tenants_of([queue.start_next() for _ in range(6)]) == "bbabaa"
 
 
