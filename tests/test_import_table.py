@@ -44,8 +44,9 @@ LAYERS = {
     " < offsets",
     "frontend.client": "connection observer < * < engine streams",
     "frontend.metrics": "chrome_trace prometheus tracing < * < server",
-    "frontend.http": "args errors < transport < * < openai < anthropic documentation llama_cpp ollama"
-    " < local_routes operations < routes < app < server",
+    "frontend.http": "args errors < transport < * < documentation.operation openai < dialects"
+    " < documentation operations < routes < app < server",
+    "frontend.http.dialects": "dialect < anthropic llama_cpp ollama < registry",
     "frontend.evaluation": "workload < replay < calibration report < bench simulation",
     "frontend.cli": "failures markdown < flags output < * < bench < app",
 }

@@ -9,11 +9,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.frontend.http.dialects.ollama.body import OllamaBody, OllamaEmbedBody, OllamaEmbeddingsBody
+from quire.frontend.http.dialects.ollama.names import check_model
+from quire.frontend.http.dialects.ollama.options import read_options
+from quire.frontend.http.dialects.ollama.writer import nanoseconds
 from quire.frontend.http.errors import bad_request
-from quire.frontend.http.ollama.body import OllamaBody, OllamaEmbedBody, OllamaEmbeddingsBody
-from quire.frontend.http.ollama.names import check_model
-from quire.frontend.http.ollama.options import read_options
-from quire.frontend.http.ollama.writer import nanoseconds
 from quire.frontend.http.openai.embeddings import PoolingBody, embed_all
 from quire.frontend.http.service import Endpoints
 from quire.frontend.http.transport.responses import json_response

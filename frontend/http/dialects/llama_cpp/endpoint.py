@@ -9,18 +9,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.frontend.http.conversation import tools_of_chat
-from quire.frontend.http.errors import bad_request, errors_at, errors_renamed
-from quire.frontend.http.llama_cpp.body import (
+from quire.frontend.http.dialects.llama_cpp.body import (
     ApplyTemplateBody,
     GenerationBody,
     InfillBody,
     LlamaCompletionBody,
     LlamaEmbeddingBody,
 )
-from quire.frontend.http.llama_cpp.infill import InfillTokens, infill_prompt
-from quire.frontend.http.llama_cpp.prompts import encode_all, split, with_ids
-from quire.frontend.http.llama_cpp.sampling import FIELD_NAMES, bias_pairs
-from quire.frontend.http.llama_cpp.task import LlamaTask
+from quire.frontend.http.dialects.llama_cpp.infill import InfillTokens, infill_prompt
+from quire.frontend.http.dialects.llama_cpp.prompts import encode_all, split, with_ids
+from quire.frontend.http.dialects.llama_cpp.sampling import FIELD_NAMES, bias_pairs
+from quire.frontend.http.dialects.llama_cpp.task import LlamaTask
+from quire.frontend.http.errors import bad_request, errors_at, errors_renamed
 from quire.frontend.http.openai.embeddings import PoolingBody, embed_all
 from quire.frontend.http.service import Endpoints
 from quire.frontend.http.shared_fields import effort_kwargs

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from quire.frontend.http.llama_cpp.cutoff import Cutoff
-from quire.frontend.http.llama_cpp.sampling import GenerationSettings
+from quire.frontend.http.dialects.llama_cpp.cutoff import Cutoff
+from quire.frontend.http.dialects.llama_cpp.sampling import GenerationSettings
 from quire.frontend.http.openai.logprobs import TokenWriter, ranked
 from quire.frontend.http.transport.responses import encoded
 from quire.frontend.outputs import CompletionOutput, PositionLogprobs, RequestOutput

@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.frontend.client.observer import TraceContext
-from quire.frontend.http.anthropic.body import (
+from quire.frontend.http.conversation import Turn
+from quire.frontend.http.dialects.anthropic.body import (
     FIELD_NAMES,
     MESSAGE_KEYS,
     CountBody,
@@ -20,8 +21,7 @@ from quire.frontend.http.anthropic.body import (
     server_tools,
     tool_use,
 )
-from quire.frontend.http.anthropic.writer import MessageWriter, TokenCount
-from quire.frontend.http.conversation import Turn
+from quire.frontend.http.dialects.anthropic.writer import MessageWriter, TokenCount
 from quire.frontend.http.errors import bad_request, errors_renamed
 from quire.frontend.http.service import Endpoints
 from quire.frontend.http.shared_fields import effort_kwargs, thinking_kwargs

@@ -8,8 +8,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.frontend.http.dialects.llama_cpp.sampling import GenerationSettings, SamplingFields
 from quire.frontend.http.errors import ApiError
-from quire.frontend.http.llama_cpp.sampling import GenerationSettings, SamplingFields
 from quire.frontend.http.service import Endpoints
 from quire.frontend.http.transport.responses import json_response
 from quire.frontend.version import installed_version

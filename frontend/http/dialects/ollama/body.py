@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
+from quire.frontend.http.dialects.ollama.options import GIVEN_OPTIONS
 from quire.frontend.http.errors import bad_request
-from quire.frontend.http.ollama.options import GIVEN_OPTIONS
 from quire.frontend.http.shared_fields import NOT_HERE, TOOL, effort_kwargs, thinking_kwargs
 from quire.frontend.http.transport.bodies import ITEMS, MAX_ITEMS, Body, Refusals, convert
 from quire.protocol.messages import StructuredOutputs

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from quire.frontend.http.anthropic.body import FIELD_NAMES, MessagesBody
 from quire.frontend.http.conversation import AnswerDelta, Conversation, EventWriter, arguments_object
-from quire.frontend.http.errors import error_body
+from quire.frontend.http.dialects.anthropic.body import FIELD_NAMES, MessagesBody
+from quire.frontend.http.dialects.anthropic.errors import anthropic_error
 from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.sse import event
 from quire.frontend.text.chat.events import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallStart
@@ -220,7 +220,7 @@ class MessageWriter(EventWriter[Message, MessageStreamEvent]):
 
     def explain(self, error: Exception) -> bytes:
         """Return the last event of a failed stream."""
-        return event(msgspec.json.encode(error_body(self._service.api_error(error), self._request_id)), "error")
+        return event(msgspec.json.encode(anthropic_error(self._service.api_error(error), self._request_id)), "error")
 
     def _encoded(self, each: MessageStreamEvent) -> bytes:
         return event(msgspec.json.encode(each), each.name)

@@ -11,12 +11,12 @@ import msgspec
 from starlette.requests import Request
 
 from quire.frontend.client.observer import TraceContext
+from quire.frontend.http.dialects.llama_cpp.body import GenerationBody
+from quire.frontend.http.dialects.llama_cpp.cutoff import Cutoff
+from quire.frontend.http.dialects.llama_cpp.sampling import FIELD_NAMES
+from quire.frontend.http.dialects.llama_cpp.writer import Completion, CompletionWriter, chosen
 from quire.frontend.http.errors import errors_renamed, grammar_errors_at
 from quire.frontend.http.generation import Outputs, check_deadline, check_lengths, grown, merged
-from quire.frontend.http.llama_cpp.body import GenerationBody
-from quire.frontend.http.llama_cpp.cutoff import Cutoff
-from quire.frontend.http.llama_cpp.sampling import FIELD_NAMES
-from quire.frontend.http.llama_cpp.writer import Completion, CompletionWriter, chosen
 from quire.frontend.http.openai.logprobs import TokenWriter
 from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.responses import encoded, new_id

@@ -13,8 +13,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.frontend.http.conversation import AnswerDelta, Conversation, EventWriter, arguments_object
-from quire.frontend.http.errors import OllamaErrorResponse
-from quire.frontend.http.ollama.options import FIELD_NAMES
+from quire.frontend.http.dialects.ollama.errors import OllamaErrorResponse
+from quire.frontend.http.dialects.ollama.options import FIELD_NAMES
 from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.sse import JSON_LINES, StreamFormat
 from quire.frontend.outputs import RequestMetrics

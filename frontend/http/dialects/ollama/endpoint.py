@@ -13,17 +13,16 @@ from starlette.responses import Response
 
 from quire.frontend.client.observer import TraceContext
 from quire.frontend.http.conversation import Conversation, Turn, tools_of_chat
-from quire.frontend.http.errors import bad_request, errors_renamed
-from quire.frontend.http.ollama.body import (
+from quire.frontend.http.dialects.ollama.body import (
     MESSAGE_KEYS,
     GenerateBody,
     OllamaChatBody,
     OllamaGenerationBody,
     chat_messages,
 )
-from quire.frontend.http.ollama.names import check_model
-from quire.frontend.http.ollama.options import FIELD_NAMES, read_options
-from quire.frontend.http.ollama.writer import (
+from quire.frontend.http.dialects.ollama.names import check_model
+from quire.frontend.http.dialects.ollama.options import FIELD_NAMES, read_options
+from quire.frontend.http.dialects.ollama.writer import (
     LOADED,
     AnswerWriter,
     ChatAnswer,
@@ -32,6 +31,7 @@ from quire.frontend.http.ollama.writer import (
     TextWriter,
     now,
 )
+from quire.frontend.http.errors import bad_request, errors_renamed
 from quire.frontend.http.service import Endpoints
 from quire.frontend.http.transport.ignored import note_ignored
 from quire.frontend.http.transport.responses import json_response, new_id

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
+from quire.frontend.http.dialects.llama_cpp.body import GivenPrompt, PromptObject
 from quire.frontend.http.errors import bad_request
-from quire.frontend.http.llama_cpp.body import GivenPrompt, PromptObject
 from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.bodies import MAX_ITEMS
 from quire.frontend.text.prompts import check_text

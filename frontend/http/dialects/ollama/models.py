@@ -14,9 +14,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.frontend.http.dialects.ollama.body import PullBody, ShowBody
+from quire.frontend.http.dialects.ollama.names import check_model
 from quire.frontend.http.errors import ApiError, bad_request
-from quire.frontend.http.ollama.body import PullBody, ShowBody
-from quire.frontend.http.ollama.names import check_model
 from quire.frontend.http.service import Endpoints, with_tag
 from quire.frontend.http.transport.responses import json_response
 from quire.frontend.http.transport.sse import JSON_LINES

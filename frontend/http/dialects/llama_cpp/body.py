@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
-from quire.frontend.http.llama_cpp.sampling import REFUSED, SamplingFields
+from quire.frontend.http.dialects.llama_cpp.sampling import REFUSED, SamplingFields
 from quire.frontend.http.shared_fields import EFFORT, MESSAGE, TOOL
 from quire.frontend.http.transport.bodies import ITEMS, NOT_EMPTY, Body, Refusals
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.frontend.http.dialects.llama_cpp.body import InfillBody
+from quire.frontend.http.dialects.llama_cpp.prompts import encode_all
 from quire.frontend.http.errors import bad_request
-from quire.frontend.http.llama_cpp.body import InfillBody
-from quire.frontend.http.llama_cpp.prompts import encode_all
 from quire.frontend.http.service import ModelService
 from quire.frontend.text.tokenizer import Tokenizer
 
