@@ -37,7 +37,7 @@ LAYERS = {
     "engine_core": "averages crash_journal executor grammar.text kv_tiers.page_server kv_tiers.tier transport.waker"
     " < request < validation < decoding < scheduling.batch scheduling.prefill_budget < speculation < scheduling"
     " < grammar < trace transport < stats < *",
-    "frontend": "* < text < bad_words beam_search engine_args vllm_names < sampling < client request_params"
+    "frontend": "* < text < bad_words beam_search engine_args vllm.names < sampling < client request_params"
     " < metrics.prometheus < metrics.engine metrics.requests < metrics.reader < async_llm llm llm_engine < metrics"
     " < evaluation http < cli",
     "frontend.text": "token_bytes tokenizer_files < fewest_tokens tokenizer_trial < tokenizer < * < chat detokenizer"
@@ -48,6 +48,7 @@ LAYERS = {
     " < documentation operations < routes < app < server",
     "frontend.http.dialects": "dialect < anthropic llama_cpp ollama < registry",
     "frontend.evaluation": "workload < replay < calibration report < bench simulation",
+    "frontend.vllm": "options < fields names script_args < flags",
     "frontend.cli": "failures markdown < flags output < * < bench < app",
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 from quire.frontend.hub.resolve import resolve_model
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.frontend.text.tokenizer_trial import check_tokenizer
-from quire.frontend.vllm_options import own_options
+from quire.frontend.vllm.options import own_options
 
 __all__ = ["AttentionConfig", "cleanup_dist_env_and_memory", "get_tokenizer"]
 

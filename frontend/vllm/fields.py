@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
-from quire.frontend.vllm_options import ForeignOption, take
+from quire.frontend.vllm.options import ForeignOption, take
 
 P = ParamSpec("P")
 R = TypeVar("R")

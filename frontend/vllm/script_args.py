@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from quire.frontend.vllm_options import ALIASES, ENGINE_OPTIONS, nearest_text
+from quire.frontend.vllm.options import ALIASES, ENGINE_OPTIONS, nearest_text
 from quire.protocol.options import Option, flag_of
 
 

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from quire.frontend.script_args import text_value
-from quire.frontend.vllm_options import ALIASES, ENGINE_OPTIONS, ForeignOption, nearest_text, take
+from quire.frontend.vllm.options import ALIASES, ENGINE_OPTIONS, ForeignOption, nearest_text, take
+from quire.frontend.vllm.script_args import text_value
 from quire.protocol.options import flag_of
 
 _MARK = "--dtype"  # in every command that takes the options of an engine
