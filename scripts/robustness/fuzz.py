@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing of what reads hostile input: `.venv/bin/python scripts/fuzz.py codec --seconds 1200`.
+"""Coverage-guided fuzzing of what reads hostile input: `.venv/bin/python scripts/robustness.py fuzz codec`.
 
 Needs atheris (`pip install '.[fuzz]'`). Ends with status 1 or more at the first input for which a target raises what it
 may not raise, gives a wrong result, or takes too long or too much memory. The traceback says where, and the input is
@@ -20,8 +20,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "support")]
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 if TYPE_CHECKING:
     from fuzzing.target import Target
@@ -106,7 +106,7 @@ def main() -> None:
     """Parse the command line, and fuzz or replay."""
     names = ("codec", "traces", "safetensors", "gguf", "configs", "pages", "grammars")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("target", choices=names, help="code under test; each has a module in scripts/fuzzing/")
+    parser.add_argument("target", choices=names, help="code under test, a module of robustness/fuzzing/ each")
     parser.add_argument("--seconds", type=int, default=1200, help="time to fuzz, 1200 by default")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "fuzz", help="of corpora and failing inputs")
     parser.add_argument("--replay", type=Path, nargs="+", metavar="FILE", help="run these inputs and nothing else")
@@ -115,7 +115,3 @@ def main() -> None:
         replay(arguments.target, arguments.replay)
     else:
         fuzz(arguments.target, arguments.seconds, arguments.folder)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Hours in minutes for a server whose engine is killed: `.venv/bin/python scripts/soak.py --help`.
+"""Hours in minutes for a server whose engine is killed: `.venv/bin/python scripts/robustness.py soak --help`.
 
 A closed loop of clients measures what `quire serve` can do. Then requests arrive at random at a share of that rate,
 half of them over HTTP and half through `AsyncLLM` from another process; some clients cancel or disconnect, and the pool
@@ -15,7 +15,6 @@ import asyncio
 import os
 import random
 import signal
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -302,7 +301,3 @@ def main() -> int:
         ]
         with serving(flags) as server:
             return uvloop.run(run(server, args))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

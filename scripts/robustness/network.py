@@ -1,4 +1,4 @@
-"""Streams over a network that fails: `.venv/bin/python scripts/chaos_network.py --help`.
+"""Streams over a network that fails: `.venv/bin/python scripts/robustness.py network --help`.
 
 An engine and its client run in network namespaces of their own, whose IP packets pass through a process that delays
 them, loses some, reorders them, or holds the line cut for a while. Every answer must equal that of a run over a quiet
@@ -23,12 +23,14 @@ import subprocess
 import sys
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import NamedTuple
 
 from chaos import KINDS, differences
 
 from quire.frontend import AsyncLLM, EngineDeadError, SamplingParams
 
+_SCRIPT = Path(__file__).parents[1] / "robustness.py"
 _CLONE_NEWNET = 0x40000000  # see clone(2)
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 1, 0x1000  # see linux/if_tun.h
 _CLIENT, _ENGINE = "10.77.0.1", "10.77.0.2"
@@ -87,7 +89,7 @@ def relay(ends: tuple[int, int], commands: Connection) -> None:
 def start_engine(model: list[str]) -> tuple[subprocess.Popen[bytes], int]:
     """Start an engine in a namespace of its own; return it and its device."""
     ours, theirs = socket.socketpair()
-    command = [sys.executable, __file__, "--as-engine", str(theirs.fileno()), *model]
+    command = [sys.executable, str(_SCRIPT), "network", "--as-engine", str(theirs.fileno()), *model]
     engine = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE)
     theirs.close()
     _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
@@ -196,7 +198,3 @@ def main() -> int:
         engine.send_signal(signal.SIGINT)
         engine.wait()
         line.terminate()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Seeded simulation of the whole with faults: `.venv/bin/python scripts/simulate_faults.py --help`.
+"""Seeded simulation of the whole with faults: `.venv/bin/python scripts/robustness.py faults --help`.
 
 Clients, supervisor and engines run on a virtual clock and network (`tests/support/fault_simulation/`). Each seed is a
 run with faults of its own; one in which a request is lost, changed or left waiting, or a KV page is, is printed with
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fault_simulation.simulation import Outcome
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
 _SEEDS_OF_PROCESS = 100  # threads that die with a simulated process leave memory behind
 
@@ -69,7 +69,3 @@ def main() -> int:
         for name, count in counter.most_common():
             print(f"  {count:8} {name}")
     return num_failed > 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Streams that outlive their engine: `.venv/bin/python scripts/chaos.py --help`.
+"""Streams that outlive their engine: `.venv/bin/python scripts/robustness.py chaos --help`.
 
 Streams of all kinds run through `AsyncLLM` and through an HTTP server while the engine is hit at random points: by
 signals (kill, segv, stop, term, int), by a kill while the process that stands by is stopped (standby), by a request of
@@ -379,7 +379,3 @@ def main() -> int:
         Path(folder, "sitecustomize.py").write_text(steps)
         os.environ["PYTHONPATH"] = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
         return uvloop.run(run(args, flag))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
