@@ -44,11 +44,11 @@ if TYPE_CHECKING:
         SamplingParams,
         StructuredOutputsParams,
     )
-    from quire.frontend.script_args import FlexibleArgumentParser
     from quire.frontend.text.chat.assistant import AssistantMessage, ToolCall
     from quire.frontend.text.chat.tools import ToolError, check_tools
     from quire.frontend.text.prompts import PromptType, TextPrompt, TokensPrompt
-    from quire.frontend.vllm_names import AttentionConfig, cleanup_dist_env_and_memory, get_tokenizer
+    from quire.frontend.vllm.names import AttentionConfig, cleanup_dist_env_and_memory, get_tokenizer
+    from quire.frontend.vllm.script_args import FlexibleArgumentParser
 
 __all__ = [
     "LLM",
@@ -134,8 +134,8 @@ _NAMES_OF_MODULES = {
     ),
     "quire.frontend.text.prompts": ("PromptType", "TextPrompt", "TokensPrompt"),
     "quire.frontend.request_params": ("BeamSearchParams", "PoolingParams", "SamplingParams", "StructuredOutputsParams"),
-    "quire.frontend.script_args": ("FlexibleArgumentParser",),
-    "quire.frontend.vllm_names": ("AttentionConfig", "cleanup_dist_env_and_memory", "get_tokenizer"),
+    "quire.frontend.vllm.script_args": ("FlexibleArgumentParser",),
+    "quire.frontend.vllm.names": ("AttentionConfig", "cleanup_dist_env_and_memory", "get_tokenizer"),
 }
 
 

@@ -49,7 +49,7 @@ from quire.frontend.text.prompts import Message, Prompt, PromptType
 from quire.frontend.text.threads import FairThreads, TextThreads
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.frontend.turns import current_work, doing
-from quire.frontend.vllm_fields import takes_vllm_arguments
+from quire.frontend.vllm.fields import takes_vllm_arguments
 from quire.protocol.messages import SAMPLING_LENGTHS, EngineSnapshot, PrefixTree, Ready, Role, StepTrace
 from quire.protocol.pooling_info import PoolingInfo
 

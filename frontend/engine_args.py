@@ -12,8 +12,8 @@ from typing import Annotated, Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from quire.frontend.hub.names import check_model, is_gguf, is_hub_name
 from quire.frontend.hub.resolve import resolve_model
-from quire.frontend.script_args import add_engine_arguments
-from quire.frontend.vllm_options import ENGINE_OPTIONS, nearest, own_options
+from quire.frontend.vllm.options import ENGINE_OPTIONS, nearest, own_options
+from quire.frontend.vllm.script_args import add_engine_arguments
 from quire.protocol.engine_options import (
     SECONDS_OR_ZERO,
     ClientOptions,
@@ -49,7 +49,7 @@ def _takes_vllm_options(table: type[T]) -> type[T]:
 class EngineArgs(ClientOptions, SupervisionOptions, HubOptions, EngineOptions):
     """Arguments with which an engine is started, or reached if it is running at `engine_address`.
 
-    `quire info --options` lists them; vLLM's others are taken as `vllm_options` says, and None stands for the default.
+    `quire info --options` lists them; vLLM's others are taken as `vllm.options` says, and None stands for the default.
     Raises `ValueError` for the first argument that is not allowed, and `TypeError` for an unknown one.
     """
 

@@ -44,8 +44,8 @@ from quire.frontend.text.chat.tools import check_tools
 from quire.frontend.text.pooled import document_prompt_name, query_prompt_name
 from quire.frontend.text.prompts import Message, Prompt, PromptType, split_batch
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.frontend.vllm_fields import REQUEST_OPTIONS, takes_vllm_arguments
-from quire.frontend.vllm_options import take
+from quire.frontend.vllm.fields import REQUEST_OPTIONS, takes_vllm_arguments
+from quire.frontend.vllm.options import take
 from quire.protocol.messages import ErrorKind
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from quire.frontend.request_params import output_kind_of
 from quire.frontend.sampling import fitted
 from quire.frontend.text.prompts import PromptType
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.frontend.vllm_fields import takes_vllm_arguments
+from quire.frontend.vllm.fields import takes_vllm_arguments
 from quire.protocol.messages import PoolingParams, SamplingParams
 
 Request = GenerationRequest | EmbeddingRequest

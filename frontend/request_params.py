@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quire.frontend.outputs import RequestOutputKind
-from quire.frontend.vllm_fields import (
+from quire.frontend.vllm.fields import (
     BEAM_SEARCH_FIELDS,
     POOLING_FIELDS,
     SAMPLING_FIELDS,

@@ -1,4 +1,4 @@
-"""The short form of `scripts/chaos.py`: streams of all kinds, and an engine that is hit under them."""
+"""The short form of `scripts/robustness.py chaos`: streams of all kinds, and an engine that is hit under them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 from patience import PATIENCE
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "chaos.py"
+SCRIPT = Path(__file__).parents[1] / "scripts" / "robustness.py"
 
 
 def test_no_answer_changes_when_the_engine_is_hit() -> None:
-    command = [sys.executable, str(SCRIPT), "--streams", "33", "--tokens", "600", "--rounds", "2"]
+    command = [sys.executable, str(SCRIPT), "chaos", "--streams", "33", "--tokens", "600", "--rounds", "2"]
     command += ["--pause", "0.5", "1", "--most", "6", "--hits", "kill", "step", "bomb", "grammar", "oom", "segv"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=4 * PATIENCE, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -13,7 +13,7 @@ WALL_CLOCK = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "d
 DATED = {
     "frontend/evaluation/calibration/calibrate.py": "date of a calibration",
     "frontend/evaluation/report/run.py": "date of a report",
-    "frontend/http/ollama/writer.py": "`created_at` of an answer",
+    "frontend/http/dialects/ollama/writer.py": "`created_at` of an answer",
     "frontend/http/service.py": "`created` of an answer",
     "frontend/llm_engine.py": "`arrival_time` of a request, as vLLM's callers have it",
     "frontend/metrics/tracing.py": "times of a span, as OTLP has them",

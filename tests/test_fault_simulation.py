@@ -1,4 +1,4 @@
-"""Nothing is lost, whatever goes wrong: seeded runs of the whole; `scripts/simulate_faults.py` has more of them."""
+"""Nothing is lost, whatever goes wrong: seeded runs of the whole; `scripts/robustness.py faults` has more of them."""
 
 from __future__ import annotations
 

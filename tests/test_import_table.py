@@ -38,16 +38,18 @@ LAYERS = {
     " transport.waker"
     " < request < validation < decoding < scheduling.batch scheduling.prefill_budget < feature < speculation"
     " < scheduling < grammar < trace transport < stats < *",
-    "frontend": "* < text < bad_words beam_search engine_args vllm_names < sampling < client request_params"
+    "frontend": "* < text < bad_words beam_search engine_args vllm.names < sampling < client request_params"
     " < metrics.prometheus < metrics.engine metrics.requests < metrics.reader < async_llm llm llm_engine < metrics"
     " < evaluation http < cli",
     "frontend.text": "token_bytes tokenizer_files < fewest_tokens tokenizer_trial < tokenizer < * < chat detokenizer"
     " < offsets",
     "frontend.client": "connection observer < * < engine streams",
     "frontend.metrics": "chrome_trace prometheus tracing < * < server",
-    "frontend.http": "args errors < transport < * < openai < anthropic documentation llama_cpp ollama"
-    " < local_routes operations < routes < app < server",
+    "frontend.http": "args errors < transport < * < documentation.operation openai < dialects"
+    " < documentation operations < routes < app < server",
+    "frontend.http.dialects": "dialect < anthropic llama_cpp ollama < registry",
     "frontend.evaluation": "workload < replay < calibration report < bench simulation",
+    "frontend.vllm": "options < fields names script_args < flags",
     "frontend.cli": "failures markdown < flags output < * < bench < app",
 }
 

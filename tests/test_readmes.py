@@ -50,12 +50,12 @@ def command_flags() -> dict[tuple[str, ...], set[str]]:
 
 @cache
 def script_flags() -> dict[str, set[str]]:
-    """Return the flags in the source of each script."""
-    return {
-        path.name: {*re.findall(r'"(--[a-z][a-z0-9-]*)"', path.read_text()), "--help"}
-        for path in (REPOSITORY / "scripts").iterdir()
-        if path.suffix in {"", ".py"} and path.is_file()
-    }
+    """Return the flags in the source of each script, and of each that `robustness.py` runs by its name."""
+    scripts = REPOSITORY / "scripts"
+    paths = {path.name: path for path in scripts.iterdir() if path.suffix in {"", ".py"} and path.is_file()}
+    paths |= {f"robustness.py {path.stem}": path for path in (scripts / "robustness").glob("*.py")}
+    flags = {name: re.findall(r'"(--[a-z][a-z0-9-]*)"', path.read_text()) for name, path in paths.items()}
+    return {name: {*found, "--help"} for name, found in flags.items()}
 
 
 def anchors(text: str) -> set[str]:
@@ -109,7 +109,8 @@ def test_commands_have_the_flags_they_are_given(readme: Path) -> None:
         if words[:1] == ["quire"]:
             assert flags <= command_flags()[tuple(words[1 : 3 if words[1] == "bench" else 2])], words
         elif len(words) > 1 and words[1].startswith("scripts/"):
-            assert flags <= script_flags()[Path(words[1]).name], words
+            name = Path(words[1]).name
+            assert flags <= script_flags()[f"{name} {words[2]}" if name == "robustness.py" else name], words
 
 
 def test_no_text_installs_quire_from_a_package_index() -> None:

@@ -33,7 +33,7 @@ from quire.frontend.cli.bench import offline, sweep
 from quire.frontend.cli.bench import serve as bench_serve
 from quire.frontend.cli.flags import SAMPLING_NOTE
 from quire.frontend.cli.help import HELP_ALL, write_help
-from quire.frontend.cli.vllm_flags import own_arguments
+from quire.frontend.vllm.flags import own_arguments
 
 # Flags with the pattern of a further value, since other arguments may follow.
 _SEVERAL = {"--goodput": re.compile(r"\w+:[\d.]+"), "--compare": re.compile(r"[^-].*\.json")}

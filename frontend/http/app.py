@@ -16,8 +16,9 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.frontend.errors import CONTEXT_LENGTH_EXCEEDED
+from quire.frontend.http.dialects.registry import DIALECTS, dialect_at
 from quire.frontend.http.documentation.operation import Operation
-from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError, body_at, cut_off, is_anthropic
+from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError, cut_off
 from quire.frontend.http.quotas import Quotas
 from quire.frontend.http.routes import routes
 from quire.frontend.http.service import ModelService
@@ -32,16 +33,14 @@ from quire.protocol.messages import Role
 
 logger = logging.getLogger(__name__)
 
-ANTHROPIC_REQUEST_ID = "request-id"
 _PROMPT_FIELDS = {  # paths whose prompt field is not called "prompt"
     "/v1/chat/completions": "messages",
     "/v1/embeddings": "input",
-    "/v1/messages": "messages",
     "/v1/responses": "input",
-    **dict.fromkeys(("/embedding", "/embeddings"), "content"),
     **dict.fromkeys(("/classify", "/v1/classify", "/pooling", "/v1/pooling"), "input"),
     **dict.fromkeys(("/score", "/v1/score"), "text_1"),
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), "documents"),
+    **{path: name for dialect in DIALECTS for path, name in dialect.prompt_fields.items()},
 }
 _REFUSED_WHILE_DRAINING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _APIS = ("/api/", "/v1/", "/v2/")  # where a path may end with a slash; links of a page would lead elsewhere
@@ -155,7 +154,7 @@ class HttpExchange:
         self.outcome = 0
         self.num_bytes = 0
         self._scope = scope
-        self._path = _own_path(scope)
+        self._dialect = dialect_at(_own_path(scope))
         self._send = send
         self._began = time.perf_counter()
 
@@ -166,15 +165,16 @@ class HttpExchange:
             headers = MutableHeaders(scope=message)
             headers.append(REQUEST_ID, self.request_id)
             add_ignored(headers, self._scope)
-            if is_anthropic(self._path):
-                headers.append(ANTHROPIC_REQUEST_ID, self.request_id)
+            if self._dialect is not None and self._dialect.id_header is not None:
+                headers.append(self._dialect.id_header, self.request_id)
         else:
             self.num_bytes += len(message.get("body", b""))
         await self._send(message)
 
     def error_response(self, error: ApiError) -> Response:
         """Return an error in the shape of the API that the client called."""
-        return error.response(body_at(self._path, error, self.request_id))
+        shape = None if self._dialect is None else self._dialect.error_body
+        return error.response(None if shape is None else shape(error, self.request_id))
 
     async def refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond with an error, unless a response has begun or the client has left."""

@@ -6,14 +6,9 @@ from typing import Any
 
 from starlette.routing import Route
 
-from quire.frontend.http.anthropic.body import CountBody, MessagesBody
-from quire.frontend.http.anthropic.endpoint import MessagesEndpoints
-from quire.frontend.http.anthropic.writer import EVENTS as MESSAGE_EVENTS
-from quire.frontend.http.anthropic.writer import Message, TokenCount
+from quire.frontend.http.dialects.registry import DIALECTS
 from quire.frontend.http.documentation.openapi import Documentation
 from quire.frontend.http.documentation.operation import Operation
-from quire.frontend.http.errors import AnthropicErrorResponse
-from quire.frontend.http.local_routes import llama_cpp_routes, ollama_routes
 from quire.frontend.http.openai.chat import ChatBody, ChatChunk, ChatCompletion, ChatEndpoint
 from quire.frontend.http.openai.completions import CompletionBody, CompletionsEndpoint, TextCompletion
 from quire.frontend.http.openai.embeddings import EmbeddingBody, EmbeddingList, EmbeddingsEndpoint
@@ -51,8 +46,10 @@ def routes(service: ModelService) -> list[Route]:
     recent = RecentRates()
     service.llm.add_observer(recent)
     view = EngineView(service.llm, recent, lambda: service.draining, service.args.shows_prompts())
-    table = [*_openai(service), *_ranking(service), *_anthropic(service)]
-    table += [*ollama_routes(service), *llama_cpp_routes(service), *_operator(service)]
+    table = [*_openai(service), *_ranking(service)]
+    for dialect in DIALECTS:
+        table += dialect.routes(service)
+    table += _operator(service)
     table += page_routes()
     table += view_routes(view, service.stream)
     table += Documentation(service, table).routes()
@@ -141,30 +138,6 @@ def _ranking(service: ModelService) -> list[Route]:
         *(
             Operation(path, pooling.pool, body=PoolBody, answer=PooledList, generates=True, example=text)
             for path in ("/pooling", "/v1/pooling")
-        ),
-    ]
-
-
-def _anthropic(service: ModelService) -> list[Route]:
-    messages = MessagesEndpoints(service)
-    return [
-        Operation(
-            "/v1/messages",
-            messages.create,
-            body=MessagesBody,
-            answer=Message,
-            events=MESSAGE_EVENTS,
-            generates=True,
-            error=AnthropicErrorResponse,
-            example={"messages": [{"role": "user", "content": "Tell me a tale."}], "max_tokens": 60},
-        ),
-        Operation(
-            "/v1/messages/count_tokens",
-            messages.count_tokens,
-            body=CountBody,
-            answer=TokenCount,
-            error=AnthropicErrorResponse,
-            example={"messages": [{"role": "user", "content": "Tell me a tale."}]},
         ),
     ]
 

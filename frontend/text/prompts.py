@@ -8,8 +8,8 @@ from typing import Any, NotRequired, TypedDict, cast
 
 from quire.frontend.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.frontend.vllm_fields import PROMPT_KEYS
-from quire.frontend.vllm_options import take
+from quire.frontend.vllm.fields import PROMPT_KEYS
+from quire.frontend.vllm.options import take
 
 FORMS = (
     'text, a list of token ids, {"prompt": text} or {"prompt_token_ids": [...]}, the latter maybe with a "prediction"'

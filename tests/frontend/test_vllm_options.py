@@ -14,12 +14,12 @@ import typer
 from quire.frontend import AsyncEngineArgs, EngineArgs, FlexibleArgumentParser, SamplingParams
 from quire.frontend.cli.app import app
 from quire.frontend.cli.failures import exit_status
-from quire.frontend.cli.vllm_flags import own_arguments
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.request_params import PoolingParams, StructuredOutputsParams
 from quire.frontend.sampling import validate
-from quire.frontend.vllm_fields import POOLING_FIELDS, PROMPT_KEYS, REQUEST_OPTIONS, SAMPLING_FIELDS
-from quire.frontend.vllm_options import ALIASES, ENGINE_OPTIONS, ForeignOption, take
+from quire.frontend.vllm.fields import POOLING_FIELDS, PROMPT_KEYS, REQUEST_OPTIONS, SAMPLING_FIELDS
+from quire.frontend.vllm.flags import own_arguments
+from quire.frontend.vllm.options import ALIASES, ENGINE_OPTIONS, ForeignOption, take
 from quire.protocol.engine_options import ClientOptions
 from quire.protocol.options import flag_of, options_of
 

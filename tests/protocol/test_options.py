@@ -26,7 +26,7 @@ from quire.frontend.http.openai.fields import RANGES, GenerationFields
 from quire.frontend.sampling import validate
 from quire.frontend.text.chat.answer_format import REASONING_PARSER_NAMES, TOOL_PARSER_NAMES
 from quire.frontend.text.chat.content_format import FormatName
-from quire.frontend.vllm_options import ENGINE_OPTIONS
+from quire.frontend.vllm.options import ENGINE_OPTIONS
 from quire.kernels import options as kernel_options
 from quire.kernels.weights import quantization
 from quire.protocol.engine_options import (

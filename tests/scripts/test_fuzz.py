@@ -1,4 +1,4 @@
-"""The targets of scripts/fuzz.py: what they start from, and inputs with one wrong value, without coverage guidance."""
+"""Targets of `scripts/robustness.py fuzz`: their seeds, and inputs with a wrong value, without coverage guidance."""
 
 from __future__ import annotations
 

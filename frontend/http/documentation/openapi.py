@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, compile_path
 
+from quire.frontend.http.dialects.registry import DIALECTS
 from quire.frontend.http.documentation.operation import Operation
 from quire.frontend.http.documentation.schemas import Schema, Schemas
 from quire.frontend.http.service import ModelService
@@ -26,7 +27,7 @@ from quire.frontend.version import installed_version
 EVENT_STREAM = SERVER_SENT_EVENTS.media_type
 
 _DESCRIPTION = """\
-This server offers the model `{model}` through OpenAI's, Anthropic's, Ollama's and llama.cpp's APIs. Fields have the
+This server offers the model `{model}` through {apis} APIs. Fields have the
 names and meanings of these APIs and of vLLM; an unknown or unsupported field is rejected with status 400 and an error
 that names it.
 """
@@ -91,7 +92,7 @@ def document(service: ModelService, operations: Iterable[Operation]) -> dict[str
         "info": {
             "title": "Quire",
             "version": installed_version(),
-            "description": _DESCRIPTION.format(model=service.name),
+            "description": _DESCRIPTION.format(model=service.name, apis=_apis()),
         },
         "servers": [{"url": service.args.root_path or "/"}],
         "security": [{name: []} for name in _SECURITY] if service.args.all_api_keys() else [],
@@ -104,6 +105,11 @@ def document(service: ModelService, operations: Iterable[Operation]) -> dict[str
             "securitySchemes": _SECURITY,
         },
     }
+
+
+def _apis() -> str:
+    *others, last = (f"{name}'s" for name in ("OpenAI", *(dialect.name for dialect in DIALECTS)))
+    return f"{', '.join(others)} and {last}"
 
 
 def _types(operation: Operation) -> list[Any]:

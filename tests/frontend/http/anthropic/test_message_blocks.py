@@ -10,10 +10,12 @@ from anthropic.types import ContentBlock, MessageParam, RawMessageStreamEvent
 from chat_answers import numbered_ids
 from pydantic import TypeAdapter
 
-from quire.frontend.http.anthropic.body import chat_messages, ignored_blocks, tool_use
-from quire.frontend.http.anthropic.writer import Content
 from quire.frontend.http.conversation import INVALID_JSON
-from quire.frontend.http.errors import ApiError, error_body, is_anthropic
+from quire.frontend.http.dialects.anthropic.body import chat_messages, ignored_blocks, tool_use
+from quire.frontend.http.dialects.anthropic.errors import anthropic_error
+from quire.frontend.http.dialects.anthropic.writer import Content
+from quire.frontend.http.dialects.registry import dialect_at
+from quire.frontend.http.errors import ApiError
 from quire.frontend.text.chat.answer_format import AnswerFormat
 from quire.frontend.text.chat.assistant import parse_answer
 from quire.frontend.text.chat.messages import check_messages
@@ -224,10 +226,24 @@ def test_errors_about_tools_have_anthropics_field_names() -> None:
     ],
 )
 def test_errors_have_anthropics_types(status: int, kind: str) -> None:
-    body = msgspec.to_builtins(error_body(ApiError(status, "words"), "req"))
+    body = msgspec.to_builtins(anthropic_error(ApiError(status, "words"), "req"))
     assert body == {"type": "error", "error": {"type": kind, "message": "words"}, "request_id": "req"}
 
 
-def test_is_anthropic_matches_the_paths_of_messages() -> None:
-    paths = ["/v1/messages", "/v1/messages/count_tokens", "/v1/messages/x/y", "/v1/messagesx", "/v1/chat", "/"]
-    assert [is_anthropic(path) for path in paths] == [True, True, True, False, False, False]
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/v1/messages", "Anthropic"),
+        ("/v1/messages/count_tokens", "Anthropic"),
+        ("/v1/messages/x/y", "Anthropic"),
+        ("/api/chat", "Ollama"),
+        ("/v1/messagesx", None),
+        ("/v1/messages\n", None),
+        ("/completion", None),
+        ("/api", None),
+        ("/", None),
+    ],
+)
+def test_errors_have_the_shape_of_the_api_at_their_path(path: str, name: str | None) -> None:
+    dialect = dialect_at(path)
+    assert (None if dialect is None else dialect.name) == name

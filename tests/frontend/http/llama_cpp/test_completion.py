@@ -12,7 +12,7 @@ from http_server import Server, events_of
 from openai import OpenAI
 from raw_http import RawConnection, post
 
-from quire.frontend.http.llama_cpp.cutoff import Cutoff
+from quire.frontend.http.dialects.llama_cpp.cutoff import Cutoff
 from quire.protocol.messages import EventType, FinishReason, StepTrace
 
 PROMPT = "Once upon a time"

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from ollama import Client
 
 from quire.frontend.http.conversation import INVALID_JSON, AnswerDelta
-from quire.frontend.http.ollama.body import OllamaChatBody, chat_messages
-from quire.frontend.http.ollama.writer import ChatAnswerWriter
+from quire.frontend.http.dialects.ollama.body import OllamaChatBody, chat_messages
+from quire.frontend.http.dialects.ollama.writer import ChatAnswerWriter
 from quire.frontend.http.transport.bodies import decode
 from quire.frontend.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from quire.frontend.text.chat.answer_format import AnswerFormat

@@ -12,7 +12,7 @@ from openai.types import embedding_create_params as embedding_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params as response_params
 
-from quire.frontend.http.anthropic.body import CountBody, MessagesBody
+from quire.frontend.http.dialects.anthropic.body import CountBody, MessagesBody
 from quire.frontend.http.openai.chat import ChatBody
 from quire.frontend.http.openai.completions import CompletionBody
 from quire.frontend.http.openai.embeddings import EmbeddingBody

@@ -1,0 +1,91 @@
+"""The endpoints of Ollama's API, with the types that `/openapi.json` describes."""
+
+from __future__ import annotations
+
+from starlette.routing import Route
+
+from quire.frontend.http.dialects.ollama.body import (
+    GenerateBody,
+    OllamaChatBody,
+    OllamaEmbedBody,
+    OllamaEmbeddingsBody,
+    PullBody,
+    ShowBody,
+)
+from quire.frontend.http.dialects.ollama.embeddings import EmbeddedText, EmbeddedTexts, EmbedEndpoints
+from quire.frontend.http.dialects.ollama.endpoint import AnswerEndpoints
+from quire.frontend.http.dialects.ollama.errors import OllamaErrorResponse
+from quire.frontend.http.dialects.ollama.models import (
+    ListedModels,
+    ModelEndpoints,
+    OllamaVersion,
+    RunningModels,
+    ShownModel,
+    Status,
+)
+from quire.frontend.http.dialects.ollama.writer import ChatAnswer, GeneratedText
+from quire.frontend.http.documentation.operation import Operation
+from quire.frontend.http.service import ModelService
+
+
+def ollama_routes(service: ModelService) -> list[Route]:
+    """Return the routes of Ollama's API."""
+    answers, vectors = AnswerEndpoints(service), EmbedEndpoints(service)
+    return [
+        Operation(
+            "/api/generate",
+            answers.generate,
+            body=GenerateBody,
+            answer=GeneratedText,
+            lines=[GeneratedText],
+            generates=True,
+            error=OllamaErrorResponse,
+            example={"prompt": "Tell me a tale.", "options": {"num_predict": 60}},
+        ),
+        Operation(
+            "/api/chat",
+            answers.chat,
+            body=OllamaChatBody,
+            answer=ChatAnswer,
+            lines=[ChatAnswer],
+            generates=True,
+            error=OllamaErrorResponse,
+            example={"messages": [{"role": "user", "content": "Tell me a tale."}], "options": {"num_predict": 60}},
+        ),
+        Operation(
+            "/api/embed",
+            vectors.embed,
+            body=OllamaEmbedBody,
+            answer=EmbeddedTexts,
+            generates=True,
+            error=OllamaErrorResponse,
+            example={"input": ["Once upon a time", "There was once a fox"]},
+        ),
+        Operation(
+            "/api/embeddings",
+            vectors.embeddings,
+            body=OllamaEmbeddingsBody,
+            answer=EmbeddedText,
+            generates=True,
+            error=OllamaErrorResponse,
+            example={"prompt": "Once upon a time"},
+        ),
+        *_ollama_models(ModelEndpoints(service)),
+    ]
+
+
+def _ollama_models(models: ModelEndpoints) -> list[Route]:
+    error = OllamaErrorResponse
+    unmanaged = {"/api/copy": "POST", "/api/create": "POST", "/api/delete": "DELETE", "/api/push": "POST"}
+    return [
+        Operation("/api/tags", models.tags, answer=ListedModels, error=error),
+        Operation("/api/ps", models.running, answer=RunningModels, error=error),
+        Operation("/api/show", models.show, body=ShowBody, answer=ShownModel, error=error, example={}),
+        Operation("/api/version", models.version, answer=OllamaVersion, error=error),
+        Operation("/api/pull", models.pull, body=PullBody, answer=Status, lines=[Status], error=error, example={}),
+        *(
+            Route(path, models.unmanaged, methods=[method], include_in_schema=False)
+            for path, method in unmanaged.items()
+        ),
+        Route("/api/blobs/{digest:path}", models.unmanaged, methods=["HEAD", "POST"], include_in_schema=False),
+    ]

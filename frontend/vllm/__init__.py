@@ -1,0 +1,1 @@
+"""Compatibility with scripts and command lines for vLLM: its names, options, request fields and flags."""
