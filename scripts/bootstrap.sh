@@ -117,6 +117,14 @@ missing_after_install() {
   die "still missing after the installation: $*"
 }
 
+# What another build, maybe in another clone, has compiled already is not compiled again.
+ensure_ccache() {
+  command -v ccache >/dev/null && return
+  ((EUID == 0)) && command -v apt-get >/dev/null || return 1
+  export DEBIAN_FRONTEND=noninteractive
+  run_logged "installing ccache, which spares later builds" apt-get install -y --no-install-recommends ccache
+}
+
 # The browser that the tests of the page drive; nothing else needs it.
 ensure_chromium() {
   command -v chromium >/dev/null && return
@@ -217,6 +225,7 @@ install_quire() {
   local needs
   stamp_matches quire "$(fingerprint)" && return
   ensure_system_packages
+  ensure_ccache || say "building without ccache"
   ensure_venv
   mapfile -t needs < <(requirements)
   run_logged "installing the build tools: cmake ninja ${needs[*]}" pip_install cmake ninja "${needs[@]}" || exit 1
