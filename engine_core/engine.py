@@ -33,6 +33,8 @@ from quire.protocol.messages import (
     ErrorKind,
     FinishReason,
     Goodbye,
+    KvFetch,
+    KvFetched,
     KvMessage,
     SchedulerStats,
     UtilityCall,
@@ -94,7 +96,10 @@ class EngineCore:
         self._update = StepUpdate(
             executor, requests, constrained, outputs, clock, parts.features, is_supervised=host.is_supervised
         )
-        self._scheduled = hooks(parts.features, Feature.scheduled)
+        self._scheduled, self._after_step = (
+            hooks(parts.features, Feature.scheduled),
+            hooks(parts.features, Feature.update),
+        )
         self._end_step, self._report = hooks(parts.features, Feature.end_step), hooks(parts.features, Feature.report)
         for feature in parts.features:
             feature.attach(requests)
@@ -149,7 +154,9 @@ class EngineCore:
             case UtilityCall():
                 self._answer(client_id, message)
             case _:
-                any(feature.receive(client_id, message) for feature in self.features)
+                is_taken = any(feature.receive(client_id, message) for feature in self.features)
+                if not is_taken and isinstance(message, KvFetch):
+                    self._outputs.send(client_id, KvFetched(message.fetch_id, "this engine serves no KV pages"))
 
     def receive_kv(self, client_id: bytes, message: KvMessage) -> None:
         """Take a message of another engine that need not wait for the step to end. Any thread."""
@@ -194,6 +201,7 @@ class EngineCore:
         self._constrained.prepare(batch)
         self.flush()  # rejections and aborts need not wait for the step
         if not batch.step.counts:
+            self._update_features()
             self._report_all(begun, batch, None)
             return
         scheduled = self.clock()
@@ -230,6 +238,11 @@ class EngineCore:
             self.scheduler.learn(batch, seconds)
         for end_step in self._end_step:
             end_step(batch, seconds)
+        self._update_features()
+
+    def _update_features(self) -> None:
+        for update in self._after_step:
+            update()
 
     def _report_all(self, begun: float, batch: Batch, stats: SchedulerStats | None) -> None:
         for report in self._report:

@@ -25,7 +25,8 @@ Utility = Callable[[bytes, UtilityCall], object]
 class Feature:
     """A part of the engine that keeps its own state. Each hook does nothing unless overridden.
 
-    The loop's thread calls all hooks but `receive_kv`.
+    The loop's thread calls all hooks but `receive_kv`. What they raise, but for the errors that they name, ends the
+    engine.
     """
 
     @property
@@ -49,11 +50,11 @@ class Feature:
 
     # Steps, in the order of their hooks
 
-    def alone(self, running: Iterable[Request]) -> Request | None:
+    def choose_alone(self, running: Iterable[Request]) -> Request | None:
         """Return the running request that is to have the next step for itself, if there is one."""
         return None
 
-    def others(self, running: Iterable[Request]) -> Iterable[Request]:
+    def may_share(self, running: Iterable[Request]) -> Iterable[Request]:
         """Return the running requests that may share a step."""
         return running
 
@@ -69,8 +70,11 @@ class Feature:
     def end_step(self, batch: Batch, seconds: float | None) -> None:
         """Note a batch that has been computed in so many seconds; None if that took several attempts."""
 
+    def update(self) -> None:
+        """Do what is due after each step, also one that has computed nothing."""
+
     def report(self, begun: float, batch: Batch, stats: SchedulerStats | None) -> None:
-        """Do what is due at the end of a step that has begun at `begun`; without `stats` it has computed nothing."""
+        """Tell what a step has done that has begun at `begun`; without `stats` it has computed nothing."""
 
     # Pages, messages and statistics
 

@@ -29,8 +29,9 @@ def make_features(
 ) -> list[Feature]:
     """Return all features of an engine whose messages go to `send`.
 
-    `journal` has what the engines before this one died of; `page_server` serves pages to other engines.
+    `journal` has what the engines before this one died of; `page_server` serves pages to other engines. Trials come
+    after what may kill the engine when a step has been computed, so that it is blamed on the step's requests.
     """
     drafting = [] if speculation is None else [speculation]
     served = ServedPrefixes(sequences, limits, send, page_server, clock)
-    return [Trials(journal or CrashJournal(), clock), *drafting, served, Tracer(send, clock)]
+    return [*drafting, Trials(journal or CrashJournal(), clock), served, Tracer(send, clock)]

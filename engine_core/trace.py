@@ -56,7 +56,7 @@ class Tracer(Feature):
             _event(request, EventType.PREEMPTED, now)
             if request.status is RequestStatus.PREEMPTED
             else _event(request, EventType.QUEUED, request.arrival)
-            for request in self._requests
+            for request in sorted(self._requests, key=lambda request: request.number)
             if request.status is not RequestStatus.RUNNING
         ]
         self._send(client_id, StepTrace(now, events=events))

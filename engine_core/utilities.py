@@ -19,10 +19,15 @@ def perform(core: EngineState, client_id: bytes, call: UtilityCall) -> object:
     """Return the result of a utility call. Raises ValueError if it is unknown or fails."""
     if (utility := UTILITIES.get(call.method)) is not None:
         return utility(core, client_id, call)
-    others = {name: other for feature in core.features for name, other in feature.utilities.items()}
-    if (other := others.get(call.method)) is not None:
-        return other(client_id, call)
-    raise ValueError(f"there is no utility call {call.method!r}; there are {', '.join([*UTILITIES, *others])}")
+    for feature in core.features:
+        if (own := feature.utilities.get(call.method)) is not None:
+            return own(client_id, call)
+    raise ValueError(f"there is no utility call {call.method!r}; there are {', '.join(utility_names(core))}")
+
+
+def utility_names(core: EngineState) -> list[str]:
+    """Return the names of all utility calls."""
+    return [*UTILITIES, *(name for feature in core.features for name in feature.utilities)]
 
 
 def _stats(core: EngineState, _client_id: bytes, _call: UtilityCall) -> object:

@@ -40,7 +40,7 @@ class OverloadedError(RejectedError):
     kind = ErrorKind.OVERLOADED
 
 
-class HeldBackError(RejectedError):
+class SuspendedTenantError(RejectedError):
     """A request of a tenant whose requests have killed engines again and again."""
 
     kind = ErrorKind.OVERLOADED

@@ -8,13 +8,13 @@ _MAJOR_FAULTS, _USER_TIME, _SYSTEM_TIME = 9, 11, 12  # fields of /proc/PID/stat 
 
 
 class Activity:
-    """The work of a process between two looks: whatever reads, packs or compiles takes CPU time."""
+    """The work of a process between two samples: whatever reads, packs or compiles takes CPU time."""
 
     def __init__(self, pid: int) -> None:
         self._stat = Path(f"/proc/{pid}/stat")
         self._last = self._count()
         self.num_idle_samples = 0
-        """Looks in a row between which it has done nothing."""
+        """Samples in a row between which it has done nothing."""
 
     def sample(self) -> None:
         """Count what it has done since the last sample."""

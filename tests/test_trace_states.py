@@ -34,7 +34,8 @@ class Watched(Engine):
     def __init__(self) -> None:
         super().__init__(num_pages=12, max_num_batched_tokens=16)
         ticks = itertools.count(1)
-        self.core.clock = self.core.scheduler._clock = lambda: next(ticks) / 7
+        self.read_clock = lambda: next(ticks) / 7
+        self.core.clock = self.core.scheduler._clock = self.read_clock
         self.expect_no_output()
         self.names: list[str] = []
         self.queue = TraceQueue()

@@ -34,7 +34,7 @@ class Tenant:
         self.number = number
         self.entries: list[tuple[float, int, Request]] = []  # requests that can start
         self.levels: Counter[int] = Counter()  # of these
-        self.num_waiting = 0  # those that are held back included
+        self.num_waiting = 0  # those that are held included
         self.num_tokens = 0  # of their prompts
         self.counter = 0.0  # tokens
         self.since = 0.0  # when it was served last, or began to wait

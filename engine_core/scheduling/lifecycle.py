@@ -67,14 +67,14 @@ class RequestLifecycle:
         else:
             self._wait(request)
 
-    def defer(self, request: Request, status: RequestStatus) -> None:
+    def hold(self, request: Request, status: RequestStatus) -> None:
         """Keep a waiting request from starting until it is released."""
         self.waiting.remove(request)
         request.status = status
         self.waiting.hold(request)
 
     def release(self, request: Request) -> None:
-        """Let a request that was held back start from now on. It has kept its place by its arrival."""
+        """Let a held request start from now on. It has kept its place by its arrival."""
         self.waiting.remove(request)
         request.status = RequestStatus.PREEMPTED if request.num_preemptions else RequestStatus.WAITING
         self._wait(request)

@@ -50,7 +50,7 @@ class Scheduler:
         policy = POLICIES[limits.scheduling_policy]()
         self.admission = Admission(limits)
         self.prefill_budget = prefill_budget_of(limits)
-        self._alone, self._others = hooks(features, Feature.alone), hooks(features, Feature.others)
+        self._alone, self._may_share = hooks(features, Feature.choose_alone), hooks(features, Feature.may_share)
         self._extend = hooks(features, Feature.extend)
         self._sequences = executor.sequences
         self._clock = clock
@@ -127,8 +127,8 @@ class Scheduler:
 
     def _sharing(self, running: Iterable[Request]) -> Iterable[Request]:
         """Return the running requests that may share a step."""
-        for others in self._others:
-            running = others(running)
+        for may_share in self._may_share:
+            running = may_share(running)
         return running
 
     def prefill_backlog(self, running: RunningRequests) -> int:
@@ -231,7 +231,7 @@ class Scheduler:
         for request in admitted:
             self._requests.leave_queue(request)
         for request in fetching:
-            self._requests.defer(request, RequestStatus.WAITING_FOR_REMOTE_KVS)
+            self._requests.hold(request, RequestStatus.WAITING_FOR_REMOTE_KVS)
         return admitted
 
     def _chunk_budget(self, prefills: Sequence[Request], max_cost: float) -> float:

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 
 from quire.engine_core.feature import Feature
 from quire.engine_core.kv_tiers.page_server import Delivery, PageServer
-from quire.engine_core.request import Request
-from quire.engine_core.scheduling.batch import Batch
+from quire.engine_core.request import Request, RequestStatus
 from quire.engine_core.validation import check_prefix
 from quire.kernels.runner import Sequences
 from quire.protocol.engine_shape import EngineShape
-from quire.protocol.messages import ClientMessage, KvFetch, KvFetched, KvMessage, SchedulerStats
+from quire.protocol.messages import ClientMessage, KvFetch, KvFetched, KvMessage
 
 _GRACE_SECONDS = 1.0  # in which the request that is to compute an expected prefix may arrive
 _MOST_PREFIXES = 64
@@ -93,7 +92,7 @@ class ServedPrefixes(Feature):
         """Return counters by name."""
         return {} if self._server is None else self._server.stats()
 
-    def report(self, begun: float, batch: Batch, stats: SchedulerStats | None) -> None:
+    def update(self) -> None:
         """Hand over what has been computed since the last call, and close what has been sent."""
         for served in list(self._open):
             if served.delivery.is_ended:
@@ -132,7 +131,8 @@ class ServedPrefixes(Feature):
         if not served.message.is_expected:
             return False
         if served.request is None:
-            served.request = next((each for each in self._requests if _computes(each, served.message)), None)
+            found = (each for each in self._requests if _computes(each, served.message))
+            served.request = max(found, key=_progress, default=None)
         if served.request is None:
             return self._clock() < served.deadline
         return not served.request.is_finished
@@ -146,6 +146,10 @@ class ServedPrefixes(Feature):
     def _close(self, served: _Served) -> None:
         self._sequences.close(served.slot)
         self._open.remove(served)
+
+
+def _progress(request: Request) -> tuple[bool, int]:
+    return request.status is RequestStatus.RUNNING, request.num_prompt_tokens
 
 
 def _computes(request: Request, message: KvFetch) -> bool:

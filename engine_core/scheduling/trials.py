@@ -14,7 +14,7 @@ from quire.engine_core.crash_journal import CrashJournal
 from quire.engine_core.feature import Feature
 from quire.engine_core.request import Request
 from quire.engine_core.scheduling.batch import Batch
-from quire.engine_core.validation import HeldBackError, PoisonedRequestError
+from quire.engine_core.validation import PoisonedRequestError, SuspendedTenantError
 from quire.protocol.messages import EngineCoreRequest, FinishReason
 
 _MOST_CONVICTIONS = 3  # of a tenant's requests within so many seconds, after which new ones are rejected
@@ -36,8 +36,8 @@ class Trials(Feature):
     def check(self, message: EngineCoreRequest) -> None:
         """Raise PoisonedRequestError if engines have died under a request so often that none should work on it again.
 
-        Raise HeldBackError for a new one of a tenant that has had several such requests. A client that names no tenant
-        may speak for many, so its requests are never held back.
+        Raise SuspendedTenantError for a new one of a tenant that has had several such requests. A client that names no
+        tenant may speak for many, so it is never suspended.
         """
         record, tenant = self._journal.records.get(message.identity), message.tenant
         if record is not None and record.is_guilty:
@@ -56,7 +56,7 @@ class Trials(Feature):
         now = self._clock()
         times = self._journal.convictions_since(tenant, now - _MEMORY_SECONDS)
         if len(times) >= _MOST_CONVICTIONS:
-            raise HeldBackError(
+            raise SuspendedTenantError(
                 f"{len(times)} requests with this API key, or of this client, have killed the engine within "
                 f"{_MEMORY_SECONDS / 60:g} minutes, and {_MOST_CONVICTIONS - 1} may; new ones are rejected for "
                 f"{times[-_MOST_CONVICTIONS] + _MEMORY_SECONDS - now:.0f} s"
@@ -85,7 +85,7 @@ class Trials(Feature):
             self._suspects.pop(request, None)
             self._journal.forget(request.identity)
 
-    def alone(self, running: Iterable[Request]) -> Request | None:
+    def choose_alone(self, running: Iterable[Request]) -> Request | None:
         """Return the request that is to have the next step for itself; None if it is the others' turn.
 
         The one with the most deaths comes first, so that it is the last that all others wait for.
@@ -96,7 +96,7 @@ class Trials(Feature):
         self._has_tried = bool(on_trial)
         return max(on_trial, key=self._suspects.__getitem__, default=None)
 
-    def others(self, running: Iterable[Request]) -> Iterable[Request]:
+    def may_share(self, running: Iterable[Request]) -> Iterable[Request]:
         """Return those of the running requests that are not on trial."""
         return [each for each in running if each not in self._suspects] if self._suspects else running
 

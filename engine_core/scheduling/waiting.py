@@ -14,7 +14,7 @@ from quire.kernels.runner import Sequences
 class WaitingQueue:
     """Requests of all tenants, which take fair turns; those of one tenant in the order of its policy.
 
-    Some are held back, as they can't start yet whatever their place; they count as waiting. `expected_tokens`: those
+    Some are held, as they can't start yet whatever their place; they count as waiting. `expected_tokens`: those
     that a request costs, by an estimate.
     """
 
@@ -34,7 +34,7 @@ class WaitingQueue:
 
     @property
     def num_held(self) -> int:
-        """Number of requests that are held back."""
+        """Number of held requests."""
         return len(self._held)
 
     @property
@@ -80,7 +80,7 @@ class WaitingQueue:
         self._shares.add(request)
 
     def remove(self, request: Request) -> None:
-        """Remove a request, held back or not; KeyError if it is not here."""
+        """Remove a request, held or not; KeyError if it is not here."""
         if request in self._held:
             del self._held[request]
         else:

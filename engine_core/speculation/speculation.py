@@ -108,7 +108,7 @@ class Speculation(Feature):
         self._extend_seconds = self._clock() - begun
 
     def end_step(self, batch: Batch, seconds: float | None) -> None:
-        """Learn from a step that has been computed in so many seconds, and count its drafts."""
+        """Learn from a step, unless it took several attempts, and count its drafts."""
         if seconds is None or self._rest or (self._proposer.is_idle and not batch.step.num_drafts):
             return
         begun = self._clock()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from quire.protocol.resident_memory import ResidentMemory
 from quire.protocol.sockets import MAX_READ_BYTES
 
-_LOOK_SECONDS = 0.02  # between two looks, while anything arrives
+_SAMPLE_SECONDS = 0.02  # between two looks, while anything arrives
 _LEAST_LOOKS = 3  # that find a message unfinished; an honest one has ended by then, or makes no progress
 _LONGEST_SECONDS = 60.0  # of a message by a UNIX socket, of which the kernel counts no bytes
 _BYTES_RECEIVED = slice(128, 136)  # of the kernel's struct tcp_info
@@ -78,7 +78,7 @@ class UnfinishedMessages:
     def _run(self) -> None:
         while True:
             active = {fd for fd, _ in self._arrivals.poll()}
-            if self._is_over.wait(_LOOK_SECONDS):
+            if self._is_over.wait(_SAMPLE_SECONDS):
                 return
             now = time.monotonic()
             if now >= self.judges_from:

@@ -48,8 +48,8 @@ os.register_at_fork(after_in_child=_close_in_child)
 KILL_SECONDS = 10.0  # after which an engine that does not end is killed
 _DUMP_SECONDS = 2.0  # for an engine that hangs to write its stacks
 _BEGIN_SECONDS = 5.0  # for a process that stands by to read a line
-_LOOK_SECONDS = 1.0  # between looks at a process that starts
-_MOST_IDLE_LOOKS = 60  # between which it has done nothing
+_SAMPLE_SECONDS = 1.0  # between samples of a process that starts
+_MOST_IDLE_SAMPLES = 60  # between which it has done nothing
 
 
 class Beat(msgspec.Struct):
@@ -181,19 +181,19 @@ class EngineProcess:
     def _wait(self, event: Future[T], timeout: float) -> T:
         """Wait for an event of the start, as long as the process does anything, and for `timeout` seconds at most.
 
-        Looks are counted, not timed: if all were suspended, the process is not to blame.
+        Samples are counted, not timed: if all were suspended, the process is not to blame.
         """
         activity, left = Activity(self.pid), timeout
         while True:
             try:
-                return event.result(min(left, _LOOK_SECONDS))
+                return event.result(min(left, _SAMPLE_SECONDS))
             except FutureTimeoutError:
-                left -= _LOOK_SECONDS
+                left -= _SAMPLE_SECONDS
             activity.sample()
             self._go_on()
             if left <= 0:
                 text = f"the engine was not ready within {timeout:g} s, while {self._stage}; raise start_timeout"
-            elif activity.num_idle_samples >= _MOST_IDLE_LOOKS:
+            elif activity.num_idle_samples >= _MOST_IDLE_SAMPLES:
                 text = (
                     f"the engine did nothing for {activity.num_idle_samples} s, while {self._stage}; see whether the "
                     "files of the model can be read"

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from bench.cache_shapes import VOCAB_SIZE, Shape
 
-from quire.engine_core.engine import EngineCore
+from quire.engine_core.engine import EngineCore, EngineParts
 from quire.engine_core.executor import PlainStepResult
+from quire.engine_core.features import make_features
 from quire.engine_core.planned_executor import PlannedExecutor
 from quire.engine_core.request import Request
 from quire.kernels.runner import Sequences, StepInput
@@ -66,7 +67,8 @@ class InstantEngine:
             num_pages=num_pages,
             scheduling_policy=policy,
         )
-        self.core = EngineCore(self.executor, limits, self._send)
+        parts = EngineParts(make_features(self.executor.sequences, limits, self._send))
+        self.core = EngineCore(self.executor, limits, self._send, parts)
         self.executor.running = lambda: self.core.scheduler.running
         self.num_ended = 0
         self._clients: dict[str, tuple[Shape, int]] = {}  # by the request that is under way: and its answer's length

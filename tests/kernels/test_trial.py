@@ -12,6 +12,7 @@ import pytest
 from quire.kernels._native import SamplingConfig
 from quire.kernels.emit.experts import ExpertGemmKernel
 from quire.kernels.emit.gemm import GemmKernel
+from quire.kernels.emit.rows import EmbeddingKernel
 from quire.kernels.graph.operations import Embedding
 from quire.kernels.host import available_isas
 from quire.kernels.operands import Matrix
@@ -124,16 +125,36 @@ def test_formats_by_place_and_shape() -> None:
     assert int8.of_shape(Embedding("embedding", 32000, 576), 10).format_of(512, "body").group == 32
 
 
-def test_closing_layers_are_in_the_first_half(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["qwen3-tied", "mistral-window77"])
+def test_closing_layers_are_in_the_first_half(name: str, checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the layers that add to the hidden states, attention's come first."""
     monkeypatch.setattr(quantization, "SMALL_WIDTH", 0)
-    plan, _ = describe(LoadOptions(str(checkpoints / "qwen3-tied"), quantization="int4"))
-    layers = plan.layers
+    plan, _ = describe(LoadOptions(str(checkpoints / name), quantization="int4"))
     bits = [
         launch.kernel.quantized.bits
         for launch in plan.launches
         if isinstance(launch.kernel, GemmKernel) and launch.kernel.quantized and launch.kernel.epilogue == "add"
     ]
-    assert bits == [4, 5] * -(-layers // 2) + [4, 4] * (layers // 2)
+    assert bits == [4, 5] * (plan.layers // 2) + [4, 4] * (plan.layers - plan.layers // 2)
+
+
+def test_closing_experts(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantization, "SMALL_WIDTH", 0)
+    plan, _ = describe(LoadOptions(str(checkpoints / "mixtral-window100"), quantization="int4"))
+    experts = [launch.kernel for launch in plan.launches if isinstance(launch.kernel, ExpertGemmKernel)]
+    bits = [kernel.quantized.bits for kernel in experts if kernel.quantized]
+    assert bits == [4, 5] * (plan.layers // 2) + [4, 4] * (plan.layers - plan.layers // 2)
+
+
+@pytest.mark.parametrize(("mode", "bits"), [("int8", 8), ("int4", 4)])
+def test_untied_embeddings_are_quantized(
+    mode: str, bits: int, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantization, "SMALL_WIDTH", 0)
+    plan, _ = describe(LoadOptions(str(checkpoints / "gpt2-untied"), quantization=mode))
+    (form,) = [launch.kernel.quantized for launch in plan.launches if isinstance(launch.kernel, EmbeddingKernel)]
+    assert form is not None
+    assert form.bits == bits
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, MutableSequence
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from quire.engine_core.crash_journal import CrashJournal
 from quire.engine_core.decoding.beam_search import BeamSearch
 from quire.engine_core.decoding.pooling import Pooling
 from quire.engine_core.engine import EngineCore, EngineParts
+from quire.engine_core.feature import Feature
 from quire.engine_core.features import make_features
 from quire.engine_core.grammar.grammars import Grammars
 from quire.engine_core.host import EngineHost
@@ -329,6 +330,7 @@ class Engine:
         *,
         is_supervised: bool = False,
         journal: CrashJournal | None = None,
+        features: Sequence[Feature] = (),
         **limits: Any,
     ) -> None:
         sizes: dict[str, Any] = {
@@ -341,19 +343,25 @@ class Engine:
         }
         self.limits = EngineShape(**(sizes | limits))
         self.executor = PagedExecutor(self.limits)
-        self.now = 0.0  # of a clock that stands still, so that steps seem to take no time
+        self.read_clock: Callable[[], float] = lambda: self.now
+        self.now: float = 0.0  # of a clock that stands still, so that steps seem to take no time
         self.num_wakes = 0
         self.core = EngineCore(
             self.executor,
             self.limits,
             self.send,
             EngineParts(
-                make_features(self.executor.sequences, self.limits, self.send, lambda: self.now, journal=journal),
+                [
+                    *make_features(
+                        self.executor.sequences, self.limits, self.send, lambda: self.read_clock(), journal=journal
+                    ),
+                    *features,
+                ],
                 grammars,
                 [] if make_tier is None else [make_tier(self.executor)],
             ),
             EngineHost(self.wake, is_supervised=is_supervised),
-            clock=lambda: self.now,
+            clock=lambda: self.read_clock(),
         )
         self.executor.requests = lambda: self.core.scheduler.running
         self.sent: dict[bytes, list[EngineMessage]] = {}

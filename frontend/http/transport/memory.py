@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from quire.frontend.http.errors import ApiError
 from quire.protocol.resident_memory import ResidentMemory, trim_heap
 
-_LOOK_SECONDS = 0.1
+_SAMPLE_SECONDS = 0.1
 _TRIM_SECONDS = 5.0  # between two times that memory is given back, since that may take milliseconds
 
 
@@ -50,7 +50,7 @@ class MemoryCeiling:
         """Raise `ApiError` 503 if the process is beyond its limit and a request is open besides this one."""
         now = self._clock()
         if now >= self._next_look:
-            self._next_look = now + _LOOK_SECONDS
+            self._next_look = now + _SAMPLE_SECONDS
             self._resident = self._read()
             if self._resident > self._limit and now >= self._next_trim:
                 self._next_trim = now + _TRIM_SECONDS

@@ -28,8 +28,8 @@ from quire.frontend.text.chat.template_files import TemplateSource
 MAX_PROCESSES = 4  # at once; each renders one conversation at a time
 _IDLE_SECONDS = 0.02  # to wait for a busy process before another is started
 _WALL_SECONDS = 60.0  # for `RENDER_SECONDS` of CPU time, on the busiest host
-_LOOK_SECONDS = 0.5  # between looks at a process that renders
-_MOST_IDLE_LOOKS = 20  # between which it has done nothing
+_SAMPLE_SECONDS = 0.5  # between samples of a process that renders
+_MOST_IDLE_SAMPLES = 20  # between which it has done nothing
 
 
 class TemplateRenderer:
@@ -145,7 +145,7 @@ class _RenderProcess:
                 start_new_session=True,  # Ctrl-C is its owner's
             )
         # A process that is stopped does not read what is sent, which may be more than the socket holds.
-        seconds, fraction = divmod(_MOST_IDLE_LOOKS * _LOOK_SECONDS, 1)
+        seconds, fraction = divmod(_MOST_IDLE_SAMPLES * _SAMPLE_SECONDS, 1)
         timeout = struct.pack("ll", int(seconds), int(fraction * 1e6))
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
         self._connection: Connection[bytes, bytes] = Connection(ours.detach())
@@ -184,12 +184,12 @@ class _RenderProcess:
     def _has_sent(self) -> bool:
         """Wait for a message of the process, as long as it may take; return False if none comes."""
         activity = Activity(self._process.pid)
-        for _ in range(math.ceil(_WALL_SECONDS / _LOOK_SECONDS)):
-            if self._connection.poll(_LOOK_SECONDS):
+        for _ in range(math.ceil(_WALL_SECONDS / _SAMPLE_SECONDS)):
+            if self._connection.poll(_SAMPLE_SECONDS):
                 return True
             self._go_on()
             activity.sample()
-            if activity.num_idle_samples >= _MOST_IDLE_LOOKS:
+            if activity.num_idle_samples >= _MOST_IDLE_SAMPLES:
                 raise _ProcessKilledError("the process that renders the model's chat template does nothing")
         return False
 

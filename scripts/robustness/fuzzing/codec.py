@@ -19,7 +19,7 @@ from paged_executor import Engine
 
 from quire.engine_core.scheduling.policies import POLICIES
 from quire.engine_core.transport.access import OWNER, objection
-from quire.engine_core.utilities import UTILITIES
+from quire.engine_core.utilities import UTILITIES, utility_names
 from quire.protocol.codec import ClientDecoder, EngineDecoder, Frame, encode
 from quire.protocol.errors import ProtocolError
 from quire.protocol.messages import (
@@ -106,10 +106,7 @@ class Codec:
     def seeds(self) -> Iterator[bytes]:
         """See Target."""
         requests = [EngineCoreRequest(str(number), [1, 2, 3], params) for number, params in enumerate(_PARAMS)]
-        calls = [
-            UtilityCall(number, method, [1] * 8)
-            for number, method in enumerate([*UTILITIES, "trace_start", "trace_stop"])
-        ]
+        calls = [UtilityCall(number, method, [1] * 8) for number, method in enumerate(utility_names(Engine().core))]
         fetches: list[ClientMessage] = [
             KvHello(),
             KvFetch(1, [1] * 9, "salt", 0, 2, is_expected=True),

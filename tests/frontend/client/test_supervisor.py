@@ -190,8 +190,8 @@ if "quire.engine_core" in sys.orig_argv:
 def test_an_engine_that_does_nothing_as_it_loads_is_given_up(
     demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(launcher, "_LOOK_SECONDS", 0.2)
-    monkeypatch.setattr(launcher, "_MOST_IDLE_LOOKS", 10)
+    monkeypatch.setattr(launcher, "_SAMPLE_SECONDS", 0.2)
+    monkeypatch.setattr(launcher, "_MOST_IDLE_SAMPLES", 10)
     flag = tmp_path / "flag"
     (tmp_path / "sitecustomize.py").write_text(_WAITS_ONCE.format(flag=str(flag)))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
