@@ -37,7 +37,7 @@ class Mode:
 
     `body`: of most linear layers, and of an embedding that is not the head as well. `closing`: of closing linear
     layers. `head`: of the head, and of an embedding tied to it. `small`: the mode of small models, if it is another;
-    `lexical`: of small models whose vocabulary has more weights than their layers.
+    `lexical`: of small models whose vocabulary has about as many weights as their layers, or more.
     """
 
     body: QuantizedFormat
@@ -50,8 +50,9 @@ class Mode:
         """Return the mode for a model with such an embedding and number of layers."""
         if embedding.hidden_size >= SMALL_WIDTH:
             return self
-        is_lexical = embedding.vocab_size >= _LAYER_WEIGHTS * layers * embedding.hidden_size
-        return (self.lexical if is_lexical else None) or self.small or self
+        if self.lexical is not None and embedding.vocab_size >= _LAYER_WEIGHTS * layers * embedding.hidden_size:
+            return self.lexical
+        return self.small or self
 
     def format_of(self, k: int, place: Place) -> QuantizedFormat:
         """Return the format of a layer with k inputs: its rotated groups are the largest that divide them."""
