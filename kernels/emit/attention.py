@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from quire.kernels import _native
 from quire.kernels._native import AttentionEntry, KvSplit, SplitReduction
+from quire.kernels.attention_heads import Heads
 from quire.kernels.emit.builder import F32, I32, I64, LANES, PTR, VF32, Builder, Value, vector
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.kv import KV_TILE, KvLayout, blocks_of, value_blocks_of
@@ -35,7 +36,6 @@ from quire.kernels.emit.layout import (
 )
 from quire.kernels.emit.math import LOG2_E, exp2_bounded, softcap
 from quire.kernels.emit.products import PackedColumns, Panels, Products
-from quire.kernels.graph.operations import Heads
 
 BLOCK_TOKENS = _native.BLOCK_TOKENS
 NO_SCORE = -1e30

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from quire.kernels.activations import ClampedSwiglu
 from quire.kernels.emit.builder import VF32, Builder, Value
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.layout import (
@@ -16,7 +17,7 @@ from quire.kernels.emit.layout import (
     round_up,
     store_activation,
 )
-from quire.kernels.emit.math import ACTIVATIONS, clamped_swiglu, softcap
+from quire.kernels.emit.math import activation, clamped_swiglu, softcap
 from quire.kernels.emit.products import (
     BLOCKS_PER_PASS,
     FAR_BYTES,
@@ -27,7 +28,6 @@ from quire.kernels.emit.products import (
     rows_of_block,
 )
 from quire.kernels.emit.quantized import QuantizedProducts
-from quire.kernels.graph.operations import ClampedSwiglu
 
 
 @dataclass(frozen=True)
@@ -153,9 +153,9 @@ class GemmKernel(Kernel):
         """Return the activations of two tiles of columns: one tile if they are gates and ups."""
         if self.epilogue == "gate":
             return [self._gated(b, *values)]
-        return [ACTIVATIONS[str(self.activation)](b, value) for value in values]
+        return [activation(b, str(self.activation), value) for value in values]
 
     def _gated(self, b: Builder, gate: Value, up: Value) -> Value:
         if isinstance(self.activation, ClampedSwiglu):
             return clamped_swiglu(b, self.activation, gate, up)
-        return ACTIVATIONS[self.activation](b, gate) * up
+        return activation(b, self.activation, gate) * up

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quire.kernels import _native
+from quire.kernels.attention_heads import Heads
 from quire.kernels.emit.builder import BF16, F32, I16, I32, I64, VF32, VI32, Builder, Value, vector
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.layout import BLOCK, PAIRS, TILE_ROWS, Dtypes, round_activation, round_up, store_activation
 from quire.kernels.emit.math import int8_scale, magnitude_bits, nearest_int8, round_bf16, rsqrt
 from quire.kernels.emit.rotation import head_group, transform_head
-from quire.kernels.graph.operations import Heads
 
 KV_TILE = _native.KV_TILE_TOKENS
 """Tokens of a KV tile."""
