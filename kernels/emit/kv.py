@@ -80,6 +80,23 @@ class KvLayout:
 
 
 @dataclass(frozen=True)
+class PagedKv:
+    """KV of one head of a sequence in a layer: the layer's KV tiles, and the i32 numbers of the sequence's pages."""
+
+    layout: KvLayout
+    tiles: Value
+    pages: Value
+    head: Value
+    page_tiles: int
+
+    def tile(self, b: Builder, number: Value) -> Value:
+        """Return the address of the head in KV tile `number` of the sequence."""
+        page = b.convert("arith.extui", b.load(self.pages, number // self.page_tiles * 4, I32), I64)
+        tile = page * self.page_tiles + number % self.page_tiles if self.page_tiles > 1 else page
+        return self.layout.tile_at(b, self.tiles, self.head, tile)
+
+
+@dataclass(frozen=True)
 class SplitHeadsKernel(Kernel):
     """Prepares attention: norms and rotates heads, rounds and packs queries, writes K and V to their pages.
 
