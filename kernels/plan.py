@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from quire.kernels.attention_heads import Heads
 from quire.kernels.emit.attention import AttentionKernel
 from quire.kernels.emit.context import Kernel
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.head_linear import HeadLinearKernel
 from quire.kernels.emit.kv import KvLayout
 from quire.kernels.emit.layout import Dtypes
-from quire.kernels.graph.operations import Features, Heads
+from quire.kernels.graph.operations import Features
 from quire.kernels.operands import ArrayWeight, Buffer, Launch, Matrix, Operand, PlanLimits, Weight
 from quire.kernels.weights.quantization import Quantization
 

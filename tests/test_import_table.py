@@ -28,7 +28,8 @@ MAY_IMPORT = {
 LAYERS = {
     "protocol": "errors pooling_info totals < engine_shape < * < address messages"
     " < codec keys pipe pooling_tasks simulation < engine_options < sockets",
-    "kernels": "cgroups errors regular_files < config < rope < graph.operations < emit < host < gguf < weights.tensor"
+    "kernels": "activations attention_heads cgroups errors regular_files < config < rope < emit graph.operations < host"
+    " < gguf < weights.tensor"
     " < weights.expert_tensors < weights.checkpoint"
     " < operands < weights.quantized < weights.fp8_checkpoint weights.latent_tensors"
     " < weights.gguf_checkpoint"
@@ -52,6 +53,9 @@ LAYERS = {
     "frontend.vllm": "options < fields names script_args < flags",
     "frontend.cli": "failures markdown < flags output < * < bench < app",
 }
+
+APART = [("kernels.models", "kernels.emit"), ("kernels.pooling", "kernels.emit")]
+"""Parts, and the lower ones that they do not import: a description of a model names no kernel."""
 
 OPTIONAL = {  # imported only when the features of their extras are requested
     "frontend/metrics/tracing.py": {"opentelemetry"},
@@ -163,6 +167,14 @@ def test_imports_go_to_lower_layers(package: str) -> None:
     assert any(module.startswith(f"{package}.") for module in graph)
     found = upward_imports(graph, {package: LAYERS[package]})
     assert not found, "\n".join(f"{module} imports {imported}" for module, imported in sorted(found))
+
+
+@pytest.mark.parametrize(("part", "other"), APART)
+def test_parts_that_are_apart_do_not_import_each_other(part: str, other: str) -> None:
+    graph = repository_graph()
+    assert any(module.startswith(f"{other}.") for module in graph)
+    imports = [(module, found) for module, all_found in graph.items() for found in all_found]
+    assert not [pair for pair in imports if pair[0].startswith(f"{part}.") and pair[1].startswith(f"{other}.")]
 
 
 def test_no_modules_import_in_a_cycle() -> None:

@@ -19,15 +19,14 @@ from dataclasses import dataclass
 
 from quire.kernels import _native
 from quire.kernels._native import AttentionEntry, KvSplit, SplitReduction
+from quire.kernels.attention_heads import Heads
 from quire.kernels.emit.builder import F32, I32, I64, LANES, PTR, VF32, Builder, Value, vector
 from quire.kernels.emit.context import EmitContext, Kernel
-from quire.kernels.emit.kv import KV_TILE, KvLayout, blocks_of, value_blocks_of
+from quire.kernels.emit.kv import KV_TILE, KvLayout, PagedKv, blocks_of, value_blocks_of
 from quire.kernels.emit.latent_values import store_values
 from quire.kernels.emit.layout import (
     BLOCK,
     TILE_ROWS,
-    Dtypes,
-    packed_offset,
     round_activation,
     round_up,
     store_activation,
@@ -35,10 +34,9 @@ from quire.kernels.emit.layout import (
 )
 from quire.kernels.emit.math import LOG2_E, exp2_bounded, softcap
 from quire.kernels.emit.products import PackedColumns, Panels, Products
-from quire.kernels.graph.operations import Heads
+from quire.kernels.emit.softmax_state import NO_SCORE, SoftmaxState
 
 BLOCK_TOKENS = _native.BLOCK_TOKENS
-NO_SCORE = -1e30
 QUERY_ROWS = 64
 """Query rows (tokens times heads of a group) of one work item."""
 SPAN = 64
@@ -53,31 +51,35 @@ def tokens_per_entry(group: int) -> int:
 
 @dataclass(frozen=True)
 class Frame:
-    """Stack of one work item: scores or probabilities, output, state of each row, the scales of int8 K and V of a
-    block's tokens, and of latents 32 columns of V of the block's tokens. All are f32, except that `p` is stored as
-    activations, and `values` as KV pages are."""
+    """Stack of one work item: scores or probabilities, state of each row, the scales of int8 K and V of a block's
+    tokens, and of latents 32 columns of V of the block's tokens. All are f32, except that `p` is stored as activations,
+    and `values` as KV pages are."""
 
     u: Value
     p: Value
-    out: Value
-    m: Value
-    l: Value  # noqa: E741  the usual name of the softmax denominator
-    a: Value
-    c: Value
+    state: SoftmaxState
     scales: Value
     values: Value | None
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One attention entry: `tokens` query tokens from batch row `row` on, their first position, and the KV pages."""
+    """One attention entry: `tokens` query tokens from batch row `row` on, their first position, and KV of one head."""
 
     row: Value
     tokens: Value | int
     position: Value
-    pages: Value
-    kv_head: Value
+    kv: PagedKv
     context: Value | None = None  # tokens of the whole sequence, of an encoder
+
+
+@dataclass(frozen=True)
+class ContextBlock:
+    """The block of an entry's context that begins at position `start`, of which `count` KV tiles are needed."""
+
+    entry: Entry
+    start: Value
+    count: Value
 
 
 class _Tokens:
@@ -144,6 +146,7 @@ class AttentionKernel(Kernel):
     def emit(self, context: EmitContext) -> str:
         """See Kernel."""
         products = context.kv_products
+        layout = KvLayout(self.heads, products.dtypes)
         b = Builder(self.name)
         entries, queries, tiles, out = (b.buffer(i) for i in range(4))
         sinks = b.buffer(4) if self.sinks else None
@@ -156,41 +159,40 @@ class AttentionKernel(Kernel):
             at = b.address(entries, number * size)
             if self.kv_split:
                 row, position, block = (b.load(at, i, I64) for i in (KvSplit.ROW, KvSplit.POSITION, KvSplit.BLOCK))
-                entry = Entry(row, 1, position, b.load(at, KvSplit.PAGES, PTR), kv_head)
+                kv = PagedKv(layout, tiles, b.load(at, KvSplit.PAGES, PTR), kv_head, self.page_tiles)
                 size = self.heads.group * split_bytes(self.heads)
                 with b.when(block >= _first_block(b, position, self.window)):
-                    self._attend(b, products, entry, queries, tiles, frame, block)
-                    self._write_split(b, frame, b.address(out, item * size))
+                    self._attend(b, products, Entry(row, 1, position, kv), queries, frame, block)
+                    self._write_split(b, frame.state, b.address(out, item * size))
             else:
                 fields = AttentionEntry.ROW, AttentionEntry.TOKENS, AttentionEntry.POSITION
                 row, tokens, position = (b.load(at, i, I64) for i in fields)
                 whole = b.load(at, AttentionEntry.CONTEXT, I64) if self.bidirectional else None
-                entry = Entry(row, tokens, position, b.load(at, AttentionEntry.PAGES, PTR), kv_head, whole)
-                self._attend(b, products, entry, queries, tiles, frame, sinks=sinks)
-                _write_output(b, self.heads, products.dtypes, entry, frame.out, frame.l, out)
+                kv = PagedKv(layout, tiles, b.load(at, AttentionEntry.PAGES, PTR), kv_head, self.page_tiles)
+                self._attend(b, products, Entry(row, tokens, position, kv, whole), queries, frame, sinks=sinks)
+                frame.state.write(b, products.dtypes, row, tokens, kv_head, out)
         return b.text()
 
     def _frame(self, b: Builder, products: Products) -> Frame:
         rows = round_up(max(QUERY_ROWS, self.heads.group), QUERY_ROWS)
         u = b.scratch(rows * BLOCK_TOKENS * 4)
         p = b.scratch(rows * BLOCK_TOKENS * 2) if products.dtypes.activation_bytes == 2 else u
-        out = b.scratch(rows * value_blocks_of(self.heads) * BLOCK * 4)
-        m, l, a, c = (b.scratch(rows * 4) for _ in range(4))  # noqa: E741
+        state = SoftmaxState.reserve(b, self.heads, rows)
         scales = b.scratch(2 * BLOCK_TOKENS * 4)
         tiles = BLOCK_TOKENS // KV_TILE
         values = b.scratch(tiles * products.dtypes.block_bytes) if self.heads.latent else None
-        return Frame(u, p, out, m, l, a, c, scales, values)
+        return Frame(u, p, state, scales, values)
 
     def _attend(
-        self, b: Builder, products: Products, entry: Entry, queries: Value, tiles: Value, frame: Frame,
+        self, b: Builder, products: Products, entry: Entry, queries: Value, frame: Frame,
         only: Value | None = None, sinks: Value | None = None,
     ) -> None:  # fmt: skip
         """Reduce the entry's blocks, or the `only` one if any of its tokens are valid, into the start of a frame."""
         h, dtypes = self.heads, products.dtypes
         rows = b.index(entry.tokens) * h.group
-        _start(b, h, rows, frame.out, frame.m, frame.l, entry.kv_head, sinks)
-        query_bytes = KvLayout(h, dtypes).query_bytes
-        first_row = (entry.kv_head * b.dim("max_num_batched_tokens") + entry.row) * h.group
+        frame.state.start(b, rows, entry.kv.head, sinks)
+        query_bytes = entry.kv.layout.query_bytes
+        first_row = (entry.kv.head * b.dim("max_num_batched_tokens") + entry.row) * h.group
         q = Panels(
             b.address(queries, first_row * query_bytes),
             query_bytes,
@@ -202,14 +204,15 @@ class AttentionKernel(Kernel):
         stop = (context + (BLOCK_TOKENS - 1)) // BLOCK_TOKENS
         if only is not None:
             first, stop = first.max(only), stop.min(only + 1)
-        with b.loop(first, stop) as block:
-            start = block.index * BLOCK_TOKENS
+        with b.loop(first, stop) as number:
+            start = number.index * BLOCK_TOKENS
             count = ((context - start + (KV_TILE - 1)) // KV_TILE).min(BLOCK_TOKENS // KV_TILE)
+            block = ContextBlock(entry, start, count)
             if dtypes.quantized_kv:
-                self._copy_scales(b, products, entry, tiles, start // KV_TILE, count, frame)
-            self._scores(b, products, entry, q, rows, tiles, start // KV_TILE, count, frame)
-            self._softmax(b, products, frame, rows, entry, start, count)
-            self._values(b, products, entry, rows, tiles, start // KV_TILE, count, frame)
+                self._copy_scales(b, block, frame)
+            self._scores(b, products, q, rows, block, frame)
+            self._softmax(b, products, rows, block, frame)
+            self._values(b, products, rows, block, frame)
 
     def _context(self, entry: Entry) -> Value:
         """Return the number of tokens up to the last one that any row of the entry attends to."""
@@ -218,45 +221,38 @@ class AttentionKernel(Kernel):
             return end
         return (end + (self.window - 1)).min(entry.context) if self.window else entry.context
 
-    def _attended(self, b: Builder, entry: Entry, row: Value, start: Value, count: Value) -> _Tokens:
-        """Return the tokens that one row attends to, of a block of `count` tiles that begins at `start`."""
-        position = entry.position - start + row // self.heads.group
+    def _attended(self, b: Builder, block: ContextBlock, row: Value) -> _Tokens:
+        """Return the tokens of a block that one row attends to."""
+        entry, count = block.entry, block.count
+        position = entry.position - block.start + row // self.heads.group
         first = position - (self.window - 1) if self.window else None
         if entry.context is None:
             return _Tokens(b, position, count, first)
-        last = entry.context - start - 1
+        last = entry.context - block.start - 1
         return _Tokens(b, (position + (self.window - 1)).min(last) if self.window else last, count, first)
 
-    def _tile(self, b: Builder, products: Products, entry: Entry, tiles: Value, number: Value) -> Value:
-        """Return the address of the entry's KV head in the sequence's KV tile `number`."""
-        page = b.convert("arith.extui", b.load(entry.pages, number // self.page_tiles * 4, I32), I64)
-        tile = page * self.page_tiles + number % self.page_tiles if self.page_tiles > 1 else page
-        return KvLayout(self.heads, products.dtypes).tile_at(b, tiles, entry.kv_head, tile)
-
-    def _copy_scales(
-        self, b: Builder, products: Products, entry: Entry, tiles: Value, first: Value, count: Value, frame: Frame
-    ) -> None:
+    def _copy_scales(self, b: Builder, block: ContextBlock, frame: Frame) -> None:
         """Copy the scales of the block's keys, then of its values, each [256], from their tiles."""
-        layout = KvLayout(self.heads, products.dtypes)
-        with b.loop(0, count) as tile:
-            keys = self._tile(b, products, entry, tiles, first + tile.index)
-            for source, target in ((0, 0), (layout.value_offset, BLOCK_TOKENS * 4)):
+        kv, first = block.entry.kv, block.start // KV_TILE
+        with b.loop(0, block.count) as tile:
+            keys = kv.tile(b, first + tile.index)
+            for source, target in ((0, 0), (kv.layout.value_offset, BLOCK_TOKENS * 4)):
                 for part in (0, 64):
-                    value = b.load(keys, source + layout.scales_offset + part, VF32, 64)
+                    value = b.load(keys, source + kv.layout.scales_offset + part, VF32, 64)
                     b.store(value, frame.scales, tile.index * (KV_TILE * 4) + (target + part), 64)
 
     def _scores(
-        self, b: Builder, products: Products, entry: Entry, q: Panels, rows: Value, tiles: Value, first: Value,
-        count: Value, frame: Frame,
-    ) -> None:  # fmt: skip
+        self, b: Builder, products: Products, q: Panels, rows: Value, block: ContextBlock, frame: Frame
+    ) -> None:
         """Compute u of every row and token of the block's KV tiles, and prefetch the values, which are needed next.
 
         Values that are within the keys are prefetched by the products already.
         """
+        kv, first = block.entry.kv, block.start // KV_TILE
         factor = b.constant(self.scale * LOG2_E, VF32) if not self.softcap else None
-        with b.loop(0, count) as tile:
-            keys = self._tile(b, products, entry, tiles, first + tile.index)
-            values_after = b.address(keys, KvLayout(self.heads, products.dtypes).value_offset)
+        with b.loop(0, block.count) as tile:
+            keys = kv.tile(b, first + tile.index)
+            values_after = b.address(keys, kv.layout.value_offset)
 
             def sink(row: Value, values: Sequence[Value]) -> None:
                 at = b.address(frame.u, (row * BLOCK_TOKENS + tile.index * KV_TILE) * 4)
@@ -281,22 +277,21 @@ class AttentionKernel(Kernel):
         score = product if token_scale is None else product * token_scale
         return softcap(b, score, self.softcap, self.scale) * LOG2_E
 
-    def _softmax(
-        self, b: Builder, products: Products, frame: Frame, rows: Value, entry: Entry, start: Value, count: Value
-    ) -> None:
-        """Compute the probabilities of `rows` rows in the block that begins at `start`, and their m, l, a and c.
+    def _softmax(self, b: Builder, products: Products, rows: Value, block: ContextBlock, frame: Frame) -> None:
+        """Compute the probabilities of `rows` rows in the block, and their m, l, a and c.
 
         Until the rows are reduced, their m_b are in `c` and their l_b in `a`.
         """
+        state = frame.state
         with b.loop(0, rows) as row:
-            tokens = self._attended(b, entry, row.index, start, count)
-            b.store(self._largest(b, frame, row.index, tokens), frame.c, row.index * 4)
+            tokens = self._attended(b, block, row.index)
+            b.store(self._largest(b, frame, row.index, tokens), state.c, row.index * 4)
         with b.loop(0, rows) as row:
-            tokens = self._attended(b, entry, row.index, start, count)
-            b.store(self._probabilities(b, products, frame, row.index, tokens), frame.a, row.index * 4)
+            tokens = self._attended(b, block, row.index)
+            b.store(self._probabilities(b, products, frame, row.index, tokens), state.a, row.index * 4)
         with b.loop(0, rows, LANES) as first:
-            m_block, l_block = (b.load(source, first.index * 4, VF32, 64) for source in (frame.c, frame.a))
-            _reduce_rows(b, first.index, m_block, l_block, frame.m, frame.l, frame.a, frame.c)
+            m_block, l_block = (b.load(source, first.index * 4, VF32, 64) for source in (state.c, state.a))
+            state.reduce(b, first.index, m_block, l_block)
 
     def _largest(self, b: Builder, frame: Frame, row: Value, tokens: _Tokens) -> Value:
         """Return m_b of one row."""
@@ -314,7 +309,7 @@ class AttentionKernel(Kernel):
         dtypes = products.dtypes
         u = b.address(frame.u, row * (BLOCK_TOKENS * 4))
         p = b.address(frame.p, row * (BLOCK_TOKENS * dtypes.activation_bytes))
-        shift = b.broadcast(b.load(frame.c, row * 4, F32), SPAN)
+        shift = b.broadcast(b.load(frame.state.c, row * 4, F32), SPAN)
 
         def step(span: Value, valid: Value | None, total: Value) -> Value:
             weight = round_activation(b, dtypes, exp2_bounded(b, b.load(u, span * (SPAN * 4), _VSPAN, 64) - shift))
@@ -332,49 +327,48 @@ class AttentionKernel(Kernel):
 
         return b.fold_lanes(tokens.fold(step, b.constant(0.0, VF32)), lambda left, right: left + right)
 
-    def _values(
-        self, b: Builder, products: Products, entry: Entry, rows: Value, tiles: Value, first: Value, count: Value,
-        frame: Frame,
-    ) -> None:  # fmt: skip
+    def _values(self, b: Builder, products: Products, rows: Value, block: ContextBlock, frame: Frame) -> None:
         """Compute O_b of every row and reduce it into O; prefetch the keys of the next block."""
+        entry, kv = block.entry, block.entry.kv
         dtypes, blocks = products.dtypes, value_blocks_of(self.heads)
         latent_offset = (blocks_of(self.heads) - blocks) * dtypes.block_bytes
-        value_offset = KvLayout(self.heads, dtypes).value_offset
+        value_offset = kv.layout.value_offset
+        first = block.start // KV_TILE
         row_bytes = BLOCK_TOKENS * dtypes.activation_bytes
         p = Panels(frame.p, row_bytes, BLOCK * dtypes.activation_bytes, TILE_ROWS * row_bytes)
         last = (entry.position + (b.index(entry.tokens) - 1)) // KV_TILE
-        with b.loop(0, blocks) as block:
+        with b.loop(0, blocks) as columns:
             if frame.values is not None:
-                with b.loop(0, count) as tile:
-                    base = self._tile(b, products, entry, tiles, first + tile.index)
-                    keys = b.address(base, block.index * dtypes.block_bytes + latent_offset)
+                with b.loop(0, block.count) as tile:
+                    base = kv.tile(b, first + tile.index)
+                    keys = b.address(base, columns.index * dtypes.block_bytes + latent_offset)
                     store_values(b, dtypes, keys, b.address(frame.values, tile.index * dtypes.block_bytes))
 
             def values_at(tile: Value) -> Value:
                 if frame.values is not None:
                     return b.address(frame.values, tile * dtypes.block_bytes)
-                base = self._tile(b, products, entry, tiles, first + tile)
-                return b.address(base, block.index * dtypes.block_bytes + value_offset)
+                base = kv.tile(b, first + tile)
+                return b.address(base, columns.index * dtypes.block_bytes + value_offset)
 
             def keys_after(tile: Value) -> list[Value]:
                 number = (first + tile + BLOCK_TOKENS // KV_TILE).min(last)
-                return [b.address(self._tile(b, products, entry, tiles, number), block.index * dtypes.block_bytes)]
+                return [b.address(kv.tile(b, number), columns.index * dtypes.block_bytes)]
 
             def sink(row: Value, values: Sequence[Value]) -> None:
-                a, c = (b.broadcast(b.load(source, row * 4, F32)) for source in (frame.a, frame.c))
-                at = b.address(frame.out, (row * blocks + block.index) * (BLOCK * 4))
+                a, c = frame.state.factors(b, row)
+                at = b.address(frame.state.out, (row * blocks + columns.index) * (BLOCK * 4))
                 for i, value in enumerate(values):
                     b.store(b.fma(b.load(at, 64 * i, VF32, 64), a, value * c), at, 64 * i, 64)
 
-            products.emit(b, p, rows, PackedColumns(count, values_at, keys_after), sink)
+            products.emit(b, p, rows, PackedColumns(block.count, values_at, keys_after), sink)
 
-    def _write_split(self, b: Builder, frame: Frame, out: Value) -> None:
+    def _write_split(self, b: Builder, state: SoftmaxState, out: Value) -> None:
         width = value_blocks_of(self.heads) * 2
         with b.loop(0, self.heads.group) as row:
             target = b.address(out, row.index * split_bytes(self.heads))
             with b.loop(0, width) as part:
-                b.store(b.load(frame.out, (row.index * width + part.index) * 64, VF32, 64), target, part.index * 64, 64)
-            for i, source in enumerate((frame.m, frame.l)):
+                b.store(b.load(state.out, (row.index * width + part.index) * 64, VF32, 64), target, part.index * 64, 64)
+            for i, source in enumerate((state.m, state.l)):
                 b.store(b.load(source, row.index * 4, F32), target, width * 64 + 4 * i)
 
 
@@ -397,8 +391,7 @@ class SplitReductionKernel(Kernel):
         h, width = self.heads, value_blocks_of(self.heads) * 2
         reductions, splits, target = (b.buffer(i) for i in range(3))
         sinks = b.buffer(3) if self.sinks else None
-        out = b.scratch(h.group * width * 64)
-        m, l, a, c = (b.scratch(h.group * 4) for _ in range(4))  # noqa: E741
+        state = SoftmaxState.reserve(b, h, h.group)
         with b.items() as item:
             at, kv_head = b.address(reductions, item // h.kv * SplitReduction.BYTES), item % h.kv
             fields = SplitReduction.ROW, SplitReduction.POSITION, SplitReduction.FIRST, SplitReduction.SPLITS
@@ -407,18 +400,18 @@ class SplitReductionKernel(Kernel):
             if self.window:
                 seen = position // BLOCK_TOKENS + 1 - _first_block(b, position, self.window)
                 first = first.max(stop - seen)
-            _start(b, h, b.index(h.group), out, m, l, kv_head, sinks)
+            state.start(b, b.index(h.group), kv_head, sinks)
             with b.loop(first, stop) as block, b.loop(0, h.group) as query:
                 number = (block.index * h.kv + kv_head) * h.group + query.index
                 split = b.address(splits, number * split_bytes(h))
                 m_block, l_block = (b.load(split, width * 64 + 4 * i, F32) for i in range(2))
-                _reduce_rows(b, query.index, m_block, l_block, m, l, a, c)
-                factors = [b.broadcast(b.load(source, query.index * 4, F32)) for source in (a, c)]
+                state.reduce(b, query.index, m_block, l_block)
+                factors = state.factors(b, query.index)
                 with b.loop(0, width) as part:
                     place = (query.index * width + part.index) * 64
                     value = b.load(split, part.index * 64, VF32, 64) * factors[1]
-                    b.store(b.fma(b.load(out, place, VF32, 64), factors[0], value), out, place, 64)
-            _write_output(b, h, context.dtypes, Entry(row, 1, row, reductions, kv_head), out, l, target)
+                    b.store(b.fma(b.load(state.out, place, VF32, 64), factors[0], value), state.out, place, 64)
+            state.write(b, context.dtypes, row, 1, kv_head, target)
         return b.text()
 
 
@@ -430,45 +423,3 @@ def split_bytes(heads: Heads) -> int:
 def _first_block(b: Builder, position: Value, window: int) -> Value:
     """Return the first block that a token attends to; `window` 0 means all."""
     return (position + (1 - window)).max(0) // BLOCK_TOKENS if window else b.index(0)
-
-
-def _start(
-    b: Builder, heads: Heads, rows: Value, out: Value, m: Value, l: Value, kv_head: Value, sinks: Value | None,  # noqa: E741
-) -> None:  # fmt: skip
-    """Initialize the state of `rows` rows before any block."""
-    with b.loop(0, rows) as row:
-        score = b.constant(NO_SCORE, F32)
-        if sinks is not None:
-            score = b.load(sinks, (kv_head * heads.group + row.index % heads.group) * 4, F32) * LOG2_E
-        b.store(score, m, row.index * 4)
-        b.store(b.constant(0.0 if sinks is None else 1.0, F32), l, row.index * 4)
-        width = value_blocks_of(heads) * 2
-        with b.loop(0, width) as part:
-            b.store(b.constant(0.0, VF32), out, (row.index * width + part.index) * 64, 64)
-
-
-def _reduce_rows(
-    b: Builder, row: Value, m_block: Value, l_block: Value, m: Value, l: Value, a: Value, c: Value,  # noqa: E741
-) -> None:  # fmt: skip
-    """Reduce a block's m and l of one row, or of a vector of rows from `row` on, into the rows', and store the factors
-    a of the rows' O and c of the block's O."""
-    at = row * 4
-    old = b.load(m, at, m_block.type)
-    total = old.max(m_block)
-    factors = exp2_bounded(b, old - total), exp2_bounded(b, m_block - total)
-    b.store(b.fma(b.load(l, at, l_block.type), factors[0], l_block * factors[1]), l, at)
-    for value, target in zip((total, *factors), (m, a, c), strict=True):
-        b.store(value, target, at)
-
-
-def _write_output(
-    b: Builder, heads: Heads, dtypes: Dtypes, entry: Entry, source: Value, l: Value, out: Value,  # noqa: E741
-) -> None:  # fmt: skip
-    """Write O / l of the entry's rows as activations."""
-    h = heads
-    with b.loop(0, b.index(entry.tokens) * h.group) as row, b.loop(0, h.value_dim // 16) as part:
-        value = b.load(source, (row.index * (value_blocks_of(h) * 2) + part.index) * 64, VF32, 64)
-        value = value / b.broadcast(b.load(l, row.index * 4, F32))
-        column = (entry.kv_head * h.group + row.index % h.group) * h.value_dim + part.index * 16
-        at = packed_offset(dtypes, h.query * h.value_dim, entry.row + row.index // h.group, column)
-        store_activation(b, dtypes, value, out, at)

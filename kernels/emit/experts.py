@@ -18,7 +18,7 @@ from typing import Literal
 
 from quire.kernels.emit.builder import F32, I32, I64, VF32, VI32, Builder, Value
 from quire.kernels.emit.context import EmitContext, Kernel
-from quire.kernels.emit.gemm import GemmKernel
+from quire.kernels.emit.gemm import GemmItem, GemmKernel, GemmOutput
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, packed_offset, round_up
 from quire.kernels.emit.math import exp, sigmoid
 from quire.kernels.emit.products import rows_of_block
@@ -277,11 +277,12 @@ class ExpertGemmKernel(GemmKernel):
                 entry = b.address(entries, number * ENTRY_BYTES + 8)
                 expert, first, rows = (b.load(entry, 8 * i, I64) for i in range(3))
                 bias = None if biases is None else b.address(biases, expert * (blocks * BLOCK * 4))
+                output = GemmOutput(y, bias)
 
                 def sink(row: Value, values: Sequence[Value]) -> None:
-                    self._finish(b, context.dtypes, y, bias, first + row, block, values)
+                    self._finish(b, context.dtypes, output, first + row, block, values)
 
-                self._multiply(b, context, x, w, first // TILE_ROWS, rows, expert * blocks + block, sink)
+                self._multiply(b, context, x, w, GemmItem(first // TILE_ROWS, rows, expert * blocks + block), sink)
         return b.text()
 
 

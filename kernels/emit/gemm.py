@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from quire.kernels.activations import ClampedSwiglu
 from quire.kernels.emit.builder import VF32, Builder, Value
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.layout import (
@@ -16,7 +17,7 @@ from quire.kernels.emit.layout import (
     round_up,
     store_activation,
 )
-from quire.kernels.emit.math import ACTIVATIONS, clamped_swiglu, softcap
+from quire.kernels.emit.math import activation, clamped_swiglu, softcap
 from quire.kernels.emit.products import (
     BLOCKS_PER_PASS,
     FAR_BYTES,
@@ -27,7 +28,24 @@ from quire.kernels.emit.products import (
     rows_of_block,
 )
 from quire.kernels.emit.quantized import QuantizedProducts
-from quire.kernels.graph.operations import ClampedSwiglu
+
+
+@dataclass(frozen=True)
+class GemmItem:
+    """A work item: `rows` rows of x, from panel number `panel` on, times block number `block` of 32 columns."""
+
+    panel: Value
+    rows: Value
+    block: Value
+
+
+@dataclass(frozen=True)
+class GemmOutput:
+    """Addresses of y, of the bias of its columns, and of the gates of the epilogue `gated`."""
+
+    y: Value
+    bias: Value | None = None
+    gates: Value | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +101,7 @@ class GemmKernel(Kernel):
         x, w, y = b.buffer(0), b.buffer(1), b.buffer(2)
         bias = b.buffer(3) if self.bias else None
         gates = b.buffer(3 + self.bias) if self.epilogue == "gated" else None
+        output = GemmOutput(y, bias, gates)
         rows = b.dim(self.dim)
         size = rows_of_block(context.dtypes)
         groups = (rows + (size - 1)) // size
@@ -91,71 +110,68 @@ class GemmKernel(Kernel):
             first = item % groups * size
 
             def sink(row: Value, values: Sequence[Value]) -> None:
-                self._finish(b, context.dtypes, y, bias, first + row, column_block, values, gates)
+                self._finish(b, context.dtypes, output, first + row, column_block, values)
 
             count = (rows - first).min(size)
-            self._multiply(b, context, x, w, first // TILE_ROWS, count, column_block, sink)
+            self._multiply(b, context, x, w, GemmItem(first // TILE_ROWS, count, column_block), sink)
         return b.text()
 
-    def _multiply(
-        self, b: Builder, context: EmitContext, x: Value, w: Value, panel: Value, rows: Value, block: Value,
-        sink: RowSink,
-    ) -> None:  # fmt: skip
-        """Call `sink` with `rows` rows of x, from panel number `panel` on, times block number `block` of w."""
+    def _multiply(self, b: Builder, context: EmitContext, x: Value, w: Value, item: GemmItem, sink: RowSink) -> None:
+        """Call `sink` with each row of the item's products."""
         if self.quantized is not None:
-            panels = b.address(x, panel * self.quantized.panel_bytes(self.k))
-            columns = b.address(w, block * self.quantized.block_bytes(self.k))
-            QuantizedProducts(self.quantized, self.k, context.isa).emit(b, panels, rows, columns, sink)
+            panels = b.address(x, item.panel * self.quantized.panel_bytes(self.k))
+            columns = b.address(w, item.block * self.quantized.block_bytes(self.k))
+            QuantizedProducts(self.quantized, self.k, context.isa).emit(b, panels, item.rows, columns, sink)
             return
         dtypes = context.dtypes
         blocks = round_up(self.k, BLOCK) // BLOCK
         row_bytes = BLOCK * dtypes.activation_bytes
         panel_bytes = blocks * TILE_ROWS * row_bytes
-        operand = Panels(b.address(x, panel * panel_bytes), row_bytes, TILE_ROWS * row_bytes, panel_bytes)
-        base = b.address(w, block * (blocks * dtypes.block_bytes))
+        operand = Panels(b.address(x, item.panel * panel_bytes), row_bytes, TILE_ROWS * row_bytes, panel_bytes)
+        base = b.address(w, item.block * (blocks * dtypes.block_bytes))
         size = dtypes.block_bytes
         far: Value | int = FAR_BYTES
         if context.products.uses_tiles:  # turns share prefetching the next pass; one alone prefetches its own
-            far = b.select(rows <= 2 * TILE_ROWS, b.index(FAR_BYTES), BLOCKS_PER_PASS * size)
+            far = b.select(item.rows <= 2 * TILE_ROWS, b.index(FAR_BYTES), BLOCKS_PER_PASS * size)
         packed = PackedColumns(
             blocks, lambda j: b.address(base, j * size), lambda j: [b.address(base, j * size + far)], STREAM_BYTES
         )
-        context.products.emit(b, operand, rows, packed, sink)
+        context.products.emit(b, operand, item.rows, packed, sink)
 
     def _finish(
-        self, b: Builder, dtypes: Dtypes, y: Value, bias: Value | None, row: Value, block: Value,
-        values: Sequence[Value], gates: Value | None = None,
-    ) -> None:  # fmt: skip
-        if bias is not None:
-            values = [v + b.load(bias, block * (BLOCK * 4) + 64 * i, VF32, 64) for i, v in enumerate(values)]
+        self, b: Builder, dtypes: Dtypes, output: GemmOutput, row: Value, block: Value, values: Sequence[Value]
+    ) -> None:
+        """Store a row of products with block number `block` of the columns, after the epilogue."""
+        if output.bias is not None:
+            values = [v + b.load(output.bias, block * (BLOCK * 4) + 64 * i, VF32, 64) for i, v in enumerate(values)]
         if self.softcap:
             values = [softcap(b, v, self.softcap, self.scale) for v in values]
         elif self.scale != 1:
             values = [v * self.scale for v in values]
         if self.epilogue in ("store", "add"):
-            at = b.address(y, (row * round_up(self.y_columns or self.n, BLOCK) + block * BLOCK + self.first) * 4)
+            at = b.address(output.y, (row * round_up(self.y_columns or self.n, BLOCK) + block * BLOCK + self.first) * 4)
             for i, value in enumerate(values):
                 total = value + b.load(at, 64 * i, VF32, 64) if self.epilogue == "add" else value
                 b.store(total, at, 64 * i, 64)
             return
-        if gates is not None:
-            at = b.address(gates, (row * round_up(self.n, BLOCK) + block * BLOCK) * 4)
+        if output.gates is not None:
+            at = b.address(output.gates, (row * round_up(self.n, BLOCK) + block * BLOCK) * 4)
             pairs = [(b.load(at, 64 * i, VF32, 64), value) for i, value in enumerate(values)]
-            outputs = [self._gated(b, gate, up) for gate, up in pairs]
+            results = [self._gated(b, gate, up) for gate, up in pairs]
         else:
-            outputs = self._activated(b, values)
-        width = round_up(self.n, BLOCK) // (3 - len(outputs))
-        for i, value in enumerate(outputs):
-            column = block * (16 * len(outputs)) + 16 * i
-            store_activation(b, dtypes, value, y, packed_offset(dtypes, width, row, column))
+            results = self._activated(b, values)
+        width = round_up(self.n, BLOCK) // (3 - len(results))
+        for i, value in enumerate(results):
+            column = block * (16 * len(results)) + 16 * i
+            store_activation(b, dtypes, value, output.y, packed_offset(dtypes, width, row, column))
 
     def _activated(self, b: Builder, values: Sequence[Value]) -> list[Value]:
         """Return the activations of two tiles of columns: one tile if they are gates and ups."""
         if self.epilogue == "gate":
             return [self._gated(b, *values)]
-        return [ACTIVATIONS[str(self.activation)](b, value) for value in values]
+        return [activation(b, str(self.activation), value) for value in values]
 
     def _gated(self, b: Builder, gate: Value, up: Value) -> Value:
         if isinstance(self.activation, ClampedSwiglu):
             return clamped_swiglu(b, self.activation, gate, up)
-        return ACTIVATIONS[self.activation](b, gate) * up
+        return activation(b, self.activation, gate) * up

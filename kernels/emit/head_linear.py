@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from quire.kernels.attention_heads import Heads
 from quire.kernels.emit.builder import Builder, Value
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.kv import KvLayout
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, packed_offset, store_activation
 from quire.kernels.emit.products import FAR_BYTES, STREAM_BYTES, PackedColumns, Panels, rows_of_block
-from quire.kernels.graph.operations import Heads
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quire.kernels import _native
+from quire.kernels.attention_heads import Heads
 from quire.kernels.emit.builder import BF16, F32, I16, I32, I64, VF32, VI32, Builder, Value, vector
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.layout import BLOCK, PAIRS, TILE_ROWS, Dtypes, round_activation, round_up, store_activation
 from quire.kernels.emit.math import int8_scale, magnitude_bits, nearest_int8, round_bf16, rsqrt
 from quire.kernels.emit.rotation import head_group, transform_head
-from quire.kernels.graph.operations import Heads
 
 KV_TILE = _native.KV_TILE_TOKENS
 """Tokens of a KV tile."""
@@ -77,6 +77,23 @@ class KvLayout:
     def tile_at(self, b: Builder, layer: Value, head: Value, tile: Value) -> Value:
         """Return the address of a KV head's tile number `tile` in the pages of a layer."""
         return b.address(layer, (head * b.dim("kv_tiles") + tile) * self.tile_bytes)
+
+
+@dataclass(frozen=True)
+class PagedKv:
+    """KV of one head of a sequence in a layer: the layer's KV tiles, and the i32 numbers of the sequence's pages."""
+
+    layout: KvLayout
+    tiles: Value
+    pages: Value
+    head: Value
+    page_tiles: int
+
+    def tile(self, b: Builder, number: Value) -> Value:
+        """Return the address of the head in KV tile `number` of the sequence."""
+        page = b.convert("arith.extui", b.load(self.pages, number // self.page_tiles * 4, I32), I64)
+        tile = page * self.page_tiles + number % self.page_tiles if self.page_tiles > 1 else page
+        return self.layout.tile_at(b, self.tiles, self.head, tile)
 
 
 @dataclass(frozen=True)

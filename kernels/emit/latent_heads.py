@@ -1,14 +1,14 @@
-"""The kernel that prepares latent attention (graph/operations.py)."""
+"""The kernel that prepares latent attention (graph/latent_attention.py)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.kernels.attention_heads import LatentHeads
 from quire.kernels.emit.builder import I32, I64, VF32, Builder, Value
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.kv import KV_TILE, KvLayout, inverse_rms, rotate, store_key
 from quire.kernels.emit.layout import Dtypes, packed_offset, store_activation
-from quire.kernels.graph.operations import LatentHeads
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,9 @@ from them in a fixed order do too. No libm call is ever emitted.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
+from quire.kernels.activations import ACTIVATIONS, ClampedSwiglu
 from quire.kernels.emit.builder import F32, I8, I16, I32, Builder, Value, with_element
-from quire.kernels.graph.operations import ClampedSwiglu
 
 LOG2_E = math.log2(math.e)
 
@@ -96,16 +95,12 @@ def clamped_swiglu(b: Builder, form: ClampedSwiglu, gate: Value, up: Value) -> V
     return g / (exp(b, g * -form.gain) + 1.0) * (u + 1.0)
 
 
-ACTIVATIONS: dict[str, Callable[[Builder, Value], Value]] = {
-    "silu": silu,
-    "swish": silu,
-    "gelu_new": gelu_tanh,
-    "gelu_pytorch_tanh": gelu_tanh,
-    "gelu_fast": gelu_tanh,
-    "gelu": gelu_erf,
-    "relu": relu,
-}
-"""Activations by the names that checkpoints use (`hidden_act`, `activation_function`)."""
+_FUNCTIONS = {"silu": silu, "gelu_tanh": gelu_tanh, "gelu": gelu_erf, "relu": relu}
+
+
+def activation(b: Builder, name: str, x: Value) -> Value:
+    """Emit the activation that checkpoints call `name`."""
+    return _FUNCTIONS[ACTIVATIONS[name]](b, x)
 
 
 def round_bf16(b: Builder, x: Value) -> Value:

@@ -105,6 +105,30 @@ class Tile:
 
 
 @dataclass(frozen=True)
+class _PartialProducts:
+    """Products of `rows` rows of x with the blocks [start, stop) of the columns, to be added to `totals`, f32
+    [row][32 columns]."""
+
+    x: Panels
+    rows: Value
+    columns: PackedColumns
+    start: Value
+    stop: Value
+    totals: Value
+
+
+@dataclass(frozen=True)
+class _RowChunk:
+    """Rows of x that are computed at once: `count` of them, `row_bytes` apart from address `values` on, in one block of
+    k; and the address of their totals."""
+
+    values: Value
+    row_bytes: int
+    count: int
+    totals: Value
+
+
+@dataclass(frozen=True)
 class Products:
     """Emits products for one instruction set and its dtypes."""
 
@@ -136,66 +160,67 @@ class Products:
             panels = replace(x, base=x.panel(b, first.index))
             with b.loop(0, columns.blocks, BLOCKS_PER_PASS) as start:
                 stop = (start.index + BLOCKS_PER_PASS).min(columns.blocks)
-                add_blocks(b, panels, count, columns, start.index, stop, totals)
+                add_blocks(b, _PartialProducts(panels, count, columns, start.index, stop, totals))
             with b.loop(0, count) as row:
                 at = b.address(totals, row.index * (2 * LINE))
                 sink(first.index + row.index, [b.load(at, column * LINE, VF32, LINE) for column in range(2)])
 
-    def _add_blocks(
-        self, b: Builder, x: Panels, rows: Value, columns: PackedColumns, start: Value, stop: Value, totals: Value
-    ) -> None:
-        """Add the products with the blocks [start, stop) to `totals`, f32 [row][32 columns].
+    def _add_blocks(self, b: Builder, partial: _PartialProducts) -> None:
+        """Add partial products.
 
         The totals are in memory, so that the registers are left to the chains. The first panel of rows reads the
         weights from memory, the others find them in a cache.
         """
         if is_narrow(self.isa):
-            self._add_panels(b, x, b.index(0), rows, NARROW, columns, start, stop, totals)
+            self._add_panels(b, partial, b.index(0), partial.rows, NARROW)
             return
-        self._add_panels(b, x, b.index(0), rows.min(TILE_ROWS), WIDE, columns, start, stop, totals)
-        cached = replace(columns, prefetch=lambda _: (), near=0)
-        self._add_panels(b, x, b.index(TILE_ROWS), rows, WIDE_CACHED, cached, start, stop, totals)
+        self._add_panels(b, partial, b.index(0), partial.rows.min(TILE_ROWS), WIDE)
+        cached = replace(partial, columns=replace(partial.columns, prefetch=lambda _: (), near=0))
+        self._add_panels(b, cached, b.index(TILE_ROWS), partial.rows, WIDE_CACHED)
 
-    def _add_panels(
-        self, b: Builder, x: Panels, first: Value, last: Value, chunks: RowChunks, columns: PackedColumns,
-        start: Value, stop: Value, totals: Value,
-    ) -> None:  # fmt: skip
+    def _add_panels(self, b: Builder, partial: _PartialProducts, first: Value, last: Value, chunks: RowChunks) -> None:
         """Add the products of the rows [first, last), whose first one starts a panel."""
+        x = partial.x
         with b.loop(first, last, TILE_ROWS) as panel:
             base, done = x.panel(b, panel.index), b.index(0)
-            count = (last - panel.index).min(TILE_ROWS)
-            for chunk, passes in chunks:
-                end = done + (count - done) // chunk * chunk
-                with b.loop(done, end, chunk) as row, b.loop(start, stop) as block:
+            rows = (last - panel.index).min(TILE_ROWS)
+            for count, passes in chunks:
+                end = done + (rows - done) // count * count
+                with b.loop(done, end, count) as row, b.loop(partial.start, partial.stop) as block:
                     values = b.address(base, row.index * x.row_bytes + block.index * x.block_bytes)
-                    total = b.address(totals, (panel.index + row.index) * (2 * LINE))
-                    self._add_block(b, values, x.row_bytes, chunk, passes, columns, block.index, total)
+                    totals = b.address(partial.totals, (panel.index + row.index) * (2 * LINE))
+                    chunk = _RowChunk(values, x.row_bytes, count, totals)
+                    self._add_chunk(b, chunk, passes, self._tiles(b, partial.columns, block.index))
                 done = end
 
-    def _add_block(
-        self, b: Builder, values: Value, row_bytes: int, rows: int, passes: Sequence[Sequence[Chain]],
-        columns: PackedColumns, block: Value, total: Value,
-    ) -> None:  # fmt: skip
-        """Add the products of `rows` rows with one block."""
+    def _tiles(self, b: Builder, columns: PackedColumns, block: Value) -> list[Tile]:
+        """Return the two tiles of a block of the columns."""
         starts = columns.at(block), *columns.prefetch(block)
         tiles = []
         for column in range(2):
             first, *later = (b.address(start, column * self.dtypes.tile_bytes) for start in starts)
             tiles.append(Tile(first, columns.near, later))
+        return tiles
+
+    def _add_chunk(
+        self, b: Builder, chunk: _RowChunk, passes: Sequence[Sequence[Chain]], tiles: Sequence[Tile]
+    ) -> None:
+        """Add the products of a chunk with the tiles of one block to its totals."""
         sums: dict[Chain, list[Value]] = {}
         for chains in passes:
-            sums |= self._chains(b, values, row_bytes, rows, tiles, chains)
+            sums |= self._chains(b, chunk, tiles, chains)
             for column in {column for column, _ in chains}:
                 if (column, 0) in sums and (column, 1) in sums:
-                    for r in range(rows):
+                    for r in range(chunk.count):
                         at = r * (2 * LINE) + column * LINE
                         both = sums[column, 0][r] + sums[column, 1][r]
-                        b.store(b.load(total, at, VF32, LINE) + both, total, at, LINE)
+                        b.store(b.load(chunk.totals, at, VF32, LINE) + both, chunk.totals, at, LINE)
 
     def _chains(
-        self, b: Builder, values: Value, row_bytes: int, rows: int, tiles: Sequence[Tile], chains: Sequence[Chain]
+        self, b: Builder, chunk: _RowChunk, tiles: Sequence[Tile], chains: Sequence[Chain]
     ) -> dict[Chain, list[Value]]:
-        """Return the sums of `rows` rows in each of `chains`."""
+        """Return the sums of a chunk in each of `chains`."""
+        rows = chunk.count
         load, element, step = (load_quad, I32, 2) if self.uses_pairs else (load_pair, F32, 1)
         zeros = [b.constant(0.0, VF32)] * (len(chains) * rows)
         with b.loop(0, PAIRS, PAIRS_PER_ITERATION, state=zeros) as pairs:
@@ -206,9 +231,9 @@ class Products:
             for offset in range(0, PAIRS_PER_ITERATION, step):
                 pair = pairs.index + offset
                 weights = {column: load(b, self.dtypes, tiles[column].at, pair) for column, _ in chains}
-                at = b.address(values, pair * (2 * self.dtypes.activation_bytes))
+                at = b.address(chunk.values, pair * (2 * self.dtypes.activation_bytes))
                 for r in range(rows):
-                    x = {p: b.broadcast(b.load(at, r * row_bytes + 4 * p, element)) for _, p in chains}
+                    x = {p: b.broadcast(b.load(at, r * chunk.row_bytes + 4 * p, element)) for _, p in chains}
                     for i, (column, parity) in enumerate(chains):
                         number = i * rows + r
                         state[number] = self._multiply_add(b, x[parity], weights[column][parity], state[number])
@@ -231,14 +256,13 @@ class Products:
         halves = [b.convert("vector.bitcast", value, vector(BF16, 32)) for value in (weights, x)]
         return b.call("llvm.x86.avx512bf16.dpbf16ps.512", [total, *halves], VF32)
 
-    def _add_tiles(
-        self, b: Builder, x: Panels, rows: Value, columns: PackedColumns, start: Value, stop: Value, totals: Value
-    ) -> None:
-        """Add the products with the blocks [start, stop) to `totals`, f32 [row][32 columns], in AMX tiles.
+    def _add_tiles(self, b: Builder, partial: _PartialProducts) -> None:
+        """Add partial products in AMX tiles.
 
         A turn multiplies two panels of 16 rows, so that each loaded tile is used twice; the last one may be a single
         panel. Totals of rows past the last are undefined. Each turn prefetches its share of the blocks.
         """
+        x, rows, columns = partial.x, partial.rows, partial.columns
         turn_rows = 2 * TILE_ROWS
         pairs = (rows + (TILE_ROWS - 1)) // turn_rows * turn_rows
         turns = (rows + (turn_rows - 1)) // turn_rows
@@ -248,11 +272,11 @@ class Products:
         for panels, first, last in ((2, b.index(0), pairs), (1, pairs, rows)):
             zeros = [self._zero_tile(b) for _ in range(2 * panels)]
             with b.loop(first, last, panels * TILE_ROWS, state=[unused, *zeros]) as row:
-                total = b.address(totals, row.index * (2 * LINE))
+                total = b.address(partial.totals, row.index * (2 * LINE))
                 state = self._exchange(b, row.state[0], row.state[1:], total)
                 bases = [x.panel(b, row.index + TILE_ROWS * i) for i in range(panels)]
                 line = row.index // turn_rows * share
-                with b.loop(start, stop, state=state) as block:
+                with b.loop(partial.start, partial.stop, state=state) as block:
                     for later in columns.prefetch(block.index):
                         with b.loop(line, (line + share).min(lines)) as prefetched:
                             b.prefetch(later, prefetched.index * LINE, level=2)

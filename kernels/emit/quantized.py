@@ -38,6 +38,19 @@ MIN_TILE_ROWS = 5
 
 
 @dataclass(frozen=True)
+class ColumnGroup:
+    """A group of weights: number `number` of the block of 32 columns at `block`, number `part` of those that share a
+    group of activations.
+
+    A group of 16 is half number `part` of a unit of 32.
+    """
+
+    block: Value
+    number: Value
+    part: int
+
+
+@dataclass(frozen=True)
 class QuantizedProducts(DotOperands):
     """Emits products with quantized columns, for one instruction set."""
 
@@ -83,18 +96,18 @@ class QuantizedProducts(DotOperands):
             if self.format.scales == "super":
                 self._prefetch_share(b, block, group.index)
             for part in range(self.shared):
-                number = group.index * self.shared + part
-                header = self.header(b, block, number)
+                columns = ColumnGroup(block, group.index * self.shared + part, part)
+                header = self.header(b, block, columns.number)
                 if self.format.group and self.format.scales != "super":
                     for line in range(0, self.format.header_bytes, LINE):
                         b.prefetch(header, line + FAR_BYTES, level=1)
                 x_sums = [self.x_sum(b, x_scales, r, part) for r in range(chunk)]
                 start = [value for x_sum in x_sums for value in self._start(b, header, b.broadcast(x_sum))]
-                sums = self._sums(b, panel, row, chunk, number, self.lines(b, block, number), start, part)
+                sums = self._sums(b, panel, row, chunk, columns, start)
                 for r in range(chunk):
                     both = slice(2 * r, 2 * r + 2)
                     scale = b.load(x_scales, r * 4, F32)
-                    state[both] = self._scaled(b, header, number, sums[both], scale, x_sums[r], state[both])
+                    state[both] = self._scaled(b, header, columns.number, sums[both], scale, x_sums[r], state[both])
             group.carry(*state)
         for r in range(chunk):
             sink(row + r, group.results[2 * r : 2 * r + 2])
@@ -132,21 +145,18 @@ class QuantizedProducts(DotOperands):
         return [b.fma(least, subtracted, r) for least, r in zip(self.mins(b, header, group), results, strict=True)]
 
     def _sums(
-        self, b: Builder, panel: Value, row: Value, chunk: int, group: Value, lines: Value, start: Sequence[Value],
-        part: int,
-    ) -> list[Value]:  # fmt: skip
-        """Return `start` plus the group's products, for each row and each of its two tiles.
-
-        A group of 16 is half number `part` of a unit of 32.
-        """
+        self, b: Builder, panel: Value, row: Value, chunk: int, group: ColumnGroup, start: Sequence[Value]
+    ) -> list[Value]:
+        """Return `start` plus the group's products with `chunk` rows, for each row and each of its two tiles."""
+        lines = self.lines(b, group.block, group.number)
         span = self.format.span(self.k)
         step = min(span, LINE) if self.is_direct else BLOCK  # elements of k that lie together in a panel
         with b.loop(0, max(span // step, 1), state=start) as piece:
-            k = group // self.shared * self.shared * span + piece.index * step
+            k = group.number // self.shared * self.shared * span + piece.index * step
             x = b.address(panel, k // LINE * (TILE_ROWS * LINE) + k % LINE + row * LINE)
             at = b.address(lines, piece.index * (step * self.format.bits // 16 * LINE))
             if not self.is_direct:
-                first = part * QUADS // self.shared
+                first = group.part * QUADS // self.shared
                 piece.carry(*self._add_quads(b, x, at, chunk, first, QUADS // self.shared, piece.state))
             else:
                 quads = LINES_AT_ONCE * 8 // self.format.bits
@@ -218,46 +228,45 @@ class QuantizedProducts(DotOperands):
                     b.store(b.constant(0.0, VF32), result, line.index * LINE, 64)
                 with b.loop(0, self.format.groups(self.k) // self.shared) as group:
                     for part in range(self.shared):
-                        number = group.index * self.shared + part
-                        self._tile_sums(b, bases, number, self.lines(b, block, number), totals, unpacked, part)
+                        columns = ColumnGroup(block, group.index * self.shared + part, part)
+                        self._tile_sums(b, bases, columns, totals, unpacked)
                         with b.loop(0, count) as row:
                             x_panel = self.panel(b, bases[0], row.index)
                             x_scales = b.address(self.panel_scales(b, x_panel, group.index), row.index % TILE_ROWS * 4)
-                            header = self.header(b, block, number)
-                            self._scale_row(b, x_scales, row.index, number, part, header, totals, result)
+                            self._scale_row(b, x_scales, row.index, columns, totals, result)
                 with b.loop(0, count) as row:
                     at = b.address(result, row.index * (2 * LINE))
                     sink(first.index + row.index, [b.load(at, column * LINE, VF32, 64) for column in range(2)])
 
     def _scale_row(
-        self, b: Builder, x_scales: Value, row: Value, group: Value, part: int, header: Value, totals: Value,
-        result: Value,
-    ) -> None:  # fmt: skip
+        self, b: Builder, x_scales: Value, row: Value, group: ColumnGroup, totals: Value, result: Value
+    ) -> None:
         """Add a group's scaled sums of one row to its result."""
-        x_sum, at = self.x_sum(b, x_scales, 0, part), row * (2 * LINE)
+        header = self.header(b, group.block, group.number)
+        x_sum, at = self.x_sum(b, x_scales, 0, group.part), row * (2 * LINE)
         start = self._start(b, header, b.broadcast(x_sum))
         sums = [b.load(totals, at + LINE * tile, VI32, 64) + start[tile] for tile in range(2)]
         before = [b.load(result, at + LINE * tile, VF32, 64) for tile in range(2)]
-        scaled = self._scaled(b, header, group, sums, b.load(x_scales, 0, F32), x_sum, before)
+        scaled = self._scaled(b, header, group.number, sums, b.load(x_scales, 0, F32), x_sum, before)
         for tile, value in enumerate(scaled):
             b.store(value, result, at + LINE * tile, 64)
 
     def _tile_sums(
-        self, b: Builder, panels: Sequence[Value], group: Value, lines: Value, totals: Value, unpacked: Value,
-        part: int,
-    ) -> None:  # fmt: skip
+        self, b: Builder, panels: Sequence[Value], group: ColumnGroup, totals: Value, unpacked: Value
+    ) -> None:
         """Store the group's products of the panels, without the start, as i32 [row][32 columns]."""
+        lines = self.lines(b, group.block, group.number)
         span = self.format.span(self.k)
         step = min(span, LINE)
         rows, k_bytes, line = b.constant(TILE_ROWS, I16), b.constant(step, I16), b.constant(LINE, I16)
         tile_lines = b.constant(step // 4, I16)
         zeros = [b.call("llvm.x86.tilezero.internal", [rows, line], TILE) for _ in range(2 * len(panels))]
         with b.loop(0, span // step, state=zeros) as piece:
-            k = group * span + piece.index * step
+            k = group.number * span + piece.index * step
             at = b.address(lines, piece.index * (step * self.format.bits // 16 * LINE))
             weights = []
             for column in range(2):
-                source, stride = self._tile_lines(b, at, column, step // 4, part, unpacked)
+                source, stride = self._tile_lines(b, at, column, step // 4, group.part, unpacked)
                 operands = [tile_lines, line, source, b.constant(stride, I64)]
                 weights.append(b.call("llvm.x86.tileloadd64.internal", operands, TILE))
             state = []

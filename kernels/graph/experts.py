@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from quire.kernels.activations import ClampedSwiglu
 from quire.kernels.emit.experts import (
     ENTRY_BYTES,
     CombineKernel,
@@ -23,7 +24,7 @@ from quire.kernels.errors import ModelError
 from quire.kernels.graph.attention_lowering import AttentionLowering
 from quire.kernels.graph.fused import FusedLinear, norm_kernel
 from quire.kernels.graph.linear_lowering import Epilogue
-from quire.kernels.graph.operations import ClampedSwiglu, Experts, FeedForward, Norm
+from quire.kernels.graph.operations import Experts, FeedForward, Norm
 from quire.kernels.operands import Buffer, Matrix, Operand, PackedActivations, Table, Vector, Vectors
 
 SLOTS = "expert_slots"

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from quire.kernels.activations import ClampedSwiglu
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, QuantizedFormat, round_up
 from quire.kernels.emit.products import rows_of_block
 from quire.kernels.emit.rows import QuantizeKernel
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.fused import FusedLinear, norm_kernel, widening_of
-from quire.kernels.graph.operations import ClampedSwiglu, FeedForward, Norm
+from quire.kernels.graph.operations import FeedForward, Norm
 from quire.kernels.operands import Buffer, Matrix, MatrixPart, Operand, PackedActivations, Table
 from quire.kernels.plan import ModelPlan
 from quire.kernels.weights.quantization import Quantization

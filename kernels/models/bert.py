@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.kernels.attention_heads import Heads
 from quire.kernels.config import ModelConfig
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import (
@@ -15,7 +16,6 @@ from quire.kernels.graph.operations import (
     Embedding,
     FeedForward,
     Graph,
-    Heads,
     HiddenStates,
     Linear,
     Norm,

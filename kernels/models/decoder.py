@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from quire.kernels.activations import ACTIVATIONS
+from quire.kernels.attention_heads import Heads
 from quire.kernels.config import ModelConfig
-from quire.kernels.emit.math import ACTIVATIONS
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import (
     Attention,
@@ -15,7 +16,6 @@ from quire.kernels.graph.operations import (
     FeedForward,
     Graph,
     HeadNorms,
-    Heads,
     Linear,
     Logits,
     Norm,

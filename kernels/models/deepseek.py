@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+from quire.kernels.attention_heads import LatentHeads
 from quire.kernels.config import ModelConfig
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import (
@@ -15,7 +16,6 @@ from quire.kernels.graph.operations import (
     FeedForward,
     Graph,
     LatentAttention,
-    LatentHeads,
     Linear,
     Logits,
     Norm,

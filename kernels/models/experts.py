@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from quire.kernels.activations import ClampedSwiglu
 from quire.kernels.config import ModelConfig
 from quire.kernels.errors import ModelError
-from quire.kernels.graph.operations import ClampedSwiglu, ExpertRouter, Experts, FeedForward, Linear
+from quire.kernels.graph.operations import ExpertRouter, Experts, FeedForward, Linear
 
 _MOST_EXPERTS = 4096
 

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
+from quire.kernels.attention_heads import Heads
 from quire.kernels.config import ModelConfig
 from quire.kernels.errors import ModelError
-from quire.kernels.graph.operations import (
-    Attention,
-    Embedding,
-    FeedForward,
-    Graph,
-    Heads,
-    Linear,
-    Logits,
-    Norm,
-    Residual,
-)
+from quire.kernels.graph.operations import Attention, Embedding, FeedForward, Graph, Linear, Logits, Norm, Residual
 from quire.kernels.models.decoder import activation_of, head_of
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from quire.kernels.activations import ClampedSwiglu
 from quire.kernels.config import ModelConfig
-from quire.kernels.graph.operations import ClampedSwiglu, Experts, Graph
+from quire.kernels.graph.operations import Experts, Graph
 from quire.kernels.models.decoder import Variant, build_decoder, sliding_layers, window_of
 from quire.kernels.models.experts import experts
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from quire.kernels.attention_heads import Heads
 from quire.kernels.config import ModelConfig
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import (
@@ -14,7 +15,6 @@ from quire.kernels.graph.operations import (
     Embedding,
     FeedForward,
     Graph,
-    Heads,
     HiddenStates,
     Linear,
     Norm,

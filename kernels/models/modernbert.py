@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quire.kernels.attention_heads import Heads
 from quire.kernels.config import ModelConfig
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import (
@@ -9,7 +10,6 @@ from quire.kernels.graph.operations import (
     Embedding,
     FeedForward,
     Graph,
-    Heads,
     HiddenStates,
     Linear,
     Norm,

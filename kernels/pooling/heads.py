@@ -9,24 +9,22 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.kernels._native import Runner
+from quire.kernels.activations import ACTIVATIONS
 from quire.kernels.config import ModelConfig
-from quire.kernels.emit.math import ACTIVATIONS
 from quire.kernels.errors import ModelError
 from quire.kernels.weights.checkpoint import Checkpoint
 
 Floats = npt.NDArray[np.float32]
 
-_TANH_GELUS = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
+_ACTIVATIONS = ACTIVATIONS | {name: name for name in ("tanh", "sigmoid", "identity")}
 _NONE = np.zeros(0, np.float32)
 
 
 def activation_of_head(name: str) -> str:
     """Return the native name of an activation. Raises ModelError for one that heads do not have."""
-    if name in _TANH_GELUS:
-        return "gelu_tanh"
-    if name not in (*ACTIVATIONS, "tanh", "sigmoid", "identity"):
+    if name not in _ACTIVATIONS:
         raise ModelError(f"activation {name!r} of a pooling head is not supported; tanh, gelu, relu and silu are")
-    return "silu" if name == "swish" else name
+    return _ACTIVATIONS[name]
 
 
 @dataclass(frozen=True)

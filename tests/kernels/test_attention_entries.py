@@ -11,11 +11,11 @@ import pytest
 from kernel_calls import Array, aligned, pack, run, to_bf16, unpack_activations
 
 from quire.kernels import host
+from quire.kernels.attention_heads import Heads
 from quire.kernels.emit.attention import AttentionKernel, tokens_per_entry
 from quire.kernels.emit.context import EmitContext
 from quire.kernels.emit.kv import KV_TILE
 from quire.kernels.emit.layout import PAIRED, PAIRED_ORDER, Dtypes, bf16_activations
-from quire.kernels.graph.operations import Heads
 
 ISAS = [isa for isa in host.available_isas() if isa != "amx"]
 KV_HEADS = 2

@@ -28,22 +28,13 @@ from graph_reference import (
 
 from quire.kernels import host, runner
 from quire.kernels._native import SamplingConfig
+from quire.kernels.activations import ClampedSwiglu
+from quire.kernels.attention_heads import Heads, LatentHeads
 from quire.kernels.config import ModelConfig
 from quire.kernels.emit.layout import Dtypes, bf16_activations
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.lowering import lower
-from quire.kernels.graph.operations import (
-    ClampedSwiglu,
-    FeedForward,
-    Graph,
-    HeadNorms,
-    Heads,
-    LatentHeads,
-    Linear,
-    Norm,
-    Parallel,
-    Residual,
-)
+from quire.kernels.graph.operations import FeedForward, Graph, HeadNorms, Linear, Norm, Parallel, Residual
 from quire.kernels.operands import PlanLimits
 from quire.kernels.options import LoadOptions
 from quire.kernels.weights.quantization import choose_quantization

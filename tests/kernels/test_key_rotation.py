@@ -7,11 +7,11 @@ import pytest
 from kernel_calls import Array, aligned, run
 
 from quire.kernels import host
+from quire.kernels.attention_heads import Heads
 from quire.kernels.emit.context import EmitContext
 from quire.kernels.emit.kv import KvLayout, SplitHeadsKernel
 from quire.kernels.emit.layout import Dtypes
 from quire.kernels.emit.rotation import head_group
-from quire.kernels.graph.operations import Heads
 
 ISAS = [isa for isa in host.available_isas() if isa != "amx"]
 DTYPES = Dtypes("bf16", "bf16", "f32", quantized_kv=True)

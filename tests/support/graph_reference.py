@@ -8,18 +8,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quire.kernels.activations import ClampedSwiglu
+from quire.kernels.attention_heads import Heads, LatentHeads
 from quire.kernels.graph.operations import (
     Attention,
-    ClampedSwiglu,
     Embedding,
     ExpertRouter,
     Experts,
     FeedForward,
     Graph,
     HeadNorms,
-    Heads,
     LatentAttention,
-    LatentHeads,
     Linear,
     Logits,
     Norm,
