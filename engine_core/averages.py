@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-_WEIGHT = 0.1  # of a new measurement
+_WEIGHT = 0.1  # of a step
+
+
+def average(old: float, new: float, weight: float) -> float:
+    """Return the moving average with a new measurement of this weight; the first one counts as a whole."""
+    return old + weight * (new - old) if old else new
 
 
 def blend(old: float, new: float) -> float:
     """Return the moving average; a step that happens to take many times as long as it should hardly counts."""
-    return old + _WEIGHT * (min(new, 2 * old) - old) if old else new
+    return average(old, min(new, 2 * old) if old else new, _WEIGHT)

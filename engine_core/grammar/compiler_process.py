@@ -28,7 +28,8 @@ from quire.engine_core.grammar.compile_protocol import (
     Trial,
     worker_stack_bytes,
 )
-from quire.engine_core.grammar.matching import bounded_source, build_matcher
+from quire.engine_core.grammar.matching import build_matcher
+from quire.engine_core.grammar.text import grammar_source
 from quire.engine_core.grammar.vocabulary import read_vocabulary
 from quire.kernels._native import Constraint, Vocabulary
 from quire.protocol.grammar.explanation import explained
@@ -184,7 +185,7 @@ def _reply(job: CompileJob, vocabulary: Vocabulary) -> CompileReply:
 def _try(structured: StructuredOutputs, vocabulary: Vocabulary) -> Trial:
     """Compile a grammar, use it and drop it, since what ends it recurses too. Raises ValueError."""
     begun = time.process_time()
-    source = bounded_source(structured)
+    source = grammar_source(structured)
     matcher = build_matcher(vocabulary, source)
     constraint = Constraint(matcher, vocabulary.num_tokens, [])
     _use(constraint, vocabulary.num_tokens)

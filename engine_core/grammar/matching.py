@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from quire.engine_core.grammar.forced_text import MAX_FORCED, longest_forced_text, without_forcing
 from quire.engine_core.grammar.text import grammar_source
 from quire.kernels._native import Matcher, Vocabulary
 from quire.protocol.messages import StructuredOutputs
 
 GrammarSource = tuple[str, str]
 """Kind and text of a grammar for `Matcher`."""
-
-
-def bounded_source(structured: StructuredOutputs) -> GrammarSource:
-    """Return the source of a grammar. Raises ValueError if it cannot be read.
-
-    One that may force a text of more than `MAX_FORCED` characters forces none.
-    """
-    source = grammar_source(structured)
-    return without_forcing(*source) if longest_forced_text(*source) > MAX_FORCED else source
 
 
 def build_matcher(vocabulary: Vocabulary, source: GrammarSource) -> Matcher:
@@ -32,4 +22,4 @@ def build_matcher(vocabulary: Vocabulary, source: GrammarSource) -> Matcher:
 
 def compile_matcher(vocabulary: Vocabulary, structured: StructuredOutputs) -> Matcher:
     """Compile a grammar that is trusted. Raises ValueError as the two halves do."""
-    return build_matcher(vocabulary, bounded_source(structured))
+    return build_matcher(vocabulary, grammar_source(structured))

@@ -19,6 +19,7 @@ from typing import Protocol
 
 import numpy as np
 
+from quire.engine_core.averages import average
 from quire.engine_core.kv_tiers.disk_files import Copy, FolderInUseError, PageFile, ShortFileError, UnusableFolderError
 from quire.engine_core.kv_tiers.disk_index import DiskIndex, DiskPage
 from quire.engine_core.kv_tiers.tier import Fetch, Key
@@ -265,8 +266,7 @@ class DiskTier:
         with self._lock:
             self._next_probe = self._clock() + _PROBE_SECONDS
             self._read_seconds += seconds
-            known, new = self._page_seconds, seconds / num_pages
-            self._page_seconds = known + _BLEND * (new - known) if known else new
+            self._page_seconds = average(self._page_seconds, seconds / num_pages, _BLEND)
 
     # On the writer's thread
 

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from quire.engine_core.averages import average
 from quire.engine_core.kv_tiers.tier import Fetch, Key
 from quire.engine_core.transport.waker import Waker
 from quire.protocol.codec import ClientDecoder, encode
@@ -291,9 +292,9 @@ class _Times:
     def learn(self, seconds: float, num_pages: int) -> None:
         self._measured = time.monotonic()
         if num_pages:
-            self._page += _BLEND * (seconds / num_pages - self._page) if self._page else seconds / num_pages
+            self._page = average(self._page, seconds / num_pages, _BLEND)
         else:
-            self._answer += _BLEND * (seconds - self._answer) if self._answer else seconds
+            self._answer = average(self._answer, seconds, _BLEND)
 
     def seconds(self, num_pages: int) -> float:
         if time.monotonic() - self._measured > _TRUST_SECONDS:

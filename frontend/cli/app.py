@@ -31,6 +31,7 @@ from quire.frontend.cli import (
 )
 from quire.frontend.cli.bench import offline, sweep
 from quire.frontend.cli.bench import serve as bench_serve
+from quire.frontend.cli.evaluation import check_evaluation
 from quire.frontend.cli.flags import SAMPLING_NOTE
 from quire.frontend.cli.help import HELP_ALL, write_help
 from quire.frontend.vllm.flags import own_arguments
@@ -58,6 +59,15 @@ class QuireCommand(TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""
         write_help(self, ctx, formatter, shows_all=HELP_ALL in ctx.meta)
+
+
+class EvaluationCommand(QuireCommand):
+    """A command that needs `quire.frontend.evaluation`."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. Raises ValueError if evaluation is not installed."""
+        check_evaluation(f"`{ctx.command_path}`")
+        return super().invoke(ctx)
 
 
 class QuireGroup(TyperGroup):
@@ -89,7 +99,8 @@ def spread(arguments: Iterable[str]) -> Iterator[str]:
 
 def add_command(app: typer.Typer, command: Callable[..., object], name: str | None = None) -> None:
     """Add a function as a command, by default of the same name; its docstring is the help."""
-    app.command(name, help=_paragraphs(command.__doc__ or ""), epilog=_epilog(command), cls=QuireCommand)(command)
+    kind = EvaluationCommand if command in _EVALUATION else QuireCommand
+    app.command(name, help=_paragraphs(command.__doc__ or ""), epilog=_epilog(command), cls=kind)(command)
 
 
 def _paragraphs(docstring: str) -> str:
@@ -124,6 +135,8 @@ def _options(
     del show_version  # handled by its callback
 
 
+_BENCHMARKS = (offline.latency, offline.throughput, bench_serve.serve, sweep.sweep)
+_EVALUATION = (replay.replay, simulate.simulate, calibrate.calibrate, *_BENCHMARKS)
 _COMMANDS = (
     serve.serve,
     run_model.run,
@@ -153,7 +166,7 @@ bench = typer.Typer(
     help="Benchmark an engine or a server with synthetic requests: latency, throughput, serve, sweep.",
     epilog="Flags and JSON fields have the names of `vllm bench`; `quire replay` sends traces.",
 )
-for _command in (offline.latency, offline.throughput, bench_serve.serve, sweep.sweep):
+for _command in _BENCHMARKS:
     add_command(bench, _command)
 app.add_typer(bench)
 

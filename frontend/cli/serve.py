@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from quire.frontend.cli.evaluation import check_evaluation
 from quire.frontend.cli.flags import (
     AttachFlags,
     EngineFlags,
@@ -175,6 +176,7 @@ def _recorder(recording: RecordFlags) -> Iterator[TraceRecorder | None]:
             raise typer.BadParameter("--record-text needs a file to record to; give --record FILE as well")
         yield None
         return
+    check_evaluation("--record")
     from quire.frontend.evaluation.workload.recorder import TraceRecorder
 
     try:

@@ -14,7 +14,6 @@ import typer
 
 from quire.frontend.cli.flags import AttachFlags, EngineFlags, changed, flag_names, option
 from quire.frontend.cli.output import say
-from quire.frontend.evaluation.replay.host import processor
 from quire.frontend.hub.names import name_of
 
 if TYPE_CHECKING:
@@ -136,6 +135,8 @@ class OpenTarget:
 
     def config(self, **more: Any) -> dict[str, Any]:
         """Return the configuration of a run for the report, without values that are None."""
+        from quire.frontend.evaluation.replay.host import processor
+
         info = self.target.info
         config = {
             "backend": info.backend,

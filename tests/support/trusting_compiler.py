@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from quire.engine_core.grammar.compile_protocol import Trial
 from quire.engine_core.grammar.grammar import Compilation
-from quire.engine_core.grammar.matching import bounded_source, build_matcher
+from quire.engine_core.grammar.matching import build_matcher
+from quire.engine_core.grammar.text import grammar_source
 from quire.engine_core.grammar.tokenizer import GrammarTokenizer
 from quire.kernels.runner import Matcher
 
@@ -19,7 +20,7 @@ class TrustingCompiler:
         """There is nothing to prepare."""
 
     def try_out(self, compilation: Compilation) -> Trial:
-        return Trial(bounded_source(compilation.structured))
+        return Trial(grammar_source(compilation.structured))
 
     def build(self, trial: Trial) -> Matcher:
         return build_matcher(self._tokenizer.get(), trial.source)

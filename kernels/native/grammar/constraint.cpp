@@ -143,7 +143,10 @@ void Constraint::follow(std::int32_t token) {
 void Constraint::force() {
   std::vector<std::int32_t> next = matcher_.forced();
   next.erase(std::ranges::find_if(next, [&](std::int32_t id) { return id >= vocab_size_; }), next.end());
-  if (next.empty()) return;
+  if (next.empty()) {
+    if (matcher_.is_cancelled()) fail();
+    return;
+  }
   if (!take(next)) return fail();
   forced_.assign(next.begin(), next.end());
   num_taken_ += std::ssize(next);

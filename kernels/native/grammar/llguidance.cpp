@@ -60,15 +60,8 @@ constexpr std::size_t kMaxCached = 4096;      // texts whose tokens are cached
 constexpr std::size_t kMaxCachedText = 1024;  // bytes of one of them
 constexpr double kDecay = 0.7;                // of the estimate of a mask's time, with each mask that takes less
 constexpr std::size_t kMaxForced = 4096;      // tokens that are returned at once
+constexpr std::size_t kMaxText = 1 << 15;     // bytes of a forced text
 constexpr std::size_t kMaxError = 500;        // bytes of a message
-
-std::size_t tokenize_for(const void* context, const std::uint8_t* text, std::size_t size, std::uint32_t* token_ids,
-                         std::size_t capacity) noexcept {
-  const Vocabulary& vocabulary = *static_cast<const Vocabulary*>(context);
-  const Vocabulary::Tokens found = vocabulary.tokenize({reinterpret_cast<const char*>(text), size});
-  std::copy_n(found.begin(), std::min(found.size(), capacity), token_ids);
-  return found.size();
-}
 
 const std::uint32_t* unsigned_ids(std::span<const std::int32_t> token_ids) {
   return reinterpret_cast<const std::uint32_t*>(token_ids.data());
@@ -112,7 +105,7 @@ class LlguidanceLibrary {
     void* address = dlsym(handle_.get(), name);
     if (address == nullptr)
       throw std::runtime_error(std::string("this llguidance has no function ") + name +
-                               "; install llguidance 1.9 or a later 1.x");
+                               "; install llguidance 1.9.1 or a later 1.x");
     return {address};
   }
 
@@ -128,6 +121,10 @@ class LlguidanceLibrary {
   LlgMatcher* (*clone_matcher)(const LlgMatcher*) = find("llg_clone_matcher");
   void (*free_matcher)(LlgMatcher*) = find("llg_free_matcher");
   const char* (*get_error)(LlgMatcher*) = find("llg_matcher_get_error");
+  LlgCancellationHandle* (*get_cancellation_handle)(const LlgMatcher*) = find("llg_matcher_get_cancellation_handle");
+  void (*free_cancellation_handle)(LlgCancellationHandle*) = find("llg_free_cancellation_handle");
+  void (*cancel)(LlgCancellationHandle*) = find("llg_cancel");
+  bool (*is_cancelled)(const LlgMatcher*) = find("llg_matcher_is_cancelled");
   std::int32_t (*validate_tokens)(LlgMatcher*, const std::uint32_t* token_ids,
                                   std::size_t count) = find("llg_matcher_validate_tokens");
   std::int32_t (*consume_tokens)(LlgMatcher*, const std::uint32_t* token_ids,
@@ -149,7 +146,8 @@ Vocabulary::Vocabulary(const std::string& library, std::span<const std::string> 
       num_tokens_(static_cast<std::int32_t>(texts.size())),
       eos_token_ids_(std::move(eos_token_ids)),
       tokenize_(std::move(tokenize_text)),
-      tokenizer_(nullptr, library_->free_tokenizer) {
+      tokenizer_(nullptr, library_->free_tokenizer),
+      limits_(library_->cancel) {
   if (texts.empty() || eos_token_ids_.empty())
     throw std::invalid_argument("a vocabulary of " + std::to_string(texts.size()) + " tokens, of which " +
                                 std::to_string(eos_token_ids_.size()) + " end the text; both must be at least 1");
@@ -174,6 +172,21 @@ Vocabulary::Vocabulary(const std::string& library, std::span<const std::string> 
   if (tokenizer_ == nullptr) throw std::invalid_argument(error.data());
 }
 
+/// Tokenizes a forced text, which llguidance has read to its end by then. The first call may load the tokenizer, which
+/// does not count as time of llguidance.
+std::size_t Vocabulary::tokenize_for(const void* context, const std::uint8_t* text, std::size_t size,
+                                     std::uint32_t* token_ids, std::size_t capacity) noexcept {
+  const Vocabulary& vocabulary = *static_cast<const Vocabulary*>(context);
+  if (size > kMaxText) {
+    vocabulary.limits_.cancel();
+    return 0;
+  }
+  vocabulary.limits_.end();
+  const Tokens found = vocabulary.tokenize({reinterpret_cast<const char*>(text), size});
+  std::copy_n(found.begin(), std::min(found.size(), capacity), token_ids);
+  return found.size();
+}
+
 Vocabulary::Tokens Vocabulary::tokenize(std::string_view text) const noexcept {
   std::string key(text);
   {
@@ -191,26 +204,42 @@ Vocabulary::Tokens Vocabulary::tokenize(std::string_view text) const noexcept {
 
 void Matcher::Free::operator()(LlgMatcher* matcher) const { library->free_matcher(matcher); }
 
+void Matcher::Free::operator()(LlgCancellationHandle* handle) const { library->free_cancellation_handle(handle); }
+
+std::unique_ptr<LlgCancellationHandle, Matcher::Free> Matcher::cancellation_handle() const {
+  return {vocabulary_->library_->get_cancellation_handle(matcher_.get()), Free{vocabulary_->library_}};
+}
+
 Matcher::Matcher(std::shared_ptr<const Vocabulary> vocabulary, const std::string& kind, const std::string& grammar)
-    : vocabulary_(std::move(vocabulary)), matcher_(nullptr, Free{vocabulary_->library_}) {
+    : vocabulary_(std::move(vocabulary)),
+      matcher_(nullptr, Free{vocabulary_->library_}),
+      cancellation_(nullptr, Free{vocabulary_->library_}) {
   reject_nul(grammar, "the grammar");
+  vocabulary_->limits_.start();
   LlgConstraintInit init;
   vocabulary_->library_->set_defaults(&init, vocabulary_->tokenizer_.get());
   init.log_stderr_level = 0;
   init.limits.verbose_errors = false;
   matcher_.reset(vocabulary_->library_->new_matcher(&init, kind.c_str(), grammar.c_str()));
+  cancellation_ = cancellation_handle();
 }
 
 Matcher::Matcher(const Matcher& other)
     : vocabulary_(other.vocabulary_),
-      matcher_(vocabulary_->library_->clone_matcher(other.matcher_.get()), Free{vocabulary_->library_}) {}
+      matcher_(vocabulary_->library_->clone_matcher(other.matcher_.get()), Free{vocabulary_->library_}),
+      cancellation_(cancellation_handle()) {}
 
 std::optional<std::string> Matcher::error() {
+  if (is_cancelled()) return "the only text that may come next is too long, or has no end";
   const char* words = vocabulary_->library_->get_error(matcher_.get());
   return words == nullptr ? std::nullopt : std::optional(shorten(words));
 }
 
+bool Matcher::is_cancelled() const { return vocabulary_->library_->is_cancelled(matcher_.get()); }
+
 bool Matcher::allows_any() {
+  forced();  // which the mask would compute without a limit
+  if (is_cancelled()) return false;
   std::vector<std::uint32_t> words(mask_words());
   return write_mask(words);
 }
@@ -243,7 +272,9 @@ bool Matcher::is_stopped() const { return vocabulary_->library_->is_stopped(matc
 
 std::vector<std::int32_t> Matcher::forced() {
   std::array<std::uint32_t, kMaxForced> ids;
+  vocabulary_->limits_.begin(cancellation_.get());
   const std::int32_t count = vocabulary_->library_->compute_ff_tokens(matcher_.get(), ids.data(), ids.size());
+  vocabulary_->limits_.end();
   return {ids.begin(), ids.begin() + std::max(count, 0)};
 }
 

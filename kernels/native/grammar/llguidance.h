@@ -14,6 +14,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "grammar/call_limits.h"
+
 struct LlgMatcher;    // llguidance's own
 struct LlgTokenizer;  // llguidance's own
 
@@ -48,6 +50,9 @@ class Vocabulary {
  private:
   friend class Matcher;
 
+  static std::size_t tokenize_for(const void* context, const std::uint8_t* text, std::size_t size,
+                                  std::uint32_t* token_ids, std::size_t capacity) noexcept;
+
   std::shared_ptr<const LlguidanceLibrary> library_;
   std::int32_t num_tokens_;
   std::vector<std::int32_t> eos_token_ids_;
@@ -55,6 +60,7 @@ class Vocabulary {
   mutable std::mutex kept_mutex_;
   mutable std::unordered_map<std::string, Tokens> kept_;
   std::unique_ptr<LlgTokenizer, void (*)(LlgTokenizer*)> tokenizer_;
+  mutable CallLimits limits_;
 };
 
 /// A position in a grammar. A copy advances independently.
@@ -70,6 +76,9 @@ class Matcher {
 
   /// The reason why it cannot go on, in llguidance's words: at most 500 bytes.
   std::optional<std::string> error();
+
+  /// Returns true if it cannot go on because the text that must come next takes too long to compute.
+  bool is_cancelled() const;
 
   /// Returns true if it allows any text. Copies made later benefit from the work that this takes.
   bool allows_any();
@@ -95,7 +104,7 @@ class Matcher {
   /// Returns true if nothing may follow.
   bool is_stopped() const;
 
-  /// Returns the tokens that must come next.
+  /// Returns the tokens that must come next. There is an `error` afterwards if computing them takes too long.
   std::vector<std::int32_t> forced();
 
   /// Number of words of a mask.
@@ -111,10 +120,14 @@ class Matcher {
   struct Free {
     std::shared_ptr<const LlguidanceLibrary> library;
     void operator()(LlgMatcher* matcher) const;
+    void operator()(LlgCancellationHandle* handle) const;
   };
+
+  std::unique_ptr<LlgCancellationHandle, Free> cancellation_handle() const;
 
   std::shared_ptr<const Vocabulary> vocabulary_;
   std::unique_ptr<LlgMatcher, Free> matcher_;
+  std::unique_ptr<LlgCancellationHandle, Free> cancellation_;      ///< after the matcher, which it belongs to
   double last_seconds_ = std::numeric_limits<double>::infinity();  ///< that the last mask took
   std::atomic<double> mask_seconds_{0};                            ///< also read while another thread writes a mask
 };

@@ -1,20 +1,18 @@
-"""The bound on what grammars force: never too small, and large only where it has to be."""
+"""What grammars force is taken at once, and a text too long for that, or without end, is an error of its request."""
 
 from __future__ import annotations
 
-import json
+import re
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-from json_schemas import SCHEMAS, Schema, closed, closed_object, items, text, whole
+from json_schemas import Schema, closed, closed_object, text, whole
 from paged_executor import allowed_tokens
 from random_grammars import random_grammar
 
-from quire.engine_core.grammar.forced_text import MAX_FORCED, longest_forced_text, without_forcing
 from quire.engine_core.grammar.matching import compile_matcher
-from quire.engine_core.grammar.text import grammar_source
 from quire.engine_core.grammar.tokenizer import GrammarTokenizer
 from quire.frontend import SamplingParams, check_tools
 from quire.frontend.text.chat.answer_format import AnswerFormat
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
 
 EOS = 4
 LONG = "the quick brown fox " * 300
+TOO_LONG = "the only text that may come next is too long, or has no end|Too many items"
 
 
 @pytest.fixture(scope="module")
@@ -41,145 +40,13 @@ def native(demo_model: Path) -> LLTokenizer:
     return LLTokenizer((demo_model / "tokenizer.json").read_text(encoding="utf-8"))
 
 
-def bound(structured: StructuredOutputs) -> int:
-    return longest_forced_text(*grammar_source(structured))
-
-
 def lark(*rules: str) -> StructuredOutputs:
     return StructuredOutputs(grammar="\n".join(rules))
 
 
-def doubled(times: int) -> StructuredOutputs:
-    """Return a short grammar that forces 5 * 2 ** times characters."""
-    return lark('start: "a" r0 | "b"', *(f"r{i}: r{i + 1} r{i + 1}" for i in range(times)), f'r{times}: "fghij"')
-
-
-@pytest.mark.parametrize(
-    ("structured", "expected"),
-    [
-        (StructuredOutputs(regex=r"a/b(xy){30}[^\]a]\d\x41\/"), 67),
-        (StructuredOutputs(regex=r"(?:abc|d(e|fg){3,9}|h)x?"), 20),
-        (StructuredOutputs(choice=["yes", "perhaps, or no"]), 16),
-        (StructuredOutputs(json={"const": "x" * 50}), 8 + 52),
-        (lark("start: a | b", 'a: "x"{3} b{2, 5}', 'b: ("y" | "zz") C?  // "comment"', "C: /[a-z]{4}/"), 9 + 5 * 8),
-        (StructuredOutputs(grammar='root ::= "a" b{2,3}\nb ::= [a-c]+ "x"'), 11),
-    ],
-)
-def test_the_longest_of_alternatives_and_the_least_of_repetitions(structured: StructuredOutputs, expected: int) -> None:
-    assert bound(structured) == expected
-
-
-@pytest.mark.parametrize(
-    "structured",
-    [
-        StructuredOutputs(regex="(xy){4000}"),
-        StructuredOutputs(regex="((a{100}){100}){100}"),
-        StructuredOutputs(choice=["yes", LONG]),
-        StructuredOutputs(json={"const": LONG}),
-        StructuredOutputs(json={"enum": ["a", {"b": [LONG]}]}),
-        StructuredOutputs(json=closed(**{LONG: text()})),
-        StructuredOutputs(json={"type": "object", "required": [LONG]}),
-        StructuredOutputs(json=items({"const": "fox"}, 2000, 2000)),
-        StructuredOutputs(json=items(items(items({"const": "fox"}, 20, 20), 20, 20), 20, 20)),
-        StructuredOutputs(json={"type": "string", "pattern": "^a*$", "minLength": 5000}),
-        StructuredOutputs(json={"allOf": [{"pattern": "^(aa)*b?$"}, {"pattern": "^(aaa)*b$"}]}),
-        StructuredOutputs(json=closed(**{f"n{i}": {"type": "number", "minimum": 1e300} for i in range(20)})),
-        StructuredOutputs(json={"$ref": "#/$defs/d0", "$defs": {
-            **{f"d{i}": {"type": "array", "prefixItems": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(13)},
-            "d13": {"const": "fox"},
-        }}),
-        StructuredOutputs(json={"$ref": "other.json"}),
-        StructuredOutputs(json={"type": "object"}, whitespace_pattern=" {5000}"),
-        doubled(10),
-        doubled(100),
-        lark(f'start: "(" start "{LONG[:100]})" | "x"'),
-        lark('start: "a" b', 'b: "b" c', f'c: "c" a | "{LONG[:90]}"', 'a: "a" b'),
-        lark("start: a", 'a[suffix="%s"]: /a*/' % ("x" * 5000)),
-        lark("start: A & B", "A: /(aa)*b/", "B: /(aaa)*b/"),
-        lark("start: %lark {", f'start: "{LONG}"', "}"),
-        lark('start: %json {"const": "' + LONG + '"}'),
-        lark('start: "a"', "%ignore /x{5000}/"),
-        lark("start: a{5}", "a{x}: x"),
-        lark("start: nowhere"),
-        lark('start: "' + "a" * (1 << 18) + '"'),
-        StructuredOutputs(regex="(" * 20_000),
-    ],
-)  # fmt: skip
-def test_what_may_be_long_or_is_not_understood(structured: StructuredOutputs) -> None:
-    assert bound(structured) > MAX_FORCED
-
-
-NOTHING = r"/[^\s\S]/"
-REPEATED = {"const": "x" * 1000}
-
-
-@pytest.mark.parametrize(
-    "structured",
-    [
-        lark("start: /[ab]/big", "big: /y{10000}/{100}"),
-        lark("start: /[ab]/ WS", "WS: /y{30000}/", "%import common.WS -> X"),
-        lark("start: a", "a[suffix=BIG]: /[ab]/", "BIG: /y{30000}/"),
-        lark("start: /[ab]/ n2 n1{10}", "n1: n2{1000}", f"n2: /y{{60}}/ | {NOTHING} n1"),
-        lark('start: e', 'e: "(" e /y{59}/ | "z"'),
-        lark("start: A{300}", "A: /(.|\\n){21}/ & ~/(.|\\n)*x/ BIG /z(.|\\n)*/", "BIG: /y{20}/"),
-        lark("start: /[ab](yyyyyyyyyy) {3000}/x"),
-        lark("start: A & /a{3}/", "A: /(.|\\n)*/"),
-        lark("start: /(?x)a(yyyyyyyyyy) {3000}/"),
-        StructuredOutputs(regex="a(y{ 1000 }){ 20 }"),
-        StructuredOutputs(regex="a" + ("y" * 1000 + "[[b]&&b|]") * 5),
-        StructuredOutputs(regex="a" + ("y" * 1000 + r"\x{62}") * 3),
-        lark("start: /[ab]" + ("y" * 1000 + r"[\;;]") * 5 + "/"),
-        lark('start: %json {"type": "string", "pattern": "^(?x:[ab](yyyyyyyyyy) {3000})$"}'),
-        StructuredOutputs(json={"allOf": [{"type": "array", "minItems": 1000}, {"type": "array", "items": REPEATED}]}),
-        StructuredOutputs(json={
-            "$defs": {"a": {"type": "array", "items": REPEATED}}, "$ref": "#/$defs/a", "minItems": 300,
-        }),
-        StructuredOutputs(json={"type": "array", "minItems": 300, "anyOf": [{"items": REPEATED}]}),
-        StructuredOutputs(json={
-            "type": "object", "required": [f"k{i}" for i in range(100)], "additionalProperties": REPEATED,
-        }),
-        lark("start: %json " + json.dumps({
-            "type": "object", "minProperties": 300, "patternProperties": {"^(?:xyz){5}$": REPEATED},
-        })),
-        StructuredOutputs(json={
-            "type": "array", "items": [{"const": "a"}], "additionalItems": REPEATED, "minItems": 300,
-        }),
-        StructuredOutputs(json={
-            "$defs": {"a%20b": {"const": "s"}, "a b": {"const": LONG}}, "$ref": "#/$defs/a%20b",
-        }),
-        StructuredOutputs(json=closed(
-            q={"$id": "http://x/y", "$defs": {"z": {"const": LONG}}, **closed(p={"$ref": "#/$defs/z"})},
-        )),
-        StructuredOutputs(json={"const": [5e-324] * 300}),
-        lark('start: "q" A "a" | "b"', "A: /a+/"),
-        StructuredOutputs(grammar='root ::= "q" a "xyzw" | "b"\na ::= "xyzw"+'),
-        lark('start: "q" A "xyzw" | "b"', "A: /(xyzw){1,6000}/"),
-        lark('start: "q" A "a" | "b"', "A: /[a-a]+/"),
-        lark('start: "b" ":" | "q"', "%ignore /:+/"),
-        StructuredOutputs(json=closed(a={"const": 1}, b={"const": 2}), whitespace_pattern="(:)+"),
-        lark('start: "a" b* N | "b"', "b: /x{3000}/", f"N: {NOTHING}"),
-        lark('start: "q" ("xyzw"){1,6000} /[^\\d\\D]/ | "b"'),
-        lark('start: "a" N | "b"', "N: /[^\\x00-\U0010ffff]/"),
-        lark('start: "b" a* c | "q"', "a[lazy]: /x{1000}/", "c: /x{1000}v/"),
-        lark('start: "b" a{1,30} c | "q"', "a[lazy]: /[xy]x{1000}/", "c: /x{1000}v/"),
-        lark('start: "c" A | "b"', "A: /(a{37})+b/ /(.|\\n){0,1}/ & ~/(.|\\n)*a(.|\\n)*/ /(a{31})+b/"),
-        lark('start: %json {"type": "object", "properties": [], "$ref": 5}'),
-        lark('start: %json {"type": "array", "minItems": 1e400}'),
-        lark('start: %json {"const": 1, "x-guidance": {"item_separator": "' + "," * 5000 + '"}}'),
-    ],
-)  # fmt: skip
-def test_what_is_not_certain_to_be_read_as_llguidance_reads_it(structured: StructuredOutputs) -> None:
-    """Each of these forced much more than a bound that took it for something else."""
-    assert bound(structured) > MAX_FORCED
-
-
-@pytest.mark.parametrize("part", ["[", "a[", "(", "/", '"', "\\p{", "{", "a ", "<", "%json ", "/(.|\\n)*/ & ~"])
-def test_a_grammar_is_read_in_linear_time(part: str) -> None:
-    """A quadratic one would take an hour."""
-    size = (1 << 17) - 100
-    parts = part * (size // len(part))
-    for grammar in (parts, f"start: /{parts}/"):
-        longest_forced_text("lark", grammar)
+def doubled(times: int, part: str) -> tuple[str, ...]:
+    """Return rules of which `r0` is 2 ** times parts."""
+    return (*(f"r{i}: r{i + 1} r{i + 1}" for i in range(times)), f"r{times}: {part}")
 
 
 def constraint_of(matcher: Matcher, tokenizer: GrammarTokenizer) -> Constraint:
@@ -195,25 +62,83 @@ def next_tokens(constraint: Constraint) -> list[int]:
     return [token for token in allowed_tokens(constraint.mask) if token != EOS]
 
 
-@pytest.mark.parametrize(
-    "structured",
-    [doubled(40), StructuredOutputs(choice=["a" + LONG, "b"]), StructuredOutputs(regex="a(fghij){100000}|b")],
-    ids=["rules", "choice", "regex"],
-)
-def test_nothing_is_forced_of_a_long_text(
+NOTHING = r"/[^\s\S]/"
+ENDLESS = [
+    lark('start: "q" A "a" | "b"', "A: /a+/"),
+    lark('start: "q" A "a" | "b"', "A: /[a-a]+/"),
+    lark('start: "q" A "xyzw" | "b"', "A: /(xyzw){1,600000}/"),
+    lark('start: "q" /[ab]/ n2 n1{10}', "n1: n2{1000}", f"n2: /y{{60}}/ | {NOTHING} n1"),
+    lark('start: "q" a | "b"', 'a: "a" a'),
+    lark('start: "q" ":" | "b"', "%ignore /:+/"),
+    lark('start: "q" r0 | "b"', *doubled(100, '"fghij"')),
+    lark('start: "q" r0 | "b"', *doubled(20, "/y{4000}/")),
+    StructuredOutputs(regex="q(xy){20000}|b"),
+    StructuredOutputs(choice=["q" + "the quick brown fox " * 2000, "b"]),
+]
+"""Grammars that force texts without end, or very long ones, after a "q"."""
+
+
+@pytest.mark.parametrize("structured", ENDLESS)
+def test_a_text_without_end_is_an_error(
     structured: StructuredOutputs, tokenizer: GrammarTokenizer, native: LLTokenizer
 ) -> None:
-    """Each of its tokens is one that the mask allows."""
-    constraint = constraint_of(compile_matcher(tokenizer.get(), structured), tokenizer)
-    constraint.follow(native.tokenize_str("a")[0])
-    written = ""
-    for _ in range(20):
-        assert not constraint.forced
-        token = max(next_tokens(constraint), key=lambda each: len(native.decode_str([each])))
-        constraint.follow(token)
+    matcher = compile_matcher(tokenizer.get(), structured)
+    for _ in range(2):  # the error of one constraint is none of the next
+        constraint = constraint_of(matcher, tokenizer)
+        for character in "qa":
+            if not constraint.forced and constraint.error is None:
+                constraint.follow(native.tokenize_str(character)[0])
+            constraint.take_forced()
+        assert next_tokens(constraint) == []
+        assert constraint.error is not None
+        assert re.search(TOO_LONG, constraint.error)
+        assert not constraint.restart()
+
+
+def test_a_grammar_that_begins_with_one_is_rejected(tokenizer: GrammarTokenizer) -> None:
+    with pytest.raises(ValueError, match=TOO_LONG):
+        compile_matcher(tokenizer.get(), lark('start: A "a"', "A: /a+/"))
+
+
+@pytest.mark.parametrize(
+    ("structured", "first", "expected"),
+    [
+        (StructuredOutputs(choice=["yes", "perhaps, or no"]), "p", "erhaps, or no"),
+        (StructuredOutputs(choice=["a" + LONG, "b"]), "a", LONG),
+        (StructuredOutputs(regex="a(fghij){600}|b"), "a", "fghij" * 600),
+        (lark('start: "a" r0 | "b"', *doubled(8, '"fghij"')), "a", "fghij" * 2**8),
+        (lark('start: "(" start " and more)" | "x"'), "(x", " and more)"),
+        (StructuredOutputs(json=closed(city=text(), days=whole(1, 14)), disable_any_whitespace=True), "{", '"city":"'),
+        (StructuredOutputs(json={"enum": ["celsius", "fahrenheit"]}), '"c', 'elsius"'),
+        (StructuredOutputs(json={
+            "$ref": "#/$defs/node",
+            "$defs": {"node": closed(value=whole(0, 9), next={"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]})},
+        }, disable_any_whitespace=True), '{"value":1', ',"next":'),
+    ],
+)  # fmt: skip
+def test_the_only_text_that_may_come_next_is_forced(
+    structured: StructuredOutputs, first: str, expected: str, tokenizer: GrammarTokenizer, native: LLTokenizer
+) -> None:
+    constraint, written = constraint_of(compile_matcher(tokenizer.get(), structured), tokenizer), ""
+    while len(written) < len(first):
+        token = constraint.take_forced()
+        if token is None:
+            [token] = native.tokenize_str(first[len(written)])
+            constraint.follow(token)
         written += native.decode_str([token])
-    assert (LONG if structured.choice else "fghij" * 100).startswith(written)
-    assert len(written) > 20
+    written += native.decode_str(constraint.forced)
+    assert (first + expected).startswith(written)
+    assert len(written) >= len(first + expected) - 8  # the last token may go on with what follows
+
+
+def test_a_busy_thread_may_force_many_texts(tokenizer: GrammarTokenizer, native: LLTokenizer) -> None:
+    """The limit is one of each call."""
+    matcher = compile_matcher(tokenizer.get(), StructuredOutputs(choice=["a" + LONG, "b"]))
+    for _ in range(20):
+        constraint = constraint_of(matcher, tokenizer)
+        constraint.follow(native.tokenize_str("a")[0])
+        assert constraint.error is None
+        assert len(constraint.forced) > 100
 
 
 TOOL: Schema = closed_object(
@@ -221,107 +146,52 @@ TOOL: Schema = closed_object(
 )
 
 
-def tool_grammars() -> dict[str, StructuredOutputs]:
-    tools = check_tools(
-        [
-            {"type": "function", "function": {"name": f"get_weather_{number}", "strict": True, "parameters": TOOL}}
-            for number in range(20)
-        ],
-        "required",
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_surrounds_a_call_is_forced(name: str, tokenizer: GrammarTokenizer, native: LLTokenizer) -> None:
+    tool = {"type": "function", "function": {"name": "get_weather", "strict": True, "parameters": TOOL}}
+    form = AnswerFormat(name, "qwen3")
+    params = form.params(
+        SamplingParams(), "<|im_start|>assistant\n<think>\n\n</think>\n\n", check_tools([tool], "required")
     )
-    found = {}
-    forms = {name: AnswerFormat(name, "qwen3") for name in FORMATS}
-    marks = ("start", "channel", "message", "end", "call", "return", "constrain")
-    forms["harmony"] = AnswerFormat("openai", "openai_gptoss", {f"<|{mark}|>": 9000 for mark in marks})
-    for name, form in forms.items():
-        params = form.params(SamplingParams(), "<|start|>assistant\n<think>\n", tools)
-        assert params.structured_outputs is not None
-        found[name] = params.structured_outputs
-    return found
+    assert params.structured_outputs is not None
+    matcher = compile_matcher(tokenizer.get(), params.structured_outputs)
+    random, longest = Random(name), 0
+    constraint = constraint_of(matcher, tokenizer)
+    for _ in range(60):
+        longest = max(longest, len(native.decode_str(constraint.forced)))
+        while constraint.take_forced() is not None:
+            pass
+        if constraint.has_ended or not (tokens := next_tokens(constraint)):
+            break
+        constraint.follow(random.choice(tokens))
+    assert constraint.error is None
+    assert longest > len("get_weather")
 
 
-ORDINARY: dict[str, StructuredOutputs] = {
-    **{name: StructuredOutputs(json=schema) for name, schema in SCHEMAS.items()},
-    **{
-        f"{name}, compact": StructuredOutputs(json=schema, disable_any_whitespace=True)
-        for name, schema in SCHEMAS.items()
-    },
-    **tool_grammars(),
-    "any object": StructuredOutputs(json_object=True),
-    "sum": lark(
-        'start: term (("+" | "-") term)*', 'term: factor ("*" factor)*', 'factor: /[0-9]{1,3}/ | "(" start ")"'
-    ),
-    "30 properties": StructuredOutputs(json=closed(**{f"property_{number}": TOOL for number in range(30)})),
-}
-
-
-def check_walks(
-    matcher: Matcher, most: int, tokenizer: GrammarTokenizer, native: LLTokenizer, random: Random, num_tokens: int
-) -> None:
-    """Follow random tokens, and check what is forced after each of them."""
-    for _ in range(4):
-        constraint = constraint_of(matcher, tokenizer)
-        for _ in range(num_tokens):
-            assert len(native.decode_bytes(constraint.forced)) <= most
-            while constraint.take_forced() is not None:
-                pass
-            if constraint.has_ended or not (tokens := next_tokens(constraint)):
-                break
-            constraint.follow(random.choice(tokens))
-
-
-@pytest.mark.parametrize("name", ORDINARY)
-def test_ordinary_grammars_force_no_more_than_the_bound(
-    name: str, tokenizer: GrammarTokenizer, native: LLTokenizer
-) -> None:
-    structured, random = ORDINARY[name], Random(name)
-    most = bound(structured)
-    is_unknown = name.startswith(("recursive", "map with few keys", "all of", "sum"))
-    assert (most > MAX_FORCED) == is_unknown
-    if name == "harmony":
-        return  # its marks are no tokens of this model
-    check_walks(compile_matcher(tokenizer.get(), structured), most, tokenizer, native, random, 60)
-
-
-def test_no_random_grammar_forces_more_than_its_bound(tokenizer: GrammarTokenizer, native: LLTokenizer) -> None:
-    """One whose bound is wrong may force a text without end, which nothing interrupts."""
-    num_known = 0
+def test_any_random_grammar_is_followed_or_fails(tokenizer: GrammarTokenizer) -> None:
+    """Nothing interrupts one that forces a text without end, if its limit does not."""
+    num_compiled = num_failed = 0
     for seed in range(400):
         random = Random(seed)
-        structured = random_grammar(random)
-        if (most := bound(structured)) > MAX_FORCED:
-            continue
         try:
-            matcher = compile_matcher(tokenizer.get(), structured)
+            matcher = compile_matcher(tokenizer.get(), random_grammar(random))
         except ValueError:  # such as one that allows no text
             continue
-        num_known += 1
-        check_walks(matcher, most, tokenizer, native, random, 12)
-    assert num_known > 100
-
-
-@pytest.mark.parametrize("name", [*list(SCHEMAS)[::5], "hermes", "qwen3_coder", "sum", "any object"])
-def test_grammars_that_force_nothing_allow_the_same_texts(
-    name: str, tokenizer: GrammarTokenizer, native: LLTokenizer
-) -> None:
-    source, random = grammar_source(ORDINARY[name]), Random(name)
-    matchers = [Matcher(tokenizer.get(), *each) for each in (source, without_forcing(*source))]
-    for writer, reader in [matchers, matchers[::-1]] * 8:
-        constraint, written = constraint_of(writer, tokenizer), list[int]()
-        while not constraint.has_ended and len(written) < 80:
-            token = constraint.take_forced()
-            if token is None:
-                if not (tokens := next_tokens(constraint)):
+        num_compiled += 1
+        for _ in range(4):
+            constraint = constraint_of(matcher, tokenizer)
+            for _ in range(12):
+                while constraint.take_forced() is not None:
+                    pass
+                if constraint.has_ended or not (tokens := next_tokens(constraint)):
                     break
-                token = random.choice(tokens)
-                constraint.follow(token)
-            written.append(token)
-        other = constraint_of(reader, tokenizer)
-        other.replay(native.tokenize_bytes(native.decode_bytes(written)))
-        assert other.has_ended or not constraint.has_ended
+                constraint.follow(random.choice(tokens))
+            num_failed += constraint.error is not None
+    assert num_compiled > 200
+    assert num_failed > 10
 
 
-def test_a_grammar_that_cannot_be_read_is_an_error_as_before(tokenizer: GrammarTokenizer) -> None:
+def test_a_grammar_that_cannot_be_read_is_an_error(tokenizer: GrammarTokenizer) -> None:
     for wrong in ("start: nowhere", 'start: "a', "start: (" * 9):
         with pytest.raises(ValueError, match=r"\w"):
             compile_matcher(tokenizer.get(), lark(wrong))

@@ -21,7 +21,8 @@ from quire.engine_core.grammar import grammars, kept_grammars, mask_writer
 from quire.engine_core.grammar.compile_protocol import Trial
 from quire.engine_core.grammar.grammar import Compilation, TransientError
 from quire.engine_core.grammar.grammars import Grammars
-from quire.engine_core.grammar.matching import bounded_source, build_matcher, compile_matcher
+from quire.engine_core.grammar.matching import build_matcher, compile_matcher
+from quire.engine_core.grammar.text import grammar_source
 from quire.engine_core.grammar.tokenizer import GrammarTokenizer
 from quire.engine_core.request import RequestStatus
 from quire.engine_core.scheduling.policies import POLICIES
@@ -75,7 +76,7 @@ class Gate:
             self._open.wait(PATIENCE)
         if compilation.is_cancelled:
             raise ValueError("it was cancelled")
-        return Trial(bounded_source(compilation.structured), self.num_bytes)
+        return Trial(grammar_source(compilation.structured), self.num_bytes)
 
     def build(self, trial: Trial) -> Matcher:
         self.num_bytes_before.append(self.kept_bytes() - trial.matcher_bytes)
