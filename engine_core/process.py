@@ -39,7 +39,7 @@ from quire.engine_core.transport.server import EngineServer, Inbox
 from quire.kernels.errors import ModelError
 from quire.kernels.fit import advised
 from quire.kernels.runner import ModelRunner, PreparedModel
-from quire.protocol.address import default_address, remove_address
+from quire.protocol.address import default_address, remove_orphaned
 from quire.protocol.codec import MAX_REPLY_BYTES
 from quire.protocol.engine_options import DEFAULT_DISK_SIZE, EngineProcessOptions
 from quire.protocol.engine_shape import EngineShape
@@ -166,7 +166,7 @@ def _leave_orphaned(address: str) -> None:
 
     The socket's file goes first, while nobody else can have one there.
     """
-    remove_address(address)
+    remove_orphaned(address)
     os._exit(_ORPHANED)
 
 

@@ -59,6 +59,14 @@ def listed(address: str | None) -> Iterator[str]:
         remove_address(private)
 
 
+def remove_orphaned(address: str) -> None:
+    """Remove an `ipc://` address, and the links that list it, for an owner who was killed."""
+    remove_address(address)
+    for path in _sockets():
+        if path.is_symlink() and f"ipc://{path.readlink()}" == address:
+            remove_address(f"ipc://{path}")
+
+
 def listed_addresses() -> list[str]:
     """Return the addresses of sockets that this user may open: of `default_address` and `listed`, alive or not."""
     paths = {path.readlink() if path.is_symlink() else path for path in _sockets() if os.access(path, os.W_OK)}

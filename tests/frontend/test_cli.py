@@ -834,7 +834,7 @@ def test_info(place: Workplace) -> None:
     chosen = json.loads(place.run("info", "--json", "--quantization", "int4", "--kv-cache-dtype", "int8").stdout)[
         "plan"
     ]
-    assert chosen["quantized_weights"] == ["int6 in groups of 32"]  # the demo model is small
+    assert chosen["quantized_weights"] == ["int5 in groups of 32", "int6 in groups of 32"]  # the demo model is small
     assert chosen["kv_bytes_per_token"] < facts["plan"]["kv_bytes_per_token"]
     text = place.run("info").stdout
     for word in ("instruction set", "CPUs", "cores", "NUMA nodes", "threads", "memory", "Qwen3ForCausalLM"):
