@@ -61,10 +61,9 @@ def listed(address: str | None) -> Iterator[str]:
 
 def remove_orphaned(address: str) -> None:
     """Remove an `ipc://` address, and the links that list it, for an owner who was killed."""
-    remove_address(address)
-    for path in _sockets():
-        if path.is_symlink() and f"ipc://{path.readlink()}" == address:
-            remove_address(f"ipc://{path}")
+    links = [path for path in _sockets() if path.is_symlink() and f"ipc://{path.readlink()}" == address]
+    for path in (address, *(f"ipc://{link}" for link in links)):
+        remove_address(path)
 
 
 def listed_addresses() -> list[str]:
