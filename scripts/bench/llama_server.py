@@ -148,7 +148,6 @@ class LlamaServer(BenchEngine):
             "samplers": ["top_k"],
             "top_k": 1,
             "stream": True,
-            "return_tokens": True,
         }
         return json.dumps(request)
 
@@ -157,12 +156,14 @@ class LlamaServer(BenchEngine):
         with self._request("POST", "/completion", body) as answer:
             if answer.status != http.client.OK:
                 raise ValueError(answer.read().decode(errors="replace"))
-            arrivals = []
+            arrivals, total = [], 0
             for line in answer:
                 if line.startswith(b"data: "):
-                    event = json.loads(line[6:])
-                    if tokens := event.get("tokens"):
-                        arrivals.append((time.perf_counter(), len(tokens)))
+                    # Tokens of half a character have no event of their own.
+                    count = json.loads(line[6:]).get("tokens_predicted", total) - total
+                    if count:
+                        arrivals.append((time.perf_counter(), count))
+                    total += count
             return arrivals
 
     @contextmanager
