@@ -39,7 +39,7 @@ def reading(model: str, **options: Any) -> Reading:
     ("options", "change", "same_top"),
     [
         ({"quantization": "int8"}, 0.5, 96.5),
-        ({"quantization": "int4"}, 1.5, 91.5),
+        ({"quantization": "int4"}, 3.0, 88.5),
         ({"kv_cache_dtype": "int8"}, 0.1, 97.5),
     ],
 )

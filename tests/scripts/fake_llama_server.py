@@ -22,10 +22,15 @@ class FakeLlamaHandler(BaseHTTPRequestHandler):
         assert request["stream"]
         self.send_response(200)
         self.end_headers()
-        for _ in range(request["n_predict"]):
+        most = request["n_predict"]
+        for number in range(1, most + 1):
             time.sleep(TOKEN_SECONDS)
-            self.wfile.write(b"data: " + json.dumps({"tokens": [8], "stop": False}).encode() + b"\n\n")
-        self.wfile.write(b"data: " + json.dumps({"tokens": [], "stop": True}).encode() + b"\n\n")
+            if number % 3 or number == most:  # the third token is half a character
+                self._send({"tokens_predicted": number, "stop": False})
+        self._send({"tokens_predicted": most, "stop": True})
+
+    def _send(self, event: dict[str, object]) -> None:
+        self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
 
     def _answer(self, content: dict[str, object]) -> None:
         body = json.dumps(content).encode()
