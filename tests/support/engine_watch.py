@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Self
 
 from http_server import Server
@@ -67,12 +66,12 @@ class EngineWatch:
 
 
 def engine_pid(server: Server) -> int:
-    """The process that serves the server's engine."""
-    for folder in Path(f"/proc/{server.process.pid}/task").iterdir():
-        for child in (folder / "children").read_text().split():
-            if b"engine" in Path(f"/proc/{child}/cmdline").read_bytes():
-                return int(child)
-    raise AssertionError("the server has no engine process")
+    """The process of the server's engine, and not of one that stands by."""
+    client = CoreClient(server.engine_address, lambda _: None)
+    try:
+        return client.ready.engine_pid
+    finally:
+        client.close()
 
 
 @contextmanager

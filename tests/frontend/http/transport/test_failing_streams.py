@@ -73,12 +73,13 @@ def test_a_failed_stream_ends_with_an_error_event() -> None:
 def test_an_answer_that_a_stopped_engine_ends_is_an_error_in_every_api() -> None:
     """An operator stops the engine, which ends the requests beyond its time limit in good order."""
     with Server.start("--shutdown-timeout", "0", "--log-level", "error") as server:
+        pid = engine_pid(server)
         with EngineWatch(server, idle=False) as watch:  # before the answers, which take a few seconds
             streams = {path: post_to(server, path, {**body, "stream": True}) for path, body in ENDLESS.items()}
             wholes = {path: post_to(server, path, {**body, "stream": False}) for path, body in ENDLESS.items()}
             watch.wait_for(running=2 * len(ENDLESS))
             watch.shut_down()
-            pid = engine_pid(server)
+            watch.wait_for()  # an answer of the next iteration of its loop, which has begun its time limit
             os.kill(pid, signal.SIGSTOP)  # a fast engine would finish within its time limit
             time.sleep(6)
             os.kill(pid, signal.SIGCONT)
