@@ -1,4 +1,4 @@
-"""What the API of another server registers with this one."""
+"""The row of another server's API in the registry: its routes, its errors and what its paths are known by."""
 
 from __future__ import annotations
 
