@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -21,11 +22,15 @@ def ask_kernels(module: str, *arguments: str) -> Any:
 def follow_kernels(module: str, *arguments: str) -> Iterator[Any]:
     """Run `python -m quire.kernels.MODULE`; yield the lines of JSON that it prints. Raises RuntimeError as above.
 
-    The process is ended if the caller stops before it does.
+    The process is ended if the caller stops before it does. Its threads share the work themselves: numpy's own would
+    only wait for each other.
     """
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
-        subprocess.Popen(_command(module, arguments), stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+        subprocess.Popen(
+            _command(module, arguments), stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+        ) as process,
     ):
         assert process.stdout is not None
         try:

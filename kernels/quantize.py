@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,11 +17,10 @@ import msgspec
 from quire.kernels.errors import ModelError
 from quire.kernels.models import build_graph
 from quire.kernels.options import LoadOptions, choose_threads, config_of
-from quire.kernels.saving.compressed_folder import check_target, modules_of, save
+from quire.kernels.saving.compressed_folder import check_target, measure_inputs, modules_of, save
 from quire.kernels.trial import TrialRun
 from quire.kernels.weights.checkpoint import Checkpoint
 from quire.kernels.weights.gguf_checkpoint import GgufCheckpoint, open_checkpoint
-from quire.kernels.weights.loader import Importance
 from quire.kernels.weights.quantized import scheme_of
 
 BITS = {"int8": 8, "int4": 4}
@@ -30,12 +30,16 @@ _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class SaveRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Request to save the checkpoint folder `model` in the folder `output`, quantized to `int8` or `int4`."""
+    """Request to save the checkpoint folder `model` in the folder `output`, quantized to `int8` or `int4`.
+
+    `passages`: token ids of passages of a text to calibrate int4 with; none if there is no text.
+    """
 
     model: str
     output: str
     quantization: str
     threads: int | None = None
+    passages: list[list[int]] = []
 
 
 def quantize(request: SaveRequest) -> dict[str, Any]:
@@ -45,12 +49,13 @@ def quantize(request: SaveRequest) -> dict[str, Any]:
     checkpoint = open_checkpoint(request.model)
     options = LoadOptions(request.model, threads=request.threads, quantization=request.quantization)
     _check_source(checkpoint, options)
-    graph, bits = build_graph(config_of(options, checkpoint)), BITS[request.quantization]
-    importance: Importance = TrialRun(options, checkpoint, _say).run() if bits < 8 else {}
-    modules = modules_of(checkpoint, graph, importance, bits)
+    modules = modules_of(checkpoint, build_graph(config_of(options, checkpoint)), BITS[request.quantization])
     if not modules:
         raise ModelError(f"{checkpoint.folder} has no linear layers whose inputs are a multiple of 32")
-    save(checkpoint, modules, target, choose_threads(options), _say)
+    with ThreadPoolExecutor(choose_threads(options)) as pool:
+        if request.quantization == "int4":
+            measure_inputs(modules, TrialRun(options, checkpoint, _say, request.passages), pool)
+        save(checkpoint, modules, target, pool, _say)
     return {
         "modules": len(modules),
         "source_bytes": sum(len(tensor.stored) for tensor in checkpoint.tensors.values()),

@@ -2,8 +2,8 @@
 
 The quantization error of a weight is multiplied by its input. Some inputs of real models are hundreds of times as large
 as others, always the same ones, so a search for scales that weighs errors by the mean squares of their inputs loses a
-third of what an unweighted one does. A few hundred tokens show which inputs these are, and arbitrary tokens do as well
-as a text (README.md has the figures), so no text has to be given.
+third of what an unweighted one does. A few hundred tokens show which inputs these are, and arbitrary tokens do almost
+as well as a text (README.md has the figures), so that no text has to be given.
 
 The trial streams: the float matrices are packed one after the other to the same place, each for its launch. Its
 products have the same bits on all hosts, and so have the weights that are quantized by it.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -29,6 +30,7 @@ from quire.kernels.emit.experts import ExpertGemmKernel
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, Dtypes, round_up
 from quire.kernels.emit.rows import EmbeddingKernel
+from quire.kernels.errors import ModelError
 from quire.kernels.graph.experts import SLOTS
 from quire.kernels.graph.lowering import lower
 from quire.kernels.graph.operations import Graph
@@ -45,38 +47,63 @@ from quire.kernels.work import Chunk, Step
 logger = logging.getLogger(__name__)
 
 NUM_TOKENS = 256
-"""Tokens of the trial's one sequence, unless the model takes fewer."""
+"""Tokens of a sequence of the trial, unless the model takes fewer."""
 
-Squares = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.float32]
 
 _RUNS = 64
-"""Places of the vocabulary that tokens come from, each with as many neighbours as a tile has rows."""
+"""Places of the vocabulary that arbitrary tokens come from, each with as many neighbours as a tile has rows."""
 
 _FLOOR = 1e-5  # of the mean, added to all
 _BLOCK_SIZE = 32
 _GOLDEN = 0x9E3779B97F4A7C15  # its multiples, modulo 2^64, are spread evenly
 
 
-def sampled_rows(vocab_size: int) -> list[int]:
-    """Return the first of each run of tokens that the trial's come from: all tokens of a small vocabulary."""
-    if vocab_size <= TILE_ROWS * _RUNS:
-        return list(range(0, vocab_size, TILE_ROWS))
-    return [(vocab_size - TILE_ROWS) * run // (_RUNS - 1) for run in range(_RUNS)]
+@dataclass(frozen=True)
+class TrialTokens:
+    """Tokens of a trial, of sequences of `lengths`, and the part of the vocabulary that they come from.
 
+    The part is made of runs of rows, each as long as a tile, of which `rows` are the first ones. `places`, i32
+    [tokens], are the tokens' rows in it.
+    """
 
-def chosen_places(count: int, places: int) -> npt.NDArray[np.int32]:
-    """Return arbitrary numbers below `places`, always the same ones, i32 [count]."""
-    spread = np.arange(count, dtype=np.uint64) * np.uint64(_GOLDEN) >> np.uint64(32)
-    return (spread % np.uint64(places)).astype(np.int32)
+    rows: Sequence[int]
+    places: npt.NDArray[np.int32]
+    lengths: Sequence[int]
+
+    @classmethod
+    def arbitrary(cls, vocab_size: int, count: int) -> TrialTokens:
+        """Return one sequence of arbitrary tokens, always the same ones, from all parts of the vocabulary."""
+        if vocab_size <= TILE_ROWS * _RUNS:
+            rows = list(range(0, vocab_size, TILE_ROWS))
+        else:
+            rows = [(vocab_size - TILE_ROWS) * run // (_RUNS - 1) for run in range(_RUNS)]
+        spread = np.arange(count, dtype=np.uint64) * np.uint64(_GOLDEN) >> np.uint64(32)
+        places = (spread % np.uint64(min(vocab_size, len(rows) * TILE_ROWS))).astype(np.int32)
+        return cls(rows, places, (count,))
+
+    @classmethod
+    def of_passages(cls, passages: Sequence[Sequence[int]], vocab_size: int) -> TrialTokens:
+        """Return the tokens of passages, a sequence each. Raises ModelError for one that the vocabulary lacks."""
+        tokens = np.concatenate([np.array(passage, np.int64) for passage in passages])
+        if tokens.min() < 0 or tokens.max() >= vocab_size:
+            raise ModelError(f"a token of the text has an id outside the model's vocabulary of {vocab_size}")
+        tiles, order = np.unique(tokens // TILE_ROWS, return_inverse=True)
+        places = order * TILE_ROWS + tokens % TILE_ROWS
+        return cls((tiles * TILE_ROWS).tolist(), places.astype(np.int32), [len(passage) for passage in passages])
 
 
 @dataclass(frozen=True)
 class TrialRun:
-    """The trial run of a float checkpoint. It is a `weights.loader.ImportanceTrial`."""
+    """The trial run of a float checkpoint. It is a `weights.loader.ImportanceTrial`.
+
+    `passages`: token ids of passages of a text, at most NUM_TOKENS of each count; arbitrary tokens if there are none.
+    """
 
     options: LoadOptions
     checkpoint: Checkpoint
     progress: Progress | None = None
+    passages: Sequence[Sequence[int]] = ()
 
     @cached_property
     def _graph(self) -> Graph:
@@ -89,42 +116,79 @@ class TrialRun:
 
     def run(self) -> Importance:
         """Return the mean squares of the inputs of the linear layers. Raises ModelError."""
-        tokens = min(NUM_TOKENS, self._graph.max_positions)
-        limits = PlanLimits(tokens, tokens, _BLOCK_SIZE)
+        return {
+            (part.tensor, part.first_k): squares
+            for matrix, inputs in self.inputs()
+            for squares in (mean_squares(inputs, matrix),)
+            for part in matrix.parts
+        }
+
+    def inputs(self) -> Iterator[tuple[Matrix, Floats]]:
+        """Yield the linear layers in order, each with its inputs, f32 [tokens, k]. Raises ModelError.
+
+        Those of experts are of all of them together.
+        """
+        longest, vocab_size = min(NUM_TOKENS, self._graph.max_positions), self._graph.embedding.vocab_size
+        if self.passages:
+            tokens = TrialTokens.of_passages([passage[:longest] for passage in self.passages], vocab_size)
+        else:
+            tokens = TrialTokens.arbitrary(vocab_size, longest)
+        limits = PlanLimits(len(tokens.places), longest, _BLOCK_SIZE)
         plan = lower(self._graph, Dtypes("bf16", "bf16", "f32"), limits, Quantization(self.checkpoint))
-        return _StreamedPlan(_with_few_tokens(plan), self.options).run(self.progress)
+        return _StreamedPlan(_with_rows(plan, tokens.rows), tokens, self.options).run(self.progress)
 
 
-def _with_few_tokens(plan: ModelPlan) -> ModelPlan:
-    """Return the plan with an embedding of a sample of the vocabulary, in place of the whole one."""
+def mean_squares(inputs: Floats, matrix: Matrix) -> Floats:
+    """Return the mean squares of a linear layer's inputs, f32 [k].
 
-    def sample(operand: Operand) -> Operand:
-        if not isinstance(operand, Matrix) or operand.n <= TILE_ROWS * _RUNS:
+    A little of their mean is added, so that inputs that happen to be zero count too.
+    """
+    squares = np.square(inputs)
+    mean: Floats = functools.reduce(np.add, squares) / np.float32(len(squares))
+    if not np.isfinite(mean).all():
+        logger.warning("the inputs of %s are too large to be squared; they count alike", matrix.parts[0].tensor)
+        return np.ones_like(mean)
+    mean += np.float32(_FLOOR) * functools.reduce(np.add, mean) / np.float32(len(mean))
+    return mean
+
+
+def _with_rows(plan: ModelPlan, rows: Sequence[int]) -> ModelPlan:
+    """Return the plan with an embedding of runs of the vocabulary from `rows` on, in place of the whole one."""
+
+    def pick(operand: Operand) -> Operand:
+        if not isinstance(operand, Matrix):
             return operand
         (part,) = operand.parts
         parts = [
-            MatrixPart(part.tensor, TILE_ROWS, part.k, first_tile=tile, first=row, tensor_n=part.whole_n)
-            for tile, row in enumerate(sampled_rows(part.whole_n))
+            MatrixPart(
+                part.tensor,
+                min(TILE_ROWS, part.whole_n - row),
+                part.k,
+                first_tile=tile,
+                first=row,
+                tensor_n=part.whole_n,
+            )
+            for tile, row in enumerate(rows)
         ]
-        return replace(operand, parts=tuple(parts), n=TILE_ROWS * _RUNS)
+        return replace(operand, parts=tuple(parts), n=TILE_ROWS * len(rows))
 
     launches = [
-        replace(launch, operands=tuple(map(sample, launch.operands)))
+        replace(launch, operands=tuple(map(pick, launch.operands)))
         if isinstance(launch.kernel, EmbeddingKernel)
         else launch
         for launch in plan.launches
     ]
-    return replace(plan, launches=launches, vocab_size=min(plan.vocab_size, TILE_ROWS * _RUNS))
+    return replace(plan, launches=launches, vocab_size=min(plan.vocab_size, TILE_ROWS * len(rows)))
 
 
 class _StreamedPlan:
     """A plan in memory, whose float matrices are packed one at a time to the same place."""
 
-    def __init__(self, plan: ModelPlan, options: LoadOptions) -> None:
-        self._plan = plan
+    def __init__(self, plan: ModelPlan, tokens: TrialTokens, options: LoadOptions) -> None:
+        self._plan, self._tokens = plan, tokens
         launches = [launch for launch in plan.launches if not _computes_logits(launch)]
         self._matrices = [operand for launch in launches for operand in launch.operands if isinstance(operand, Matrix)]
-        pages = -(-plan.limits.max_model_len // plan.limits.block_size)
+        pages = sum(-(-length // plan.limits.block_size) for length in tokens.lengths)
         most = max(matrix.bytes(plan.dtypes) for matrix in self._matrices)
         buffers = sum(buffer.bytes for buffer in plan.buffers.values())
         memory = plan_memory(options, most + plan.array_bytes, buffers, pages * plan.page_bytes)
@@ -136,23 +200,22 @@ class _StreamedPlan:
         self._assembly = Assembly(native, compiler, plan, loader, memory, pages, None)
         self._pool = ThreadPool(choose_threads(options))
 
-    def run(self, progress: Progress | None) -> Importance:
-        """Run the launches in order, and return the mean squares of the products' inputs."""
-        assembly, importance = self._assembly, dict[tuple[str, int], Squares]()
+    def run(self, progress: Progress | None) -> Iterator[tuple[Matrix, Floats]]:
+        """Run the launches in order, and yield the matrices of products with their inputs."""
+        assembly = self._assembly
         assembly.compile(progress)
         assembly.allocate()
         assembly.native.open_kv()
-        tokens = self._plan.limits.max_num_batched_tokens
-        step = Step((Chunk(0, tokens),), min(tokens, LOGIT_ROWS_AT_ONCE))
-        inputs = StepInputs(assembly, step, chosen_places(tokens, self._plan.vocab_size))
+        chunks = tuple(Chunk(0, length) for length in self._tokens.lengths)
+        step = Step(chunks, min(len(self._tokens.places), LOGIT_ROWS_AT_ONCE))
+        inputs = StepInputs(assembly, step, self._tokens.places)
         done, total = 0, sum(matrix.bytes(self._plan.dtypes) for matrix in self._matrices)
         for launch in self._plan.launches:
             for matrix in (operand for operand in launch.operands if isinstance(operand, Matrix)):
                 if isinstance(launch.kernel, GemmKernel | ExpertGemmKernel):
-                    squares = self._mean_squares(launch, matrix.k)
-                    importance |= {(part.tensor, part.first_k): squares for part in matrix.parts}
+                    yield matrix, self._inputs_of(launch, matrix.k)
                 if _computes_logits(launch):
-                    return importance
+                    return
                 ctypes.memset(assembly.loader.addresses[matrix], 0, matrix.bytes(self._plan.dtypes))  # also its padding
                 assembly.loader.pack(matrix)
                 done += matrix.bytes(self._plan.dtypes)
@@ -161,29 +224,20 @@ class _StreamedPlan:
             native = Plan()
             assembly.add(native, launch, assembly.memory)
             native.run(self._pool, inputs.dims)
-        return importance
 
-    def _mean_squares(self, launch: Launch, k: int) -> Squares:
-        """Return the mean squares of a product's inputs, f32 [k], of all experts together if it has some.
-
-        A little of their mean is added, so that inputs that happen to be zero count too.
-        """
+    def _inputs_of(self, launch: Launch, k: int) -> Floats:
+        """Return a product's inputs, f32 [tokens, k]."""
         source, width = launch.operands[0], round_up(k, BLOCK)
         assert isinstance(source, Buffer)
         panels = self._view(source.name, ctypes.c_float)
         panels = panels[: len(panels) // (width * TILE_ROWS) * width * TILE_ROWS]
         rows = panels.reshape(-1, width // BLOCK, TILE_ROWS, BLOCK).swapaxes(1, 2).reshape(-1, width)
-        squares: Squares = np.square(rows[self._rows_of(launch), :k])
-        mean: Squares = functools.reduce(np.add, squares) / np.float32(len(squares))
-        if not np.isfinite(mean).all():
-            logger.warning("the inputs of %s are too large to be squared; they count alike", launch.kernel.name)
-            return np.ones_like(mean)
-        mean += np.float32(_FLOOR) * functools.reduce(np.add, mean) / np.float32(k)
-        return mean
+        inputs: Floats = rows[self._rows_of(launch), :k]
+        return inputs
 
     def _rows_of(self, launch: Launch) -> npt.NDArray[np.int32]:
         """Return the rows of a product's input that the step fills: of experts, those that tokens have got."""
-        tokens = self._plan.limits.max_num_batched_tokens
+        tokens = len(self._tokens.places)
         if isinstance(launch.kernel, ExpertGemmKernel):
             return self._view(SLOTS, ctypes.c_int32)[: tokens * launch.copies]
         return np.arange(min(tokens, LOGIT_ROWS_AT_ONCE) if launch.head else tokens, dtype=np.int32)

@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,11 @@ from quire.kernels.graph.lowering import lower
 from quire.kernels.graph.operations import Graph
 from quire.kernels.operands import Matrix, MatrixPart, PlanLimits
 from quire.kernels.options import BLOCK_SIZES
-from quire.kernels.saving.fit import Fitted, bf16_bits, fit
+from quire.kernels.saving.feedback import Feedback, fit_with_feedback
+from quire.kernels.saving.fit import Fitted, Floats, bf16_bits, fit
 from quire.kernels.saving.safetensors_file import FileTensor, write_safetensors
+from quire.kernels.trial import TrialRun, mean_squares
 from quire.kernels.weights.checkpoint import Checkpoint
-from quire.kernels.weights.loader import Importance
 from quire.kernels.weights.quantization import MODES, Quantization
 from quire.kernels.weights.quantized.scheme import words_for
 from quire.kernels.weights.tensor import Tensor
@@ -42,18 +43,24 @@ GROUP = 32
 _WEIGHT = ".weight"
 _LANGUAGE = re.compile(r"(model\.)?language_model\.(model\.)?")  # prefix of a part
 _CHUNK_WEIGHTS = 1 << 18  # that are quantized at once, so that they stay in the cache
+_CALIBRATED_ROWS = 512  # that are, so that what is done for each input is worth a call
 _COPIED_SUFFIXES = {".json", ".txt", ".model", ".jinja", ".tiktoken", ".md", ".py"}
 _TEMPLATES, _MODULES = "additional_chat_templates", "modules.json"  # the latter of sentence-transformers
 _LEFT_OUT = {"model.safetensors.index.json", "config.json", "README.md"}
 
 
-@dataclass(frozen=True)
+@dataclass
 class SavedModule:
-    """A linear layer that is quantized: its stored tensor [n, k], its importance f32 [k] if it is known, its bits."""
+    """A linear layer that is quantized: its stored tensor [n, k] and the bits of a weight.
+
+    `importance` of its inputs, f32 of those from each number on that parts of it have; they count alike if it has none.
+    `calibrated`: what is stored, if it has been computed already.
+    """
 
     tensor: Tensor
-    importance: npt.NDArray[np.float32] | None
     bits: int
+    importance: dict[int, Floats] = field(default_factory=dict)
+    calibrated: list[npt.NDArray[np.generic]] | None = None
 
     @property
     def name(self) -> str:
@@ -73,22 +80,42 @@ class SavedModule:
             entries.append(FileTensor(f"{name}.weight_zero_point", "I32", (words_for(n, self.bits), groups)))
         return entries
 
-    def data(self, pool: ThreadPoolExecutor) -> Iterator[npt.NDArray[np.generic]]:
-        """Yield the data of `entries`. Raises ModelError if a weight is no number."""
-        n, k = self.tensor.shape
-        rows = max(1, _CHUNK_WEIGHTS // k)
-        fitted = list(pool.map(lambda first: self._fit(first, min(rows, n - first)), range(0, n, rows)))
-        yield pack(np.concatenate([part.values for part in fitted]), self.bits)
-        yield bf16_bits(np.concatenate([part.scales for part in fitted]))
-        yield np.array([n, k], np.int64)
-        if self.bits < 8:
-            yield pack(np.concatenate([part.zeros for part in fitted]).T, self.bits).T
+    def data(self, pool: ThreadPoolExecutor) -> list[npt.NDArray[np.generic]]:
+        """Return the data of `entries`. Raises ModelError if a weight is no number."""
+        if self.calibrated is not None:
+            return self.calibrated
+        counts = [self.importance[first] for first in sorted(self.importance)]
+        importance = np.concatenate(counts) if counts else None
+        rows = max(1, _CHUNK_WEIGHTS // self.tensor.shape[1])
+        return self._fit(pool, rows, lambda weights: fit(weights, importance, self.bits, GROUP))
 
-    def _fit(self, first: int, count: int) -> Fitted:
-        weights = self.tensor.rows(first, count).to_f32()
-        if not np.isfinite(weights).all():
-            raise ModelError(f"tensor {self.tensor.name} holds an infinity or a NaN; the checkpoint may be damaged")
-        return fit(weights, self.importance, self.bits, GROUP)
+    def calibrate(self, feedback: Feedback, pool: ThreadPoolExecutor) -> None:
+        """Quantize it now, with the feedback of all of its inputs."""
+        self.calibrated = self._fit(
+            pool, _CALIBRATED_ROWS, lambda weights: fit_with_feedback(weights, feedback, self.bits, GROUP)
+        )
+
+    def _fit(
+        self, pool: ThreadPoolExecutor, rows: int, fit_rows: Callable[[Floats], Fitted]
+    ) -> list[npt.NDArray[np.generic]]:
+        """Quantize so many rows at once on each thread, and return the data of `entries`."""
+        n, k = self.tensor.shape
+
+        def fit_some(first: int) -> Fitted:
+            weights = self.tensor.rows(first, min(rows, n - first)).to_f32()
+            if not np.isfinite(weights).all():
+                raise ModelError(f"tensor {self.tensor.name} holds an infinity or a NaN; the checkpoint may be damaged")
+            return fit_rows(weights)
+
+        fitted = list(pool.map(fit_some, range(0, n, rows)))
+        data: list[npt.NDArray[np.generic]] = [
+            pack(np.concatenate([part.values for part in fitted]), self.bits),
+            bf16_bits(np.concatenate([part.scales for part in fitted])),
+            np.array([n, k], np.int64),
+        ]
+        if self.bits < 8:
+            data.append(pack(np.concatenate([part.zeros for part in fitted]).T, self.bits).T)
+        return data
 
 
 def pack(values: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.int32]:
@@ -101,50 +128,56 @@ def pack(values: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.int32]:
     return words
 
 
-def modules_of(checkpoint: Checkpoint, graph: Graph, importance: Importance, bits: int) -> dict[str, SavedModule]:
+def modules_of(checkpoint: Checkpoint, graph: Graph, bits: int) -> dict[str, SavedModule]:
     """Return the layers to quantize to `bits`, 4 or 8, by the names of their tensors.
 
     Raises ModelError if the checkpoint has them in a form that compressed-tensors has not.
     """
     modules = {}
-    for name, parts in _parts(checkpoint, graph).items():
-        tensor = checkpoint.get(name, parts[0].shape)
-        if parts[0].transposed or checkpoint.tensors.get(tensor.name) is not tensor or not name.endswith(_WEIGHT):
+    for part in _parts(checkpoint, graph):
+        name, tensor = part.tensor, checkpoint.get(part.tensor, part.shape)
+        if part.transposed or checkpoint.tensors.get(tensor.name) is not tensor or not name.endswith(_WEIGHT):
             raise ModelError(
                 f"{checkpoint.folder}: {name} is transposed or stacked with others, and compressed-tensors holds "
                 "linear layers only; serve the model with --quantization instead"
             )
         if tensor.shape[1] % GROUP == 0:
-            modules[tensor.name] = SavedModule(tensor, _joined(parts, importance), bits)
+            modules[tensor.name] = SavedModule(tensor, bits)
     return modules
 
 
-def _parts(checkpoint: Checkpoint, graph: Graph) -> dict[str, list[MatrixPart]]:
-    """Return the parts of the linear layers' tensors that modes quantize, but for the head."""
+def _parts(checkpoint: Checkpoint, graph: Graph) -> Iterator[MatrixPart]:
+    """Yield the parts of the linear layers' tensors that modes quantize, but for the head."""
     limits = PlanLimits(1, 1, min(BLOCK_SIZES))
     plan = lower(graph, Dtypes("bf16", "bf16", "f32"), limits, Quantization(checkpoint, MODES["int8"]))
-    found: dict[str, list[MatrixPart]] = {}
     for launch in plan.launches:
         if isinstance(launch.kernel, GemmKernel | ExpertGemmKernel) and not launch.head:
-            matrices = [operand for operand in launch.operands if isinstance(operand, Matrix)]
-            for part in (part for matrix in matrices if matrix.quantized is not None for part in matrix.parts):
-                found.setdefault(part.tensor, []).append(part)
-    return found
+            for matrix in (operand for operand in launch.operands if isinstance(operand, Matrix)):
+                if matrix.quantized is not None:
+                    yield from matrix.parts
 
 
-def _joined(shares: list[MatrixPart], importance: Importance) -> npt.NDArray[np.float32] | None:
-    """Return the importance of a tensor's inputs: parts of it may have all of them, or some columns each."""
-    found = {part.first_k: importance.get((part.tensor, part.first_k)) for part in shares}
-    values = [found[first] for first in sorted(found)]
-    known = [each for each in values if each is not None]
-    return np.concatenate(known) if len(known) == len(values) else None
+def measure_inputs(modules: Mapping[str, SavedModule], trial: TrialRun, pool: ThreadPoolExecutor) -> None:
+    """Give the layers the importance of their inputs; if the trial is of a text, calibrate them by it.
+
+    A layer whose inputs come from several places, or are too large to be squared, only has their importance.
+    """
+    for matrix, inputs in trial.inputs():
+        squares = mean_squares(inputs, matrix)
+        feedback = Feedback.of(inputs) if trial.passages else None
+        for part in matrix.parts:
+            module = modules.get(trial.checkpoint.get(part.tensor, part.shape).name)
+            if module is not None and module.calibrated is None:
+                module.importance[part.first_k] = squares
+                if feedback is not None and part.k == part.whole_k:
+                    module.calibrate(feedback, pool)
 
 
 def save(
     checkpoint: Checkpoint,
     modules: Mapping[str, SavedModule],
     target: Path,
-    threads: int,
+    pool: ThreadPoolExecutor,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> None:
     """Write the folder `target`, with the files of the checkpoint that are no weights. Raises ModelError and OSError.
@@ -159,8 +192,7 @@ def save(
         config["quantization_config"] = section_of(checkpoint, modules)
         (draft / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n")
         entries = [entry for tensor in checkpoint.tensors.values() for entry in _entries(tensor, modules)]
-        with ThreadPoolExecutor(threads) as pool:
-            write_safetensors(draft / "model.safetensors", entries, _data(checkpoint, modules, pool, progress))
+        write_safetensors(draft / "model.safetensors", entries, _data(checkpoint, modules, pool, progress))
         draft.chmod(0o755)
         if target.is_dir():
             target.rmdir()  # it is empty

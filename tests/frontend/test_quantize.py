@@ -21,6 +21,7 @@ from quire.frontend import SamplingParams
 
 QUIRE = [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()", "quantize"]
 PROMPT = "Once upon a time there was a king who had"
+NAMES = ("a king", "a fox", "an old woman", "three brothers", "the wind")
 
 
 def run(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -76,6 +77,44 @@ def test_wrong_arguments(
     assert done.returncode == status
     assert words in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_calibrated(demo_model: Path, engine: EngineFactory, tmp_path: Path) -> None:
+    """A text takes a part of what int4 loses, and the saved model needs none."""
+    text = tmp_path / "text"
+    prompts = [f"{beginning} {name}" for beginning in ("Once upon a time", "In the forest", "The") for name in NAMES]
+    tales = engine(demo_model).generate(prompts, SamplingParams(temperature=0.0, max_tokens=120))
+    text.write_text("\n".join(prompt + tale.outputs[0].text for prompt, tale in zip(prompts, tales, strict=True)))
+    losses = []
+    for name, more in (("plain", ()), ("calibrated", ("--calibration", text))):
+        done = run(demo_model, tmp_path / name, *more)
+        assert done.returncode == 0, done.stderr
+        losses.append(abs(nats(engine, tmp_path / name) - nats(engine, demo_model)))
+    assert losses[1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "more", "status", "words"),
+    [
+        (b"word " * 100, (), 1, "is a text of fewer than 256 tokens (1"),
+        (b"", (), 1, "is a text of fewer than 256 tokens (1)"),
+        (b"\xff\xfe" * 1000, (), 1, "is not a text in UTF-8"),
+        (None, (), 1, "is a folder; give a text file"),
+        (b"word " * 1000, ("--quantization", "int8"), 2, "--calibration is for int4, and --quantization is int8"),
+    ],
+)
+def test_wrong_texts(
+    content: bytes | None, more: tuple[str, ...], status: int, words: str, demo_model: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "text"
+    if content is None:
+        text.mkdir()
+    else:
+        text.write_bytes(content)
+    done = run(demo_model, tmp_path / "saved", "--calibration", text, *more)
+    assert done.returncode == status
+    assert words in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["text"]
 
 
 def test_full_disk_leaves_nothing(demo_model: Path, tmp_path: Path) -> None:

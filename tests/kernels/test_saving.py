@@ -18,9 +18,10 @@ from quire.kernels.options import LoadOptions
 from quire.kernels.quantize import SaveRequest, quantize
 from quire.kernels.runner import load_model
 from quire.kernels.saving.compressed_folder import SavedModule, pack, section_of
+from quire.kernels.saving.feedback import Feedback, fit_with_feedback
 from quire.kernels.saving.fit import Fitted, Floats, fit
 from quire.kernels.step import StepInput
-from quire.kernels.trial import chosen_places
+from quire.kernels.trial import TrialTokens
 from quire.kernels.weights.gguf_checkpoint import open_checkpoint
 from quire.kernels.weights.quantized import scheme_of
 
@@ -74,6 +75,41 @@ def test_eight_bits_and_groups_of_zeros() -> None:
     assert (fit(weights, None, 8, 32).zeros == 128).all()
 
 
+def test_feedback_makes_products_of_correlated_inputs_better() -> None:
+    generator = np.random.default_rng(11)
+    weights = generator.standard_normal((48, 128)).astype(np.float32)
+    inputs = (generator.standard_normal((512, 20)) @ generator.standard_normal((20, 128))).astype(np.float32)
+    inputs += 0.1 * generator.standard_normal(inputs.shape).astype(np.float32)
+    feedback = Feedback.of(inputs)
+    assert feedback is not None
+
+    def error(fitted: Fitted) -> float:
+        return float(np.linalg.norm(inputs @ (dequantized(fitted, 32) - weights).T))
+
+    found = fit_with_feedback(weights, feedback, 4, 32)
+    assert error(found) < 0.5 * error(fit(weights, np.square(inputs).mean(axis=0), 4, 32))
+    again = fit_with_feedback(weights[5:20], feedback, 4, 32)
+    np.testing.assert_allclose(dequantized(again, 32), dequantized(found, 32)[5:20], atol=0.3)  # rows have no ties
+
+
+def test_feedback_of_inputs_that_do_not_correlate_is_none() -> None:
+    weights = np.random.default_rng(12).standard_normal((16, 64)).astype(np.float32)
+    feedback = Feedback.of(np.diag(np.arange(1, 65, dtype=np.float32)))
+    assert feedback is not None
+    assert (feedback.factors == np.eye(64)).all()
+    found, plain = fit_with_feedback(weights, feedback, 4, 32), fit(weights, feedback.importance, 4, 32)
+    assert (found.values == plain.values).all()
+    assert (found.scales == plain.scales).all()
+    assert (found.zeros == plain.zeros).all()
+
+
+def test_inputs_that_have_no_feedback() -> None:
+    assert Feedback.of(np.full((2, 32), 1e30, np.float32)) is None
+    zero = Feedback.of(np.zeros((2, 32), np.float32))
+    assert zero is not None
+    assert (zero.importance == 1).all()
+
+
 def test_words_hold_the_first_value_in_their_lowest_bits() -> None:
     values = np.arange(1, 11, dtype=np.uint8)[None]
     assert pack(values, 4).view(np.uint32).tolist() == [[0x87654321, 0x000000A9]]
@@ -83,7 +119,7 @@ def test_words_hold_the_first_value_in_their_lowest_bits() -> None:
 def losses(folder: Path) -> list[float]:
     """Return the log probabilities of a prompt's tokens."""
     model = load_model(LoadOptions(str(folder), dtype="bfloat16", num_pages=8))
-    prompt = [int(token) for token in chosen_places(96, min(500, model.vocab_size))]
+    prompt = TrialTokens.arbitrary(min(500, model.vocab_size), 96).places.tolist()
     slot = model.sequences.open(prompt, 96, sampling=SamplingConfig(temperature=0.0, prompt_logprobs=0))
     assert model.sequences.reserve(slot, 97)
     return [entry[1][0] for entry in model.run(StepInput([slot], [0], [96])).prompt_logprobs[0]]

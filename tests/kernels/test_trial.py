@@ -7,19 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from quire.kernels._native import SamplingConfig
 from quire.kernels.emit.experts import ExpertGemmKernel
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.rows import EmbeddingKernel
+from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import Embedding
 from quire.kernels.host import available_isas
 from quire.kernels.operands import Matrix
 from quire.kernels.options import LoadOptions
 from quire.kernels.runner import describe, load_model
 from quire.kernels.step import StepInput
-from quire.kernels.trial import NUM_TOKENS, TrialRun, chosen_places, sampled_rows
+from quire.kernels.trial import NUM_TOKENS, TrialRun, TrialTokens
 from quire.kernels.weights import quantization
 from quire.kernels.weights.gguf_checkpoint import open_checkpoint
 from quire.kernels.weights.loader import Importance, Loader
@@ -33,21 +35,47 @@ def test_importance_is_the_mean_square_of_inputs(demo_model: Path) -> None:
     """The inputs of the first layer are the normed embeddings of the trial's tokens."""
     checkpoint = open_checkpoint(str(demo_model))
     embedding = checkpoint.get("model.embed_tokens.weight", (2048, 256)).to_f32()
-    rows = np.concatenate([np.arange(first, first + 16) for first in sampled_rows(2048)])
-    hidden = embedding[rows[chosen_places(NUM_TOKENS, len(rows))]].astype(np.float64)
-    norm = checkpoint.get("model.layers.0.input_layernorm.weight", (256,)).to_f32()
-    inputs = hidden / np.sqrt((hidden**2).mean(axis=1, keepdims=True) + 1e-6) * norm
-    found = measure(demo_model)["model.layers.0.self_attn.v_proj.weight", 0]
-    np.testing.assert_allclose(found, (inputs**2).mean(axis=0), rtol=0.01)
+    tokens = TrialTokens.arbitrary(2048, NUM_TOKENS)
+    rows = np.concatenate([np.arange(first, first + 16) for first in tokens.rows])
+    passages = [[1, 2047, 2, 3, 1], [*range(1000, 1300)]]
+    for passages_given, token_ids in (
+        ((), rows[tokens.places]),
+        (passages, np.array(passages[0] + passages[1][:NUM_TOKENS])),
+    ):
+        hidden = embedding[token_ids].astype(np.float64)
+        norm = checkpoint.get("model.layers.0.input_layernorm.weight", (256,)).to_f32()
+        inputs = hidden / np.sqrt((hidden**2).mean(axis=1, keepdims=True) + 1e-6) * norm
+        found = TrialRun(LoadOptions(str(demo_model)), checkpoint, passages=passages_given).run()
+        key = "model.layers.0.self_attn.v_proj.weight", 0
+        np.testing.assert_allclose(found[key], (inputs**2).mean(axis=0), rtol=0.01)
+
+
+def test_passages_do_not_see_each_other(demo_model: Path) -> None:
+    """The inputs of later layers are those of each passage alone."""
+    checkpoint, passages = open_checkpoint(str(demo_model)), [[*range(100, 150)], [*range(900, 1000)]]
+
+    def inputs(*passages: list[int]) -> list[npt.NDArray[np.float32]]:
+        trial = TrialRun(LoadOptions(str(demo_model)), checkpoint, passages=passages)
+        return [found.copy() for _, found in trial.inputs()]
+
+    together, first, second = inputs(*passages), inputs(passages[0]), inputs(passages[1])
+    for found, *alone in zip(together[:-1], first[:-1], second[:-1], strict=True):
+        assert (found == np.concatenate(alone)).all()
+
+
+def test_tokens_outside_the_vocabulary(demo_model: Path) -> None:
+    for token in (-1, 2048):
+        with pytest.raises(ModelError, match="outside the model's vocabulary of 2048"):
+            TrialRun(LoadOptions(str(demo_model)), open_checkpoint(str(demo_model)), passages=[[5, token]]).run()
 
 
 @pytest.mark.parametrize("vocab_size", [16, 503, 1024, 1025, 2048, 151936])
 def test_tokens_come_from_the_vocabulary(vocab_size: int) -> None:
-    rows = sampled_rows(vocab_size)
+    tokens = TrialTokens.arbitrary(vocab_size, NUM_TOKENS)
+    rows, places = tokens.rows, tokens.places
     assert rows[0] == 0
     assert all(first >= before + 16 or vocab_size < 2048 for before, first in itertools.pairwise(rows))
     assert rows[-1] < vocab_size <= rows[-1] + 16
-    places = chosen_places(NUM_TOKENS, min(vocab_size, 1024))
     assert len({*map(int, places)}) >= min(vocab_size, NUM_TOKENS) // 2
     assert places.min() >= 0
     assert places.max() < min(vocab_size, 1024)
@@ -89,7 +117,7 @@ def test_matrices_in_one_place_do_not_disturb_each_other(
 def losses(folder: Path, **options: Any) -> list[float]:
     """Return the log probabilities of a prompt's tokens."""
     model = load_model(LoadOptions(str(folder), dtype="bfloat16", num_pages=8, **options))
-    prompt = [int(token) for token in chosen_places(96, 2048)]
+    prompt = TrialTokens.arbitrary(1024, 96).places.tolist()
     slot = model.sequences.open(prompt, 96, sampling=SamplingConfig(temperature=0.0, prompt_logprobs=0))
     assert model.sequences.reserve(slot, 97)
     return [entry[1][0] for entry in model.run(StepInput([slot], [0], [96])).prompt_logprobs[0]]
