@@ -27,8 +27,8 @@ class StepResult(Protocol):
         """The first row of each sequence among the step's tokens, or of the branch that has taken its place."""
 
     @property
-    def future_rows(self) -> Mapping[int, int]:
-        """The rows of futures among the step's tokens, by sequence."""
+    def lookahead_rows(self) -> Mapping[int, int]:
+        """The rows of lookahead tokens among the step's tokens, by sequence."""
 
     @property
     def pending(self) -> Sequence[int]:
@@ -97,7 +97,7 @@ class PlainStepResult:
     token_ids: list[list[int]]
     pending: Sequence[int] = ()
     first_rows: Sequence[int] = ()
-    future_rows: Mapping[int, int] = field(default_factory=dict)
+    lookahead_rows: Mapping[int, int] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[LogprobsEntry]] = field(default_factory=dict)
     pooled: dict[int, bytes] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)

@@ -40,7 +40,7 @@ class Feature:
     # Requests
 
     def check(self, message: EngineCoreRequest) -> None:
-        """Raise RejectedError for a request that must not be let in."""
+        """Raise RejectedError for a request that must not be accepted."""
 
     def add(self, request: Request) -> None:
         """Follow a request that has been queued."""

@@ -58,12 +58,12 @@ class Intake:
         self._inbound = InboundRequests()
 
     def is_open(self, client_id: bytes, request_id: str) -> bool:
-        """Return True if a client's request with this id has been let in, and has not ended. Any thread."""
+        """Return True if a client's request with this id has been accepted, and has not ended. Any thread."""
         # Inbound requests first: one that has left them is open by then, or has been answered.
         return self._inbound.holds(client_id, request_id) or self._requests.find(client_id, request_id) is not None
 
     def reject_early(self, client_id: bytes, message: EngineCoreRequest) -> EngineMessage | None:
-        """Return the answer to a request for which there is no room; None lets it in, to be received.
+        """Return the answer to a request for which there is no room; None accepts it, to be received.
 
         For the socket's thread, so that a rejection does not wait for the step to end.
         """
@@ -73,7 +73,7 @@ class Intake:
             if self.is_open(client_id, message.request_id):  # its output would be taken for the other's
                 return _in_use(message)
             return EngineCoreOutputs([_rejection(message, error)], None, self._clock())
-        self._inbound.let_in(client_id, message)
+        self._inbound.accept(client_id, message)
         return None
 
     def receive(self, client_id: bytes, message: EngineCoreRequest) -> None:

@@ -2,7 +2,7 @@
 
 Each open request counts with an estimate from its message, and all of them together stay within a part of the reserve
 of the memory plan. Should the process come near its ceiling nonetheless, it gives back what it can do without and
-rejects new requests until it is below again. Open requests go on; with none open, one is let in whatever is measured.
+rejects new requests until it is below again. Open requests go on; with none open, one is accepted whatever is measured.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from quire.engine_core.loop import EngineLoop
 from quire.engine_core.memory import MemoryGuard
 from quire.engine_core.speculation.start import features_needed, start_speculation
 from quire.engine_core.supervisor_link import Stages, SupervisorLink, wait_to_begin, write_line
-from quire.engine_core.transport.server import EngineServer, Inbox
+from quire.engine_core.transport.server import ClientLimits, EngineCallbacks, EngineServer, Inbox
 from quire.kernels.errors import ModelError
 from quire.kernels.fit import advised
 from quire.kernels.runner import ModelRunner, PreparedModel
@@ -122,7 +122,7 @@ def _run(parsed: EngineProcessOptions, parent: int | None) -> int:
     try:
         with _explained():
             stages.begin("opening the socket")
-            server.start(core.reject_early, core.is_open, core.receive_kv)
+            server.start(EngineCallbacks(core.reject_early, core.is_open, core.receive_kv))
         if parent is not None:
             outlive_parent(parent, lambda: _leave_orphaned(server.address))
         write_line("READY", server.address)
@@ -203,10 +203,8 @@ def _assemble(
         parsed.engine_address or default_address(),
         _make_ready(parsed, runner, limits, hash_of_all(text.files)),
         inbox,
+        ClientLimits(max_clients=parsed.max_clients, max_waiting_bytes=memory.backlog_bytes, memory_limit=memory.limit),
         parsed.security,
-        max_clients=parsed.max_clients,
-        max_waiting_bytes=memory.backlog_bytes,
-        memory_limit=memory.limit,
     )
     journal = CrashJournal(parsed.crash_journal_fd)
     if link is not None and journal.num_explained_deaths:

@@ -35,7 +35,7 @@ NO_LOAD = QueueLoad()
 
 
 class InboundRequests:
-    """Requests that the socket's thread has let in and the step loop has not received yet."""
+    """Requests that the socket's thread has accepted and the step loop has not received yet."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,7 +44,7 @@ class InboundRequests:
         self._ids: Counter[tuple[bytes, str]] = Counter()  # an id may come again before the first is received
         self.num_bytes = 0  # of memory, by their estimates
 
-    def let_in(self, client_id: bytes, message: EngineCoreRequest) -> None:
+    def accept(self, client_id: bytes, message: EngineCoreRequest) -> None:
         """Count a request; on the socket's thread."""
         with self._lock:
             self._count(tenant_of(client_id, message), QueueLoad(1, len(message.prompt_token_ids)))
@@ -69,7 +69,7 @@ class InboundRequests:
                 del self._ids[key]
 
     def holds(self, client_id: bytes, request_id: str) -> bool:
-        """Return True if a request with this id has been let in, and the step loop is not done with it."""
+        """Return True if a request with this id has been accepted, and the step loop is not done with it."""
         return (client_id, request_id) in self._ids
 
     @property
@@ -152,7 +152,7 @@ class QueueBounds:
             )
 
     def _check_memory(self, memory: MemoryGuard, message: EngineCoreRequest, inbound_bytes: int) -> None:
-        """Raise OverloadedError if there is no memory; not for a request that an engine which is gone had let in."""
+        """Raise OverloadedError if there is no memory; not for a request that an engine which is gone had accepted."""
         num_bytes, open_bytes = estimate_bytes(message), inbound_bytes + self._open_bytes()
         is_too_much = num_bytes <= memory.request_bytes < open_bytes + num_bytes  # alone it is: see `check_size`
         if (memory.is_full or is_too_much) and not message.generated_token_ids:

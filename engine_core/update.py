@@ -54,7 +54,7 @@ class StepUpdate:
             self._isolate(batch, error, is_part=is_part)
             return None
         if batch.step.branches:
-            batch.first_rows, batch.future_rows = result.first_rows, result.future_rows
+            batch.first_rows, batch.lookahead_rows = result.first_rows, result.lookahead_rows
         return result
 
     def apply(self, batch: Batch, result: StepResult, now: float) -> None:

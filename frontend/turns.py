@@ -34,7 +34,7 @@ class LoopWork:
     async def turn(self) -> None:
         """Wait until the next item may be done, which should take less than a millisecond."""
         turns = _turns()
-        if not turns.lets(self):
+        if not turns.may_run(self):
             await turns.wait(self)
 
     def in_turns(self, items: Iterable[T]) -> InTurns[T]:
@@ -95,8 +95,8 @@ class LoopTurns:
         self._end = 0.0
         self._waiting: dict[LoopWork, None] = {}
 
-    def lets(self, work: LoopWork) -> bool:
-        """Return whether `work` may do something now."""
+    def may_run(self, work: LoopWork) -> bool:
+        """Return whether `work` may run now."""
         if not self._is_open:
             self._begin()
         if work.waiting or (work.last_turn == self._number and time.monotonic() >= self._end):

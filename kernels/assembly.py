@@ -115,7 +115,7 @@ def open_runner(
         max_logit_rows=logit_rows, logit_stride=logit_stride, hidden_size=plan.hidden_size,
         tokens_per_entry=plan.tokens_per_entry, layers=plan.layers, tile_bytes=layout.tile_bytes,
         value_offset=layout.value_offset, window=plan.window, bidirectional=plan.is_encoder,
-        contemplates=plan.features is not None and plan.features.contemplates,
+        lookahead=plan.features is not None and plan.features.lookahead,
         kv_memory_fd=None if file is None else file.fd, kv_model="" if file is None else file.model,
         log_sealed_pages=log_sealed_pages,
     )  # fmt: skip

@@ -19,7 +19,14 @@ from quire.kernels.errors import ModelError
 from quire.kernels.graph.lowering import lower
 from quire.kernels.graph.operations import Features, Graph, HiddenStates
 from quire.kernels.models import build_graph
-from quire.kernels.models.eagle import FUTURE, DraftedModel, build_head, features_of, head_config, method_of
+from quire.kernels.models.eagle import (
+    LOOKAHEAD_EMBEDDING,
+    DraftedModel,
+    build_head,
+    features_of,
+    head_config,
+    method_of,
+)
 from quire.kernels.operands import Matrix
 from quire.kernels.options import LoadOptions, choose_limits, config_of
 from quire.kernels.plan import FEATURES, HIDDEN
@@ -107,7 +114,7 @@ class DraftHead:
         self.max_num_batched_tokens = limits.max_num_batched_tokens
         self.sequences = assembly.native.sequences
         self.num_features = graph.draft_input.features.count
-        self.contemplates = graph.draft_input.features.contemplates
+        self.lookahead = graph.draft_input.features.lookahead
         self._hidden = assembly.rows(HIDDEN, plan.hidden_size)
         self._encodes = graph.draft_input.encode is not None
         width = graph.draft_input.width * self.num_features
@@ -145,6 +152,6 @@ def load_draft_head(
     head = _open(model, method, target)
     with _about(model):
         graph, shared = build_head(head.config, method, head.target, head.checkpoint.has)
-        if graph.draft_input is not None and graph.draft_input.features.contemplates:
-            runner.set_future(head.checkpoint.get(FUTURE, (1, head.target.hidden_size)).to_f32()[0])
+        if graph.draft_input is not None and graph.draft_input.features.lookahead:
+            runner.set_lookahead(head.checkpoint.get(LOOKAHEAD_EMBEDDING, (1, head.target.hidden_size)).to_f32()[0])
         return DraftHead(graph, replace(options, model=model), head.checkpoint, runner.dtypes, runner.lend(shared))

@@ -23,8 +23,8 @@ from quire.kernels.weights.quantization import Quantization
 HIDDEN, FEATURES = "hidden", "features"
 """Buffers of f32 rows of a step's tokens: hidden states, and what a draft head encodes as such."""
 
-FUTURE = "future"
-"""Buffer of the hidden state that stands for the future where a draft head contemplates."""
+LOOKAHEAD = "lookahead"
+"""Buffer of the embedding of a draft head's lookahead token."""
 
 FINAL = "final"
 LOGIT_ROWS_AT_ONCE = 128

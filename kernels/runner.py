@@ -43,7 +43,7 @@ from quire.kernels.options import (
     config_of,
     plan_memory,
 )
-from quire.kernels.plan import FINAL, FUTURE, ModelPlan, kept_name
+from quire.kernels.plan import FINAL, LOOKAHEAD, ModelPlan, kept_name
 from quire.kernels.pooling.pooler import Pooler, choose_pooler
 from quire.kernels.pooling.sentence_transformers import max_seq_length
 from quire.kernels.step import StepInput
@@ -160,9 +160,9 @@ class ModelRunner:
         names = [] if kept is None else [*map(kept_name, kept.layers), *([kept_name(FINAL)] if kept.final else [])]
         return [self._assembly.rows(name, plan.hidden_size) for name in names]
 
-    def set_future(self, embedding: npt.NDArray[np.float32]) -> None:
-        """Let the future have this hidden state, f32 [hidden_size], in the place of a token's embedding."""
-        self._assembly.rows(FUTURE, self._plan.hidden_size, 1)[0] = embedding
+    def set_lookahead(self, embedding: npt.NDArray[np.float32]) -> None:
+        """Give the lookahead token this embedding, f32 [hidden_size]."""
+        self._assembly.rows(LOOKAHEAD, self._plan.hidden_size, 1)[0] = embedding
 
     def lend(self, names: Collection[str]) -> dict[Matrix, int]:
         """Return the packed matrices of the tensors `names`, and where they lie. Raises ModelError."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 Branch = tuple[int, list[int]]
-"""Tokens that may come instead of a sequence's drafts, after its number in the step; none: the future."""
+"""Tokens that may come instead of a sequence's drafts, after its number in the step; none: the lookahead token."""
 
 
 @dataclass(slots=True)

@@ -416,8 +416,8 @@ def train(args: argparse.Namespace, corpus: Corpus) -> TrainingProgress:
 
 
 @torch.no_grad()
-def sample_tales(folder: Path, seed: int, max_new_tokens: int = 400) -> dict[str, str]:
-    """Return what the saved model writes for a few prompts, greedily and sampled; conversations include the request."""
+def sample_tales(folder: Path, max_new_tokens: int = 400) -> dict[str, str]:
+    """Return what the saved model writes for a few prompts, greedily; conversations include the request."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     request = [{"role": "user", "content": "Tell me a tale about a fox and a crow"}]
@@ -429,11 +429,8 @@ def sample_tales(folder: Path, seed: int, max_new_tokens: int = 400) -> dict[str
     samples: dict[str, str] = {}
     for name, prompt in prompts.items():
         ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")
-        for manner, options in (("greedy", {"do_sample": False}), ("temperature 0.7, top-p 0.9", {"do_sample": True})):
-            torch.manual_seed(seed)
-            output = model.generate(**ids, **options, max_new_tokens=max_new_tokens)[0].tolist()
-            text = tokenizer.decode(output, skip_special_tokens=False).removeprefix(BEGIN)
-            samples[f"{name} ({manner})"] = text
+        output = model.generate(**ids, do_sample=False, max_new_tokens=max_new_tokens)[0].tolist()
+        samples[name] = tokenizer.decode(output, skip_special_tokens=False).removeprefix(BEGIN)
     return samples
 
 
@@ -489,6 +486,8 @@ instruction: it may tell of another animal. It recites passages of the tales it 
 cruel deaths and old manners. It answers no questions, knows no facts, and understands English only.
 
 ## Samples
+
+Greedy, 400 tokens at most.
 
 {samples}
 """
@@ -560,7 +559,7 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(args.out, dtype=torch.float32)  # what bfloat16 left of the weights
     kept.train_loss, _ = evaluate(model, corpus.tokenizer, corpus.training_sample)
     kept.held_out_loss, kept.held_out_bits_per_byte = evaluate(model, corpus.tokenizer, held_out)
-    write_card(args, corpus, kept, sample_tales(args.out, args.seed))
+    write_card(args, corpus, kept, sample_tales(args.out))
     print((args.out / "README.md").read_text(encoding="utf-8"))
 
 

@@ -1,4 +1,4 @@
-"""Train what can draft for Quire's demo model: EAGLE-3 heads, one with futures (ConFu), an EAGLE head, a smaller model.
+"""Train draft models for the demo model: EAGLE-3 heads (one with ConFu's lookahead token), an EAGLE head, a decoder.
 
 Each learns the distribution of the model's next token (and the EAGLE head its hidden states) on the tales of the corpus
 and on answers that the model gives; heads learn it for what they draft by themselves, too. The folders that are written
@@ -41,8 +41,8 @@ KEPT = (1, 3, 5)  # layers whose inputs it reads
 PEAK_RATE = 2e-3
 HEADS = ("eagle3", "confu", "eagle")
 CLASSES = {"eagle3": "LlamaForCausalLMEagle3", "eagle": "EagleLlamaForCausalLM"}
-LONGEST_STEP = 5  # tokens that a step computes, for which there is one future
-NO_FUTURE = 0.1  # part of the steps that have none
+LONGEST_STEP = 5  # tokens that a step computes, for which there is one lookahead token
+NO_LOOKAHEAD = 0.1  # share of the steps that have none
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Teacher:
             hook.remove()
         return torch.cat([found[number] for number in kept], -1), final, self.model.lm_head(final)
 
-    def contemplate(
+    def lookahead(
         self, tokens: torch.Tensor, embedding: torch.Tensor, at: torch.Tensor, kept: tuple[int, ...]
     ) -> torch.Tensor:
         """Return the hidden states before the layers `kept` of an embedding that comes after each of the tokens `at`.
@@ -140,22 +140,24 @@ def loss_of_head(head: Head, teacher: Teacher, tokens: torch.Tensor) -> torch.Te
     """Return the loss of all rounds: that of round r counts 0.8^r."""
     features, final, logits = teacher.read(tokens, KEPT)
     if isinstance(head, Eagle3Head) and head.contemplate is not None:
-        features = torch.cat([features, futures(head.contemplate.weight, teacher, tokens, KEPT)], -1)
+        features = torch.cat([features, lookahead_features(head.contemplate.weight, teacher, tokens, KEPT)], -1)
     return loss_of_rounds(head, teacher.embed(tokens[:, 1:]), features, final, logits)
 
 
-def futures(embedding: torch.Tensor, teacher: Teacher, tokens: torch.Tensor, kept: tuple[int, ...]) -> torch.Tensor:
-    """Return what steps of random lengths have of the future: one contemplates after its first token.
+def lookahead_features(
+    embedding: torch.Tensor, teacher: Teacher, tokens: torch.Tensor, kept: tuple[int, ...]
+) -> torch.Tensor:
+    """Return the features of the lookahead tokens of steps of random lengths: one follows the first token of a step.
 
-    Prompts have none, and some steps.
+    Prompts have none, and neither have some steps.
     """
     length, prompt = tokens.shape[1], random.choice((0, random.randrange(tokens.shape[1] // 2)))
     starts = [prompt]
     while starts[-1] < length:
         starts.append(starts[-1] + random.randint(1, LONGEST_STEP))
     at = torch.tensor(starts[:-1])
-    found = teacher.contemplate(tokens, embedding, at, kept)
-    found = found * (torch.rand(1, len(at), 1) > NO_FUTURE)
+    found = teacher.lookahead(tokens, embedding, at, kept)
+    found = found * (torch.rand(1, len(at), 1) > NO_LOOKAHEAD)
     lengths = torch.tensor([min(end, length) - start for start, end in itertools.pairwise(starts)])
     return torch.cat([torch.zeros(len(tokens), prompt, found.shape[-1]), found.repeat_interleave(lengths, 1)], 1)
 
@@ -223,7 +225,7 @@ def new_head(method: str, teacher: Teacher, answers: list[list[int]]) -> Head:
     if method == "eagle":
         return EagleHead(shape, unembed)
     tokens = frequent_tokens(answers, shape.vocab_size, shape.outputs)
-    head = Eagle3Head(shape, len(KEPT), tokens, contemplates=method == "confu")
+    head = Eagle3Head(shape, len(KEPT), tokens, lookahead=method == "confu")
     head.lm_head.weight.data = unembed[tokens].clone()
     if head.contemplate is not None:
         head.contemplate.weight.data = teacher.embed(tokens[:16]).mean(0, keepdim=True)

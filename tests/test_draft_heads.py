@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 heads = pytest.importorskip("draft_heads", reason="torch or transformers is missing; `pip install '.[reference]'`")
 
 METHODS = {"eagle3": "eagle3", "confu": "eagle3", "eagle": "eagle"}
-"""Methods by heads: confu is an EAGLE-3 head that contemplates."""
+"""Methods by heads: confu is an EAGLE-3 head with a lookahead token."""
 PROMPTS = [[random.Random(number).randrange(heads.VOCAB) for _ in range(6 + 7 * number)] for number in range(8)]
 LONG = [random.Random(99).randrange(heads.VOCAB) for _ in range(700)]
 
@@ -112,7 +112,7 @@ def test_features_are_kept_only_where_they_are_wanted(target: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_future_is_computed_as_a_token_is(dtype: str, target: Path, tmp_path: Path) -> None:
+def test_the_lookahead_token_is_computed_as_a_token_is(dtype: str, target: Path, tmp_path: Path) -> None:
     """Its embedding is that of a token here, and so all its features are that token's."""
     token, prompt, folder = 77, PROMPTS[4], heads.write_head(tmp_path, heads.new_head("confu", target))
     runner, _ = load(folder, "confu", target, dtype=dtype)
@@ -127,11 +127,11 @@ def test_the_future_is_computed_as_a_token_is(dtype: str, target: Path, tmp_path
     runner.run(StepInput([other], [0], [len(prompt)]))
     for draft in (1, 2):
         runner.sequences.append(other, draft)
-    runner.set_future(heads.embedding_of(target, token, dtype))
+    runner.set_lookahead(heads.embedding_of(target, token, dtype))
     result = runner.run(StepInput([other], [len(prompt)], [3], [2], [(0, [5, 6]), (0, [])]))
-    assert result.future_rows == {0: 3 + 3 + 1}
+    assert result.lookahead_rows == {0: 3 + 3 + 1}
     for rows, row in zip(runner.features(), expected, strict=True):
-        assert np.array_equal(rows[result.future_rows[0]], row)
+        assert np.array_equal(rows[result.lookahead_rows[0]], row)
     assert answer
     assert not np.array_equal(runner.features()[-1][1], expected[-1])
     free = runner.sequences.free_pages + runner.sequences.cached_pages

@@ -74,7 +74,7 @@ class Batch:
     rows: list[int] = field(default_factory=list)
     step: StepInput = field(default_factory=StepInput)
     first_rows: Sequence[int] = ()  # of each row's tokens among those of the step; empty: one row's follow the other's
-    future_rows: Mapping[int, int] = field(default_factory=dict)  # of the futures, by the row that they belong to
+    lookahead_rows: Mapping[int, int] = field(default_factory=dict)  # by the row of their sequence
     num_single_decodes: int = 0  # decoding requests of one sequence, which come first
     num_decode_requests: int = 0
     num_decode_rows: int = 0

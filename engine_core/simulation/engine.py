@@ -50,20 +50,26 @@ class SimulatedAnswer:
     error_kind: ErrorKind | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class EngineTiming:
+    """The time that an engine takes: for a `step`, and to begin after some seconds without work."""
+
+    step: StepTime
+    wake_seconds: Callable[[float], float] = lambda _: 0.0
+
+
 class SimulatedEngine:
     """An engine that steps on request, and reports the first token and the end of each request.
 
     Steps in which no request begins or ends are put off until one does, or arrives, and then taken at once; with
-    `is_stepwise`, or if tokens are drafted, each is taken alone, with the same result. `wake_seconds` returns how long
-    the engine takes to begin after some seconds without work.
+    `is_stepwise`, or if tokens are drafted, each is taken alone, with the same result.
     """
 
     def __init__(
         self,
         limits: EngineShape,
-        step_time: StepTime,
+        timing: EngineTiming,
         *,
-        wake_seconds: Callable[[float], float] = lambda _: 0.0,
         tells_lengths: bool = True,
         is_stepwise: bool = False,
         on_first_token: Callable[[SimulatedAnswer], None] = lambda _: None,
@@ -72,7 +78,7 @@ class SimulatedEngine:
     ) -> None:
         self.limits = limits
         self.clock = VirtualClock()
-        self.executor = SimulatedExecutor(limits, step_time, self.clock)
+        self.executor = SimulatedExecutor(limits, timing.step, self.clock)
         speculation, drafts = simulated_speculation(speculative_config, self.executor.sequences, limits, self.clock)
         if drafts is not None:
             self.executor.accept = drafts.accept
@@ -80,7 +86,7 @@ class SimulatedEngine:
         self.num_requests = 0
         self.num_output_tokens = 0
         self._idle_seconds = 0.0
-        self._wake_seconds = wake_seconds
+        self._wake_seconds = timing.wake_seconds
         self._is_stepwise = is_stepwise
         self._foreseen = ForeseenSteps(0.0)
         self._tells_lengths = tells_lengths

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from quire.engine_core.simulation.arrivals import Arrivals
-from quire.engine_core.simulation.engine import SimulatedAnswer, SimulatedEngine, limits_of
+from quire.engine_core.simulation.engine import EngineTiming, SimulatedAnswer, SimulatedEngine, limits_of
 from quire.engine_core.simulation.routers import ROUTERS
 from quire.protocol.simulation import (
     SimulatedRequest,
@@ -40,8 +40,7 @@ class Fleet:
         self.engines = [
             SimulatedEngine(
                 limits,
-                setup.step,
-                wake_seconds=setup.client.wake_seconds,
+                EngineTiming(setup.step, setup.client.wake_seconds),
                 tells_lengths=setup.tells_lengths,
                 is_stepwise=is_stepwise,
                 on_first_token=partial(self._answered, number, False),

@@ -1,4 +1,4 @@
-"""Foresight: steps in which nothing begins or ends are computed at once, without a look at each decoding request."""
+"""Foresight: steps in which nothing begins or ends are computed at once, without visiting each decoding request."""
 
 from __future__ import annotations
 

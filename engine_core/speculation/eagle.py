@@ -80,9 +80,9 @@ class EagleDrafts(SampledDrafts):
             skipped = self._skipped(request, start)
             if skipped < count and self._has_room(request, count - skipped):
                 kept = self._rows(firsts[row] + skipped, firsts[row] + count)
-                if self._head.contemplates:
-                    future = batch.future_rows.get(row)
-                    own = np.zeros((1, kept.shape[1]), np.float32) if future is None else self._rows(future, future + 1)
+                if self._head.lookahead:
+                    ahead = batch.lookahead_rows.get(row)
+                    own = np.zeros((1, kept.shape[1]), np.float32) if ahead is None else self._rows(ahead, ahead + 1)
                     kept = np.concatenate([kept, np.broadcast_to(own, kept.shape)], axis=1)
                 self._keep(request, start + skipped, kept)
 
@@ -121,7 +121,7 @@ class EagleDrafts(SampledDrafts):
         for index, request in enumerate(requests):
             if (tree := self._trees.get(request)) is not None and request.constraint is None:
                 found += [(index, path) for path in tree.branches(least)]
-                if self._head.contemplates and tree.num_drafts and len(self._trees) <= _MOST_WIDE:
+                if self._head.lookahead and tree.num_drafts and len(self._trees) <= _MOST_WIDE:
                     found.append((index, []))
         return found
 

@@ -49,8 +49,8 @@ class Proposer(ABC):
     def branches(self, requests: Sequence[Request], least: float) -> list[tuple[int, list[int]]]:
         """Return other paths than the drafts that were proposed last for these requests, each with the request's index.
 
-        They are as long as the drafts at most; one without tokens is the future. A branch computes the sequence's last
-        token again; it is worth it if its tokens are so many times as probable as `least`.
+        They are as long as the drafts at most; one without tokens is the lookahead token. A branch computes the
+        sequence's last token again; it is worth it if its tokens are so many times as probable as `least`.
         """
         return []
 

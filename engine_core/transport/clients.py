@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -23,6 +25,21 @@ MAX_CALLS = 1024
 _BATCH_VALUES = 250_000  # of merged outputs in one frame: some 2 MB
 
 _LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """What the clients of an engine may take of it.
+
+    A client that sends nothing for `silent_heartbeats`, and does not read, counts as dead. With `max_clients`, others
+    are rejected. When more than about `max_waiting_bytes` wait to be read, the client for which the most waits is
+    dropped. `memory_limit`: bytes of the process, see `UnfinishedMessages`.
+    """
+
+    silent_heartbeats: int = 10
+    max_clients: int = 1024
+    max_waiting_bytes: int = 512 << 20
+    memory_limit: float = math.inf
 
 
 class ServerCounters(msgspec.Struct):
@@ -80,13 +97,13 @@ class Clients:
         transmit: Transmit,
         on_leave: Callable[[tuple[ClientId, Goodbye]], None],
         counters: ServerCounters,
-        max_waiting_values: int,
+        max_waiting_bytes: int,
     ) -> None:
         """Frames leave by `transmit`. `on_leave` is called once for each client that leaves, whatever the reason."""
         self._transmit = transmit
         self._on_leave = on_leave
         self._counters = counters
-        self._max_waiting_values = max_waiting_values
+        self._max_waiting_values = max_waiting_bytes // NUMBER_BYTES
         self._num_waiting_values = 0
         self._clients: dict[ClientId, _Client] = {}
         self._blocked: dict[ClientId, _Client] = {}

@@ -8,33 +8,30 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import zmq
 
 from quire.engine_core.transport.access import ANYONE, OWNER, Identity
-from quire.engine_core.transport.clients import ClientId, Sent, ServerCounters
+from quire.engine_core.transport.clients import ClientId, ClientLimits, Sent, ServerCounters
 from quire.engine_core.transport.connections import Connections
-from quire.engine_core.transport.outbox import NUMBER_BYTES
-from quire.engine_core.transport.sessions import ClientSessions, IsOpen, Reject
+from quire.engine_core.transport.sessions import ClientSessions, EngineCallbacks
 from quire.engine_core.transport.waker import Waker
 from quire.protocol.address import ipc_path, remove_address
 from quire.protocol.codec import Frame
 from quire.protocol.keys import NO_KEYS, Gate, Security, authorized_clients
 from quire.protocol.messages import (
     ClientMessage,
-    EngineCoreRequest,
     EngineGoodbye,
     EngineMessage,
     Goodbye,
-    KvMessage,
     Ready,
     Role,
 )
 from quire.protocol.sockets import bind_engine
 
-__all__ = ["ClientId", "EngineServer", "Inbox", "ServerCounters"]
+__all__ = ["ClientId", "ClientLimits", "EngineCallbacks", "EngineServer", "Inbox", "ServerCounters"]
 
 Inbox = queue.SimpleQueue[tuple[ClientId, ClientMessage]]
 
@@ -45,18 +42,6 @@ _MOST_DEAF_SECONDS = 0.01
 _CATCH_UP_SECONDS = 0.05  # in which whole messages that are left are received, or found to be too many again
 
 _LOG = logging.getLogger(__name__)
-
-
-def _let_in(_client_id: ClientId, _request: EngineCoreRequest) -> None:
-    return None
-
-
-def _may_be_open(_client_id: ClientId, _request_id: str) -> bool:
-    return True
-
-
-def _ignore(_client_id: ClientId, _message: KvMessage) -> None:
-    return None
 
 
 def _descriptor(sender: zmq.Frame) -> int:
@@ -82,19 +67,12 @@ class EngineServer:
         address: str,
         ready: Ready,
         inbox: Inbox,
+        limits: ClientLimits,
         security: Security = NO_KEYS,
-        *,
-        silent_heartbeats: int = 10,
-        max_clients: int = 1024,
-        max_waiting_bytes: int = 512 << 20,
-        memory_limit: float = math.inf,
     ) -> None:
         """`address` may be `tcp://host:0`. Pong comes every `ready.heartbeat_seconds`.
 
-        A client that sends nothing for `silent_heartbeats` of them, and does not read, counts as dead. When more than
-        about `max_waiting_bytes` wait to be read, the client for which the most waits is dropped. With `max_clients`,
-        others are rejected; fewer may be attached if this process may not open as many files. `memory_limit`: bytes of
-        the process, see `UnfinishedMessages`.
+        Fewer clients may be attached than the limit if this process may not open as many files.
         """
         if not ready.heartbeat_seconds > 0:
             raise ValueError(f"heartbeat_seconds={ready.heartbeat_seconds} must be above 0")
@@ -105,10 +83,7 @@ class EngineServer:
         self._ready = ready
         self._inbox = inbox
         self._security = security
-        self._silent_heartbeats = silent_heartbeats
-        self._max_clients = max_clients
-        self._memory_limit = memory_limit
-        self._max_waiting_values = max_waiting_bytes // NUMBER_BYTES
+        self._limits = limits
         self._outgoing: deque[tuple[ClientId, EngineMessage]] = deque()
         self._farewell: tuple[float, EngineGoodbye] | None = None  # with its deadline
         self._deaf_until = 0.0
@@ -120,15 +95,9 @@ class EngineServer:
         """The address on which the engine listens; after `start` with the port resolved."""
         return self._address
 
-    def start(
-        self,
-        reject: Reject = _let_in,
-        is_open: IsOpen = _may_be_open,
-        receive_kv: Callable[[ClientId, KvMessage], None] = _ignore,
-    ) -> None:
-        """Bind and start the thread, which asks `reject` about every request, and hands KvMessages to `receive_kv`.
+    def start(self, engine: EngineCallbacks) -> None:
+        """Bind and start the thread, which asks the `engine` about messages.
 
-        Aborts of requests that are not `is_open` are dropped.
         Raises AddressError or KeyFileError with a text for the user.
         """
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -141,19 +110,16 @@ class EngineServer:
             self._context.destroy(linger=0)
             raise
         self._address = self._router.get_string(zmq.LAST_ENDPOINT)
-        self._connections = Connections(self._router, self._max_clients, self._memory_limit)
+        limits = self._limits
+        self._connections = Connections(self._router, limits.max_clients, limits.memory_limit)
         self._sessions = ClientSessions(
             self._ready,
             self._inbox.put,
+            engine,
             transmit=self._transmit,
-            reject=reject,
-            is_open=is_open,
-            receive_kv=receive_kv,
             step_age=self._step_age,
             counters=self.counters,
-            silent_heartbeats=self._silent_heartbeats,
-            max_clients=self._connections.max_clients,
-            max_waiting_values=self._max_waiting_values,
+            limits=replace(limits, max_clients=self._connections.max_clients),
         )
         self._thread.start()
 

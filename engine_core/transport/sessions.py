@@ -5,11 +5,19 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
 from quire.engine_core.transport.access import Identity, objection
-from quire.engine_core.transport.clients import MAX_CALLS, ClientId, Clients, ServerCounters, Transmit
+from quire.engine_core.transport.clients import (
+    MAX_CALLS,
+    ClientId,
+    ClientLimits,
+    Clients,
+    ServerCounters,
+    Transmit,
+)
 from quire.protocol.codec import EngineDecoder
 from quire.protocol.errors import FrameTooLargeError, ProtocolError
 from quire.protocol.messages import (
@@ -30,51 +38,52 @@ from quire.protocol.messages import (
     UtilityResult,
 )
 
-Reject = Callable[[ClientId, EngineCoreRequest], EngineMessage | None]
-"""Return the answer to a request for which there is no room; None lets it in."""
-
-IsOpen = Callable[[ClientId, str], bool]
-"""Return True if a client's request with this id has been let in, and has not ended."""
-
 _LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCallbacks:
+    """What the socket's thread asks the engine, beside the loop's inbox.
+
+    `reject` returns the answer to a request for which there is no room; None accepts it. `is_open` returns True if a
+    client's request with this id has been accepted, and has not ended: aborts of others are dropped. `receive_kv`
+    receives KvMessages.
+    """
+
+    reject: Callable[[ClientId, EngineCoreRequest], EngineMessage | None] = lambda _client_id, _request: None
+    is_open: Callable[[ClientId, str], bool] = lambda _client_id, _request_id: True
+    receive_kv: Callable[[ClientId, KvMessage], None] = lambda _client_id, _message: None
 
 
 class ClientSessions:
     """The sessions of all clients: what arrives is passed to `receive`, frames leave by `transmit`, time is told.
 
-    `put` receives EngineCoreRequest, Abort, UtilityCall, KvFetch and Goodbye, each with its client, and `receive_kv`
-    KvMessages. Goodbye is put as well for a client that went silent, vanished or does not read. Hello and Ping are
-    answered here.
+    `put` receives EngineCoreRequest, Abort, UtilityCall, KvFetch and Goodbye, each with its client. Goodbye is put as
+    well for a client that went silent, vanished or does not read. Hello and Ping are answered here.
     """
 
     def __init__(
         self,
         ready: Ready,
         put: Callable[[tuple[ClientId, ClientMessage]], None],
+        engine: EngineCallbacks,
         *,
         transmit: Transmit,
-        reject: Reject,
-        is_open: IsOpen,
-        receive_kv: Callable[[ClientId, KvMessage], None],
         step_age: Callable[[float], float],
         counters: ServerCounters,
-        silent_heartbeats: int,
-        max_clients: int,
-        max_waiting_values: int,
+        limits: ClientLimits,
     ) -> None:
-        """`step_age` returns the seconds since the last step, at a time. See `EngineServer` for the limits."""
+        """`step_age` returns the seconds since the last step, at a time."""
         self.next_beat = math.inf
         self._ready = ready
         self._put = put
-        self._reject_request = reject
-        self._is_open = is_open
-        self._receive_kv = receive_kv
+        self._engine = engine
         self._step_age = step_age
         self._counters = counters
-        self._silence = silent_heartbeats * ready.heartbeat_seconds
-        self._max_clients = max_clients
+        self._silence = limits.silent_heartbeats * ready.heartbeat_seconds
+        self._max_clients = limits.max_clients
         self._decoder = EngineDecoder()
-        self._clients = Clients(transmit, put, counters, max_waiting_values)
+        self._clients = Clients(transmit, put, counters, limits.max_waiting_bytes)
         self._deliver = self._clients.deliver
         self.flush = self._clients.flush
 
@@ -133,7 +142,7 @@ class ClientSessions:
         elif (answer := objection(identity, message) or self._reject(client_id, identity, message)) is not None:
             self._deliver(client_id, answer)
         elif isinstance(message, KvMessage):
-            self._receive_kv(client_id, message)
+            self._engine.receive_kv(client_id, message)
         elif isinstance(message, Abort):
             self._abort(client_id, message)
         else:
@@ -141,18 +150,18 @@ class ClientSessions:
 
     def _abort(self, client_id: ClientId, message: Abort) -> None:
         """Pass on what there is to abort: of messages that mean nothing, any number may come."""
-        if request_ids := [each for each in message.request_ids if self._is_open(client_id, each)]:
+        if request_ids := [each for each in message.request_ids if self._engine.is_open(client_id, each)]:
             self._put((client_id, Abort(request_ids)))
 
     def _reject(self, client_id: ClientId, identity: Identity, message: ClientMessage) -> EngineMessage | None:
-        """Return the answer to a request or a call for which there is no room; None lets the message in."""
+        """Return the answer to a request or a call for which there is no room; None accepts the message."""
         if isinstance(message, UtilityCall) and not self._clients.begin_call(client_id):
             text = f"{MAX_CALLS} utility calls of this client have no answer yet; wait for some"
             return UtilityResult(message.call_id, error=text)
         if not isinstance(message, EngineCoreRequest):
             return None
         message.tenant = message.tenant or identity.tenant
-        return self._reject_request(client_id, message)
+        return self._engine.reject(client_id, message)
 
     def _greet(self, client_id: ClientId, hello: Hello, identity: Identity, now: float) -> None:
         if (text := _incompatible(client_id, hello)) is not None:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from quire.protocol.resident_memory import ResidentMemory
 from quire.protocol.sockets import MAX_READ_BYTES
 
-_SAMPLE_SECONDS = 0.02  # between two looks, while anything arrives
-_LEAST_LOOKS = 3  # that find a message unfinished; an honest one has ended by then, or makes no progress
+_SAMPLE_SECONDS = 0.02  # between two samples, while anything arrives
+_LEAST_SAMPLES = 3  # that find a message unfinished; an honest one has ended by then, or makes no progress
 _LONGEST_SECONDS = 60.0  # of a message by a UNIX socket, of which the kernel counts no bytes
 _BYTES_RECEIVED = slice(128, 136)  # of the kernel's struct tcp_info
 
@@ -25,11 +25,11 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Unfinished:
-    """A message of which parts have arrived: since when, the bytes counted then, and the looks that found more."""
+    """A message of which parts have arrived: since when, the bytes counted then, and the samples that found more."""
 
     since: float
     counted: int
-    num_looks: int = 0
+    num_samples: int = 0
 
 
 class UnfinishedMessages:
@@ -83,10 +83,10 @@ class UnfinishedMessages:
             now = time.monotonic()
             if now >= self.judges_from:
                 for fd in active:
-                    self._look(fd, now)
+                    self._sample(fd, now)
 
-    def _look(self, fd: int, now: float) -> None:
-        """Look at a connection by which something has come since the last look."""
+    def _sample(self, fd: int, now: float) -> None:
+        """Check a connection by which something has come since the last sample."""
         last_message = self._last_message.get(fd)
         if last_message is None:
             self._unfinished.pop(fd, None)
@@ -99,10 +99,10 @@ class UnfinishedMessages:
             if known is None or known.since <= last_message:
                 self._unfinished[fd] = _Unfinished(now, counted)
                 return
-            known.num_looks += 1
+            known.num_samples += 1
             is_too_old = received is None and now - known.since > _LONGEST_SECONDS
             is_too_large = counted - known.counted > MAX_READ_BYTES or resident > self._memory_limit
-            if known.num_looks >= _LEAST_LOOKS and (is_too_large or is_too_old):
+            if known.num_samples >= _LEAST_SAMPLES and (is_too_large or is_too_old):
                 _LOG.warning(
                     "a connection was shut down: its message of more than %d bytes has not ended after %.1f s",
                     max(0, counted - known.counted), now - known.since,

@@ -27,7 +27,7 @@ def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> None:
     It prints `READY <address>` whenever others can attach with --engine-address. SIGTERM lets running requests finish,
     Ctrl-C aborts them.
     """
-    from quire.frontend.client.supervisor import Supervisor
+    from quire.frontend.client.supervisor import ProcessTimeouts, Supervisor
     from quire.frontend.engine_args import DEMO_MODEL
     from quire.frontend.hub.resolve import resolve_model
     from quire.frontend.text.tokenizer_trial import check_tokenizer
@@ -46,8 +46,7 @@ def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> None:
             address,
             given,
             SupervisionOptions(**supervised),
-            start_timeout=start_timeout,
-            shutdown_timeout=shutdown_timeout,
+            timeouts=ProcessTimeouts(start_timeout, shutdown_timeout),
             on_ready=lambda address: print("READY", address, flush=True),
         )
         with _ended_by_signals(supervisor) as received:

@@ -57,13 +57,13 @@ def reload(
 
 def _connect(flags: SocketFlags) -> CoreClient:
     """Connect to the engine, the only one if no address is given. Raises `EngineConnectionError`, `BadParameter`."""
-    from quire.frontend.client.engine_client import CoreClient
+    from quire.frontend.client.engine_client import CoreClient, ReconnectPolicy
     from quire.protocol.engine_options import SocketOptions
 
     address = flags.engine_address or _only_address()
     given = {name: value for name, value in flags.given.items() if name != "engine_address"}
     security = SocketOptions(**given).security
-    return CoreClient(address, lambda _delivery: None, security=security, reconnect_timeout=_RECONNECT_SECONDS)
+    return CoreClient(address, lambda _delivery: None, security=security, reconnect=ReconnectPolicy(_RECONNECT_SECONDS))
 
 
 def _only_address() -> str:

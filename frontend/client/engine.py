@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from quire.frontend.client.engine_client import CoreClient, Delivery
+from quire.frontend.client.engine_client import CoreClient, Delivery, ReconnectPolicy
 from quire.frontend.client.observer import DEFAULT_OPTIONS, RequestOptions
 from quire.frontend.client.remote_prefill import RemotePrefill
 from quire.frontend.client.request import (
@@ -21,7 +21,7 @@ from quire.frontend.client.request import (
     check_embedding,
     validate_pooling,
 )
-from quire.frontend.client.supervisor import Supervisor
+from quire.frontend.client.supervisor import ProcessTimeouts, Supervisor
 from quire.frontend.engine_args import EngineArgs
 from quire.frontend.errors import RequestError
 from quire.frontend.outputs import RequestOutput
@@ -235,24 +235,19 @@ class ConnectedEngine:
         self,
         messages: Sequence[Message],
         *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        add_special_tokens: bool = False,
-        chat_template_content_format: FormatName | None = None,
         answer_format: AnswerFormat | None = None,
         must_fit: bool = False,
+        **template: Unpack[TemplateOptions],
     ) -> Prompt:
         """Render a conversation as a prompt with the chat template. Raises `RequestError`, or `ChatTemplateError`.
 
-        The template writes special tokens itself; `add_special_tokens` adds those of the tokenizer, but no second bos.
         `answer_format`: that of the template, where it is known already. `must_fit`: the prompt will not be truncated,
         see `encode_within`.
         """
-        _check_variables(chat_template_kwargs or {})
-        content_format = chat_template_content_format or self.args.chat_template_content_format
+        variables, chat_template = template.get("chat_template_kwargs") or {}, template.get("chat_template")
+        _check_variables(variables)
+        content_format = template.get("chat_template_content_format") or self.args.chat_template_content_format
         if content_format not in CONTENT_FORMATS:
             raise RequestError(
                 f"chat_template_content_format={content_format!r} is not known; it can be {', '.join(CONTENT_FORMATS)}"
@@ -261,14 +256,14 @@ class ConnectedEngine:
         text = self._renderer.render(
             self._template(tokenizer, chat_template),
             messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
+            add_generation_prompt=template.get("add_generation_prompt", True),
+            continue_final_message=template.get("continue_final_message", False),
             tools=tools,
             describe_tools=(answer_format or self.answer_format_of(chat_template)).describes_tools,
             content_format=content_format,
-            **(chat_template_kwargs or {}),
+            **variables,
         )
-        token_ids = self.encode(text, add_special_tokens=add_special_tokens, must_fit=must_fit)
+        token_ids = self.encode(text, add_special_tokens=template.get("add_special_tokens", False), must_fit=must_fit)
         return checked_prompt(Prompt(token_ids, text), self.client.ready.vocab_size)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, must_fit: bool = False) -> list[int]:
@@ -393,14 +388,14 @@ class ConnectedEngine:
         args, supervisor = self.args, self._supervisor
         if supervisor is not None:
             address = supervisor.wait_ready()
-            return CoreClient(address, deliver, reconnect_timeout=math.inf, final_report=lambda: supervisor.failure)
+            return CoreClient(address, deliver, reconnect=ReconnectPolicy(math.inf, lambda: supervisor.failure))
         assert args.engine_address is not None
         return CoreClient(
             args.engine_address,
             deliver,
             security=args.security,
             timeout=min(args.start_timeout, _LONGEST_HANDSHAKE),
-            reconnect_timeout=args.reconnect_timeout,
+            reconnect=ReconnectPolicy(args.reconnect_timeout),
         )
 
 
@@ -411,8 +406,7 @@ def _supervise(args: EngineArgs) -> Supervisor:
         default_address(),
         args.settings(),
         args,
-        start_timeout=args.start_timeout,
-        shutdown_timeout=_DRAIN_SECONDS,
+        timeouts=ProcessTimeouts(args.start_timeout, _DRAIN_SECONDS),
     )
 
 

@@ -75,15 +75,28 @@ class EngineMovedError(EngineConnectionError):
 Delivery = EngineCoreOutputs | EngineAway | EngineBack | EngineRefusal | EngineDeadError
 
 
+@dataclass(frozen=True, slots=True)
+class ReconnectPolicy:
+    """How long a client waits for another engine when there is none.
+
+    `timeout`: seconds after which it gives up; 0: at once. `final_report` returns why the engine does not come back,
+    None if it may. With `outlives_engine` it also waits for the next one after an engine that has ended in order.
+    """
+
+    timeout: float = 0.0
+    final_report: Callable[[], EngineDeadError | None] = lambda: None
+    outlives_engine: bool = False
+
+
+NO_RECONNECT = ReconnectPolicy()
+
+
 class CoreClient:
     """One client of the engine at `address`, ready to use once constructed.
 
     `deliver` is called on the client's thread and must return at once. It gets every `EngineCoreOutputs`; an
     `EngineAway` when the engine is gone and `EngineBack` when there is one again, which begins a new session; and an
     `EngineDeadError` when there will be none. The client is unusable once `dead` is set.
-    `final_report` returns why the engine does not come back, None if it may. Without an engine for `reconnect_timeout`
-    seconds the client gives up; 0: at once. With `outlives_engine` it also waits for the next one after an engine that
-    has ended in order.
     Raises `EngineConnectionError` if no engine answers within `timeout` seconds, or it speaks another version of the
     protocol.
     """
@@ -95,9 +108,7 @@ class CoreClient:
         *,
         security: Security | None = None,
         timeout: float = 10.0,
-        reconnect_timeout: float = 0.0,
-        final_report: Callable[[], EngineDeadError | None] = lambda: None,
-        outlives_engine: bool = False,
+        reconnect: ReconnectPolicy = NO_RECONNECT,
         host: Host = HOST,
         connect: Callable[[str, Security], Connection] = Connection,
     ) -> None:
@@ -107,9 +118,7 @@ class CoreClient:
         self.last_step_age = 0.0
         self._deliver = deliver
         self._security = security or Security()
-        self._reconnect_timeout = reconnect_timeout
-        self._final_report = final_report
-        self._outlives_engine = outlives_engine
+        self._policy = reconnect
         self._host = host
         self._new_connection = connect
         self._hello = Hello(PROTOCOL_VERSION, f"quire.frontend {os.getpid()}")
@@ -298,7 +307,7 @@ class CoreClient:
             details = f"{self.address}: {message.reason or 'it was stopped'}"
             raise (
                 EngineConnectionError(details)
-                if self._outlives_engine
+                if self._policy.outlives_engine
                 else EngineDeadError("the engine has ended", details)
             )
 
@@ -327,12 +336,12 @@ class CoreClient:
 
     def _reconnect(self, lost: EngineDeadError) -> None:
         """Wait for an engine, and begin a session with it. Raises `EngineDeadError` if none comes."""
-        if self._reconnect_timeout == 0:
+        if self._policy.timeout == 0:
             raise lost
-        left = self._reconnect_timeout
+        left = self._policy.timeout
         next_notice = 0.0
         while not self._closing.is_set():
-            if (report := self._final_report()) is not None:
+            if (report := self._policy.final_report()) is not None:
                 raise report
             if (now := self._host.monotonic()) >= next_notice:
                 self._deliver(EngineAway(lost.summary))
@@ -341,7 +350,7 @@ class CoreClient:
                 connection, ready = self._connect(min(_HANDSHAKE_SECONDS, max(0.0, left)))
             except EngineConnectionError:
                 if left <= 0:
-                    summary = f"{lost.summary}, and no engine has come back within {self._reconnect_timeout:g} s"
+                    summary = f"{lost.summary}, and no engine has come back within {self._policy.timeout:g} s"
                     raise EngineDeadError(summary, lost.details) from None
                 self._closing.wait(_RETRY_SECONDS)
                 # Longer than that it has not waited, but was itself suspended.

@@ -7,7 +7,7 @@ import math
 
 import msgspec
 
-from quire.frontend.client.engine_client import CoreClient, Delivery, EngineAway, EngineBack
+from quire.frontend.client.engine_client import CoreClient, Delivery, EngineAway, EngineBack, ReconnectPolicy
 from quire.frontend.errors import EngineConnectionError, EngineDeadError
 from quire.protocol.errors import ProtocolError
 from quire.protocol.keys import Security
@@ -43,8 +43,7 @@ class RemotePrefill:
             self._note,
             security=security,
             timeout=timeout,
-            reconnect_timeout=math.inf,
-            outlives_engine=True,
+            reconnect=ReconnectPolicy(math.inf, outlives_engine=True),
         )
 
     def check(self, ready: Ready) -> None:

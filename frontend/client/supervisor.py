@@ -12,6 +12,7 @@ import math
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from quire.frontend.client.engine_log import show
 from quire.frontend.client.launcher import KILL_SECONDS, EngineProcess, ReloadCall, closed_in_forks
@@ -26,12 +27,20 @@ from quire.protocol.options import command_line
 from quire.protocol.supervision import CRASHES, note_death
 
 _LAST_STANDARD = 2
-_TICK_SECONDS = 1.0  # between beats, and between looks at them; less if
+_TICK_SECONDS = 1.0  # between beats, and between checks of them; less if
 _TICKS_OF_TIMEOUT = 5  # would take longer than `step_timeout`, but at least
 _LEAST_TICK_SECONDS = 0.2
 _LATE_BEATS = 2  # that tell of no step for too long
 _SILENT_SECONDS = 10.0  # without a beat, after which a process counts as stopped, if `step_timeout` is not shorter,
 _LEAST_SILENT_SECONDS = 2.0  # which a beat may miss by chance
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessTimeouts:
+    """Seconds that an engine's process gets: `start` until it is ready, `shutdown` for its open requests at the end."""
+
+    start: float
+    shutdown: float
 
 
 class Supervisor:
@@ -47,22 +56,17 @@ class Supervisor:
         settings: Settings,
         options: SupervisionOptions,
         *,
-        start_timeout: float,
-        shutdown_timeout: float,
+        timeouts: ProcessTimeouts,
         on_ready: Callable[[str], None] = lambda _address: None,
         host: Host = HOST,
         process: Callable[..., EngineProcess] = EngineProcess,
     ) -> None:
-        """Start the first process with these settings. Raises `EngineStartError`.
-
-        `start_timeout`: seconds until a process is ready; `shutdown_timeout`: those that open requests get at the end.
-        """
+        """Start the first process with these settings. Raises `EngineStartError`."""
         self.address = address
         self.failure: EngineDeadError | None = None
         self._settings = settings
         self._options = options
-        self._start_timeout = start_timeout
-        self._shutdown_timeout = shutdown_timeout
+        self._timeouts = timeouts
         self._on_ready = on_ready
         self._host = host
         self._new_process = process
@@ -98,7 +102,7 @@ class Supervisor:
 
         Raises `EngineStartError`: what keeps the first process from starting would keep the next ones too.
         """
-        self.address = self._process.wait_ready(self._start_timeout)
+        self.address = self._process.wait_ready(self._timeouts.start)
         self._restarts.note_ready()
         self._on_ready(self.address)
         self._thread.start()
@@ -118,7 +122,7 @@ class Supervisor:
         if os.getpid() != self._owner:
             return  # a forked child inherits the object, but does not own the engine
         self._stopping.set()
-        self._process.stop(self._shutdown_timeout + KILL_SECONDS)
+        self._process.stop(self._timeouts.shutdown + KILL_SECONDS)
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join()
             self._process.stop(KILL_SECONDS)  # one that was started meanwhile
@@ -133,7 +137,7 @@ class Supervisor:
 
     def _spawn(self, settings: Settings | None = None, *, standby: str | None = None) -> EngineProcess:
         flags = [*command_line(self._settings if settings is None else settings), "--engine-address", self.address]
-        flags += ["--beat-seconds", str(self._tick_seconds), "--shutdown-timeout", str(self._shutdown_timeout)]
+        flags += ["--beat-seconds", str(self._tick_seconds), "--shutdown-timeout", str(self._timeouts.shutdown)]
         flags += ["--kv-memory-fd", str(self._kv_memory), "--crash-journal-fd", str(self._crash_journal)]
         kept_fds = [self._kv_memory, self._crash_journal]
         return self._new_process(flags, kept_fds=kept_fds, standby=standby, on_reload=self._start_reload)
@@ -146,7 +150,7 @@ class Supervisor:
         try:
             settings = change(self._settings, call.settings)
             self._successor = Successor(
-                self._process, call, settings, lambda new: self._spawn(new, standby="model"), self._start_timeout,
+                self._process, call, settings, lambda new: self._spawn(new, standby="model"), self._timeouts.start,
                 self._host,
             )  # fmt: skip
         except (ValueError, EngineStartError) as error:
@@ -243,7 +247,7 @@ class Supervisor:
             if self._stopping.is_set():  # `stop` has ended the one before
                 process.stop(KILL_SECONDS)
                 return False
-            address = process.wait_ready(self._start_timeout)
+            address = process.wait_ready(self._timeouts.start)
         except EngineStartError as error:
             show(f"quire: {error}\n")
             process.abort()  # it may be ready by now, and is to tell no client that it shuts down

@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from quire.frontend.http.dialects.registry import DIALECTS
 from quire.frontend.http.documentation.openapi import Documentation
-from quire.frontend.http.documentation.operation import Operation
+from quire.frontend.http.documentation.operation import AnswerTypes, Operation
 from quire.frontend.http.openai.chat import ChatBody, ChatChunk, ChatCompletion, ChatEndpoint
 from quire.frontend.http.openai.completions import CompletionBody, CompletionsEndpoint, TextCompletion
 from quire.frontend.http.openai.embeddings import EmbeddingBody, EmbeddingList, EmbeddingsEndpoint
@@ -62,37 +62,32 @@ def _openai(service: ModelService) -> list[Route]:
         Operation(
             "/v1/chat/completions",
             ChatEndpoint(service).create,
+            AnswerTypes(ChatCompletion, events=[ChatChunk], ends_with_done=True),
             body=ChatBody,
-            answer=ChatCompletion,
-            events=[ChatChunk],
-            ends_with_done=True,
             generates=True,
             example={"messages": [{"role": "user", "content": "Tell me a tale."}], "max_tokens": 60},
         ),
         Operation(
             "/v1/completions",
             CompletionsEndpoint(service).create,
+            AnswerTypes(TextCompletion, events=[TextCompletion], ends_with_done=True),
             body=CompletionBody,
-            answer=TextCompletion,
-            events=[TextCompletion],
-            ends_with_done=True,
             generates=True,
             example={"prompt": "Once upon a time", "max_tokens": 60},
         ),
         Operation(
             "/v1/embeddings",
             EmbeddingsEndpoint(service).create,
+            AnswerTypes(EmbeddingList),
             body=EmbeddingBody,
-            answer=EmbeddingList,
             generates=True,
             example={"input": ["Once upon a time", "There was once a fox"]},
         ),
         Operation(
             "/v1/responses",
             responses.create,
+            AnswerTypes(Response, events=RESPONSE_EVENTS),
             body=ResponsesBody,
-            answer=Response,
-            events=RESPONSE_EVENTS,
             generates=True,
             example={"input": "Tell me a tale.", "max_output_tokens": 60},
         ),
@@ -108,10 +103,10 @@ def _no_stored_responses(responses: ResponsesEndpoint) -> list[Route]:
 def _stored_responses(responses: ResponsesEndpoint) -> list[Route]:
     path = "/v1/responses/{id}"
     return [
-        Operation(f"{path}/input_items", responses.input_items, answer=InputItems, errors=[400, 404, 503]),
+        Operation(f"{path}/input_items", responses.input_items, AnswerTypes(InputItems, errors=[400, 404, 503])),
         Route(f"{path}/cancel", responses.cancel, methods=["POST"], include_in_schema=False),
-        Operation(path, responses.retrieve, answer=Response, errors=[400, 404, 503]),
-        Operation(path, responses.delete, methods=["DELETE"], answer=DeletedResponse, errors=[404, 503]),
+        Operation(path, responses.retrieve, AnswerTypes(Response, errors=[400, 404, 503])),
+        Operation(path, responses.delete, AnswerTypes(DeletedResponse, errors=[404, 503]), methods=["DELETE"]),
     ]
 
 
@@ -122,21 +117,21 @@ def _ranking(service: ModelService) -> list[Route]:
     query = {"query": "A fox", "documents": ["The king had a daughter.", "The fox sleeps."], "top_n": 1}
     return [
         *(
-            Operation(path, endpoints.score, body=ScoreBody, answer=ScoreList, generates=True, example=pair)
+            Operation(path, endpoints.score, AnswerTypes(ScoreList), body=ScoreBody, generates=True, example=pair)
             for path in ("/score", "/v1/score")
         ),
         *(
-            Operation(path, endpoints.rerank, body=RerankBody, answer=Ranking, generates=True, example=query)
+            Operation(path, endpoints.rerank, AnswerTypes(Ranking), body=RerankBody, generates=True, example=query)
             for path in RERANK_PATHS
         ),
         *(
             Operation(
-                path, pooling.classify, body=ClassifyBody, answer=ClassificationList, generates=True, example=text
+                path, pooling.classify, AnswerTypes(ClassificationList), body=ClassifyBody, generates=True, example=text
             )
             for path in ("/classify", "/v1/classify")
         ),
         *(
-            Operation(path, pooling.pool, body=PoolBody, answer=PooledList, generates=True, example=text)
+            Operation(path, pooling.pool, AnswerTypes(PooledList), body=PoolBody, generates=True, example=text)
             for path in ("/pooling", "/v1/pooling")
         ),
     ]
@@ -145,20 +140,30 @@ def _ranking(service: ModelService) -> list[Route]:
 def _operator(service: ModelService) -> list[Route]:
     endpoints, state = OperatorEndpoints(service), VllmStateEndpoints(service)
     return [
-        *(Operation(path, endpoints.models, answer=ModelList) for path in ("/v1/models", "/models")),
-        Operation("/v1/models/{name:path}", endpoints.model, answer=ModelCard, errors=[404]),
+        *(Operation(path, endpoints.models, AnswerTypes(ModelList)) for path in ("/v1/models", "/models")),
+        Operation("/v1/models/{name:path}", endpoints.model, AnswerTypes(ModelCard, errors=[404])),
         Operation(
-            "/tokenize", endpoints.tokenize, body=TokenizeBody, answer=Tokens, example={"prompt": "Once upon a time"}
+            "/tokenize",
+            endpoints.tokenize,
+            AnswerTypes(Tokens),
+            body=TokenizeBody,
+            example={"prompt": "Once upon a time"},
         ),
         Operation(
-            "/detokenize", endpoints.detokenize, body=DetokenizeBody, answer=Detokenized, example={"tokens": [1, 2, 3]}
+            "/detokenize",
+            endpoints.detokenize,
+            AnswerTypes(Detokenized),
+            body=DetokenizeBody,
+            example={"tokens": [1, 2, 3]},
         ),
-        *(Operation(path, endpoints.health, answer=Health, errors=[503]) for path in ("/health", "/v1/health")),
-        Operation("/ready", endpoints.ready, answer=Health, errors=[503]),
-        Operation("/ping", endpoints.ping, answer=Health, errors=[503]),
-        Operation("/version", endpoints.version, answer=Version),
-        Operation("/load", state.load, answer=ServerLoad),
-        Operation("/server_info", state.server_info, answer=ServerInfo, errors=[400]),
-        Operation("/tokenizer_info", state.tokenizer_info, answer=dict[str, Any], errors=[400]),
-        Operation("/metrics", endpoints.metrics, media_types=["text/plain", "application/openmetrics-text"]),
+        *(Operation(path, endpoints.health, AnswerTypes(Health, errors=[503])) for path in ("/health", "/v1/health")),
+        Operation("/ready", endpoints.ready, AnswerTypes(Health, errors=[503])),
+        Operation("/ping", endpoints.ping, AnswerTypes(Health, errors=[503])),
+        Operation("/version", endpoints.version, AnswerTypes(Version)),
+        Operation("/load", state.load, AnswerTypes(ServerLoad)),
+        Operation("/server_info", state.server_info, AnswerTypes(ServerInfo, errors=[400])),
+        Operation("/tokenizer_info", state.tokenizer_info, AnswerTypes(dict[str, Any], errors=[400])),
+        Operation(
+            "/metrics", endpoints.metrics, AnswerTypes(media_types=["text/plain", "application/openmetrics-text"])
+        ),
     ]

@@ -92,7 +92,7 @@ export class RichText {
     const blocks = blocksOf(this.#tail, this.#env);
     blocks.forEach((block, index) => this.#show(block, index, !isWhole && index === blocks.length - 1));
     for (const surplus of this.#views.splice(blocks.length)) surplus.remove();
-    this.#settle(blocks, isWhole);
+    this.#finish(blocks, isWhole);
   }
 
   #show(block, index, isGrowing) {
@@ -110,15 +110,15 @@ export class RichText {
   }
 
   /** Leave the blocks that later text cannot change: those before a block whose first line is complete. */
-  #settle(blocks, isWhole) {
+  #finish(blocks, isWhole) {
     const lines = this.#tail.split("\n");
-    const settled = isWhole ? blocks.length : blocks.findLastIndex(({ line, isStart }) => isStart && line < lines.length - 1);
-    if (settled <= 0) {
+    const finished = isWhole ? blocks.length : blocks.findLastIndex(({ line, isStart }) => isStart && line < lines.length - 1);
+    if (finished <= 0) {
       if (isWhole) this.#tail = "";
       return;
     }
-    for (const view of this.#views.splice(0, settled)) this.on.block(view.root.textContent);
-    this.#tail = isWhole ? "" : lines.slice(blocks[settled].line).join("\n");
+    for (const view of this.#views.splice(0, finished)) this.on.block(view.root.textContent);
+    this.#tail = isWhole ? "" : lines.slice(blocks[finished].line).join("\n");
   }
 
   #overflow(text) {

@@ -34,8 +34,8 @@ class EmbeddingKernel(Kernel):
 
     Buffers: token ids (i32), matrix (packed [vocabulary, width]), hidden states f32 [m, width rounded up to 32], and
     with `types`, the number of token types, those (i32) and the table f32 [types, width] of the embeddings to add, then
-    with `positions` the same of positions. With `future`, the size of the vocabulary, the token of that number has the
-    hidden state in the last buffer, f32 [width]. `quantized` is the matrix's format if it is quantized, one without
+    with `positions` the same of positions. With `lookahead`, the size of the vocabulary, the token of that number has
+    the embedding in the last buffer, f32 [width]. `quantized` is the matrix's format if it is quantized, one without
     zero points.
     """
 
@@ -44,7 +44,7 @@ class EmbeddingKernel(Kernel):
     quantized: QuantizedFormat | None = None
     scale: float = 1.0
     types: int = 0
-    future: int = 0
+    lookahead: int = 0
 
     def emit(self, context: EmitContext) -> str:
         """See Kernel."""
@@ -53,9 +53,9 @@ class EmbeddingKernel(Kernel):
         with b.items() as row:
             token = b.convert("arith.extui", b.load(ids, row * 4, I32), "i64")
             target = b.address(out, row * (round_up(self.width, BLOCK) * 4))
-            if self.future:
-                is_future = b.compare("eq", token, self.future)
-                token = b.select(is_future, b.index(0), token)
+            if self.lookahead:
+                is_lookahead = b.compare("eq", token, self.lookahead)
+                token = b.select(is_lookahead, b.index(0), token)
             if self.quantized is not None:
                 self._gather_quantized(b, self.quantized, matrix, token, target)
             else:
@@ -65,8 +65,8 @@ class EmbeddingKernel(Kernel):
                 self._add_row(b, target, row, b.buffer(next(numbers)), b.buffer(next(numbers)), only=self.types == 1)
             if self.positions:
                 self._add_row(b, target, row, b.buffer(next(numbers)), b.buffer(next(numbers)))
-            if self.future:
-                with b.when(is_future), b.loop(0, self.width // 16) as part:
+            if self.lookahead:
+                with b.when(is_lookahead), b.loop(0, self.width // 16) as part:
                     at = part.index * 64
                     b.store(b.load(b.buffer(next(numbers)), at, VF32, 4), target, at, 64)
         return b.text()

@@ -47,7 +47,7 @@ from quire.kernels.operands import (
     TokenNumbers,
     Vector,
 )
-from quire.kernels.plan import FEATURES, FINAL, FUTURE, HIDDEN, LOGIT_ROWS_AT_ONCE, ModelPlan, kept_name
+from quire.kernels.plan import FEATURES, FINAL, HIDDEN, LOGIT_ROWS_AT_ONCE, LOOKAHEAD, ModelPlan, kept_name
 from quire.kernels.weights.quantization import Quantization
 
 
@@ -154,12 +154,12 @@ class Lowering(AttentionLowering):
         if operation.positions:
             table = TensorRows(operation.positions, operation.num_positions, width, operation.first_position)
             operands += [Buffer("positions", input=True), table]
-        contemplates = self.plan.features is not None and self.plan.features.contemplates
-        if contemplates:
-            operands.append(self.rows(FUTURE, width, count=1))
+        lookahead = self.plan.features is not None and self.plan.features.lookahead
+        if lookahead:
+            operands.append(self.rows(LOOKAHEAD, width, count=1))
         kernel = EmbeddingKernel(
             "embed", width, bool(operation.positions), quantized, operation.scale, operation.num_types,
-            operation.vocab_size if contemplates else 0,
+            operation.vocab_size if lookahead else 0,
         )  # fmt: skip
         self.plan.add(kernel, operands, "tokens")
         self._norm_around(out, operation.norm)

@@ -240,17 +240,17 @@ class HiddenStates:
 class Features:
     """Hidden states of a model that its draft head reads: before layers, counted from 0, or after the final norm.
 
-    With `contemplates` it reads as many again: those of an embedding of the head's, which stands for the future.
+    With `lookahead` it reads as many again: those of the head's lookahead token, see `kernels/models/eagle.py`.
     """
 
     layers: tuple[int, ...] = ()
     final: bool = False
-    contemplates: bool = False
+    lookahead: bool = False
 
     @property
     def count(self) -> int:
         """Number of hidden states of a token."""
-        return (len(self.layers) + self.final) * (1 + self.contemplates)
+        return (len(self.layers) + self.final) * (1 + self.lookahead)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Draft heads: EAGLE (arXiv 2401.15077) and EAGLE-3 (2503.01840), as published for Llama and others.
 
-An EAGLE-3 head with `contemplates` in its config reads the future too, as ConFu does (2603.08899): its model computes
-the embedding FUTURE of the head's in the place of the first draft, and what becomes of it is as many features again.
+An EAGLE-3 head with `contemplates` in its config has a lookahead token, as ConFu does (2603.08899): the model computes
+the head's LOOKAHEAD_EMBEDDING in the place of the first draft, and the hidden states of that row are features too.
 
 A head has a layer or a few, which read hidden states of the model that it drafts for beside the next tokens. Its files
 lack what it shares with that model: always with EAGLE the embedding and the layer of the logits, and with EAGLE-3 maybe
@@ -34,8 +34,8 @@ EAGLE = ("LlamaForCausalLMEagle", "EagleLlamaForCausalLM", "EagleModel")
 METHODS = {**dict.fromkeys(EAGLE3, "eagle3"), **dict.fromkeys(EAGLE, "eagle")}
 """Methods by the class names of their heads; a head that says it is a LlamaForCausalLM is what the user says."""
 
-FUTURE = "model.contemplate.weight"
-"""The embedding [1, hidden_size of the model] that stands for the future."""
+LOOKAHEAD_EMBEDDING = "model.contemplate.weight"
+"""The embedding [1, hidden_size of the model] of the lookahead token, which ConFu calls contemplate token."""
 
 _PLAIN = "LlamaForCausalLM"
 
@@ -84,7 +84,7 @@ def features_of(config: ModelConfig, method: str, target: DraftedModel) -> Featu
         raise ModelError(f"config.json: {name} is {layers!r}; it must list layers of the model, from 0 to {last}")
     if len(set(layers)) < len(layers):
         raise ModelError(f"config.json: {name} is {layers!r}; it names a layer twice")
-    return Features(tuple(layers), contemplates=config.get("contemplates", False))
+    return Features(tuple(layers), lookahead=config.get("contemplates", False))
 
 
 def build_head(

@@ -139,7 +139,7 @@ class Loader:
             count(size)
 
     def pack(self, matrix: Matrix) -> None:
-        """Pack a matrix to its address, and let go of what was read for it."""
+        """Pack a matrix to its address, and release what was read for it."""
         unreleased = 0
         for piece in (piece for part in matrix.parts for piece in self._pieces(matrix, part)):
             self._pack(matrix, piece)

@@ -20,7 +20,7 @@ from quire.engine_core.executor import PlainStepResult
 from quire.engine_core.loop import EngineLoop
 from quire.engine_core.planned_executor import PlannedExecutor
 from quire.engine_core.process import tune_interpreter
-from quire.engine_core.transport.server import EngineServer, Inbox
+from quire.engine_core.transport.server import ClientLimits, EngineCallbacks, EngineServer, Inbox
 from quire.kernels.runner import Sequences, StepInput
 from quire.protocol.address import default_address
 from quire.protocol.engine_shape import EngineShape
@@ -75,11 +75,11 @@ def main() -> None:
         PROTOCOL_VERSION, "instant", "None", CONTEXT, VOCAB_SIZE, num_pages, BLOCK_SIZE, 256, os.getpid(), 1.0
     )
     inbox: Inbox = queue.SimpleQueue()
-    server = EngineServer(default_address(), ready, inbox)
+    server = EngineServer(default_address(), ready, inbox, ClientLimits())
     core = TimedCore(executor, limits, server.send)
     loop = EngineLoop(core, server, inbox, drain_seconds=1.0)
     signal.signal(signal.SIGTERM, lambda *_: loop.stop())
-    server.start(core.reject_early)
+    server.start(EngineCallbacks(core.reject_early))
     print("READY", server.address, flush=True)
     tune_interpreter()
     loop.run()

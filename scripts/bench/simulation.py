@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from quire.engine_core.scheduling.policies import WINDOW
-from quire.engine_core.simulation.engine import SimulatedAnswer, SimulatedEngine
+from quire.engine_core.simulation.engine import EngineTiming, SimulatedAnswer, SimulatedEngine
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import EventType, FinishReason
@@ -23,7 +23,9 @@ class Simulation:
 
     def __init__(self, limits: EngineShape, step_time: StepTime) -> None:
         self.limits = limits
-        self.engine = SimulatedEngine(limits, step_time, tells_lengths=False, is_stepwise=True, on_end=self._end)
+        self.engine = SimulatedEngine(
+            limits, EngineTiming(step_time), tells_lengths=False, is_stepwise=True, on_end=self._end
+        )
         self.answers: list[SimulatedAnswer] = []
         self.most_passed_over = 0  # by what lpm counts
         self._steps = array("d"), array("d"), array("d"), array("d")  # seconds, running, waiting, held pages

@@ -31,7 +31,7 @@ from quire.frontend import AsyncLLM, RequestError, SamplingParams
 
 _WORDS = ["king", "fox", "well", "daughter", "wolf", "gold", "bread", "forest"]
 _QUIET_SECONDS = 30.0  # for everything to end
-_SETTLE_SECONDS = 30.0  # of each life of an engine, in which buffers and KV pages are touched for the first time
+_WARM_UP_SECONDS = 30.0  # of each life of an engine, in which buffers and KV pages are touched for the first time
 _MOST_GROWTH = 0.5  # MiB a minute, beyond its error
 
 
@@ -60,14 +60,14 @@ class Memory:
         life.mib.append(mib)
 
     def growth(self, name: str) -> tuple[float, float]:
-        """Return MiB a minute and its standard error: the slope that all lives have in common, each settled."""
+        """Return MiB a minute and its standard error: the slope that all lives have in common, each warmed up."""
         times, values = [], []
         for life in self.lives[name].values():
             time_, mib = np.array(life.seconds) / 60, np.array(life.mib)
-            settled = time_ >= time_[0] + _SETTLE_SECONDS / 60
-            if settled.sum() >= 3:
-                times.append(time_[settled] - time_[settled].mean())
-                values.append(mib[settled] - mib[settled].mean())
+            warm = time_ >= time_[0] + _WARM_UP_SECONDS / 60
+            if warm.sum() >= 3:
+                times.append(time_[warm] - time_[warm].mean())
+                values.append(mib[warm] - mib[warm].mean())
         if not times:
             return float("nan"), float("nan")
         x, y = np.concatenate(times), np.concatenate(values)
@@ -76,9 +76,9 @@ class Memory:
         return slope, float(np.sqrt(errors @ errors / max(1, len(x) - len(times) - 1) / (x @ x)))
 
     def levels(self, name: str) -> list[float]:
-        """Return the median of each settled life, in order."""
+        """Return the median of each warmed-up life, in order."""
         lives = self.lives[name].values()
-        return [float(np.median(life.mib)) for life in lives if life.seconds[-1] - life.seconds[0] > _SETTLE_SECONDS]
+        return [float(np.median(life.mib)) for life in lives if life.seconds[-1] - life.seconds[0] > _WARM_UP_SECONDS]
 
 
 class Load:

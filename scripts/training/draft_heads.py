@@ -128,19 +128,17 @@ class Eagle3Layer(nn.Module):
 class Eagle3Head(nn.Module):
     """An EAGLE-3 head; `d2t` has what to add to an output's number for its token.
 
-    One that contemplates reads as many features again: those of the embedding `contemplate`, which its model has read
+    With `lookahead` it reads as many features again: those of the embedding `contemplate`, which its model has read
     in the place of a next token (ConFu, arXiv 2603.08899).
     """
 
     method = "eagle3"
 
-    def __init__(
-        self, shape: HeadShape, num_features: int, tokens: torch.Tensor, *, contemplates: bool = False
-    ) -> None:
+    def __init__(self, shape: HeadShape, num_features: int, tokens: torch.Tensor, *, lookahead: bool = False) -> None:
         """`tokens` [outputs] are those that it can draft, in order."""
         super().__init__()
-        self.fc = nn.Linear((1 + contemplates) * num_features * shape.hidden_size, shape.hidden_size, bias=False)
-        self.contemplate = nn.Embedding(1, shape.hidden_size) if contemplates else None
+        self.fc = nn.Linear((1 + lookahead) * num_features * shape.hidden_size, shape.hidden_size, bias=False)
+        self.contemplate = nn.Embedding(1, shape.hidden_size) if lookahead else None
         self.midlayer = Eagle3Layer(shape)
         self.norm = RMSNorm(shape.hidden_size, shape.epsilon)
         self.lm_head = nn.Linear(shape.hidden_size, shape.outputs, bias=False)

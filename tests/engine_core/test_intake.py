@@ -1,4 +1,4 @@
-"""Requests that the socket's thread lets in while the step loop is busy: no id gets two terminal outputs."""
+"""Requests that the socket's thread accepts while the step loop is busy: no id gets two terminal outputs."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def test_another_id_is_rejected_at_once() -> None:
 def test_a_client_that_fills_the_queue_leaves_others_their_share() -> None:
     engine, ids = Engine(max_waiting_requests=10), map(str, itertools.count())
 
-    def let_in(client_id: bytes, tenant: str = "") -> int:
+    def num_accepted(client_id: bytes, tenant: str = "") -> int:
         requests = [EngineCoreRequest(next(ids), [1], SamplingParams(), tenant=tenant) for _ in range(20)]
         return [engine.core.reject_early(client_id, request) is None for request in requests].count(True)
 
-    assert [let_in(b"one"), let_in(b"one", "key"), let_in(b"two"), let_in(b"one")] == [10, 5, 3, 0]
+    assert [num_accepted(*who) for who in ((b"one",), (b"one", "key"), (b"two",), (b"one",))] == [10, 5, 3, 0]
 
 
 def test_a_queue_that_is_full_of_tokens_has_room_for_another_client() -> None:
@@ -117,5 +117,5 @@ def test_an_id_is_free_again_when_all_that_had_it_are_answered() -> None:
 def test_of_more_clients_than_may_wait_no_more_get_in() -> None:
     engine = Engine(max_waiting_requests=3)
     requests = [EngineCoreRequest(name, [1], SamplingParams(), tenant=name) for name in "abcdef"]
-    let_in = [engine.core.reject_early(b"one", request) is None for request in requests]
-    assert let_in == [True, True, True, False, False, False]
+    accepted = [engine.core.reject_early(b"one", request) is None for request in requests]
+    assert accepted == [True, True, True, False, False, False]

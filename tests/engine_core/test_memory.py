@@ -120,7 +120,7 @@ def test_an_idle_engine_serves_whatever_is_measured() -> None:
     assert not process.check(1.0, is_idle=True)
 
 
-def test_a_full_process_rejects_new_requests_but_none_that_has_been_let_in() -> None:
+def test_a_full_process_rejects_new_requests_but_none_that_has_been_accepted() -> None:
     process = Process()
     open_bytes = 0
     shape = EngineShape(
@@ -144,7 +144,7 @@ def test_a_full_process_rejects_new_requests_but_none_that_has_been_let_in() -> 
         room.check(b"client", request(100))
     open_bytes = 0
     inbound = InboundRequests()
-    inbound.let_in(b"client", request(100))
+    inbound.accept(b"client", request(100))
     assert inbound.num_bytes == estimate_bytes(request(100))
     inbound.receive(b"client", request(100))
     assert inbound.num_bytes == 0

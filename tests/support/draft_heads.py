@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from train_draft_models import Teacher, futures, loss_of_rounds
+from train_draft_models import Teacher, lookahead_features, loss_of_rounds
 from training.draft_heads import Eagle3Head, EagleHead, Head, HeadShape, unrolled
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -53,7 +53,7 @@ def head_config(method: str) -> dict[str, Any]:
 
 
 def new_head(method: str, target: Path, *, norm_before_residual: bool = False) -> Head:
-    """Return a head with random weights for the model in `target`; confu is eagle3 with futures."""
+    """Return a head with random weights for the model in `target`; confu is eagle3 with a lookahead token."""
     torch.manual_seed(1)
     tokens = torch.randperm(VOCAB)[:OUTPUTS].sort().values
     unembed = AutoModelForCausalLM.from_pretrained(target).lm_head.weight.detach()
@@ -61,7 +61,7 @@ def new_head(method: str, target: Path, *, norm_before_residual: bool = False) -
     if method == "eagle":
         head: Head = EagleHead(shape, unembed)
     else:
-        head = Eagle3Head(shape, len(KEPT), tokens, contemplates=method == "confu")
+        head = Eagle3Head(shape, len(KEPT), tokens, lookahead=method == "confu")
     for name, parameter in head.named_parameters():
         parameter.data = torch.randn(parameter.shape) * 0.1 + name.endswith("norm.weight")
     return head
@@ -93,7 +93,7 @@ def train(head: Head, target: Path, texts: list[list[int]], steps: int = 100) ->
         optimizer.zero_grad()
         given = features
         if isinstance(head, Eagle3Head) and head.contemplate is not None:
-            given = torch.cat([features, futures(head.contemplate.weight, teacher, tokens, KEPT)], -1)
+            given = torch.cat([features, lookahead_features(head.contemplate.weight, teacher, tokens, KEPT)], -1)
         loss_of_rounds(head, embedded, given, *rest).backward()
         optimizer.step()
 

@@ -93,7 +93,7 @@ class PagedStepResult:
     token_ids: list[list[int]]
     pending: list[int] = field(default_factory=list)
     first_rows: list[int] = field(default_factory=list)
-    future_rows: dict[int, int] = field(default_factory=dict)
+    lookahead_rows: dict[int, int] = field(default_factory=dict)
     entries: dict[int, Entry] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[Entry]] = field(default_factory=dict)
     pooled: dict[int, bytes] = field(default_factory=dict)

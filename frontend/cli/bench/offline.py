@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from quire.frontend.cli.bench.flags import BenchTraceFlags, LengthFlags, Workload
-from quire.frontend.cli.bench.measure import measure
+from quire.frontend.cli.bench.reported import reported
 from quire.frontend.cli.flags import option, takes_flags
 from quire.frontend.cli.output import say, write
 from quire.frontend.cli.report import ReportFlags, check_writable
@@ -103,6 +103,7 @@ def throughput(
     """
     report.check()
     from quire.frontend.evaluation.bench.offline import everything_at_once, throughput_fields
+    from quire.frontend.evaluation.replay.load import Extent
 
     workload = Workload.of(lengths, trace)
     with open_target(target, lengths.vocab_size) as opened:
@@ -110,4 +111,5 @@ def throughput(
         title = opened.title(f"throughput of {num_prompts} x {workload.name}")
         config = opened.config(request_rate=math.inf, num_prompts=num_prompts, warmup=warmup, **workload.config)
         load, run = everything_at_once(warmup), report.run(title, config)
-        measure(opened, run, requests, load, report, workload=workload, num=num_prompts, more=throughput_fields)
+        with reported(run, report, workload, num_prompts, throughput_fields):
+            opened.measure(run, requests, load, seed=workload.seed, extent=Extent(num_prompts), empties_cache=True)

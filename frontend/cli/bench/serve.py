@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quire.frontend.cli.bench.flags import LengthFlags, Workload
-from quire.frontend.cli.bench.measure import measure
+from quire.frontend.cli.bench.reported import reported
 from quire.frontend.cli.flags import option, takes_flags
 from quire.frontend.cli.report import ReportFlags
 from quire.frontend.cli.target import TargetFlags, open_target
@@ -96,6 +96,7 @@ def serve(*, flags: ServeFlags, lengths: LengthFlags, report: ReportFlags, targe
     requests were sent too late is marked as not valid. Ctrl-C ends the run with the results so far.
     """
     report.check()
+    from quire.frontend.evaluation.replay.load import Extent
     from quire.frontend.evaluation.workload.arrivals import arrive
 
     times = arrivals_of(flags.arrivals(lengths.seed), ())
@@ -106,4 +107,6 @@ def serve(*, flags: ServeFlags, lengths: LengthFlags, report: ReportFlags, targe
         given = {**asdict(flags), "request_rate": flags.rate}
         title = opened.title(f"{flags.num_prompts} x {workload.name}")
         run = report.run(title, opened.config(**given, **workload.config))
-        measure(opened, run, arrive(requests, times), flags.load(), report, workload=workload, num=flags.num_prompts)
+        load, extent = flags.load(), Extent(flags.num_prompts)
+        with reported(run, report, workload, flags.num_prompts):
+            opened.measure(run, arrive(requests, times), load, seed=workload.seed, extent=extent, empties_cache=True)

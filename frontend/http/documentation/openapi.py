@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route, compile_path
 
 from quire.frontend.http.dialects.registry import DIALECTS
-from quire.frontend.http.documentation.operation import Operation
+from quire.frontend.http.documentation.operation import AnswerTypes, Operation
 from quire.frontend.http.documentation.schemas import Schema, Schemas
 from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.auth import OPEN_PATHS
@@ -113,7 +113,13 @@ def _apis() -> str:
 
 
 def _types(operation: Operation) -> list[Any]:
-    kinds = [operation.body, operation.answer, operation.error, *operation.events, *operation.lines]
+    kinds = [
+        operation.body,
+        operation.answers.complete,
+        operation.answers.error,
+        *operation.answers.events,
+        *operation.answers.lines,
+    ]
     return [kind for kind in kinds if kind is not None]
 
 
@@ -165,13 +171,13 @@ def _body(operation: Operation, service: ModelService, schemas: Schemas) -> Sche
 
 def _answer(operation: Operation, schemas: Schemas) -> Schema:
     content: Schema = {}
-    if operation.answer is not None:
-        content["application/json"] = {"schema": schemas.of(operation.answer)}
-    if operation.events:
+    if operation.answers.complete is not None:
+        content["application/json"] = {"schema": schemas.of(operation.answers.complete)}
+    if operation.answers.events:
         content[EVENT_STREAM] = {"schema": _event(operation, schemas)}
-    if operation.lines:
+    if operation.answers.lines:
         content[JSON_LINES] = {"schema": _line(operation, schemas)}
-    for media_type in operation.media_types:
+    for media_type in operation.answers.media_types:
         content[media_type] = {"schema": {"type": "string"}}
     return {
         "description": "The answer.",
@@ -182,9 +188,9 @@ def _answer(operation: Operation, schemas: Schemas) -> Schema:
 
 def _event(operation: Operation, schemas: Schemas) -> Schema:
     """Return the schema of one event, which is by convention the schema of an event stream."""
-    kinds = [schemas.of(kind) for kind in (*operation.events, operation.error)]
+    kinds = [schemas.of(kind) for kind in (*operation.answers.events, operation.answers.error)]
     data: Schema = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": kinds}}
-    if operation.ends_with_done:
+    if operation.answers.ends_with_done:
         data = {"anyOf": [{"const": "[DONE]"}, data]}
     return {
         "type": "object",
@@ -196,7 +202,7 @@ def _event(operation: Operation, schemas: Schemas) -> Schema:
 
 def _line(operation: Operation, schemas: Schemas) -> Schema:
     """Return the schema of one line, which is by convention the schema of a stream of lines."""
-    kinds = [schemas.of(kind) for kind in (*operation.lines, operation.error)]
+    kinds = [schemas.of(kind) for kind in (*operation.answers.lines, operation.answers.error)]
     return {"anyOf": kinds, "description": "One line of JSON."}
 
 
@@ -205,7 +211,7 @@ def _error_responses(operations: Iterable[Operation], schemas: Schemas) -> Schem
         _name(operation, status): {
             "description": _ERRORS[status],
             "headers": {name: _reference("headers", name) for name in ("X-Request-Id", *_HEADERS_OF.get(status, []))},
-            "content": {"application/json": {"schema": schemas.of(operation.error)}},
+            "content": {"application/json": {"schema": schemas.of(operation.answers.error)}},
         }
         for operation in operations
         for status in operation.statuses
@@ -214,7 +220,7 @@ def _error_responses(operations: Iterable[Operation], schemas: Schemas) -> Schem
 
 def _name(operation: Operation, status: int) -> str:
     """Return the component name of an error's response, such as `NotFoundErrorResponse`: one per status and shape."""
-    return HTTPStatus(status).phrase.title().replace(" ", "").replace("-", "") + operation.error.__name__
+    return HTTPStatus(status).phrase.title().replace(" ", "").replace("-", "") + operation.answers.error.__name__
 
 
 def _reference(kind: str, name: str) -> Schema:
@@ -235,8 +241,8 @@ class Documentation:
     def routes(self) -> list[Route]:
         """Return the routes of the documentation itself."""
         return [
-            Operation("/openapi.json", self.openapi, answer=dict[str, Any]),
-            Operation("/docs", self.page, media_types=["text/html"]),
+            Operation("/openapi.json", self.openapi, AnswerTypes(dict[str, Any])),
+            Operation("/docs", self.page, AnswerTypes(media_types=["text/html"])),
             *(
                 Route(f"/docs/{name}", file.respond, include_in_schema=False)
                 for name, file in self._files.items()

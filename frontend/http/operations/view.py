@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.errors import EngineDeadError
-from quire.frontend.http.documentation.operation import Operation
+from quire.frontend.http.documentation.operation import AnswerTypes, Operation
 from quire.frontend.http.operations.changes import Change, Feed
 from quire.frontend.http.operations.pictures import Picture, PictureMaker
 from quire.frontend.http.operations.prefixes import PrefixTrees, TreePicture, shown_of
@@ -173,8 +173,8 @@ def view_routes(view: EngineView, stream: Callable[[AsyncGenerator[bytes, None]]
         return json_response(await view.trees.picture(shown_of(query.get("shown", "")), query.get("known", "")))
 
     return [
-        Operation("/view/events", events, events=[History, Picture, Change, Problem]),
-        Operation("/view/prefixes", prefixes, answer=TreePicture, errors=[400, 503]),
+        Operation("/view/events", events, AnswerTypes(events=[History, Picture, Change, Problem])),
+        Operation("/view/prefixes", prefixes, AnswerTypes(TreePicture, errors=[400, 503])),
     ]
 
 
@@ -191,6 +191,6 @@ def page_routes() -> list[Route]:
         return await index.respond(request)
 
     return [
-        Operation("/", page, media_types=["text/html"]),
+        Operation("/", page, AnswerTypes(media_types=["text/html"])),
         *(Route(f"/page/{name}", file.respond, include_in_schema=False) for name, file in files.items()),
     ]

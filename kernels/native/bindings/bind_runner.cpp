@@ -148,7 +148,8 @@ void bind_runner(nb::module_& m) {
       .def_prop_ro("prompt_logprobs", &prompt_logprobs)
       .def_ro("first_rows", &StepResult::first_rows,
               "The first row of each sequence among the step's tokens, or of the branch that has taken its place.")
-      .def_ro("future_rows", &StepResult::future_rows, "The rows of futures among the step's tokens, by sequence.")
+      .def_ro("lookahead_rows", &StepResult::lookahead_rows,
+              "The rows of lookahead tokens among the step's tokens, by sequence.")
       .def_prop_ro("pooled", &pooled_vectors, "Vectors of f32, as the bytes that they have in memory.")
       .def_ro("errors", &StepResult::errors);
   nb::class_<Plan>(m, "Plan", "Kernel launches that run one after the other.")
@@ -174,7 +175,7 @@ void bind_runner(nb::module_& m) {
               field("tokens_per_entry", &RunnerConfig::tokens_per_entry), field("layers", &RunnerConfig::layers),
               field("tile_bytes", &RunnerConfig::tile_bytes), field("value_offset", &RunnerConfig::value_offset),
               option("window", &RunnerConfig::window), option("bidirectional", &RunnerConfig::bidirectional),
-              option("contemplates", &RunnerConfig::contemplates), option("kv_memory_fd", &RunnerConfig::kv_memory_fd),
+              option("lookahead", &RunnerConfig::lookahead), option("kv_memory_fd", &RunnerConfig::kv_memory_fd),
               option("kv_model", &RunnerConfig::kv_model), option("log_sealed_pages", &RunnerConfig::log_sealed_pages));
   nb::class_<Runner> runner(m, "Runner",
                             "Executes the steps of a model; owns its memory, threads, KV pages, sequences and plans.");
@@ -224,8 +225,7 @@ void bind_runner(nb::module_& m) {
           "Compute tokens [start, start + count) of each slot, and sample where a chunk reaches the sequence's end. "
           "The last num_drafts tokens of a sequence are drafts, which are kept as far as they are what is sampled. "
           "`branches`, (index in the batch, tokens), may be kept instead, where that makes for more tokens; one "
-          "without "
-          "tokens stands for the future.")
+          "without tokens is the lookahead token.")
       .def("collect", &Runner::collect, "result"_a, nb::call_guard<nb::gil_scoped_release>(),
            "Add pending spans to the result of the last step, waiting for one at least, and return them by row; none "
            "when none is pending.")

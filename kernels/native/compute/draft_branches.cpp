@@ -5,13 +5,13 @@
 namespace quire {
 
 void DraftBranches::open(const StepRows& rows, KvCache& kv_cache, StepGather& gather,
-                         std::map<std::int32_t, std::int32_t>& future_rows) {
+                         std::map<std::int32_t, std::int32_t>& lookahead_rows) {
   const auto& [slots, starts, counts, num_drafts, branches] = rows;
   Sequences& sequences = kv_cache.sequences;
-  const std::vector<std::int32_t> future{0};  // any token: its row is made that of the future
+  const std::vector<std::int32_t> lookahead{0};  // any token: its row becomes the lookahead token's
   for (const auto& [index, given] : branches) {
     const auto i = static_cast<std::size_t>(index);
-    const std::vector<std::int32_t>& tokens = given.empty() ? future : given;
+    const std::vector<std::int32_t>& tokens = given.empty() ? lookahead : given;
     const std::int64_t position = std::ssize(sequences.at(slots[i]).tokens) - num_drafts[i];
     const std::int64_t length = std::ssize(tokens);
     const std::int32_t slot = sequences.open_branch(slots[i], position, tokens);
@@ -23,7 +23,7 @@ void DraftBranches::open(const StepRows& rows, KvCache& kv_cache, StepGather& ga
     }
     gather.add(static_cast<std::int32_t>(slots.size() + open_.size() - 1), slot, starts[i],
                position + length - starts[i], length);
-    if (given.empty()) future_rows[index] = gather.make_future();
+    if (given.empty()) lookahead_rows[index] = gather.make_lookahead();
   }
 }
 

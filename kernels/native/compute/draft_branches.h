@@ -17,9 +17,10 @@ using ComputedSlot = std::pair<std::int32_t, std::int64_t>;
 class DraftBranches {
  public:
   /// Opens the branches that there are pages for, each with the pages of its sequence up to the start, and of its own
-  /// from there on; adds their rows after those of all sequences. Futures get their rows in `future_rows`.
+  /// from there on; adds their rows after those of all sequences. Rows of lookahead tokens are noted in
+  /// `lookahead_rows`.
   void open(const StepRows& rows, KvCache& kv_cache, StepGather& gather,
-            std::map<std::int32_t, std::int32_t>& future_rows);
+            std::map<std::int32_t, std::int32_t>& lookahead_rows);
 
   /// Keeps the branches along which more tokens have been sampled than along what a sequence has kept so far, and
   /// closes the others. The results of sequences are at the first indices, as those of branches are after them.

@@ -83,7 +83,7 @@ StepResult Runner::step(const StepRows& rows) {
   StepResult result;
   result.number = step_number_ = next_step_number();
   try {
-    branches_.open(rows, *kv_cache_, gather_, result.future_rows);
+    branches_.open(rows, *kv_cache_, gather_, result.lookahead_rows);
     result.token_ids.resize(rows.size() + branches_.size());
     result.logprobs.resize(rows.size() + branches_.size());
     if (synthetic_acceptance_) take_for_right();

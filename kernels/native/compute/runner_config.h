@@ -23,7 +23,7 @@ struct RunnerConfig {
   std::int64_t value_offset;      ///< where V begins in it, in bytes
   std::int64_t window;            ///< last tokens that some layer attends to at most; 0: all
   bool bidirectional;             ///< an encoder: every token attends to all, so a sequence is computed at once
-  bool contemplates;              ///< the embedding has a row for the number vocab_size, which stands for the future
+  bool lookahead;                 ///< the embedding has a row for the number vocab_size, the lookahead token's
 
   /// The file of KV memory that outlives the runner (KvFile), and the name of all that the bits of its KV depend on
   /// besides tokens. Without a file KV memory ends with the runner.

@@ -17,8 +17,8 @@ struct Position {
   TokenLogprobs logprobs;
 };
 
-/// Tokens that may come instead of a sequence's drafts: another path in the tree of both. Without tokens, the future:
-/// what the model makes of the embedding's row for it in the place of the first draft, of which nothing is sampled.
+/// Tokens that may come instead of a sequence's drafts: another path in the tree of both. Without tokens, the lookahead
+/// token of the draft head, computed in the place of the first draft; nothing is sampled of it.
 struct DraftBranch {
   std::int32_t index;  ///< of the sequence in the batch
   std::vector<std::int32_t> tokens;
@@ -44,8 +44,9 @@ struct StepResult {
   std::vector<std::int32_t> pending;                              ///< indices whose spans `collect` is to add
   std::map<std::int32_t, std::vector<Position>> prompt_logprobs;  ///< of the prompt tokens after those computed
   std::map<std::int32_t, std::string> errors;                     ///< why no token could be sampled
-  std::vector<std::int32_t> first_rows;               ///< among the step's tokens, of those that each sequence has kept
-  std::map<std::int32_t, std::int32_t> future_rows;   ///< among the step's tokens, of the futures of sequences
+  std::vector<std::int32_t> first_rows;  ///< among the step's tokens, of those that each sequence has kept
+  std::map<std::int32_t, std::int32_t>
+      lookahead_rows;                                 ///< among the step's tokens, of the lookahead tokens of sequences
   std::map<std::int32_t, std::vector<float>> pooled;  ///< of the pooled sequences that are computed to their end
 };
 

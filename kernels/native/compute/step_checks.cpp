@@ -66,7 +66,7 @@ void StepChecks::check_branches() const {
   for (const DraftBranch& branch : rows_.branches) {
     const std::int64_t index = branch.index, length = std::ssize(branch.tokens);
     const bool has_drafts = index >= 0 && index < std::ssize(rows_.num_drafts) && rows_.num_drafts[index] > 0;
-    const std::int64_t least = config_.contemplates ? 0 : 1;
+    const std::int64_t least = config_.lookahead ? 0 : 1;
     if (!has_drafts || sequences_.at(slots[index]).constraint || length < least || length >= config_.max_logit_rows)
       throw std::invalid_argument(
           "a branch of " + std::to_string(length) + " tokens for sequence " + std::to_string(index) + " of " +

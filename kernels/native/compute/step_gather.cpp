@@ -58,7 +58,7 @@ void StepGather::add(std::int32_t index, std::int32_t slot, std::int64_t start, 
   dim(dims_, Dim::tokens) += count;
 }
 
-std::int32_t StepGather::make_future() {
+std::int32_t StepGather::make_lookahead() {
   const auto row = static_cast<std::int32_t>(dim(dims_, Dim::tokens) - 1);
   inputs_.token_ids[row] = config_.vocab_size;
   tasks_.pop_back();

@@ -31,8 +31,8 @@ class StepGather {
   /// Adds tokens [start, start + count) of a sequence, the last `num_drafts` of which are drafts, as number `index`.
   void add(std::int32_t index, std::int32_t slot, std::int64_t start, std::int64_t count, std::int64_t num_drafts);
 
-  /// Makes the last row that of the future of its sequence, of which nothing is sampled; returns the row.
-  std::int32_t make_future();
+  /// Makes the last row that of its sequence's lookahead token, of which nothing is sampled; returns the row.
+  std::int32_t make_lookahead();
 
   /// See Runner.
   void split_attention(Dims& dims) const;

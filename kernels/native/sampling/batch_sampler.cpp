@@ -10,7 +10,7 @@ namespace quire {
 namespace {
 
 constexpr std::chrono::milliseconds kLongestWait{100};  // if every task waits for a late constraint
-constexpr std::chrono::milliseconds kLook{1};           // then how often to look whether another task has sampled
+constexpr std::chrono::milliseconds kPoll{1};           // then how often to check whether another task has sampled
 
 }  // namespace
 
@@ -87,7 +87,7 @@ bool BatchSampler::run_next(int thread) {
 /// Returns true if the constraint can be asked.
 bool BatchSampler::await(TokenConstraint& constraint) {
   do {
-    if (constraint.wait_until(std::min(deadline(), Clock::now() + kLook))) {
+    if (constraint.wait_until(std::min(deadline(), Clock::now() + kPoll))) {
       has_others_.store(true);
       return true;
     }

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulations import BLOCK, STEP_TIME, FleetRun, chats, request, setup, times_of
 
-from quire.engine_core.simulation.engine import SimulatedAnswer, SimulatedEngine, limits_of
+from quire.engine_core.simulation.engine import EngineTiming, SimulatedAnswer, SimulatedEngine, limits_of
 from quire.engine_core.simulation.fleet import Fleet
 from quire.engine_core.simulation.routers import ROUTERS
 from quire.protocol.messages import EngineCoreEvent, EngineCoreOutput, EngineCoreOutputs, ErrorKind, EventType
@@ -95,7 +95,7 @@ def test_the_same_seed_gives_the_same_results(router: str) -> None:
 def test_a_fleet_of_one_is_a_single_engine() -> None:
     requests = chats(50)
     answers: list[SimulatedAnswer] = []
-    engine = SimulatedEngine(limits_of(setup().engine), STEP_TIME, on_end=answers.append)
+    engine = SimulatedEngine(limits_of(setup().engine), EngineTiming(STEP_TIME), on_end=answers.append)
     for each in requests:
         engine.send(each, each.arrival, each.arrival)
     while engine.next_step < float("inf"):
@@ -262,7 +262,7 @@ def test_requests_out_of_order_are_rejected() -> None:
 def test_each_token_of_an_output_counts() -> None:
     """An output has more than one token after drafts or forced tokens."""
     firsts: list[SimulatedAnswer] = []
-    engine = SimulatedEngine(limits_of(setup().engine), STEP_TIME, on_first_token=firsts.append)
+    engine = SimulatedEngine(limits_of(setup().engine), EngineTiming(STEP_TIME), on_first_token=firsts.append)
     engine.send(request(0, 0.0, 100, 5, range(2)), 0.0, 0.0)
     event = EngineCoreEvent(EventType.FIRST_TOKEN, 1.0)
     engine._take(b"", EngineCoreOutputs([EngineCoreOutput("0", [7, 8, 9], events=[event])], None, 2.0))
@@ -272,7 +272,7 @@ def test_each_token_of_an_output_counts() -> None:
 
 
 def test_steps_that_take_no_time_are_an_error() -> None:
-    timeless = SimulatedEngine(limits_of(setup().engine), StepTime(0.0, 0.0, 0.0))
+    timeless = SimulatedEngine(limits_of(setup().engine), EngineTiming(StepTime(0.0, 0.0, 0.0)))
     timeless.send(request(0, 0.0, 100, 5, range(2)), 0.0, 0.0)
     with pytest.raises(RuntimeError, match="took no time"):
         timeless.step()

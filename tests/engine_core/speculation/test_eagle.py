@@ -26,7 +26,7 @@ class _Request:
 
 
 def proposer() -> EagleDrafts:
-    head: Any = SimpleNamespace(sequences=None, max_num_batched_tokens=STEP_TOKENS, num_features=3, contemplates=False)
+    head: Any = SimpleNamespace(sequences=None, max_num_batched_tokens=STEP_TOKENS, num_features=3, lookahead=False)
     nothing: Any = None
     features = [np.full((STEP_TOKENS, WIDTH), number, np.float32) for number in range(3)]
     return EagleDrafts(head, nothing, features)

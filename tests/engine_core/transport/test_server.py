@@ -20,7 +20,7 @@ from patience import PATIENCE
 from zmq.utils.monitor import recv_monitor_message
 
 from quire.engine_core.transport.clients import MAX_CALLS
-from quire.engine_core.transport.server import EngineServer, Inbox
+from quire.engine_core.transport.server import ClientLimits, EngineCallbacks, EngineServer, Inbox
 from quire.engine_core.utilities import UTILITIES
 from quire.frontend.client.connection import Connection
 from quire.protocol.address import default_address, ipc_path, remove_address
@@ -97,10 +97,10 @@ class RawClient:
 class ServerHarness:
     """A server, and the clients of one test."""
 
-    def __init__(self, address: str, heartbeat: float = NEVER, security: Security = NO_KEYS, **options: Any) -> None:
+    def __init__(self, address: str, heartbeat: float = NEVER, security: Security = NO_KEYS, **limits: Any) -> None:
         self.ready = Ready(PROTOCOL_VERSION, "demo", "LlamaForCausalLM", 4096, 8192, 100, 32, 256, 1, heartbeat)
         self.inbox: Inbox = queue.SimpleQueue()
-        self.server = EngineServer(address, self.ready, self.inbox, security, **options)
+        self.server = EngineServer(address, self.ready, self.inbox, ClientLimits(**limits), security)
         self.clients: list[RawClient] = []
 
     def client(self, **options: Any) -> RawClient:
@@ -132,7 +132,7 @@ def make_engine() -> Iterator[MakeServer]:
     def make(address: str | None = None, **options: Any) -> ServerHarness:
         engine = ServerHarness(address or default_address(), **options)
         engines.append(engine)
-        engine.server.start()
+        engine.server.start(EngineCallbacks())
         return engine
 
     yield make
@@ -159,7 +159,9 @@ def outputs(request_id: str, *tokens: int, finish: FinishReason | None = None) -
 def test_a_request_is_rejected_without_the_step_loop() -> None:
     engine = ServerHarness(default_address())
     rejection = EngineCoreOutputs([EngineCoreOutput("late", finish_reason=FinishReason.ERROR, error="full")])
-    engine.server.start(lambda _client_id, request: rejection if request.request_id == "late" else None)
+    engine.server.start(
+        EngineCallbacks(lambda _client_id, request: rejection if request.request_id == "late" else None)
+    )
     client = engine.client()
     client.hello()
     for name in ("first", "late"):
@@ -174,7 +176,7 @@ def test_a_request_is_rejected_without_the_step_loop() -> None:
 
 def test_only_aborts_of_open_requests_reach_the_step_loop() -> None:
     engine = ServerHarness(default_address())
-    engine.server.start(is_open=lambda _client_id, request_id: request_id == "open")
+    engine.server.start(EngineCallbacks(is_open=lambda _client_id, request_id: request_id == "open"))
     client = engine.client()
     client.hello()
     for request_ids in (["a", "b"], [], ["a", "open", "b"]):
@@ -671,7 +673,7 @@ def test_an_address_in_use_is_rejected_and_its_engine_unharmed(engine: ServerHar
     client, _ = engine.attach()
     second = ServerHarness(engine.server.address)
     with pytest.raises(AddressError, match="is in use"):
-        second.server.start()
+        second.server.start(EngineCallbacks())
     second.server.stop()
     client.ping()
     engine.client().hello()

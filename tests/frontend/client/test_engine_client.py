@@ -15,7 +15,7 @@ from engine_watch import wait_until
 from fake_engine import FakeEngine, ready
 from patience import PATIENCE
 
-from quire.frontend.client.engine_client import CoreClient, EngineAway, EngineBack
+from quire.frontend.client.engine_client import CoreClient, EngineAway, EngineBack, ReconnectPolicy
 from quire.frontend.client.request_table import FIRST_SESSION
 from quire.frontend.errors import EngineConnectionError, EngineDeadError
 from quire.protocol.errors import AddressError
@@ -77,7 +77,7 @@ def test_traces_go_to_their_subscriber_until_the_last() -> None:
 
 def test_a_trace_is_requested_again_after_the_engine_dropped_the_client() -> None:
     with FakeEngine() as engine:
-        client = engine.attach(reconnect_timeout=PATIENCE)
+        client = engine.attach(reconnect=ReconnectPolicy(PATIENCE))
         client.start_trace(lambda trace: None)
         engine.receive(UtilityCall)
         engine.send(ErrorMessage("the engine does not know this connection", fatal=True))
@@ -196,7 +196,7 @@ def test_an_engine_that_says_goodbye_is_dead() -> None:
 
 def test_a_client_that_was_dropped_begins_a_new_session() -> None:
     with FakeEngine() as engine:
-        client = engine.attach(reconnect_timeout=PATIENCE)
+        client = engine.attach(reconnect=ReconnectPolicy(PATIENCE))
         client.send(Abort(["r"]), FIRST_SESSION)
         engine.receive(Abort)
         engine.send(ErrorMessage("say Hello first", fatal=True))
@@ -218,7 +218,7 @@ def test_a_client_that_was_dropped_begins_a_new_session() -> None:
 
 def test_an_engine_that_comes_back_with_another_model_is_another_engine() -> None:
     with FakeEngine() as engine:
-        engine.attach(reconnect_timeout=PATIENCE)
+        engine.attach(reconnect=ReconnectPolicy(PATIENCE))
         engine.send(ErrorMessage("say Hello first", fatal=True))
         engine.receive(Hello)
         engine.send(msgspec.structs.replace(ready(), vocab_size=7))
@@ -230,7 +230,7 @@ def test_an_engine_that_comes_back_with_another_model_is_another_engine() -> Non
 
 def test_an_engine_that_does_not_come_back_in_time_is_dead() -> None:
     with FakeEngine() as engine:
-        client = engine.attach(reconnect_timeout=0.1)
+        client = engine.attach(reconnect=ReconnectPolicy(0.1))
         call = client.call("stats")
         engine.die()
         while isinstance(error := engine.delivered(), EngineAway):

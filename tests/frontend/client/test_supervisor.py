@@ -22,7 +22,7 @@ from quire.frontend.client import launcher, standby
 from quire.frontend.client import supervisor as module
 from quire.frontend.client.engine_client import Delivery
 from quire.frontend.client.launcher import Beat, EngineProcess
-from quire.frontend.client.supervisor import Supervisor
+from quire.frontend.client.supervisor import ProcessTimeouts, Supervisor
 from quire.protocol.engine_options import SupervisionOptions
 from quire.protocol.messages import EngineCoreOutputs, SchedulerStats
 
@@ -243,7 +243,7 @@ def test_an_engine_that_hangs_is_ended_with_its_last_state(
 ) -> None:
     monkeypatch.setattr(Supervisor, "_spawn", lambda self: None)
     options = SupervisionOptions(step_timeout=step_timeout, max_restarts=0)
-    supervisor = Supervisor("ipc:///nowhere", {}, options, start_timeout=1.0, shutdown_timeout=1.0)
+    supervisor = Supervisor("ipc:///nowhere", {}, options, timeouts=ProcessTimeouts(1.0, 1.0))
     with pytest.raises(AssertionError, match=words):
         raise AssertionError(supervisor._watch(process))  # type: ignore[arg-type]
     assert process.seconds == pytest.approx(seconds)

@@ -14,7 +14,7 @@ from fault_simulation.engine import BROKEN, POISON
 from fault_simulation.network import Dealer, Network
 from fault_simulation.server import ADDRESS
 from fault_simulation.world import Process, Thread, World, sleep
-from quire.frontend.client.engine_client import CoreClient, Delivery
+from quire.frontend.client.engine_client import CoreClient, Delivery, ReconnectPolicy
 from quire.frontend.client.observer import RequestOptions
 from quire.frontend.client.request import EmbeddingRequest, GenerationRequest, PoolingParams
 from quire.frontend.client.request_table import RequestTable
@@ -210,8 +210,9 @@ class SimulatedClient:
                 self.core = CoreClient(
                     ADDRESS,
                     self._deliver,
-                    reconnect_timeout=self._reconnect_timeout,
-                    final_report=lambda: None if self.supervisor is None else self.supervisor.failure,
+                    reconnect=ReconnectPolicy(
+                        self._reconnect_timeout, lambda: None if self.supervisor is None else self.supervisor.failure
+                    ),
                     host=self.process.host,
                     connect=self._connect,
                 )

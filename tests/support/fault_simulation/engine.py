@@ -24,6 +24,7 @@ from quire.engine_core.loop import EngineLoop
 from quire.engine_core.request import Request
 from quire.engine_core.supervisor_link import Answer
 from quire.engine_core.transport.clients import ClientId
+from quire.engine_core.transport.sessions import EngineCallbacks
 from quire.engine_core.utilities import DEFERRED
 from quire.frontend.client.launcher import Beat, Loaded, ReloadCall
 from quire.frontend.errors import EngineDeadError, EngineStartError
@@ -131,7 +132,7 @@ class SimulatedEngine:
         pid: int,
         eos_token_ids: list[int],
         standby: str | None,
-        max_waiting_values: int,
+        max_waiting_bytes: int,
         crash_journal_fd: int,
         on_ready: Callable[[SimulatedEngine], None],
         on_reload: Callable[[ReloadCall], None],
@@ -155,14 +156,14 @@ class SimulatedEngine:
         self._on_ready = on_ready
         self._network = network
         self._eos_token_ids = eos_token_ids
-        self._max_waiting_values = max_waiting_values
+        self._max_waiting_bytes = max_waiting_bytes
         self._crash_journal_fd = crash_journal_fd
         self._status = -9
         self.num_blamed = 0
         self._may_begin = Event(world)
         self._has_begun = Event(world)  # or ended
         self._is_ready = False
-        self._settled = Event(world)  # ready or ended
+        self._has_started = Event(world)  # or ended
         self._loop: EngineLoop | None = None
         self._server: Server | None = None
         self._standby = standby
@@ -187,7 +188,7 @@ class SimulatedEngine:
         return self._has_begun.wait(_BEGIN_SECONDS) and not self.ended.is_set()
 
     def wait_ready(self, timeout: float) -> str:
-        if not self._settled.wait(timeout):
+        if not self._has_started.wait(timeout):
             raise EngineStartError(f"the engine was not ready within {timeout:g} s")
         if not self._is_ready:
             raise EngineStartError("the engine did not start: there is no memory")
@@ -323,7 +324,7 @@ class SimulatedEngine:
         self.core = None
         self._has_begun.set()
         self._loaded.set()
-        self._settled.set()
+        self._has_started.set()
         self.ended.set()
 
     def _wait_to_begin(self) -> None:
@@ -346,7 +347,7 @@ class SimulatedEngine:
             limits.block_size, limits.max_num_seqs, self.pid, HEARTBEAT_SECONDS, self._eos_token_ids,
             limits.hidden_size, limits,
         )  # fmt: skip
-        self._server = server = Server(process, self._network, inbox, ready, self._max_waiting_values)
+        self._server = server = Server(process, self._network, inbox, ready, self._max_waiting_bytes)
         memory, model = ProcessMemory(process, self._storage, self.kept_memory), self._storage.model
         self._memory = memory
         executor = SimulatedExecutor(self, limits, memory, model)
@@ -366,12 +367,12 @@ class SimulatedEngine:
         )
         executor.requests = lambda: core.scheduler.running
         self._loop = EngineLoop(core, server, inbox, drain_seconds=5.0, is_supervised=True, clock=process.monotonic)
-        server.start(core.reject_early, core.is_open)
+        server.start(EngineCallbacks(core.reject_early, core.is_open))
         server.router.on_gone = lambda client_id: self._expect_no_requests(client_id, server, 2)
         self.core, self._is_ready = core, True
         self._on_ready(self)
         self.world.log(f"{process.name} is ready")
-        process.soon(self._settled.set)
+        process.soon(self._has_started.set)
         Thread(process, "heart", lambda: self._beat(server)).start()
         try:
             ends = self._loop.run()

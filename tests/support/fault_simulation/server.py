@@ -7,8 +7,8 @@ from collections import deque
 from fault_simulation.network import Network, Router
 from fault_simulation.world import Inbox, Process, sleep
 from quire.engine_core.transport.access import OWNER
-from quire.engine_core.transport.clients import ClientId, ServerCounters
-from quire.engine_core.transport.sessions import ClientSessions, IsOpen, Reject
+from quire.engine_core.transport.clients import ClientId, ClientLimits, ServerCounters
+from quire.engine_core.transport.sessions import ClientSessions, EngineCallbacks
 from quire.protocol.messages import EngineCoreOutputs, EngineGoodbye, EngineMessage, Ready
 
 ADDRESS = "ipc:///simulated"
@@ -18,7 +18,7 @@ _RETRY_SECONDS = 0.05
 class Server:
     """Sessions over a router."""
 
-    def __init__(self, process: Process, network: Network, inbox: Inbox, ready: Ready, max_waiting_values: int) -> None:
+    def __init__(self, process: Process, network: Network, inbox: Inbox, ready: Ready, max_waiting_bytes: int) -> None:
         self.last_step = process.world.now
         self.failure: BaseException | None = None
         self.counters = ServerCounters()
@@ -26,27 +26,23 @@ class Server:
         self._network = network
         self._inbox = inbox
         self._ready = ready
-        self._max_waiting_values = max_waiting_values
+        self._limits = ClientLimits(max_clients=1000, max_waiting_bytes=max_waiting_bytes)
         self._outgoing: deque[tuple[ClientId, EngineMessage]] = deque()
         self._ended: dict[tuple[ClientId, str], None] = {}
         self._is_awake = False
         self._timer = float("inf")
 
-    def start(self, reject: Reject, is_open: IsOpen) -> None:
+    def start(self, engine: EngineCallbacks) -> None:
         self.router = Router(self._network, self._process, ADDRESS)
         self.router.on_readable = self._wake
         self._sessions = ClientSessions(
             self._ready,
             self._inbox.put,
+            engine,
             transmit=self.router.transmit,
-            reject=reject,
-            is_open=is_open,
-            receive_kv=lambda _client_id, _message: None,
             step_age=lambda now: max(0.0, now - self.last_step),
             counters=self.counters,
-            silent_heartbeats=10,
-            max_clients=1000,
-            max_waiting_values=self._max_waiting_values,
+            limits=self._limits,
         )
 
     def send(self, client_id: ClientId, message: EngineMessage) -> None:

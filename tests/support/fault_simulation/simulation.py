@@ -32,7 +32,7 @@ from quire.engine_core.kv_tiers import disk as disk_tier
 from quire.engine_core.request import Request
 from quire.frontend.client import engine_client, standby, supervisor
 from quire.frontend.client.launcher import ReloadCall
-from quire.frontend.client.supervisor import Supervisor
+from quire.frontend.client.supervisor import ProcessTimeouts, Supervisor
 from quire.frontend.errors import EngineDeadError
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.protocol.engine_options import SupervisionOptions
@@ -40,7 +40,8 @@ from quire.protocol.engine_shape import EngineShape
 
 _PATIENCE = 600.0  # virtual seconds in which everything must have ended
 _VOCAB_SIZE = 300
-_FEW_VALUES = 600  # that may wait for slow clients
+_MANY_BYTES = 512 << 20
+_FEW_BYTES = 21_600  # that may wait for slow clients
 _FOLLOWING = 0.4  # of the prompts begin with a whole one from before
 _MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # folders in memory
 _DISK_POLL_SECONDS = 1.0  # instead of a shorter time, which would be most of the events of a disk
@@ -102,7 +103,7 @@ class System:
             hidden_size=4,
         )
         self.network = Network(world, delay=choose.choice((0.001, 0.02, 0.2)), capacity=choose.choice((2, 8, 1000)))
-        self.max_waiting_values = choose.choice((16_000_000, 16_000_000, _FEW_VALUES))
+        self.max_waiting_bytes = choose.choice((_MANY_BYTES, _MANY_BYTES, _FEW_BYTES))
         self.held: list[int] = []  # descriptors of others
         self._folder: TemporaryDirectory[str] | None = None
         self.storage = self._make_storage()
@@ -156,8 +157,8 @@ class System:
             if not world.problems:
                 world.fail(f"requests {waiting} wait without end")
             return
-        self._settle()
-        was_slow = self.max_waiting_values == _FEW_VALUES  # and may have been dropped for it
+        self._wait_until_idle()
+        was_slow = self.max_waiting_bytes == _FEW_BYTES  # and may have been dropped for it
         if not (self.faults.injected or was_slow) and any(client.num_losses for client in self.clients):
             world.fail("a connection was lost without a reason")
         for client in self.clients:
@@ -227,7 +228,7 @@ class System:
     def _supervise(self, process: Process) -> Supervisor:
         options = SupervisionOptions(max_restarts=3 if self.dies_often else 100, step_timeout=5.0)
         owned = Supervisor(
-            ADDRESS, {"model": "model"}, options, start_timeout=60.0, shutdown_timeout=5.0, host=process.host,
+            ADDRESS, {"model": "model"}, options, timeouts=ProcessTimeouts(60.0, 5.0), host=process.host,
             process=cast("Any", partial(self._new_engine, process)),
         )  # fmt: skip
         process.on_death.append(owned._release)
@@ -249,7 +250,7 @@ class System:
         engine = SimulatedEngine(
             self.world, self.network, self.limits, self.faults, self.storage, kept_memory=kept_fds[0],
             pid=len(self.engines) + 1, eos_token_ids=_EOS_TOKEN_IDS, standby=standby,
-            crash_journal_fd=kept_fds[1], max_waiting_values=self.max_waiting_values, on_ready=self._note_ready,
+            crash_journal_fd=kept_fds[1], max_waiting_bytes=self.max_waiting_bytes, on_ready=self._note_ready,
             on_reload=pass_on,
         )  # fmt: skip
         engine.process.on_death.append(self._note_death)
@@ -268,7 +269,7 @@ class System:
         if self.engine is not None:
             self.engine.check()
 
-    def _settle(self) -> None:
+    def _wait_until_idle(self) -> None:
         """Wait until the engine knows that nobody wants anything; then nothing may be held, and a process stands by."""
         self.world.run(lambda: self.engine is None or self.engine.is_idle, self.world.now + 45.0)
         if self.engine is not None:

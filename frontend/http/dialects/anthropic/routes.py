@@ -8,7 +8,7 @@ from quire.frontend.http.dialects.anthropic.body import CountBody, MessagesBody
 from quire.frontend.http.dialects.anthropic.endpoint import MessagesEndpoints
 from quire.frontend.http.dialects.anthropic.errors import AnthropicErrorResponse
 from quire.frontend.http.dialects.anthropic.writer import EVENTS, Message, TokenCount
-from quire.frontend.http.documentation.operation import Operation
+from quire.frontend.http.documentation.operation import AnswerTypes, Operation
 from quire.frontend.http.service import ModelService
 
 
@@ -19,19 +19,16 @@ def anthropic_routes(service: ModelService) -> list[Route]:
         Operation(
             "/v1/messages",
             messages.create,
+            AnswerTypes(Message, events=EVENTS, error=AnthropicErrorResponse),
             body=MessagesBody,
-            answer=Message,
-            events=EVENTS,
             generates=True,
-            error=AnthropicErrorResponse,
             example={"messages": [{"role": "user", "content": "Tell me a tale."}], "max_tokens": 60},
         ),
         Operation(
             "/v1/messages/count_tokens",
             messages.count_tokens,
+            AnswerTypes(TokenCount, error=AnthropicErrorResponse),
             body=CountBody,
-            answer=TokenCount,
-            error=AnthropicErrorResponse,
             example={"messages": [{"role": "user", "content": "Tell me a tale."}]},
         ),
     ]

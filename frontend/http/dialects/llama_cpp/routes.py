@@ -13,7 +13,7 @@ from quire.frontend.http.dialects.llama_cpp.body import (
 from quire.frontend.http.dialects.llama_cpp.endpoint import LlamaEmbedding, LlamaEndpoints, RenderedConversation
 from quire.frontend.http.dialects.llama_cpp.state import Adapter, ServerProperties, Slot, StateEndpoints
 from quire.frontend.http.dialects.llama_cpp.writer import Completion
-from quire.frontend.http.documentation.operation import Operation
+from quire.frontend.http.documentation.operation import AnswerTypes, Operation
 from quire.frontend.http.service import ModelService
 
 
@@ -26,9 +26,8 @@ def llama_cpp_routes(service: ModelService) -> list[Route]:
             Operation(
                 path,
                 texts.completion,
+                AnswerTypes(Completion | list[Completion], events=[Completion]),
                 body=LlamaCompletionBody,
-                answer=Completion | list[Completion],
-                events=[Completion],
                 generates=True,
                 example=prompt,
             )
@@ -37,9 +36,8 @@ def llama_cpp_routes(service: ModelService) -> list[Route]:
         Operation(
             "/infill",
             texts.infill,
+            AnswerTypes(Completion | list[Completion], events=[Completion]),
             body=InfillBody,
-            answer=Completion | list[Completion],
-            events=[Completion],
             generates=True,
             example={"input_prefix": "def add(a, b):\n    ", "input_suffix": "\n", "n_predict": 60},
         ),
@@ -47,8 +45,8 @@ def llama_cpp_routes(service: ModelService) -> list[Route]:
             Operation(
                 path,
                 texts.embedding,
+                AnswerTypes(list[LlamaEmbedding]),
                 body=LlamaEmbeddingBody,
-                answer=list[LlamaEmbedding],
                 generates=True,
                 example={"content": "Once upon a time"},
             )
@@ -57,12 +55,12 @@ def llama_cpp_routes(service: ModelService) -> list[Route]:
         Operation(
             "/apply-template",
             texts.apply_template,
+            AnswerTypes(RenderedConversation),
             body=ApplyTemplateBody,
-            answer=RenderedConversation,
             example={"messages": [{"role": "user", "content": "Tell me a tale."}]},
         ),
-        Operation("/props", state.props, answer=ServerProperties),
-        Operation("/lora-adapters", state.adapters, answer=list[Adapter]),
-        Operation("/slots", state.slots, answer=list[Slot], errors=[503]),
+        Operation("/props", state.props, AnswerTypes(ServerProperties)),
+        Operation("/lora-adapters", state.adapters, AnswerTypes(list[Adapter])),
+        Operation("/slots", state.slots, AnswerTypes(list[Slot], errors=[503])),
         Route("/slots/{id}", state.unsaved, methods=["POST"], include_in_schema=False),
     ]

@@ -24,7 +24,7 @@ from quire.frontend.http.dialects.ollama.models import (
     Status,
 )
 from quire.frontend.http.dialects.ollama.writer import ChatAnswer, GeneratedText
-from quire.frontend.http.documentation.operation import Operation
+from quire.frontend.http.documentation.operation import AnswerTypes, Operation
 from quire.frontend.http.service import ModelService
 
 
@@ -35,39 +35,33 @@ def ollama_routes(service: ModelService) -> list[Route]:
         Operation(
             "/api/generate",
             answers.generate,
+            AnswerTypes(GeneratedText, lines=[GeneratedText], error=OllamaErrorResponse),
             body=GenerateBody,
-            answer=GeneratedText,
-            lines=[GeneratedText],
             generates=True,
-            error=OllamaErrorResponse,
             example={"prompt": "Tell me a tale.", "options": {"num_predict": 60}},
         ),
         Operation(
             "/api/chat",
             answers.chat,
+            AnswerTypes(ChatAnswer, lines=[ChatAnswer], error=OllamaErrorResponse),
             body=OllamaChatBody,
-            answer=ChatAnswer,
-            lines=[ChatAnswer],
             generates=True,
-            error=OllamaErrorResponse,
             example={"messages": [{"role": "user", "content": "Tell me a tale."}], "options": {"num_predict": 60}},
         ),
         Operation(
             "/api/embed",
             vectors.embed,
+            AnswerTypes(EmbeddedTexts, error=OllamaErrorResponse),
             body=OllamaEmbedBody,
-            answer=EmbeddedTexts,
             generates=True,
-            error=OllamaErrorResponse,
             example={"input": ["Once upon a time", "There was once a fox"]},
         ),
         Operation(
             "/api/embeddings",
             vectors.embeddings,
+            AnswerTypes(EmbeddedText, error=OllamaErrorResponse),
             body=OllamaEmbeddingsBody,
-            answer=EmbeddedText,
             generates=True,
-            error=OllamaErrorResponse,
             example={"prompt": "Once upon a time"},
         ),
         *_ollama_models(ModelEndpoints(service)),
@@ -78,11 +72,13 @@ def _ollama_models(models: ModelEndpoints) -> list[Route]:
     error = OllamaErrorResponse
     unmanaged = {"/api/copy": "POST", "/api/create": "POST", "/api/delete": "DELETE", "/api/push": "POST"}
     return [
-        Operation("/api/tags", models.tags, answer=ListedModels, error=error),
-        Operation("/api/ps", models.running, answer=RunningModels, error=error),
-        Operation("/api/show", models.show, body=ShowBody, answer=ShownModel, error=error, example={}),
-        Operation("/api/version", models.version, answer=OllamaVersion, error=error),
-        Operation("/api/pull", models.pull, body=PullBody, answer=Status, lines=[Status], error=error, example={}),
+        Operation("/api/tags", models.tags, AnswerTypes(ListedModels, error=error)),
+        Operation("/api/ps", models.running, AnswerTypes(RunningModels, error=error)),
+        Operation("/api/show", models.show, AnswerTypes(ShownModel, error=error), body=ShowBody, example={}),
+        Operation("/api/version", models.version, AnswerTypes(OllamaVersion, error=error)),
+        Operation(
+            "/api/pull", models.pull, AnswerTypes(Status, lines=[Status], error=error), body=PullBody, example={}
+        ),
         *(
             Route(path, models.unmanaged, methods=[method], include_in_schema=False)
             for path, method in unmanaged.items()
