@@ -19,6 +19,7 @@ from quire.engine_core.validation import (
     ShuttingDownError,
     check_shared_prompt,
 )
+from quire.kernels.runner import Sequences
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import (
     EngineCoreOutput,
@@ -41,6 +42,7 @@ class Intake:
         outputs: Outputs,
         bounds: QueueBounds,
         limits: EngineShape,
+        sequences: Sequences,
         features: Sequence[Feature] = (),
         *,
         seed: int,
@@ -53,6 +55,7 @@ class Intake:
         self._constrained = constrained
         self._outputs = outputs
         self._limits = limits
+        self._sequences = sequences
         self._clock = outputs.clock
         self._seeds = random.Random(seed)
         self._inbound = InboundRequests()
@@ -104,8 +107,9 @@ class Intake:
         grammar = self._constrained.find(client_id, message)
         now, decoding = self._clock(), kind(message, limits)
         request = Request.from_message(
-            client_id, message, decoding, seed=self._seeds.getrandbits(63), now=now, limits=limits
-        )
+            client_id, message, decoding, seed=self._seeds.getrandbits(63), now=now, limits=limits,
+            sequences=self._sequences,
+        )  # fmt: skip
         self._constrained.begin(request, grammar)
         request.num_bytes = estimate_bytes(message)
         request.record(EventType.QUEUED, now)

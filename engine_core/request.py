@@ -101,14 +101,14 @@ class Decoding(ABC):
         """Raise RejectedError for the first thing in a message that this engine cannot serve."""
 
     @abstractmethod
-    def open(self, request: Request, sequences: Sequences) -> int:
+    def open(self, request: Request) -> int:
         """Open a sequence with the prompt, without pages; return its slot. ValueError if the executor rejects it."""
 
     @abstractmethod
     def take(self, request: Request, row: int, outcome: StepOutcome) -> EngineCoreOutput | None:
         """Take the result of a step, from `row` on; return the output for the client, if there is one.
 
-        The computed tokens are counted already. A request that ends is added to `outcome.ended` with its output.
+        A request that ends is added to `outcome.ended` with its output.
         """
 
     def max_total_tokens(self, message: EngineCoreRequest) -> int:
@@ -136,22 +136,25 @@ class Decoding(ABC):
 
     def pages_lacked(self, request: Request, steps: int) -> int:
         """Return the KV pages that it lacks for the next `steps` steps, which add a token to each sequence."""
-        missing = request.num_tokens + steps - 1 - request.num_reserved_tokens
-        return self._limits.pages_for(missing) if missing > 0 else 0
+        return request.sequences.pages_lacked([request.slot], [request.num_tokens + steps - 1])
 
     def reserve(self, request: Request, executor: Executor) -> bool:
         """Get the pages for the next step, and fork the sequences that need it; return False if pages are short."""
-        return executor.sequences.reserve(request.slot, request.num_tokens)
+        return request.sequences.reserve(request.slot, request.num_tokens)
 
-    def preempt(self, request: Request, sequences: Sequences) -> None:
-        """Give back all pages; the slot keeps the tokens and the sampling state."""
-        sequences.release_pages(request.slot)
-        request.forget_computed()
+    def preempt(self, request: Request) -> int:
+        """Give back all pages; the slot keeps the tokens and the sampling state. Return how many tokens were computed.
 
-    def close(self, request: Request, sequences: Sequences) -> None:
+        Prompt logprobs stay: the executor gives each of them once, whatever is computed again.
+        """
+        num_lost = request.num_computed_tokens
+        request.sequences.release_pages(request.slot)
+        return num_lost
+
+    def close(self, request: Request) -> None:
         """Close all sequences."""
         for slot in self.slots(request):
-            sequences.close(slot)
+            request.sequences.close(slot)
         request.slot = NO_SLOT
 
 
@@ -159,8 +162,8 @@ class Decoding(ABC):
 class Request:
     """A sequence whose `num_computed_tokens` is behind its `num_tokens`; the scheduler lets it catch up.
 
-    The sampled tokens themselves live in the executor's slot; here they are only counted. Compared by identity:
-    two clients may use the same `request_id`.
+    The tokens themselves, how many are computed and the KV pages lie in the executor's `sequences`, in the slots that
+    `decoding` opens. Compared by identity: two clients may use the same `request_id`.
     """
 
     client_id: bytes
@@ -168,6 +171,7 @@ class Request:
     prompt_token_ids: list[int] = field(repr=False)
     num_prompt_tokens: int
     sampling: SamplingParams = field(repr=False)
+    sequences: Sequences = field(repr=False)  # of the whole engine
     decoding: Decoding = field(repr=False)
     width: int  # that of its decoding
     needs_every_token: bool  # of its prompt: each gives a result that KV pages do not hold
@@ -188,9 +192,7 @@ class Request:
     arrival: float = 0.0  # when the engine received it
     deadline: float = math.inf  # when it ends, whatever its state
     status: RequestStatus = RequestStatus.WAITING
-    num_computed_tokens: int = 0
-    num_cached_tokens: int = 0  # of these, found in the prefix cache when it first started
-    num_reserved_tokens: int = 0  # positions that its KV pages cover
+    num_cached_tokens: int = 0  # found in the prefix cache when it first started
     num_preemptions: int = 0
     num_tokens_at_start: int = field(default=0, repr=False)  # of the last time that it started
     num_lost_tokens: int = 0  # computed before it was preempted; some may have to be computed again
@@ -209,7 +211,7 @@ class Request:
     @classmethod
     def from_message(
         cls, client_id: bytes, message: EngineCoreRequest, decoding: Decoding, *, seed: int, now: float,
-        limits: EngineShape,
+        limits: EngineShape, sequences: Sequences,
     ) -> Request:  # fmt: skip
         """Make the request of a message that its decoding has accepted; `seed` is used if it names none."""
         sampling, prompt, generated = message.sampling_params, message.prompt_token_ids, message.generated_token_ids
@@ -221,6 +223,7 @@ class Request:
             prompt_token_ids=prompt,
             num_prompt_tokens=len(prompt),
             sampling=sampling,
+            sequences=sequences,
             decoding=decoding,
             width=decoding.width,
             needs_every_token=decoding.needs_every_token or sampling.prompt_logprobs is not None,
@@ -259,6 +262,16 @@ class Request:
         return self.num_tokens > self.num_prompt_tokens or self.num_preemptions > 0 or self.num_computed_tokens > 0
 
     @property
+    def num_computed_tokens(self) -> int:
+        """Tokens that its KV pages hold: as many of each of its sequences."""
+        return 0 if self.slot == NO_SLOT else self.sequences.num_computed_tokens(self.slot)
+
+    @property
+    def num_reserved_tokens(self) -> int:
+        """Positions that the KV pages of each of its sequences cover."""
+        return min(map(self.sequences.num_reserved_tokens, self.slots), default=0)
+
+    @property
     def num_output_tokens(self) -> int:
         """Tokens sampled so far."""
         return self.num_tokens - self.num_prompt_tokens
@@ -290,15 +303,6 @@ class Request:
     def record(self, event: EventType, timestamp: float) -> None:
         """Note an event; it goes out with the request's next output."""
         self.events.append(EngineCoreEvent(event, timestamp))
-
-    def forget_computed(self) -> None:
-        """Note that the KV pages are gone: what the prefix cache does not keep has to be computed again.
-
-        Prompt logprobs stay: the executor gives each of them once, whatever is computed again.
-        """
-        self.num_lost_tokens = self.num_computed_tokens
-        self.num_computed_tokens = 0
-        self.num_reserved_tokens = 0
 
     def add_prompt_logprobs(self, entries: Iterable[LogprobsEntry]) -> None:
         """Keep the prompt logprobs of a chunk until the prompt is computed; nothing if they have been sent."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.engine_core.decoding.stopping import end_output
 from quire.engine_core.request import Decoding, Request, StepOutcome
 from quire.engine_core.validation import RejectedError, check_generation
-from quire.kernels.runner import PoolingConfig, SamplingConfig, Sequences
+from quire.kernels.runner import PoolingConfig, SamplingConfig
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import EngineCoreOutput, EngineCoreRequest, EventType, TokenLogprobs
 
@@ -35,16 +35,14 @@ class SingleSequence(Decoding):
                 "length_penalty and early_stopping belong to a beam search; set beam_width, or omit them"
             )
 
-    def open(self, request: Request, sequences: Sequences) -> int:
+    def open(self, request: Request) -> int:
         """Open the sequence with the request's sampling state and token constraint."""
-        return open_sequence(sequences, request, sampling=sampling_config(request))
+        return open_sequence(request, sampling=sampling_config(request))
 
     def take(self, request: Request, row: int, outcome: StepOutcome) -> EngineCoreOutput | None:
         """Cut the span at the first token that ends the request. This is the per-token path: keep it short."""
         span = outcome.token_ids[row]
         if not span:  # amid the prompt, or the token mask was late
-            if request.num_computed_tokens >= request.num_tokens:
-                request.num_computed_tokens = request.num_tokens - 1  # its last token is to be computed again
             return None
         num_tokens, stop, limit = request.num_tokens, request.stop_token_ids, request.token_limit
         is_last = is_cut = False
@@ -59,8 +57,6 @@ class SingleSequence(Decoding):
             request.num_accepted_drafts += accepted
             request.num_rejected_drafts += num_drafts - accepted
         request.num_tokens = num_tokens
-        if request.num_computed_tokens >= num_tokens:  # drafts were rejected
-            request.num_computed_tokens = num_tokens - 1
         output = EngineCoreOutput(request.request_id, span)
         if request.events or request.prompt_logprobs is not None:
             if request.num_output_tokens == len(span):
@@ -75,7 +71,6 @@ class SingleSequence(Decoding):
 
 
 def open_sequence(
-    sequences: Sequences,
     request: Request,
     token_ids: list[int] | None = None,
     *,
@@ -84,7 +79,7 @@ def open_sequence(
     segment: int = 0,
 ) -> int:
     """Open a slot with the prompt, or these tokens, without pages. Raises ValueError if the executor rejects it."""
-    return sequences.open(
+    return request.sequences.open(
         [*request.prompt_token_ids, *request.generated_token_ids] if token_ids is None else token_ids,
         request.num_prompt_tokens,
         sampling=sampling,

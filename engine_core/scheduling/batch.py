@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quire.engine_core.request import Request
+from quire.kernels.runner import Sequences
 from quire.kernels.step import Branch, StepInput
 from quire.protocol.messages import EventType
 
@@ -31,24 +32,27 @@ class RunningRequests:
     growing: list[Request] = field(default_factory=list)  # may lack pages for their next tokens
 
     @classmethod
-    def of(cls, running: Iterable[Request]) -> RunningRequests:
+    def of(cls, running: Iterable[Request], sequences: Sequences) -> RunningRequests:
         """Sort all of them in one pass."""
         requests = cls()
-        requests.add(running)
+        requests.add(running, sequences)
         return requests
 
-    def add(self, running: Iterable[Request]) -> None:
+    def add(self, running: Iterable[Request], sequences: Sequences) -> None:
         """Sort these too. Each step asks about all requests: keep it short."""
+        requests = list(running)
+        slots = [request.slot for request in requests]
+        prefilling, growing = set(sequences.prefilling(slots)), set(sequences.growing(slots))
         add_decode = self.decodes.append
-        for request in running:
-            computed, tokens, width = request.num_computed_tokens, request.num_tokens, request.width
-            if tokens - computed > 1 or computed < request.num_prompt_tokens:
+        for index, request in enumerate(requests):
+            is_wide = request.width > 1
+            if index in prefilling:
                 self.prefills.append(request)
-            elif width == 1:
-                add_decode(request)
-            else:
+            elif is_wide:
                 self.wide_decodes.append(request)
-            if tokens > request.num_reserved_tokens or width > 1:
+            else:
+                add_decode(request)
+            if is_wide or index in growing:
                 self.growing.append(request)
 
     @property
@@ -94,7 +98,8 @@ class Batch:
         if not running.wide_decodes:
             self.rows = list(range(len(self.requests)))
             step.slots = [request.slot for request in self.requests]
-            step.starts = [request.num_computed_tokens for request in self.requests]
+            step.starts = [request.num_tokens - 1 for request in decodes]
+            step.starts += [request.num_computed_tokens for request, _ in shares]
             return
         for request in self.requests:
             self.rows.append(len(step.slots))

@@ -88,13 +88,13 @@ class RequestLifecycle:
         self.waiting.charge_actual(request)
         if (successor := request.decoding.leave(request)) is not None:
             self._transfer_pages(request, successor)
-        request.decoding.close(request, self._sequences)
+        request.decoding.close(request)
 
     def open(self, request: Request) -> str | None:
         """Open a request's sequence, if it has none yet; return the error if the executor rejects it."""
         if request.slot == NO_SLOT:
             try:
-                request.slot = request.decoding.open(request, self._sequences)
+                request.slot = request.decoding.open(request)
             except ValueError as error:
                 return str(error)
         return None
@@ -129,7 +129,7 @@ class RequestLifecycle:
     def preempt(self, request: Request, now: float) -> None:
         """Take a running request's pages and queue it again."""
         del self.running[request]
-        request.decoding.preempt(request, self._sequences)
+        request.num_lost_tokens = request.decoding.preempt(request)
         request.num_preemptions += 1
         request.status = RequestStatus.PREEMPTED
         request.record(EventType.PREEMPTED, now)
@@ -141,7 +141,6 @@ class RequestLifecycle:
         """Get the pages for a running request's next tokens, which the scheduler has made available."""
         if not request.decoding.reserve(request, self._executor):
             raise self._lacks_promised_pages(request)
-        request.num_reserved_tokens = self._limits.pages_for(request.num_tokens) * self._limits.block_size
 
     def take_events(self) -> list[ScheduleEvent]:
         """Remove and return the events since the last call, without those of requests that have ended since."""
@@ -175,8 +174,7 @@ class RequestLifecycle:
             request.num_cached_tokens = found
             self.counters.cached_tokens += found
             self.counters.prompt_tokens += request.num_prompt_tokens
-        request.num_computed_tokens, request.num_tokens_at_start = found, request.num_tokens
-        request.num_reserved_tokens = self._limits.pages_for(request.num_tokens) * self._limits.block_size
+        request.num_tokens_at_start = request.num_tokens
         request.status = RequestStatus.RUNNING
         now = self._clock()
         request.record(EventType.SCHEDULED, now)

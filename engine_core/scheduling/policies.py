@@ -84,7 +84,7 @@ class ShortestJobFirst(Policy):
 
     def key(self, request: Request) -> float:
         """Return the length as if nothing were cached. All requests age alike, so no pair ever changes its order."""
-        return request.arrival * AGING_TOKENS_PER_SECOND + request.num_new_tokens
+        return request.arrival * AGING_TOKENS_PER_SECOND + request.num_tokens
 
     def arrange(self, waiting: Iterable[Request], match_of: MatchOf, sequences: Sequences) -> Iterable[Request]:
         """Sort the window by length without the cached tokens."""

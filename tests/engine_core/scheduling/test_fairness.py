@@ -15,10 +15,12 @@ from quire.engine_core.decoding import decoding_type
 from quire.engine_core.request import Request
 from quire.engine_core.scheduling.policies import AGING_SECONDS, POLICIES
 from quire.engine_core.scheduling.waiting import WaitingQueue
+from quire.kernels.runner import Sequences
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import EngineCoreRequest, SamplingParams
 
 LIMITS = EngineShape(1000, 4096, 8, 64, block_size=32, num_pages=1000)
+SEQUENCES = Sequences(1, 32, 1000)
 TENANTS = ("a", "b", "c")
 
 
@@ -36,8 +38,9 @@ class Queue:
     def add(self, tenant: str, num_tokens: int = 1, priority: int = 0) -> Request:
         message = EngineCoreRequest("r", [1] * num_tokens, SamplingParams(), priority=priority, tenant=tenant)
         request = Request.from_message(
-            b"client", message, decoding_type(message)(message, LIMITS), seed=0, now=self.now, limits=LIMITS
-        )
+            b"client", message, decoding_type(message)(message, LIMITS), seed=0, now=self.now, limits=LIMITS,
+            sequences=SEQUENCES,
+        )  # fmt: skip
         request.number = next(self.numbers)
         self.waiting.add(request)
         return request
