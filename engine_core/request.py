@@ -158,6 +158,25 @@ class Decoding(ABC):
         request.slot = NO_SLOT
 
 
+@dataclass(frozen=True, slots=True)
+class StopConditions:
+    """The tokens and lengths at which a request ends."""
+
+    eos_token_ids: frozenset[int]
+    token_ids: frozenset[int]  # eos_token_ids included, unless they are ignored
+    max_total_tokens: int  # ends with LENGTH at this many tokens
+    token_limit: int  # max_total_tokens, or less when the KV pages of the whole engine hold less
+
+    @classmethod
+    def of(cls, message: EngineCoreRequest, decoding: Decoding, limits: EngineShape) -> StopConditions:
+        """Return those of a message."""
+        sampling, max_total_tokens = message.sampling_params, decoding.max_total_tokens(message)
+        eos = frozenset(() if sampling.ignore_eos else message.eos_token_ids)
+        # A last token is sampled at the pool's last position; it could not be computed in its turn.
+        token_limit = min(max_total_tokens, limits.pool_tokens + 1)
+        return cls(eos, eos.union(sampling.stop_token_ids or ()), max_total_tokens, token_limit)
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """A sequence whose `num_computed_tokens` is behind its `num_tokens`; the scheduler lets it catch up.
@@ -167,37 +186,25 @@ class Request:
     """
 
     client_id: bytes
-    request_id: str
-    prompt_token_ids: list[int] = field(repr=False)
-    num_prompt_tokens: int
-    sampling: SamplingParams = field(repr=False)
+    message: EngineCoreRequest = field(repr=False)
     sequences: Sequences = field(repr=False)  # of the whole engine
     decoding: Decoding = field(repr=False)
-    width: int  # that of its decoding
-    needs_every_token: bool  # of its prompt: each gives a result that KV pages do not hold
+    stop: StopConditions = field(repr=False)
     seed: int
-    eos_token_ids: frozenset[int] = field(repr=False)
-    stop_token_ids: frozenset[int] = field(repr=False)  # eos_token_ids included, unless they are ignored
-    max_total_tokens: int  # ends with LENGTH at this many tokens
-    token_limit: int  # max_total_tokens, or less when the KV pages of the whole engine hold less
+    tenant: TenantName
+    cache_salt: str | None  # shares KV pages with requests of the same salt; None: with none
+    arrival: float  # when the engine received it
+    num_prompt_tokens: int
     num_tokens: int  # prompt + sampled
-    generated_token_ids: list[int] = field(default_factory=list, repr=False)  # of these, by an earlier engine
-    predicted_token_ids: list[int] = field(default_factory=list, repr=False)  # what it will probably generate
+    number: int = 0  # in order of arrival
+    status: RequestStatus = RequestStatus.WAITING
+    num_cached_tokens: int = 0  # found in the prefix cache when it first started
     num_accepted_drafts: int = field(default=0, repr=False)  # so far
     num_rejected_drafts: int = field(default=0, repr=False)
     num_bytes: int = field(default=0, repr=False)  # of memory besides KV pages, estimated
-    number: int = 0  # in order of arrival
-    priority: int = 0  # lower values are more urgent
-    cache_salt: str | None = None  # shares KV pages with requests of the same salt; None: with none
-    arrival: float = 0.0  # when the engine received it
-    deadline: float = math.inf  # when it ends, whatever its state
-    status: RequestStatus = RequestStatus.WAITING
-    num_cached_tokens: int = 0  # found in the prefix cache when it first started
     num_preemptions: int = 0
     num_tokens_at_start: int = field(default=0, repr=False)  # of the last time that it started
     num_lost_tokens: int = 0  # computed before it was preempted; some may have to be computed again
-    tenant: TenantName = b""
-    identity: int = 0  # of the client's choice: the same in the engines before this one
     num_fetches: int = field(default=0, repr=False)  # of KV pages that it has waited for
     remote_prefill: bool = field(default=False, repr=False)  # another engine computes it; not asked for it yet
     num_charged_tokens: float = 0.0  # to its tenant
@@ -214,37 +221,53 @@ class Request:
         limits: EngineShape, sequences: Sequences,
     ) -> Request:  # fmt: skip
         """Make the request of a message that its decoding has accepted; `seed` is used if it names none."""
-        sampling, prompt, generated = message.sampling_params, message.prompt_token_ids, message.generated_token_ids
-        max_total_tokens = decoding.max_total_tokens(message)
-        eos = frozenset(() if sampling.ignore_eos else message.eos_token_ids)
+        sampling, num_prompt_tokens = message.sampling_params, len(message.prompt_token_ids)
         return cls(
             client_id=client_id,
-            request_id=message.request_id,
-            prompt_token_ids=prompt,
-            num_prompt_tokens=len(prompt),
-            sampling=sampling,
+            message=message,
             sequences=sequences,
             decoding=decoding,
-            width=decoding.width,
-            needs_every_token=decoding.needs_every_token or sampling.prompt_logprobs is not None,
+            stop=StopConditions.of(message, decoding, limits),
             seed=seed if sampling.seed is None else sampling.seed,
-            eos_token_ids=eos,
-            stop_token_ids=eos.union(sampling.stop_token_ids or ()),
-            max_total_tokens=max_total_tokens,
-            # A last token is sampled at the pool's last position; it could not be computed in its turn.
-            token_limit=min(max_total_tokens, limits.pool_tokens + 1),
-            num_tokens=len(prompt) + len(generated),
-            generated_token_ids=generated,
-            priority=message.priority,
+            tenant=tenant_of(client_id, message),
             cache_salt=message.cache_salt if limits.enable_prefix_caching else None,
             arrival=now,
-            deadline=now + message.timeout if message.timeout is not None else math.inf,
+            num_prompt_tokens=num_prompt_tokens,
+            num_tokens=num_prompt_tokens + len(message.generated_token_ids),
             prompt_logprobs=None if sampling.prompt_logprobs is None else [None],
-            tenant=tenant_of(client_id, message),
-            identity=message.identity,
-            predicted_token_ids=message.predicted_token_ids,
             remote_prefill=message.remote_prefill,
         )
+
+    @property
+    def request_id(self) -> str:
+        """Its name, which its client gave it."""
+        return self.message.request_id
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """The tokens of its prompt."""
+        return self.message.prompt_token_ids
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The parameters by which its tokens are sampled."""
+        return self.message.sampling_params
+
+    @property
+    def deadline(self) -> float:
+        """When it ends, whatever its state."""
+        timeout = self.message.timeout
+        return math.inf if timeout is None else self.arrival + timeout
+
+    @property
+    def width(self) -> int:
+        """Most sequences that it may have at a time."""
+        return self.decoding.width
+
+    @property
+    def needs_every_token(self) -> bool:
+        """True if each token of the prompt gives a result that KV pages do not hold."""
+        return self.decoding.needs_every_token or self.sampling.prompt_logprobs is not None
 
     @property
     def is_finished(self) -> bool:

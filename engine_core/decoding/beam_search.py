@@ -158,8 +158,8 @@ class BeamSearch(Decoding):
 
     def open(self, request: Request) -> int:
         """Open the sequence of the prompt."""
-        self._max_tokens = request.max_total_tokens - request.num_prompt_tokens
-        self.num_candidates = num_candidates(self.width, len(request.stop_token_ids))
+        self._max_tokens = request.stop.max_total_tokens - request.num_prompt_tokens
+        self.num_candidates = num_candidates(self.width, len(request.stop.token_ids))
         return self._open(request)
 
     def _open(self, request: Request, token_ids: list[int] | None = None) -> int:
@@ -228,7 +228,7 @@ class BeamSearch(Decoding):
         self.length += 1
         best = heapq.nlargest(self.num_candidates, self._candidates(entries), key=lambda candidate: candidate.logprob)
         at_end = self.length >= self._max_tokens
-        stops = [at_end or candidate.token_id in request.stop_token_ids for candidate in best]
+        stops = [at_end or candidate.token_id in request.stop.token_ids for candidate in best]
         for candidate, stop in zip(best[: self.width], stops, strict=False):
             if stop:
                 self._finish(request, candidate)
@@ -246,7 +246,7 @@ class BeamSearch(Decoding):
 
     def _finish(self, request: Request, candidate: Candidate) -> None:
         score = candidate.logprob / self.length**request.sampling.length_penalty
-        stopped = candidate.token_id in request.stop_token_ids
+        stopped = candidate.token_id in request.stop.token_ids
         path = candidate.path(request.sampling.logprobs or 0)
         self.finished.append(Finished(score, candidate.logprob, path, stopped))
         self.finished.sort(key=lambda finished: -finished.score)
@@ -290,5 +290,5 @@ def _to_message(request: Request, finished: Finished) -> BeamSequence:
     token_ids = [entry.token_ids[0] for entry in entries]
     if not finished.stopped:
         return BeamSequence(token_ids, entries, finished.logprob, FinishReason.LENGTH)
-    stop_reason = None if token_ids[-1] in request.eos_token_ids else token_ids[-1]
+    stop_reason = None if token_ids[-1] in request.stop.eos_token_ids else token_ids[-1]
     return BeamSequence(token_ids, entries, finished.logprob, FinishReason.STOP, stop_reason)

@@ -44,7 +44,8 @@ class SingleSequence(Decoding):
         span = outcome.token_ids[row]
         if not span:  # amid the prompt, or the token mask was late
             return None
-        num_tokens, stop, limit = request.num_tokens, request.stop_token_ids, request.token_limit
+        message, num_tokens = request.message, request.num_tokens
+        stop, limit = request.stop.token_ids, request.stop.token_limit
         is_last = is_cut = False
         for token_id in span:
             num_tokens += 1
@@ -57,12 +58,12 @@ class SingleSequence(Decoding):
             request.num_accepted_drafts += accepted
             request.num_rejected_drafts += num_drafts - accepted
         request.num_tokens = num_tokens
-        output = EngineCoreOutput(request.request_id, span)
+        output = EngineCoreOutput(message.request_id, span)
         if request.events or request.prompt_logprobs is not None:
             if request.num_output_tokens == len(span):
                 request.record(EventType.FIRST_TOKEN, outcome.now)
             request.attach_to(output)
-        if request.sampling.logprobs is not None and (entries := outcome.logprobs(row)) is not None:
+        if message.sampling_params.logprobs is not None and (entries := outcome.logprobs(row)) is not None:
             output.new_logprobs = [TokenLogprobs(*entry) for entry in entries[: len(span)]]
         if is_last or (request.constraint is not None and request.constraint.has_ended):
             end_output(request, output, self._limits, outcome.now, is_cut=is_cut)
@@ -80,7 +81,7 @@ def open_sequence(
 ) -> int:
     """Open a slot with the prompt, or these tokens, without pages. Raises ValueError if the executor rejects it."""
     return request.sequences.open(
-        [*request.prompt_token_ids, *request.generated_token_ids] if token_ids is None else token_ids,
+        [*request.prompt_token_ids, *request.message.generated_token_ids] if token_ids is None else token_ids,
         request.num_prompt_tokens,
         sampling=sampling,
         cache_salt=request.cache_salt,
@@ -105,7 +106,7 @@ def sampling_config(request: Request) -> SamplingConfig:
         logit_bias=list((sampling.logit_bias or {}).items()),
         allowed_token_ids=sampling.allowed_token_ids or [],
         bad_words_token_ids=sampling.bad_words_token_ids or [],
-        stop_token_ids=sorted(request.stop_token_ids),
+        stop_token_ids=sorted(request.stop.token_ids),
         min_tokens=sampling.min_tokens,
         seed=request.seed,
         logprobs=sampling.logprobs,

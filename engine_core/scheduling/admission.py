@@ -72,7 +72,7 @@ class Admission:
         """
         pages, slots, tokens = 0, list[int](), list[int]()
         for request in running:
-            if request.width > 1:
+            if request.decoding.width > 1:
                 pages += self.projected_pages(request) - self._held_pages(request)
             else:
                 slots.append(request.slot)
@@ -92,7 +92,7 @@ class Admission:
     def _likely_tokens(self, request: Request) -> int:
         """Tokens at its end. A request past the estimate may well go on for half of it."""
         prompt, estimate = request.num_prompt_tokens, self.output_tokens
-        return min(prompt + int(max(estimate, request.num_tokens - prompt + estimate / 2)), request.token_limit)
+        return min(prompt + int(max(estimate, request.num_tokens - prompt + estimate / 2)), request.stop.token_limit)
 
     def _held_pages(self, request: Request) -> int:
         num_sequences = len(request.slots)

@@ -45,7 +45,7 @@ class RunningRequests:
         prefilling, growing = set(sequences.prefilling(slots)), set(sequences.growing(slots))
         add_decode = self.decodes.append
         for index, request in enumerate(requests):
-            is_wide = request.width > 1
+            is_wide = request.decoding.width > 1
             if index in prefilling:
                 self.prefills.append(request)
             elif is_wide:

@@ -56,7 +56,7 @@ class RequestLifecycle:
     @property
     def width(self) -> int:
         """Sequences that the running requests may have."""
-        return sum([request.width for request in self.running])
+        return sum([request.decoding.width for request in self.running])
 
     def add(self, request: Request) -> None:
         """Queue a new request."""

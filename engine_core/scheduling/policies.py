@@ -72,11 +72,11 @@ class Priority(Policy):
 
     def level(self, request: Request) -> int:
         """Return the priority."""
-        return request.priority
+        return request.message.priority
 
     def key(self, request: Request) -> float:
         """Return the arrival, delayed by the priority: all requests age alike, so no pair ever changes its order."""
-        return request.arrival + AGING_SECONDS * request.priority
+        return request.arrival + AGING_SECONDS * request.message.priority
 
 
 class ShortestJobFirst(Policy):

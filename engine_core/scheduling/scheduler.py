@@ -186,7 +186,7 @@ class Scheduler:
     def _cost_of_preemption(self, request: Request) -> tuple[int, int, int, int]:
         """Sort least important requests first; of these never preempted ones; of these those with the fewest pages."""
         private = sum(self._sequences.private_pages(slot) for slot in request.slots)
-        return -request.priority, request.num_preemptions, private, -request.number
+        return -request.message.priority, request.num_preemptions, private, -request.number
 
     # Admission
 

@@ -156,7 +156,7 @@ class SimulatedCore(EngineCore):
 
     def _most_steps(self, running: RunningRequests) -> int:
         """Return at most as many steps as come before a decoding request ends, and as there are pages for."""
-        left = [self._simulated.tokens_left(request.slot, request.token_limit) for request in running.decodes]
+        left = [self._simulated.tokens_left(request.slot, request.stop.token_limit) for request in running.decodes]
         most = _MAX_PREFILL_STEPS if running.prefills else _MAX_DECODE_STEPS
         steps = min([most, *(tokens - 1 for tokens in left)]) if self.scheduler.running else 0
         available = self.scheduler.available_pages

@@ -92,7 +92,7 @@ class Speculation(Feature):
         self._prompt_token_seconds = budget.token_seconds
         requests, most = batch.requests[:count], min(self._max_drafts, room // count)
         bounds = [
-            min(most, request.token_limit - request.num_tokens - 1) if request.decoding.takes_spans else 0
+            min(most, request.stop.token_limit - request.num_tokens - 1) if request.decoding.takes_spans else 0
             for request in requests
         ]
         drafts, branches = self._force(requests, bounds), list[Branch]()
@@ -211,7 +211,7 @@ class Speculation(Feature):
     def add(self, request: Request) -> None:
         """Follow a request that has arrived."""
         self._progress.begin()
-        if request.predicted_token_ids:
+        if request.message.predicted_token_ids:
             self._rest = 0
         if request.sampling.structured_outputs is not None and request.sampling.logprobs is not None:
             self._forcing.add(request)
