@@ -42,18 +42,16 @@ class RunningRequests:
         """Sort these too. Each step asks about all requests: keep it short."""
         requests = list(running)
         slots = [request.slot for request in requests]
-        prefilling, growing = set(sequences.prefilling(slots)), set(sequences.growing(slots))
-        add_decode = self.decodes.append
-        for index, request in enumerate(requests):
-            is_wide = request.decoding.width > 1
-            if index in prefilling:
-                self.prefills.append(request)
-            elif is_wide:
-                self.wide_decodes.append(request)
-            else:
-                add_decode(request)
-            if is_wide or index in growing:
-                self.growing.append(request)
+        wide = [request for request in requests if request.decoding.width > 1]
+        prefills = [requests[index] for index in sequences.prefilling(slots)]
+        self.prefills += prefills
+        self.growing += dict.fromkeys([requests[index] for index in sequences.growing(slots)] + wide)
+        if not wide and not prefills:
+            self.decodes += requests
+            return
+        others = {*wide, *prefills}
+        self.decodes += [request for request in requests if request not in others]
+        self.wide_decodes += [request for request in wide if request not in prefills]
 
     @property
     def num_decode_requests(self) -> int:
