@@ -9,7 +9,6 @@ from quire.engine_core.decoding import decoding_type
 from quire.engine_core.decoding.parallel_samples import share_prompt
 from quire.engine_core.feature import Feature, hooks
 from quire.engine_core.grammar.constrained import ConstrainedRequests
-from quire.engine_core.memory import estimate_bytes
 from quire.engine_core.open_requests import OpenRequests
 from quire.engine_core.outputs import Outputs
 from quire.engine_core.queue_bounds import NO_REQUESTS, InboundRequests, QueueBounds
@@ -111,7 +110,6 @@ class Intake:
             sequences=self._sequences,
         )  # fmt: skip
         self._constrained.begin(request, grammar)
-        request.num_bytes = estimate_bytes(message)
         request.record(EventType.QUEUED, now)
         if other is not None:
             share_prompt(request, other, limits)

@@ -89,7 +89,6 @@ class Decoding(ABC):
     width = 1  # most sequences that the request may have at a time
     needs_every_token = False  # each prompt token yields a result of its own, which KV pages do not hold
     takes_spans = False  # a step may give several tokens, so that some may be drafted
-    can_fork_prompt = False  # it is one sequence, which may take the prompt's pages over from another
 
     def __init__(self, message: EngineCoreRequest, limits: EngineShape) -> None:
         """Decode the request of a message that `check` has accepted."""
@@ -199,17 +198,7 @@ class Request:
     number: int = 0  # in order of arrival
     status: RequestStatus = RequestStatus.WAITING
     num_cached_tokens: int = 0  # found in the prefix cache when it first started
-    num_accepted_drafts: int = field(default=0, repr=False)  # so far
-    num_rejected_drafts: int = field(default=0, repr=False)
-    num_bytes: int = field(default=0, repr=False)  # of memory besides KV pages, estimated
     num_preemptions: int = 0
-    num_tokens_at_start: int = field(default=0, repr=False)  # of the last time that it started
-    num_lost_tokens: int = 0  # computed before it was preempted; some may have to be computed again
-    num_fetches: int = field(default=0, repr=False)  # of KV pages that it has waited for
-    remote_prefill: bool = field(default=False, repr=False)  # another engine computes it; not asked for it yet
-    num_charged_tokens: float = 0.0  # to its tenant
-    num_times_passed_over: int = 0  # steps in which the policy admitted a later request
-    queue_key: float = 0.0  # its place in the waiting queue
     constraint: Constraint | None = field(default=None, repr=False)
     slot: int = NO_SLOT  # its sequence in the executor, opened when it first comes to the front of the queue
     events: list[EngineCoreEvent] = field(default_factory=list, repr=False)  # not yet sent to the client
@@ -235,7 +224,6 @@ class Request:
             num_prompt_tokens=num_prompt_tokens,
             num_tokens=num_prompt_tokens + len(message.generated_token_ids),
             prompt_logprobs=None if sampling.prompt_logprobs is None else [None],
-            remote_prefill=message.remote_prefill,
         )
 
     @property
@@ -298,11 +286,6 @@ class Request:
     def num_output_tokens(self) -> int:
         """Tokens sampled so far."""
         return self.num_tokens - self.num_prompt_tokens
-
-    @property
-    def num_tokens_since_start(self) -> int:
-        """Tokens sampled since it started, maybe again after a preemption."""
-        return self.num_tokens - self.num_tokens_at_start
 
     @property
     def num_new_tokens(self) -> int:

@@ -16,10 +16,13 @@ _LEAST_TOP_P = 1e-9  # below it only the likeliest token is left, which has at l
 class SingleSequence(Decoding):
     """One sequence, which goes on until a token, its grammar or a length ends it."""
 
-    __slots__ = ()
+    __slots__ = ("num_accepted_drafts", "num_rejected_drafts")
 
-    can_fork_prompt = True
     takes_spans = True
+
+    def __init__(self, message: EngineCoreRequest, limits: EngineShape) -> None:
+        super().__init__(message, limits)
+        self.num_accepted_drafts = self.num_rejected_drafts = 0
 
     @staticmethod
     def check(message: EngineCoreRequest, limits: EngineShape) -> None:
@@ -55,8 +58,8 @@ class SingleSequence(Decoding):
                 break
         if outcome.num_drafts and (num_drafts := outcome.num_drafts[row]):
             outcome.accepted[row] = accepted = min(num_drafts, len(span) - 1)
-            request.num_accepted_drafts += accepted
-            request.num_rejected_drafts += num_drafts - accepted
+            self.num_accepted_drafts += accepted
+            self.num_rejected_drafts += num_drafts - accepted
         request.num_tokens = num_tokens
         output = EngineCoreOutput(message.request_id, span)
         if request.events or request.prompt_logprobs is not None:
@@ -67,6 +70,8 @@ class SingleSequence(Decoding):
             output.new_logprobs = [TokenLogprobs(*entry) for entry in entries[: len(span)]]
         if is_last or (request.constraint is not None and request.constraint.has_ended):
             end_output(request, output, self._limits, outcome.now, is_cut=is_cut)
+            output.num_accepted_drafts = self.num_accepted_drafts
+            output.num_rejected_drafts = self.num_rejected_drafts
             outcome.ended.append((request, output))
         return output
 

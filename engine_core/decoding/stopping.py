@@ -16,7 +16,6 @@ def end_output(
     """
     token_id, constraint = output.new_token_ids[-1], request.constraint
     output.events.append(EngineCoreEvent(EventType.FINISHED, now))
-    output.num_accepted_drafts, output.num_rejected_drafts = request.num_accepted_drafts, request.num_rejected_drafts
     if constraint is not None and constraint.error is not None:
         _fail(output, constraint.error)
     elif token_id in request.stop.token_ids:

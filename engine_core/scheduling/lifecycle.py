@@ -36,7 +36,7 @@ class RequestLifecycle:
         clock: Callable[[], float],
         features: Sequence[Feature] = (),
     ) -> None:
-        self.running: dict[Request, None] = {}  # in order of start
+        self.running: dict[Request, int] = {}  # in order of start, with the tokens that each had then
         self.waiting = waiting
         self.pins = Pins(executor.sequences)
         self.counters = ScheduleCounters()
@@ -47,6 +47,7 @@ class RequestLifecycle:
         self._free_idle_pages = [self.pins.unpin_all, *hooks(features, Feature.free_idle_pages)]
         self._events: list[ScheduleEvent] = []
         self._num_added = 0
+        self._num_lost: dict[Request, int] = {}  # tokens of preempted requests, some of which are computed again
 
     @property
     def available_pages(self) -> int:
@@ -85,7 +86,8 @@ class RequestLifecycle:
             del self.running[request]
         else:
             self.waiting.remove(request)
-        self.waiting.charge_actual(request)
+        self.waiting.forget(request)
+        self._num_lost.pop(request, None)
         if (successor := request.decoding.leave(request)) is not None:
             self._transfer_pages(request, successor)
         request.decoding.close(request)
@@ -129,7 +131,7 @@ class RequestLifecycle:
     def preempt(self, request: Request, now: float) -> None:
         """Take a running request's pages and queue it again."""
         del self.running[request]
-        request.num_lost_tokens = request.decoding.preempt(request)
+        self._num_lost[request] = request.decoding.preempt(request)
         request.num_preemptions += 1
         request.status = RequestStatus.PREEMPTED
         request.record(EventType.PREEMPTED, now)
@@ -166,15 +168,14 @@ class RequestLifecycle:
 
     def _run(self, request: Request, found: int) -> None:
         """Let a request run from now on; it has pages for its tokens, of which `found` are computed."""
-        self.running[request] = None
+        self.running[request] = request.num_tokens
         request.decoding.begin(request)
         if request.status is RequestStatus.PREEMPTED:
-            self.counters.wasted_tokens += max(0, request.num_lost_tokens - found)
+            self.counters.wasted_tokens += max(0, self._num_lost.pop(request) - found)
         else:
             request.num_cached_tokens = found
             self.counters.cached_tokens += found
             self.counters.prompt_tokens += request.num_prompt_tokens
-        request.num_tokens_at_start = request.num_tokens
         request.status = RequestStatus.RUNNING
         now = self._clock()
         request.record(EventType.SCHEDULED, now)

@@ -64,9 +64,12 @@ class Scheduler:
         self.running, self.waiting, self.pins, self.counters = (
             requests.running, requests.waiting, requests.pins, requests.counters,
         )  # fmt: skip
-        self.add, self.release, self.remove, self.reserve = (
-            requests.add, requests.release, requests.remove, requests.reserve,
-        )  # fmt: skip
+        self.add, self.release, self.reserve = requests.add, requests.release, requests.reserve
+
+    def remove(self, request: Request) -> None:
+        """Forget a request and give back what it holds; KeyError if it is not here."""
+        self._requests.remove(request)
+        self.fetches.forget(request)
 
     @property
     def has_requests(self) -> bool:
