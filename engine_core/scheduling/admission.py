@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from quire.engine_core.request import Request
 from quire.kernels.runner import Sequences
@@ -65,19 +65,16 @@ class Admission:
         """Return the pages to keep available for requests that are likely to grow by `growth` pages."""
         return int(self.reserved_share * growth) + self.watermark
 
-    def pages_to_grow(self, running: Iterable[Request], sequences: Sequences) -> int:
+    def pages_to_grow(self, running: Collection[Request], sequences: Sequences) -> int:
         """Return the pages that running requests are likely to take still.
 
         Asked about all of them in each step in which others wait: keep it short.
         """
-        pages, slots, tokens = 0, list[int](), list[int]()
-        for request in running:
-            if request.decoding.width > 1:
-                pages += self.projected_pages(request) - self._held_pages(request)
-            else:
-                slots.append(request.slot)
-                tokens.append(self._likely_tokens(request))
-        return pages + sequences.pages_lacked(slots, tokens)
+        single = [request for request in running if request.decoding.width == 1]
+        wide = (request for request in running if request.decoding.width > 1)
+        pages = sum(self.projected_pages(request) - self._held_pages(request) for request in wide)
+        tokens = [self._likely_tokens(request) for request in single]
+        return pages + sequences.pages_lacked([request.slot for request in single], tokens)
 
     def projected_pages(self, request: Request) -> int:
         """Return the pages that a request is likely to have at its end."""

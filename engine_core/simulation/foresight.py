@@ -185,9 +185,8 @@ class SimulatedCore(EngineCore):
 
     def _extend(self, request: Request, count: int) -> None:
         """Add tokens to a request, and the pages for all but the last, which is not computed yet."""
-        request.num_tokens += count - 1
-        self.scheduler.reserve(request)
-        request.num_tokens += 1
+        self.sequences.reserve(request.slot, request.num_tokens + count - 1)
+        request.num_tokens += count
         self._simulated.extend(request.slot, count)
 
     def _prefill(self, steps: ForeseenSteps) -> None:
