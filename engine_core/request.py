@@ -185,6 +185,7 @@ class Request:
     """
 
     client_id: bytes
+    request_id: str
     message: EngineCoreRequest = field(repr=False)
     sequences: Sequences = field(repr=False)  # of the whole engine
     decoding: Decoding = field(repr=False)
@@ -213,6 +214,7 @@ class Request:
         sampling, num_prompt_tokens = message.sampling_params, len(message.prompt_token_ids)
         return cls(
             client_id=client_id,
+            request_id=message.request_id,
             message=message,
             sequences=sequences,
             decoding=decoding,
@@ -225,11 +227,6 @@ class Request:
             num_tokens=num_prompt_tokens + len(message.generated_token_ids),
             prompt_logprobs=None if sampling.prompt_logprobs is None else [None],
         )
-
-    @property
-    def request_id(self) -> str:
-        """Its name, which its client gave it."""
-        return self.message.request_id
 
     @property
     def prompt_token_ids(self) -> list[int]:

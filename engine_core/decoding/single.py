@@ -47,8 +47,7 @@ class SingleSequence(Decoding):
         span = outcome.token_ids[row]
         if not span:  # amid the prompt, or the token mask was late
             return None
-        message, num_tokens = request.message, request.num_tokens
-        stop, limit = request.stop.token_ids, request.stop.token_limit
+        num_tokens, stop, limit = request.num_tokens, request.stop.token_ids, request.stop.token_limit
         is_last = is_cut = False
         for token_id in span:
             num_tokens += 1
@@ -61,12 +60,13 @@ class SingleSequence(Decoding):
             self.num_accepted_drafts += accepted
             self.num_rejected_drafts += num_drafts - accepted
         request.num_tokens = num_tokens
-        output = EngineCoreOutput(message.request_id, span)
+        output = EngineCoreOutput(request.request_id, span)
         if request.events or request.prompt_logprobs is not None:
             if request.num_output_tokens == len(span):
                 request.record(EventType.FIRST_TOKEN, outcome.now)
             request.attach_to(output)
-        if message.sampling_params.logprobs is not None and (entries := outcome.logprobs(row)) is not None:
+        sampling = request.message.sampling_params
+        if sampling.logprobs is not None and (entries := outcome.logprobs(row)) is not None:
             output.new_logprobs = [TokenLogprobs(*entry) for entry in entries[: len(span)]]
         if is_last or (request.constraint is not None and request.constraint.has_ended):
             end_output(request, output, self._limits, outcome.now, is_cut=is_cut)
