@@ -24,7 +24,7 @@ _BACKLOG_SECONDS = 4.0  # of waiting prefill that stretch a step by its own time
 _ALONE_SECONDS = 0.5  # of a step in which no request decodes: how long a new request may have to wait
 
 
-class Prompt(Protocol):
+class PrefillRequest(Protocol):
     """A request in prefill, as it is, or as it will be after some more steps."""
 
     @property
@@ -44,7 +44,7 @@ class Prompt(Protocol):
         """Tokens that are not."""
 
 
-P = TypeVar("P", bound=Prompt)
+P = TypeVar("P", bound=PrefillRequest)
 
 
 class PrefillBudget:
@@ -103,11 +103,11 @@ class PrefillBudget:
         """Return the cost of a token at this position."""
         return 1 + position / self._limits.attention_context
 
-    def cost(self, shares: Iterable[tuple[Prompt, int]]) -> float:
+    def cost(self, shares: Iterable[tuple[PrefillRequest, int]]) -> float:
         """Return the cost of prompt chunks: the next `count` tokens of each prompt."""
         return sum(count * self.token_cost(prompt.num_computed_tokens + count / 2) for prompt, count in shares)
 
-    def least_chunk(self, prompt: Prompt) -> int:
+    def least_chunk(self, prompt: PrefillRequest) -> int:
         """Return the tokens of the smallest chunk of a prompt that is worth a row: a tile, or all that is left."""
         return min(prompt.num_new_tokens, self._limits.tile)
 

@@ -22,7 +22,7 @@ from quire.engine_core.scheduling.fetches import Fetches
 from quire.engine_core.scheduling.giving_way import Blocked, victims_for
 from quire.engine_core.scheduling.lifecycle import RequestLifecycle
 from quire.engine_core.scheduling.policies import POLICIES, Match
-from quire.engine_core.scheduling.prefill_budget import Prompt
+from quire.engine_core.scheduling.prefill_budget import PrefillRequest
 from quire.engine_core.scheduling.prefix_match import PrefixMatcher
 from quire.engine_core.scheduling.waiting import WaitingQueue
 from quire.engine_core.scheduling.whole_prompts import prefill_budget_of
@@ -135,7 +135,7 @@ class Scheduler:
             running = may_share(running)
         return running
 
-    def prefill_backlog(self, prefills: Iterable[Prompt]) -> int:
+    def prefill_backlog(self, prefills: Iterable[PrefillRequest]) -> int:
         """Return the prompt tokens left to compute that press for a larger budget.
 
         The longest prompt in prefill, or the next to start, does not count: it holds up no request, as its share of the

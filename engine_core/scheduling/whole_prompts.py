@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.engine_core.scheduling.prefill_budget import P, PrefillBudget, Prompt
+from quire.engine_core.scheduling.prefill_budget import P, PrefillBudget, PrefillRequest
 from quire.protocol.engine_shape import EngineShape
 
 
 class WholePrompts(PrefillBudget):
     """A budget that is shared in whole prompts. Every one of them fits a step that has no other."""
 
-    def least_chunk(self, prompt: Prompt) -> int:
+    def least_chunk(self, prompt: PrefillRequest) -> int:
         """Return the tokens of the prompt."""
         return prompt.num_new_tokens
 

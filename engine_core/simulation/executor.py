@@ -15,7 +15,7 @@ from typing import Any
 
 from quire.engine_core.executor import PlainStepResult
 from quire.engine_core.planned_executor import PlannedExecutor
-from quire.engine_core.scheduling.prefill_budget import Prompt
+from quire.engine_core.scheduling.prefill_budget import PrefillRequest
 from quire.kernels.runner import SamplingConfig, Sequences, StepInput
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.simulation import StepTime, StepWork
@@ -150,7 +150,7 @@ class SimulatedExecutor(PlannedExecutor):
         answer = self.sequences.answers[slot]
         return min(answer.least_length, token_limit) - answer.length
 
-    def seconds(self, prompts: Sequence[tuple[Prompt, int]], decodes: int, kv_tokens: int) -> float:
+    def seconds(self, prompts: Sequence[tuple[PrefillRequest, int]], decodes: int, kv_tokens: int) -> float:
         """Return the time of a step with prompt chunks and `decodes` sequences of `kv_tokens` positions in all."""
         work = StepWork.of([prompt.num_computed_tokens for prompt, _ in prompts], [count for _, count in prompts])
         tokens, singles, read, squares = work

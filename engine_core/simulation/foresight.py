@@ -25,7 +25,7 @@ _MAX_DECODE_STEPS = 1024  # without prompts, which cost little to foresee
 
 
 @dataclass(slots=True)
-class ForeseenPrompt:
+class ForeseenPrefill:
     """A request in prefill, some foreseen steps from now."""
 
     request: Request
@@ -35,7 +35,7 @@ class ForeseenPrompt:
     num_new_tokens: int
 
     @classmethod
-    def of(cls, request: Request) -> ForeseenPrompt:
+    def of(cls, request: Request) -> ForeseenPrefill:
         """Return a request as it is now."""
         return cls(request, request.number, request.arrival, request.num_computed_tokens, request.num_new_tokens)
 
@@ -48,7 +48,7 @@ class ForeseenPrompt:
 class Chunks(NamedTuple):
     """The prompt chunks of one step, and their cost as PrefillBudget counts it."""
 
-    shares: list[tuple[ForeseenPrompt, int]]
+    shares: list[tuple[ForeseenPrefill, int]]
     cost: float
 
     @property
@@ -133,10 +133,10 @@ class SimulatedCore(EngineCore):
             kv_tokens = _kv_tokens(steps.decodes)
             steps.ends = self._simulated.decode_ends(steps.begin, len(steps.decodes), kv_tokens, most)
             return steps
-        self._look_ahead(steps, [ForeseenPrompt.of(request) for request in running.prefills], most)
+        self._look_ahead(steps, [ForeseenPrefill.of(request) for request in running.prefills], most)
         return steps
 
-    def _look_ahead(self, steps: ForeseenSteps, prefills: list[ForeseenPrompt], most: int) -> None:
+    def _look_ahead(self, steps: ForeseenSteps, prefills: list[ForeseenPrefill], most: int) -> None:
         """Append to `steps` until a prompt is done."""
         budget, size, now = copy.copy(self.scheduler.prefill_budget), len(steps.decodes), steps.begin
         tokens, kv_tokens = self.limits.max_num_batched_tokens - size, _kv_tokens(steps.decodes)
