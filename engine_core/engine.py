@@ -92,7 +92,9 @@ class EngineCore:
         self._constrained = constrained = ConstrainedRequests(parts.grammars, limits, scheduler.admission, clock)
         self._requests = requests = OpenRequests(scheduler, constrained, outputs, clock, parts.features)
         bounds = QueueBounds(scheduler.waiting, limits, parts.memory, lambda: requests.num_bytes)
-        self._intake = Intake(requests, constrained, outputs, bounds, limits, parts.features, seed=seed)
+        self._intake = Intake(
+            requests, constrained, outputs, bounds, limits, executor.sequences, parts.features, seed=seed
+        )
         self._update = StepUpdate(
             executor, requests, constrained, outputs, clock, parts.features, is_supervised=host.is_supervised
         )

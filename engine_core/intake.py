@@ -9,7 +9,6 @@ from quire.engine_core.decoding import decoding_type
 from quire.engine_core.decoding.parallel_samples import share_prompt
 from quire.engine_core.feature import Feature, hooks
 from quire.engine_core.grammar.constrained import ConstrainedRequests
-from quire.engine_core.memory import estimate_bytes
 from quire.engine_core.open_requests import OpenRequests
 from quire.engine_core.outputs import Outputs
 from quire.engine_core.queue_bounds import NO_REQUESTS, InboundRequests, QueueBounds
@@ -19,6 +18,7 @@ from quire.engine_core.validation import (
     ShuttingDownError,
     check_shared_prompt,
 )
+from quire.kernels.runner import Sequences
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import (
     EngineCoreOutput,
@@ -41,6 +41,7 @@ class Intake:
         outputs: Outputs,
         bounds: QueueBounds,
         limits: EngineShape,
+        sequences: Sequences,
         features: Sequence[Feature] = (),
         *,
         seed: int,
@@ -53,6 +54,7 @@ class Intake:
         self._constrained = constrained
         self._outputs = outputs
         self._limits = limits
+        self._sequences = sequences
         self._clock = outputs.clock
         self._seeds = random.Random(seed)
         self._inbound = InboundRequests()
@@ -104,10 +106,10 @@ class Intake:
         grammar = self._constrained.find(client_id, message)
         now, decoding = self._clock(), kind(message, limits)
         request = Request.from_message(
-            client_id, message, decoding, seed=self._seeds.getrandbits(63), now=now, limits=limits
-        )
+            client_id, message, decoding, seed=self._seeds.getrandbits(63), now=now, limits=limits,
+            sequences=self._sequences,
+        )  # fmt: skip
         self._constrained.begin(request, grammar)
-        request.num_bytes = estimate_bytes(message)
         request.record(EventType.QUEUED, now)
         if other is not None:
             share_prompt(request, other, limits)

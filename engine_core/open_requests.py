@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from quire.engine_core.feature import Feature, hooks
 from quire.engine_core.grammar.constrained import ConstrainedRequests
+from quire.engine_core.memory import estimate_bytes
 from quire.engine_core.outputs import Outputs
 from quire.engine_core.request import Request, RequestStatus
 from quire.engine_core.scheduling.scheduler import Scheduler
@@ -35,6 +36,7 @@ class OpenRequests:
         self._by_client: dict[bytes, dict[str, Request]] = {}
         self._deadlines = Deadlines()
         self.num_bytes = 0  # of memory, by their estimates
+        self._bytes: dict[Request, int] = {}  # of each
 
     def __bool__(self) -> bool:
         return bool(self._by_client)
@@ -61,7 +63,8 @@ class OpenRequests:
         """Add and queue a request, whose id its client does not use for another one."""
         self._scheduler.add(request)
         self._by_client.setdefault(request.client_id, {})[request.request_id] = request
-        self.num_bytes += request.num_bytes
+        self._bytes[request] = num_bytes = estimate_bytes(request.message)
+        self.num_bytes += num_bytes
         self._deadlines.add(request)
         for add in self._add:
             add(request)
@@ -85,7 +88,7 @@ class OpenRequests:
         if request.num_output_tokens:
             self._scheduler.admission.ended()
         request.status = RequestStatus.FINISHED
-        self.num_bytes -= request.num_bytes
+        self.num_bytes -= self._bytes.pop(request)
         own = self._by_client[request.client_id]
         del own[request.request_id]
         if not own:

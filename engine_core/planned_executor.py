@@ -14,9 +14,8 @@ NextToken = Callable[[int, int], int]
 class PlannedExecutor:
     """An `Executor` for requests without grammars, logprobs and drafts, whose sequences get the tokens of a plan."""
 
-    def __init__(self, sequences: Sequences, block_size: int, next_token: NextToken) -> None:
+    def __init__(self, sequences: Sequences, next_token: NextToken) -> None:
         self.sequences = sequences
-        self._block_size = block_size
         self._next_token = next_token
 
     def fork(self, slot: int, source: int, num_computed: int, num_tokens: int) -> bool:
@@ -24,18 +23,17 @@ class PlannedExecutor:
         return self.sequences.fork(slot, source, num_computed, num_tokens)
 
     def submit(self, step: StepInput) -> PlainStepResult:
-        """Update tokens and the prefix cache as a model's runner does, and compute nothing."""
+        """Update the sequences and the prefix cache as a model's runner does, and compute nothing."""
         assert not step.num_drafts
         assert not step.branches
-        sequences, block_size = self.sequences, self._block_size
+        sequences = self.sequences
         spans: list[list[int]] = []
         for slot, start, count in zip(step.slots, step.starts, step.counts, strict=True):
             span, end = [], start + count
             if end == sequences.num_tokens(slot):
                 span = [self._next_token(slot, end)]
                 sequences.append(slot, span[0])
-            if count > 1 or end % block_size == 0:
-                sequences.share(slot, end)
+            sequences.share(slot, end)
             spans.append(span)
         return PlainStepResult(spans)
 

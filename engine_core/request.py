@@ -89,7 +89,6 @@ class Decoding(ABC):
     width = 1  # most sequences that the request may have at a time
     needs_every_token = False  # each prompt token yields a result of its own, which KV pages do not hold
     takes_spans = False  # a step may give several tokens, so that some may be drafted
-    can_fork_prompt = False  # it is one sequence, which may take the prompt's pages over from another
 
     def __init__(self, message: EngineCoreRequest, limits: EngineShape) -> None:
         """Decode the request of a message that `check` has accepted."""
@@ -101,14 +100,14 @@ class Decoding(ABC):
         """Raise RejectedError for the first thing in a message that this engine cannot serve."""
 
     @abstractmethod
-    def open(self, request: Request, sequences: Sequences) -> int:
+    def open(self, request: Request) -> int:
         """Open a sequence with the prompt, without pages; return its slot. ValueError if the executor rejects it."""
 
     @abstractmethod
     def take(self, request: Request, row: int, outcome: StepOutcome) -> EngineCoreOutput | None:
         """Take the result of a step, from `row` on; return the output for the client, if there is one.
 
-        The computed tokens are counted already. A request that ends is added to `outcome.ended` with its output.
+        A request that ends is added to `outcome.ended` with its output.
         """
 
     def max_total_tokens(self, message: EngineCoreRequest) -> int:
@@ -136,71 +135,71 @@ class Decoding(ABC):
 
     def pages_lacked(self, request: Request, steps: int) -> int:
         """Return the KV pages that it lacks for the next `steps` steps, which add a token to each sequence."""
-        missing = request.num_tokens + steps - 1 - request.num_reserved_tokens
-        return self._limits.pages_for(missing) if missing > 0 else 0
+        return request.sequences.pages_lacked([request.slot], [request.num_tokens + steps - 1])
 
     def reserve(self, request: Request, executor: Executor) -> bool:
         """Get the pages for the next step, and fork the sequences that need it; return False if pages are short."""
-        return executor.sequences.reserve(request.slot, request.num_tokens)
+        return request.sequences.reserve(request.slot, request.num_tokens)
 
-    def preempt(self, request: Request, sequences: Sequences) -> None:
-        """Give back all pages; the slot keeps the tokens and the sampling state."""
-        sequences.release_pages(request.slot)
-        request.forget_computed()
+    def preempt(self, request: Request) -> int:
+        """Give back all pages; the slot keeps the tokens and the sampling state. Return how many tokens were computed.
 
-    def close(self, request: Request, sequences: Sequences) -> None:
+        Prompt logprobs stay: the executor gives each of them once, whatever is computed again.
+        """
+        num_lost = request.num_computed_tokens
+        request.sequences.release_pages(request.slot)
+        return num_lost
+
+    def close(self, request: Request) -> None:
         """Close all sequences."""
         for slot in self.slots(request):
-            sequences.close(slot)
+            request.sequences.close(slot)
         request.slot = NO_SLOT
+
+
+@dataclass(frozen=True, slots=True)
+class StopConditions:
+    """The tokens and lengths at which a request ends."""
+
+    eos_token_ids: frozenset[int]
+    token_ids: frozenset[int]  # eos_token_ids included, unless they are ignored
+    max_total_tokens: int  # ends with LENGTH at this many tokens
+    token_limit: int  # max_total_tokens, or less when the KV pages of the whole engine hold less
+
+    @classmethod
+    def of(cls, message: EngineCoreRequest, decoding: Decoding, limits: EngineShape) -> StopConditions:
+        """Return those of a message."""
+        sampling, max_total_tokens = message.sampling_params, decoding.max_total_tokens(message)
+        eos = frozenset(() if sampling.ignore_eos else message.eos_token_ids)
+        # A last token is sampled at the pool's last position; it could not be computed in its turn.
+        token_limit = min(max_total_tokens, limits.pool_tokens + 1)
+        return cls(eos, eos.union(sampling.stop_token_ids or ()), max_total_tokens, token_limit)
 
 
 @dataclass(slots=True, eq=False)
 class Request:
     """A sequence whose `num_computed_tokens` is behind its `num_tokens`; the scheduler lets it catch up.
 
-    The sampled tokens themselves live in the executor's slot; here they are only counted. Compared by identity:
-    two clients may use the same `request_id`.
+    The tokens themselves, how many are computed and the KV pages lie in the executor's `sequences`, in the slots that
+    `decoding` opens. Compared by identity: two clients may use the same `request_id`.
     """
 
     client_id: bytes
     request_id: str
-    prompt_token_ids: list[int] = field(repr=False)
-    num_prompt_tokens: int
-    sampling: SamplingParams = field(repr=False)
+    message: EngineCoreRequest = field(repr=False)
+    sequences: Sequences = field(repr=False)  # of the whole engine
     decoding: Decoding = field(repr=False)
-    width: int  # that of its decoding
-    needs_every_token: bool  # of its prompt: each gives a result that KV pages do not hold
+    stop: StopConditions = field(repr=False)
     seed: int
-    eos_token_ids: frozenset[int] = field(repr=False)
-    stop_token_ids: frozenset[int] = field(repr=False)  # eos_token_ids included, unless they are ignored
-    max_total_tokens: int  # ends with LENGTH at this many tokens
-    token_limit: int  # max_total_tokens, or less when the KV pages of the whole engine hold less
+    tenant: TenantName
+    cache_salt: str | None  # shares KV pages with requests of the same salt; None: with none
+    arrival: float  # when the engine received it
+    num_prompt_tokens: int
     num_tokens: int  # prompt + sampled
-    generated_token_ids: list[int] = field(default_factory=list, repr=False)  # of these, by an earlier engine
-    predicted_token_ids: list[int] = field(default_factory=list, repr=False)  # what it will probably generate
-    num_accepted_drafts: int = field(default=0, repr=False)  # so far
-    num_rejected_drafts: int = field(default=0, repr=False)
-    num_bytes: int = field(default=0, repr=False)  # of memory besides KV pages, estimated
     number: int = 0  # in order of arrival
-    priority: int = 0  # lower values are more urgent
-    cache_salt: str | None = None  # shares KV pages with requests of the same salt; None: with none
-    arrival: float = 0.0  # when the engine received it
-    deadline: float = math.inf  # when it ends, whatever its state
     status: RequestStatus = RequestStatus.WAITING
-    num_computed_tokens: int = 0
-    num_cached_tokens: int = 0  # of these, found in the prefix cache when it first started
-    num_reserved_tokens: int = 0  # positions that its KV pages cover
+    num_cached_tokens: int = 0  # found in the prefix cache when it first started
     num_preemptions: int = 0
-    num_tokens_at_start: int = field(default=0, repr=False)  # of the last time that it started
-    num_lost_tokens: int = 0  # computed before it was preempted; some may have to be computed again
-    tenant: TenantName = b""
-    identity: int = 0  # of the client's choice: the same in the engines before this one
-    num_fetches: int = field(default=0, repr=False)  # of KV pages that it has waited for
-    remote_prefill: bool = field(default=False, repr=False)  # another engine computes it; not asked for it yet
-    num_charged_tokens: float = 0.0  # to its tenant
-    num_times_passed_over: int = 0  # steps in which the policy admitted a later request
-    queue_key: float = 0.0  # its place in the waiting queue
     constraint: Constraint | None = field(default=None, repr=False)
     slot: int = NO_SLOT  # its sequence in the executor, opened when it first comes to the front of the queue
     events: list[EngineCoreEvent] = field(default_factory=list, repr=False)  # not yet sent to the client
@@ -209,39 +208,51 @@ class Request:
     @classmethod
     def from_message(
         cls, client_id: bytes, message: EngineCoreRequest, decoding: Decoding, *, seed: int, now: float,
-        limits: EngineShape,
+        limits: EngineShape, sequences: Sequences,
     ) -> Request:  # fmt: skip
         """Make the request of a message that its decoding has accepted; `seed` is used if it names none."""
-        sampling, prompt, generated = message.sampling_params, message.prompt_token_ids, message.generated_token_ids
-        max_total_tokens = decoding.max_total_tokens(message)
-        eos = frozenset(() if sampling.ignore_eos else message.eos_token_ids)
+        sampling, num_prompt_tokens = message.sampling_params, len(message.prompt_token_ids)
         return cls(
             client_id=client_id,
             request_id=message.request_id,
-            prompt_token_ids=prompt,
-            num_prompt_tokens=len(prompt),
-            sampling=sampling,
+            message=message,
+            sequences=sequences,
             decoding=decoding,
-            width=decoding.width,
-            needs_every_token=decoding.needs_every_token or sampling.prompt_logprobs is not None,
+            stop=StopConditions.of(message, decoding, limits),
             seed=seed if sampling.seed is None else sampling.seed,
-            eos_token_ids=eos,
-            stop_token_ids=eos.union(sampling.stop_token_ids or ()),
-            max_total_tokens=max_total_tokens,
-            # A last token is sampled at the pool's last position; it could not be computed in its turn.
-            token_limit=min(max_total_tokens, limits.pool_tokens + 1),
-            num_tokens=len(prompt) + len(generated),
-            generated_token_ids=generated,
-            priority=message.priority,
+            tenant=tenant_of(client_id, message),
             cache_salt=message.cache_salt if limits.enable_prefix_caching else None,
             arrival=now,
-            deadline=now + message.timeout if message.timeout is not None else math.inf,
+            num_prompt_tokens=num_prompt_tokens,
+            num_tokens=num_prompt_tokens + len(message.generated_token_ids),
             prompt_logprobs=None if sampling.prompt_logprobs is None else [None],
-            tenant=tenant_of(client_id, message),
-            identity=message.identity,
-            predicted_token_ids=message.predicted_token_ids,
-            remote_prefill=message.remote_prefill,
         )
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """The tokens of its prompt."""
+        return self.message.prompt_token_ids
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The parameters by which its tokens are sampled."""
+        return self.message.sampling_params
+
+    @property
+    def deadline(self) -> float:
+        """When it ends, whatever its state."""
+        timeout = self.message.timeout
+        return math.inf if timeout is None else self.arrival + timeout
+
+    @property
+    def width(self) -> int:
+        """Most sequences that it may have at a time."""
+        return self.decoding.width
+
+    @property
+    def needs_every_token(self) -> bool:
+        """True if each token of the prompt gives a result that KV pages do not hold."""
+        return self.decoding.needs_every_token or self.sampling.prompt_logprobs is not None
 
     @property
     def is_finished(self) -> bool:
@@ -259,14 +270,19 @@ class Request:
         return self.num_tokens > self.num_prompt_tokens or self.num_preemptions > 0 or self.num_computed_tokens > 0
 
     @property
+    def num_computed_tokens(self) -> int:
+        """Tokens that its KV pages hold: as many of each of its sequences."""
+        return 0 if self.slot == NO_SLOT else self.sequences.num_computed_tokens(self.slot)
+
+    @property
+    def num_reserved_tokens(self) -> int:
+        """Positions that the KV pages of each of its sequences cover."""
+        return min(map(self.sequences.num_reserved_tokens, self.slots), default=0)
+
+    @property
     def num_output_tokens(self) -> int:
         """Tokens sampled so far."""
         return self.num_tokens - self.num_prompt_tokens
-
-    @property
-    def num_tokens_since_start(self) -> int:
-        """Tokens sampled since it started, maybe again after a preemption."""
-        return self.num_tokens - self.num_tokens_at_start
 
     @property
     def num_new_tokens(self) -> int:
@@ -290,15 +306,6 @@ class Request:
     def record(self, event: EventType, timestamp: float) -> None:
         """Note an event; it goes out with the request's next output."""
         self.events.append(EngineCoreEvent(event, timestamp))
-
-    def forget_computed(self) -> None:
-        """Note that the KV pages are gone: what the prefix cache does not keep has to be computed again.
-
-        Prompt logprobs stay: the executor gives each of them once, whatever is computed again.
-        """
-        self.num_lost_tokens = self.num_computed_tokens
-        self.num_computed_tokens = 0
-        self.num_reserved_tokens = 0
 
     def add_prompt_logprobs(self, entries: Iterable[LogprobsEntry]) -> None:
         """Keep the prompt logprobs of a chunk until the prompt is computed; nothing if they have been sent."""

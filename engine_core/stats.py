@@ -125,11 +125,12 @@ def take_prefix_tree(core: EngineState, shown: Mapping[int, int]) -> PrefixTree:
 
 def _batch_entries(batch: Batch) -> Iterator[BatchEntry]:
     for index, request in enumerate(batch.requests):
+        row = batch.rows[index]
         yield BatchEntry(
             request.number,
             index >= batch.num_decode_requests,
             batch.num_tokens(index),
-            request.num_computed_tokens,
+            min(batch.step.starts[row] + batch.step.counts[row], request.num_tokens),  # without rejected drafts
             request.num_prompt_tokens,
             request.num_output_tokens,
         )

@@ -95,7 +95,7 @@ class Tracer(Feature):
             event.num_cached_tokens = scheduled.num_cached_tokens
             self._events.append(event)
         self._sequences = [
-            SequenceTrace(request.number, request.request_id, request.num_computed_tokens, batch.step.counts[row])
+            SequenceTrace(request.number, request.request_id, batch.step.starts[row], batch.step.counts[row])
             for request, row in zip(batch.requests, batch.rows, strict=True)
         ]
 

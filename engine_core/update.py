@@ -106,16 +106,16 @@ class StepUpdate:
 
     def _take_back(self, request: Request) -> bool:
         """Take back what the failed step has sampled of a request; return False if it cannot be computed again."""
-        sequences = self._executor.sequences
+        sequences = request.sequences
         if request.needs_every_token:
             return False
-        is_back = all(
-            sequences.num_tokens(slot) <= request.num_tokens
-            or sequences.truncate(slot, request.num_tokens) >= request.num_computed_tokens
-            for slot in request.slots
-        )
-        request.num_reserved_tokens = min(map(sequences.num_reserved_tokens, request.slots), default=0)
-        return is_back
+        num_computed = request.num_computed_tokens
+        for slot in request.slots:
+            if sequences.num_tokens(slot) > request.num_tokens:
+                sequences.truncate(slot, request.num_tokens)
+            if sequences.num_computed_tokens(slot) < num_computed:
+                return False
+        return True
 
     def _collect(
         self, batch: Batch, result: StepResult, deferred: dict[int, None]
@@ -149,10 +149,9 @@ class StepUpdate:
         if outcome.errors:
             self._end_failed(batch, outcome, deferred)
             first_rows = [pair for pair in first_rows if not pair[0].is_finished]
-        counts, by_client = batch.step.counts, self._outputs.by_client
+        by_client = self._outputs.by_client
         try:
             for request, row in first_rows:
-                request.num_computed_tokens += counts[row]
                 output = request.decoding.take(request, row, outcome)
                 if output is not None:
                     by_client[request.client_id].append(output)

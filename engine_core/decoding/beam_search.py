@@ -17,7 +17,6 @@ from quire.engine_core.decoding.single import open_sequence, sampling_config
 from quire.engine_core.executor import Executor, LogprobsEntry
 from quire.engine_core.request import NO_SLOT, Decoding, Request, StepOutcome
 from quire.engine_core.validation import RejectedError, check_generation, check_prompt_only
-from quire.kernels.runner import Sequences
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import (
     BeamSequence,
@@ -109,7 +108,7 @@ _NOT_WITH_BEAMS: dict[str, tuple[object, ...]] = {
 class BeamSearch(Decoding):
     """One search: its live beams, each a sequence in a slot of its own, and the best finished continuations."""
 
-    __slots__ = ("_max_tokens", "_sequences", "done", "finished", "length", "live", "num_candidates", "width")
+    __slots__ = ("_max_tokens", "done", "finished", "length", "live", "num_candidates", "width")
 
     def __init__(self, message: EngineCoreRequest, limits: EngineShape) -> None:
         super().__init__(message, limits)
@@ -157,18 +156,17 @@ class BeamSearch(Decoding):
         self.length = 0
         self.done = False
 
-    def open(self, request: Request, sequences: Sequences) -> int:
+    def open(self, request: Request) -> int:
         """Open the sequence of the prompt."""
-        self._sequences = sequences
-        self._max_tokens = request.max_total_tokens - request.num_prompt_tokens
-        self.num_candidates = num_candidates(self.width, len(request.stop_token_ids))
+        self._max_tokens = request.stop.max_total_tokens - request.num_prompt_tokens
+        self.num_candidates = num_candidates(self.width, len(request.stop.token_ids))
         return self._open(request)
 
     def _open(self, request: Request, token_ids: list[int] | None = None) -> int:
         """Open a sequence that samples any token: the search replaces it by one of the candidates."""
         config = sampling_config(request)
         config.temperature, config.logprobs = 0.0, self.num_candidates
-        return open_sequence(self._sequences, request, token_ids, sampling=config)
+        return open_sequence(request, token_ids, sampling=config)
 
     def begin(self, request: Request) -> None:
         """Start with one beam, which is the prompt."""
@@ -182,21 +180,21 @@ class BeamSearch(Decoding):
 
     def pages_lacked(self, request: Request, steps: int) -> int:
         """Count the beams that are still to be forked too: they need all that the prompt's full pages do not hold."""
-        pages = super().pages_lacked(request, steps)
-        num_kept = len(self.slots(request))
+        slots = self.slots(request)
+        lacked = request.sequences.pages_lacked(slots, [request.num_tokens + steps - 1] * len(slots))
         to_fork = self._limits.pages_for(request.num_tokens) - request.num_computed_tokens // self._limits.block_size
-        return num_kept * pages + (len(self.live) - num_kept) * to_fork
+        return lacked + (len(self.live) - len(slots)) * to_fork
 
     def reserve(self, request: Request, executor: Executor) -> bool:
         """Fork the beams that have no sequence yet."""
         for beam in self.live:
             if beam.slot is None:
                 source = beam.source
-                tokens = [*executor.sequences.tokens(source)[:-1], beam.token_id]
+                tokens = [*request.sequences.tokens(source)[:-1], beam.token_id]
                 beam.slot = beam.source = self._open(request, tokens)
                 done = executor.fork(beam.slot, source, request.num_computed_tokens, request.num_tokens)
             else:
-                done = executor.sequences.reserve(beam.slot, request.num_tokens)
+                done = request.sequences.reserve(beam.slot, request.num_tokens)
             if not done:
                 return False
         return True
@@ -217,28 +215,27 @@ class BeamSearch(Decoding):
         outcome.ended.append((request, output))
         return request.conclude(output, best.finish_reason, outcome.now)
 
-    def preempt(self, request: Request, sequences: Sequences) -> None:
+    def preempt(self, request: Request) -> int:
         """Begin again with the prompt."""
-        num_lost = (len(self.live) - 1) * request.num_output_tokens
-        self.close(request, sequences)
-        request.forget_computed()
-        request.num_lost_tokens += num_lost
+        num_lost = request.num_computed_tokens + (len(self.live) - 1) * request.num_output_tokens
+        self.close(request)
         request.num_tokens = request.num_prompt_tokens
         self._restart()
+        return num_lost
 
     def _advance(self, request: Request, entries: Sequence[LogprobsEntry]) -> None:
         """Take one step for all beams: `entries` are the `num_candidates` likeliest tokens after each live beam."""
         self.length += 1
         best = heapq.nlargest(self.num_candidates, self._candidates(entries), key=lambda candidate: candidate.logprob)
         at_end = self.length >= self._max_tokens
-        stops = [at_end or candidate.token_id in request.stop_token_ids for candidate in best]
+        stops = [at_end or candidate.token_id in request.stop.token_ids for candidate in best]
         for candidate, stop in zip(best[: self.width], stops, strict=False):
             if stop:
                 self._finish(request, candidate)
         followers = [candidate for candidate, stop in zip(best, stops, strict=True) if not stop][: self.width]
         self.done = at_end or (len(self.finished) == self.width and not self._goes_on(request.sampling, followers[0]))
         if not self.done:
-            self._follow(request.sampling, followers)
+            self._follow(request, followers)
 
     def _candidates(self, entries: Sequence[LogprobsEntry]) -> list[Candidate]:
         return [
@@ -249,7 +246,7 @@ class BeamSearch(Decoding):
 
     def _finish(self, request: Request, candidate: Candidate) -> None:
         score = candidate.logprob / self.length**request.sampling.length_penalty
-        stopped = candidate.token_id in request.stop_token_ids
+        stopped = candidate.token_id in request.stop.token_ids
         path = candidate.path(request.sampling.logprobs or 0)
         self.finished.append(Finished(score, candidate.logprob, path, stopped))
         self.finished.sort(key=lambda finished: -finished.score)
@@ -263,22 +260,23 @@ class BeamSearch(Decoding):
         length = self._max_tokens if far else self.length
         return bool(best.logprob / length**sampling.length_penalty > self.finished[-1].score)
 
-    def _follow(self, sampling: SamplingParams, followers: list[Candidate]) -> None:
+    def _follow(self, request: Request, followers: list[Candidate]) -> None:
         """Give a beam's slot to its first follower; others are to fork from it; close beams without a follower."""
+        sequences, num_logprobs = request.sequences, request.sampling.logprobs or 0
         taken: set[int] = set()
         live = []
         for candidate in followers:
             source = candidate.beam.source  # which is the beam's own slot: it has run
-            path = candidate.path(sampling.logprobs or 0)
+            path = candidate.path(num_logprobs)
             live.append(Beam(candidate.logprob, path, None if source in taken else source, source))
             if source not in taken:
-                num_kept = self._sequences.num_tokens(source) - 1  # without the sampled token
-                self._sequences.truncate(source, num_kept, recompute_last=False)
-                self._sequences.append(source, candidate.token_id)
+                num_kept = sequences.num_tokens(source) - 1  # without the sampled token
+                sequences.truncate(source, num_kept, recompute_last=False)
+                sequences.append(source, candidate.token_id)
                 taken.add(source)
         for beam in self.live:
             if beam.slot is not None and beam.slot not in taken:
-                self._sequences.close(beam.slot)
+                sequences.close(beam.slot)
         self.live = live
 
 
@@ -292,5 +290,5 @@ def _to_message(request: Request, finished: Finished) -> BeamSequence:
     token_ids = [entry.token_ids[0] for entry in entries]
     if not finished.stopped:
         return BeamSequence(token_ids, entries, finished.logprob, FinishReason.LENGTH)
-    stop_reason = None if token_ids[-1] in request.eos_token_ids else token_ids[-1]
+    stop_reason = None if token_ids[-1] in request.stop.eos_token_ids else token_ids[-1]
     return BeamSequence(token_ids, entries, finished.logprob, FinishReason.STOP, stop_reason)

@@ -28,8 +28,10 @@ class ParallelSample(SingleSequence):
 
     __slots__ = ("group",)
 
-    def __init__(self, limits: EngineShape, group: SharedPromptGroup) -> None:
+    def __init__(self, single: SingleSequence, limits: EngineShape, group: SharedPromptGroup) -> None:
+        """Go on with what has been a single sequence so far."""
         self._limits = limits
+        self.num_accepted_drafts, self.num_rejected_drafts = single.num_accepted_drafts, single.num_rejected_drafts
         self.group = group
 
     def queue(self, request: Request) -> None:
@@ -59,13 +61,13 @@ class ParallelSample(SingleSequence):
 
 def share_prompt(request: Request, other: Request, limits: EngineShape) -> None:
     """Make parallel samples of a new request and another of the same prompt, if each of them is one sequence."""
-    if not (request.decoding.can_fork_prompt and other.decoding.can_fork_prompt):
+    if not (isinstance(request.decoding, SingleSequence) and isinstance(other.decoding, SingleSequence)):
         return
     if not isinstance(other.decoding, ParallelSample):
         group = SharedPromptGroup()
-        other.decoding = ParallelSample(limits, group)
+        other.decoding = ParallelSample(other.decoding, limits, group)
         if other.status is RequestStatus.RUNNING:
             group.running[other] = None
         elif other.status is not RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
             group.waiting[other] = None
-    request.decoding = ParallelSample(limits, other.decoding.group)
+    request.decoding = ParallelSample(request.decoding, limits, other.decoding.group)

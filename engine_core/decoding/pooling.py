@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.engine_core.decoding.single import open_sequence
 from quire.engine_core.request import Decoding, Request, StepOutcome
 from quire.engine_core.validation import RejectedError, check_prompt, check_prompt_only, check_service
-from quire.kernels.runner import PoolingConfig, Sequences
+from quire.kernels.runner import PoolingConfig
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, PoolingParams, SamplingParams
 from quire.protocol.pooling_tasks import check_pooling
@@ -45,9 +45,9 @@ class Pooling(Decoding):
         """Return the length of the prompt."""
         return len(message.prompt_token_ids)
 
-    def open(self, request: Request, sequences: Sequences) -> int:
+    def open(self, request: Request) -> int:
         """Open the sequence with its kind of pooling."""
-        return open_sequence(sequences, request, pooling=self._config(), segment=self.segment)
+        return open_sequence(request, pooling=self._config(), segment=self.segment)
 
     def _config(self) -> PoolingConfig:
         params, model = self.params, self._limits.pooling

@@ -16,15 +16,14 @@ def end_output(
     """
     token_id, constraint = output.new_token_ids[-1], request.constraint
     output.events.append(EngineCoreEvent(EventType.FINISHED, now))
-    output.num_accepted_drafts, output.num_rejected_drafts = request.num_accepted_drafts, request.num_rejected_drafts
     if constraint is not None and constraint.error is not None:
         _fail(output, constraint.error)
-    elif token_id in request.stop_token_ids:
+    elif token_id in request.stop.token_ids:
         output.finish_reason = FinishReason.STOP
-        output.stop_reason = None if token_id in request.eos_token_ids else token_id
+        output.stop_reason = None if token_id in request.stop.eos_token_ids else token_id
     elif constraint is not None and constraint.is_complete and not is_cut:
         output.finish_reason, output.is_whole = FinishReason.STOP, True
-    elif request.num_tokens >= request.max_total_tokens:
+    elif request.num_tokens >= request.stop.max_total_tokens:
         output.finish_reason = FinishReason.LENGTH
     else:
         _fail(

@@ -149,10 +149,10 @@ class ConstrainedRequests:
         assert self._grammars is not None
         if grammar.error is not None:
             raise _explained(grammar, grammar.error)
-        constraint = self._grammars.constrain(grammar, self._limits.vocab_size, request.stop_token_ids)
-        if request.generated_token_ids:
+        constraint = self._grammars.constrain(grammar, self._limits.vocab_size, request.stop.token_ids)
+        if request.message.generated_token_ids:
             try:
-                constraint.replay(request.generated_token_ids)
+                constraint.replay(request.message.generated_token_ids)
             except ValueError as error:
                 raise RejectedError(str(error)) from None
         request.constraint = constraint

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from quire.engine_core.request import Request
+from quire.kernels.runner import Sequences
 from quire.protocol.engine_shape import EngineShape
 
 _BLEND = 0.02  # weight of one more output: the estimate is of the last fifty or so
@@ -64,22 +65,20 @@ class Admission:
         """Return the pages to keep available for requests that are likely to grow by `growth` pages."""
         return int(self.reserved_share * growth) + self.watermark
 
-    def pages_to_grow(self, running: Iterable[Request]) -> int:
+    def pages_to_grow(self, running: Collection[Request], sequences: Sequences) -> int:
         """Return the pages that running requests are likely to take still.
 
         Asked about all of them in each step in which others wait: keep it short.
         """
-        pages = 0
-        for request in running:
-            if request.width > 1:
-                pages += self.projected_pages(request) - self._held_pages(request)
-            elif (missing := self._likely_tokens(request) - request.num_reserved_tokens) > 0:
-                pages += self._limits.pages_for(missing)
-        return pages
+        single = [request for request in running if request.decoding.width == 1]
+        wide = (request for request in running if request.decoding.width > 1)
+        pages = sum(self.projected_pages(request) - self._held_pages(request) for request in wide)
+        tokens = [self._likely_tokens(request) for request in single]
+        return pages + sequences.pages_lacked([request.slot for request in single], tokens)
 
     def projected_pages(self, request: Request) -> int:
         """Return the pages that a request is likely to have at its end."""
-        tokens = max(self._likely_tokens(request), request.num_tokens, request.num_reserved_tokens)
+        tokens = max(self._likely_tokens(request), request.num_tokens)
         return self._limits.pages_of_sequences(request.num_prompt_tokens, tokens, request.width)
 
     def expected_tokens(self, request: Request) -> float:
@@ -90,7 +89,7 @@ class Admission:
     def _likely_tokens(self, request: Request) -> int:
         """Tokens at its end. A request past the estimate may well go on for half of it."""
         prompt, estimate = request.num_prompt_tokens, self.output_tokens
-        return min(prompt + int(max(estimate, request.num_tokens - prompt + estimate / 2)), request.token_limit)
+        return min(prompt + int(max(estimate, request.num_tokens - prompt + estimate / 2)), request.stop.token_limit)
 
     def _held_pages(self, request: Request) -> int:
         num_sequences = len(request.slots)

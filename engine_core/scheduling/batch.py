@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quire.engine_core.request import Request
+from quire.kernels.runner import Sequences
 from quire.kernels.step import Branch, StepInput
 from quire.protocol.messages import EventType
 
@@ -31,25 +32,26 @@ class RunningRequests:
     growing: list[Request] = field(default_factory=list)  # may lack pages for their next tokens
 
     @classmethod
-    def of(cls, running: Iterable[Request]) -> RunningRequests:
+    def of(cls, running: Iterable[Request], sequences: Sequences) -> RunningRequests:
         """Sort all of them in one pass."""
         requests = cls()
-        requests.add(running)
+        requests.add(running, sequences)
         return requests
 
-    def add(self, running: Iterable[Request]) -> None:
+    def add(self, running: Iterable[Request], sequences: Sequences) -> None:
         """Sort these too. Each step asks about all requests: keep it short."""
-        add_decode = self.decodes.append
-        for request in running:
-            computed, tokens, width = request.num_computed_tokens, request.num_tokens, request.width
-            if tokens - computed > 1 or computed < request.num_prompt_tokens:
-                self.prefills.append(request)
-            elif width == 1:
-                add_decode(request)
-            else:
-                self.wide_decodes.append(request)
-            if tokens > request.num_reserved_tokens or width > 1:
-                self.growing.append(request)
+        requests = list(running)
+        slots = [request.slot for request in requests]
+        wide = [request for request in requests if request.decoding.width > 1]
+        prefills = [requests[index] for index in sequences.prefilling(slots)]
+        self.prefills += prefills
+        self.growing += dict.fromkeys([requests[index] for index in sequences.growing(slots)] + wide)
+        if not wide and not prefills:
+            self.decodes += requests
+            return
+        others = {*wide, *prefills}
+        self.decodes += [request for request in requests if request not in others]
+        self.wide_decodes += [request for request in wide if request not in prefills]
 
     @property
     def num_decode_requests(self) -> int:
@@ -94,7 +96,8 @@ class Batch:
         if not running.wide_decodes:
             self.rows = list(range(len(self.requests)))
             step.slots = [request.slot for request in self.requests]
-            step.starts = [request.num_computed_tokens for request in self.requests]
+            step.starts = [request.num_tokens - 1 for request in decodes]
+            step.starts += [request.num_computed_tokens for request, _ in shares]
             return
         for request in self.requests:
             self.rows.append(len(step.slots))

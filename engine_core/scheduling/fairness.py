@@ -44,14 +44,14 @@ class Tenant:
         """Return the requests that can start, in order."""
         return (request for _, _, request in self.entries)
 
-    def add(self, request: Request, level: int) -> None:
+    def add(self, request: Request, key: float, level: int) -> None:
         """Add a request that can start."""
-        insort(self.entries, (request.queue_key, request.number, request))
+        insort(self.entries, (key, request.number, request))
         self.levels[level] += 1
 
-    def remove(self, request: Request, level: int) -> None:
+    def remove(self, request: Request, key: float, level: int) -> None:
         """Remove a request that can start; KeyError if it is not here."""
-        index = bisect_left(self.entries, (request.queue_key, request.number))
+        index = bisect_left(self.entries, (key, request.number))
         if index == len(self.entries) or self.entries[index][2] is not request:
             raise KeyError(request.request_id)
         del self.entries[index]
@@ -67,6 +67,7 @@ class FairShares:
         self._clock = clock
         self._expected_tokens = expected_tokens
         self._tenants: dict[TenantName, Tenant] = {}
+        self._charged: dict[Request, float] = {}  # tokens, to the tenants of open requests
         self._max_tenants = _FEW
         self._num_tenants = 0  # ever
         self._order: list[tuple[Rank, Tenant]] = []
@@ -108,14 +109,14 @@ class FairShares:
         if not tenant.entries:
             tenant.counter = max(tenant.counter, self._served)
             tenant.since = max(tenant.since, request.arrival)
-        tenant.add(request, self._policy.level(request))
+        tenant.add(request, self._policy.key(request), self._policy.level(request))
         self._place(tenant)
 
     def remove(self, request: Request) -> None:
         """Let a request start no more; KeyError if it could not."""
         if (tenant := self._tenants.get(request.tenant)) is None:
             raise KeyError(request.request_id)
-        tenant.remove(request, self._policy.level(request))
+        tenant.remove(request, self._policy.key(request), self._policy.level(request))
         self._place(tenant)
 
     def charge(self, request: Request) -> None:
@@ -126,11 +127,16 @@ class FairShares:
         self._charge(tenant, request, self._expected_tokens(request) - request.num_cached_tokens)
 
     def charge_actual(self, request: Request) -> None:
-        """Charge the actual tokens of a request that ends, in place of the expected ones."""
+        """Charge the actual tokens of a request that has started, in place of the expected ones."""
         tenant = self._tenants.get(request.tenant)
-        if tenant is not None and request.num_charged_tokens:
+        if tenant is not None and self._charged.get(request):
             output = request.num_output_tokens * request.width
             self._charge(tenant, request, request.num_prompt_tokens - request.num_cached_tokens + output)
+
+    def forget(self, request: Request) -> None:
+        """Charge a request that ends by what it has taken."""
+        self.charge_actual(request)
+        self._charged.pop(request, None)
 
     def precedes(self, waiting: Request, running: Request) -> bool:
         """Return True unless the tenant of a running request would come before that of one that can start."""
@@ -168,15 +174,15 @@ class FairShares:
                 turn = heapq.heappop(turns)[1]
             if (request := next(turn.requests, None)) is not None:
                 yield request
-                turn.counter += self._expected_tokens(request) - request.num_charged_tokens
+                turn.counter += self._expected_tokens(request) - self._charged.get(request, 0.0)
                 _take_one(turn.levels, self._policy.level(request))
                 if turn.levels:
                     level = self._level(turn.levels, self._clock())
                     heapq.heappush(turns, ((level, turn.counter, turn.number), turn))
 
     def _charge(self, tenant: Tenant, request: Request, tokens: float) -> None:
-        tenant.counter += tokens - request.num_charged_tokens
-        request.num_charged_tokens = tokens
+        tenant.counter += tokens - self._charged.get(request, 0.0)
+        self._charged[request] = tokens
         self._most = max(self._most, tenant.counter)
         self._place(tenant)
 

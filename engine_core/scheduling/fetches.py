@@ -8,6 +8,7 @@ may end, or lose patience and compute the rest.
 from __future__ import annotations
 
 import queue
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -62,6 +63,8 @@ class Fetches:
         self._open: dict[Fetch, _Transfer] = {}
         self._by_key: dict[Key, _Transfer] = {}
         self._waiting_for_turn: list[Request] = []  # until an open fetch ends
+        self._num_fetches = Counter[Request]()  # that requests have waited for
+        self._asked: set[Request] = set()  # requests whose prefill another engine has been asked for
         self._done: queue.SimpleQueue[Fetch] = queue.SimpleQueue()
         self.num_tokens = 0  # that have come
 
@@ -78,7 +81,7 @@ class Fetches:
         for each in self._tiers:
             each.touch(keys)
         missing = keys[num_found // self._limits.block_size :]
-        if not missing or request.num_fetches >= _MAX_FETCHES_OF_REQUEST:
+        if not missing or self._num_fetches[request] >= _MAX_FETCHES_OF_REQUEST:
             return False
         transfer = self._by_key.get(missing[0])
         if transfer is None:
@@ -114,6 +117,15 @@ class Fetches:
                 transfer.is_cancelled = True
                 transfer.tier.cancel(transfer.fetch)
 
+    def forget(self, request: Request) -> None:
+        """Forget a request that ends; the fetches that it waits for go on."""
+        self._num_fetches.pop(request, None)
+        self._asked.discard(request)
+
+    def _is_expected(self, request: Request) -> bool:
+        """Return True if another engine is computing the prompt, and has not been asked for it yet."""
+        return request.message.remote_prefill and request not in self._asked
+
     def _find(self, request: Request, num_found: int, keys: Sequence[Key]) -> tuple[KvTier, int] | None:
         """Return the tier to fetch from and how many pages, if that takes less time than computing them.
 
@@ -122,7 +134,7 @@ class Fetches:
         found = [(tier, count) for tier in self._tiers if (count := tier.find(keys))]
         if not found:
             return None
-        if request.remote_prefill:
+        if self._is_expected(request):
             return found[-1]
         tier, count = found[0]
         seconds = self._budget.seconds(num_found, num_found + count * self._limits.block_size)
@@ -139,10 +151,11 @@ class Fetches:
             return None
         first = num_found // size
         pages, salt = self._sequences.pages(slot)[first:], request.cache_salt or ""
-        fetch = Fetch(keys, pages, self._note_done, tokens, salt, request.remote_prefill)
-        most = _MOST_PATIENCE_WITH_PEER if request.remote_prefill else _MOST_PATIENCE
+        is_expected = self._is_expected(request)
+        fetch = Fetch(keys, pages, self._note_done, tokens, salt, is_expected)
+        most = _MOST_PATIENCE_WITH_PEER if is_expected else _MOST_PATIENCE
         patience = min(max(_LEAST_PATIENCE, _PATIENCE * self._budget.seconds(num_found, end)), most)
-        request.remote_prefill = False  # once: what has not come by the end of the fetch will not come
+        self._asked.add(request)  # once: what has not come by the end of the fetch will not come
         transfer = _Transfer(fetch, tier, slot, first, patience, self._clock() + patience)
         self._open[fetch] = transfer
         self._by_key.update(dict.fromkeys(keys, transfer))
@@ -165,7 +178,7 @@ class Fetches:
         seconds = self._budget.seconds(num_found, num_found + count * self._limits.block_size)
         if not transfer.fetch.is_expected and transfer.tier.seconds(0) >= seconds:
             return False
-        request.num_fetches += 1
+        self._num_fetches[request] += 1
         transfer.requests[request] = transfer.fetch.keys.index(missing[0]) + count
         return True
 

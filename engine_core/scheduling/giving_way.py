@@ -7,7 +7,7 @@ its full pages stay in the prefix cache.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from quire.engine_core.request import Request
@@ -24,7 +24,7 @@ class Blocked:
 
 def victims_for(
     blocked: Blocked,
-    running: Collection[Request],
+    running: Mapping[Request, int],
     precedes: Callable[[Request, Request], bool],
     cost: Callable[[Request], tuple[int, ...]],
 ) -> list[Request]:
@@ -32,17 +32,18 @@ def victims_for(
 
     They belong to the tenants that hold the most slots, each of which still holds as many as the other tenant will, or
     twice as many if that one has some already: turns decide about the rest, and no two ever preempt each other.
-    `precedes` tells whose turn it would be if both waited; of one tenant, those with the least `cost` give way. A beam
-    search would begin anew, so it never does.
+    `running`: with the tokens that each had when it started. `precedes` tells whose turn it would be if both waited; of
+    one tenant, those with the least `cost` give way. A beam search would begin anew, so it never does.
     """
     request = blocked.request
     held = Counter[object]()
     for each in running:
-        held[each.tenant] += each.width
+        held[each.tenant] += each.decoding.width
     own = held[request.tenant]
     most = _FACTOR * (own + request.width) if own else request.width
     by_tenant: dict[object, list[Request]] = {}
-    for each in sorted((each for each in running if _may_give_way(each, request)), key=cost, reverse=True):
+    may_give_way = [each for each, num_before in running.items() if _may_give_way(each, num_before, request)]
+    for each in sorted(may_give_way, key=cost, reverse=True):
         if precedes(request, each):
             by_tenant.setdefault(each.tenant, []).append(each)
     victims: list[Request] = []
@@ -66,6 +67,7 @@ _FACTOR = 2
 _LEAST_TOKENS = 16  # that it has generated since it started: the rest of a page may have to be computed again
 
 
-def _may_give_way(running: Request, waiting: Request) -> bool:
-    is_one = running.width == 1 and not running.needs_every_token
-    return is_one and running.tenant != waiting.tenant and running.num_tokens_since_start >= _LEAST_TOKENS
+def _may_give_way(running: Request, num_before: int, waiting: Request) -> bool:
+    if running.tenant == waiting.tenant or running.num_tokens - num_before < _LEAST_TOKENS:
+        return False
+    return running.width == 1 and not running.needs_every_token

@@ -36,7 +36,7 @@ class RequestLifecycle:
         clock: Callable[[], float],
         features: Sequence[Feature] = (),
     ) -> None:
-        self.running: dict[Request, None] = {}  # in order of start
+        self.running: dict[Request, int] = {}  # in order of start, with the tokens that each had then
         self.waiting = waiting
         self.pins = Pins(executor.sequences)
         self.counters = ScheduleCounters()
@@ -47,6 +47,7 @@ class RequestLifecycle:
         self._free_idle_pages = [self.pins.unpin_all, *hooks(features, Feature.free_idle_pages)]
         self._events: list[ScheduleEvent] = []
         self._num_added = 0
+        self._num_lost: dict[Request, int] = {}  # tokens of preempted requests, some of which are computed again
 
     @property
     def available_pages(self) -> int:
@@ -56,7 +57,7 @@ class RequestLifecycle:
     @property
     def width(self) -> int:
         """Sequences that the running requests may have."""
-        return sum([request.width for request in self.running])
+        return sum([request.decoding.width for request in self.running])
 
     def add(self, request: Request) -> None:
         """Queue a new request."""
@@ -85,16 +86,17 @@ class RequestLifecycle:
             del self.running[request]
         else:
             self.waiting.remove(request)
-        self.waiting.charge_actual(request)
+        self.waiting.forget(request)
+        self._num_lost.pop(request, None)
         if (successor := request.decoding.leave(request)) is not None:
             self._transfer_pages(request, successor)
-        request.decoding.close(request, self._sequences)
+        request.decoding.close(request)
 
     def open(self, request: Request) -> str | None:
         """Open a request's sequence, if it has none yet; return the error if the executor rejects it."""
         if request.slot == NO_SLOT:
             try:
-                request.slot = request.decoding.open(request, self._sequences)
+                request.slot = request.decoding.open(request)
             except ValueError as error:
                 return str(error)
         return None
@@ -129,7 +131,7 @@ class RequestLifecycle:
     def preempt(self, request: Request, now: float) -> None:
         """Take a running request's pages and queue it again."""
         del self.running[request]
-        request.decoding.preempt(request, self._sequences)
+        self._num_lost[request] = request.decoding.preempt(request)
         request.num_preemptions += 1
         request.status = RequestStatus.PREEMPTED
         request.record(EventType.PREEMPTED, now)
@@ -141,7 +143,6 @@ class RequestLifecycle:
         """Get the pages for a running request's next tokens, which the scheduler has made available."""
         if not request.decoding.reserve(request, self._executor):
             raise self._lacks_promised_pages(request)
-        request.num_reserved_tokens = self._limits.pages_for(request.num_tokens) * self._limits.block_size
 
     def take_events(self) -> list[ScheduleEvent]:
         """Remove and return the events since the last call, without those of requests that have ended since."""
@@ -167,16 +168,14 @@ class RequestLifecycle:
 
     def _run(self, request: Request, found: int) -> None:
         """Let a request run from now on; it has pages for its tokens, of which `found` are computed."""
-        self.running[request] = None
+        self.running[request] = request.num_tokens
         request.decoding.begin(request)
         if request.status is RequestStatus.PREEMPTED:
-            self.counters.wasted_tokens += max(0, request.num_lost_tokens - found)
+            self.counters.wasted_tokens += max(0, self._num_lost.pop(request) - found)
         else:
             request.num_cached_tokens = found
             self.counters.cached_tokens += found
             self.counters.prompt_tokens += request.num_prompt_tokens
-        request.num_computed_tokens, request.num_tokens_at_start = found, request.num_tokens
-        request.num_reserved_tokens = self._limits.pages_for(request.num_tokens) * self._limits.block_size
         request.status = RequestStatus.RUNNING
         now = self._clock()
         request.record(EventType.SCHEDULED, now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from itertools import islice
 
@@ -60,6 +61,9 @@ class Policy:
     def admitted(self, waiting: Iterable[Request], requests: Collection[Request]) -> None:
         """Note which requests were admitted in the last arrangement of those waiting, among which they still are."""
 
+    def forget(self, request: Request) -> None:
+        """Forget a request that ends."""
+
 
 class FirstComeFirstServed(Policy):
     """Order of arrival."""
@@ -72,11 +76,11 @@ class Priority(Policy):
 
     def level(self, request: Request) -> int:
         """Return the priority."""
-        return request.priority
+        return request.message.priority
 
     def key(self, request: Request) -> float:
         """Return the arrival, delayed by the priority: all requests age alike, so no pair ever changes its order."""
-        return request.arrival + AGING_SECONDS * request.priority
+        return request.arrival + AGING_SECONDS * request.message.priority
 
 
 class ShortestJobFirst(Policy):
@@ -84,13 +88,13 @@ class ShortestJobFirst(Policy):
 
     def key(self, request: Request) -> float:
         """Return the length as if nothing were cached. All requests age alike, so no pair ever changes its order."""
-        return request.arrival * AGING_TOKENS_PER_SECOND + request.num_new_tokens
+        return request.arrival * AGING_TOKENS_PER_SECOND + request.num_tokens
 
     def arrange(self, waiting: Iterable[Request], match_of: MatchOf, sequences: Sequences) -> Iterable[Request]:
         """Sort the window by length without the cached tokens."""
         del sequences
         keys = {
-            request: request.queue_key - match[0]
+            request: self.key(request) - match[0]
             for request in islice(waiting, WINDOW)
             if (match := match_of(request)) is not None
         }
@@ -99,6 +103,9 @@ class ShortestJobFirst(Policy):
 
 class LongestPrefixMatch(Policy):
     """Longest cached prefix first, in depth-first order of the prefix cache, so that shared pages stay in it."""
+
+    def __init__(self) -> None:
+        self.times_passed_over = Counter[Request]()  # steps in which a later request was admitted
 
     def arrange(self, waiting: Iterable[Request], match_of: MatchOf, sequences: Sequences) -> Iterable[Request]:
         """Put requests that were passed over too often first, then the others by their matches."""
@@ -113,14 +120,18 @@ class LongestPrefixMatch(Policy):
 
     def may_wait(self, request: Request) -> bool:
         """Return False for a request that was passed over too often: computing that page could take a whole prompt."""
-        return request.num_times_passed_over < MAX_TIMES_PASSED_OVER
+        return self.times_passed_over[request] < MAX_TIMES_PASSED_OVER
 
     def admitted(self, waiting: Iterable[Request], requests: Collection[Request]) -> None:
         """Count, for each request that still waits, that a later one was admitted."""
         latest = max(request.number for request in requests)
         for request in islice(waiting, WINDOW):
             if request.number < latest and request not in requests:
-                request.num_times_passed_over += 1
+                self.times_passed_over[request] += 1
+
+    def forget(self, request: Request) -> None:
+        """Forget how often a request was passed over."""
+        self.times_passed_over.pop(request, None)
 
 
 POLICIES: dict[str, type[Policy]] = {

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
 
 from quire.engine_core.averages import blend
-from quire.engine_core.request import Request
 from quire.protocol.engine_shape import EngineShape
 
 _OLDEST_SHARE = 4  # the oldest prompt gets at least one part in four
@@ -22,6 +22,29 @@ _STRETCH = 1.7  # a step with prompts may take this many times a step without, h
 _MAX_STRETCH = 4.0
 _BACKLOG_SECONDS = 4.0  # of waiting prefill that stretch a step by its own time once more
 _ALONE_SECONDS = 0.5  # of a step in which no request decodes: how long a new request may have to wait
+
+
+class PrefillRequest(Protocol):
+    """A request in prefill, as it is, or as it will be after some more steps."""
+
+    @property
+    def number(self) -> int:
+        """Its place in order of arrival."""
+
+    @property
+    def arrival(self) -> float:
+        """When the engine received it."""
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens that are computed."""
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Tokens that are not."""
+
+
+P = TypeVar("P", bound=PrefillRequest)
 
 
 class PrefillBudget:
@@ -80,17 +103,15 @@ class PrefillBudget:
         """Return the cost of a token at this position."""
         return 1 + position / self._limits.attention_context
 
-    def cost(self, shares: Iterable[tuple[Request, int]]) -> float:
-        """Return the cost of prompt chunks: the next `count` tokens of each request."""
-        return sum(count * self.token_cost(request.num_computed_tokens + count / 2) for request, count in shares)
+    def cost(self, shares: Iterable[tuple[PrefillRequest, int]]) -> float:
+        """Return the cost of prompt chunks: the next `count` tokens of each prompt."""
+        return sum(count * self.token_cost(prompt.num_computed_tokens + count / 2) for prompt, count in shares)
 
-    def least_chunk(self, request: Request) -> int:
+    def least_chunk(self, prompt: PrefillRequest) -> int:
         """Return the tokens of the smallest chunk of a prompt that is worth a row: a tile, or all that is left."""
-        return min(request.num_new_tokens, self._limits.tile)
+        return min(prompt.num_new_tokens, self._limits.tile)
 
-    def share(
-        self, prefills: Sequence[Request], max_tokens: int, max_cost: float, now: float
-    ) -> list[tuple[Request, int]]:
+    def share(self, prefills: Sequence[P], max_tokens: int, max_cost: float, now: float) -> list[tuple[P, int]]:
         """Return how many of `max_tokens`, at a cost of at most `max_cost`, each prompt gets.
 
         Prompts that have waited longest for the tokens they have left come first, as in highest response ratio next:
@@ -99,24 +120,24 @@ class PrefillBudget:
         """
         if not prefills:
             return []
-        oldest = min(prefills, key=lambda request: request.number)
-        shares: list[tuple[Request, int]] = []
+        oldest = min(prefills, key=lambda prompt: prompt.number)
+        shares: list[tuple[P, int]] = []
         kept_tokens = min(oldest.num_new_tokens, -(-max_tokens // _OLDEST_SHARE))
         kept_cost = max_cost / _OLDEST_SHARE
         now += _WAITED_SECONDS
-        for request in sorted(prefills, key=lambda request: request.num_new_tokens / (now - request.arrival)):
-            if request is oldest:
+        for prompt in sorted(prefills, key=lambda prompt: prompt.num_new_tokens / (now - prompt.arrival)):
+            if prompt is oldest:
                 kept_tokens, kept_cost = 0, 0.0
-            cost = self.token_cost(request.num_computed_tokens)
-            left = request.num_new_tokens
+            computed, left = prompt.num_computed_tokens, prompt.num_new_tokens
+            cost = self.token_cost(computed)
             affordable = round((max_cost - kept_cost) / cost)
             count = min(left, max_tokens - kept_tokens, self._limits.long_prefill_token_threshold or left, affordable)
-            if request is oldest:
+            if prompt is oldest:
                 count = max(count, min(1, max_tokens))
             if self._limits.tile < count < left:
-                count -= (request.num_computed_tokens + count) % self._limits.tile
+                count -= (computed + count) % self._limits.tile
             if count > 0:
-                shares.append((request, count))
+                shares.append((prompt, count))
                 max_tokens -= count
                 max_cost -= count * cost
         return shares

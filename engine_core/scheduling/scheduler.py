@@ -22,6 +22,7 @@ from quire.engine_core.scheduling.fetches import Fetches
 from quire.engine_core.scheduling.giving_way import Blocked, victims_for
 from quire.engine_core.scheduling.lifecycle import RequestLifecycle
 from quire.engine_core.scheduling.policies import POLICIES, Match
+from quire.engine_core.scheduling.prefill_budget import PrefillRequest
 from quire.engine_core.scheduling.prefix_match import PrefixMatcher
 from quire.engine_core.scheduling.waiting import WaitingQueue
 from quire.engine_core.scheduling.whole_prompts import prefill_budget_of
@@ -63,9 +64,12 @@ class Scheduler:
         self.running, self.waiting, self.pins, self.counters = (
             requests.running, requests.waiting, requests.pins, requests.counters,
         )  # fmt: skip
-        self.add, self.release, self.remove, self.reserve = (
-            requests.add, requests.release, requests.remove, requests.reserve,
-        )  # fmt: skip
+        self.add, self.release, self.reserve = requests.add, requests.release, requests.reserve
+
+    def remove(self, request: Request) -> None:
+        """Forget a request and give back what it holds; KeyError if it is not here."""
+        self._requests.remove(request)
+        self.fetches.forget(request)
 
     @property
     def has_requests(self) -> bool:
@@ -99,9 +103,9 @@ class Scheduler:
             running = self._sort_running()
         for request in running.growing:
             self.reserve(request)
-        max_cost = self.prefill_budget.max_cost(running.num_decode_rows, self.prefill_backlog(running))
+        max_cost = self.prefill_budget.max_cost(running.num_decode_rows, self.prefill_backlog(running.prefills))
         if self.waiting.has_ready and not preempted:
-            running.add(self._sharing(self._admit(batch, running.prefills, max_cost)))
+            running.add(self._sharing(self._admit(batch, running.prefills, max_cost)), self._sequences)
         self._fill(batch, running, max_cost)
         for extend in self._extend:
             extend(batch, self.prefill_budget, self.available_pages)
@@ -113,17 +117,17 @@ class Scheduler:
 
     def _schedule_alone(self, request: Request) -> Batch:
         """Decide a step for a request alone, which takes no longer than a step with the others' tokens would."""
-        batch, running = Batch(), RunningRequests.of([request])
+        batch, running = Batch(), RunningRequests.of([request], self._sequences)
         if self._preempt_until_it_fits(running.growing) and request not in self.running:
             return batch
         for each in running.growing:
             self.reserve(each)
-        num_decodes = RunningRequests.of(self.running).num_decode_rows
-        self._fill(batch, running, self.prefill_budget.max_cost(num_decodes, self.prefill_backlog(running)))
+        num_decodes = RunningRequests.of(self.running, self._sequences).num_decode_rows
+        self._fill(batch, running, self.prefill_budget.max_cost(num_decodes, self.prefill_backlog(running.prefills)))
         return batch
 
     def _sort_running(self) -> RunningRequests:
-        return RunningRequests.of(self._sharing(self.running))
+        return RunningRequests.of(self._sharing(self.running), self._sequences)
 
     def _sharing(self, running: Iterable[Request]) -> Iterable[Request]:
         """Return the running requests that may share a step."""
@@ -131,13 +135,13 @@ class Scheduler:
             running = may_share(running)
         return running
 
-    def prefill_backlog(self, running: RunningRequests) -> int:
+    def prefill_backlog(self, prefills: Iterable[PrefillRequest]) -> int:
         """Return the prompt tokens left to compute that press for a larger budget.
 
         The longest prompt in prefill, or the next to start, does not count: it holds up no request, as its share of the
         budget lets the others by.
         """
-        left = [request.num_new_tokens for request in running.prefills]
+        left = [prompt.num_new_tokens for prompt in prefills]
         following = [request.num_prompt_tokens for request in islice(self.waiting, 1)]
         return sum(left) + self.waiting.num_tokens - max(left + following, default=0)
 
@@ -185,7 +189,7 @@ class Scheduler:
     def _cost_of_preemption(self, request: Request) -> tuple[int, int, int, int]:
         """Sort least important requests first; of these never preempted ones; of these those with the fewest pages."""
         private = sum(self._sequences.private_pages(slot) for slot in request.slots)
-        return -request.priority, request.num_preemptions, private, -request.number
+        return -request.message.priority, request.num_preemptions, private, -request.number
 
     # Admission
 
@@ -198,7 +202,7 @@ class Scheduler:
             self._blocked = next((Blocked(each, width + each.width - most) for each in self.waiting.ready()), None)
             return []
         computing = {self._prefixes.page_in_progress(request) for request in prefills}
-        to_grow = self.admission.pages_to_grow(self.running)
+        to_grow = self.admission.pages_to_grow(self.running, self._sequences)
         admitted: list[Request] = []
         fetching: list[Request] = []
         for request in self._candidates(batch):

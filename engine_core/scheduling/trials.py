@@ -64,7 +64,7 @@ class Trials(Feature):
 
     def add(self, request: Request) -> None:
         """Take note of a new request."""
-        record = self._journal.records.get(request.identity)
+        record = self._journal.records.get(request.message.identity)
         if record is None:
             return
         self._recorded[request] = record.place
@@ -83,7 +83,7 @@ class Trials(Feature):
         """Forget a request that has ended, or has got past the place where engines died."""
         if self._recorded.pop(request, None) is not None:
             self._suspects.pop(request, None)
-            self._journal.forget(request.identity)
+            self._journal.forget(request.message.identity)
 
     def choose_alone(self, running: Iterable[Request]) -> Request | None:
         """Return the request that is to have the next step for itself; None if it is the others' turn.
@@ -104,7 +104,7 @@ class Trials(Feature):
         """Note what is about to be computed."""
         requests, starts, counts = batch.requests, batch.step.starts, batch.step.counts
         self._journal.begin_step(
-            [request.identity for request in requests], [starts[row] + counts[row] for row in batch.rows]
+            [request.message.identity for request in requests], [starts[row] + counts[row] for row in batch.rows]
         )
 
     def end_step(self, batch: Batch, seconds: float | None) -> None:

@@ -19,7 +19,7 @@ class WaitingQueue:
     """
 
     def __init__(self, policy: Policy, clock: Callable[[], float], expected_tokens: Callable[[Request], float]) -> None:
-        self._policy = policy
+        self.policy = policy
         self._shares = FairShares(policy, clock, expected_tokens)
         self._held: dict[Request, None] = {}
         self._num_requests = 0
@@ -53,7 +53,7 @@ class WaitingQueue:
 
     def arranged(self, match_of: MatchOf, sequences: Sequences) -> Iterable[Request]:
         """Return the requests that can start, in the order in which to try them. They must not change meanwhile."""
-        return self._shares.in_turn(lambda waiting: self._policy.arrange(waiting, match_of, sequences))
+        return self._shares.in_turn(lambda waiting: self.policy.arrange(waiting, match_of, sequences))
 
     def precedes(self, waiting: Request, running: Request) -> bool:
         """Return True if it would not be the turn of a running request's tenant before that of a waiting one."""
@@ -74,9 +74,8 @@ class WaitingQueue:
         self._held[request] = None
 
     def add(self, request: Request) -> None:
-        """Queue a request by its `queue_key`."""
+        """Queue a request by the policy's key."""
         self._enter(request)
-        request.queue_key = self._policy.key(request)
         self._shares.add(request)
 
     def remove(self, request: Request) -> None:
@@ -94,16 +93,17 @@ class WaitingQueue:
             by_tenant[request.tenant].append(request)
         for name, own in by_tenant.items():
             if (tenant := self._shares.get(name)) is not None:
-                self._policy.admitted(tenant.ready(), own)
+                self.policy.admitted(tenant.ready(), own)
 
     def start(self, request: Request) -> None:
         """Remove a request that has started, and charge it to its tenant."""
         self._shares.charge(request)
         self.remove(request)
 
-    def charge_actual(self, request: Request) -> None:
+    def forget(self, request: Request) -> None:
         """Charge a request that ends by what it has taken."""
-        self._shares.charge_actual(request)
+        self._shares.forget(request)
+        self.policy.forget(request)
 
     def _enter(self, request: Request) -> None:
         self._shares.enter(request)

@@ -15,7 +15,7 @@ from typing import Any
 
 from quire.engine_core.executor import PlainStepResult
 from quire.engine_core.planned_executor import PlannedExecutor
-from quire.engine_core.request import Request
+from quire.engine_core.scheduling.prefill_budget import PrefillRequest
 from quire.kernels.runner import SamplingConfig, Sequences, StepInput
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.simulation import StepTime, StepWork
@@ -105,7 +105,7 @@ class SimulatedExecutor(PlannedExecutor):
     sequences: _SimulatedSequences
 
     def __init__(self, limits: EngineShape, step_time: StepTime, clock: VirtualClock) -> None:
-        super().__init__(_SimulatedSequences(limits), limits.block_size, self._sample)
+        super().__init__(_SimulatedSequences(limits), self._sample)
         self.accept: Callable[[int], int] = lambda num_drafts: 0
         self._step_time = step_time
         self._clock = clock
@@ -150,9 +150,9 @@ class SimulatedExecutor(PlannedExecutor):
         answer = self.sequences.answers[slot]
         return min(answer.least_length, token_limit) - answer.length
 
-    def seconds(self, prompts: Sequence[tuple[Request, int]], decodes: int, kv_tokens: int) -> float:
+    def seconds(self, prompts: Sequence[tuple[PrefillRequest, int]], decodes: int, kv_tokens: int) -> float:
         """Return the time of a step with prompt chunks and `decodes` sequences of `kv_tokens` positions in all."""
-        work = StepWork.of([request.num_computed_tokens for request, _ in prompts], [count for _, count in prompts])
+        work = StepWork.of([prompt.num_computed_tokens for prompt, _ in prompts], [count for _, count in prompts])
         tokens, singles, read, squares = work
         return self._step_time.seconds(StepWork(tokens, singles + decodes, read + kv_tokens, squares))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from array import array
 from bisect import bisect_left
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import NamedTuple
@@ -23,10 +24,31 @@ _MAX_PREFILL_STEPS = 64  # that are foreseen with prompts: an arrival makes the 
 _MAX_DECODE_STEPS = 1024  # without prompts, which cost little to foresee
 
 
+@dataclass(slots=True)
+class ForeseenPrefill:
+    """A request in prefill, some foreseen steps from now."""
+
+    request: Request
+    number: int
+    arrival: float
+    num_computed_tokens: int
+    num_new_tokens: int
+
+    @classmethod
+    def of(cls, request: Request) -> ForeseenPrefill:
+        """Return a request as it is now."""
+        return cls(request, request.number, request.arrival, request.num_computed_tokens, request.num_new_tokens)
+
+    def compute(self, count: int) -> None:
+        """Move on by a chunk."""
+        self.num_computed_tokens += count
+        self.num_new_tokens -= count
+
+
 class Chunks(NamedTuple):
     """The prompt chunks of one step, and their cost as PrefillBudget counts it."""
 
-    shares: list[tuple[Request, int]]
+    shares: list[tuple[ForeseenPrefill, int]]
     cost: float
 
     @property
@@ -103,7 +125,7 @@ class SimulatedCore(EngineCore):
             return steps
         if self._may_draft:
             return steps
-        running = RunningRequests.of(scheduler.running)
+        running = RunningRequests.of(scheduler.running, self.sequences)
         steps.decodes = running.decodes
         if (most := self._most_steps(running)) < 1:
             return steps
@@ -111,33 +133,30 @@ class SimulatedCore(EngineCore):
             kv_tokens = _kv_tokens(steps.decodes)
             steps.ends = self._simulated.decode_ends(steps.begin, len(steps.decodes), kv_tokens, most)
             return steps
-        computed = [request.num_computed_tokens for request in running.prefills]
-        self._look_ahead(steps, running, most)
-        for request, count in zip(running.prefills, computed, strict=True):
-            request.num_computed_tokens = count
+        self._look_ahead(steps, [ForeseenPrefill.of(request) for request in running.prefills], most)
         return steps
 
-    def _look_ahead(self, steps: ForeseenSteps, running: RunningRequests, most: int) -> None:
-        """Append to `steps` until a prompt is done, and leave the prompts as they are then."""
-        budget, size, now = copy.copy(self.scheduler.prefill_budget), len(running.decodes), steps.begin
-        tokens, kv_tokens = self.limits.max_num_batched_tokens - size, _kv_tokens(running.decodes)
+    def _look_ahead(self, steps: ForeseenSteps, prefills: list[ForeseenPrefill], most: int) -> None:
+        """Append to `steps` until a prompt is done."""
+        budget, size, now = copy.copy(self.scheduler.prefill_budget), len(steps.decodes), steps.begin
+        tokens, kv_tokens = self.limits.max_num_batched_tokens - size, _kv_tokens(steps.decodes)
         for _ in range(most):
-            max_cost = budget.max_cost(size, self.scheduler.prefill_backlog(running))
-            shares = budget.share(running.prefills, tokens, max_cost, now)
-            if any(count == request.num_new_tokens for request, count in shares):
+            max_cost = budget.max_cost(size, self.scheduler.prefill_backlog(prefills))
+            shares = budget.share(prefills, tokens, max_cost, now)
+            if any(count == prompt.num_new_tokens for prompt, count in shares):
                 return
             chunks = Chunks(shares, budget.cost(shares))
             end = now + self._simulated.seconds(shares, size, kv_tokens)
             budget.learn(chunks.cost, size, end - now)
-            for request, count in shares:
-                request.num_computed_tokens += count
+            for prompt, count in shares:
+                prompt.compute(count)
             steps.ends.append(end)
             steps.chunks.append(chunks)
             now, kv_tokens = end, kv_tokens + size
 
     def _most_steps(self, running: RunningRequests) -> int:
         """Return at most as many steps as come before a decoding request ends, and as there are pages for."""
-        left = [self._simulated.tokens_left(request.slot, request.token_limit) for request in running.decodes]
+        left = [self._simulated.tokens_left(request.slot, request.stop.token_limit) for request in running.decodes]
         most = _MAX_PREFILL_STEPS if running.prefills else _MAX_DECODE_STEPS
         steps = min([most, *(tokens - 1 for tokens in left)]) if self.scheduler.running else 0
         available = self.scheduler.available_pages
@@ -166,23 +185,19 @@ class SimulatedCore(EngineCore):
 
     def _extend(self, request: Request, count: int) -> None:
         """Add tokens to a request, and the pages for all but the last, which is not computed yet."""
-        request.num_tokens += count - 1
-        if request.num_tokens > request.num_reserved_tokens:
-            self.scheduler.reserve(request)
-        request.num_tokens += 1
-        request.num_computed_tokens += count
+        self.sequences.reserve(request.slot, request.num_tokens + count - 1)
+        request.num_tokens += count
         self._simulated.extend(request.slot, count)
 
     def _prefill(self, steps: ForeseenSteps) -> None:
         """Compute the prompt chunks."""
-        touched: dict[Request, None] = {}
+        computed = Counter[Request]()
         for chunks in steps.chunks:
-            for request, count in chunks.shares:
-                request.num_computed_tokens += count
-                touched[request] = None
-        for request in touched:
-            self.sequences.share(request.slot, request.num_computed_tokens)
+            for prompt, count in chunks.shares:
+                computed[prompt.request] += count
+        for request, count in computed.items():
+            self.sequences.share(request.slot, request.num_computed_tokens + count)
 
 
 def _kv_tokens(decodes: list[Request]) -> int:
-    return sum(request.num_computed_tokens for request in decodes)
+    return sum(request.num_tokens - 1 for request in decodes)

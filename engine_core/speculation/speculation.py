@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from quire.engine_core.averages import blend
 from quire.engine_core.feature import Feature
-from quire.engine_core.request import NO_SLOT, Request
+from quire.engine_core.request import Request
 from quire.engine_core.scheduling.batch import Batch
 from quire.engine_core.scheduling.prefill_budget import PrefillBudget
 from quire.engine_core.speculation.costs import DraftCosts
@@ -92,7 +92,7 @@ class Speculation(Feature):
         self._prompt_token_seconds = budget.token_seconds
         requests, most = batch.requests[:count], min(self._max_drafts, room // count)
         bounds = [
-            min(most, request.token_limit - request.num_tokens - 1) if request.decoding.takes_spans else 0
+            min(most, request.stop.token_limit - request.num_tokens - 1) if request.decoding.takes_spans else 0
             for request in requests
         ]
         drafts, branches = self._force(requests, bounds), list[Branch]()
@@ -102,9 +102,6 @@ class Speculation(Feature):
             branches = self._branches(requests, drafts, least, room - sum(drafts))
         if any(drafts):
             batch.add_drafts(drafts, branches)
-            for request, number in zip(requests, drafts, strict=True):
-                if number:
-                    self._count_pages(request)
         self._extend_seconds = self._clock() - begun
 
     def end_step(self, batch: Batch, seconds: float | None) -> None:
@@ -147,8 +144,6 @@ class Speculation(Feature):
         ]
         slots, accepted = [slots[row] for row in sampled], [batch.accepted[row] for row in sampled]
         self._ask(lambda proposer: proposer.learn(slots, accepted), None)
-        for row, _ in batch.step.branches:  # one of which may have taken the place of the drafts, with its pages
-            self._count_pages(batch.requests[row])
         return sum(batch.step.num_drafts) + batch.num_branch_tokens, self._progress.gain_of(batch)
 
     def _force(self, requests: Sequence[Request], bounds: list[int]) -> list[int]:
@@ -195,9 +190,7 @@ class Speculation(Feature):
         """Leave a sequence so many drafts, which are not computed yet."""
         size = request.num_tokens + num_drafts
         if self._sequences.num_tokens(request.slot) > size:
-            left = self._sequences.truncate(request.slot, size)
-            request.num_computed_tokens = min(request.num_computed_tokens, left)
-        self._count_pages(request)
+            self._sequences.truncate(request.slot, size)
 
     def _branches(self, requests: Sequence[Request], drafts: list[int], least: float, room: int) -> list[Branch]:
         """Return the branches that this many tokens and the free pages, without those of the prefix cache, are for."""
@@ -218,7 +211,7 @@ class Speculation(Feature):
     def add(self, request: Request) -> None:
         """Follow a request that has arrived."""
         self._progress.begin()
-        if request.predicted_token_ids:
+        if request.message.predicted_token_ids:
             self._rest = 0
         if request.sampling.structured_outputs is not None and request.sampling.logprobs is not None:
             self._forcing.add(request)
@@ -254,7 +247,3 @@ class Speculation(Feature):
         if not batch.prefill_cost:
             return self._costs.least_probability(batch.num_decode_rows, seconds)
         return self._costs.least_beside_prompts(batch.num_decode_rows, self._prompt_token_seconds + seconds)
-
-    def _count_pages(self, request: Request) -> None:
-        if request.slot != NO_SLOT:
-            request.num_reserved_tokens = self._sequences.num_reserved_tokens(request.slot)

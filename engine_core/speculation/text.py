@@ -44,7 +44,7 @@ class TextDrafts(Proposer):
 
     def begin(self, request: Request) -> None:
         """See Proposer."""
-        if request.predicted_token_ids:
+        if request.message.predicted_token_ids:
             self._predicted[request] = False
 
     def propose(self, requests: Sequence[Request], most: list[int], least: float) -> list[int]:
@@ -52,9 +52,9 @@ class TextDrafts(Proposer):
         budget = _INDEXED_TOKENS
         for request in requests if self._predicted else ():
             if budget > 0 and not self._predicted.get(request, True):
-                self._native.predict(request.slot, request.predicted_token_ids)
+                self._native.predict(request.slot, request.message.predicted_token_ids)
                 self._predicted[request] = True
-                budget -= len(request.predicted_token_ids)
+                budget -= len(request.message.predicted_token_ids)
         return self._native.propose([request.slot for request in requests], most, max(least, self._least))
 
     def learn(self, slots: list[int], accepted: list[int]) -> None:
@@ -94,9 +94,9 @@ class PredictedDrafts(Proposer):
 
     def propose(self, requests: Sequence[Request], most: list[int], least: float) -> list[int]:
         """See Proposer."""
-        counts = [0] * len(requests)
+        counts, has_prediction = [0] * len(requests), [bool(each.message.predicted_token_ids) for each in requests]
         for proposer, is_predicted in ((self._predicted, True), (self._other, False)):
-            rows = [row for row, request in enumerate(requests) if bool(request.predicted_token_ids) is is_predicted]
+            rows = [row for row, has_one in enumerate(has_prediction) if has_one is is_predicted]
             if rows:
                 proposed = proposer.propose([requests[row] for row in rows], [most[row] for row in rows], least)
                 for row, count in zip(rows, proposed, strict=True):

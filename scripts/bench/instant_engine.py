@@ -23,8 +23,8 @@ CLIENT = b"client"
 class TimedExecutor(PlannedExecutor):
     """Executor of answers that are known beforehand, which tells how long it has taken."""
 
-    def __init__(self, sequences: Sequences, block_size: int) -> None:
-        super().__init__(sequences, block_size, self._next)
+    def __init__(self, sequences: Sequences) -> None:
+        super().__init__(sequences, self._next)
         self.texts: dict[str, list[int]] = {}  # prompts and answers, by request
         self.running: Callable[[], Iterable[Request]] = list
         self.seconds = self.cpu_seconds = 0.0  # of the last step
@@ -57,7 +57,7 @@ class InstantEngine:
     def __init__(
         self, sequences: Sequences, block_size: int, num_pages: int, *, policy: str, max_num_seqs: int
     ) -> None:
-        self.executor = TimedExecutor(sequences, block_size)
+        self.executor = TimedExecutor(sequences)
         limits = EngineShape(
             vocab_size=VOCAB_SIZE,
             max_model_len=1 << 17,

@@ -34,7 +34,7 @@ class ConstantExecutor(PlannedExecutor):
     """Executor that always samples the same token, after a while."""
 
     def __init__(self, num_pages: int, step_seconds: float) -> None:
-        super().__init__(Sequences(num_pages, BLOCK_SIZE, VOCAB_SIZE), BLOCK_SIZE, lambda _slot, _end: TOKEN)
+        super().__init__(Sequences(num_pages, BLOCK_SIZE, VOCAB_SIZE), lambda _slot, _end: TOKEN)
         self._step_seconds = step_seconds
 
     def submit(self, step: StepInput) -> PlainStepResult:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.engine_core.scheduling.policies import WINDOW
+from quire.engine_core.scheduling.policies import WINDOW, LongestPrefixMatch
 from quire.engine_core.simulation.engine import EngineTiming, SimulatedAnswer, SimulatedEngine
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 from quire.protocol.engine_shape import EngineShape
@@ -45,8 +45,9 @@ class Simulation:
         state = len(scheduler.running), len(scheduler.waiting), self.engine.core.sequences.held_pages
         for column, value in zip(self._steps, (self.engine.clock.now - began, *state), strict=True):
             column.append(value)
-        passed_over = (request.num_times_passed_over for request in islice(scheduler.waiting, WINDOW))
-        self.most_passed_over = max(self.most_passed_over, max(passed_over, default=0))
+        if isinstance(policy := scheduler.waiting.policy, LongestPrefixMatch):
+            passed_over = (policy.times_passed_over[request] for request in islice(scheduler.waiting, WINDOW))
+            self.most_passed_over = max(self.most_passed_over, max(passed_over, default=0))
 
     def _end(self, answer: SimulatedAnswer) -> None:
         self.answers.append(answer)

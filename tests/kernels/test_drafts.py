@@ -119,6 +119,7 @@ class Generation:
         assert self.answer == [token for each in self.spans for token in each]
         self.entries += entries or []
         self.num_computed = min(self.engine.sequences.num_tokens(self.slot) - 1, end)
+        assert self.engine.sequences.num_computed_tokens(self.slot) == self.num_computed
 
     def finish(self, num_tokens: int = LENGTH) -> Answer:
         """Step until there are so many tokens, or the grammar ends."""

@@ -333,9 +333,8 @@ class TruncateMachine(RuleBasedStateMachine):
             assert cell[0] not in others
             self.memory[cell] = checksum
         model.num_computed = end
-        if data.draw(st.booleans()):
-            self.sequences.share(slot, end)
-            self.check(slot)
+        self.sequences.share(slot, end)
+        self.check(slot)
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
@@ -368,7 +367,21 @@ class TruncateMachine(RuleBasedStateMachine):
         assert self.sequences.free_pages + self.sequences.cached_pages + len(held) == PAGES
         for slot, model in self.open.items():
             assert self.sequences.tokens(slot) == model.tokens
+            assert self.sequences.num_computed_tokens(slot) == model.num_computed
             self.check(slot)
+
+    @invariant()
+    def each_sequence_says_what_it_lacks(self) -> None:
+        slots, models = self.slots(), [self.open[slot] for slot in self.slots()]
+        lengths, computed = [len(model.tokens) for model in models], [model.num_computed for model in models]
+        pages = [len(self.sequences.pages(slot)) for slot in slots]
+        indices = range(len(slots))
+        assert self.sequences.growing(slots) == [i for i in indices if lengths[i] > pages[i] * PAGE]
+        assert self.sequences.prefilling(slots) == [
+            i for i in indices if computed[i] < lengths[i] - 1 or computed[i] < models[i].num_prompt_tokens
+        ]
+        lacked = sum(max(-(-length // PAGE) - held, 0) for length, held in zip(lengths, pages, strict=True))
+        assert self.sequences.pages_lacked(slots, lengths) == lacked
 
     def teardown(self) -> None:
         """The prefix cache holds what its tokens say."""

@@ -192,13 +192,29 @@ void bind_sequences(nb::module_& m) {
       .def("num_reserved_tokens", &Sequences::num_reserved_tokens, "slot"_a,
            "Return the number of positions that the slot's pages cover.")
       .def(
+          "pages_lacked",
+          [](const Sequences& s, const Tokens& slots, const std::vector<std::int64_t>& num_tokens) {
+            return s.pages_lacked(slots, num_tokens);
+          },
+          "slots"_a, "num_tokens"_a, "Return the number of pages that slots lack to cover so many positions each.")
+      .def("num_computed_tokens", &Sequences::num_computed_tokens, "slot"_a,
+           "Return the number of the slot's first tokens that are computed.")
+      .def(
+          "prefilling", [](const Sequences& s, const Tokens& slots) { return s.prefilling(slots); }, "slots"_a,
+          "Return the indices of the slots in prefill: not all of the prompt, or of the tokens but the last, is "
+          "computed.")
+      .def(
+          "growing", [](const Sequences& s, const Tokens& slots) { return s.growing(slots); }, "slots"_a,
+          "Return the indices of the slots whose pages do not cover their tokens.")
+      .def(
           "share",
           [](Sequences& s, std::int32_t slot, std::int64_t num_computed, const std::vector<std::uint64_t>& contents) {
             s.share(slot, num_computed, contents);
           },
           "slot"_a, "num_computed"_a, "contents"_a = std::vector<std::uint64_t>(),
-          "Put the full pages of the first computed tokens into the prefix cache; `contents` are the checksums of "
-          "their KV, as Runner.read_page returns them, from the first page on that is not there yet.")
+          "Note that the first tokens are computed, and put their full pages into the prefix cache; `contents` "
+          "are the checksums of their KV, as Runner.read_page returns them, from the first page on that is not there "
+          "yet.")
       .def("keys", &prefix_keys, "slot"_a,
            "Return the keys of the prefixes that `match` may find: of the empty one, and of those that full pages end; "
            "none for a sequence that shares no pages.")

@@ -37,7 +37,8 @@ void DraftBranches::take(const StepRows& rows, KvCache& kv_cache, std::vector<st
     if (mine != computed.end() && others != computed.end()) {
       if (result.token_ids[from].size() > result.token_ids[to].size()) {
         kv_cache.sequences.adopt(slots[to], open_[i].slot);
-        mine->second = others->second;
+        const std::int64_t in_rows = rows.starts[to] + rows.counts[to];  // proposers observe no more
+        mine->second = std::min(others->second, in_rows);
         std::swap(result.token_ids[to], result.token_ids[from]);
         std::swap(result.logprobs[to], result.logprobs[from]);
         first_rows[to] = first_rows[from];

@@ -50,6 +50,7 @@ std::int32_t Sequences::open(std::vector<std::int32_t> tokens, std::int64_t num_
                                                       {},
                                                       RadixTree::kNone,
                                                       0,
+                                                      0,
                                                       std::move(state),
                                                       {},
                                                       std::move(constraint),
@@ -114,7 +115,7 @@ std::optional<std::int64_t> Sequences::start(std::int32_t slot, std::int64_t num
     return std::nullopt;
   }
   tree_.count_match(std::span(sequence.pages).first(static_cast<std::size_t>(sequence.shared)));
-  return sequence.shared * block_size_;
+  return sequence.num_computed = sequence.shared * block_size_;
 }
 
 std::int64_t Sequences::hold_match(std::int32_t slot) {
@@ -128,7 +129,7 @@ std::int64_t Sequences::hold_match(std::int32_t slot) {
     sequence.pages.push_back(found_[i]);
   }
   sequence.shared = std::ssize(sequence.pages);
-  return sequence.shared * block_size_;
+  return sequence.num_computed = sequence.shared * block_size_;
 }
 
 bool Sequences::fork(std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens) {
@@ -147,6 +148,7 @@ bool Sequences::fork(std::int32_t slot, std::int32_t source, std::int64_t num_co
   child.pages.assign(parent.pages.begin(), parent.pages.begin() + full);
   child.shared = std::min(full, parent.shared);
   for (std::int32_t page : child.pages) tree_.retain(page);
+  child.num_computed = num_computed;
   if (reserve(slot, num_tokens)) return true;
   release_pages(slot);
   return false;
@@ -173,6 +175,7 @@ void Sequences::adopt(std::int32_t slot, std::int32_t branch) {
   std::swap(sequence.tokens, other.tokens);
   std::swap(sequence.pages, other.pages);
   std::swap(sequence.shared, other.shared);
+  std::swap(sequence.num_computed, other.num_computed);
   std::swap(sequence.sampling, other.sampling);
   std::swap(sequence.num_followed, other.num_followed);
 }
@@ -187,6 +190,38 @@ bool Sequences::reserve(std::int32_t slot, std::int64_t num_tokens) {
   const auto count = static_cast<std::int32_t>(missing);
   tree_.evict(count - pages_.free_pages());
   return pages_.allocate(count, sequence.pages);
+}
+
+std::int64_t Sequences::pages_lacked(std::span<const std::int32_t> slots,
+                                     std::span<const std::int64_t> num_tokens) const {
+  if (slots.size() != num_tokens.size())
+    throw std::invalid_argument(std::to_string(num_tokens.size()) + " numbers of tokens for " +
+                                std::to_string(slots.size()) + " slots; give one for each");
+  std::int64_t lacked = 0;
+  for (std::size_t i = 0; i < slots.size(); i++) {
+    check_positions(slots[i], num_tokens[i]);
+    const std::int64_t needed = (num_tokens[i] + block_size_ - 1) / block_size_;
+    lacked += std::max<std::int64_t>(needed - std::ssize(at(slots[i]).pages), 0);
+  }
+  return lacked;
+}
+
+std::vector<std::int32_t> Sequences::prefilling(std::span<const std::int32_t> slots) const {
+  std::vector<std::int32_t> indices;
+  for (std::size_t i = 0; i < slots.size(); i++) {
+    const Sequence& sequence = at(slots[i]);
+    if (sequence.num_computed < std::max(std::ssize(sequence.tokens) - 1, sequence.num_prompt_tokens))
+      indices.push_back(static_cast<std::int32_t>(i));
+  }
+  return indices;
+}
+
+std::vector<std::int32_t> Sequences::growing(std::span<const std::int32_t> slots) const {
+  std::vector<std::int32_t> indices;
+  for (std::size_t i = 0; i < slots.size(); i++)
+    if (std::ssize(at(slots[i]).tokens) > num_reserved_tokens(slots[i]))
+      indices.push_back(static_cast<std::int32_t>(i));
+  return indices;
 }
 
 std::int64_t Sequences::truncate(std::int32_t slot, std::int64_t num_tokens, bool recompute_last) {
@@ -207,7 +242,9 @@ std::int64_t Sequences::truncate(std::int32_t slot, std::int64_t num_tokens, boo
   if (written < kept && pages_.references(sequence.pages[static_cast<std::size_t>(written)]) > 1) kept = written;
   for (; std::ssize(sequence.pages) > kept; sequence.pages.pop_back()) tree_.release(sequence.pages.back());
   sequence.shared = std::min(sequence.shared, kept);
-  return std::min(num_tokens, kept * block_size_);
+  const std::int64_t left = std::min(num_tokens, kept * block_size_);
+  sequence.num_computed = std::min({sequence.num_computed, left, num_tokens - recompute_last});
+  return left;
 }
 
 void Sequences::append(std::int32_t slot, std::int32_t token) {
@@ -223,6 +260,7 @@ void Sequences::share(std::int32_t slot, std::int64_t num_computed, std::span<co
   if (num_computed < 0 || num_computed > most)
     throw std::invalid_argument("num_computed=" + std::to_string(num_computed) + " tokens of slot " +
                                 std::to_string(slot) + ", which has tokens and pages for " + std::to_string(most));
+  sequence.num_computed = num_computed;
   if (sequence.root == RadixTree::kNone) return;
   const std::span tokens(sequence.tokens);
   const auto size = static_cast<std::size_t>(block_size_), first = static_cast<std::size_t>(sequence.shared);
@@ -272,7 +310,7 @@ void Sequences::release_pages(std::int32_t slot) {
   Sequence& sequence = at(slot);
   for (std::int32_t page : std::views::reverse(sequence.pages)) tree_.release(page);
   sequence.pages.clear();
-  sequence.shared = 0;
+  sequence.shared = sequence.num_computed = 0;
 }
 
 void Sequences::close(std::int32_t slot) {

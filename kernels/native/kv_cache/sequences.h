@@ -27,6 +27,7 @@ struct Sequence {
   std::vector<std::int32_t> pages;  ///< page i holds positions [i * block_size, (i + 1) * block_size)
   std::int32_t root;                ///< of its prefixes in the tree; kNone: it shares no pages
   std::int64_t shared;              ///< number of its first pages that are in the tree
+  std::int64_t num_computed;        ///< first tokens whose state the pages hold
   SamplingState sampling;
   std::optional<Pooling> pooling;  ///< if its hidden states are wanted, and no token after them
   std::shared_ptr<TokenConstraint> constraint;
@@ -96,21 +97,34 @@ class Sequences {
   bool reserve(std::int32_t slot, std::int64_t num_tokens);
 
   /// Returns the number of positions that the slot's pages cover.
-  std::int64_t num_reserved_tokens(std::int32_t slot) { return std::ssize(at(slot).pages) * block_size_; }
+  std::int64_t num_reserved_tokens(std::int32_t slot) const { return std::ssize(at(slot).pages) * block_size_; }
+
+  /// Returns the number of pages that these slots lack to cover so many positions each.
+  std::int64_t pages_lacked(std::span<const std::int32_t> slots, std::span<const std::int64_t> num_tokens) const;
+
+  /// Returns the number of the slot's first tokens that are computed.
+  std::int64_t num_computed_tokens(std::int32_t slot) const { return at(slot).num_computed; }
+
+  /// Returns the indices of the slots in prefill: not all of the prompt, or of the tokens but the last, is computed.
+  std::vector<std::int32_t> prefilling(std::span<const std::int32_t> slots) const;
+
+  /// Returns the indices of the slots whose pages do not cover their tokens.
+  std::vector<std::int32_t> growing(std::span<const std::int32_t> slots) const;
 
   /// Keeps the first `num_tokens` tokens, of which the prompt is a part; sampling state and constraint go back with
   /// them. Gives back the pages that hold none of them, and the page that is written next if another sequence or the
   /// prefix cache has it too: a shared page is never written. That is the page of the last token, which is computed
   /// again to sample the one after it, or without `recompute_last` the page of the token that the caller appends next.
-  /// Returns the number of positions whose pages are left. Throws std::invalid_argument, and std::runtime_error where
-  /// the constraint cannot go back; neither tokens nor pages have changed then.
+  /// Returns the number of positions whose pages are left. Throws
+  /// std::invalid_argument, and std::runtime_error where the constraint cannot go back; neither tokens nor pages have
+  /// changed then.
   std::int64_t truncate(std::int32_t slot, std::int64_t num_tokens, bool recompute_last = true);
 
   /// Adds an output token, or a draft of one.
   void append(std::int32_t slot, std::int32_t token);
 
-  /// Puts the pages that the first `num_computed` tokens fill, which are computed, into the prefix cache. `contents`:
-  /// checksums of their tiles, where these are known, from the first page on that is not in the prefix cache yet.
+  /// Notes that the first `num_computed` tokens are computed, and puts the pages that they fill into the prefix cache.
+  /// `contents`: checksums of their tiles, where these are known, from the first page on that is not in it yet.
   void share(std::int32_t slot, std::int64_t num_computed, std::span<const std::uint64_t> contents = {});
 
   /// Returns the keys of the slot's prefixes that `match` may find: of the empty one, and of those that full pages end.

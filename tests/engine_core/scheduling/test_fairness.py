@@ -15,10 +15,12 @@ from quire.engine_core.decoding import decoding_type
 from quire.engine_core.request import Request
 from quire.engine_core.scheduling.policies import AGING_SECONDS, POLICIES
 from quire.engine_core.scheduling.waiting import WaitingQueue
+from quire.kernels.runner import Sequences
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import EngineCoreRequest, SamplingParams
 
 LIMITS = EngineShape(1000, 4096, 8, 64, block_size=32, num_pages=1000)
+SEQUENCES = Sequences(1, 32, 1000)
 TENANTS = ("a", "b", "c")
 
 
@@ -36,8 +38,9 @@ class Queue:
     def add(self, tenant: str, num_tokens: int = 1, priority: int = 0) -> Request:
         message = EngineCoreRequest("r", [1] * num_tokens, SamplingParams(), priority=priority, tenant=tenant)
         request = Request.from_message(
-            b"client", message, decoding_type(message)(message, LIMITS), seed=0, now=self.now, limits=LIMITS
-        )
+            b"client", message, decoding_type(message)(message, LIMITS), seed=0, now=self.now, limits=LIMITS,
+            sequences=SEQUENCES,
+        )  # fmt: skip
         request.number = next(self.numbers)
         self.waiting.add(request)
         return request
@@ -62,7 +65,7 @@ def test_a_tenant_alone_has_the_order_of_the_policy(policy: str, requests: list[
     for num_tokens, priority in requests:
         queue.now += 0.7
         added.append(queue.add("a", num_tokens, priority))
-    expected = sorted(added, key=lambda request: (queue.waiting._policy.key(request), request.number))
+    expected = sorted(added, key=lambda request: (queue.waiting.policy.key(request), request.number))
     assert list(queue.waiting.ready()) == expected
     assert [queue.start_next() for _ in added] == expected
 
@@ -83,7 +86,7 @@ def test_every_request_starts_once_and_tenants_keep_their_order(
         assert queue.waiting.num_tenants == len({request.tenant for request in in_turn})
         for tenant in TENANTS:
             own = [request for request in in_turn if request.tenant == tenant]
-            assert own == sorted(own, key=lambda request: (request.queue_key, request.number))
+            assert own == sorted(own, key=lambda request: (queue.waiting.policy.key(request), request.number))
             assert queue.waiting.load_of(tenant) == (len(own), sum(request.num_prompt_tokens for request in own))
         picked = [queue.start_next() for _ in in_turn[:num_starts]]
         assert picked == in_turn[:num_starts]  # as if each started when it was taken
@@ -147,7 +150,7 @@ def test_actual_tokens_replace_the_expected_ones() -> None:
     long, short = queue.start_next(), queue.start_next()
     long.num_tokens += 2
     for request in (long, short):
-        queue.waiting.charge_actual(request)
+        queue.waiting.forget(request)
     assert tenants_of([queue.start_next() for _ in range(6)]) == "bbabaa"
 
 

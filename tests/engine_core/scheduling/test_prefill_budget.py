@@ -10,6 +10,7 @@ import pytest
 from quire.engine_core.decoding.single import SingleSequence
 from quire.engine_core.request import Request
 from quire.engine_core.scheduling.prefill_budget import PrefillBudget
+from quire.kernels.runner import Sequences
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import EngineCoreRequest, SamplingParams
 
@@ -17,11 +18,15 @@ LIMITS = EngineShape(
     vocab_size=1000, max_model_len=4096, max_num_seqs=64, max_num_batched_tokens=512, block_size=32, num_pages=1000
 )
 
+SEQUENCES = Sequences(1, 32, 1000)
+
 
 def prompt_of(num_tokens: int, arrival: float = 0.0, number: int = 0) -> Request:
     message = EngineCoreRequest("a", [1] * num_tokens, SamplingParams())
     decoding = SingleSequence(message, LIMITS)
-    request = Request.from_message(b"client", message, decoding, seed=0, now=arrival, limits=LIMITS)
+    request = Request.from_message(
+        b"client", message, decoding, seed=0, now=arrival, limits=LIMITS, sequences=SEQUENCES
+    )
     request.number = number
     return request
 
