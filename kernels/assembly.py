@@ -12,14 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.kernels._native import Plan, Runner, RunnerConfig
-from quire.kernels.compiler import Compiler
+from quire.kernels.devices import Device
 from quire.kernels.emit.context import Kernel
 from quire.kernels.emit.layout import BLOCK, round_up
-from quire.kernels.errors import ModelError
 from quire.kernels.kv_file import KvFile
 from quire.kernels.memory import MemoryPlan
 from quire.kernels.operands import Launch, Memory
-from quire.kernels.options import LoadOptions, choose_threads
 from quire.kernels.plan import LOGIT_ROWS_AT_ONCE, ModelPlan
 from quire.kernels.weights.loader import Loader
 
@@ -36,7 +34,7 @@ class Assembly:
     """A plan in memory: addresses of its compiled kernels, packed weights and buffers. `open_kv` completes it."""
 
     native: Runner
-    compiler: Compiler  # owns the code that launches point to
+    device: Device  # owns the code and the memory that launches point to
     plan: ModelPlan
     loader: Loader
     memory_plan: MemoryPlan
@@ -54,15 +52,15 @@ class Assembly:
     def compile(self, progress: Progress | None) -> None:
         """Compile every kernel of the plan."""
         for done, kernel in enumerate(self.plan.kernels, 1):
-            self.kernels[kernel] = self.compiler.compile(kernel, self.plan.dtypes)
-            if progress is not None and self.compiler.compiled:
+            self.kernels[kernel] = self.device.compile(kernel, self.plan.context)
+            if progress is not None and self.device.compiled:
                 progress("compiling kernels", done, len(self.plan.kernels))
-        for entry in self.compiler.rejected:
+        for entry in self.device.rejected:
             logger.warning("kernel cache: %s; compiled again", entry)
 
     def allocate(self) -> None:
         """Allocate the plan's buffers; the buffers of a step's inputs belong to the native runner."""
-        self.buffers = {b.name: self.native.allocate(b.bytes) for b in self.plan.buffers.values()}
+        self.buffers = {b.name: self.device.native.allocate(b.bytes) for b in self.plan.buffers.values()}
         self.buffers.update(self.native.inputs)
 
     @property
@@ -104,24 +102,18 @@ def logits_shape(plan: ModelPlan) -> tuple[int, int]:
 
 
 def open_runner(
-    plan: ModelPlan, options: LoadOptions, num_pages: int, file: KvFile | None = None, *, log_sealed_pages: bool = False
+    plan: ModelPlan, device: Device, num_pages: int, file: KvFile | None = None, *, log_sealed_pages: bool = False
 ) -> Runner:
-    """Return a native runner for the plan. Raises ModelError if its threads can't be bound as `options` ask."""
+    """Return a native runner for the plan. Raises ModelError if there is no such device."""
     limits, heads, layout = plan.limits, plan.heads, plan.kv_layout
     logit_rows, logit_stride = logits_shape(plan)
     config = RunnerConfig(
-        threads=choose_threads(options), pin=options.pin_threads, num_pages=num_pages, block_size=limits.block_size,
-        vocab_size=plan.vocab_size, kv_heads=heads.kv, max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_logit_rows=logit_rows, logit_stride=logit_stride, hidden_size=plan.hidden_size,
-        tokens_per_entry=plan.tokens_per_entry, layers=plan.layers, tile_bytes=layout.tile_bytes,
-        value_offset=layout.value_offset, window=plan.window, bidirectional=plan.is_encoder,
-        lookahead=plan.features is not None and plan.features.lookahead,
+        num_pages=num_pages, block_size=limits.block_size, vocab_size=plan.vocab_size, kv_heads=heads.kv,
+        max_num_batched_tokens=limits.max_num_batched_tokens, max_logit_rows=logit_rows, logit_stride=logit_stride,
+        hidden_size=plan.hidden_size, tokens_per_entry=plan.tokens_per_entry, layers=plan.layers,
+        tile_bytes=layout.tile_bytes, value_offset=layout.value_offset, window=plan.window,
+        bidirectional=plan.is_encoder, lookahead=plan.features is not None and plan.features.lookahead,
         kv_memory_fd=None if file is None else file.fd, kv_model="" if file is None else file.model,
         log_sealed_pages=log_sealed_pages,
     )  # fmt: skip
-    native = Runner(config)
-    if options.pin_threads and not native.pinned:
-        raise ModelError(
-            f"{native.threads} threads can't be bound to a CPU each here; give fewer (--threads), or no --pin-threads"
-        )
-    return native
+    return Runner(config, device.native)

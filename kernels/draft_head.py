@@ -14,7 +14,7 @@ import numpy as np
 from quire.kernels._native import StepResult
 from quire.kernels.assembly import Rows
 from quire.kernels.config import ModelConfig
-from quire.kernels.emit.layout import Dtypes
+from quire.kernels.emit.context import EmitContext
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.lowering import lower
 from quire.kernels.graph.operations import Features, Graph, HiddenStates
@@ -96,7 +96,12 @@ class DraftHead:
     """
 
     def __init__(
-        self, graph: Graph, options: LoadOptions, checkpoint: Checkpoint, dtypes: Dtypes, lent: Mapping[Matrix, int]
+        self,
+        graph: Graph,
+        options: LoadOptions,
+        checkpoint: Checkpoint,
+        context: EmitContext,
+        lent: Mapping[Matrix, int],
     ) -> None:
         """Load the head `graph`, with matrices and the dtypes of its model. Raises ModelError."""
         assert graph.draft_input is not None
@@ -104,7 +109,7 @@ class DraftHead:
         names = {part.tensor: matrix for matrix in lent for part in matrix.parts}
         quantization = replace(choose_quantization(options.quantization, checkpoint, config), lent=names)
         limits = choose_limits(options, graph.max_positions)
-        plan = lower(graph, dtypes, limits, quantization)
+        plan = lower(graph, context, limits, quantization)
         check(quantization, plan.weights)
         self._assembly = assembly = assemble(plan, options)
         for matrix, address in lent.items():
@@ -154,4 +159,4 @@ def load_draft_head(
         graph, shared = build_head(head.config, method, head.target, head.checkpoint.has)
         if graph.draft_input is not None and graph.draft_input.features.lookahead:
             runner.set_lookahead(head.checkpoint.get(LOOKAHEAD_EMBEDDING, (1, head.target.hidden_size)).to_f32()[0])
-        return DraftHead(graph, replace(options, model=model), head.checkpoint, runner.dtypes, runner.lend(shared))
+        return DraftHead(graph, replace(options, model=model), head.checkpoint, runner.context, runner.lend(shared))

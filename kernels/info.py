@@ -13,6 +13,7 @@ import msgspec
 from quire.kernels import host
 from quire.kernels._native import affinity_cpus, default_threads, llvm_version, physical_cores
 from quire.kernels.config import ModelConfig
+from quire.kernels.devices.instruction_sets import available_isas, choose_isa
 from quire.kernels.fit import advised
 from quire.kernels.memory import PROGRAM_BYTES
 from quire.kernels.operands import Matrix
@@ -39,8 +40,8 @@ def host_info() -> dict[str, Any]:
         "cpus": len(cpus),
         "cores": len(cores),
         "numa_nodes": len({core.node for core in cores}),
-        "isa": host.choose_isa().name,
-        "available_isas": host.available_isas(),
+        "isa": choose_isa().name,
+        "available_isas": available_isas(),
         "threads": default_threads(),
         "pin_threads": LoadOptions.pin_threads,
         "memory_bytes": host.available_memory(),

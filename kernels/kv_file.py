@@ -84,27 +84,27 @@ class KvFile:
         )
 
 
-def model_name(plan: ModelPlan, isa: str) -> str:
+def model_name(plan: ModelPlan) -> str:
     """Return a hash of all that the bits of a plan's KV depend on besides tokens, and their place in a page.
 
     It is quick, and takes files for the same that have not been touched, nothing else.
     """
-    return _hash(plan.quantization.checkpoint.digest(), _described(plan, isa), _code())
+    return _hash(plan.quantization.checkpoint.digest(), _described(plan), _code())
 
 
-def kv_format(plan: ModelPlan, isa: str) -> str:
+def kv_format(plan: ModelPlan) -> str:
     """Return a hash of all that the bits of a page of a plan's KV depend on besides tokens, as other hosts have it.
 
     It reads all weights and the package's code.
     """
-    return _hash(plan.quantization.checkpoint.content_digest(), _described(plan, isa), _code_content())
+    return _hash(plan.quantization.checkpoint.content_digest(), _described(plan), _code_content())
 
 
-def _described(plan: ModelPlan, isa: str) -> bytes:
+def _described(plan: ModelPlan) -> bytes:
     checkpoint, limits = plan.quantization.checkpoint, (plan.limits.max_model_len, plan.limits.block_size)
     matrices = [weight for weight in plan.weights if isinstance(weight, Matrix)]
-    described = (checkpoint.config, plan.quantization.scheme, matrices, plan.dtypes, limits, plan.heads, isa)
-    return repr(described).encode()
+    described = (checkpoint.config, plan.quantization.scheme, matrices, plan.dtypes, limits, plan.heads)
+    return repr((*described, plan.context.isa)).encode()
 
 
 def _hash(*parts: bytes) -> str:

@@ -11,7 +11,10 @@ import msgspec
 from quire.kernels import host
 from quire.kernels._native import HUGE_PAGE, default_threads
 from quire.kernels.config import ModelConfig
-from quire.kernels.emit.layout import PAIRED, Dtypes, bf16_activations
+from quire.kernels.devices import Device, instruction_sets
+from quire.kernels.devices.cpu import Cpu
+from quire.kernels.emit.context import EmitContext
+from quire.kernels.emit.layout import PAIRED, Dtypes
 from quire.kernels.errors import MemoryShortageError, ModelError
 from quire.kernels.kv_file import KvFile
 from quire.kernels.memory import PROGRAM_BYTES, MemoryPlan, reserve_above, reserve_beside, reserve_within
@@ -42,10 +45,11 @@ class LoadOptions:
     `model`: checkpoint folder. `dtype`: of weights, KV and products (`auto`: bf16 for 16-bit checkpoints, else f32).
     `max_model_len`: tokens of a sequence. `block_size`: tokens of a KV page. `kv_cache_memory_bytes` or `num_pages`:
     size of the KV cache. `pin_threads`: bind every thread to a CPU of its own. `cache_dir`: compiled kernels. `isa`:
-    one of host.INSTRUCTION_SETS. `quantization`: one of quantization.MODES for a float checkpoint, or the checkpoint's
-    own method. `kv_cache_dtype`: `auto` or `int8`. `weight_cache`: folder where packed weights are kept for the next
-    start. `kv_memory_fd`: file descriptor of the memory of KV pages, which the next engine takes over. `memory_limit`:
-    bytes of the whole process. `hf_overrides`: fields that replace those of config.json, as a JSON object.
+    one of INSTRUCTION_SETS in devices/instruction_sets.py. `quantization`: one of quantization.MODES for a float
+    checkpoint, or the checkpoint's own method. `kv_cache_dtype`: `auto` or `int8`. `weight_cache`: folder where packed
+    weights are kept for the next start. `kv_memory_fd`: file descriptor of the memory of KV pages, which the next
+    engine takes over. `memory_limit`: bytes of the whole process. `hf_overrides`: fields that replace those of
+    config.json, as a JSON object.
     """
 
     model: str
@@ -82,16 +86,27 @@ def config_of(options: LoadOptions, checkpoint: Checkpoint) -> ModelConfig:
     return ModelConfig(checkpoint.config | options.overrides())
 
 
-def choose_numbers(options: LoadOptions, checkpoint: Checkpoint, quantized: bool, isa: str) -> Dtypes:
-    """Return the dtypes of the model's kernels. A `quantized` checkpoint counts as 16-bit, even with f32 scales."""
-    integer_kv = options.kv_cache_dtype == "int8"
+def choose_device(options: LoadOptions) -> Device:
+    """Return the device that computes the model. Raises ModelError."""
+    isa, threads = instruction_sets.choose_isa(options.isa), choose_threads(options)
+    return Cpu(isa, host.cache_folder(options.cache_dir), threads, pin_threads=options.pin_threads)
+
+
+def choose_context(options: LoadOptions, checkpoint: Checkpoint, quantized: bool) -> EmitContext:
+    """Return what the model's kernels are emitted for. A `quantized` checkpoint counts as 16-bit, even with f32 scales.
+
+    Raises ModelError.
+    """
+    capabilities = choose_device(options).capabilities
     dtype = options.dtype
     if dtype == "auto":
         dtype = "float32" if "f32" in checkpoint.formats and not quantized else "bfloat16"
+    integer_kv = options.kv_cache_dtype == "int8"
     if dtype == "float32":
-        return Dtypes("f32", "f32", "f32", integer_kv)
-    activations = bf16_activations(isa)
-    return Dtypes(PAIRED if activations == PAIRED else "bf16", "bf16", activations, integer_kv)
+        return EmitContext(capabilities, Dtypes("f32", "f32", "f32", integer_kv))
+    activations = capabilities.bf16_activations
+    weights = PAIRED if activations == PAIRED else "bf16"
+    return EmitContext(capabilities, Dtypes(weights, "bf16", activations, integer_kv))
 
 
 def check_options(options: LoadOptions) -> None:
@@ -139,7 +154,7 @@ def choose_num_pages(
     memory_limit up to what it leaves, and at least for one sequence of max_model_len. With `whole` prompts, which are
     computed in one step each and then gone, no more than a few steps fill.
     """
-    free = host.available_memory()
+    free = choose_device(options).available_memory()
     if free < other_bytes:  # whatever the file holds may be in use until the pool is mapped
         raise MemoryShortageError(
             f"weights and buffers take {other_bytes} bytes, but {free} are free"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from quire.kernels.attention_heads import Heads
 from quire.kernels.emit.attention import AttentionKernel
-from quire.kernels.emit.context import Kernel
+from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.head_linear import HeadLinearKernel
 from quire.kernels.emit.kv import KvLayout
@@ -43,7 +43,7 @@ class ModelPlan:
     `heads` has the KV heads of every layer and `tokens_per_entry` is the number of query tokens of an attention entry.
     """
 
-    dtypes: Dtypes
+    context: EmitContext
     limits: PlanLimits
     quantization: Quantization
     vocab_size: int
@@ -60,6 +60,11 @@ class ModelPlan:
     lent: frozenset[Matrix] = frozenset()  # by another plan: no weights of this one
     buffers: dict[str, Buffer] = field(default_factory=dict)
     _kernels: dict[Kernel, Kernel] = field(default_factory=dict)
+
+    @property
+    def dtypes(self) -> Dtypes:
+        """Dtypes of the kernels."""
+        return self.context.dtypes
 
     def buffer(self, name: str, size: int) -> Buffer:
         """Return the buffer `name`, of at least `size` bytes; operations reuse buffers by name."""

@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from quire.kernels import host
 from quire.kernels._native import (
     Constraint,
     Matcher,
@@ -25,7 +24,6 @@ from quire.kernels._native import (
     checksum,
 )
 from quire.kernels.assembly import Assembly, Progress, Rows, logits_shape, open_runner
-from quire.kernels.compiler import Compiler
 from quire.kernels.emit.builder import BF16, F32, I8
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.lowering import lower
@@ -37,9 +35,10 @@ from quire.kernels.operands import Matrix
 from quire.kernels.options import (
     LoadOptions,
     check_options,
+    choose_context,
+    choose_device,
     choose_limits,
     choose_num_pages,
-    choose_numbers,
     config_of,
     plan_memory,
 )
@@ -85,14 +84,13 @@ class ModelRunner:
         self._native = native = assembly.native
         self._plan = assembly.plan
         self._assembly = assembly  # owns the code that launches point to
-        self._isa = host.choose_isa(options.isa).name
         checkpoint, plan = assembly.loader.checkpoint, assembly.plan
         self.pooler = pooler
         self.computes_whole_prompts = plan.is_encoder
         self.num_token_types = plan.num_token_types
         self.max_num_batched_tokens = plan.limits.max_num_batched_tokens
         pages = native.sequences.free_pages + native.sequences.cached_pages
-        self.dtypes = plan.dtypes
+        self.context = plan.context
         self.architecture = config_of(options, checkpoint).architecture
         self.vocab_size = plan.vocab_size
         self.embedding_size = pooler.embedding_size
@@ -184,12 +182,12 @@ class ModelRunner:
 
         It reads the whole checkpoint and may take seconds, but not the GIL.
         """
-        return kv_format(self._plan, self._isa)
+        return kv_format(self._plan)
 
     @property
     def threads(self) -> int:
         """Number of threads that compute a step."""
-        return self._native.threads
+        return self._assembly.device.native.threads
 
 
 def plan_of(options: LoadOptions, checkpoint: Checkpoint, features: Features | None = None) -> ModelPlan:
@@ -201,11 +199,11 @@ def plan_of(options: LoadOptions, checkpoint: Checkpoint, features: Features | N
     config = config_of(options, checkpoint)
     quantization = choose_quantization(options.quantization, checkpoint, config)
     quantized = quantization.scheme is not None
-    dtypes = choose_numbers(options, checkpoint, quantized, host.choose_isa(options.isa).name)
+    context = choose_context(options, checkpoint, quantized)
     graph = replace(build_graph(config), features=features)
     longest = max_seq_length(checkpoint.folder) or graph.max_positions
     limits = choose_limits(options, graph.max_positions, min(longest, graph.max_positions), whole=graph.is_encoder)
-    plan = lower(graph, dtypes, limits, quantization)
+    plan = lower(graph, context, limits, quantization)
     check(quantization, plan.weights)
     return plan
 
@@ -245,10 +243,10 @@ def assemble(
 
     Float weights are quantized by the importance of their inputs that `trial` measures; it is run only if needed.
     """
-    limits, isa, fd = plan.limits, host.choose_isa(options.isa), options.kv_memory_fd
+    limits, device, fd = plan.limits, choose_device(options), options.kv_memory_fd
     if fd is None and log_sealed_pages:
         fd = os.memfd_create("quire-kv")  # until this process ends
-    file = None if fd is None else KvFile(fd, model_name(plan, isa.name))
+    file = None if fd is None else KvFile(fd, model_name(plan))
     pages, memory = choose_memory(plan, options, file)
     is_chosen = options.num_pages is not None or options.kv_cache_memory_bytes is not None
     if not is_chosen and pages * limits.block_size < limits.max_model_len:
@@ -257,10 +255,9 @@ def assemble(
             "kv_cache_memory_bytes, or lower max_model_len",
             pages, pages * limits.block_size, limits.max_model_len,
         )  # fmt: skip
-    native = open_runner(plan, options, pages, file, log_sealed_pages=log_sealed_pages)
-    compiler = Compiler(isa, host.cache_folder(options.cache_dir))
-    loader = Loader(native, plan.quantization, plan.dtypes, progress, options.weight_cache, trial)
-    assembly = Assembly(native, compiler, plan, loader, memory, pages, file)
+    native = open_runner(plan, device, pages, file, log_sealed_pages=log_sealed_pages)
+    loader = Loader(device.native, plan.quantization, plan.dtypes, progress, options.weight_cache, trial)
+    assembly = Assembly(native, device, plan, loader, memory, pages, file)
     assembly.compile(progress)
     loader.load(plan.weights)
     assembly.allocate()

@@ -28,7 +28,7 @@ class StepInputs:
         entries: list[tuple[int, int, int, int, int]] = []
         row = 0
         for chunk, first in zip(chunks, firsts, strict=True):
-            table = self._table[first:].ctypes.data
+            table = assembly.device.native.page_list(self._table[first:])
             for done in range(0, chunk.tokens, at_once):
                 tokens, position = min(at_once, chunk.tokens - done), chunk.start + done
                 context = chunk.end if plan.is_encoder else position + tokens

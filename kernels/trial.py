@@ -22,10 +22,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.kernels import host
-from quire.kernels._native import Plan, ThreadPool
+from quire.kernels._native import Plan
 from quire.kernels.assembly import Assembly, Progress, open_runner
-from quire.kernels.compiler import Compiler
+from quire.kernels.emit.context import EmitContext
 from quire.kernels.emit.experts import ExpertGemmKernel
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, Dtypes, round_up
@@ -36,7 +35,7 @@ from quire.kernels.graph.lowering import lower
 from quire.kernels.graph.operations import Graph
 from quire.kernels.models import build_graph
 from quire.kernels.operands import Buffer, Launch, Matrix, MatrixPart, Operand, PlanLimits
-from quire.kernels.options import LoadOptions, choose_threads, config_of, plan_memory
+from quire.kernels.options import LoadOptions, choose_device, config_of, plan_memory
 from quire.kernels.plan import LOGIT_ROWS_AT_ONCE, ModelPlan
 from quire.kernels.step_inputs import StepInputs
 from quire.kernels.weights.checkpoint import Checkpoint
@@ -134,8 +133,10 @@ class TrialRun:
         else:
             tokens = TrialTokens.arbitrary(vocab_size, longest)
         limits = PlanLimits(len(tokens.places), longest, _BLOCK_SIZE)
-        plan = lower(self._graph, Dtypes("bf16", "bf16", "f32"), limits, Quantization(self.checkpoint))
-        return _StreamedPlan(_with_rows(plan, tokens.rows), tokens, self.options).run(self.progress)
+        options = replace(self.options, pin_threads=False)
+        context = EmitContext(choose_device(options).capabilities, Dtypes("bf16", "bf16", "f32"))
+        plan = lower(self._graph, context, limits, Quantization(self.checkpoint))
+        return _StreamedPlan(_with_rows(plan, tokens.rows), tokens, options).run(self.progress)
 
 
 def mean_squares(inputs: Floats, matrix: Matrix) -> Floats:
@@ -192,13 +193,12 @@ class _StreamedPlan:
         most = max(matrix.bytes(plan.dtypes) for matrix in self._matrices)
         buffers = sum(buffer.bytes for buffer in plan.buffers.values())
         memory = plan_memory(options, most + plan.array_bytes, buffers, pages * plan.page_bytes)
-        native = open_runner(plan, replace(options, pin_threads=False), pages)
-        compiler = Compiler(host.choose_isa(options.isa), host.cache_folder(options.cache_dir))
-        loader = Loader(native, plan.quantization, plan.dtypes)
+        device = choose_device(options)
+        native = open_runner(plan, device, pages)
+        loader = Loader(device.native, plan.quantization, plan.dtypes)
         loader.upload(plan.weights)
-        loader.addresses |= dict.fromkeys(self._matrices, native.allocate_by_node(most))
-        self._assembly = Assembly(native, compiler, plan, loader, memory, pages, None)
-        self._pool = ThreadPool(choose_threads(options))
+        loader.addresses |= dict.fromkeys(self._matrices, device.native.allocate_matrix(most))
+        self._assembly = Assembly(native, device, plan, loader, memory, pages, None)
 
     def run(self, progress: Progress | None) -> Iterator[tuple[Matrix, Floats]]:
         """Run the launches in order, and yield the matrices of products with their inputs."""
@@ -223,7 +223,7 @@ class _StreamedPlan:
                     progress("measuring inputs", done, total)
             native = Plan()
             assembly.add(native, launch, assembly.memory)
-            native.run(self._pool, inputs.dims)
+            assembly.device.native.run(native, inputs.dims)
 
     def _inputs_of(self, launch: Launch, k: int) -> Floats:
         """Return a product's inputs, f32 [tokens, k]."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from quire.kernels._native import MAX_KV_SPLITS, step_input_bytes
 from quire.kernels.emit.attention import BLOCK_TOKENS, AttentionKernel
-from quire.kernels.emit.context import EmitContext
 from quire.kernels.emit.experts import ExpertGemmKernel
 from quire.kernels.emit.rows import EmbeddingKernel
 from quire.kernels.operands import ArrayWeight, Buffer, KvLayer, Launch, Matrix, Operand, RopeTable, TensorRows
@@ -78,15 +77,15 @@ class Work:
     unit: str
 
 
-def work_of(plan: ModelPlan, launch: Launch, step: Step, isa: str) -> Work:
+def work_of(plan: ModelPlan, launch: Launch, step: Step) -> Work:
     """Return the work of one launch in a step. Operations other than products are few compared with their bytes."""
     memory = sum(_memory(plan, launch, operand, step) for operand in launch.operands)
     activations = sum(_activations(plan, launch, operand, step) for operand in launch.operands)
     kernel, pairs = launch.kernel, 0
     if isinstance(kernel, AttentionKernel):
         pairs = sum(chunk.pairs(kernel.window) for chunk in step.chunks_of(launch))
-    unit = kernel.unit(EmitContext(isa, plan.dtypes))
-    return Work(memory, activations, kernel.operations(step.rows(launch), pairs), unit)
+    operations = kernel.operations(step.rows(launch), pairs)
+    return Work(memory, activations, operations, kernel.unit(plan.context))
 
 
 def _memory(plan: ModelPlan, launch: Launch, operand: Operand, step: Step) -> int:

@@ -32,12 +32,13 @@ from bench.kernel_steps import (
 )
 from bench.torch_gemms import TorchGemms
 
-from quire.kernels import host
-from quire.kernels._native import ThreadPool
 from quire.kernels.config import ModelConfig
+from quire.kernels.devices.cpu import Cpu
+from quire.kernels.devices.instruction_sets import INSTRUCTION_SETS, choose_isa
 from quire.kernels.emit.context import Kernel
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.errors import ModelError
+from quire.kernels.host import cache_folder
 from quire.kernels.info import host_info, plan_info
 from quire.kernels.operands import Launch, Matrix
 from quire.kernels.options import LoadOptions, choose_threads
@@ -66,11 +67,11 @@ class Benchmark:
     """Times the launches of cases, and the limits between them."""
 
     def __init__(
-        self, model: BenchModel, limits: HostLimits, isa: str, cases: list[StepCase], only: list[str], best: bool,
+        self, model: BenchModel, limits: HostLimits, cases: list[StepCase], only: list[str], best: bool,
         torch: TorchGemms | None,
     ) -> None:  # fmt: skip
         self.limits = limits
-        self._model, self.isa, self._only, self._best = model, isa, only, best
+        self._model, self._only, self._best = model, only, best
         split = [dataclasses.replace(case, step=model.split(case.step)) for case in cases]
         self.cases = [case for case in split if case.launches(model.plan, only)]
         self._seconds: dict[tuple[StepCase, Kernel], list[float]] = {}
@@ -111,7 +112,7 @@ class Benchmark:
                 self._torch_seconds.setdefault((case, launch.kernel), []).append(seconds)
 
     def _bounds(self, case: StepCase, launch: Launch) -> dict[str, float]:
-        work = work_of(self._model.plan, launch, case.step, self.isa)
+        work = work_of(self._model.plan, launch, case.step)
         return report.bounds_of(work, self.limits.values(self._best), self.limits.cache_bytes)
 
     def results(self, case: StepCase) -> list[report.KernelResult]:
@@ -121,7 +122,7 @@ class Benchmark:
         found = []
         for launch in first_of_each(launches):
             kernel, samples = launch.kernel, report.spread(self._seconds[case, launch.kernel])
-            work = work_of(self._model.plan, launch, case.step, self.isa)
+            work = work_of(self._model.plan, launch, case.step)
             context = case.context if reads_context(launch) else 0
             torch_samples = self._torch_seconds.get((case, kernel))
             found.append(report.KernelResult(
@@ -181,7 +182,7 @@ def parse() -> argparse.Namespace:
     )
     add("--kv-cache-memory-bytes", type=int, default=2 << 30, metavar="BYTES", help="KV memory at most (default 2 GiB)")
     add("--threads", type=int, help="compute threads (default: as in serving)")
-    add("--isa", help=f"one of {', '.join(host.INSTRUCTION_SETS)} (default: the best)")
+    add("--isa", help=f"one of {', '.join(INSTRUCTION_SETS)} (default: the best)")
     add("--torch", action="store_true", help="time torch.mm in f32 in turns with each GEMM, on as many threads")
     add("--json", type=Path, metavar="FILE", help="write all results to FILE")
     add("--figure", type=Path, metavar="FILE", help="draw the shares of the limits into FILE (needs matplotlib)")
@@ -226,7 +227,7 @@ def document(arguments: argparse.Namespace, plan: ModelPlan, bench: Benchmark, t
     launch_seconds = bench.limits.values()["launch"]
     totals = [report.total_of(found, launch_seconds) for case, found in cases if case.whole and not arguments.only]
     return {
-        "host": host_info() | {"isa": bench.isa, "threads": threads, "cache_bytes": bench.limits.cache_bytes},
+        "host": host_info() | {"isa": plan.context.isa, "threads": threads, "cache_bytes": bench.limits.cache_bytes},
         "plan": plan_info(plan, ModelConfig(config_of(arguments)).architecture),
         "repetitions": arguments.repetitions,
         "best": arguments.best,
@@ -254,7 +255,7 @@ def print_report(bench: Benchmark, whole_steps: bool) -> list[report.KernelResul
     return results
 
 
-def prepare(arguments: argparse.Namespace, options: LoadOptions) -> tuple[ModelPlan, Benchmark, ThreadPool]:
+def prepare(arguments: argparse.Namespace, options: LoadOptions) -> tuple[ModelPlan, Benchmark, int]:
     """Load the model and choose the steps to time. Raises ModelError if no step fits."""
     plan = plan_of(options, RandomCheckpoint(config_of(arguments)))
     cases = choose_cases(plan, arguments.rows, arguments.contexts, arguments.kv_cache_memory_bytes)
@@ -264,14 +265,14 @@ def prepare(arguments: argparse.Namespace, options: LoadOptions) -> tuple[ModelP
     if not all(part in names for part in arguments.only):
         raise ModelError(f"--only {' '.join(arguments.only)} matches no kernel; kernels are {names}")
     assembly = assemble(plan, options)
-    isa, pool = host.choose_isa(options.isa), ThreadPool(choose_threads(options))
+    cpu = Cpu(choose_isa(options.isa), cache_folder(), choose_threads(options))
     page = page_bytes(plan)
     most = max(plan.layers * kv_bytes_of(plan, case.step) for case in cases)
     least = plan.limits.max_num_batched_tokens // plan.limits.block_size * page
-    model = BenchModel(assembly, pool, max(least, min(most, arguments.kv_cache_memory_bytes // page * page)))
-    limits = HostLimits(assembly.native, pool, isa)
-    torch = TorchGemms(pool.size, limits.cache_bytes) if arguments.torch else None
-    return plan, Benchmark(model, limits, isa.name, cases, arguments.only, arguments.best, torch), pool
+    model = BenchModel(assembly, max(least, min(most, arguments.kv_cache_memory_bytes // page * page)))
+    limits = HostLimits(cpu)
+    torch = TorchGemms(cpu.native.threads, limits.cache_bytes) if arguments.torch else None
+    return plan, Benchmark(model, limits, cases, arguments.only, arguments.best, torch), cpu.native.threads
 
 
 def main() -> int:
@@ -284,18 +285,16 @@ def main() -> int:
         if arguments.list:
             print(listing(plan_of(options, RandomCheckpoint(config_of(arguments)))))
             return 0
-        plan, bench, pool = prepare(arguments, options)
+        plan, bench, threads = prepare(arguments, options)
     except (ModelError, OSError, msgspec.DecodeError) as error:
         print(error, file=sys.stderr)
         return 1
     bench.run(arguments.repetitions, arguments.seconds)
     results = print_report(bench, whole_steps=not arguments.only)
     if arguments.json:
-        arguments.json.write_bytes(
-            msgspec.json.format(msgspec.json.encode(document(arguments, plan, bench, pool.size)))
-        )
+        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(document(arguments, plan, bench, threads))))
     if arguments.figure:
-        report.figure(results, str(arguments.figure), f"{host_info()['cpu']}, {bench.isa}, {pool.size} threads")
+        report.figure(results, str(arguments.figure), f"{host_info()['cpu']}, {plan.context.isa}, {threads} threads")
     return 0
 
 

@@ -32,13 +32,13 @@ def launch_costs(threads: int) -> tuple[float, float]:
     pool = _native.ThreadPool(threads)
     nothing = ctypes.cast(ctypes.CDLL(None).abs, ctypes.c_void_p).value  # a C function that ignores its arguments
     assert nothing is not None
-    plan = _native.Plan()
+    device, plan = _native.CpuDevice(pool), _native.Plan()
     for _ in range(LAUNCHES):
         plan.add(nothing, [], "tokens")
 
     def seconds() -> float:
         began = time.perf_counter()
-        plan.run(pool, {"tokens": 8 * threads})
+        device.run(plan, {"tokens": 8 * threads})
         return (time.perf_counter() - began) / LAUNCHES
 
     return min(pool.launch_time(LAUNCHES) for _ in range(20)), min(seconds() for _ in range(20))

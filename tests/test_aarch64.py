@@ -12,7 +12,7 @@ import model_bits
 import pytest
 from patience import PATIENCE
 
-from quire.kernels import host
+from quire.kernels.devices.instruction_sets import available_isas
 
 REPOSITORY = Path(__file__).parents[1]
 CROSS = REPOSITORY / "build" / "aarch64"
@@ -57,6 +57,6 @@ def test_tokens_log_probabilities_and_hidden_states_have_the_bits_of_this_host(
 ) -> None:
     options = [f"{name}={value}" for name, value in model_bits.FORMATS[form].items()]
     found = json.loads(emulated(isa, model_bits.__file__, str(demo_model), "best", *options))
-    expected = model_bits.bits(str(demo_model), host.available_isas()[-1], **model_bits.FORMATS[form])
+    expected = model_bits.bits(str(demo_model), available_isas()[-1], **model_bits.FORMATS[form])
     assert found == expected
     assert len({answer["hidden"] for answer in found}) == len(model_bits.LENGTHS)

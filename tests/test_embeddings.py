@@ -15,7 +15,7 @@ import pytest
 from checkpoints import load_references
 from memory_pressure import under_pressure
 
-from quire.kernels.host import available_isas
+from quire.kernels.devices.instruction_sets import available_isas
 
 if TYPE_CHECKING:
     from conftest import EngineFactory

@@ -14,7 +14,7 @@ from gguf_files import write_gguf
 from quire.frontend import SamplingParams
 from quire.frontend.hub.names import name_of
 from quire.frontend.hub.resolve import resolve_model
-from quire.kernels import host
+from quire.kernels.devices.instruction_sets import available_isas
 from quire.kernels.weights.gguf_checkpoint import open_checkpoint
 from quire.kernels.weights.quantized.gguf import TYPES
 
@@ -83,7 +83,7 @@ def test_answers_do_not_depend_on_batch_chunks_or_threads(
     file = tmp_path / "tales.gguf"
     write_gguf(demo_model, file, kind)
     alone = [answers(engine(file, threads=1, max_num_batched_tokens=32), [prompt])[0] for prompt in PROMPTS]
-    for isa in host.available_isas():
+    for isa in available_isas():
         monkeypatch.setenv("QUIRE_ISA", isa)
         assert answers(engine(file, threads=2), PROMPTS) == alone, isa
 

@@ -29,7 +29,7 @@ LAYERS = {
     "protocol": "errors pooling_info totals < engine_shape < * < address messages"
     " < codec keys pipe pooling_tasks simulation < engine_options < sockets",
     "kernels": "activations attention_heads cgroups errors regular_files < config < rope < emit graph.operations < host"
-    " < gguf < weights.tensor"
+    " < devices gguf < weights.tensor"
     " < weights.expert_tensors < weights.checkpoint"
     " < operands < weights.quantized < weights.fp8_checkpoint weights.latent_tensors"
     " < weights.gguf_checkpoint"

@@ -22,7 +22,7 @@ from pooled_checkpoints import (
     prompts,
 )
 
-from quire.kernels.host import available_isas
+from quire.kernels.devices.instruction_sets import available_isas
 
 if TYPE_CHECKING:
     from conftest import EngineFactory

@@ -37,16 +37,9 @@ from quire.kernels.emit.products import PackedColumns, Panels, Products
 from quire.kernels.emit.softmax_state import NO_SCORE, SoftmaxState
 
 BLOCK_TOKENS = _native.BLOCK_TOKENS
-QUERY_ROWS = 64
-"""Query rows (tokens times heads of a group) of one work item."""
 SPAN = 64
 """Tokens of a row whose probabilities are computed together, so that the latency of one hides behind the others."""
 _VSPAN = vector(F32, SPAN)
-
-
-def tokens_per_entry(group: int) -> int:
-    """Return the number of tokens of one sequence that one attention entry covers."""
-    return max(1, QUERY_ROWS // group)
 
 
 @dataclass(frozen=True)
@@ -150,7 +143,7 @@ class AttentionKernel(Kernel):
         b = Builder(self.name)
         entries, queries, tiles, out = (b.buffer(i) for i in range(4))
         sinks = b.buffer(4) if self.sinks else None
-        frame = self._frame(b, products)
+        frame = self._frame(b, products, context.capabilities.query_rows)
         with b.items() as item:
             size = KvSplit.BYTES if self.kv_split else AttentionEntry.BYTES
             number, kv_head = item // self.heads.kv, item % self.heads.kv
@@ -173,8 +166,8 @@ class AttentionKernel(Kernel):
                 frame.state.write(b, products.dtypes, row, tokens, kv_head, out)
         return b.text()
 
-    def _frame(self, b: Builder, products: Products) -> Frame:
-        rows = round_up(max(QUERY_ROWS, self.heads.group), QUERY_ROWS)
+    def _frame(self, b: Builder, products: Products, query_rows: int) -> Frame:
+        rows = round_up(max(query_rows, self.heads.group), query_rows)
         u = b.scratch(rows * BLOCK_TOKENS * 4)
         p = b.scratch(rows * BLOCK_TOKENS * 2) if products.dtypes.activation_bytes == 2 else u
         state = SoftmaxState.reserve(b, self.heads, rows)

@@ -5,26 +5,60 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from quire.kernels.emit.builder import BF16
 from quire.kernels.emit.layout import Dtypes
 from quire.kernels.emit.products import Products
 
 
 @dataclass(frozen=True)
-class EmitContext:
-    """Target of emitted kernels: an instruction set (host.INSTRUCTION_SETS) and the model's dtypes."""
+class Capabilities:
+    """What lowering and emitters ask of a device; no order of sums depends on it.
+
+    `isa`: the instruction set. `bf16_activations`: how activations are stored that are rounded to bf16; see Dtypes.
+    `product_rows`: rows of a work item of products, which use blocks of weights while these are in a cache, and
+    `tile_product_rows` where products are AMX tiles, which need many, to load blocks from memory while others are
+    multiplied. `query_rows`: query rows (tokens times heads of a group) of a work item of attention. Rows are multiples
+    of 16.
+    """
 
     isa: str
+    bf16_activations: str
+    product_rows: int = 64
+    tile_product_rows: int = 256
+    query_rows: int = 64
+
+    def tokens_per_entry(self, group: int) -> int:
+        """Return the number of tokens of one sequence that one attention entry covers."""
+        return max(1, self.query_rows // group)
+
+
+@dataclass(frozen=True)
+class EmitContext:
+    """What kernels are emitted for: a device, by its capabilities, and the model's dtypes."""
+
+    capabilities: Capabilities
     dtypes: Dtypes
+
+    @property
+    def isa(self) -> str:
+        """Name of the instruction set."""
+        return self.capabilities.isa
+
+    @property
+    def rows_per_item(self) -> int:
+        """Rows of a work item of products."""
+        tiles = self.dtypes.activations == BF16
+        return self.capabilities.tile_product_rows if tiles else self.capabilities.product_rows
 
     @property
     def products(self) -> Products:
         """Emitter of products with packed weights."""
-        return Products(self.isa, self.dtypes)
+        return Products(self.isa, self.dtypes, self.rows_per_item)
 
     @property
     def kv_products(self) -> Products:
         """Emitter of products with KV pages."""
-        return Products(self.isa, self.dtypes.kv)
+        return Products(self.isa, self.dtypes.kv, self.rows_per_item)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ multiple of 16 rows on, so that they are panels of packed activations. `slots`, 
 assignment.
 
 The list of entries is a count, i64, and that many of three i64: an expert, its first grouped row, and the number of
-rows, at most `rows_of_block`. Every row is computed by itself and each token's sum has a fixed order, so neither
+rows, at most `rows_per_item`. Every row is computed by itself and each token's sum has a fixed order, so neither
 grouping nor entries change a bit.
 """
 
@@ -21,7 +21,6 @@ from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.gemm import GemmItem, GemmKernel, GemmOutput
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, packed_offset, round_up
 from quire.kernels.emit.math import exp, sigmoid
-from quire.kernels.emit.products import rows_of_block
 
 ENTRY_BYTES = 24
 """Bytes of an entry; the count before them has 8."""
@@ -180,7 +179,7 @@ class GroupKernel(Kernel):
 
     def emit(self, context: EmitContext) -> str:
         """See Kernel."""
-        b, size = Builder(self.name), rows_of_block(context.dtypes)
+        b, size = Builder(self.name), context.rows_per_item
         numbers, slots, entries = (b.buffer(i) for i in range(3))
         assignments = b.dim("tokens") * self.top_k
         counts = b.scratch(self.experts * 8)

@@ -25,7 +25,6 @@ from quire.kernels.emit.products import (
     PackedColumns,
     Panels,
     RowSink,
-    rows_of_block,
 )
 from quire.kernels.emit.quantized import QuantizedProducts
 
@@ -52,7 +51,7 @@ class GemmOutput:
 class GemmKernel(Kernel):
     """One GEMM.
 
-    Work items are blocks of 32 columns times groups of `rows_of_block` rows: few enough to spread a long prefill over
+    Work items are blocks of 32 columns times groups of `rows_per_item` rows: few enough to spread a long prefill over
     threads, many enough to reuse a block of weights. Buffers: x (packed activations, `k` columns), w (packed, `n`
     columns), y, the f32 bias if `bias`, and the gates of `gated`. The dim called `dim` is m. `quantized` is the
     weights' format if they are quantized; x is then quantized for it.
@@ -103,7 +102,7 @@ class GemmKernel(Kernel):
         gates = b.buffer(3 + self.bias) if self.epilogue == "gated" else None
         output = GemmOutput(y, bias, gates)
         rows = b.dim(self.dim)
-        size = rows_of_block(context.dtypes)
+        size = context.rows_per_item
         groups = (rows + (size - 1)) // size
         with b.items() as item:
             column_block = item // groups

@@ -11,14 +11,14 @@ from quire.kernels.emit.builder import Builder, Value
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.kv import KvLayout
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, packed_offset, store_activation
-from quire.kernels.emit.products import FAR_BYTES, STREAM_BYTES, PackedColumns, Panels, rows_of_block
+from quire.kernels.emit.products import FAR_BYTES, STREAM_BYTES, PackedColumns, Panels
 
 
 @dataclass(frozen=True)
 class HeadLinearKernel(Kernel):
     """y[m, head, n] = sum_k x[m, head, k] w[head, n, k], for `count` heads of `k` inputs and `n` outputs each.
 
-    Work items are blocks of 32 columns times groups of `rows_of_block` rows. Buffers: x (packed activations of
+    Work items are blocks of 32 columns times groups of `rows_per_item` rows. Buffers: x (packed activations of
     count * k columns), w (packed, count * n columns), y. `k` and `n` are multiples of 32.
 
     `output`: `activations` are packed, of count * n columns; `queries` are those of `heads`, of which y are the
@@ -45,7 +45,7 @@ class HeadLinearKernel(Kernel):
         """See Kernel."""
         b, dtypes = Builder(self.name), context.dtypes
         x, w, y = (b.buffer(i) for i in range(3))
-        size, blocks = rows_of_block(dtypes), self.k // BLOCK
+        size, blocks = context.rows_per_item, self.k // BLOCK
         row_bytes = BLOCK * dtypes.activation_bytes
         panel_bytes = self.count * blocks * TILE_ROWS * row_bytes
         rows = b.dim("tokens")

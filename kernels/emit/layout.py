@@ -108,11 +108,6 @@ class Dtypes:
         return ELEMENT_BYTES[self.activations]
 
 
-def bf16_activations(isa: str) -> str:
-    """Return how an instruction set stores activations that are rounded to bf16."""
-    return {"amx": BF16, "avx512-bf16": PAIRED}.get(isa, F32)
-
-
 def load_pair(b: Builder, dtypes: Dtypes, tile: Value, pair: Value) -> tuple[Value, Value]:
     """Load the even and the odd k of one pair of a tile, for its 16 columns, as f32 lanes."""
     if dtypes.weights == F32:

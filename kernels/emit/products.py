@@ -53,10 +53,6 @@ a time confuses the hardware prefetcher and halves the speed (11 against 21 GB/s
 WIDE_CACHED: RowChunks = (6, _TOGETHER), (4, _TOGETHER), (2, _TOGETHER), (1, _TOGETHER)
 """Chunks of AVX-512 with weights from a cache: two tiles at a time share the loads of x, which else are the limit."""
 
-ROWS_PER_BLOCK, TILE_ROWS_PER_BLOCK = 64, 256
-"""Rows that use blocks of weights while these are in a cache; AMX tiles need many, to load blocks from memory while
-others are multiplied."""
-
 BLOCKS_PER_PASS = 16
 """Blocks that all rows use before the next ones: few enough for any second-level cache, and in bf16 for the first-level
 cache of a CPU with AMX. With four, which fit into any first-level cache, the loops over rows take 7 % of the time of
@@ -130,10 +126,11 @@ class _RowChunk:
 
 @dataclass(frozen=True)
 class Products:
-    """Emits products for one instruction set and its dtypes."""
+    """Emits products for one instruction set and its dtypes; `rows_per_block` rows use a block of weights in turn."""
 
     isa: str
     dtypes: Dtypes
+    rows_per_block: int
 
     @property
     def uses_tiles(self) -> bool:
@@ -150,7 +147,7 @@ class Products:
 
         All rows of a block use some blocks of weights before the next ones are read.
         """
-        rows_per_block = rows_of_block(self.dtypes)
+        rows_per_block = self.rows_per_block
         add_blocks = self._add_tiles if self.uses_tiles else self._add_blocks
         totals = b.scratch(rows_per_block * 2 * LINE)
         with b.loop(0, rows, rows_per_block) as first:
@@ -344,8 +341,3 @@ class Products:
 def _tile_offset(number: int) -> int:
     """Return the offset of a tile, [panel][column], in f32 [row][32 columns]."""
     return number // 2 * (TILE_ROWS * 2 * LINE) + number % 2 * LINE
-
-
-def rows_of_block(dtypes: Dtypes) -> int:
-    """Return the number of rows that use blocks of weights while these are in a cache."""
-    return TILE_ROWS_PER_BLOCK if dtypes.activations == BF16 else ROWS_PER_BLOCK

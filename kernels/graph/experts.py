@@ -18,7 +18,6 @@ from quire.kernels.emit.experts import (
     ScatterKernel,
 )
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, round_up
-from quire.kernels.emit.products import rows_of_block
 from quire.kernels.emit.rows import QuantizeKernel
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.attention_lowering import AttentionLowering
@@ -96,7 +95,7 @@ class _ExpertsLowering:
         numbers, weights, slots = (
             plan.buffer(name, self._assignments * 4) for name in ("expert_numbers", "expert_weights", SLOTS)
         )
-        most = min(self._assignments, count) + self._assignments // rows_of_block(plan.dtypes)
+        most = min(self._assignments, count) + self._assignments // plan.context.rows_per_item
         groups = _Groups(numbers, weights, slots, plan.buffer("expert_entries", 8 + most * ENTRY_BYTES))
         kernel = RouteKernel(
             "route", count, self._top_k, router.scoring, bool(router.correction), router.normalize, router.scale,
@@ -173,7 +172,7 @@ class _ExpertsLowering:
             top_k=self._top_k,
         )  # fmt: skip
         plan.add(
-            kernel, [*operands, groups.entries], "tokens", rows_per_item=rows_of_block(plan.dtypes), repeats=blocks,
+            kernel, [*operands, groups.entries], "tokens", rows_per_item=plan.context.rows_per_item, repeats=blocks,
             copies=self._top_k, groups=self._count,
         )  # fmt: skip
 

@@ -13,7 +13,6 @@ from quire.kernels.emit.attention import AttentionKernel
 from quire.kernels.emit.head_linear import HeadLinearKernel
 from quire.kernels.emit.latent_heads import LatentHeadsKernel
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, round_up
-from quire.kernels.emit.products import rows_of_block
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.attention_lowering import AttentionLowering
 from quire.kernels.graph.fused import FusedLinear, norm_kernel
@@ -108,7 +107,7 @@ class _LatentLowering:
         return Matrix(tuple(parts), h.query * h.value, h.rank)
 
     def _head_linear(self, kernel: HeadLinearKernel, x: PackedActivations, matrix: Matrix, out: Buffer) -> None:
-        rows_per_item = rows_of_block(self._plan.dtypes)
+        rows_per_item = self._plan.context.rows_per_item
         self._plan.add(
             kernel, [x.buffer, matrix, out], "tokens", rows_per_item=rows_per_item, repeats=matrix.n // BLOCK
         )

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from quire.kernels.activations import ClampedSwiglu
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, QuantizedFormat, round_up
-from quire.kernels.emit.products import rows_of_block
 from quire.kernels.emit.rows import QuantizeKernel
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.fused import FusedLinear, norm_kernel, widening_of
@@ -177,7 +176,7 @@ class LinearLowering:
             matrix.quantized, epilogue.scale, epilogue.softcap, epilogue.out_columns, epilogue.first,
         )  # fmt: skip
         repeats = round_up(matrix.n, BLOCK) // BLOCK
-        rows_per_item = rows_of_block(self.plan.dtypes)
+        rows_per_item = self.plan.context.rows_per_item
         self.plan.add(kernel, operands, linear.dim, rows_per_item=rows_per_item, repeats=repeats)
 
     def widen(self, x: PackedActivations, operation: FeedForward) -> PackedActivations:

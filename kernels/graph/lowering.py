@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from quire.kernels.emit.attention import AttentionKernel, tokens_per_entry
+from quire.kernels.emit.attention import AttentionKernel
+from quire.kernels.emit.context import EmitContext
 from quire.kernels.emit.kv import SplitHeadsKernel
-from quire.kernels.emit.layout import Dtypes
 from quire.kernels.emit.rows import EmbeddingKernel, SpreadKernel
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.attention_lowering import AttentionLowering
@@ -51,24 +51,24 @@ from quire.kernels.plan import FEATURES, FINAL, HIDDEN, LOGIT_ROWS_AT_ONCE, LOOK
 from quire.kernels.weights.quantization import Quantization
 
 
-def lower(graph: Graph, dtypes: Dtypes, limits: PlanLimits, quantization: Quantization) -> ModelPlan:
+def lower(graph: Graph, context: EmitContext, limits: PlanLimits, quantization: Quantization) -> ModelPlan:
     """Return the plan of a model. Raises ModelError for an operation that no kernel can compute."""
-    return Lowering(graph, dtypes, limits, quantization).lower()
+    return Lowering(graph, context, limits, quantization).lower()
 
 
 class Lowering(AttentionLowering):
     """State of a lowering."""
 
-    def __init__(self, graph: Graph, dtypes: Dtypes, limits: PlanLimits, quantization: Quantization) -> None:
+    def __init__(self, graph: Graph, context: EmitContext, limits: PlanLimits, quantization: Quantization) -> None:
         self._graph = graph
         attentions = graph.attentions
         quantization = quantization.of_shape(graph.embedding, len(attentions))
         _check(graph, attentions)
+        group = max(attention.heads.group for attention in attentions)
         plan = ModelPlan(
-            dtypes, limits, quantization, graph.embedding.vocab_size, graph.embedding.hidden_size, attentions[0].heads,
-            len(attentions), min(tokens_per_entry(attention.heads.group) for attention in attentions),
-            graph.is_encoder, max(1, graph.embedding.num_types), features=graph.features,
-            lent=frozenset(quantization.lent.values()),
+            context, limits, quantization, graph.embedding.vocab_size, graph.embedding.hidden_size, attentions[0].heads,
+            len(attentions), context.capabilities.tokens_per_entry(group), graph.is_encoder,
+            max(1, graph.embedding.num_types), features=graph.features, lent=frozenset(quantization.lent.values()),
         )  # fmt: skip
         super().__init__(plan, quantization)
 

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from quire.kernels.emit.context import Capabilities, EmitContext
 from quire.kernels.emit.experts import ExpertGemmKernel
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.layout import Dtypes
@@ -149,7 +150,8 @@ def modules_of(checkpoint: Checkpoint, graph: Graph, bits: int) -> dict[str, Sav
 def _parts(checkpoint: Checkpoint, graph: Graph) -> Iterator[MatrixPart]:
     """Yield the parts of the linear layers' tensors that modes quantize, but for the head."""
     limits = PlanLimits(1, 1, min(BLOCK_SIZES))
-    plan = lower(graph, Dtypes("bf16", "bf16", "f32"), limits, Quantization(checkpoint, MODES["int8"]))
+    context = EmitContext(Capabilities("", "f32"), Dtypes("bf16", "bf16", "f32"))  # of no device: nothing is emitted
+    plan = lower(graph, context, limits, Quantization(checkpoint, MODES["int8"]))
     for launch in plan.launches:
         if isinstance(launch.kernel, GemmKernel | ExpertGemmKernel) and not launch.head:
             for matrix in (operand for operand in launch.operands if isinstance(operand, Matrix)):

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from quire.kernels._native import MatrixView, PackedWeights, QuantizedWeights, Runner
+from quire.kernels._native import Device, MatrixView, PackedWeights, QuantizedWeights
 from quire.kernels.emit.layout import TILE_ROWS, Dtypes, QuantizedFormat
 from quire.kernels.errors import ModelError
 from quire.kernels.operands import Array, ArrayWeight, Matrix, MatrixPart, Operand, Weight
@@ -54,13 +54,13 @@ def check(quantization: Quantization, weights: list[Weight]) -> None:
 
 @dataclass
 class Loader:
-    """Packs weights into a runner's memory, or reads them from the weight cache in `cache_folder`.
+    """Packs weights into a device's memory, or reads them from the weight cache in `cache_folder`.
 
     `progress(task, done, total)` counts bytes. `trial` measures the importance of inputs for the formats that weigh
     errors by it.
     """
 
-    runner: Runner
+    device: Device
     quantization: Quantization
     dtypes: Dtypes
     progress: Callable[[str, int, int], None] | None = None
@@ -81,7 +81,7 @@ class Loader:
         matrices = [weight for weight in weights if isinstance(weight, Matrix)]
         sizes = {matrix: matrix.bytes(self.dtypes) for matrix in matrices}
         for matrix, size in sizes.items():
-            self.addresses[matrix] = self.runner.allocate_by_node(size)
+            self.addresses[matrix] = self.device.allocate_matrix(size)
         self._pack_or_read(sizes)
         self.trial, self._importance = None, {}  # they hold the graph and much else
 
@@ -93,7 +93,7 @@ class Loader:
         matrices = list(sizes)
         trial = self._trial_of(matrices)
         key = key_of(self.quantization, matrices, self.dtypes, "" if trial is None else trial.described)
-        file = CacheFile(Path(self.cache_folder) / f"{key.hex()}.packed", key, self.runner, self.addresses, sizes)
+        file = CacheFile(Path(self.cache_folder) / f"{key.hex()}.packed", key, self.device, self.addresses, sizes)
         file.load(lambda: self._pack_all(sizes), self._counter(sizes))
 
     def _trial_of(self, matrices: Iterable[Matrix]) -> ImportanceTrial | None:
@@ -105,7 +105,7 @@ class Loader:
         """Load those of the weights that are plain arrays."""
         for weight in weights:
             if not isinstance(weight, Matrix):
-                self.addresses[weight] = self.runner.upload(self._values(weight))
+                self.addresses[weight] = self.device.upload(self._values(weight))
 
     def _counter(self, sizes: Mapping[Matrix, int]) -> Callable[[int], None]:
         """Return a function that shows progress, to be called with the bytes of each matrix that is done."""
@@ -162,7 +162,7 @@ class Loader:
         try:
             if matrix.quantized is None:
                 packed = PackedWeights(target, self.dtypes.weights, matrix.k)
-                self.runner.pack(self._view(part), packed, part.first_tile, part.tile_step)
+                self.device.pack(self._view(part), packed, part.first_tile, part.tile_step)
             else:
                 self._pack_quantized(target, part, matrix.quantized)
         except ModelError:
@@ -191,12 +191,12 @@ class Loader:
         packed = QuantizedWeights(target, form, part.k)
         if self.quantization.scheme is None:
             importance = self._importance.get((part.tensor, part.first_k)) if counts_by_importance(form) else None
-            self.runner.quantize(self._view(part), packed, part.first_tile, part.tile_step, importance)
+            self.device.quantize(self._view(part), packed, part.first_tile, part.tile_step, importance)
             return
         blocks = self.quantization.blocks(part)
         if blocks is not None:
-            self.runner.pack_blocks(blocks, packed, part.first, part.n, part.first_tile, part.tile_step)
+            self.device.pack_blocks(blocks, packed, part.first, part.n, part.first_tile, part.tile_step)
             return
         read = self.quantization.read(part)
         zeros = None if read.zeros is None else read.zeros.astype(np.int16)
-        self.runner.pack_quantized(read.values, read.scales, zeros, packed, part.first_tile, part.tile_step)
+        self.device.pack_quantized(read.values, read.scales, zeros, packed, part.first_tile, part.tile_step)

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from quire.kernels._native import Runner, checksum
+from quire.kernels._native import Device, checksum
 from quire.kernels.emit.layout import Dtypes
 from quire.kernels.errors import ModelError
 from quire.kernels.operands import Matrix, Operand
@@ -46,11 +46,11 @@ class DamagedFileError(Exception):
 
 @dataclass(frozen=True)
 class CacheFile:
-    """The file of a checkpoint's matrices, and the memory of `runner` that they are read into or written from."""
+    """The file of a checkpoint's matrices, and the memory of `device` that they are read into or written from."""
 
     path: Path
     key: bytes
-    runner: Runner
+    device: Device
     addresses: Mapping[Operand, int]
     sizes: Mapping[Matrix, int]
     """Bytes of each matrix, in the order of the file."""
@@ -118,7 +118,7 @@ class CacheFile:
         checksums = np.frombuffer(footer[_KEY_BYTES:-8], np.uint64)
         offset = 0
         for (matrix, size), stored in zip(self.sizes.items(), checksums, strict=True):
-            if self.runner.read_part(descriptor, offset, self.addresses[matrix], size) != stored:
+            if self.device.read_part(descriptor, offset, self.addresses[matrix], size) != stored:
                 raise DamagedFileError(f"is damaged in {matrix.parts[0].tensor} (wrong checksum)")
             offset += size
             progress(size)
@@ -160,7 +160,7 @@ class CacheFile:
         try:
             offset, footer = 0, self.key
             for matrix, size in self.sizes.items():
-                written = self.runner.write_part(descriptor, offset, self.addresses[matrix], size)
+                written = self.device.write_part(descriptor, offset, self.addresses[matrix], size)
                 footer += written.to_bytes(8, "little")
                 offset += size
             os.pwrite(descriptor, footer + _checksum(footer), offset)

@@ -9,8 +9,10 @@ import time
 import numpy as np
 from bench.kernel_limits import LINE, STREAM_ITEM_BYTES, stream_kernel
 
-from quire.kernels import host
-from quire.kernels._native import Jit, ThreadPool
+from quire.kernels._native import ThreadPool
+from quire.kernels.devices.cpu import Cpu
+from quire.kernels.devices.instruction_sets import choose_isa
+from quire.kernels.host import cache_folder
 
 SIZE = 1 << 30  # bytes; far larger than the caches
 PASSES = 5
@@ -23,9 +25,8 @@ class Bandwidth:
     """Threads that read a gibibyte of memory on huge pages, each a share of it, in a compiled loop."""
 
     def __init__(self, threads: int) -> None:
-        isa = host.choose_isa()
-        self._jit = Jit(isa.cpu, isa.features, isa.vector_bits, str(host.cache_folder()))
-        self._kernel = _KERNEL(self._jit.compile(stream_kernel(), ["stream"])[0])
+        self._cpu = Cpu(choose_isa(), cache_folder())  # owns the code
+        self._kernel = _KERNEL(self._cpu.compile_text(stream_kernel(), "stream"))
         self._pool = ThreadPool(threads)
         self._memory = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._memory.madvise(mmap.MADV_HUGEPAGE)

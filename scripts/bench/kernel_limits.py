@@ -16,11 +16,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from quire.kernels._native import Jit, Plan, Runner, ThreadPool
+from quire.kernels._native import Plan
+from quire.kernels.devices.cpu import Cpu
+from quire.kernels.devices.instruction_sets import InstructionSet
 from quire.kernels.emit.builder import BF16, F32, I8, I16, I32, I64, TILE, VI32, Builder, Value, vector
 from quire.kernels.emit.dots import add_dots, is_neon
 from quire.kernels.emit.products import NEAR_BYTES
-from quire.kernels.host import InstructionSet, available_memory, cache_folder
 
 LEAST_STREAM_BYTES = 256 << 20
 LINE, STREAM_LINES, STREAM_ITEM_BYTES = 64, 8, 1 << 16
@@ -203,39 +204,35 @@ def memory_at(address: int, size: int) -> npt.NDArray[np.uint8]:
 
 
 class HostLimits:
-    """Measures the limits, a few samples at a time, in memory of `native`, which is of the kind that weights use."""
+    """Measures the limits, a few samples at a time, in memory of the kind that weights use."""
 
-    def __init__(self, native: Runner, pool: ThreadPool, isa: InstructionSet) -> None:
+    def __init__(self, cpu: Cpu) -> None:
         self.cache_bytes = last_level_cache_bytes()
         self.samples: dict[str, list[float]] = {}
-        self._pool = pool
-        big = min(max(LEAST_STREAM_BYTES, 4 * self.cache_bytes), available_memory() // 4)
-        self._source, self._source_bytes, self._data = native.allocate(big), big, native.allocate(8192)
+        self._cpu = cpu  # owns the code and the memory
+        big = min(max(LEAST_STREAM_BYTES, 4 * self.cache_bytes), cpu.available_memory() // 4)
+        self._source, self._source_bytes, self._data = cpu.native.allocate(big), big, cpu.native.allocate(8192)
         bits = np.random.default_rng(0).uniform(1.0, 2.0, 1 << 20).astype(np.float32).view(np.uint8)
         for address, size in ((self._source, big), (self._data, 8192)):
             memory_at(address, size)[:] = np.resize(bits, size)
-        self._jit = Jit(isa.cpu, isa.features, isa.vector_bits, str(cache_folder()))  # owns the code
-        self._stream = self._compile(stream_kernel(), "stream")
-        self._empty = self._compile(empty_kernel(), "empty")
-        self._units = [(unit, self._compile(peak_kernel(unit), peak_name(unit))) for unit in units(isa)]
-
-    def _compile(self, text: str, symbol: str) -> int:
-        return self._jit.compile(text, [symbol])[0]
+        self._stream = cpu.compile_text(stream_kernel(), "stream")
+        self._empty = cpu.compile_text(empty_kernel(), "empty")
+        self._units = [(unit, cpu.compile_text(peak_kernel(unit), peak_name(unit))) for unit in units(cpu.isa)]
 
     def _seconds(self, kernel: int, launches: list[list[int]], items: int) -> list[float]:
         """Return the seconds of launches of a kernel over these buffers."""
         plan = Plan()
         for buffers in launches:
             plan.add(kernel, buffers, "tokens", repeats=items)
-        return plan.profile(self._pool, {"tokens": 1})
+        return self._cpu.native.profile(plan, {"tokens": 1})
 
     def measure(self) -> None:
         """Sample every limit. Memory is read last, so that nothing of a model is left in the caches."""
         for unit, kernel in self._units:
-            items = ITEMS_PER_THREAD * self._pool.size
+            items = ITEMS_PER_THREAD * self._cpu.native.threads
             seconds = self._seconds(kernel, [[self._data]] * 2, items)[1:]
             self._add(unit.name, items * ITERATIONS * unit.chains * unit.operations, seconds)
-        seconds = self._seconds(self._empty, [[]] * 101, 8 * self._pool.size)
+        seconds = self._seconds(self._empty, [[]] * 101, 8 * self._cpu.native.threads)
         self.samples.setdefault("launch", []).append(statistics.median(seconds))
         size = self._source_bytes // PIECES // STREAM_ITEM_BYTES * STREAM_ITEM_BYTES
         pieces = [[self._source + i * size, self._data] for i in range(PIECES)]

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from quire.kernels._native import Plan, ThreadPool
+from quire.kernels._native import Plan
 from quire.kernels.assembly import Assembly
 from quire.kernels.emit.context import Kernel
 from quire.kernels.emit.kv import SplitHeadsKernel
@@ -134,12 +134,11 @@ class BenchModel:
     all layers together may exceed it.
     """
 
-    def __init__(self, assembly: Assembly, pool: ThreadPool, kv_bytes: int) -> None:
+    def __init__(self, assembly: Assembly, kv_bytes: int) -> None:
         self.plan = assembly.plan
         self._assembly = assembly
-        self._pool = pool
         self._kv_bytes = kv_bytes
-        self._kv = assembly.native.allocate(kv_bytes)
+        self._kv = assembly.device.native.allocate(kv_bytes)
         self._fill()
 
     def split(self, step: Step) -> Step:
@@ -162,7 +161,7 @@ class BenchModel:
         plan, memory = Plan(), replace(self._assembly.memory, kv_layer=kv_of)
         for launch in launches:
             self._assembly.add(plan, launch, memory)
-        return plan.profile(self._pool, inputs.dims)
+        return self._assembly.device.native.profile(plan, inputs.dims)
 
     def _fill(self) -> None:
         """Run each kernel once to fill every buffer, then the kernel that writes KV until the KV memory is full."""

@@ -17,7 +17,6 @@ from bench.work import Arrivals, BatchTiming, Decode
 from quire.frontend import LLM, AsyncLLM, SamplingParams
 from quire.frontend.client.observer import OpenRequest
 from quire.frontend.client.request_table import RequestTable
-from quire.kernels import host
 from quire.kernels.gguf.folder import model_folder
 from quire.kernels.options import LoadOptions
 from quire.kernels.plan import ModelPlan
@@ -82,11 +81,10 @@ class Configuration:
 
 def step_bytes(plan: ModelPlan) -> StepBytes:
     """Return a function for the bytes that a step of the plan has to read."""
-    isa = host.choose_isa().name
 
     def count(work: Decode) -> int:
         step = Step(tuple(Chunk(round(work.mean_context) - 1, 1) for _ in range(work.batch)), work.batch)
-        return sum(work_of(plan, launch, step, isa).memory for launch in plan.launches)
+        return sum(work_of(plan, launch, step).memory for launch in plan.launches)
 
     return count
 

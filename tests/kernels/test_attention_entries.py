@@ -8,16 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from kernel_calls import Array, aligned, pack, run, to_bf16, unpack_activations
+from kernel_calls import Array, aligned, context_of, pack, run, to_bf16, unpack_activations
 
-from quire.kernels import host
 from quire.kernels.attention_heads import Heads
-from quire.kernels.emit.attention import AttentionKernel, tokens_per_entry
-from quire.kernels.emit.context import EmitContext
+from quire.kernels.devices.instruction_sets import INSTRUCTION_SETS, available_isas
+from quire.kernels.emit.attention import AttentionKernel
 from quire.kernels.emit.kv import KV_TILE
-from quire.kernels.emit.layout import PAIRED, PAIRED_ORDER, Dtypes, bf16_activations
+from quire.kernels.emit.layout import PAIRED, PAIRED_ORDER, Dtypes
 
-ISAS = [isa for isa in host.available_isas() if isa != "amx"]
+ISAS = [isa for isa in available_isas() if isa != "amx"]
 KV_HEADS = 2
 
 
@@ -47,7 +46,7 @@ class Case:
         return self.position + self.tokens + (self.later or 0)
 
     def dtypes(self, isa: str, weights: str) -> Dtypes:
-        activations = bf16_activations(isa) if weights == "bf16" else "f32"
+        activations = INSTRUCTION_SETS[isa].bf16_activations if weights == "bf16" else "f32"
         return Dtypes(weights, weights, activations, self.quantized)
 
     def inputs(self, weights: str) -> tuple[Array, Array, Array, Array]:
@@ -133,7 +132,7 @@ class Case:
         out = aligned(out)
         buffers = [aligned(entries), aligned(queries), self.pool(k, v, scales, weights), out, sinks]
         dims = [self.tokens, 0, self.tokens, len(pages) + 1, len(entries), 0, 0]
-        text = kernel.emit(EmitContext(isa, dtypes))
+        text = kernel.emit(context_of(isa, dtypes))
         run(isa, text, "attention", buffers, dims, (0, len(entries) * KV_HEADS))
         attended = unpack_activations(out, (self.tokens, width), dtypes.activations)
         return attended.reshape(self.tokens, KV_HEADS, self.group, self.dim)
@@ -187,7 +186,7 @@ DTYPES = ("both", "bf16", "f32", "both", "bf16", "f32", "bf16", "f32", "f32", "b
     ids=str,
 )
 def test_entries_of_any_size_give_the_same_bits(case: Case, weights: str) -> None:
-    most = tokens_per_entry(case.group)
+    most = INSTRUCTION_SETS[ISAS[0]].capabilities.tokens_per_entry(case.group)
     alone = case.run(ISAS[0], weights, [1])
     bound = 2e-2 if weights == "bf16" else 2e-5
     np.testing.assert_allclose(alone, case.expected(weights), rtol=bound, atol=bound)

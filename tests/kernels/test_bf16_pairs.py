@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.kernels import host
 from quire.kernels._native import adds_pairs_by_fma, host_features, pair_products_cost
+from quire.kernels.devices import instruction_sets
 from quire.kernels.errors import ModelError
 
 VARIANTS = r"""
@@ -88,12 +88,12 @@ def test_a_host_without_the_unit_has_no_exact_one() -> None:
 @pytest.fixture
 def pairs(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """A host whose best instruction set is avx512-bf16."""
-    needs = host.INSTRUCTION_SETS["avx512-bf16"].needs
-    monkeypatch.setattr(host, "host_features", lambda: sorted(needs))
-    monkeypatch.setattr(host, "adds_pairs_by_fma", lambda: True)
-    monkeypatch.setattr(host, "pair_products_cost", lambda: 1.0)
+    needs = instruction_sets.INSTRUCTION_SETS["avx512-bf16"].needs
+    monkeypatch.setattr(instruction_sets, "host_features", lambda: sorted(needs))
+    monkeypatch.setattr(instruction_sets, "adds_pairs_by_fma", lambda: True)
+    monkeypatch.setattr(instruction_sets, "pair_products_cost", lambda: 1.0)
     monkeypatch.delenv("QUIRE_ISA", raising=False)
-    cached = (host.pairs_are_exact, host.pairs_are_fast)
+    cached = (instruction_sets.pairs_are_exact, instruction_sets.pairs_are_fast)
     for function in cached:
         function.cache_clear()
     yield monkeypatch
@@ -102,26 +102,26 @@ def pairs(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 
 def test_pairs_are_chosen_where_they_are_fast(pairs: pytest.MonkeyPatch) -> None:
-    assert host.choose_isa().name == "avx512-bf16"
+    assert instruction_sets.choose_isa().name == "avx512-bf16"
 
 
 def test_slow_pairs_are_used_on_request_only(pairs: pytest.MonkeyPatch) -> None:
-    pairs.setattr(host, "pair_products_cost", lambda: 4.0)
-    assert host.choose_isa().name == "avx512-vnni"
-    assert host.choose_isa("avx512-bf16").name == "avx512-bf16"
+    pairs.setattr(instruction_sets, "pair_products_cost", lambda: 4.0)
+    assert instruction_sets.choose_isa().name == "avx512-vnni"
+    assert instruction_sets.choose_isa("avx512-bf16").name == "avx512-bf16"
     pairs.setenv("QUIRE_ISA", "avx512-bf16")
-    assert host.choose_isa().name == "avx512-bf16"
+    assert instruction_sets.choose_isa().name == "avx512-bf16"
 
 
 def test_pairs_of_other_bits_are_logged_once_and_not_used(
     pairs: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pairs.setattr(host, "adds_pairs_by_fma", lambda: False)
+    pairs.setattr(instruction_sets, "adds_pairs_by_fma", lambda: False)
     with caplog.at_level(logging.WARNING):
-        assert host.choose_isa().name == "avx512-vnni"
-        assert host.available_isas() == ["avx512-vnni", "avx512", "avx2"]
+        assert instruction_sets.choose_isa().name == "avx512-vnni"
+        assert instruction_sets.available_isas() == ["avx512-vnni", "avx512", "avx2"]
     assert [record.message for record in caplog.records] == [
         "this CPU's vdpbf16ps rounds in another way than FMAs; computing without it (avx512-bf16)"
     ]
     with pytest.raises(ModelError, match="instruction set 'avx512-bf16' is not available here"):
-        host.choose_isa("avx512-bf16")
+        instruction_sets.choose_isa("avx512-bf16")

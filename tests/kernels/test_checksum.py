@@ -11,7 +11,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.kernels._native import Runner, RunnerConfig, checksum
+from quire.kernels._native import CpuDevice, ThreadPool, checksum
 
 MIB = 1 << 20
 
@@ -33,35 +33,30 @@ def test_every_length(data: bytes, times: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def runner() -> Runner:
-    return Runner(
-        RunnerConfig(
-            threads=2, num_pages=1, block_size=32, vocab_size=1, kv_heads=1, max_num_batched_tokens=1, max_logit_rows=1,
-            logit_stride=32, hidden_size=32, tokens_per_entry=1, layers=1, tile_bytes=64, value_offset=32,
-        )
-    )  # fmt: skip
+def device() -> CpuDevice:
+    return CpuDevice(ThreadPool(2))
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, MIB, 3 * MIB + 17])
-def test_a_part_of_a_file_is_written_and_read_with_its_checksum(runner: Runner, tmp_path: Path, size: int) -> None:
+def test_a_part_of_a_file_is_written_and_read_with_its_checksum(device: CpuDevice, tmp_path: Path, size: int) -> None:
     content = np.random.default_rng(size).integers(0, 256, size, np.uint8)
     blocks = [hash_of(content[at : at + MIB].tobytes()) for at in range(0, size, MIB)]
     expected = hash_of(np.array(blocks, np.uint64).tobytes())
-    source, target = runner.upload(content), runner.allocate(size)
+    source, target = device.upload(content), device.allocate(size)
     with (tmp_path / "file").open("w+b", buffering=0) as file:
-        assert runner.write_part(file.fileno(), 100, source, size) == expected
-        assert runner.read_part(file.fileno(), 100, target, size) == expected
+        assert device.write_part(file.fileno(), 100, source, size) == expected
+        assert device.read_part(file.fileno(), 100, target, size) == expected
     assert (tmp_path / "file").read_bytes()[100:] == content.tobytes()
     assert ctypes.string_at(target, size) == content.tobytes()
 
 
-def test_errors_of_the_system_are_raised(runner: Runner, tmp_path: Path) -> None:
-    target = runner.allocate(100)
+def test_errors_of_the_system_are_raised(device: CpuDevice, tmp_path: Path) -> None:
+    target = device.allocate(100)
     (tmp_path / "short").write_bytes(bytes(99))
     with (tmp_path / "short").open("rb") as file:
         with pytest.raises(OSError, match="Input/output error"):
-            runner.read_part(file.fileno(), 0, target, 100)
+            device.read_part(file.fileno(), 0, target, 100)
         with pytest.raises(OSError, match="Bad file descriptor"):
-            runner.write_part(file.fileno(), 0, target, 100)
+            device.write_part(file.fileno(), 0, target, 100)
     with pytest.raises(ValueError, match="not memory that was allocated here"):
-        runner.read_part(0, 0, 4096, 100)
+        device.read_part(0, 0, 4096, 100)

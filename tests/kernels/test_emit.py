@@ -10,20 +10,28 @@ from typing import Literal
 import numpy as np
 import pytest
 import soft_tiles
-from kernel_calls import Array, CompiledKernel, aligned, pack, pack_activations, run, to_bf16, unpack_activations
+from kernel_calls import (
+    Array,
+    CompiledKernel,
+    aligned,
+    context_of,
+    pack,
+    pack_activations,
+    run,
+    to_bf16,
+    unpack_activations,
+)
 
-from quire.kernels import host
 from quire.kernels.activations import ACTIVATIONS
-from quire.kernels.emit.context import EmitContext
+from quire.kernels.devices.instruction_sets import available_isas
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.layout import PAIRED, Dtypes
-from quire.kernels.emit.products import rows_of_block
 from quire.kernels.emit.rows import EmbeddingKernel, NormKernel
 
 erf = np.vectorize(math.erf)
 
 FORMATS = {"bf16": Dtypes("bf16", "bf16", "f32"), "f32": Dtypes("f32", "f32", "f32")}
-ISAS = [isa for isa in host.available_isas() if isa != "amx"]
+ISAS = [isa for isa in available_isas() if isa != "amx"]
 IN_SOFTWARE = [("avx512-bf16", "pairs"), *itertools.product(["neon"], FORMATS)] if soft_tiles.IN_SOFTWARE else []
 """What x86 computes in software, where it has to."""
 REFERENCES = {
@@ -70,7 +78,7 @@ def test_gemm_adds_in_the_order_of_the_contract(isa: str, form: str, k: int, n: 
     x, w, bias = inputs(70, k, n, form)
     width = -(-n // 32) * 32
     padded = aligned(np.pad(bias, (0, width - n)))
-    text = GemmKernel("g", k, n, "store", bias=True).emit(EmitContext(isa, dtypes))
+    text = GemmKernel("g", k, n, "store", bias=True).emit(context_of(isa, dtypes))
     if isa not in ISAS:
         isa, text = "avx2", soft_tiles.software(text)
     kernel, weights, expected = CompiledKernel(isa, text, "g"), pack(w, form), contract(x, w) + bias
@@ -102,7 +110,7 @@ def test_rows_do_not_depend_on_the_rows_computed_with_them(isa: str, form: str, 
     k, n = 550, 32
     counts = [*range(1, 18), 63, 64, 65, 127, 150, *((255, 257, 289, 300) if form == "tiles" else ())]
     x, w, _ = inputs(counts[-1], k, n, dtypes.rounding)
-    text = GemmKernel("g", k, n).emit(EmitContext(isa, dtypes))
+    text = GemmKernel("g", k, n).emit(context_of(isa, dtypes))
     if isa not in ISAS:
         soft_tiles.load_library(tmp_path)
         isa, text = "avx2", soft_tiles.software(text)
@@ -118,7 +126,7 @@ def test_rows_do_not_depend_on_the_rows_computed_with_them(isa: str, form: str, 
 def rows_of(kernel: CompiledKernel, x: Array, weights: Array, dtypes: Dtypes) -> Array:
     """Return all rows of x times 32 packed columns."""
     y = aligned(np.full((len(x), 32), np.nan, np.float32))
-    items = -(-len(x) // rows_of_block(dtypes))
+    items = -(-len(x) // context_of(ISAS[0], dtypes).rows_per_item)
     kernel.run([pack_activations(x, dtypes.activations), weights, y], [len(x)], (0, items))
     return y
 
@@ -129,7 +137,7 @@ def test_gate_and_activation(isa: str, name: str) -> None:
     m, k, n = 5, 64, 48
     x, gate, bias = inputs(m, k, n, "f32")
     up = inputs(m, k, n, "f32")[1][::-1].copy()
-    context = EmitContext(isa, FORMATS["f32"])
+    context = context_of(isa, FORMATS["f32"])
     y = pack_activations(np.zeros((m, n), np.float32))
     text = GemmKernel("a", k, n, "activation", bias=True, activation=name).emit(context)
     run(isa, text, "a", [pack_activations(x), pack(gate, "f32"), y, aligned(np.pad(bias, (0, 16)))], [m], (0, 2))
@@ -168,7 +176,7 @@ def test_norm(isa: str, kind: Literal["rms", "layer"], output: Literal["activati
     ones = np.ones((3, width + (16 if output == "residual" else 0)), np.float32)
     out = pack_activations(ones) if output == "activations" else aligned(ones)
     kernel = NormKernel("n", width, 1e-5, kind, bias=True, gather=True, output=output, scale=0.5)
-    text = kernel.emit(EmitContext(isa, FORMATS["f32"]))
+    text = kernel.emit(context_of(isa, FORMATS["f32"]))
     run(isa, text, "n", [hidden, aligned(weight), out, aligned(bias), rows], [], (0, 3))
     picked = x[rows].astype(np.float64)
     centered = picked - picked.mean(1, keepdims=True) if kind == "layer" else picked
@@ -186,7 +194,7 @@ def test_scale_and_softcap_of_a_product(isa: str, cap: float, epilogue: str) -> 
     m, k, n = 3, 64, 48
     x, w, _ = inputs(m, k, n, "f32")
     y = aligned(np.ones((m, 64), np.float32))
-    text = GemmKernel("g", k, n, epilogue, scale=0.25, softcap=cap).emit(EmitContext(isa, FORMATS["f32"]))
+    text = GemmKernel("g", k, n, epilogue, scale=0.25, softcap=cap).emit(context_of(isa, FORMATS["f32"]))
     run(isa, text, "g", [pack_activations(x), pack(w, "f32"), y], [m], (0, 2))
     expected = 0.25 * (x.astype(np.float64) @ w.T)
     expected = cap * np.tanh(expected / cap) if cap else expected
@@ -202,7 +210,7 @@ def test_embedding_reads_rows_of_the_packed_matrix(isa: str, dtypes: Dtypes, sca
     positions = np.random.default_rng(3).standard_normal((9, hidden), np.float32)
     ids, places = np.array([0, 100, 17, 33], np.int32), np.array([8, 0, 3, 1], np.int32)
     out = aligned(np.full((4, 64), np.nan, np.float32))
-    text = EmbeddingKernel("e", hidden, positions=True, scale=scale).emit(EmitContext(isa, dtypes))
+    text = EmbeddingKernel("e", hidden, positions=True, scale=scale).emit(context_of(isa, dtypes))
     run(isa, text, "e", [ids, pack(table, dtypes.weights), out, places, aligned(positions)], [], (0, 4))
     assert np.array_equal(out[:, :hidden], scale * table[ids] + positions[places])
     assert not out[:, hidden:].any()

@@ -10,30 +10,24 @@ import numpy.typing as npt
 import pytest
 import soft_tiles
 from gguf_blocks import HALVES, dequantized, random_blocks
-from kernel_calls import Array, CompiledKernel, aligned, pack_quantized_activations, run
+from kernel_calls import Array, CompiledKernel, aligned, context_of, pack_quantized_activations, run
 
-from quire.kernels import host
-from quire.kernels._native import GgufMatrix, QuantizedWeights, Runner, RunnerConfig
-from quire.kernels.emit.context import EmitContext
+from quire.kernels._native import CpuDevice, GgufMatrix, QuantizedWeights, ThreadPool
+from quire.kernels.devices.instruction_sets import available_isas
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.layout import Dtypes, QuantizedFormat
 from quire.kernels.emit.rows import EmbeddingKernel
 from quire.kernels.weights.quantized.gguf import TYPES
 
 DTYPES = Dtypes("bf16", "bf16", "f32")
-ISAS = [isa for isa in host.available_isas() if isa != "amx"]
+ISAS = [isa for isa in available_isas() if isa != "amx"]
 ROWS = (1, 2, 3, 5, 16, 17, 40, 70)
 every_type = pytest.mark.parametrize("kind", TYPES)
 
 
 @pytest.fixture(scope="module")
-def runner() -> Runner:
-    config = RunnerConfig(
-        threads=2, pin=False, num_pages=2, block_size=32, vocab_size=8, kv_heads=1, max_num_batched_tokens=16,
-        max_logit_rows=1, logit_stride=16, hidden_size=32, tokens_per_entry=1, layers=1, tile_bytes=4096,
-        value_offset=2048, window=0, bidirectional=False, kv_memory_fd=None, kv_model="", log_sealed_pages=False,
-    )  # fmt: skip
-    return Runner(config)
+def device() -> CpuDevice:
+    return CpuDevice(ThreadPool(2))
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +35,13 @@ def soft(tmp_path_factory: pytest.TempPathFactory) -> None:
     soft_tiles.load_library(tmp_path_factory.mktemp("soft"))
 
 
-def packed(runner: Runner, kind: str, blocks: npt.NDArray[np.uint8], k: int, heads: int = 0) -> Array:
+def packed(device: CpuDevice, kind: str, blocks: npt.NDArray[np.uint8], k: int, heads: int = 0) -> Array:
     """Return packed weights, one block of 32 columns a row."""
     form, n = QuantizedFormat.of_gguf(kind), len(blocks)
     size = -(-n // 32) * form.block_bytes(k)
-    address = runner.allocate(size)
+    address = device.allocate(size)
     matrix = GgufMatrix(blocks.reshape(-1), kind, n, k, heads)
-    runner.pack_blocks(matrix, QuantizedWeights(address, form, k), 0, n)
+    device.pack_blocks(matrix, QuantizedWeights(address, form, k), 0, n)
     return aligned(np.frombuffer(ctypes.string_at(address, size), np.uint8).reshape(-1, form.block_bytes(k)))
 
 
@@ -56,7 +50,7 @@ class Products:
 
     def __init__(self, isa: str, kind: str, n: int, k: int) -> None:
         self._form, self._n, self._k = QuantizedFormat.of_gguf(kind), n, k
-        text = GemmKernel("g", k, n, quantized=self._form).emit(EmitContext(isa, DTYPES))
+        text = GemmKernel("g", k, n, quantized=self._form).emit(context_of(isa, DTYPES))
         if isa not in ISAS:
             isa, text = "avx2", soft_tiles.software(text)
         self._kernel = CompiledKernel(isa, text, "g")
@@ -79,10 +73,10 @@ def test_dequantized_values_are_those_of_the_gguf_package(kind: str) -> None:
 
 
 @every_type
-def test_products_are_those_of_the_values_on_every_instruction_set(kind: str, runner: Runner, soft: None) -> None:
+def test_products_are_those_of_the_values_on_every_instruction_set(kind: str, device: CpuDevice, soft: None) -> None:
     n, k, rng = 41, 768, np.random.default_rng(1)
     blocks = random_blocks(kind, n, k)
-    values, w = dequantized(kind, blocks).astype(np.float64), packed(runner, kind, blocks, k)
+    values, w = dequantized(kind, blocks).astype(np.float64), packed(device, kind, blocks, k)
     q = rng.integers(-127, 128, (max(ROWS), k)).astype(np.int8)
     scales = rng.uniform(1e-3, 1e-1, (max(ROWS), k // 32)).astype(np.float32)
     x = q * np.repeat(scales.astype(np.float64), 32, axis=1)
@@ -97,52 +91,52 @@ def test_products_are_those_of_the_values_on_every_instruction_set(kind: str, ru
 
 @every_type
 @pytest.mark.parametrize("isa", ISAS)
-def test_rows_of_embeddings_are_the_values(kind: str, isa: str, runner: Runner) -> None:
+def test_rows_of_embeddings_are_the_values(kind: str, isa: str, device: CpuDevice) -> None:
     n, k, form = 70, 512, QuantizedFormat.of_gguf(kind)
     blocks = random_blocks(kind, n, k)
     ids = np.array([0, 69, 31, 32, 5, 48], np.int32)
     out = aligned(np.full((len(ids), k), np.nan, np.float32))
-    text = EmbeddingKernel("e", k, quantized=form).emit(EmitContext(isa, DTYPES))
-    run(isa, text, "e", [ids, packed(runner, kind, blocks, k), out], [], (0, len(ids)))
+    text = EmbeddingKernel("e", k, quantized=form).emit(context_of(isa, DTYPES))
+    run(isa, text, "e", [ids, packed(device, kind, blocks, k), out], [], (0, len(ids)))
     assert np.array_equal(out, dequantized(kind, blocks)[ids])
 
 
 @every_type
-def test_permuted_rows_are_put_in_order(kind: str, runner: Runner) -> None:
+def test_permuted_rows_are_put_in_order(kind: str, device: CpuDevice) -> None:
     blocks = random_blocks(kind, 64, 256)
     in_order = blocks.reshape(2, 2, 16, -1).swapaxes(1, 2).reshape(64, -1)  # rows j, j + 16 of heads of 32 beside
-    assert np.array_equal(packed(runner, kind, in_order, 256, heads=2), packed(runner, kind, blocks, 256))
+    assert np.array_equal(packed(device, kind, in_order, 256, heads=2), packed(device, kind, blocks, 256))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in TYPES if kind != "MXFP4"])
 @pytest.mark.parametrize("bits", [0x7C00, 0xFC00, 0x7E01])
-def test_a_scale_that_is_not_finite_is_rejected(kind: str, bits: int, runner: Runner) -> None:
+def test_a_scale_that_is_not_finite_is_rejected(kind: str, bits: int, device: CpuDevice) -> None:
     for offset in HALVES[kind]:
         blocks = random_blocks(kind, 40, 256)
         blocks[33, offset : offset + 2] = np.array([bits], "<u2").view(np.uint8)
         with pytest.raises(ValueError, match="infinity or a NaN"):
-            packed(runner, kind, blocks, 256)
+            packed(device, kind, blocks, 256)
 
 
-def test_a_scale_of_mxfp4_that_is_a_nan_is_rejected(runner: Runner) -> None:
+def test_a_scale_of_mxfp4_that_is_a_nan_is_rejected(device: CpuDevice) -> None:
     blocks = random_blocks("MXFP4", 40, 256)
     blocks[33, 17] = 255
     with pytest.raises(ValueError, match="NaN"):
-        packed(runner, "MXFP4", blocks, 256)
+        packed(device, "MXFP4", blocks, 256)
 
 
 @every_type
-def test_matrices_that_do_not_fit_are_rejected(kind: str, runner: Runner) -> None:
+def test_matrices_that_do_not_fit_are_rejected(kind: str, device: CpuDevice) -> None:
     blocks, form = random_blocks(kind, 32, 256).reshape(-1), QuantizedFormat.of_gguf(kind)
     with pytest.raises(ValueError, match="does not fit"):
         GgufMatrix(blocks, kind, 33, 256)
     with pytest.raises(ValueError, match="no whole blocks"):
         GgufMatrix(blocks, kind, 32, 240)
     matrix = GgufMatrix(blocks, kind, 32, 256)
-    target = QuantizedWeights(runner.allocate(form.block_bytes(256)), form, 256)
+    target = QuantizedWeights(device.allocate(form.block_bytes(256)), form, 256)
     for first, count in ((-1, 2), (31, 2), (0, 0)):
         with pytest.raises(ValueError, match=r"rows|columns"):
-            runner.pack_blocks(matrix, target, first, count)
+            device.pack_blocks(matrix, target, first, count)
 
 
 def test_every_type_takes_about_the_bits_of_its_file() -> None:

@@ -25,13 +25,16 @@ from graph_reference import (
     rotary,
     with_experts,
 )
+from kernel_calls import context_of
 
-from quire.kernels import host, runner
+from quire.kernels import runner
 from quire.kernels._native import SamplingConfig
 from quire.kernels.activations import ClampedSwiglu
 from quire.kernels.attention_heads import Heads, LatentHeads
 from quire.kernels.config import ModelConfig
-from quire.kernels.emit.layout import Dtypes, bf16_activations
+from quire.kernels.devices.instruction_sets import available_isas, choose_isa
+from quire.kernels.emit.context import EmitContext
+from quire.kernels.emit.layout import Dtypes
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.lowering import lower
 from quire.kernels.graph.operations import FeedForward, Graph, HeadNorms, Linear, Norm, Parallel, Residual
@@ -65,12 +68,13 @@ def log_probabilities(
     Tokens from number `alone_from` on are computed one at a time.
     """
     dtypes, quantized_kv, mode, _ = FORMATS[form]
+    capabilities = choose_isa(isa).capabilities
     if isa is not None and dtypes == BF16:
-        dtypes = ("bf16", "bf16", bf16_activations(isa))
+        dtypes = ("bf16", "bf16", capabilities.bf16_activations)
     checkpoint = MemoryCheckpoint(random_tensors(model))
     quantization = choose_quantization(mode, checkpoint, ModelConfig({}))
     limits = PlanLimits(64, POSITIONS, 32)
-    plan = lower(model, Dtypes(*dtypes, quantized_kv), limits, quantization)
+    plan = lower(model, EmitContext(capabilities, Dtypes(*dtypes, quantized_kv)), limits, quantization)
     assembly = runner.assemble(plan, LoadOptions("", num_pages=POSITIONS // 32, threads=threads, isa=isa))
     assembly.open_kv()
     native = assembly.native
@@ -238,7 +242,7 @@ def test_latent_attention_in_a_long_context() -> None:
 def test_the_bits_depend_on_neither_chunks_nor_threads_nor_instruction_set(model: Graph, form: str) -> None:
     tokens = random_tokens(560)
     expected = log_probabilities(model, form, tokens, threads=1)
-    for isa in host.available_isas():
+    for isa in available_isas():
         assert np.array_equal(log_probabilities(model, form, tokens, isa=isa, chunk=37), expected)
     # Chunks of one token and many threads split the KV of a context longer than 512.
     assert np.array_equal(log_probabilities(model, form, tokens, threads=16, alone_from=500), expected)
@@ -255,7 +259,7 @@ def test_units_give_the_bits_of_fma(
 ) -> None:
     tokens = random_tokens(300)
     expected = log_probabilities(model, form, tokens, isa="avx2")
-    if isa not in host.available_isas():
+    if isa not in available_isas():
         soft_tiles.use(monkeypatch, tmp_path, isa)
     assert np.array_equal(log_probabilities(model, form, tokens, isa=isa), expected)
 
@@ -279,12 +283,12 @@ def test_units_give_the_bits_of_fma(
 def test_operations_without_a_kernel_are_rejected_with_an_error_that_names_them(model: Graph, message: str) -> None:
     quantization = choose_quantization(None, MemoryCheckpoint({}), ModelConfig({}))
     with pytest.raises(ModelError, match=message):
-        lower(model, Dtypes(*BF16), PlanLimits(64, 128, 32), quantization)
+        lower(model, context_of("avx2", Dtypes(*BF16)), PlanLimits(64, 128, 32), quantization)
 
 
 def test_equal_operations_share_kernels_and_weights() -> None:
     quantization = choose_quantization(None, MemoryCheckpoint({}), ModelConfig({}))
-    plan = lower(BASE, Dtypes(*BF16), PlanLimits(64, 128, 32), quantization)
+    plan = lower(BASE, context_of("avx2", Dtypes(*BF16)), PlanLimits(64, 128, 32), quantization)
     launches = [launch.kernel.name.rsplit("_", 1)[0] for launch in plan.launches]
     layer = ["norm", "linear", "split_heads", "attention", "linear_add", "norm", "linear_gate", "linear_add"]
     assert launches == ["embed", *layer, *layer, "norm", "logits"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from quire.kernels._native import Jit
-from quire.kernels.host import INSTRUCTION_SETS, available_isas
+from quire.kernels.devices.instruction_sets import INSTRUCTION_SETS, available_isas
 from quire.kernels.options import LoadOptions
 from quire.kernels.runner import load_model
 

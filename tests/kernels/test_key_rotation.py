@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernel_calls import Array, aligned, run
+from kernel_calls import Array, aligned, context_of, run
 
-from quire.kernels import host
 from quire.kernels.attention_heads import Heads
-from quire.kernels.emit.context import EmitContext
+from quire.kernels.devices.instruction_sets import available_isas
 from quire.kernels.emit.kv import KvLayout, SplitHeadsKernel
 from quire.kernels.emit.layout import Dtypes
 from quire.kernels.emit.rotation import head_group
 
-ISAS = [isa for isa in host.available_isas() if isa != "amx"]
+ISAS = [isa for isa in available_isas() if isa != "amx"]
 DTYPES = Dtypes("bf16", "bf16", "f32", quantized_kv=True)
 TOKENS = 32
 
@@ -26,7 +25,7 @@ def split(isa: str, heads: Heads, qkv: Array) -> tuple[Array, Array]:
     tile = aligned(np.zeros(layout.tile_bytes, np.uint8))
     numbers = aligned(np.arange(TOKENS, dtype=np.int32))
     slots = aligned(np.arange(TOKENS, dtype=np.int64))
-    text = SplitHeadsKernel("g", heads).emit(EmitContext(isa, DTYPES))
+    text = SplitHeadsKernel("g", heads).emit(context_of(isa, DTYPES))
     run(isa, text, "g", [aligned(qkv), numbers, slots, queries, tile], [TOKENS, 0, TOKENS, 1], (0, TOKENS))
     values = tile[: layout.scales_offset].view(np.int8).reshape(padded // 32, 2, 16, 2, 16)  # block, tile, pair, 2 k, n
     keys = values.transpose(1, 4, 0, 2, 3).reshape(TOKENS, padded)[:, : heads.dim]

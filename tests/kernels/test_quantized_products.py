@@ -13,6 +13,7 @@ from kernel_calls import (
     Array,
     CompiledKernel,
     aligned,
+    context_of,
     pack_activations,
     pack_quantized,
     pack_quantized_activations,
@@ -20,15 +21,14 @@ from kernel_calls import (
     to_bf16,
 )
 
-from quire.kernels import host
-from quire.kernels._native import MatrixView, QuantizedWeights, Runner, RunnerConfig
-from quire.kernels.emit.context import EmitContext
+from quire.kernels._native import CpuDevice, MatrixView, QuantizedWeights, ThreadPool
+from quire.kernels.devices.instruction_sets import available_isas
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.layout import PAIRED, Dtypes, QuantizedFormat
 from quire.kernels.emit.rows import EmbeddingKernel, NormKernel, QuantizeKernel
 
 DTYPES = Dtypes("bf16", "bf16", "f32")
-ISAS = [isa for isa in host.available_isas() if isa != "amx"]
+ISAS = [isa for isa in available_isas() if isa != "amx"]
 FORMATS = [
     QuantizedFormat(8),
     QuantizedFormat(4),
@@ -64,7 +64,7 @@ class ProductCase:
     def kernel(self, isa: str) -> CompiledKernel:
         """Return the kernel; AMX tiles, and what else the host lacks, run in software."""
         _, k, n = self.shape
-        text = GemmKernel("g", k, n, quantized=self.form).emit(EmitContext(isa, DTYPES))
+        text = GemmKernel("g", k, n, quantized=self.form).emit(context_of(isa, DTYPES))
         if isa not in ISAS:
             isa, text = "avx2", soft_tiles.software(text)
         return CompiledKernel(isa, text, "g")
@@ -150,7 +150,7 @@ def test_quantize(isa: str, form: QuantizedFormat, gather: bool, k: int, activat
     order = rng.permutation(k).astype(np.int32)
     expected = quantized(x[:, order] if gather else x, form)
     out = aligned(np.zeros_like(expected))
-    text = QuantizeKernel("q", k, form, gather).emit(EmitContext(isa, Dtypes("bf16", "bf16", activations)))
+    text = QuantizeKernel("q", k, form, gather).emit(context_of(isa, Dtypes("bf16", "bf16", activations)))
     run(isa, text, "q", [pack_activations(x, activations), out, *([order] if gather else [])], [], (0, m))
     assert np.array_equal(out, expected)
 
@@ -161,7 +161,7 @@ def test_quantize_keeps_values_that_are_not_finite(isa: str) -> None:
     x[0, 7], x[1, 9] = np.nan, np.inf
     form = QuantizedFormat(8)
     out = aligned(np.zeros((1, form.panel_bytes(64)), np.uint8))
-    run(isa, QuantizeKernel("q", 64, form).emit(EmitContext(isa, DTYPES)), "q", [pack_activations(x), out], [], (0, 2))
+    run(isa, QuantizeKernel("q", 64, form).emit(context_of(isa, DTYPES)), "q", [pack_activations(x), out], [], (0, 2))
     scales = out[0, 16 * 64 : 16 * 64 + 8].view(np.float32)
     assert not np.isfinite(scales).any()
 
@@ -172,7 +172,7 @@ def test_norm_quantizes_as_it_stores(isa: str, form: QuantizedFormat) -> None:
     m, width = 18, 160
     hidden, weight = np.random.default_rng(6).standard_normal((2, m, width), np.float32)
     floats = pack_activations(np.zeros((m, width), np.float32))
-    context = EmitContext(isa, Dtypes("f32", "f32", "f32"))
+    context = context_of(isa, Dtypes("f32", "f32", "f32"))
     run(isa, NormKernel("n", width, 1e-5).emit(context), "n", [aligned(hidden), aligned(weight[0]), floats], [], (0, m))
     apart = aligned(np.zeros((2, form.panel_bytes(width)), np.uint8))
     run(isa, QuantizeKernel("q", width, form).emit(context), "q", [floats, apart], [], (0, m))
@@ -200,7 +200,7 @@ def test_quantized_embedding(isa: str, form: QuantizedFormat) -> None:
     packed = pack_quantized(values, scales, None, form.bits, form.group)
     run(
         isa,
-        EmbeddingKernel("e", hidden, quantized=form).emit(EmitContext(isa, DTYPES)),
+        EmbeddingKernel("e", hidden, quantized=form).emit(context_of(isa, DTYPES)),
         "e",
         [ids, packed, out],
         [],
@@ -234,12 +234,8 @@ def test_the_largest_operands_do_not_saturate(tiles: None, isa: str, form: Quant
 
 
 @pytest.fixture
-def runner() -> Runner:
-    config = RunnerConfig(
-        threads=2, num_pages=1, block_size=32, vocab_size=1, kv_heads=1, max_num_batched_tokens=1, max_logit_rows=1,
-        logit_stride=32, hidden_size=32, tokens_per_entry=1, layers=1, tile_bytes=64, value_offset=32,
-    )  # fmt: skip
-    return Runner(config)
+def device() -> CpuDevice:
+    return CpuDevice(ThreadPool(2))
 
 
 def memory(address: int, size: int) -> Array:
@@ -247,7 +243,7 @@ def memory(address: int, size: int) -> Array:
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=str)
-def test_quantized_weights_are_packed_as_the_layout_says(runner: Runner, form: QuantizedFormat) -> None:
+def test_quantized_weights_are_packed_as_the_layout_says(device: CpuDevice, form: QuantizedFormat) -> None:
     n, k = 50, 200
     rng = np.random.default_rng(8)
     groups = -(-k // form.span(k))
@@ -255,8 +251,8 @@ def test_quantized_weights_are_packed_as_the_layout_says(runner: Runner, form: Q
     scales = np.exp2(rng.uniform(-26, 3, (n, groups))).astype(np.float32)
     zeros = rng.integers(0, 17, (n, groups)).astype(np.int16) if form.zeros else None
     expected = pack_quantized(values, scales, zeros, form.bits, form.group)
-    target = runner.allocate(expected.nbytes)
-    runner.pack_quantized(values, scales, zeros, QuantizedWeights(target, form, k))
+    target = device.allocate(expected.nbytes)
+    device.pack_quantized(values, scales, zeros, QuantizedWeights(target, form, k))
     # Padding is the middle of the range here and 0 in the expected array; its value does not matter.
     shape = (2, form.groups(k), form.super_bytes(k))
     packed = memory(target, expected.nbytes).reshape(shape)
@@ -276,17 +272,17 @@ def test_quantized_weights_are_packed_as_the_layout_says(runner: Runner, form: Q
 @pytest.mark.parametrize(("name", "source"), [("f32", np.float32), ("f16", np.float16)])
 @pytest.mark.parametrize("isa", ISAS)
 def test_quantized_weights_are_near(
-    runner: Runner, isa: str, form: QuantizedFormat, name: str, source: npt.DTypeLike
+    device: CpuDevice, isa: str, form: QuantizedFormat, name: str, source: npt.DTypeLike
 ) -> None:
     """The product of the identity and the packed matrix gives the weights back."""
     n, k = 48, 192
     weights: Array = np.random.default_rng(9).standard_normal((n, k), np.float32).astype(source)
     weights[5] = 0
-    target = runner.allocate(2 * form.block_bytes(k))
-    runner.quantize(MatrixView(weights.view(np.uint8).reshape(-1), name, n, k, k, 1), QuantizedWeights(target, form, k))
+    target = device.allocate(2 * form.block_bytes(k))
+    device.quantize(MatrixView(weights.view(np.uint8).reshape(-1), name, n, k, k, 1), QuantizedWeights(target, form, k))
     x = quantized(np.eye(k, dtype=np.float32), form)
     y = aligned(np.zeros((k, 64), np.float32))
-    text = GemmKernel("g", k, n, quantized=form).emit(EmitContext(isa, DTYPES))
+    text = GemmKernel("g", k, n, quantized=form).emit(context_of(isa, DTYPES))
     run(isa, text, "g", [x, aligned(memory(target, 2 * form.block_bytes(k))), y], [k], (0, 2 * -(-k // 64)))
     error = y[:, :n].T - weights.astype(np.float32)
     relative = np.sqrt((error**2).sum() / (weights.astype(np.float32) ** 2).sum())
@@ -294,43 +290,43 @@ def test_quantized_weights_are_near(
     assert not y[:, 5].any()
 
 
-def quantize_affine(runner: Runner, weights: Array, importance: Array | None) -> Array:
+def quantize_affine(device: CpuDevice, weights: Array, importance: Array | None) -> Array:
     """Return what 4-bit weights [32, 64] in groups of 32 with minima stand for."""
     form = QuantizedFormat(4, 32, scales="super", mins=True)
-    target = runner.allocate(form.block_bytes(64))
+    target = device.allocate(form.block_bytes(64))
     view = MatrixView(weights.view(np.uint8).reshape(-1), "f32", 32, 64, 64, 1)
-    runner.quantize(view, QuantizedWeights(target, form, 64), importance=importance)
+    device.quantize(view, QuantizedWeights(target, form, 64), importance=importance)
     x, y = quantized(np.eye(64, dtype=np.float32), form), aligned(np.zeros((64, 32), np.float32))
-    text = GemmKernel("g", 64, 32, quantized=form).emit(EmitContext(ISAS[0], DTYPES))
+    text = GemmKernel("g", 64, 32, quantized=form).emit(context_of(ISAS[0], DTYPES))
     run(ISAS[0], text, "g", [x, aligned(memory(target, form.block_bytes(64))), y], [64], (0, 1))
     return y.T
 
 
-def test_errors_count_by_the_importance_of_inputs(runner: Runner) -> None:
+def test_errors_count_by_the_importance_of_inputs(device: CpuDevice) -> None:
     weights = np.random.default_rng(3).standard_normal((32, 64), np.float32)
     importance = np.ones(64, np.float32)
     importance[[7, 40]] = 1000
-    plain, weighted = ((quantize_affine(runner, weights, by) - weights) ** 2 for by in (None, importance))
+    plain, weighted = ((quantize_affine(device, weights, by) - weights) ** 2 for by in (None, importance))
     assert (weighted @ importance).sum() < 0.3 * (plain @ importance).sum()
     assert weighted.sum() < 3 * plain.sum()
-    alike = quantize_affine(runner, weights, np.full(64, 4, np.float32))
-    np.testing.assert_array_equal(alike, quantize_affine(runner, weights, None))
+    alike = quantize_affine(device, weights, np.full(64, 4, np.float32))
+    np.testing.assert_array_equal(alike, quantize_affine(device, weights, None))
 
 
-def test_inputs_of_little_importance_are_not_lost(runner: Runner) -> None:
+def test_inputs_of_little_importance_are_not_lost(device: CpuDevice) -> None:
     """The trial counts inputs that were zero as a hundred-thousandth of the mean."""
     weights = np.random.default_rng(3).standard_normal((32, 64), np.float32)
     importance = np.full(64, 1e-5, np.float32)
     importance[[7, 40]] = 16
-    plain, weighted = (np.abs(quantize_affine(runner, weights, by) - weights) for by in (None, importance))
+    plain, weighted = (np.abs(quantize_affine(device, weights, by) - weights) for by in (None, importance))
     assert weighted.max() < 3 * plain.max()
     assert weighted[:, [7, 40]].max() < 0.5 * plain[:, [7, 40]].max()
 
 
-def test_groups_without_importance_are_quantized(runner: Runner) -> None:
+def test_groups_without_importance_are_quantized(device: CpuDevice) -> None:
     weights = np.random.default_rng(3).standard_normal((32, 64), np.float32)
     importance = np.zeros(64, np.float32)
-    assert np.abs(quantize_affine(runner, weights, importance) - weights).max() < 0.5
+    assert np.abs(quantize_affine(device, weights, importance) - weights).max() < 0.5
 
 
 @pytest.mark.parametrize(
@@ -342,18 +338,18 @@ def test_groups_without_importance_are_quantized(runner: Runner) -> None:
     ids=["size", "format"],
 )
 def test_importance_that_does_not_fit_is_refused(
-    runner: Runner, form: QuantizedFormat, size: int, message: str
+    device: CpuDevice, form: QuantizedFormat, size: int, message: str
 ) -> None:
     view = MatrixView(np.zeros(32 * 64 * 4, np.uint8), "f32", 32, 64, 64, 1)
-    target = QuantizedWeights(runner.allocate(form.block_bytes(64)), form, 64)
+    target = QuantizedWeights(device.allocate(form.block_bytes(64)), form, 64)
     with pytest.raises(ValueError, match=message):
-        runner.quantize(view, target, importance=np.ones(size, np.float32))
+        device.quantize(view, target, importance=np.ones(size, np.float32))
 
 
-def test_weights_that_are_not_finite_cannot_be_quantized(runner: Runner) -> None:
+def test_weights_that_are_not_finite_cannot_be_quantized(device: CpuDevice) -> None:
     weights = np.ones((16, 64), np.float32)
     weights[3, 4] = np.nan
     form = QuantizedFormat(8)
-    target = QuantizedWeights(runner.allocate(form.block_bytes(64)), form, 64)
+    target = QuantizedWeights(device.allocate(form.block_bytes(64)), form, 64)
     with pytest.raises(ValueError, match="weight column 3 holds a value that is not finite"):
-        runner.quantize(MatrixView(weights.view(np.uint8).reshape(-1), "f32", 16, 64, 64, 1), target)
+        device.quantize(MatrixView(weights.view(np.uint8).reshape(-1), "f32", 16, 64, 64, 1), target)

@@ -168,7 +168,7 @@ class Recorder:
             all_here.wait()
 
         self._pool.run(meet)
-        self._plan = _native.Plan()
+        self._device, self._plan = _native.CpuDevice(self._pool), _native.Plan()
         self._kernels = [KERNEL(lambda _b, _d, first, end, i=i: self._kernel(i, first, end)) for i in range(launches)]
         for kernel in self._kernels:
             address = ctypes.cast(kernel, ctypes.c_void_p).value
@@ -185,11 +185,11 @@ class Recorder:
 
     def run(self, tokens: int) -> None:
         self._begin(tokens)
-        self._plan.run(self._pool, {"tokens": tokens})
+        self._device.run(self._plan, {"tokens": tokens})
 
     def profile(self, tokens: int) -> list[float]:
         self._begin(tokens)
-        return self._plan.profile(self._pool, {"tokens": tokens})
+        return self._device.profile(self._plan, {"tokens": tokens})
 
     def _begin(self, tokens: int) -> None:
         self.tokens, self.chunks, self.done = tokens, [], [0] * len(self.done)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import soft_tiles
 
-from quire.kernels import host, options, runner
+from quire.kernels import options, runner
+from quire.kernels.devices.instruction_sets import available_isas
 from quire.kernels.step import StepInput
 
 Outputs = list[tuple[list[int], list[float]]]
@@ -63,6 +64,6 @@ def test_units_give_the_bits_of_fma(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     expected = generate(str(demo_model), lengths, 512, "avx2", **formats)
-    if isa not in host.available_isas():
+    if isa not in available_isas():
         soft_tiles.use(monkeypatch, tmp_path, isa)
     assert generate(str(demo_model), lengths, chunk, isa, **formats) == expected

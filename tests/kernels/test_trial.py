@@ -11,12 +11,12 @@ import numpy.typing as npt
 import pytest
 
 from quire.kernels._native import SamplingConfig
+from quire.kernels.devices.instruction_sets import available_isas
 from quire.kernels.emit.experts import ExpertGemmKernel
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.rows import EmbeddingKernel
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import Embedding
-from quire.kernels.host import available_isas
 from quire.kernels.operands import Matrix
 from quire.kernels.options import LoadOptions
 from quire.kernels.runner import describe, load_model
@@ -107,7 +107,7 @@ def test_matrices_in_one_place_do_not_disturb_each_other(
     original = Loader.pack
 
     def pack(loader: Loader, matrix: Matrix) -> None:
-        loader.addresses[matrix] = loader.runner.allocate(matrix.bytes(loader.dtypes))
+        loader.addresses[matrix] = loader.device.allocate(matrix.bytes(loader.dtypes))
         original(loader, matrix)
 
     monkeypatch.setattr(Loader, "pack", pack)

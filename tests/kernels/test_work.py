@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from bench.kernel_steps import RandomCheckpoint
+from kernel_calls import context_of
 from tiny_model import CONFIG
 
 from quire.kernels.config import ModelConfig
@@ -19,11 +20,12 @@ from quire.kernels.work import Chunk, Step, Work, work_of
 def works(step: Step, mode: str | None = None, **fields: object) -> dict[str, list[Work]]:
     config = ModelConfig(CONFIG | {"max_position_embeddings": 512} | fields)
     quantization = choose_quantization(mode, RandomCheckpoint(CONFIG), config)
-    plan = lower(build_graph(config), Dtypes("bf16", "bf16", "f32"), PlanLimits(64, 512, 32), quantization)
+    context = context_of("avx512", Dtypes("bf16", "bf16", "f32"))
+    plan = lower(build_graph(config), context, PlanLimits(64, 512, 32), quantization)
     found: dict[str, list[Work]] = {}
     for launch in plan.launches:
         kernel = launch.kernel.name.rsplit("_", 1)[0]
-        found.setdefault(kernel, []).append(work_of(plan, launch, step, "avx512"))
+        found.setdefault(kernel, []).append(work_of(plan, launch, step))
     return found
 
 

@@ -14,7 +14,7 @@ from bench.kernel_limits import peak_kernel, units
 from tiny_model import CONFIG
 
 from quire.kernels._native import Jit
-from quire.kernels.host import INSTRUCTION_SETS, available_isas
+from quire.kernels.devices.instruction_sets import INSTRUCTION_SETS, available_isas
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_kernels.py"
 SMALL = ["--rows", "1,20", "--contexts", "300,40", "--repetitions", "1", "--threads", "2"]

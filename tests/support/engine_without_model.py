@@ -12,7 +12,7 @@ import os
 import random
 import sys
 
-from quire.kernels._native import Runner, RunnerConfig
+from quire.kernels._native import CpuDevice, Runner, RunnerConfig, ThreadPool
 
 BLOCK_SIZE, LAYERS, HEADS, TILE_BYTES = 32, 2, 2, 64
 SALTS = ("", "tenant")
@@ -49,11 +49,12 @@ class Engine:
         self.fd, self.num_pages = fd, num_pages
         self.native = Runner(
             RunnerConfig(
-                threads=2, num_pages=num_pages, block_size=BLOCK_SIZE, vocab_size=8, kv_heads=HEADS,
+                num_pages=num_pages, block_size=BLOCK_SIZE, vocab_size=8, kv_heads=HEADS,
                 max_num_batched_tokens=256, max_logit_rows=1, logit_stride=32, hidden_size=32, tokens_per_entry=4,
                 layers=LAYERS, tile_bytes=TILE_BYTES, value_offset=TILE_BYTES // 2, kv_memory_fd=fd, kv_model=model,
                 log_sealed_pages=log_sealed_pages,
-            )
+            ),
+            CpuDevice(ThreadPool(2)),
         )  # fmt: skip
         self.native.open_kv()
         self.sequences = self.native.sequences

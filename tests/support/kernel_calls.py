@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.kernels.compiler import Compiler
-from quire.kernels.emit.layout import PAIRED, PAIRED_ORDER
-from quire.kernels.host import INSTRUCTION_SETS, cache_folder
+from quire.kernels.devices.cpu import Cpu
+from quire.kernels.devices.instruction_sets import INSTRUCTION_SETS
+from quire.kernels.emit.context import EmitContext
+from quire.kernels.emit.layout import PAIRED, PAIRED_ORDER, Dtypes
+from quire.kernels.host import cache_folder
 
 Array = npt.NDArray[Any]
 _KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
@@ -25,12 +27,17 @@ def aligned(array: Array) -> Array:
     return copy
 
 
+def context_of(isa: str, dtypes: Dtypes) -> EmitContext:
+    """Return what kernels are emitted for on a CPU with an instruction set."""
+    return EmitContext(INSTRUCTION_SETS[isa].capabilities, dtypes)
+
+
 class CompiledKernel:
     """The kernel `name` of a text, to run many times."""
 
     def __init__(self, isa: str, text: str, name: str) -> None:
-        self._compiler = Compiler(INSTRUCTION_SETS[isa], cache_folder())  # owns the code
-        self._kernel = _KERNEL(self._compiler.compile_text(text, name))
+        self._cpu = Cpu(INSTRUCTION_SETS[isa], cache_folder())  # owns the code
+        self._kernel = _KERNEL(self._cpu.compile_text(text, name))
 
     def run(self, buffers: list[Array], dims: list[int], items: tuple[int, int]) -> None:
         """Run work items [begin, end) over the buffers."""

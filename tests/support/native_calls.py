@@ -24,7 +24,7 @@ from quire.kernels import _native
 
 STUB = Path(_native.__file__).with_name("_native.pyi")
 EXEMPT = {
-    *("Plan.add", "Plan.run", "Plan.profile", "adds_pairs_by_fma"),  # functions and buffers are bare addresses
+    *("Plan.add", "Device.run", "Device.profile", "adds_pairs_by_fma"),  # functions and buffers are bare addresses
     *("Jit.compile", "Jit.assembly"),  # LLVM takes long
     *("Vocabulary", "Matcher", "Constraint"),  # of llguidance, see tests/engine_core/grammar
     "KvPages",  # for tests alone; what it has in common with Runner is called there
@@ -49,13 +49,14 @@ ARRAYS: dict[str, list[Any]] = {
     "uint8, 1": [np.zeros(size, np.uint8) for size in (0, 7, 1 << 16)],
     "uint8, 2": [np.full(shape, 255, np.uint8) for shape in ((0, 0), (3, 64), (64, 128))],
     "float32, 2": [np.ones(shape, np.float32) for shape in ((0, 0), (3, 1), (64, 1))],
+    "int32, 1": [np.zeros(0, np.int32), np.arange(9, dtype=np.int32)],
     "int16, 2": [np.ones(shape, np.int16) for shape in ((0, 0), (3, 1), (64, 1))],
 }
 """Arrays by dtype and number of dimensions."""
 ANY_ARRAYS = [np.zeros(0), np.zeros((2, 3)), np.array(["text"]), np.zeros((4, 4))[:, ::2]]
 
 RUNNER_SIZES: dict[str, Any] = {
-    "threads": 1, "num_pages": 8, "block_size": 32, "vocab_size": 50, "kv_heads": 1, "max_num_batched_tokens": 64,
+    "num_pages": 8, "block_size": 32, "vocab_size": 50, "kv_heads": 1, "max_num_batched_tokens": 64,
     "max_logit_rows": 4, "logit_stride": 64, "hidden_size": 8, "tokens_per_entry": 4, "layers": 1, "tile_bytes": 64,
     "value_offset": 32, "window": 5,
 }  # fmt: skip
@@ -106,7 +107,8 @@ def world() -> dict[str, list[Any]]:
     tree.insert(root, [1, 2, 3, 4], first)
     tree.insert(first, [5, 6, 7, 8], second)
     tree.release(second)
-    runner = _native.Runner(_native.RunnerConfig(**RUNNER_SIZES))
+    device = _native.CpuDevice(_native.ThreadPool(1))
+    runner = _native.Runner(_native.RunnerConfig(**RUNNER_SIZES), device)
     runner.open_kv()
     for opened in (sequences, runner.sequences):
         for salt in (None, "salt"):
@@ -115,11 +117,13 @@ def world() -> dict[str, list[Any]]:
     proposer, index = _native.TextProposer(sequences, _native.TextProposerConfig()), _native.TokenIndex(2, 16)
     for token in (1, 2, 3, 1, 2):
         index.append(token)
-    form, address = _native.QuantizedFormat(8), runner.allocate(1 << 16)
+    form, address = _native.QuantizedFormat(8), device.allocate(1 << 16)
     return {
         "PagePool": [pool],
         "RadixTree": [tree],
         "Sequences": [sequences, runner.sequences],
+        "Device": [device],
+        "CpuDevice": [device],
         "Runner": [runner],
         "StepResult": [runner.step([0], [0], [40])],
         "RunnerConfig": [

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from quire.kernels import _native, compiler, host
-from quire.kernels.host import INSTRUCTION_SETS
+from quire.kernels import _native
+from quire.kernels.devices import cpu, instruction_sets
+from quire.kernels.devices.instruction_sets import INSTRUCTION_SETS
 
 IN_SOFTWARE = ("amx", "avx2-vnni", "neon-dotprod", "neon") if os.uname().machine == "x86_64" else ()
 """Instruction sets whose quantized products are emulated where the host lacks them."""
@@ -212,5 +213,5 @@ class SoftJit:
 def use(monkeypatch: pytest.MonkeyPatch, folder: Path, isa: str) -> None:
     """Have the runner choose `isa`, and run its kernels in software; the library is built in `folder`."""
     load_library(folder)
-    monkeypatch.setattr(compiler, "Jit", SoftJit)
-    monkeypatch.setattr(host, "choose_isa", lambda _=None: INSTRUCTION_SETS[isa])
+    monkeypatch.setattr(cpu, "Jit", SoftJit)
+    monkeypatch.setattr(instruction_sets, "choose_isa", lambda _=None: INSTRUCTION_SETS[isa])

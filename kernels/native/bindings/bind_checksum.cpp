@@ -7,7 +7,7 @@
 #include "bindings/bindings.h"
 #include "checksum/checked_file.h"
 #include "checksum/checksum.h"
-#include "compute/runner.h"
+#include "compute/device.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -19,9 +19,9 @@ using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::dev
 
 std::uint64_t checksum_of(const Bytes& bytes) { return checksum(std::as_bytes(std::span(bytes.data(), bytes.size()))); }
 
-std::span<std::byte> memory_of(Runner& runner, Address address, std::size_t num_bytes) {
+std::span<std::byte> memory_of(Device& device, Address address, std::size_t num_bytes) {
   auto* memory = reinterpret_cast<std::byte*>(address);
-  runner.arena().check(memory, num_bytes);
+  device.check(memory, num_bytes);
   return {memory, num_bytes};
 }
 
@@ -42,23 +42,23 @@ void bind_checksum(nb::module_& m) {
         "Return the XXH3 (64 bits) of bytes.");
 }
 
-void bind_checked_file(nb::class_<Runner>& runner) {
-  runner
+void bind_checked_file(nb::class_<Device>& device) {
+  device
       .def(
           "read_part",
-          [](Runner& r, int descriptor, std::uint64_t offset, Address address, std::size_t num_bytes) {
-            return read_part(r.threads(), descriptor, offset, memory_of(r, address, num_bytes));
+          [](Device& d, int descriptor, std::uint64_t offset, Address address, std::size_t num_bytes) {
+            return read_part(d.threads(), descriptor, offset, memory_of(d, address, num_bytes));
           },
           "descriptor"_a, "offset"_a, "address"_a, "num_bytes"_a, nb::call_guard<nb::gil_scoped_release>(),
-          "Read part of an open file into memory of the runner and return its checksum, that of the checksums of "
+          "Read part of an open file into memory of the device and return its checksum, that of the checksums of "
           "its MiB. Raises OSError.")
       .def(
           "write_part",
-          [](Runner& r, int descriptor, std::uint64_t offset, Address address, std::size_t num_bytes) {
-            return write_part(r.threads(), descriptor, offset, memory_of(r, address, num_bytes));
+          [](Device& d, int descriptor, std::uint64_t offset, Address address, std::size_t num_bytes) {
+            return write_part(d.threads(), descriptor, offset, memory_of(d, address, num_bytes));
           },
           "descriptor"_a, "offset"_a, "address"_a, "num_bytes"_a, nb::call_guard<nb::gil_scoped_release>(),
-          "Write memory of the runner to part of an open file and return its checksum, as `read_part` does.");
+          "Write memory of the device to part of an open file and return its checksum, as `read_part` does.");
 }
 
 }  // namespace quire

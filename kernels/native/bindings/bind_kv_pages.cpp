@@ -24,11 +24,11 @@ namespace {
 /// KV pages in a file without a model. Their size does not depend on the number of their tokens.
 class KvPages {
  public:
-  KvPages(ThreadPool& threads, std::int32_t fd, const std::string& model, std::int32_t num_pages,
-          std::int32_t block_size, std::int64_t page_bytes, std::int32_t vocab_size)
+  KvPages(Device& device, std::int32_t fd, const std::string& model, std::int32_t num_pages, std::int32_t block_size,
+          std::int64_t page_bytes, std::int32_t vocab_size)
       : cache_(
             KvConfig{{1, 1, page_bytes, page_bytes, kTileTokens, num_pages}, block_size, vocab_size, fd, model, true},
-            arena_, threads) {}
+            device) {}
 
   KvCache& kv_cache() { return cache_; }
   std::span<std::uint8_t> tiles() const {
@@ -38,7 +38,6 @@ class KvPages {
   }
 
  private:
-  Arena arena_;
   KvCache cache_;
 };
 
@@ -120,10 +119,10 @@ void bind_kv_pages(nb::module_& m, nb::class_<Runner>& runner) {
                             "KV pages in a file without a model, and their sequences, for executors that compute "
                             "elsewhere.");
   pages
-      .def(nb::init<ThreadPool&, std::int32_t, const std::string&, std::int32_t, std::int32_t, std::int64_t,
-                    std::int32_t>(),
-           "pool"_a, "kv_memory_fd"_a, "kv_model"_a, "num_pages"_a, "block_size"_a, "page_bytes"_a, "vocab_size"_a,
-           nb::keep_alive<1, 2>())
+      .def(
+          nb::init<Device&, std::int32_t, const std::string&, std::int32_t, std::int32_t, std::int64_t, std::int32_t>(),
+          "device"_a, "kv_memory_fd"_a, "kv_model"_a, "num_pages"_a, "block_size"_a, "page_bytes"_a, "vocab_size"_a,
+          nb::keep_alive<1, 2>())
       .def_prop_ro(
           "tiles",
           [](KvPages& p) {

@@ -7,11 +7,9 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -26,38 +24,9 @@ using namespace nb::literals;
 namespace quire {
 namespace {
 
-Dim dim_of(std::string_view name) {
-  const auto found = std::ranges::find(kDimNames, name);
-  if (found != kDimNames.end()) return static_cast<Dim>(found - kDimNames.begin());
-  std::string known;
-  for (std::string_view each : kDimNames) known.append(known.empty() ? "" : ", ").append(each);
-  throw std::invalid_argument("dim '" + std::string(name) + "' is none of " + known);
-}
-
-void add_launch(Plan& plan, Address kernel, const std::vector<Address>& buffers, const std::string& dim,
-                std::int64_t rows_per_item, std::int64_t repeats, std::int64_t copies, std::int64_t groups) {
-  Launch launch{reinterpret_cast<Kernel>(kernel), {}, dim_of(dim), rows_per_item, repeats, copies, groups};
-  for (Address buffer : buffers) launch.buffers.push_back(reinterpret_cast<void*>(buffer));
-  plan.add(std::move(launch));
-}
-
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 std::vector<float> copy_of(const Floats& values) { return {values.data(), values.data() + values.size()}; }
-
-using Sizes = std::map<std::string, std::int64_t>;
-
-Dims dims_of(const Sizes& sizes) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 31;
-  Dims dims{};
-  for (const auto& [name, size] : sizes) {
-    if (size < 0 || size > kMost)
-      throw std::invalid_argument(name + "=" + std::to_string(size) + "; it must be from 0 to " +
-                                  std::to_string(kMost));
-    dims[static_cast<std::size_t>(dim_of(name))] = size;
-  }
-  return dims;
-}
 
 Sizes split_attention(Runner& runner, Sizes sizes) {
   Dims dims = dims_of(sizes);
@@ -109,25 +78,8 @@ std::map<std::string, Address> input_addresses(const Runner& runner) {
   return addresses;
 }
 
-void bind_memory(nb::class_<Runner>& runner) {
+void bind_inputs(nb::class_<Runner>& runner) {
   runner
-      .def(
-          "allocate", [](Runner& r, std::size_t bytes) { return reinterpret_cast<Address>(r.arena().allocate(bytes)); },
-          "num_bytes"_a, "Return the address of zeroed memory that lives as long as the runner.")
-      .def(
-          "allocate_by_node",
-          [](Runner& r, std::size_t bytes) { return reinterpret_cast<Address>(r.allocate_by_node(bytes)); },
-          "num_bytes"_a, nb::call_guard<nb::gil_scoped_release>(),
-          "Allocate memory for a matrix, each share on the NUMA node of the threads that will read it.")
-      .def(
-          "upload",
-          [](Runner& r, nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu> array) {
-            void* target = r.arena().allocate(array.nbytes());
-            std::memcpy(target, array.data(), array.nbytes());
-            return reinterpret_cast<Address>(target);
-          },
-          "array"_a, nb::sig("def upload(self, array: numpy.typing.NDArray[typing.Any]) -> int"),
-          "Copy the array into memory that lives as long as the runner; return its address.")
       .def(
           "kv_layer", [](Runner& r, std::int64_t layer) { return reinterpret_cast<Address>(r.kv_layer(layer)); },
           "layer"_a, "Return the address of a layer's KV tiles.")
@@ -152,21 +104,7 @@ void bind_runner(nb::module_& m) {
               "The rows of lookahead tokens among the step's tokens, by sequence.")
       .def_prop_ro("pooled", &pooled_vectors, "Vectors of f32, as the bytes that they have in memory.")
       .def_ro("errors", &StepResult::errors);
-  nb::class_<Plan>(m, "Plan", "Kernel launches that run one after the other.")
-      .def(nb::init<>())
-      .def("add", &add_launch, "kernel"_a, "buffers"_a, "dim"_a, "rows_per_item"_a = 1, "repeats"_a = 1, "copies"_a = 1,
-           "groups"_a = 0,
-           "Append a launch of `repeats * ceil(dims[dim] / rows_per_item)` work items, or with `groups` of as many as "
-           "parts of `copies * dims[dim]` rows in groups can be.")
-      .def(
-          "run", [](Plan& plan, ThreadPool& pool, const Sizes& sizes) { plan.run(pool, dims_of(sizes)); }, "pool"_a,
-          "dims"_a, nb::call_guard<nb::gil_scoped_release>(), "Run the launches with these dims, by name.")
-      .def(
-          "profile",
-          [](Plan& plan, ThreadPool& pool, const Sizes& sizes) { return plan.profile(pool, dims_of(sizes)); }, "pool"_a,
-          "dims"_a, nb::call_guard<nb::gil_scoped_release>(), "Run the launches and return the seconds of each.");
   bind_struct(m, "RunnerConfig", "Sizes of a model, its KV cache and its steps.",
-              field("threads", &RunnerConfig::threads), option("pin", &RunnerConfig::pin),
               field("num_pages", &RunnerConfig::num_pages), field("block_size", &RunnerConfig::block_size),
               field("vocab_size", &RunnerConfig::vocab_size), field("kv_heads", &RunnerConfig::kv_heads),
               field("max_num_batched_tokens", &RunnerConfig::max_num_batched_tokens),
@@ -178,8 +116,8 @@ void bind_runner(nb::module_& m) {
               option("lookahead", &RunnerConfig::lookahead), option("kv_memory_fd", &RunnerConfig::kv_memory_fd),
               option("kv_model", &RunnerConfig::kv_model), option("log_sealed_pages", &RunnerConfig::log_sealed_pages));
   nb::class_<Runner> runner(m, "Runner",
-                            "Executes the steps of a model; owns its memory, threads, KV pages, sequences and plans.");
-  runner.def(nb::init<const RunnerConfig&>(), "config"_a)
+                            "Executes the steps of a model on a device; owns its KV pages, sequences and plans.");
+  runner.def(nb::init<const RunnerConfig&, Device&>(), "config"_a, "device"_a, nb::keep_alive<1, 3>())
       .def("open_kv", &Runner::open_kv, nb::call_guard<nb::gil_scoped_release>(),
            "Map KV memory; to be called once, before whatever needs it. Until then another process may have its file.")
       .def_prop_ro("body", &Runner::body, nb::rv_policy::reference_internal, "Plan from token ids to hidden states.")
@@ -203,9 +141,6 @@ void bind_runner(nb::module_& m) {
             r.pooling_head().add_norm(copy_of(weight), copy_of(bias), epsilon);
           },
           "weight"_a, "bias"_a, "epsilon"_a, "Append a LayerNorm to the pooling head.")
-      .def_prop_ro("threads", [](Runner& r) { return r.threads().size(); })
-      .def_prop_ro(
-          "pinned", [](Runner& r) { return r.threads().pinned(); }, "True if every thread has a CPU of its own.")
       .def_prop_ro(
           "num_prefaulted_pages", [](Runner& r) { return r.kv().num_prefaulted(); },
           "Number of KV pages that are as large as the memory that is resident ahead of use.")
@@ -241,10 +176,8 @@ void bind_runner(nb::module_& m) {
           "slot"_a, "source"_a, "num_computed"_a, "num_tokens"_a,
           "Give a slot without pages the first computed positions of another; return False if there are too few "
           "pages.");
-  bind_memory(runner);
-  bind_checked_file(runner);
+  bind_inputs(runner);
   bind_kv_pages(m, runner);
-  bind_packing(runner);
 }
 
 }  // namespace quire

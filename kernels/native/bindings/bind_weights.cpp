@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "compute/runner.h"
+#include "compute/device.h"
 #include "weights/gguf_blocks.h"
 #include "weights/mxfp4.h"
 #include "weights/packing.h"
@@ -36,28 +36,28 @@ std::size_t block_bytes_of(const QuantizedWeights& target) {
   return static_cast<std::size_t>(target.format.block_bytes(target.k));
 }
 
-/// Throws std::invalid_argument unless the target's tiles lie in memory of the runner.
+/// Throws std::invalid_argument unless the target's tiles lie in memory of the device.
 template <class Target>
-void check_target(Runner& runner, const Target& target, std::size_t block_bytes, std::int64_t columns,
+void check_target(Device& device, const Target& target, std::size_t block_bytes, std::int64_t columns,
                   TileRange tiles) {
   std::size_t bytes = 0;
   if (__builtin_mul_overflow(block_bytes, static_cast<std::size_t>(tiles.blocks(columns)), &bytes))
     throw std::invalid_argument("packed weights of k=" + std::to_string(target.k) + " are too large");
-  runner.arena().check(target.data, bytes);
+  device.check(target.data, bytes);
 }
 
-void pack_tiles(Runner& runner, const MatrixView& source, const PackedWeights& target, std::int64_t first_tile,
+void pack_tiles(Device& device, const MatrixView& source, const PackedWeights& target, std::int64_t first_tile,
                 std::int64_t tile_step) {
-  check_target(runner, target, target.block_bytes(), source.n, {first_tile, tile_step});
-  pack(runner.threads(), source, target, {first_tile, tile_step});
+  check_target(device, target, target.block_bytes(), source.n, {first_tile, tile_step});
+  pack(device.threads(), source, target, {first_tile, tile_step});
 }
 
-void quantize_tiles(Runner& runner, const MatrixView& source, const QuantizedWeights& target, std::int64_t first_tile,
+void quantize_tiles(Device& device, const MatrixView& source, const QuantizedWeights& target, std::int64_t first_tile,
                     std::int64_t tile_step, const std::optional<Floats>& importance) {
-  check_target(runner, target, block_bytes_of(target), source.n, {first_tile, tile_step});
+  check_target(device, target, block_bytes_of(target), source.n, {first_tile, tile_step});
   const auto weights = importance ? std::span(importance->data(), importance->size()) : std::span<const float>();
   const nb::gil_scoped_release release;
-  quantize(runner.threads(), source, weights, target, {first_tile, tile_step});
+  quantize(device.threads(), source, weights, target, {first_tile, tile_step});
 }
 
 nb::ndarray<nb::numpy, float, nb::ndim<2>> dequantize_rows(const GgufMatrix& source) {
@@ -70,7 +70,7 @@ nb::ndarray<nb::numpy, float, nb::ndim<2>> dequantize_rows(const GgufMatrix& sou
   return {values.release(), {static_cast<std::size_t>(source.n), static_cast<std::size_t>(source.k)}, owner};
 }
 
-void pack_quantized_arrays(Runner& runner, const Matrix<std::uint8_t>& values, const Matrix<float>& scales,
+void pack_quantized_arrays(Device& device, const Matrix<std::uint8_t>& values, const Matrix<float>& scales,
                            const std::optional<Matrix<std::int16_t>>& zeros, const QuantizedWeights& target,
                            std::int64_t first_tile, std::int64_t tile_step) {
   const auto n = static_cast<std::int64_t>(values.shape(0)), k = static_cast<std::int64_t>(values.shape(1));
@@ -79,10 +79,10 @@ void pack_quantized_arrays(Runner& runner, const Matrix<std::uint8_t>& values, c
   if (!fits(scales) || (zeros && !fits(*zeros)))
     throw std::invalid_argument("scales and zeros must have shape [" + std::to_string(n) + ", " +
                                 std::to_string(groups) + "]: a row for each row of values, a column for each group");
-  check_target(runner, target, block_bytes_of(target), n, {first_tile, tile_step});
+  check_target(device, target, block_bytes_of(target), n, {first_tile, tile_step});
   const QuantizedView source{values.data(), scales.data(), zeros ? zeros->data() : nullptr, n, k};
   const nb::gil_scoped_release release;
-  pack_quantized(runner.threads(), source, target, {first_tile, tile_step});
+  pack_quantized(device.threads(), source, target, {first_tile, tile_step});
 }
 
 const std::array<std::pair<const char*, GroupScale>, 3> kScales = {
@@ -185,10 +185,10 @@ void bind_quantized_format(nb::module_& m) {
 
 /// Packs rows of a matrix in blocks, by `pack`.
 template <auto pack, class Source>
-void pack_rows(Runner& runner, const Source& source, const QuantizedWeights& target, std::int64_t first,
+void pack_rows(Device& device, const Source& source, const QuantizedWeights& target, std::int64_t first,
                std::int64_t count, std::int64_t first_tile, std::int64_t tile_step) {
-  check_target(runner, target, block_bytes_of(target), std::max<std::int64_t>(count, 1), {first_tile, tile_step});
-  pack(runner.threads(), source, first, count, target, {first_tile, tile_step});
+  check_target(device, target, block_bytes_of(target), std::max<std::int64_t>(count, 1), {first_tile, tile_step});
+  pack(device.threads(), source, first, count, target, {first_tile, tile_step});
 }
 
 }  // namespace
@@ -244,8 +244,8 @@ void bind_weights(nb::module_& m) {
           "address"_a, "format"_a, "k"_a);
 }
 
-void bind_packing(nb::class_<Runner>& runner) {
-  runner
+void bind_packing(nb::class_<Device>& device) {
+  device
       .def("pack", &pack_tiles, "source"_a, "target"_a, "first_tile"_a = 0, "tile_step"_a = 1,
            nb::call_guard<nb::gil_scoped_release>(),
            "Pack the matrix into every `tile_step`-th tile of 16 columns, from `first_tile` on.")

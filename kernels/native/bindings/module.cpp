@@ -12,6 +12,7 @@ NB_MODULE(_native, m) {
   quire::bind_jit(m);
   quire::bind_threads(m);
   quire::bind_weights(m);
+  quire::bind_device(m);
   quire::bind_grammar(m);
   quire::bind_sampling(m);
   quire::bind_sequences(m);

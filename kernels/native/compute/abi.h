@@ -45,19 +45,22 @@ using Dims = std::array<std::int64_t, kNumDims>;
 /// Computes work items [begin, end) of a launch.
 using Kernel = void (*)(void* const* buffers, const std::int64_t* dims, std::int64_t begin, std::int64_t end);
 
+/// The value by which kernels find the pages of a sequence, i32 numbers: see Device::page_list.
+using PageList = std::uintptr_t;
+
 /// Query tokens of one sequence that an attention work item handles together.
 struct AttentionEntry {
-  std::int64_t row;           ///< of the first token, among the tokens of the step
-  std::int64_t tokens;        ///< query tokens
-  std::int64_t position;      ///< of the first token, in its sequence
-  const std::int32_t* pages;  ///< of the sequence
-  std::int64_t context;       ///< tokens of the sequence up to the entry's last one; of an encoder, all of them
+  std::int64_t row;       ///< of the first token, among the tokens of the step
+  std::int64_t tokens;    ///< query tokens
+  std::int64_t position;  ///< of the first token, in its sequence
+  PageList pages;         ///< of the sequence
+  std::int64_t context;   ///< tokens of the sequence up to the entry's last one; of an encoder, all of them
 };
 
 /// One query token and one block of the KV that it attends to (flash-decoding).
 struct KvSplit {
   std::int64_t row, position;
-  const std::int32_t* pages;
+  PageList pages;
   std::int64_t block;  ///< of kBlockTokens tokens, from the start of the sequence
 };
 

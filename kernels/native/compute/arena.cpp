@@ -35,7 +35,7 @@ std::byte* Arena::map(std::size_t bytes) {
 
 void* Arena::allocate(std::size_t bytes) {
   if (bytes > kMostBytes) throw OutOfMemory(bytes);
-  bytes = round_up(bytes, std::size_t{kCacheLine});
+  bytes = round_up(std::max(bytes, std::size_t{1}), std::size_t{kCacheLine});  // an address of its own
   if (bytes >= kHugePage) return map(bytes);
   if (bytes > left_) {
     free_ = map(kHugePage);

@@ -23,15 +23,12 @@ std::int64_t next_step_number() {
 
 }  // namespace
 
-Runner::Runner(const RunnerConfig& config)
-    : config_(checked(config)),
-      threads_(config.threads, config.pin),
-      gather_(config_, inputs_, threads_.size()),
-      sampler_(threads_) {
+Runner::Runner(const RunnerConfig& config, Device& device)
+    : config_(checked(config)), device_(device), gather_(config_, inputs_, device), sampler_(device.threads()) {
   const auto capacity = static_cast<std::size_t>(config.max_num_batched_tokens);
   const auto rows = static_cast<std::size_t>(config.max_logit_rows);
   auto array = [&]<class T>(T*& target, std::size_t count) {
-    target = static_cast<T*>(arena_.allocate(count * sizeof(T)));
+    target = reinterpret_cast<T*>(device_.allocate(count * sizeof(T)));
   };
   array(inputs_.token_ids, capacity);
   array(inputs_.positions, capacity);
@@ -50,13 +47,7 @@ void Runner::open_kv() {
                               config_.value_offset, config_.block_size, config_.num_pages};
   kv_cache_.emplace(KvConfig{shape, config_.block_size, config_.vocab_size, config_.kv_memory_fd, config_.kv_model,
                              config_.log_sealed_pages},
-                    arena_, threads_);
-}
-
-void* Runner::allocate_by_node(std::size_t bytes) {
-  void* memory = arena_.allocate(bytes);
-  if (threads_.nodes() > 1) touch_by_node(threads_, static_cast<std::byte*>(memory), bytes);
-  return memory;
+                    device_);
 }
 
 const KvCache& Runner::kv_cache() const {
@@ -90,7 +81,7 @@ StepResult Runner::step(const StepRows& rows) {
     Dims& dims = gather_.dims();
     if (keeps_features_) dim(dims, Dim::kept_tokens) = dim(dims, Dim::tokens);
     split_attention(dims);
-    body_.run(threads_, dims);
+    device_.run(body_, dims);
     pool_states(rows, result);
     sample(begun, result);
   } catch (...) {
@@ -136,7 +127,7 @@ void Runner::encode(std::int64_t num_tokens) {
   Dims dims{};
   dim(dims, Dim::max_num_batched_tokens) = config_.max_num_batched_tokens;
   dim(dims, Dim::tokens) = num_tokens;
-  encoding_.run(threads_, dims);
+  device_.run(encoding_, dims);
 }
 
 void Runner::set_synthetic_acceptance(double probability) {
@@ -160,7 +151,7 @@ void Runner::pool_states(const StepRows& rows, StepResult& result) {
     const auto part = states.subspan(first, std::min(states.size() - first, at_once));
     for (std::size_t i = 0; i < part.size(); i++) inputs_.logit_rows[i] = part[i].row;
     dim(dims, Dim::logit_rows) = static_cast<std::int64_t>(part.size());
-    hidden_states_.run(threads_, dims);
+    device_.run(hidden_states_, dims);
     for (std::size_t i = 0; i < part.size(); i++)
       pool_state(part[i].index, sequences().at(rows.slots[part[i].index]), {inputs_.hidden_states + i * size, size},
                  result);
@@ -184,7 +175,7 @@ void Runner::compute_logits(std::span<SamplingTask> tasks) {
     task.logits = {inputs_.logits + rows * config_.logit_stride, static_cast<std::size_t>(config_.vocab_size)};
     for (std::int32_t i = 0; i < task.num_rows; i++) inputs_.logit_rows[rows++] = task.first_row + i;
   }
-  head_.run(threads_, dims);
+  device_.run(head_, dims);
 }
 
 /// Constrained sequences are left to `collect`, unless their logits would be overwritten before.

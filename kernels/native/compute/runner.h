@@ -12,13 +12,12 @@
 #include <vector>
 
 #include "compute/abi.h"
-#include "compute/arena.h"
+#include "compute/device.h"
 #include "compute/draft_branches.h"
 #include "compute/plan.h"
 #include "compute/runner_config.h"
 #include "compute/step.h"
 #include "compute/step_gather.h"
-#include "compute/thread_pool.h"
 #include "grammar/token_constraint.h"
 #include "kv_cache/kv_cache.h"
 #include "sampling/batch_sampler.h"
@@ -26,24 +25,18 @@
 
 namespace quire {
 
-/// Runs a model: owns its memory, threads, sequences and plan.
+/// Runs a model on a device: owns its sequences and plans.
 class Runner {
  public:
   /// Throws std::invalid_argument that names the field of `config` that is out of range.
-  explicit Runner(const RunnerConfig& config);
+  Runner(const RunnerConfig& config, Device& device);  ///< the device must outlive it
 
   /// Maps KV memory. To be called once, before anything that needs it: another process may have the file until then,
   /// while this one loads its weights.
   void open_kv();
 
-  Arena& arena() { return arena_; }
-  ThreadPool& threads() { return threads_; }
   Sequences& sequences() { return kv_cache().sequences; }
   const StepInputs& inputs() const { return inputs_; }
-
-  /// Allocates zeroed memory for a matrix whose columns lie one after the other. Where threads run on several nodes,
-  /// the threads of each touch first the part that `Plan` prefers to give them, so it lies on their node.
-  void* allocate_by_node(std::size_t bytes);
   const KvMemory& kv() const { return kv_cache().memory; }
 
   /// Throws std::logic_error before `open_kv`.
@@ -59,7 +52,7 @@ class Runner {
   PoolingHead& pooling_head() { return pooling_head_; }
   Plan& hidden_states() { return hidden_states_; }  ///< from the hidden state to that which the head reads, as f32 rows
 
-  /// Turns attention entries of a step into KV splits and reductions where that gives all threads work; `dims` count
+  /// Turns attention entries of a step into KV splits and reductions where that keeps the device busy; `dims` count
   /// them. Blocks before the longest window get no split. Throws std::invalid_argument if they count more than there
   /// can be.
   void split_attention(Dims& dims) const { gather_.split_attention(dims); }
@@ -113,8 +106,7 @@ class Runner {
   void cancel();
 
   RunnerConfig config_;
-  Arena arena_;
-  ThreadPool threads_;
+  Device& device_;
   std::optional<KvCache> kv_cache_;
   StepInputs inputs_;
   Plan body_, head_, encoding_, hidden_states_;

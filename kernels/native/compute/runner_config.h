@@ -7,8 +7,6 @@
 namespace quire {
 
 struct RunnerConfig {
-  std::int32_t threads;
-  bool pin;  ///< every thread to a CPU of its own
   std::int32_t num_pages;
   std::int32_t block_size;
   std::int32_t vocab_size;

@@ -5,13 +5,9 @@
 #include <string>
 
 namespace quire {
-namespace {
-
-constexpr std::int64_t kItemsPerThread = 2;  // of attention; with fewer, threads would wait for each other
-
-}  // namespace
 
 void StepGather::begin(KvCache& kv_cache) {
+  device_.begin_step();
   kv_cache_ = &kv_cache;
   dims_ = {};
   dim(dims_, Dim::max_num_batched_tokens) = config_.max_num_batched_tokens;
@@ -36,10 +32,11 @@ void StepGather::add(std::int32_t index, std::int32_t slot, std::int64_t start, 
                                   position % config_.block_size;
   }
   kv_cache_->clear_values(sequence, start, end);
+  const PageList pages = device_.page_list(sequence.pages);
   for (std::int64_t i = 0; i < count; i += config_.tokens_per_entry) {
     const std::int64_t tokens = std::min(config_.tokens_per_entry, count - i);
     const std::int64_t context = config_.bidirectional ? length : start + i + tokens;
-    inputs_.entries[dim(dims_, Dim::entries)++] = {first + i, tokens, start + i, sequence.pages.data(), context};
+    inputs_.entries[dim(dims_, Dim::entries)++] = {first + i, tokens, start + i, pages, context};
   }
   if (sequence.sampling.config().prompt_logprobs)
     for (std::int64_t next = std::max(start + 1, sequence.prompt_logprobs_done);
@@ -65,7 +62,7 @@ std::int32_t StepGather::make_lookahead() {
   return row;
 }
 
-/// Where a step has few query tokens, the KV of those with a long context is split, so that all threads have work. The
+/// Where a step has few query tokens, the KV of those with a long context is split to keep the device busy. The
 /// bits do not depend on it: see emit/attention.py.
 void StepGather::split_attention(Dims& dims) const {
   std::int64_t& entries = dim(dims, Dim::entries);
@@ -74,8 +71,7 @@ void StepGather::split_attention(Dims& dims) const {
       reductions > kv_splits || kv_splits > kMaxKvSplits)
     throw std::invalid_argument("entries=" + std::to_string(entries) + ", kv_splits=" + std::to_string(kv_splits) +
                                 ", reductions=" + std::to_string(reductions) + " exceed the step inputs");
-  if (config_.bidirectional || num_threads_ == 1 || entries * config_.kv_heads >= kItemsPerThread * num_threads_)
-    return;
+  if (config_.bidirectional || entries * config_.kv_heads >= device_.busy_items()) return;
   std::int64_t kept = 0;
   for (std::int64_t i = 0; i < entries; i++) {
     const AttentionEntry entry = inputs_.entries[i];

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "compute/abi.h"
+#include "compute/device.h"
 #include "compute/runner_config.h"
 #include "kv_cache/kv_cache.h"
 #include "sampling/batch_sampler.h"
@@ -22,8 +23,8 @@ struct StateRow {
 /// Writes the rows of a step to its inputs, and notes what is to be done with their results.
 class StepGather {
  public:
-  StepGather(const RunnerConfig& config, const StepInputs& inputs, int num_threads)
-      : config_(config), inputs_(inputs), num_threads_(num_threads) {}
+  StepGather(const RunnerConfig& config, const StepInputs& inputs, Device& device)
+      : config_(config), inputs_(inputs), device_(device) {}
 
   /// Begins a step over the sequences of `kv_cache`.
   void begin(KvCache& kv_cache);
@@ -47,7 +48,7 @@ class StepGather {
  private:
   const RunnerConfig& config_;
   const StepInputs& inputs_;
-  int num_threads_;
+  Device& device_;
   KvCache* kv_cache_ = nullptr;
   Dims dims_{};
   std::vector<SamplingTask> tasks_;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <stdexcept>
 
 namespace quire {
@@ -28,12 +27,11 @@ std::unique_ptr<PageLedger> open_ledger(KvFile* file, const KvMemory& memory, Th
 
 }  // namespace
 
-KvCache::KvCache(const KvConfig& config, Arena& arena, ThreadPool& threads)
+KvCache::KvCache(const KvConfig& config, Device& device)
     : file(open_file(config)),
-      memory(file ? file->tiles() : static_cast<std::byte*>(arena.allocate(KvMemory::bytes(config.shape))), threads,
-             config.shape),
+      memory(file ? file->tiles() : device.allocate(KvMemory::bytes(config.shape)), device, config.shape),
       sealed_pages(open_log(config)),
-      ledger(open_ledger(file.get(), memory, threads, config.model, sealed_pages.get())),
+      ledger(open_ledger(file.get(), memory, device.threads(), config.model, sealed_pages.get())),
       sequences(config.shape.num_pages, config.block_size, config.vocab_size, memory.extent(), ledger.get()) {
   prefault();  // maps what is resident in a file
 }
@@ -49,13 +47,7 @@ bool KvCache::fork(std::int32_t slot, std::int32_t source, std::int64_t num_comp
   const auto place = static_cast<std::size_t>(num_computed / memory.shape().block_size);
   const std::int64_t tiles = (num_computed % memory.shape().block_size + kTileTokens - 1) / kTileTokens;
   if (tiles == 0) return true;
-  const std::int64_t page_tiles = memory.tiles_of_page();
-  const std::int64_t from = sequences.at(source).pages[place] * page_tiles;
-  const std::int64_t to = sequences.at(slot).pages[place] * page_tiles;
-  for (std::int64_t layer = 0; layer < memory.shape().layers; layer++)
-    for (std::int64_t head = 0; head < memory.shape().heads; head++)
-      std::memcpy(memory.tile(layer, head, to), memory.tile(layer, head, from),
-                  static_cast<std::size_t>(tiles * memory.shape().tile_bytes));
+  memory.copy_tiles(sequences.at(source).pages[place], sequences.at(slot).pages[place], tiles);
   return true;
 }
 
@@ -64,10 +56,7 @@ void KvCache::clear_values(const Sequence& sequence, std::int64_t start, std::in
   if (first == end || first < start) return;
   const std::int64_t page = sequence.pages[first / memory.shape().block_size];
   const std::int64_t tile = (page * memory.shape().block_size + first % memory.shape().block_size) / kTileTokens;
-  for (std::int64_t layer = 0; layer < memory.shape().layers; layer++)
-    for (std::int64_t head = 0; head < memory.shape().heads; head++)
-      std::memset(memory.tile(layer, head, tile) + memory.shape().value_offset, 0,
-                  static_cast<std::size_t>(memory.shape().tile_bytes - memory.shape().value_offset));
+  memory.clear_values(tile);
 }
 
 }  // namespace quire

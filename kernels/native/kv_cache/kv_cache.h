@@ -5,8 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "compute/arena.h"
-#include "compute/thread_pool.h"
+#include "compute/device.h"
 #include "kv_cache/kv_file.h"
 #include "kv_cache/kv_memory.h"
 #include "kv_cache/page_ledger.h"
@@ -31,7 +30,7 @@ struct KvConfig {
 struct KvCache {
   /// Maps the memory, and takes over the pages of an earlier process if it lies in a file. Throws
   /// std::invalid_argument where that is impossible.
-  KvCache(const KvConfig& config, Arena& arena, ThreadPool& threads);
+  KvCache(const KvConfig& config, Device& device);
 
   /// Has memory touched at the pace at which pages are taken. An extent is committed (PagePool) whenever half an extent
   /// of pages has been taken; it is to be ready when half of these have.

@@ -5,10 +5,8 @@
 
 #include <algorithm>
 #include <chrono>
-#include <optional>
 #include <stdexcept>
 #include <string>
-#include <utility>
 
 #include "compute/arena.h"
 
@@ -34,10 +32,8 @@ std::size_t KvMemory::bytes(const Shape& shape) {
                                   shape.tile_bytes);
 }
 
-KvMemory::KvMemory(std::byte* base, const ThreadPool& threads, const Shape& shape)
-    : shape_(shape), base_(base), extent_(extent_of(shape)) {
-  for (int thread = 0; threads.nodes() > 1 && thread < threads.size(); thread++)
-    if (std::cmp_equal(threads.place(thread).node, places_.size())) places_.push_back(&threads.place(thread));
+KvMemory::KvMemory(std::byte* base, const Device& device, const Shape& shape)
+    : device_(device), shape_(shape), base_(base), extent_(extent_of(shape)) {
   prefault(extent_, extent_);
   worker_ = std::thread([this] { work(); });
 }
@@ -46,6 +42,19 @@ KvMemory::~KvMemory() {
   stopping_ = true;
   wanted_.store(wanted_.load() + 1);
   worker_.join();
+}
+
+Pieces KvMemory::in_every_head(std::int64_t bytes) const {
+  return {static_cast<std::size_t>(bytes), runs_of_page(), static_cast<std::size_t>(tiles() * shape_.tile_bytes)};
+}
+
+void KvMemory::copy_tiles(std::int32_t from, std::int32_t to, std::int64_t tiles) const {
+  device_.copy(tile(0, 0, to * tiles_of_page()), tile(0, 0, from * tiles_of_page()),
+               in_every_head(tiles * shape_.tile_bytes));
+}
+
+void KvMemory::clear_values(std::int64_t tile) const {
+  device_.clear(this->tile(0, 0, tile) + shape_.value_offset, in_every_head(shape_.tile_bytes - shape_.value_offset));
 }
 
 void KvMemory::prefault(std::int64_t due, std::int64_t ahead) {
@@ -87,9 +96,7 @@ void KvMemory::touch(std::int64_t chunk) {
   const std::int64_t layer = chunk % runs_of_page() / shape_.heads, head = chunk % shape_.heads;
   const std::int64_t begin = chunk / runs_of_page() * extent_;
   const std::int64_t end = std::min<std::int64_t>(begin + extent_, shape_.num_pages);
-  std::optional<ScopedAffinity> affinity;
-  if (!places_.empty()) affinity.emplace(places_[static_cast<std::size_t>(head) % places_.size()]->cpus);
-  touch_huge_pages(tile(layer, head, begin * tiles_of_page()), tile(layer, head, end * tiles_of_page()));
+  device_.touch(tile(layer, head, begin * tiles_of_page()), tile(layer, head, end * tiles_of_page()), head);
 }
 
 }  // namespace quire

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "compute/abi.h"
-#include "compute/thread_pool.h"
+#include "compute/device.h"
 #include "compute/waitable.h"
 
 namespace quire {
@@ -33,9 +33,8 @@ class KvMemory {
   /// Returns the bytes that the tiles take. Throws std::invalid_argument unless there is a page of at least one tile.
   static std::size_t bytes(const Shape& shape);
 
-  /// `base` is memory of so many bytes. Starts with the first extent. If `threads` span several NUMA nodes, heads are
-  /// distributed over them in turn.
-  KvMemory(std::byte* base, const ThreadPool& threads, const Shape& shape);
+  /// `base` is memory of so many bytes, for a device that must outlive this. Starts with the first extent.
+  KvMemory(std::byte* base, const Device& device, const Shape& shape);
   ~KvMemory();
   KvMemory(const KvMemory&) = delete;
   KvMemory& operator=(const KvMemory&) = delete;
@@ -55,6 +54,13 @@ class KvMemory {
   std::size_t run_bytes() const { return static_cast<std::size_t>(tiles_of_page() * shape_.tile_bytes); }
   std::size_t page_bytes() const { return static_cast<std::size_t>(runs_of_page()) * run_bytes(); }
 
+  /// Copies the first `tiles` tiles of a page, in every head, to another page.
+  void copy_tiles(std::int32_t from, std::int32_t to, std::int64_t tiles) const;
+
+  /// Clears the values of a tile in every head.
+  void clear_values(std::int64_t tile) const;
+
+  const Device& device() const { return device_; }
   const Shape& shape() const { return shape_; }
   std::int32_t extent() const { return extent_; }  ///< pages of which a head's tiles fill a huge page
 
@@ -69,10 +75,12 @@ class KvMemory {
   void work();
   void touch(std::int64_t chunk);
 
+  Pieces in_every_head(std::int64_t bytes) const;
+
+  const Device& device_;
   Shape shape_;
   std::byte* base_;
   std::int32_t extent_;
-  std::vector<const Place*> places_;          ///< of a thread on each node, if there are several
   Waitable wanted_;                           ///< chunks to touch
   std::atomic<std::uint32_t> due_{0};         ///< chunks to touch without rests
   std::atomic<std::int64_t> num_touched_{0};  ///< chunks

@@ -1,6 +1,5 @@
 #include "kv_cache/page_io.h"
 
-#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -23,7 +22,7 @@ std::uint64_t copy_page(const KvMemory& memory, std::int32_t page, std::span<std
   check(memory, page, copy.size());
   std::vector<std::uint64_t> hashes;
   for (std::int64_t run = 0; run < memory.runs_of_page(); run++, copy = copy.subspan(memory.run_bytes())) {
-    std::memcpy(copy.data(), memory.run_of_page(page, run).data(), memory.run_bytes());
+    memory.device().copy(copy.data(), memory.run_of_page(page, run).data(), {memory.run_bytes()});
     hashes.push_back(checksum(copy.first(memory.run_bytes())));
   }
   return checksum(std::as_bytes(std::span(hashes)));
@@ -33,8 +32,7 @@ std::uint64_t fill_page(const KvMemory& memory, std::int32_t page, std::span<con
   check(memory, page, copy.size());
   std::vector<std::uint64_t> hashes;
   for (std::int64_t run = 0; run < memory.runs_of_page(); run++, copy = copy.subspan(memory.run_bytes())) {
-    const std::span<std::byte> bytes = memory.run_of_page(page, run);
-    std::memcpy(bytes.data(), copy.data(), bytes.size());
+    memory.device().copy(memory.run_of_page(page, run).data(), copy.data(), {memory.run_bytes()});
     hashes.push_back(checksum(copy.first(memory.run_bytes())));
   }
   return checksum(std::as_bytes(std::span(hashes)));

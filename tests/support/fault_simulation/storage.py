@@ -14,7 +14,7 @@ from fault_simulation.disk import Disk, ProcessDisk
 from fault_simulation.world import Process, Thread, World, current_thread
 from quire.engine_core.kv_tiers.disk import DiskTier, SealedPage
 from quire.engine_core.kv_tiers.disk_files import Copy, DiskFiles
-from quire.kernels._native import KvPages, ThreadPool
+from quire.kernels._native import CpuDevice, KvPages, ThreadPool
 from quire.kernels.kv_file import KvFile
 from quire.protocol.engine_shape import EngineShape
 
@@ -103,7 +103,7 @@ class ProcessMemory:
         file.prepare(limits.num_pages)
         self.page_bytes = 4 * limits.block_size
         self.pages = KvPages(
-            _threads(), self.fd, storage.model, limits.num_pages, limits.block_size, self.page_bytes, limits.vocab_size
+            _device(), self.fd, storage.model, limits.num_pages, limits.block_size, self.page_bytes, limits.vocab_size
         )
         self.bytes = memoryview(self.pages.tiles.data)
         self.positions = cast("MutableSequence[int]", self.bytes.cast("B").cast("I"))
@@ -167,8 +167,8 @@ def first_checksum(model: str, salt: str | None) -> int:
 
 
 @cache
-def _threads() -> ThreadPool:
-    return ThreadPool(1)
+def _device() -> CpuDevice:
+    return CpuDevice(ThreadPool(1))
 
 
 def _copy(source: int, target: int, ranges: list[tuple[int, int]]) -> None:

@@ -1,0 +1,34 @@
+"""Devices, which compute models: what the rest of this package asks of one. cpu.py is the only one."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from quire.kernels import _native
+from quire.kernels.emit.context import Capabilities, EmitContext, Kernel
+
+
+class Device(Protocol):
+    """A device for one model, whose memory and compiled kernels it owns."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What plans are lowered by, and kernels emitted."""
+
+    @property
+    def native(self) -> _native.Device:
+        """The memory that kernels read and write, and launches over it. Raises ModelError if there is none."""
+
+    @property
+    def compiled(self) -> int:
+        """Number of kernels that the cache did not have."""
+
+    @property
+    def rejected(self) -> list[str]:
+        """Entries of the cache that were compiled again, each with the reason."""
+
+    def compile(self, kernel: Kernel, context: EmitContext) -> int:
+        """Return the number by which launches name a kernel."""
+
+    def available_memory(self) -> int:
+        """Return the bytes that weights, buffers and KV pages may take."""

@@ -1,0 +1,73 @@
+"""The CPUs of this host: kernels for an instruction set, run by threads in the memory of this process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from quire.kernels import host
+from quire.kernels._native import CpuDevice, Jit, ThreadPool
+from quire.kernels.devices.instruction_sets import InstructionSet
+from quire.kernels.emit.context import Capabilities, EmitContext, Kernel
+from quire.kernels.errors import ModelError
+
+_SYMBOL = "kernel"
+_INTRINSIC = "llvm.call_intrinsic"
+
+
+class Cpu:
+    """The CPUs as a `Device`. Threads start, and memory is taken, when `native` is first asked for.
+
+    All kernels have one symbol, and code without intrinsics is compiled without the features that tell instruction sets
+    of one CPU apart. So the cache finds it for every model and instruction set that has it.
+    """
+
+    def __init__(self, isa: InstructionSet, cache: Path, threads: int = 1, *, pin_threads: bool = False) -> None:
+        self.isa = isa
+        self._cache = cache
+        self._threads = threads
+        self._pin_threads = pin_threads
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See Device."""
+        return self.isa.capabilities
+
+    @cached_property
+    def native(self) -> CpuDevice:
+        """See Device."""
+        pool = ThreadPool(self._threads, self._pin_threads)
+        if self._pin_threads and not pool.pinned:
+            raise ModelError(
+                f"{pool.size} threads can't be bound to a CPU each here; give fewer (--threads), or no --pin-threads"
+            )
+        return CpuDevice(pool)
+
+    @cached_property
+    def _jits(self) -> dict[str, Jit]:
+        """Compilers by the features that they use. They own the code."""
+        isa, cache = self.isa, str(self._cache)
+        return {features: Jit(isa.cpu, features, isa.vector_bits, cache) for features in {"", isa.features}}
+
+    @property
+    def compiled(self) -> int:
+        """See Device."""
+        return sum(jit.compiled for jit in self._jits.values())
+
+    @property
+    def rejected(self) -> list[str]:
+        """See Device."""
+        return [entry for jit in self._jits.values() for entry in jit.rejected]
+
+    def compile(self, kernel: Kernel, context: EmitContext) -> int:
+        """Return the address of a kernel."""
+        return self.compile_text(replace(kernel, name=_SYMBOL).emit(context), _SYMBOL)
+
+    def compile_text(self, text: str, symbol: str) -> int:
+        """Return the address of the function `symbol`."""
+        return self._jits[self.isa.features if _INTRINSIC in text else ""].compile(text, [symbol])[0]
+
+    def available_memory(self) -> int:
+        """See Device."""
+        return host.available_memory()

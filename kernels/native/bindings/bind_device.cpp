@@ -1,0 +1,98 @@
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "compute/cpu_device.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace quire {
+
+Dim dim_of(std::string_view name) {
+  const auto found = std::ranges::find(kDimNames, name);
+  if (found != kDimNames.end()) return static_cast<Dim>(found - kDimNames.begin());
+  std::string known;
+  for (std::string_view each : kDimNames) known.append(known.empty() ? "" : ", ").append(each);
+  throw std::invalid_argument("dim '" + std::string(name) + "' is none of " + known);
+}
+
+Dims dims_of(const Sizes& sizes) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 31;
+  Dims dims{};
+  for (const auto& [name, size] : sizes) {
+    if (size < 0 || size > kMost)
+      throw std::invalid_argument(name + "=" + std::to_string(size) + "; it must be from 0 to " +
+                                  std::to_string(kMost));
+    dims[static_cast<std::size_t>(dim_of(name))] = size;
+  }
+  return dims;
+}
+
+namespace {
+
+void add_launch(Plan& plan, Address kernel, const std::vector<Address>& buffers, const std::string& dim,
+                std::int64_t rows_per_item, std::int64_t repeats, std::int64_t copies, std::int64_t groups) {
+  Launch launch{kernel, {}, dim_of(dim), rows_per_item, repeats, copies, groups};
+  for (Address buffer : buffers) launch.buffers.push_back(reinterpret_cast<void*>(buffer));
+  plan.add(std::move(launch));
+}
+
+Address address_of(const void* memory) { return reinterpret_cast<Address>(memory); }
+
+using Array = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+using Pages = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+Address upload(Device& device, const Array& array) {
+  std::byte* target = device.allocate(array.nbytes());
+  device.copy(target, static_cast<const std::byte*>(array.data()), {array.nbytes()});
+  return address_of(target);
+}
+
+}  // namespace
+
+void bind_device(nb::module_& m) {
+  nb::class_<Plan>(m, "Plan", "Kernel launches that run one after the other.")
+      .def(nb::init<>())
+      .def("add", &add_launch, "kernel"_a, "buffers"_a, "dim"_a, "rows_per_item"_a = 1, "repeats"_a = 1, "copies"_a = 1,
+           "groups"_a = 0,
+           "Append a launch of `repeats * ceil(dims[dim] / rows_per_item)` work items, or with `groups` of as many as "
+           "parts of `copies * dims[dim]` rows in groups can be.");
+  nb::class_<Device> device(m, "Device", "What computes a model: memory, and launches over it.");
+  device
+      .def(
+          "allocate", [](Device& d, std::size_t bytes) { return address_of(d.allocate(bytes)); }, "num_bytes"_a,
+          "Return the address of zeroed memory that lives as long as the device.")
+      .def(
+          "allocate_matrix", [](Device& d, std::size_t bytes) { return address_of(d.allocate_matrix(bytes)); },
+          "num_bytes"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "Allocate memory for a matrix, each part of its columns near the units that will read it.")
+      .def("upload", &upload, "array"_a, nb::sig("def upload(self, array: numpy.typing.NDArray[typing.Any]) -> int"),
+           "Copy the array into memory that lives as long as the device; return its address.")
+      .def(
+          "page_list", [](Device& d, const Pages& pages) { return d.page_list({pages.data(), pages.size()}); },
+          "pages"_a, "Return the value by which kernels find pages, whose numbers must stay where they are.")
+      .def(
+          "run", [](Device& d, const Plan& plan, const Sizes& sizes) { d.run(plan, dims_of(sizes)); }, "plan"_a,
+          "dims"_a, nb::call_guard<nb::gil_scoped_release>(), "Run the launches of a plan with these dims, by name.")
+      .def(
+          "profile", [](Device& d, const Plan& plan, const Sizes& sizes) { return d.profile(plan, dims_of(sizes)); },
+          "plan"_a, "dims"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "Run the launches and return the seconds of each.");
+  device.def_prop_ro("threads", [](const Device& d) { return d.threads().size(); }, "Number of threads of the host.");
+  bind_checked_file(device);
+  bind_packing(device);
+  nb::class_<CpuDevice, Device>(m, "CpuDevice", "The CPUs of this host; the threads run the kernels.")
+      .def(nb::init<ThreadPool&>(), "threads"_a, nb::keep_alive<1, 2>());
+}
+
+}  // namespace quire

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "compute/abi.h"
+#include "compute/plan.h"
+#include "compute/thread_pool.h"
+
+namespace quire {
+
+/// Pieces of memory at equal distances: of a KV page, one for each head of each layer.
+struct Pieces {
+  std::size_t bytes;  ///< of a piece
+  std::int64_t count = 1;
+  std::size_t stride = 0;  ///< bytes from the start of one to that of the next
+};
+
+/// What computes a model: memory, copies within it, and launches over it. `cpu_device.h` is the only one.
+///
+/// Both its kernels and the host may access its memory. It comes with threads of the host, which pack weights and
+/// sample, and may also be those that run its kernels.
+class Device {
+ public:
+  explicit Device(ThreadPool& threads) : threads_(threads) {}  ///< which must outlive the device
+  virtual ~Device() = default;
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  ThreadPool& threads() const { return threads_; }
+
+  /// Returns zeroed memory, aligned to cache lines, that lives as long as the device. Throws OutOfMemory.
+  virtual std::byte* allocate(std::size_t bytes) = 0;
+
+  /// Allocates memory for a matrix whose columns lie one after the other, each part near the units that `run` prefers
+  /// to give it to.
+  virtual std::byte* allocate_matrix(std::size_t bytes) = 0;
+
+  /// Throws std::invalid_argument unless all of the memory was allocated here.
+  virtual void check(const void* address, std::size_t bytes) const = 0;
+
+  /// Makes a part of a head's KV memory resident, so that no step waits for it. Any thread.
+  virtual void touch(std::byte* begin, std::byte* end, std::int64_t head) const = 0;
+
+  /// Copies pieces, which lie equally far apart in both places; either may be the host's. Any thread.
+  virtual void copy(std::byte* to, const std::byte* from, const Pieces& pieces) const = 0;
+  virtual void clear(std::byte* memory, const Pieces& pieces) const = 0;
+
+  /// Begins a step: the page lists of the one before are no longer used.
+  virtual void begin_step() = 0;
+
+  /// Returns the value by which kernels of this step find the pages of a sequence. The numbers that are given must stay
+  /// where they are.
+  virtual PageList page_list(std::span<const std::int32_t> pages) = 0;
+
+  /// Number of work items of attention below which a launch leaves a part of the device idle; 0 if none does.
+  virtual std::int64_t busy_items() const = 0;
+
+  /// Runs the launches of a plan one after the other.
+  virtual void run(const Plan& plan, const Dims& dims) = 0;
+
+  /// Runs them likewise. Returns the seconds of each, from the end of the one before.
+  virtual std::vector<double> profile(const Plan& plan, const Dims& dims) = 0;
+
+ private:
+  ThreadPool& threads_;
+};
+
+}  // namespace quire
