@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
-import importlib.metadata
-import importlib.util
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,8 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import checkpoint_files
 import hypothesis
 import pytest
+import reference_libraries
 import tiers
 from patience import PATIENCE
 
@@ -30,9 +28,7 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).parents[1]
 SCRATCH = REPOSITORY / "build"
-BUILDER_CPU_SECONDS = 1800
 CHROMIUM = Path("/usr/bin/chromium")
-BUILDER = Path(__file__).parent / "support" / "build_checkpoints.py"
 MARK = "QUIRE_TEST_SESSION"  # in the environment of every process that a test starts
 
 # Without bytecode every engine process would compile the package's sources anew: a third of what its start costs.
@@ -52,7 +48,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have the process that gathers all reports measure."""
+    """Leave torch out of the quick tier; have the process that gathers all reports measure."""
+    reference_libraries.is_left_out = config.getoption("--tier") == "quick"
     file = config.getoption("--write-durations")
     if file is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_DurationWriter(file))
@@ -129,28 +126,14 @@ def demo_model() -> Path:
     return Path(DEMO_MODEL)
 
 
-def _reference_folder() -> Path:
-    """Return the folder of the checkpoints, named after all that their contents depend on."""
-    versions = [importlib.metadata.version(name) for name in ("torch", "transformers")]
-    sources = [BUILDER.read_bytes(), BUILDER.with_name("checkpoints.py").read_bytes()]
-    key = hashlib.sha256(b"".join(sources) + repr(versions).encode()).hexdigest()[:16]
-    return SCRATCH / "test-checkpoints" / key
-
-
 @pytest.fixture(scope="session")
 def checkpoints() -> Path:
-    """The folder of all checkpoints of `checkpoints.py` with the answers of transformers; built once, then kept."""
-    for name in ("torch", "transformers"):
-        if importlib.util.find_spec(name) is None:
-            pytest.skip(f"{name} is not installed; `pip install '.[reference]'` brings it")
-    folder = _reference_folder()
+    """The folder of all checkpoints of `checkpoints.py`; written once, then kept under a hash of all they depend on."""
+    folder = SCRATCH / "test-checkpoints" / checkpoint_files.key_of_all()
     folder.mkdir(parents=True, exist_ok=True)
-    # -P: the repository's folders must not shadow packages that transformers looks for. The limit is CPU time, which a
-    # busy machine does not use up.
-    command = ["prlimit", f"--cpu={BUILDER_CPU_SECONDS}", sys.executable, "-P", str(BUILDER), str(folder)]
-    with (folder / "lock").open("w") as lock:  # one worker builds, the others wait for it
+    with (folder / "lock").open("w") as lock:  # one worker writes, the others wait for it
         fcntl.flock(lock, fcntl.LOCK_EX)
-        subprocess.run(command, check=True)
+        checkpoint_files.write_all(folder)
     return folder
 
 

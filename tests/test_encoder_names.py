@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from pooled_checkpoints import CLASSIFIERS, ENCODERS, make, make_reranker
+from reference_libraries import import_reference
 from test_pooled_models import embed, rewrite_config
 
 from quire.kernels.errors import ModelError
@@ -18,8 +19,7 @@ from quire.kernels.runner import describe
 if TYPE_CHECKING:
     from conftest import EngineFactory
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
+import_reference("transformers")
 
 FLASH_NAMES = (
     ("embeddings.LayerNorm", "emb_ln"), ("encoder.layer.", "encoder.layers."), ("attention.output.LayerNorm", "norm1"),

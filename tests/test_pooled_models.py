@@ -21,6 +21,8 @@ from pooled_checkpoints import (
     next_logits,
     prompts,
 )
+from reference_libraries import import_reference
+from safetensors.numpy import save_file
 
 from quire.kernels.host import available_isas
 
@@ -56,8 +58,7 @@ def embed(llm: LLM, kind: str, given: list[list[int]] = PROMPTS) -> list[list[fl
 @pytest.fixture
 def reference(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Any]:
     """The folder of a checkpoint, and the model of transformers."""
-    for name in ("torch", "transformers"):
-        pytest.importorskip(name)
+    import_reference("transformers")
     return tmp_path, make(request.param, tmp_path)
 
 
@@ -131,7 +132,7 @@ def rewrite_config(folder: Path, **fields: Any) -> None:
 @each(ENCODERS[4:5])
 def test_gte_with_the_fields_and_the_scaling_of_its_authors(reference: tuple[Path, Any], engine: EngineFactory) -> None:
     """Their `ntk` multiplies the base by the factor, and divides the frequencies by a power of it."""
-    torch = pytest.importorskip("torch")
+    torch = import_reference("torch")
     folder, model = reference
     rewrite_config(
         folder, architectures=["NewModel"], model_type="new", rope_parameters=None, rope_theta=20000,
@@ -173,7 +174,6 @@ def test_the_modules_of_sentence_transformers(reference: tuple[Path, Any], engin
         default_prompt_name="query",
     )  # fmt: skip
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 100}')
-    torch, safetensors = pytest.importorskip("torch"), pytest.importorskip("safetensors.torch")
     rng = np.random.default_rng(2)
     weights = [rng.normal(size=shape).astype(np.float32) for shape in ((40, 96), (24, 40))]
     bias = rng.normal(size=40).astype(np.float32)
@@ -183,10 +183,8 @@ def test_the_modules_of_sentence_transformers(reference: tuple[Path, Any], engin
         target = folder / f"{2 + index}_Dense"
         target.mkdir()
         (target / "config.json").write_text(json.dumps({**config, "activation_function": activation}))
-        tensors = {"linear.weight": torch.from_numpy(weight)} | (
-            {"linear.bias": torch.from_numpy(bias)} if index == 0 else {}
-        )
-        safetensors.save_file(tensors, target / "model.safetensors")
+        tensors = {"linear.weight": weight} | ({"linear.bias": bias} if index == 0 else {})
+        save_file(tensors, target / "model.safetensors")
     llm = engine(folder, dtype="float32")
     text = "Once upon a time there was a fox"
     tokenizer = llm.get_tokenizer()
