@@ -30,6 +30,7 @@ REPOSITORY = Path(__file__).parents[1]
 SCRATCH = REPOSITORY / "build"
 CHROMIUM = Path("/usr/bin/chromium")
 MARK = "QUIRE_TEST_SESSION"  # in the environment of every process that a test starts
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quire-tests"
 
 # Without bytecode every engine process would compile the package's sources anew: a third of what its start costs.
 sys.dont_write_bytecode = False
@@ -98,13 +99,13 @@ def _processes_of_session() -> list[str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def session_leaves_nothing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No process of a test is left at the end, and no socket; compiled kernels are cached below `build/`."""
+    """No process of a test is left at the end, and no socket; compiled kernels are cached for all clones."""
     for number in (signal.SIGINT, signal.SIGHUP):  # a shell's background job ignores them, and its children with it
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     tmp_path_factory.getbasetemp()  # pytest's own folders stay in the usual place
     os.environ[MARK] = uuid.uuid4().hex
-    os.environ["XDG_CACHE_HOME"] = str(SCRATCH / "test-cache")
+    os.environ["XDG_CACHE_HOME"] = str(CACHE)
     with tempfile.TemporaryDirectory(prefix="quire-test-") as folder:
         os.environ["TMPDIR"] = tempfile.tempdir = folder
         yield

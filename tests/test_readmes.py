@@ -24,7 +24,6 @@ FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*\b(?!-)")
 BINARY = {".npz", ".pyc", ".so", ".safetensors", ".woff2"}
 ELSEWHERE = {
-    "build/test-cache/",
     "build/test-checkpoints/",
     "build/fuzz/",
     "config.json",
