@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import checkpoint_files
 import hypothesis
@@ -28,9 +30,9 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).parents[1]
 SCRATCH = REPOSITORY / "build"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quire-tests"
 CHROMIUM = Path("/usr/bin/chromium")
 MARK = "QUIRE_TEST_SESSION"  # in the environment of every process that a test starts
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quire-tests"
 
 # Without bytecode every engine process would compile the package's sources anew: a third of what its start costs.
 sys.dont_write_bytecode = False
@@ -149,10 +151,12 @@ def assert_all_pages_free(llm: LLM) -> None:
 
 def _start(started: list[LLM], model: Path | str, options: dict[str, Any]) -> LLM:
     from quire.frontend import LLM
+    from quire.frontend.client import standby
 
     if "kv_cache_memory_bytes" not in options:
         options = {"num_pages": 256, **options}
-    started.append(LLM(str(model), **{"start_timeout": PATIENCE, **options}))
+    with patch.object(standby, "_FIRST_SECONDS", math.inf):  # the tests of a process that stands by start their own
+        started.append(LLM(str(model), **{"start_timeout": PATIENCE, **options}))
     return started[-1]
 
 
