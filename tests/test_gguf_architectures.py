@@ -19,7 +19,6 @@ from checkpoints import DEEPSEEK_ROPE
 from gguf_conversion import CONVERSIONS
 from gguf_files import write_gguf
 from quantized_checkpoints import Raw, load, save
-from reference_libraries import import_reference
 
 from quire.frontend import PoolingParams, SamplingParams
 from quire.kernels.gguf.architectures import ARCHITECTURES
@@ -232,9 +231,7 @@ def test_a_float_file_of_a_reranker_gives_the_scores_of_the_folder(tmp_path: Pat
 
 def encoder(checkpoint: pooled_checkpoints.PooledCheckpoint, folder: Path, **changes: Any) -> Path:
     """Write an encoder with other fields in its config.json."""
-    import_reference("transformers")
-    (target := folder / "folder").mkdir()
-    pooled_checkpoints.make(checkpoint, target)
+    target = pooled_checkpoints.make(checkpoint, folder / "folder")
     config = json.loads((target / "config.json").read_text()) | changes
     (target / "config.json").write_text(json.dumps(config))
     return target

@@ -18,12 +18,15 @@ from typing import Any
 sys.path.append(str(Path(__file__).parent))
 from checkpoint_files import STORED, load_references, store_references, write_checkpoint
 from checkpoints import CHECKPOINTS, EMBEDDED, NEW_TOKENS, PROMPT_LENGTHS, Floats, ReferenceCheckpoint, References
+from pooled_checkpoints import CLASSIFIERS, ENCODERS, VOCAB
+from pooled_checkpoints import STORED as STORED_POOLED
 from quantized_checkpoints import load
 
 sys.path.pop()  # neighbouring folders must not shadow packages that transformers imports
 
 import numpy as np
 import torch
+import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
@@ -31,16 +34,19 @@ from transformers.utils import logging
 # that runs into a closer tie is replaced. The order of summation makes differences below 5e-4 here.
 MIN_GAP = 2e-3
 
+logging.set_verbosity_error()
+logging.disable_progress_bar()
+torch.set_num_threads(1)  # the models are too small for a second thread to help
+
 
 def make(checkpoint: ReferenceCheckpoint, folder: Path) -> References:
     """Return the references of a checkpoint, which is written to `folder`."""
     config = AutoConfig.for_model(
         checkpoint.model_type, bos_token_id=0, eos_token_id=0, pad_token_id=None, **checkpoint.config
     )
-    AutoModelForCausalLM.from_config(config, dtype=getattr(torch, checkpoint.dtype)).save_pretrained(folder / "saved")
-    config = json.loads((folder / "saved" / "config.json").read_text())
-    shapes = {name: list(raw.shape) for name, raw in load(folder / "saved").items()}
-    write_checkpoint(checkpoint, config, shapes, folder / "written")
+    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, checkpoint.dtype))
+    saved = _saved(model, folder / "saved")
+    write_checkpoint(checkpoint, **saved, target=folder / "written")
     load_options = {"attn_implementation": "eager", "local_files_only": True}
     exact, rounded = (
         AutoModelForCausalLM.from_pretrained(folder / "written", dtype=dtype, **load_options).eval()
@@ -54,10 +60,35 @@ def make(checkpoint: ReferenceCheckpoint, folder: Path) -> References:
                 hidden_states = [_hidden_states(model, prompt) for prompt in prompts]
                 pooled["last" + ending] = np.stack([states[-1] for states in hidden_states])
                 pooled["mean" + ending] = np.stack([states.mean(0) for states in hidden_states])
+        greedy = [_greedy(exact, prompt)[0] for prompt in prompts]
+        logprobs, rounded_logprobs = _logprobs(exact, prompts), _logprobs(rounded, prompts)
         return References(
-            config, shapes, prompts, [_greedy(exact, prompt)[0] for prompt in prompts],
-            _logprobs(exact, prompts), _logprobs(rounded, prompts), pooled,
-        )  # fmt: skip
+            **saved,
+            prompts=prompts,
+            greedy=greedy,
+            logprobs=logprobs,
+            logprobs_bfloat16=rounded_logprobs,
+            pooled=pooled,
+        )
+
+
+def make_pooled(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return config and shapes of all pooled checkpoints."""
+    made = {}
+    for checkpoint in ENCODERS + CLASSIFIERS:
+        model_class = getattr(transformers, checkpoint.model_class)
+        model = model_class(model_class.config_class(**checkpoint.config))
+        if model.config.pad_token_id is None:
+            model.config.pad_token_id = VOCAB - 1  # which no prompt has
+        made[checkpoint.name] = _saved(model, folder / checkpoint.name)
+    return made
+
+
+def _saved(model: Any, folder: Path) -> dict[str, Any]:
+    """Return config and shapes as a model saves them."""
+    model.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    return {"config": config, "shapes": {name: list(raw.shape) for name, raw in load(folder).items()}}
 
 
 def _prompts(checkpoint: ReferenceCheckpoint, model: Any) -> list[list[int]]:
@@ -106,16 +137,16 @@ def _hidden_states(model: Any, prompt: list[int]) -> Floats:
 
 
 def main() -> None:
-    """Store the references of the checkpoints named on the command line, or of all."""
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    torch.set_num_threads(1)  # the models are too small for a second thread to help
+    """Store the references of the checkpoints named on the command line, or of all; and what pooled ones need."""
     names = sys.argv[1:] or [checkpoint.name for checkpoint in CHECKPOINTS]
     for checkpoint in CHECKPOINTS:
         if checkpoint.name in names:
             with tempfile.TemporaryDirectory() as folder:
                 store_references(checkpoint.name, make(checkpoint, Path(folder)))
             print(checkpoint.name, flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        entries = (f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in make_pooled(Path(folder)).items())
+        STORED_POOLED.write_text("{\n" + ",\n".join(entries) + "\n}\n")
 
 
 if __name__ == "__main__":

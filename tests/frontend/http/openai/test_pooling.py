@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from http_server import Server
 from pooled_checkpoints import CLASSIFIERS, make
-from reference_libraries import import_reference
 
 from quire.frontend import LLM, PoolingParams
 
@@ -32,7 +31,6 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def serve(folder: Path, name: str) -> Iterator[Server]:
-    import_reference("transformers")
     make(next(checkpoint for checkpoint in CLASSIFIERS if checkpoint.name == name), folder)
     with Server.start(str(folder), "--num-pages", "256") as server:
         yield server
