@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
-import importlib.metadata
-import importlib.util
+import math
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,9 +14,12 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
+import checkpoint_files
 import hypothesis
 import pytest
+import reference_libraries
 import tiers
 from patience import PATIENCE
 
@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).parents[1]
 SCRATCH = REPOSITORY / "build"
-BUILDER_CPU_SECONDS = 1800
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quire-tests"
 CHROMIUM = Path("/usr/bin/chromium")
-BUILDER = Path(__file__).parent / "support" / "build_checkpoints.py"
 MARK = "QUIRE_TEST_SESSION"  # in the environment of every process that a test starts
 
 # Without bytecode every engine process would compile the package's sources anew: a third of what its start costs.
@@ -52,7 +51,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have the process that gathers all reports measure."""
+    """Leave torch out of the quick tier; have the process that gathers all reports measure."""
+    reference_libraries.is_left_out = config.getoption("--tier") == "quick"
     file = config.getoption("--write-durations")
     if file is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_DurationWriter(file))
@@ -101,13 +101,13 @@ def _processes_of_session() -> list[str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def session_leaves_nothing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No process of a test is left at the end, and no socket; compiled kernels are cached below `build/`."""
+    """No process of a test is left at the end, and no socket; compiled kernels are cached for all clones."""
     for number in (signal.SIGINT, signal.SIGHUP):  # a shell's background job ignores them, and its children with it
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     tmp_path_factory.getbasetemp()  # pytest's own folders stay in the usual place
     os.environ[MARK] = uuid.uuid4().hex
-    os.environ["XDG_CACHE_HOME"] = str(SCRATCH / "test-cache")
+    os.environ["XDG_CACHE_HOME"] = str(CACHE)
     with tempfile.TemporaryDirectory(prefix="quire-test-") as folder:
         os.environ["TMPDIR"] = tempfile.tempdir = folder
         yield
@@ -129,28 +129,14 @@ def demo_model() -> Path:
     return Path(DEMO_MODEL)
 
 
-def _reference_folder() -> Path:
-    """Return the folder of the checkpoints, named after all that their contents depend on."""
-    versions = [importlib.metadata.version(name) for name in ("torch", "transformers")]
-    sources = [BUILDER.read_bytes(), BUILDER.with_name("checkpoints.py").read_bytes()]
-    key = hashlib.sha256(b"".join(sources) + repr(versions).encode()).hexdigest()[:16]
-    return SCRATCH / "test-checkpoints" / key
-
-
 @pytest.fixture(scope="session")
 def checkpoints() -> Path:
-    """The folder of all checkpoints of `checkpoints.py` with the answers of transformers; built once, then kept."""
-    for name in ("torch", "transformers"):
-        if importlib.util.find_spec(name) is None:
-            pytest.skip(f"{name} is not installed; `pip install '.[reference]'` brings it")
-    folder = _reference_folder()
+    """The folder of all checkpoints of `checkpoints.py`; written once, then kept under a hash of all they depend on."""
+    folder = SCRATCH / "test-checkpoints" / checkpoint_files.key_of_all()
     folder.mkdir(parents=True, exist_ok=True)
-    # -P: the repository's folders must not shadow packages that transformers looks for. The limit is CPU time, which a
-    # busy machine does not use up.
-    command = ["prlimit", f"--cpu={BUILDER_CPU_SECONDS}", sys.executable, "-P", str(BUILDER), str(folder)]
-    with (folder / "lock").open("w") as lock:  # one worker builds, the others wait for it
+    with (folder / "lock").open("w") as lock:  # one worker writes, the others wait for it
         fcntl.flock(lock, fcntl.LOCK_EX)
-        subprocess.run(command, check=True)
+        checkpoint_files.write_all(folder)
     return folder
 
 
@@ -165,10 +151,12 @@ def assert_all_pages_free(llm: LLM) -> None:
 
 def _start(started: list[LLM], model: Path | str, options: dict[str, Any]) -> LLM:
     from quire.frontend import LLM
+    from quire.frontend.client import standby
 
     if "kv_cache_memory_bytes" not in options:
         options = {"num_pages": 256, **options}
-    started.append(LLM(str(model), **{"start_timeout": PATIENCE, **options}))
+    with patch.object(standby, "_FIRST_SECONDS", math.inf):  # the tests of a process that stands by start their own
+        started.append(LLM(str(model), **{"start_timeout": PATIENCE, **options}))
     return started[-1]
 
 

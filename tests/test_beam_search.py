@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import random
 import subprocess
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from memory_pressure import under_pressure
 from patience import PATIENCE
+from reference_libraries import import_reference
 from tiny_model import weights, write
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ KINDS = [
 
 
 def answers_of_transformers(folder: Path, cases: list[dict[str, Any]]) -> list[list[tuple[list[int], float]]]:
-    if any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")):
-        pytest.skip("torch or transformers is not installed; `pip install '.[reference]'` brings them")
+    import_reference("transformers")
     command = [sys.executable, "-P", str(SEARCHER), str(folder)]
     done = subprocess.run(
         command, input=json.dumps(cases), capture_output=True, text=True, timeout=PATIENCE, check=False

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from memory_pressure import under_pressure
+from reference_libraries import import_reference
 
 from quire.frontend import LLM, EngineStartError, SamplingParams
 from quire.kernels.draft_head import DraftHead, features_for, load_draft_head
@@ -22,7 +23,7 @@ from quire.kernels.step import StepInput
 if TYPE_CHECKING:
     from conftest import EngineFactory
 
-heads = pytest.importorskip("draft_heads", reason="torch or transformers is missing; `pip install '.[reference]'`")
+heads = import_reference("draft_heads")
 
 METHODS = {"eagle3": "eagle3", "confu": "eagle3", "eagle": "eagle"}
 """Methods by heads: confu is an EAGLE-3 head with a lookahead token."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 import pytest
-from checkpoints import load_references
+from checkpoint_files import load_references
+from checkpoints import EMBEDDED
 from memory_pressure import under_pressure
 
 from quire.kernels.devices.instruction_sets import available_isas
@@ -22,11 +23,10 @@ if TYPE_CHECKING:
 
     from quire.frontend import LLM, EmbeddingRequestOutput, RequestOutput
 
-Vector = npt.NDArray[np.float64]
+Vector = npt.NDArray[np.floating[Any]]
 PoolingType = Literal["last", "mean"]
 
 KINDS: tuple[PoolingType, ...] = ("last", "mean")
-NAMES = ("gpt2-untied", "llama-tied-llama3", "qwen3-biases-window")
 FORMATS: list[dict[str, str]] = [
     {"dtype": "float32"},
     {"dtype": "bfloat16"},
@@ -50,27 +50,25 @@ def root_mean_square(values: Vector) -> float:
     return float(np.sqrt(np.mean(values**2)))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EMBEDDED)
 def test_float32_equals_transformers(name: str, checkpoints: Path, engine: EngineFactory) -> None:
-    references = load_references(checkpoints / name)
+    references = load_references(name)
     llm = engine(checkpoints / name, dtype="float32", max_num_batched_tokens=256)
-    prompts = [entry.prompt for entry in references]
     for kind in KINDS:
-        expected = np.array([getattr(entry, kind) for entry in references])
-        vectors = np.array(embed(llm, prompts, kind, normalize=False))
+        expected = references.pooled[kind]
+        vectors = np.array(embed(llm, references.prompts, kind, normalize=False))
         np.testing.assert_allclose(vectors, expected, rtol=0, atol=2e-4 * np.abs(expected).max())
         units = expected / np.linalg.norm(expected, axis=1, keepdims=True)
-        np.testing.assert_allclose(np.array(embed(llm, prompts, kind)), units, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(np.array(embed(llm, references.prompts, kind)), units, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EMBEDDED)
 def test_bfloat16_has_no_larger_errors_than_transformers(name: str, checkpoints: Path, engine: EngineFactory) -> None:
-    references = load_references(checkpoints / name)
+    references = load_references(name)
     llm = engine(checkpoints / name, dtype="bfloat16")
-    prompts = [entry.prompt for entry in references]
     for kind in KINDS:
-        exact, theirs = (np.array([getattr(e, kind + end) for e in references]) for end in ("", "_bfloat16"))
-        ours = np.array(embed(llm, prompts, kind, normalize=False))
+        exact, theirs = references.pooled[kind], references.pooled[kind + "_bfloat16"]
+        ours = np.array(embed(llm, references.prompts, kind, normalize=False))
         assert root_mean_square(ours - exact) <= root_mean_square(theirs - exact)
 
 

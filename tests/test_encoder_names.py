@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from pooled_checkpoints import CLASSIFIERS, ENCODERS, make, make_reranker
+from pooled_checkpoints import CLASSIFIERS, ENCODERS, PooledCheckpoint, make, make_reranker
+from reference_libraries import import_reference
+from safetensors.numpy import load_file, save_file
 from test_pooled_models import embed, rewrite_config
 
 from quire.kernels.errors import ModelError
@@ -18,9 +20,6 @@ from quire.kernels.runner import describe
 if TYPE_CHECKING:
     from conftest import EngineFactory
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 FLASH_NAMES = (
     ("embeddings.LayerNorm", "emb_ln"), ("encoder.layer.", "encoder.layers."), ("attention.output.LayerNorm", "norm1"),
     ("attention.output.dense", "mixer.out_proj"), ("output.LayerNorm", "norm2"), ("intermediate.dense", "mlp.fc1"),
@@ -29,25 +28,24 @@ FLASH_NAMES = (
 """Names of XLM-RoBERTa, and those of the implementation of jina-reranker-v2."""
 
 
-def write(name: str, folder: Path) -> Any:
-    """Write the checkpoint of this name; return the model of `transformers`."""
-    return make(next(checkpoint for checkpoint in ENCODERS + CLASSIFIERS if checkpoint.name == name), folder)
+def write(name: str, folder: Path) -> PooledCheckpoint:
+    """Write the checkpoint of this name, and return it."""
+    checkpoint = next(checkpoint for checkpoint in ENCODERS + CLASSIFIERS if checkpoint.name == name)
+    make(checkpoint, folder)
+    return checkpoint
 
 
 def test_jina_reranker_is_an_xlm_roberta_with_other_names(tmp_path: Path, engine: EngineFactory) -> None:
-    import torch
-    from safetensors.torch import save_file
-
-    model = write("xlm-roberta-pair", tmp_path / "plain")
+    write("xlm-roberta-pair", tmp_path / "plain")
     shutil.copytree(tmp_path / "plain", tmp_path / "jina")
     tensors = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in load_file(tmp_path / "plain" / "model.safetensors").items():
         for old, new in FLASH_NAMES:
             name = name.replace(old, new)
-        tensors[name] = tensor.contiguous()
+        tensors[name] = tensor
     for key in [name for name in tensors if ".query." in name]:
         parts = [tensors.pop(key.replace("query", part)) for part in ("query", "key", "value")]
-        tensors[key.replace("attention.self.query", "mixer.Wqkv")] = torch.cat(parts)
+        tensors[key.replace("attention.self.query", "mixer.Wqkv")] = np.concatenate(parts)
     save_file(tensors, tmp_path / "jina" / "model.safetensors")
     rewrite_config(tmp_path / "jina", use_flash_attn=True, position_embedding_type="absolute")
     plain, jina = (engine(tmp_path / name, dtype="float32") for name in ("plain", "jina"))
@@ -58,8 +56,7 @@ def test_jina_reranker_is_an_xlm_roberta_with_other_names(tmp_path: Path, engine
 
 def test_a_converted_qwen3_reranker_scores_as_the_original(tmp_path: Path, engine: EngineFactory) -> None:
     """The layer `score` of converted checkpoints is the difference of the rows of "yes" and "no" of the head."""
-    from safetensors.torch import save_file
-
+    save_file = import_reference("safetensors.torch").save_file
     model = make_reranker(tmp_path / "original")
     shutil.copytree(tmp_path / "original", tmp_path / "converted")
     overrides = {"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": True}
@@ -81,9 +78,9 @@ def test_a_converted_qwen3_reranker_scores_as_the_original(tmp_path: Path, engin
 
 @pytest.mark.parametrize("name", ["roberta", "modernbert"])
 def test_an_encoder_that_predicts_masked_tokens_embeds(name: str, tmp_path: Path, engine: EngineFactory) -> None:
-    model = write(name, tmp_path)
+    checkpoint = write(name, tmp_path)
     expected = embed(engine(tmp_path, dtype="float32"), "mean")
-    rewrite_config(tmp_path, architectures=[type(model).__name__.replace("Model", "ForMaskedLM")])
+    rewrite_config(tmp_path, architectures=[checkpoint.model_class.replace("Model", "ForMaskedLM")])
     assert embed(engine(tmp_path, dtype="float32"), "mean") == expected
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from quantized_checkpoints import Floats, Raw, is_linear, load, raw_floats, save, write_dequantized
+from reference_libraries import import_reference
 from test_quantized_models import log_probabilities
 
 from quire.kernels.errors import ModelError
@@ -17,7 +18,7 @@ from quire.kernels.options import LoadOptions
 from quire.kernels.runner import describe
 from quire.kernels.weights import loader
 
-torch = pytest.importorskip("torch")
+torch = import_reference("torch")
 
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "modules_to_not_convert": ["lm_head"]}
 

@@ -231,10 +231,7 @@ def test_a_float_file_of_a_reranker_gives_the_scores_of_the_folder(tmp_path: Pat
 
 def encoder(checkpoint: pooled_checkpoints.PooledCheckpoint, folder: Path, **changes: Any) -> Path:
     """Write an encoder with other fields in its config.json."""
-    for name in ("torch", "transformers"):
-        pytest.importorskip(name)
-    (target := folder / "folder").mkdir()
-    pooled_checkpoints.make(checkpoint, target)
+    target = pooled_checkpoints.make(checkpoint, folder / "folder")
     config = json.loads((target / "config.json").read_text()) | changes
     (target / "config.json").write_text(json.dumps(config))
     return target

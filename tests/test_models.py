@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import shutil
 from collections.abc import Callable
@@ -11,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from checkpoints import CHECKPOINTS, NEW_TOKENS, Reference, ReferenceCheckpoint, load_references
+from checkpoint_files import load_references
+from checkpoints import CHECKPOINTS, NEW_TOKENS, ReferenceCheckpoint, References
+from quantized_checkpoints import load, raw_floats, save
 
 if TYPE_CHECKING:
     from conftest import EngineFactory
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
 every_checkpoint = pytest.mark.parametrize("checkpoint", CHECKPOINTS, ids=lambda checkpoint: checkpoint.name)
 
 
-def continuations(llm: LLM, references: list[Reference]) -> list[RequestOutput]:
+def continuations(llm: LLM, references: References) -> list[RequestOutput]:
     """Return the engine's greedy continuation of each prompt, with the prompt's log probabilities."""
     from quire.frontend import SamplingParams
 
     params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True, prompt_logprobs=0)
-    return llm.generate([entry.prompt for entry in references], params, use_tqdm=False)
+    return llm.generate(references.prompts, params, use_tqdm=False)
 
 
 def prompt_logprobs(outputs: list[RequestOutput]) -> np.ndarray:
@@ -40,14 +41,6 @@ def prompt_logprobs(outputs: list[RequestOutput]) -> np.ndarray:
     return np.array(values)
 
 
-@functools.cache
-def expected(folder: Path) -> tuple[list[Reference], np.ndarray, np.ndarray]:
-    """Return a checkpoint's references and their prompts' log probabilities in float32 and in bfloat16."""
-    references = load_references(folder)
-    exact = np.array([value for entry in references for value in entry.logprobs])
-    return references, exact, np.array([value for entry in references for value in entry.logprobs_bfloat16])
-
-
 def root_mean_square(values: np.ndarray) -> float:
     """Return the root of the mean of the squares."""
     return float(np.sqrt(np.mean(values**2)))
@@ -58,14 +51,14 @@ def test_float32_tokens_equal_transformers(
     checkpoint: ReferenceCheckpoint, checkpoints: Path, engine: EngineFactory,
     record_property: Callable[[str, object], None],
 ) -> None:  # fmt: skip
-    references, exact, _ = expected(checkpoints / checkpoint.name)
+    references = load_references(checkpoint.name)
     outputs = continuations(engine(checkpoints / checkpoint.name, dtype="float32", max_num_seqs=8), references)
     # Check the prompts first: a wrong kernel shows at every position, and the first bad one helps to find it.
     ours = prompt_logprobs(outputs)
-    record_property("largest_difference", f"{np.abs(ours - exact).max():.1e}")
-    np.testing.assert_allclose(ours, exact, rtol=0, atol=1e-3)
-    for reference, output in zip(references, outputs, strict=True):
-        assert output.outputs[0].token_ids == reference.greedy, f"prompt of {len(reference.prompt)} tokens"
+    record_property("largest_difference", f"{np.abs(ours - references.logprobs).max():.1e}")
+    np.testing.assert_allclose(ours, references.logprobs, rtol=0, atol=1e-3)
+    for greedy, output in zip(references.greedy, outputs, strict=True):
+        assert output.outputs[0].token_ids == greedy, f"prompt of {len(output.prompt_token_ids)} tokens"
         assert output.outputs[0].finish_reason == "length"
 
 
@@ -73,9 +66,9 @@ def test_float32_tokens_equal_transformers(
 def test_bfloat16_is_at_least_as_accurate_as_transformers(
     checkpoint: ReferenceCheckpoint, checkpoints: Path, engine: EngineFactory
 ) -> None:
-    references, exact, rounded = expected(checkpoints / checkpoint.name)
+    references = load_references(checkpoint.name)
     outputs = continuations(engine(checkpoints / checkpoint.name, dtype="bfloat16", max_num_seqs=8), references)
-    ours, theirs = prompt_logprobs(outputs) - exact, rounded - exact
+    ours, theirs = (found - references.logprobs for found in (prompt_logprobs(outputs), references.logprobs_bfloat16))
     # Both round weights and the inputs of products to bfloat16; transformers also rounds every sum. Its error is thus
     # an upper bound of the cost of bfloat16, and a real fault is many times larger.
     if "num_experts_per_tok" in checkpoint.config:
@@ -96,18 +89,16 @@ def test_the_text_part_of_a_multimodal_checkpoint_gives_the_same_tokens(
     target.mkdir()
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(source / file, target)
-    safetensors, torch = pytest.importorskip("safetensors.torch"), pytest.importorskip("torch")
-    shards = [safetensors.load_file(file) for file in source.glob("*.safetensors")]
-    tensors = {f"language_model.{name}": tensor for shard in shards for name, tensor in shard.items()}
-    tensors["vision_tower.vision_model.embeddings.patch_embedding.weight"] = torch.zeros(4, 3, 2, 2)
-    safetensors.save_file(tensors, target / "model.safetensors")
+    tensors = {f"language_model.{name}": tensor for name, tensor in load(source).items()}
+    vision = "vision_tower.vision_model.embeddings.patch_embedding.weight"
+    tensors[vision] = raw_floats(np.zeros((4, 3, 2, 2), np.float32), "F32")
     text = json.loads((source / "config.json").read_text())
     architecture = "Gemma3ForConditionalGeneration"
     config = {"architectures": [architecture], "model_type": "gemma3", "text_config": text, "vision_config": {}}
-    (target / "config.json").write_text(json.dumps(config))
-    references, _, _ = expected(source)
-    for reference, output in zip(references, continuations(engine(target, dtype="float32"), references), strict=True):
-        assert output.outputs[0].token_ids == reference.greedy
+    save(target, tensors, config)
+    references = load_references(source.name)
+    outputs = continuations(engine(target, dtype="float32"), references)
+    assert [output.outputs[0].token_ids for output in outputs] == references.greedy
 
 
 def test_the_checkpoints_cover_what_the_models_differ_in() -> None:

@@ -15,12 +15,15 @@ from pooled_checkpoints import (
     RERANKER_TEMPLATE,
     PooledCheckpoint,
     hidden_states,
+    load_model,
     logits,
     make,
     make_reranker,
     next_logits,
     prompts,
 )
+from reference_libraries import import_reference
+from safetensors.numpy import save_file
 
 from quire.kernels.devices.instruction_sets import available_isas
 
@@ -54,21 +57,24 @@ def embed(llm: LLM, kind: str, given: list[list[int]] = PROMPTS) -> list[list[fl
 
 
 @pytest.fixture
-def reference(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Any]:
-    """The folder of a checkpoint, and the model of transformers."""
-    for name in ("torch", "transformers"):
-        pytest.importorskip(name)
-    return tmp_path, make(request.param, tmp_path)
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The folder of a checkpoint."""
+    return make(request.param, tmp_path)
+
+
+@pytest.fixture
+def model(request: pytest.FixtureRequest, folder: Path) -> Any:
+    """The model that transformers reads from the folder."""
+    return load_model(request.node.callspec.params["folder"], folder)
 
 
 def each(checkpoints: tuple[PooledCheckpoint, ...]) -> pytest.MarkDecorator:
     """Run a test for each checkpoint."""
-    return pytest.mark.parametrize("reference", checkpoints, ids=lambda each: each.name, indirect=True)
+    return pytest.mark.parametrize("folder", checkpoints, ids=lambda each: each.name, indirect=True)
 
 
 @each(ENCODERS)
-def test_an_encoder_equals_transformers(reference: tuple[Path, Any], engine: EngineFactory) -> None:
-    folder, model = reference
+def test_an_encoder_equals_transformers(folder: Path, model: Any, engine: EngineFactory) -> None:
     llm = engine(folder, dtype="float32", max_num_batched_tokens=64)
     states = [hidden_states(model, prompt) for prompt in PROMPTS]
     for kind in TYPES:
@@ -79,9 +85,8 @@ def test_an_encoder_equals_transformers(reference: tuple[Path, Any], engine: Eng
 @each(ENCODERS[:1] + ENCODERS[7:8])
 @pytest.mark.parametrize("formats", [{"dtype": "bfloat16"}, {"quantization": "int8", "kv_cache_dtype": "int8"}])
 def test_the_same_bits_in_any_batch(
-    reference: tuple[Path, Any], formats: dict[str, str], engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
+    folder: Path, formats: dict[str, str], engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, _ = reference
     llm = engine(folder, **formats)
     together = [embed(llm, kind) for kind in TYPES]
     assert len({tuple(vector) for vectors in together for vector in vectors}) > 3 * len(PROMPTS)
@@ -94,10 +99,9 @@ def test_the_same_bits_in_any_batch(
 
 
 @each(CLASSIFIERS)
-def test_a_classifier_equals_transformers(reference: tuple[Path, Any], engine: EngineFactory) -> None:
+def test_a_classifier_equals_transformers(folder: Path, model: Any, engine: EngineFactory) -> None:
     from quire.frontend import PoolingParams
 
-    folder, model = reference
     llm = engine(folder, dtype="float32")
     expected = np.array([logits(model, prompt) for prompt in PROMPTS])
     raw = PoolingParams(task="classify", use_activation=False)
@@ -129,10 +133,9 @@ def rewrite_config(folder: Path, **fields: Any) -> None:
 
 
 @each(ENCODERS[4:5])
-def test_gte_with_the_fields_and_the_scaling_of_its_authors(reference: tuple[Path, Any], engine: EngineFactory) -> None:
+def test_gte_with_the_fields_and_the_scaling_of_its_authors(folder: Path, model: Any, engine: EngineFactory) -> None:
     """Their `ntk` multiplies the base by the factor, and divides the frequencies by a power of it."""
-    torch = pytest.importorskip("torch")
-    folder, model = reference
+    torch = import_reference("torch")
     rewrite_config(
         folder, architectures=["NewModel"], model_type="new", rope_parameters=None, rope_theta=20000,
         rope_scaling={"type": "ntk", "factor": 8.0}, position_embedding_type="rope", pack_qkv=True,
@@ -146,8 +149,7 @@ def test_gte_with_the_fields_and_the_scaling_of_its_authors(reference: tuple[Pat
 
 
 @each(ENCODERS[6:7])
-def test_nomic_with_the_fields_of_its_authors(reference: tuple[Path, Any], engine: EngineFactory) -> None:
-    folder, _ = reference
+def test_nomic_with_the_fields_of_its_authors(folder: Path, engine: EngineFactory) -> None:
     expected = embed(engine(folder), "mean")
     rewrite_config(
         folder, rope_parameters=None, rotary_emb_base=1000, n_embd=96, hidden_size=None, n_inner=160,
@@ -162,18 +164,16 @@ def test_nomic_with_the_fields_of_its_authors(reference: tuple[Path, Any], engin
 
 
 @each(ENCODERS[:1])
-def test_the_modules_of_sentence_transformers(reference: tuple[Path, Any], engine: EngineFactory) -> None:
+def test_the_modules_of_sentence_transformers(folder: Path, model: Any, engine: EngineFactory) -> None:
     """Pooling without the prompt, two Dense layers, and a normalization after the cut to some dimensions."""
     from quire.frontend import PoolingParams
 
-    folder, model = reference
     modules = ("Dense", "Dense", "Normalize")
     write_modules(
         folder, {"pooling_mode": "mean", "include_prompt": False}, *modules, prompts={"query": "the fox said "},
         default_prompt_name="query",
     )  # fmt: skip
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 100}')
-    torch, safetensors = pytest.importorskip("torch"), pytest.importorskip("safetensors.torch")
     rng = np.random.default_rng(2)
     weights = [rng.normal(size=shape).astype(np.float32) for shape in ((40, 96), (24, 40))]
     bias = rng.normal(size=40).astype(np.float32)
@@ -183,10 +183,8 @@ def test_the_modules_of_sentence_transformers(reference: tuple[Path, Any], engin
         target = folder / f"{2 + index}_Dense"
         target.mkdir()
         (target / "config.json").write_text(json.dumps({**config, "activation_function": activation}))
-        tensors = {"linear.weight": torch.from_numpy(weight)} | (
-            {"linear.bias": torch.from_numpy(bias)} if index == 0 else {}
-        )
-        safetensors.save_file(tensors, target / "model.safetensors")
+        tensors = {"linear.weight": weight} | ({"linear.bias": bias} if index == 0 else {})
+        save_file(tensors, target / "model.safetensors")
     llm = engine(folder, dtype="float32")
     text = "Once upon a time there was a fox"
     tokenizer = llm.get_tokenizer()
@@ -208,9 +206,8 @@ def test_the_modules_of_sentence_transformers(reference: tuple[Path, Any], engin
 
 
 @each(CLASSIFIERS[:1] + CLASSIFIERS[2:3] + CLASSIFIERS[5:6])
-def test_a_cross_encoder_reads_pairs(reference: tuple[Path, Any], engine: EngineFactory) -> None:
+def test_a_cross_encoder_reads_pairs(folder: Path, model: Any, engine: EngineFactory) -> None:
     """With the second text's token type, where the model has two; long pairs are cut at the end of the longer text."""
-    folder, model = reference
     llm = engine(folder, dtype="float32")
     backend = llm.get_tokenizer().backend
     query, documents = "the fox", ["Once upon a time", "I'll eat you! " * 9, "fox"]
@@ -263,10 +260,9 @@ def test_qwen3_reranker_scores_by_yes_and_no(tmp_path: Path, engine: EngineFacto
 
 
 @each(ENCODERS[:1])
-def test_options_that_an_encoder_cannot_honour(reference: tuple[Path, Any], tmp_path: Path) -> None:
+def test_options_that_an_encoder_cannot_honour(folder: Path, tmp_path: Path) -> None:
     from quire.frontend import LLM, EngineStartError
 
-    folder, _ = reference
     for options, words in (
         ({"kv_disk": str(tmp_path / "disk")}, "kv_disk=.* of which an encoder keeps none; leave it out"),
         ({"long_prefill_token_threshold": 64}, "long_prefill_token_threshold=64 splits prompts"),

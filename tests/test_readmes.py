@@ -22,9 +22,8 @@ PARTS_OF_FRONTEND = ["frontend/demo_model", "frontend/evaluation", "frontend/htt
 FOLDERS = [".", "engine_core", "frontend", *PARTS_OF_FRONTEND, "kernels", "protocol", "scripts", "tests"]
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*\b(?!-)")
-BINARY = {".pyc", ".so", ".safetensors", ".woff2"}
+BINARY = {".npz", ".pyc", ".so", ".safetensors", ".woff2"}
 ELSEWHERE = {
-    "build/test-cache/",
     "build/test-checkpoints/",
     "build/fuzz/",
     "config.json",

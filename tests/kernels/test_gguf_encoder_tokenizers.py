@@ -11,6 +11,7 @@ import pytest
 from gguf_vocabularies import Metadata, byte_level_bpe, unigram, word_pieces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference_libraries import import_reference
 from small_tokenizers import TEXTS, byte_level
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -109,7 +110,7 @@ PIECES = pieces()
 
 @pytest.mark.parametrize("charsmap", [b"", CHARSMAP], ids=["plain", "charsmap"])
 def test_text_becomes_the_tokens_of_xlm_roberta(charsmap: bytes) -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = import_reference("transformers")
     source = transformers.XLMRobertaTokenizer(vocab=PIECES, _spm_precompiled_charsmap=charsmap or None)
     tokenizer = backend(unigram(PIECES, charsmap))
     for text in [*SAMPLES[:-1], "".join(RULES), "a \uff21\u3000\t\u2460"]:

@@ -12,6 +12,7 @@ import small_tokenizers
 from gguf_vocabularies import USER_DEFINED, Metadata
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference_libraries import import_reference
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from quire.frontend.text.chat.template_files import template_sources
@@ -122,7 +123,7 @@ def test_each_pre_tokenizer_splits_into_its_words(across_words: Tokenizer, name:
     ],
 )
 def test_tokens_are_those_of_the_tokenizer_of_transformers(across_words: Tokenizer, pre: str, model: str) -> None:
-    pytest.importorskip("transformers")
+    import_reference("transformers")
     module, _, name = model.rpartition(".")
     state = json.loads(across_words.to_str())["model"]
     merges = [tuple(merge) for merge in state["merges"]]
@@ -252,7 +253,7 @@ def test_a_text_survives_the_tokenizer_of_the_frontend(tmp_path: Path) -> None:
 
 
 def test_merges_are_those_that_transformers_derives_from_the_scores() -> None:
-    transformers = pytest.importorskip("transformers.tokenization_utils_base")
+    transformers = import_reference("transformers.tokenization_utils_base")
     metadata = gguf_vocabularies.sentencepiece(PIECES)
     tokens, scores = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"]
     vocabulary = {token: index for index, token in enumerate(tokens)}

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from reference_libraries import import_reference
 
 from quire.kernels.config import ModelConfig
 from quire.kernels.errors import ModelError
@@ -66,17 +67,17 @@ def test_sine_and_cosine() -> None:
 
 @pytest.mark.parametrize(("kind", "length"), [*((kind, 256) for kind in SCALINGS), ("longrope", 64)])
 def test_tables_equal_those_of_transformers(kind: str, length: int) -> None:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    torch = import_reference("torch")
+    transformers = import_reference("transformers")
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     parameters = {"rope_type": kind, "rope_theta": 10000.0, **SCALINGS[kind]}
     config = transformers.LlamaConfig(
         hidden_size=128, num_attention_heads=2, max_position_embeddings=256, rope_parameters=parameters
     )
-    reference = LlamaRotaryEmbedding(config)
+    rotary = LlamaRotaryEmbedding(config)
     table = make(kind).table(length)
-    cosine, sine = reference(torch.zeros(1), torch.arange(length)[None])
+    cosine, sine = rotary(torch.zeros(1), torch.arange(length)[None])
     np.testing.assert_allclose(
         table[:, 0], cosine[0, :, :32].numpy(), atol=2e-5
     )  # transformers rounds frequencies to f32
@@ -86,18 +87,18 @@ def test_tables_equal_those_of_transformers(kind: str, length: int) -> None:
 
 
 def test_dynamic_positions_past_the_original_follow_token_by_token_decoding() -> None:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    torch = import_reference("torch")
+    transformers = import_reference("transformers")
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     parameters = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     config = transformers.LlamaConfig(
         hidden_size=128, num_attention_heads=2, max_position_embeddings=256, rope_parameters=parameters
     )
-    reference = LlamaRotaryEmbedding(config)
+    rotary = LlamaRotaryEmbedding(config)
     table = make("dynamic").table(300)
     for position in (256, 270, 299):
-        cosine, _ = reference(torch.zeros(1), torch.tensor([[position]]))
+        cosine, _ = rotary(torch.zeros(1), torch.tensor([[position]]))
         np.testing.assert_allclose(table[position, 0], cosine[0, 0, :32].numpy(), atol=1e-5)
 
 

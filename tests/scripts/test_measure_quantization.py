@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import random
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from gguf_files import write_gguf
 from patience import PATIENCE
+from reference_libraries import import_reference
 
 from quire.kernels.step import StepInput
 
@@ -132,8 +132,7 @@ def test_a_text_longer_than_the_context_is_read_in_pieces(demo_model: Path, tmp_
 
 
 def test_held_out_tales_are_those_of_the_training_script(demo_model: Path, tmp_path: Path) -> None:
-    if not all(importlib.util.find_spec(name) for name in ("torch", "transformers")):
-        pytest.skip("torch or transformers is not installed; `pip install '.[reference]'` brings them")
+    import_reference("transformers")
     from quire.frontend.text.tokenizer import Tokenizer
 
     corpus = tales(tmp_path, [f"Tale {i}." + " And so on." * i for i in range(20)])

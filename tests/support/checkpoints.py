@@ -1,16 +1,20 @@
 """Random-weight Hugging Face checkpoints that the model tests run, and the reference outputs of `transformers`.
 
-`CHECKPOINTS` lists them; `build_checkpoints.py` writes them.
+`CHECKPOINTS` lists them; `checkpoint_files.py` writes them without torch, from what `make_references.py` has stored.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+
 PROMPT_LENGTHS = (1, 2, 5, 31, 64, 129, 300, 700)
+EMBEDDED = ("gpt2-untied", "llama-tied-llama3", "qwen3-biases-window")  # checkpoints whose hidden states are stored
 NEW_TOKENS = 40  # after the prompts they cross edges of pages and of every sliding window
 LLAMA3_ROPE = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -40,7 +44,7 @@ def longrope(frequencies: int, **more: float) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class ReferenceCheckpoint:
-    """One checkpoint: the arguments of its config class, its storage dtype, and how its files are sharded.
+    """One checkpoint: the arguments of its config class, its storage dtype, and the most bytes of a file.
 
     `embedding` is the standard deviation of the embedding; the layers must outweigh it, or else greedy continuations
     repeat one token.
@@ -50,26 +54,25 @@ class ReferenceCheckpoint:
     model_type: str
     config: dict[str, Any]
     dtype: str = "float32"
-    max_shard_size: str = "1GB"
+    max_shard_size: int = 10**9
     embedding: float = 0.3
 
 
 @dataclasses.dataclass(frozen=True)
-class Reference:
-    """Output of `transformers` for one prompt; the log probabilities are of prompt tokens 1, 2, ...
+class References:
+    """What `transformers` makes of one checkpoint: its files' config and shapes, and its outputs for some prompts.
 
-    `last` and `mean` pool the hidden states after the final norm. `gap` is the smallest top-2 gap of the logits.
+    The log probabilities are those of tokens 1, 2, ... of each prompt, all in one row. `last` and `mean` pool the
+    hidden states after the final norm, [prompts, hidden_size]; only checkpoints in `EMBEDDED` have them.
     """
 
-    prompt: list[int]
-    greedy: list[int]
-    logprobs: list[float]
-    logprobs_bfloat16: list[float]
-    last: list[float]
-    last_bfloat16: list[float]
-    mean: list[float]
-    mean_bfloat16: list[float]
-    gap: float
+    config: dict[str, Any]
+    shapes: dict[str, list[int]]
+    prompts: list[list[int]]
+    greedy: list[list[int]]
+    logprobs: Floats
+    logprobs_bfloat16: Floats
+    pooled: dict[str, Floats]  # by last, mean, last_bfloat16 and mean_bfloat16
 
 
 def _decoder(
@@ -104,13 +107,13 @@ CHECKPOINTS = (
         {"n_embd": 320, "n_head": 4, "n_layer": 3, "n_inner": 704, "vocab_size": 1021, "n_positions": 800,
          "tie_word_embeddings": False},
         dtype="bfloat16",
-        max_shard_size="700KB",
+        max_shard_size=700_000,
     ),
     ReferenceCheckpoint(
         "llama-tied-llama3",
         "llama",
         _decoder(256, 688, 2, 4, 4, 64, vocab_size=503, tie_word_embeddings=True, rope_parameters=LLAMA3_ROPE),
-        max_shard_size="900KB",
+        max_shard_size=900_000,
     ),
     ReferenceCheckpoint(
         "llama-biases-linear",
@@ -118,7 +121,7 @@ CHECKPOINTS = (
         _decoder(384, 512, 3, 4, 1, 96, vocab_size=1021, attention_bias=True, mlp_bias=True,
                  rope_parameters=LINEAR_ROPE),
         dtype="bfloat16",
-        max_shard_size="800KB",
+        max_shard_size=800_000,
     ),
     ReferenceCheckpoint(
         "llama-gqa8-dynamic",
@@ -135,7 +138,7 @@ CHECKPOINTS = (
         "mistral",
         _decoder(320, 448, 3, 8, 1, 80, vocab_size=1021, sliding_window=77),
         dtype="bfloat16",
-        max_shard_size="600KB",
+        max_shard_size=600_000,
     ),
     ReferenceCheckpoint(
         "qwen2-tied-window",
@@ -148,7 +151,7 @@ CHECKPOINTS = (
         "qwen2",
         _decoder(512, 480, 2, 4, 1, 128, vocab_size=1021, rope_parameters=YARN_ROPE),
         dtype="bfloat16",
-        max_shard_size="900KB",
+        max_shard_size=900_000,
     ),
     ReferenceCheckpoint(
         "qwen3-tied",
@@ -156,14 +159,14 @@ CHECKPOINTS = (
         _decoder(256, 512, 2, 8, 2, 128, vocab_size=503, tie_word_embeddings=True,
                  rope_parameters={"rope_type": "default", "rope_theta": 1e6}),
         dtype="bfloat16",
-        max_shard_size="900KB",
+        max_shard_size=900_000,
     ),
     ReferenceCheckpoint(
         "qwen3-biases-window",
         "qwen3",
         _decoder(384, 400, 3, 6, 6, 96, vocab_size=1021, attention_bias=True, use_sliding_window=True,
                  sliding_window=150, max_window_layers=2),
-        max_shard_size="700KB",
+        max_shard_size=700_000,
     ),
     ReferenceCheckpoint(
         "gemma3-window100",
@@ -172,7 +175,7 @@ CHECKPOINTS = (
                  query_pre_attn_scalar=160,
                  layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]),
         dtype="bfloat16",
-        max_shard_size="700KB",
+        max_shard_size=700_000,
         embedding=0.05,
     ),
     ReferenceCheckpoint(
@@ -194,7 +197,7 @@ CHECKPOINTS = (
         _decoder(320, 448, 3, 4, 4, 80, vocab_size=1021, tie_word_embeddings=True,
                  rope_parameters=longrope(40, attention_factor=1.2), original_max_position_embeddings=1),
         dtype="bfloat16",
-        max_shard_size="900KB",
+        max_shard_size=900_000,
     ),
     ReferenceCheckpoint(
         "starcoder2-window77",
@@ -237,7 +240,7 @@ CHECKPOINTS = (
         "mixtral",
         _decoder(256, 176, 3, 4, 2, 64, vocab_size=503, num_local_experts=8, num_experts_per_tok=2,
                  sliding_window=100),
-        max_shard_size="900KB",
+        max_shard_size=900_000,
     ),
     ReferenceCheckpoint(
         "qwen2-moe-shared-window",
@@ -260,7 +263,7 @@ CHECKPOINTS = (
         _decoder(256, 352, 3, 8, 2, 128, vocab_size=503, num_experts=40, num_experts_per_tok=6,
                  moe_intermediate_size=64, norm_topk_prob=True, mlp_only_layers=[1]),
         dtype="bfloat16",
-        max_shard_size="900KB",
+        max_shard_size=900_000,
     ),
     ReferenceCheckpoint(
         "qwen3-moe-window",
@@ -280,7 +283,7 @@ CHECKPOINTS = (
                  sliding_window=100, swiglu_limit=2.0,
                  rope_parameters={**YARN_ROPE, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}),
         dtype="bfloat16",
-        max_shard_size="900KB",
+        max_shard_size=900_000,
     ),
     ReferenceCheckpoint("deepseek2-dense", "deepseek_v2", _deepseek(2, 4, q_lora_rank=None)),
     ReferenceCheckpoint(
@@ -288,7 +291,7 @@ CHECKPOINTS = (
         "deepseek_v2",
         _deepseek(2, 8, q_lora_rank=80, attention_bias=True, mlp_bias=True, rope_parameters=DEEPSEEK_ROPE),
         dtype="bfloat16",
-        max_shard_size="900KB",
+        max_shard_size=900_000,
     ),
     ReferenceCheckpoint(
         "deepseek3-dense-yarn",
@@ -305,7 +308,7 @@ CHECKPOINTS = (
         _deepseek(3, 4, q_lora_rank=None, first_k_dense_replace=1, n_routed_experts=12, num_experts_per_tok=3,
                   moe_intermediate_size=96, n_shared_experts=2),
         dtype="bfloat16",
-        max_shard_size="900KB",
+        max_shard_size=900_000,
     ),
     ReferenceCheckpoint(
         "deepseek2-groups-yarn",
@@ -335,8 +338,3 @@ CHECKPOINTS = (
 def by_name(name: str) -> ReferenceCheckpoint:
     """Return the checkpoint called `name`."""
     return next(checkpoint for checkpoint in CHECKPOINTS if checkpoint.name == name)
-
-
-def load_references(folder: Path) -> list[Reference]:
-    """Return the references of one checkpoint folder."""
-    return [Reference(**entry) for entry in json.loads((folder / "reference.json").read_text())]

@@ -1,4 +1,7 @@
-"""Random-weight checkpoints of encoders and classification models, with the outputs of `transformers`."""
+"""Random-weight checkpoints of encoders and classification models, and what `transformers` computes with them.
+
+They are written without it, from the configs and shapes that `make_references.py` has stored.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from reference_libraries import import_reference
+from safetensors.numpy import save_file
 
 Floats = npt.NDArray[np.float64]
 
+STORED = Path(__file__).parents[1] / "references" / "pooled.json"
 LENGTHS = (1, 2, 5, 31, 64, 65, 129, 256, 257, 500)
 VOCAB = 603
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
@@ -86,11 +92,10 @@ RERANKER_TEMPLATE = (
 
 def make_reranker(folder: Path) -> Any:
     """Write a random Qwen3ForCausalLM whose tokenizer has the tokens of Qwen3-Reranker; return the model."""
-    import torch
-    import transformers
     from small_tokenizers import byte_level
     from tokenizers import AddedToken
 
+    torch, transformers = import_reference("torch"), import_reference("transformers")
     torch.manual_seed(3)
     config = {**_DECODER, "max_position_embeddings": 1024, "tie_word_embeddings": True}
     model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**config)).eval()
@@ -116,31 +121,33 @@ def next_logits(model: Any, prompt: list[int]) -> Floats:
     return values
 
 
-def make(checkpoint: PooledCheckpoint, folder: Path) -> Any:
-    """Write the checkpoint with a small tokenizer; return the model of `transformers`."""
-    import torch
-    import transformers
-
-    torch.manual_seed(sum(map(ord, checkpoint.name)))
-    model_class = getattr(transformers, checkpoint.model_class)
-    model = model_class(model_class.config_class(**checkpoint.config)).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() == 1 and name.endswith("weight"):  # of a norm
-                parameter.normal_(0.0 if "Gemma" in checkpoint.model_class else 1.0, 0.2)  # Gemma adds 1
-            elif parameter.dim() == 1:
-                parameter.normal_(0.0, 0.2)
-            else:
-                parameter.normal_(0.0, 0.3 if "embed" in name else 1.5 * parameter.shape[1] ** -0.5)
-    if (
-        (pad := model.config.pad_token_id) is None
-        or "Llama" in checkpoint.model_class
-        or "Qwen" in checkpoint.model_class
-    ):
-        model.config.pad_token_id = pad if pad is not None else VOCAB - 1  # which no prompt has
-    model.save_pretrained(folder)
+def make(checkpoint: PooledCheckpoint, folder: Path) -> Path:
+    """Write the checkpoint with a small tokenizer; return its folder."""
+    stored = json.loads(STORED.read_text())[checkpoint.name]
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(stored["config"]))
+    rng = np.random.default_rng(sum(map(ord, checkpoint.name)))
+    tensors = {name: _random(rng, name, shape, checkpoint) for name, shape in stored["shapes"].items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     write_tokenizer(folder, pads_at=1 if "Roberta" in checkpoint.model_class else 0)
-    return model
+    return folder
+
+
+def _random(
+    rng: np.random.Generator, name: str, shape: list[int], checkpoint: PooledCheckpoint
+) -> npt.NDArray[np.float32]:
+    mean, deviation = 0.0, 0.2
+    if len(shape) == 1 and name.endswith("weight"):  # of a norm
+        mean = 0.0 if "Gemma" in checkpoint.model_class else 1.0  # Gemma adds 1
+    elif len(shape) > 1:
+        deviation = 0.3 if "embed" in name else 1.5 * shape[1] ** -0.5
+    return rng.normal(mean, deviation, shape).astype(np.float32)
+
+
+def load_model(checkpoint: PooledCheckpoint, folder: Path) -> Any:
+    """Return the model that `transformers` reads from the folder."""
+    model_class = getattr(import_reference("transformers"), checkpoint.model_class)
+    return model_class.from_pretrained(folder, local_files_only=True).eval()
 
 
 def write_tokenizer(folder: Path, pads_at: int = 0) -> None:

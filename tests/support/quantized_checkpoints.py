@@ -131,15 +131,19 @@ def save(folder: Path, tensors: dict[str, Raw], config: dict[str, Any]) -> Path:
     """Write a checkpoint with a single file of tensors."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
+    save_tensors(folder / "model.safetensors", tensors)
+    return folder
+
+
+def save_tensors(file: Path, tensors: dict[str, Raw]) -> None:
+    """Write a file of tensors."""
     header, end = {}, 0
     for name, raw in tensors.items():
         begin, end = end, end + len(raw.data)
         header[name] = {"dtype": raw.dtype, "shape": raw.shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    data = [len(text).to_bytes(8, "little"), text, *(raw.data for raw in tensors.values())]
-    (folder / "model.safetensors").write_bytes(b"".join(data))
-    return folder
+    file.write_bytes(b"".join([len(text).to_bytes(8, "little"), text, *(raw.data for raw in tensors.values())]))
 
 
 # Quantization
@@ -332,5 +336,5 @@ def write_dequantized(source: Path, target: Path, weights: dict[str, Floats], dt
 def _copy_rest(source: Path, target: Path) -> None:
     """Copy the tokenizer and other JSON files."""
     for file in source.glob("*.json"):
-        if file.name not in {"config.json", "model.safetensors.index.json", "reference.json"}:
+        if file.name not in {"config.json", "model.safetensors.index.json"}:
             shutil.copy(file, target / file.name)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 DURATIONS = Path(__file__).parents[1] / "durations.txt"
 BUDGET = 1.0
-LONGEST = 3.0
+LONGEST = 2.0
 SHARES = 6
 
 

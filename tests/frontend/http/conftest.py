@@ -1,4 +1,4 @@
-"""A server for each test file that needs no special one."""
+"""A server for all tests that need no special one, and leave it as it was."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from http_server import Server
 from openai import OpenAI
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """Serve the demo model."""
     with Server.start() as server:

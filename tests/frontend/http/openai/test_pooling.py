@@ -31,8 +31,6 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def serve(folder: Path, name: str) -> Iterator[Server]:
-    for package in ("torch", "transformers"):
-        pytest.importorskip(package)
     make(next(checkpoint for checkpoint in CLASSIFIERS if checkpoint.name == name), folder)
     with Server.start(str(folder), "--num-pages", "256") as server:
         yield server

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reference_libraries import import_reference
 
 from quire.frontend.errors import ChatTemplateError
 from quire.frontend.text.chat.template import ChatTemplate
@@ -87,7 +88,7 @@ def test_features_used_by_well_known_templates() -> None:
 
 @pytest.mark.parametrize("source", [CHATML, ELABORATE])
 def test_it_renders_as_transformers_does(source: str) -> None:
-    chat_template_utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    chat_template_utils = import_reference("transformers.utils.chat_template_utils")
     messages = [*HELLO, {"role": "assistant", "content": "Hi <you> & 日本\n"}, {"role": "user", "content": "a  b"}]
     tools = [{"type": "function", "function": {"name": "f", "description": "é"}}]
     (expected,), _ = chat_template_utils.render_jinja_template(

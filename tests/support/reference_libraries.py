@@ -1,0 +1,16 @@
+"""Libraries with which tests compare, and without which the quick tier does: torch and transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+is_left_out = False  # of this run, whether or not they are installed
+
+
+def import_reference(name: str) -> Any:
+    """Import a module of these libraries, or one that needs them; skip the test or module that cannot have it."""
+    if is_left_out:
+        pytest.skip("the quick tier compares with stored references only", allow_module_level=True)
+    return pytest.importorskip(name, reason="torch or transformers is missing; `pip install '.[reference]'` brings it")
