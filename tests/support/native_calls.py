@@ -101,6 +101,8 @@ def _all_functions() -> Iterator[tuple[str, list[ast.arg]]]:
 def world() -> dict[str, list[Any]]:
     """Return objects of every class, in use, by the names of their classes."""
     pool, sequences = _native.PagePool(8), _native.Sequences(8, 4, 50)
+    shapes = [_native.StateShape(record_bytes=size, num_records=3, snapshot_pages=1) for size in (0, 8)]
+    with_state = _native.Sequences(8, 4, 50, shapes[1])
     tree = _native.RadixTree(pool, 4)
     root = tree.enter("salt")
     first, second = pool.allocate(2) or []
@@ -110,7 +112,7 @@ def world() -> dict[str, list[Any]]:
     device = _native.CpuDevice(_native.ThreadPool(1))
     runner = _native.Runner(_native.RunnerConfig(**RUNNER_SIZES), device)
     runner.open_kv()
-    for opened in (sequences, runner.sequences):
+    for opened in (sequences, with_state, runner.sequences):
         for salt in (None, "salt"):
             slot = opened.open(list(range(40)), 39, cache_salt=salt)
             opened.start(slot, 40 if opened is runner.sequences else 8)
@@ -121,7 +123,9 @@ def world() -> dict[str, list[Any]]:
     return {
         "PagePool": [pool],
         "RadixTree": [tree],
-        "Sequences": [sequences, runner.sequences],
+        "Sequences": [sequences, with_state, runner.sequences],
+        "StateShape": shapes,
+        "StateStore": [with_state.states],
         "Device": [device],
         "CpuDevice": [device],
         "Runner": [runner],

@@ -163,7 +163,14 @@ void bind_sequences(nb::module_& m) {
       .def_prop_ro("cached_pages", &RadixTree::cached_pages)
       .def_prop_ro("num_evicted", &RadixTree::num_evicted);
   nb::class_<Sequences>(m, "Sequences", "Open sequences, and the KV pages that they and the prefix cache have.")
-      .def(nb::init<std::int32_t, std::int32_t, std::int32_t>(), "num_pages"_a, "block_size"_a, "vocab_size"_a)
+      .def(
+          "__init__",
+          [](Sequences* s, std::int32_t num_pages, std::int32_t block_size, std::int32_t vocab_size,
+             const StateShape* state) {
+            new (s) Sequences(num_pages, block_size, vocab_size, PagePool::kAll, nullptr,
+                              state == nullptr ? StateShape() : *state);
+          },
+          "num_pages"_a, "block_size"_a, "vocab_size"_a, "state"_a.none() = nb::none())
       .def("open", &open_sequence, "token_ids"_a, "num_prompt_tokens"_a, nb::kw_only(),
            "sampling"_a.none() = nb::none(), "cache_salt"_a.none() = nb::none(), "pooling"_a.none() = nb::none(),
            "constraint"_a.none() = nb::none(), "segment"_a = 0,
@@ -215,6 +222,20 @@ void bind_sequences(nb::module_& m) {
           "Note that the first tokens are computed, and put their full pages into the prefix cache; `contents` "
           "are the checksums of their KV, as Runner.read_page returns them, from the first page on that is not there "
           "yet.")
+      .def("resume", &Sequences::resume, "slot"_a, "num_computed"_a,
+           "Return from which token on a slot is to be computed after a fork or a step: num_computed, or that to which "
+           "its state has to go back; the pages after that are given back.")
+      .def(
+          "write_states",
+          [](Sequences& s, std::int32_t slot, std::int64_t start, std::int64_t end, std::int64_t certain) {
+            const StatePath path = s.write_states(slot, start, end, certain);
+            std::vector<std::pair<std::int64_t, std::int32_t>> writes;
+            for (const auto& [length, record] : path.writes) writes.emplace_back(length, record);
+            return std::pair(path.from, std::move(writes));
+          },
+          "slot"_a, "start"_a, "end"_a, "certain"_a,
+          "Begin a step that computes tokens [start, end), of which those from `certain` on may be taken back; `share` "
+          "ends it. Return the record of the state to read, -1 for zeros, and (length, record) of those to write.")
       .def("keys", &prefix_keys, "slot"_a,
            "Return the keys of the prefixes that `match` may find: of the empty one, and of those that full pages end; "
            "none for a sequence that shares no pages.")
@@ -260,6 +281,8 @@ void bind_sequences(nb::module_& m) {
       .def(
           "pages", [](Sequences& s, std::int32_t slot) { return s.at(slot).pages; }, "slot"_a)
       .def_prop_ro("tree", &Sequences::tree, nb::rv_policy::reference_internal)
+      .def_prop_ro("states", &Sequences::states, nb::rv_policy::reference_internal,
+                   nb::sig("def states(self) -> StateStore | None"), "None if the model has no state.")
       .def_prop_ro("free_pages", &Sequences::free_pages)
       .def_prop_ro("cached_pages", &Sequences::cached_pages)
       .def_prop_ro("held_pages", &Sequences::held_pages);

@@ -37,6 +37,7 @@ void bind_runner(nanobind::module_& m);
 void bind_sampling(nanobind::module_& m);
 void bind_sequences(nanobind::module_& m);
 void bind_speculation(nanobind::module_& m);
+void bind_states(nanobind::module_& m);
 void bind_threads(nanobind::module_& m);
 void bind_weights(nanobind::module_& m);
 void bind_packing(nanobind::class_<Device>& device);

@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "kv_cache/page_ledger.h"
+#include "kv_cache/state_store.h"
 
 namespace quire {
 namespace {
@@ -27,10 +28,11 @@ std::int32_t checked(std::int32_t block_size) {
 
 }  // namespace
 
-RadixTree::RadixTree(PagePool& pool, std::int32_t block_size, PageLedger* ledger)
+RadixTree::RadixTree(PagePool& pool, std::int32_t block_size, PageLedger* ledger, StateStore* states)
     : pool_(pool),
       block_size_(checked(block_size)),
       ledger_(ledger),
+      states_(states),
       model_(ledger != nullptr ? ledger->model() : model_key("")),
       nodes_(array<Node>(arena_, static_cast<std::size_t>(pool.total()))),
       tokens_(ledger != nullptr ? ledger->tokens()
@@ -247,6 +249,7 @@ void RadixTree::remove(std::int32_t page) {
   nodes_[page] = {.generation = nodes_[page].generation + 1u};
   --size_;
   if (ledger_ != nullptr) ledger_->remove(page);
+  if (states_ != nullptr) states_->detach(page);
   pool_.release(page);
   if (parent < kNone) leave(parent);
 }

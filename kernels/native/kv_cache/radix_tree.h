@@ -14,6 +14,7 @@
 namespace quire {
 
 class PageLedger;
+class StateStore;
 
 /// A cached prefix that many requests have matched.
 struct HotPrefix {
@@ -44,9 +45,9 @@ class RadixTree {
   static constexpr std::int32_t kNone = -1;
 
   /// The tree of a ledger begins with the pages that the ledger takes over, and keeps its account from then on. The
-  /// pool must be new, and both must outlive the tree. Throws std::invalid_argument unless a page holds at least one
-  /// token.
-  RadixTree(PagePool& pool, std::int32_t block_size, PageLedger* ledger = nullptr);
+  /// pool must be new, and both must outlive the tree, as must `states`, which has the snapshots of its pages. Throws
+  /// std::invalid_argument unless a page holds at least one token.
+  RadixTree(PagePool& pool, std::int32_t block_size, PageLedger* ledger = nullptr, StateStore* states = nullptr);
   RadixTree(const RadixTree&) = delete;
   RadixTree& operator=(const RadixTree&) = delete;
 
@@ -156,6 +157,7 @@ class RadixTree {
   PagePool& pool_;
   std::int32_t block_size_;
   PageLedger* ledger_;
+  StateStore* states_;
   PrefixKey model_;
   Arena arena_;                      ///< on huge pages, since lookups are random accesses
   std::span<Node> nodes_;            ///< by page

@@ -26,8 +26,12 @@ void check_positions(std::int32_t slot, std::int64_t num_tokens) {
 }  // namespace
 
 Sequences::Sequences(std::int32_t num_pages, std::int32_t block_size, std::int32_t vocab_size, std::int32_t extent,
-                     PageLedger* ledger)
-    : pages_(num_pages, extent), tree_(pages_, block_size, ledger), block_size_(block_size), vocab_size_(vocab_size) {}
+                     PageLedger* ledger, const StateShape& state)
+    : pages_(num_pages, extent),
+      states_(state.record_bytes == 0 ? nullptr : std::make_unique<StateStore>(state, num_pages)),
+      tree_(pages_, block_size, ledger, states_.get()),
+      block_size_(block_size),
+      vocab_size_(vocab_size) {}
 
 Sequences::~Sequences() {
   for (std::size_t slot = 0; slot < slots_.size(); slot++)
@@ -57,7 +61,11 @@ std::int32_t Sequences::open(std::vector<std::int32_t> tokens, std::int64_t num_
                                                       num_tokens,
                                                       segment,
                                                       cache_salt,
-                                                      num_opened_++});
+                                                      num_opened_++,
+                                                      nullptr});
+  if (states_)
+    sequence->states =
+        std::make_unique<SequenceStates>(*states_, block_size_, num_prompt_tokens, cache_salt.has_value());
   if (pooling) sequence->pooling.emplace(*pooling, num_tokens);
   if (cache_salt) sequence->root = tree_.enter(*cache_salt);
   if (free_.empty()) {
@@ -89,14 +97,17 @@ std::span<const std::int32_t> Sequences::findable(const Sequence& sequence) cons
   return std::span(sequence.tokens).first(static_cast<std::size_t>(known));
 }
 
-/// Appends the pages of the sequence's prefix match to `found_`.
-void Sequences::find(const Sequence& sequence) {
+/// Appends the pages of the sequence's prefix match to `found_`. Returns how many there are without regard to state.
+std::int64_t Sequences::find(const Sequence& sequence) {
   if (sequence.root != RadixTree::kNone) tree_.match(sequence.root, findable(sequence), found_);
+  const std::int64_t count = std::ssize(found_);
+  while (states_ && !found_.empty() && states_->snapshot(found_.back()) == StateStore::kNone) found_.pop_back();
+  return count;
 }
 
 std::vector<PrefixKey> Sequences::keys(std::int32_t slot) {
   const Sequence& sequence = at(slot);
-  if (sequence.root == RadixTree::kNone) return {};
+  if (sequence.root == RadixTree::kNone || states_) return {};
   return tree_.keys(sequence.root, findable(sequence));
 }
 
@@ -106,10 +117,14 @@ std::optional<std::int64_t> Sequences::start(std::int32_t slot, std::int64_t num
     throw std::logic_error("slot " + std::to_string(slot) + " has pages already; it cannot be started again");
   check_positions(slot, num_tokens);
   found_.clear();
-  find(sequence);
+  const std::int64_t branch = find(sequence);
   for (std::int32_t page : found_) tree_.retain(page);
   sequence.pages = found_;
   sequence.shared = static_cast<std::int64_t>(found_.size());
+  if (states_) {
+    begin_at_snapshot(sequence, sequence.pages);
+    sequence.states->set_branch(branch * block_size_);
+  }
   if (!reserve(slot, num_tokens)) {
     release_pages(slot);
     return std::nullopt;
@@ -144,14 +159,20 @@ bool Sequences::fork(std::int32_t slot, std::int32_t source, std::int64_t num_co
     throw std::invalid_argument("slot " + std::to_string(slot) + " and slot " + std::to_string(source) +
                                 " do not have the same salt and the same " + std::to_string(num_computed) +
                                 " computed tokens");
-  const auto full = num_computed / block_size_;
+  auto full = num_computed / block_size_;
+  const bool copies_state = states_ && parent.states->length() == num_computed;
+  if (states_ && !copies_state)
+    full = begin_at_snapshot(child, std::span(parent.pages).first(static_cast<std::size_t>(full)));
   child.pages.assign(parent.pages.begin(), parent.pages.begin() + full);
   child.shared = std::min(full, parent.shared);
   for (std::int32_t page : child.pages) tree_.retain(page);
-  child.num_computed = num_computed;
-  if (reserve(slot, num_tokens)) return true;
-  release_pages(slot);
-  return false;
+  if (!reserve(slot, num_tokens)) {
+    release_pages(slot);
+    return false;
+  }
+  if (copies_state) child.states->copy(*parent.states);
+  child.num_computed = states_ && !copies_state ? full * block_size_ : num_computed;
+  return true;
 }
 
 std::int32_t Sequences::open_branch(std::int32_t source, std::int64_t num_tokens,
@@ -178,6 +199,7 @@ void Sequences::adopt(std::int32_t slot, std::int32_t branch) {
   std::swap(sequence.num_computed, other.num_computed);
   std::swap(sequence.sampling, other.sampling);
   std::swap(sequence.num_followed, other.num_followed);
+  std::swap(sequence.states, other.states);
 }
 
 bool Sequences::reserve(std::int32_t slot, std::int64_t num_tokens) {
@@ -185,8 +207,9 @@ bool Sequences::reserve(std::int32_t slot, std::int64_t num_tokens) {
   check_positions(slot, num_tokens);
   const std::int64_t needed = (num_tokens + block_size_ - 1) / block_size_;
   const std::int64_t missing = needed - static_cast<std::int64_t>(sequence.pages.size());
-  if (missing <= 0) return true;
   if (missing > pages_.free_pages() + tree_.cached_pages()) return false;
+  if (states_ && !sequence.states->reserve(num_tokens)) return false;
+  if (missing <= 0) return true;
   const auto count = static_cast<std::int32_t>(missing);
   tree_.evict(count - pages_.free_pages());
   return pages_.allocate(count, sequence.pages);
@@ -244,7 +267,7 @@ std::int64_t Sequences::truncate(std::int32_t slot, std::int64_t num_tokens, boo
   sequence.shared = std::min(sequence.shared, kept);
   const std::int64_t left = std::min(num_tokens, kept * block_size_);
   sequence.num_computed = std::min({sequence.num_computed, left, num_tokens - recompute_last});
-  return left;
+  return states_ ? resume(slot, std::min(num_tokens - recompute_last, left)) : left;
 }
 
 void Sequences::append(std::int32_t slot, std::int32_t token) {
@@ -260,11 +283,11 @@ void Sequences::share(std::int32_t slot, std::int64_t num_computed, std::span<co
   if (num_computed < 0 || num_computed > most)
     throw std::invalid_argument("num_computed=" + std::to_string(num_computed) + " tokens of slot " +
                                 std::to_string(slot) + ", which has tokens and pages for " + std::to_string(most));
+  if (states_) num_computed = sequence.states->end(num_computed);
   sequence.num_computed = num_computed;
-  if (sequence.root == RadixTree::kNone) return;
   const std::span tokens(sequence.tokens);
   const auto size = static_cast<std::size_t>(block_size_), first = static_cast<std::size_t>(sequence.shared);
-  for (; (sequence.shared + 1) * block_size_ <= num_computed; sequence.shared++) {
+  for (; sequence.root != RadixTree::kNone && (sequence.shared + 1) * block_size_ <= num_computed; sequence.shared++) {
     const auto i = static_cast<std::size_t>(sequence.shared);
     const std::int32_t own = sequence.pages[i], parent = i == 0 ? sequence.root : sequence.pages[i - 1];
     const auto content = i - first < contents.size() ? std::optional(contents[i - first]) : std::nullopt;
@@ -274,6 +297,43 @@ void Sequences::share(std::int32_t slot, std::int64_t num_computed, std::span<co
     sequence.pages[i] = kept;
     tree_.release(own);
   }
+  if (states_)
+    sequence.states->take_snapshots(std::span(sequence.pages).first(static_cast<std::size_t>(sequence.shared)));
+}
+
+StatePath Sequences::write_states(std::int32_t slot, std::int64_t start, std::int64_t end, std::int64_t certain) {
+  Sequence& sequence = at(slot);
+  if (!states_) throw std::logic_error("the model has no state");
+  if (end > std::min(std::ssize(sequence.tokens), num_reserved_tokens(slot)))
+    throw std::invalid_argument("states up to token " + std::to_string(end) + " of slot " + std::to_string(slot) +
+                                ", which has " + std::to_string(sequence.tokens.size()) + " tokens and pages for " +
+                                std::to_string(num_reserved_tokens(slot)));
+  return sequence.states->write(start, end, certain);
+}
+
+std::int64_t Sequences::resume(std::int32_t slot, std::int64_t num_computed) {
+  Sequence& sequence = at(slot);
+  if (num_computed < 0 || num_computed > num_reserved_tokens(slot))
+    throw std::invalid_argument("num_computed=" + std::to_string(num_computed) + " tokens of slot " +
+                                std::to_string(slot) + ", which has pages for " +
+                                std::to_string(num_reserved_tokens(slot)));
+  if (!states_) return sequence.num_computed = num_computed;
+  sequence.states->cancel();
+  const std::int64_t length = sequence.states->length();
+  if (length != SequenceStates::kLost && length <= num_computed) return sequence.num_computed = length;
+  const auto pages = std::span(sequence.pages).first(static_cast<std::size_t>(num_computed / block_size_));
+  const std::int64_t kept = begin_at_snapshot(sequence, pages);
+  for (; std::ssize(sequence.pages) > kept; sequence.pages.pop_back()) tree_.release(sequence.pages.back());
+  sequence.shared = std::min(sequence.shared, kept);
+  return sequence.num_computed = kept * block_size_;
+}
+
+/// Lets a sequence begin with the last snapshot of these pages, or without one. Returns the number of pages up to it.
+std::int64_t Sequences::begin_at_snapshot(Sequence& sequence, std::span<const std::int32_t> pages) {
+  while (!pages.empty() && states_->snapshot(pages.back()) == StateStore::kNone) pages = pages.first(pages.size() - 1);
+  const std::int64_t kept = std::ssize(pages);
+  sequence.states->begin(kept * block_size_, kept == 0 ? StateStore::kNone : states_->snapshot(pages.back()));
+  return kept;
 }
 
 std::pair<std::int64_t, std::int32_t> Sequences::shared(std::int32_t slot) {
@@ -311,6 +371,7 @@ void Sequences::release_pages(std::int32_t slot) {
   for (std::int32_t page : std::views::reverse(sequence.pages)) tree_.release(page);
   sequence.pages.clear();
   sequence.shared = sequence.num_computed = 0;
+  if (states_) sequence.states->clear();
 }
 
 void Sequences::close(std::int32_t slot) {

@@ -13,6 +13,8 @@
 #include "kv_cache/page_pool.h"
 #include "kv_cache/prefix_outline.h"
 #include "kv_cache/radix_tree.h"
+#include "kv_cache/sequence_states.h"
+#include "kv_cache/state_store.h"
 #include "sampling/pooling.h"
 #include "sampling/sampling_state.h"
 
@@ -34,7 +36,8 @@ struct Sequence {
   std::int64_t num_followed;  ///< tokens up to the last one that the constraint has advanced past
   std::int64_t segment;       ///< position at which its second segment begins; 0: it has one
   std::optional<std::string> cache_salt;
-  std::int64_t number;  ///< of all that were opened; no other sequence has it, whatever its slot
+  std::int64_t number;                     ///< of all that were opened; no other sequence has it, whatever its slot
+  std::unique_ptr<SequenceStates> states;  ///< nullptr if the model has no state
 };
 
 /// The open sequences, and the KV pages that they and the prefix cache hold. A slot, a small number that is reused
@@ -48,8 +51,11 @@ class Sequences {
  public:
   /// The pool commits `extent` pages at a time, all at once by default. The prefix cache begins with what the ledger
   /// takes over. Throws std::invalid_argument unless both numbers of pages are at least 1.
+  ///
+  /// With `state` each sequence that has pages has a record of state, and the prefix cache snapshots. What `match` and
+  /// `start` find then ends at a snapshot; `start`, `fork` and `reserve` also fail when sequences hold all records.
   Sequences(std::int32_t num_pages, std::int32_t block_size, std::int32_t vocab_size,
-            std::int32_t extent = PagePool::kAll, PageLedger* ledger = nullptr);
+            std::int32_t extent = PagePool::kAll, PageLedger* ledger = nullptr, const StateShape& state = {});
   ~Sequences();
   Sequences(const Sequences&) = delete;
   Sequences& operator=(const Sequences&) = delete;
@@ -82,7 +88,8 @@ class Sequences {
   /// Gives a slot without pages the first `num_computed` positions of `source`, where both have the same tokens and
   /// `source` has computed them, and more to cover `num_tokens` positions. Full pages are shared; the page in which the
   /// two diverge is a new one, whose contents the caller copies. Returns false, and changes nothing, when the pool
-  /// lacks pages. Throws std::invalid_argument when the tokens or the salts differ.
+  /// lacks pages. Throws std::invalid_argument when the tokens or the salts differ. The state of `source` is copied if
+  /// it is that after `num_computed` tokens; else the slot begins at an earlier snapshot: see `resume`.
   bool fork(std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens);
 
   /// Opens a sequence with the first `num_tokens` tokens of `source` and others after them, sampled by the same
@@ -115,20 +122,30 @@ class Sequences {
   /// them. Gives back the pages that hold none of them, and the page that is written next if another sequence or the
   /// prefix cache has it too: a shared page is never written. That is the page of the last token, which is computed
   /// again to sample the one after it, or without `recompute_last` the page of the token that the caller appends next.
-  /// Returns the number of positions whose pages are left. Throws
-  /// std::invalid_argument, and std::runtime_error where the constraint cannot go back; neither tokens nor pages have
-  /// changed then.
+  /// Returns the number of positions whose pages are left, with state what `resume` does for the tokens that stay
+  /// computed. Throws std::invalid_argument, and std::runtime_error where the constraint cannot go back; neither tokens
+  /// nor pages have changed then.
   std::int64_t truncate(std::int32_t slot, std::int64_t num_tokens, bool recompute_last = true);
 
   /// Adds an output token, or a draft of one.
   void append(std::int32_t slot, std::int32_t token);
 
   /// Notes that the first `num_computed` tokens are computed, and puts the pages that they fill into the prefix cache.
-  /// `contents`: checksums of their tiles, where these are known, from the first page on that is not in it yet.
+  /// `contents`: checksums of their tiles, where these are known, from the first page on that is not in it yet. Ends a
+  /// step of `write_states`.
   void share(std::int32_t slot, std::int64_t num_computed, std::span<const std::uint64_t> contents = {});
 
+  /// Begins a step with the states of its tokens: see SequenceStates::write. `share` ends it, or `resume` where it has
+  /// failed. Throws std::logic_error if the model has no state.
+  StatePath write_states(std::int32_t slot, std::int64_t start, std::int64_t end, std::int64_t certain);
+
+  /// Returns from which token on the slot is to be computed after a fork or a step, where the first `num_computed` have
+  /// been: that, or fewer if there is no state after it. The state then goes back to the latest snapshot, or to the
+  /// beginning, and the pages after that are given back.
+  std::int64_t resume(std::int32_t slot, std::int64_t num_computed);
+
   /// Returns the keys of the slot's prefixes that `match` may find: of the empty one, and of those that full pages end.
-  /// Empty for a sequence that shares no pages.
+  /// Empty for a sequence that shares no pages, and for a model with state, which comes with no pages.
   std::vector<PrefixKey> keys(std::int32_t slot);
 
   /// Returns the number of the slot's tokens in pages of the prefix cache, and the last of these pages or kNone.
@@ -155,6 +172,7 @@ class Sequences {
 
   const PagePool& pages() const { return pages_; }
   RadixTree& tree() { return tree_; }
+  StateStore* states() { return states_.get(); }  ///< nullptr if the model has no state
   std::int32_t free_pages() const { return pages_.free_pages(); }
   std::int32_t cached_pages() const { return tree_.cached_pages(); }                ///< of the prefix cache alone
   std::int32_t held_pages() const { return pages_.held_pages() - cached_pages(); }  ///< of open sequences
@@ -164,9 +182,11 @@ class Sequences {
  private:
   std::vector<std::uint8_t> page_states(std::span<const std::int32_t> pinned);
   std::span<const std::int32_t> findable(const Sequence& sequence) const;
-  void find(const Sequence& sequence);
+  std::int64_t find(const Sequence& sequence);
+  std::int64_t begin_at_snapshot(Sequence& sequence, std::span<const std::int32_t> pages);
 
   PagePool pages_;
+  std::unique_ptr<StateStore> states_;
   RadixTree tree_;
   std::int32_t block_size_;
   std::int32_t vocab_size_;

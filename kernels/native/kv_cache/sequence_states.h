@@ -1,0 +1,98 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kv_cache/state_store.h"
+
+namespace quire {
+
+/// A record, and the number of tokens after which it is the state.
+struct StateAt {
+  std::int64_t length;
+  std::int32_t record;
+};
+
+/// The states of a row of a step: where the one before its tokens is, and where those after some of them are written,
+/// in ascending order. Two may have the same length. One of them may be written to the record that is read, once it is.
+struct StatePath {
+  std::int32_t from;                ///< kNone: before the first token of a sequence; all zeros
+  std::span<const StateAt> writes;  ///< valid until the step ends
+};
+
+/// The state of one sequence: after how many of its tokens it is there, in which record, and where it leaves snapshots.
+/// The sequence has a record of its own from `reserve` on, in which steps rewrite it. Until its first step has ended
+/// the state may be in a snapshot, which stays held.
+///
+/// A sequence that shares pages leaves snapshots at page boundaries:
+/// - the last one before the prompt's last token: the same prompt begins there, and so do longer ones;
+/// - where the prefix cache had pages, but no snapshot: prompts part there;
+/// - at `snapshot_pages` pages and each double of that: a long prompt leaves few, and yet another one finds at least
+///   half of what it shares with it;
+/// - where a step ends, of which only the latest stays: for what follows a preemption or an answer.
+class SequenceStates {
+ public:
+  static constexpr std::int32_t kNone = StateStore::kNone;
+  static constexpr std::int64_t kLost = -1;
+
+  /// `shares_pages`: it leaves snapshots. The store must outlive it.
+  SequenceStates(StateStore& store, std::int32_t block_size, std::int64_t num_prompt_tokens, bool shares_pages);
+  ~SequenceStates() { clear(); }
+  SequenceStates(const SequenceStates&) = delete;
+  SequenceStates& operator=(const SequenceStates&) = delete;
+
+  /// Number of tokens after which the state is; kLost once a step rewrites it, until that ends.
+  std::int64_t length() const { return length_; }
+
+  /// Begins with the snapshot after so many tokens, or kNone after none.
+  void begin(std::int64_t length, std::int32_t snapshot);
+
+  /// Sets the page boundary at which the prefix cache had no more pages.
+  void set_branch(std::int64_t length) { branch_ = length; }
+
+  /// Begins with the state of another sequence, which has one. Both have a record of their own.
+  void copy(const SequenceStates& other);
+
+  /// Makes sure that the state after `num_tokens` tokens can be written. Returns false, and changes nothing, if
+  /// sequences hold all records.
+  bool reserve(std::int64_t num_tokens);
+
+  /// Begins a step that computes tokens [start, end). Those from number `certain` on may be taken back, such as drafts,
+  /// so the states after each of them are written, and that after the ones before is kept, as far as there are records.
+  /// Throws std::invalid_argument unless start <= certain <= end, start < end and the state is that after `start`
+  /// tokens, and std::logic_error without a record of its own.
+  StatePath write(std::int64_t start, std::int64_t end, std::int64_t certain);
+
+  /// Ends the step, of whose tokens those before `num_computed` stay. Returns the number of tokens after which the
+  /// state is: that, or fewer where records were short; the others are to be computed again.
+  std::int64_t end(std::int64_t num_computed);
+
+  /// Makes what the step has written at page boundaries the snapshots of these pages, the sequence's first ones, which
+  /// are in the prefix cache. Gives back what is left.
+  void take_snapshots(std::span<const std::int32_t> pages);
+
+  /// Ends a step that has failed, or that has begun for nothing.
+  void cancel();
+
+  /// Gives back all records. The state is that after no token.
+  void clear();
+
+ private:
+  bool leaves_snapshot(std::int64_t length) const;
+  void give_back(std::int32_t record);
+  void replace_tail(std::int32_t page, std::int32_t record);
+
+  StateStore& store_;
+  std::int64_t block_size_;
+  bool shares_pages_;
+  std::int64_t prompt_end_;  ///< page boundary
+  std::int64_t branch_ = 0;
+  std::int64_t length_ = 0;
+  std::int32_t own_ = kNone;                              ///< none while a step rewrites it
+  std::int32_t from_ = kNone;                             ///< the snapshot that holds the state, if it is not in `own_`
+  std::vector<StateAt> written_;                          ///< by the step, in ascending order
+  std::int32_t tail_page_ = kNone, tail_record_ = kNone;  ///< of the latest snapshot where a step ended
+};
+
+}  // namespace quire

@@ -1,0 +1,86 @@
+#include "kv_cache/state_store.h"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+namespace quire {
+namespace {
+
+constexpr std::int64_t kLine = 64;         // bytes
+constexpr std::int32_t kLeastRecords = 2;  // a sequence reads a snapshot and writes a record of its own
+
+/// Returns the bytes from one record to the next: whole cache lines.
+std::int64_t stride_of(const StateShape& shape) { return (shape.record_bytes + kLine - 1) / kLine * kLine; }
+
+}  // namespace
+
+std::int64_t StateShape::bytes() const {
+  if (record_bytes == 0) return 0;
+  if (record_bytes < 0 || num_records < kLeastRecords || snapshot_pages < 0 ||
+      record_bytes > std::numeric_limits<std::int64_t>::max() / num_records - kLine)
+    throw std::invalid_argument("num_records=" + std::to_string(num_records) +
+                                " of record_bytes=" + std::to_string(record_bytes) +
+                                " with snapshot_pages=" + std::to_string(snapshot_pages) + "; give at least " +
+                                std::to_string(kLeastRecords) + " records of 1 byte that memory can hold, and 0 pages");
+  return stride_of(*this) * num_records;
+}
+
+StateStore::StateStore(const StateShape& shape, std::int32_t num_pages)
+    : shape_(shape),
+      memory_(static_cast<std::byte*>(arena_.allocate(static_cast<std::size_t>(shape.bytes())))),
+      stride_(stride_of(shape)),
+      records_(static_cast<std::size_t>(shape.num_records)),
+      snapshots_(static_cast<std::size_t>(num_pages), kNone) {
+  for (std::int32_t record = 0; record < total(); record++) at(record).place = free_.insert(free_.end(), record);
+}
+
+std::int32_t StateStore::acquire() {
+  if (free_.empty()) {
+    if (cached_.empty()) return kNone;
+    detach(at(cached_.front()).page);
+    num_evicted_++;
+  }
+  const std::int32_t record = free_.front();
+  at(record).holders = 1;
+  held_.splice(held_.end(), free_, free_.begin());
+  return record;
+}
+
+void StateStore::retain(std::int32_t record) {
+  if (at(record).holders++ == 0) held_.splice(held_.end(), cached_, at(record).place);
+}
+
+void StateStore::release(std::int32_t record) {
+  if (--at(record).holders > 0) return;
+  if (at(record).page == kNone)
+    free_.splice(free_.begin(), held_, at(record).place);  // it may still be in the CPU's cache
+  else
+    cached_.splice(cached_.end(), held_, at(record).place);
+}
+
+bool StateStore::attach(std::int32_t record, std::int32_t page) {
+  std::int32_t& snapshot = snapshots_[static_cast<std::size_t>(page)];
+  const bool is_new = snapshot == kNone;
+  if (is_new) at(snapshot = record).page = page;
+  release(record);
+  return is_new;
+}
+
+void StateStore::detach(std::int32_t page) {
+  const std::int32_t record = snapshot(page);
+  if (record == kNone) return;
+  snapshots_[static_cast<std::size_t>(page)] = at(record).page = kNone;
+  if (at(record).holders == 0) free_.splice(free_.begin(), cached_, at(record).place);
+}
+
+std::span<std::byte> StateStore::record(std::int32_t record) const {
+  if (record < 0 || record >= total())
+    throw std::out_of_range("record " + std::to_string(record) + " of " + std::to_string(total()));
+  return {memory_ + record * stride_, static_cast<std::size_t>(shape_.record_bytes)};
+}
+
+void StateStore::copy(std::int32_t from, std::int32_t to) { std::ranges::copy(record(from), record(to).begin()); }
+
+}  // namespace quire

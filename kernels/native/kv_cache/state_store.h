@@ -1,0 +1,89 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <span>
+#include <vector>
+
+#include "compute/arena.h"
+
+namespace quire {
+
+/// The state that a model's layers keep in place of keys and values: the inputs of convolutions, the matrices of linear
+/// attention.
+struct StateShape {
+  std::int64_t record_bytes = 0;    ///< of all layers together; 0: the model has no state
+  std::int32_t num_records = 0;     ///< at least 2, and as many as sequences that have pages at the same time
+  std::int32_t snapshot_pages = 0;  ///< length of the first snapshot of a long prompt; 0: of its end alone
+
+  /// Returns the memory that the records take. Throws std::invalid_argument for sizes that are too small or too large.
+  std::int64_t bytes() const;
+};
+
+/// Records of state. Each is that of all layers after a number of tokens, and is written as a whole: unlike pages,
+/// records of prefixes share nothing. Not thread-safe: the step loop owns it.
+///
+/// A record is free, held by sequences, or cached: the snapshot of a page in the prefix cache, at whose end it is the
+/// state, that no sequence holds. Cached ones are in the order of their last use. A page that leaves the prefix cache
+/// loses its snapshot; one that loses its snapshot stays.
+///
+/// Invariant: free_records() + cached_records() + held_records() == total().
+class StateStore {
+ public:
+  static constexpr std::int32_t kNone = -1;
+
+  /// Throws std::invalid_argument and OutOfMemory.
+  StateStore(const StateShape& shape, std::int32_t num_pages);
+  StateStore(const StateStore&) = delete;
+  StateStore& operator=(const StateStore&) = delete;
+
+  /// Returns a record that one sequence holds, a free one or else that of the least recently used snapshot; kNone if
+  /// sequences hold all.
+  std::int32_t acquire();
+  void retain(std::int32_t record);   ///< a snapshot, for one more sequence
+  void release(std::int32_t record);  ///< for one sequence less
+
+  /// Makes a record that one sequence holds the snapshot of a page, and releases it. Returns false if the page had one.
+  bool attach(std::int32_t record, std::int32_t page);
+
+  /// Takes a page's snapshot from it, if it has one.
+  void detach(std::int32_t page);
+
+  /// Returns the snapshot of a page, or kNone. Throws std::out_of_range if the page does not exist.
+  std::int32_t snapshot(std::int32_t page) const { return snapshots_.at(static_cast<std::size_t>(page)); }
+  bool is_held(std::int32_t record) const { return at(record).holders > 0; }
+
+  /// Returns the bytes of a record. Throws std::out_of_range if it does not exist.
+  std::span<std::byte> record(std::int32_t record) const;
+  void copy(std::int32_t from, std::int32_t to);
+
+  const StateShape& shape() const { return shape_; }
+  std::int32_t total() const { return shape_.num_records; }
+  std::int32_t free_records() const { return static_cast<std::int32_t>(free_.size()); }
+  std::int32_t cached_records() const { return static_cast<std::int32_t>(cached_.size()); }
+  std::int32_t held_records() const { return static_cast<std::int32_t>(held_.size()); }
+  std::int64_t num_evicted() const { return num_evicted_; }  ///< snapshots that gave way to other states
+
+ private:
+  using List = std::list<std::int32_t>;
+  struct Record {
+    std::int32_t holders = 0;   ///< sequences
+    std::int32_t page = kNone;  ///< whose snapshot it is
+    List::iterator place;       ///< in one of the lists
+  };
+
+  const Record& at(std::int32_t record) const { return records_[static_cast<std::size_t>(record)]; }
+  Record& at(std::int32_t record) { return records_[static_cast<std::size_t>(record)]; }
+
+  StateShape shape_;
+  Arena arena_;
+  std::byte* memory_;
+  std::int64_t stride_;  ///< bytes from one record to the next
+  std::vector<Record> records_;
+  std::vector<std::int32_t> snapshots_;  ///< by page
+  List free_, cached_, held_;            ///< cached ones from the least recently used one on
+  std::int64_t num_evicted_ = 0;
+};
+
+}  // namespace quire
