@@ -223,7 +223,8 @@ def test_a_bound_of_the_match_stands_for_the_other() -> None:
 
 def test_a_draft_model_may_be_a_gguf_file(demo_model: Path, tmp_path: Path, engine: EngineFactory) -> None:
     write_gguf(demo_model, tmp_path / "draft.gguf", "Q8_0")
-    llm = engine(demo_model, speculative_config={"model": str(tmp_path / "draft.gguf"), "num_speculative_tokens": 2})
+    config = {"model": str(tmp_path / "draft.gguf"), "num_speculative_tokens": 2, "adaptive": False}
+    llm = engine(demo_model, speculative_config=config)
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     (output,) = llm.generate("Once upon a time", params, use_tqdm=False)
     assert totals(llm)["accepted_tokens"] > 0

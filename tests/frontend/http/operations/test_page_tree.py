@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+import pytest
 from http_server import Server
 
 if TYPE_CHECKING:
@@ -12,6 +13,13 @@ if TYPE_CHECKING:
 
 COMMON = "Once upon a time there was a fox who lived in a deep forest and ate cheese every day. " * 4
 RUN = "#tree [role=treeitem]"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A server with nothing in its cache."""
+    with Server.start() as server:
+        yield server
 
 
 def fill_cache(server: Server, branches: int) -> None:
