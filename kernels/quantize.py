@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,8 +18,9 @@ import msgspec
 from quire.kernels.errors import ModelError
 from quire.kernels.models import build_graph
 from quire.kernels.options import LoadOptions, choose_threads, config_of
-from quire.kernels.saving.compressed_folder import check_target, measure_inputs, modules_of, save
-from quire.kernels.trial import TrialRun
+from quire.kernels.saving.compressed_folder import SavedModule, check_target, modules_of, save
+from quire.kernels.saving.feedback import Feedback
+from quire.kernels.trial import TrialRun, mean_squares
 from quire.kernels.weights.checkpoint import Checkpoint
 from quire.kernels.weights.gguf_checkpoint import GgufCheckpoint, open_checkpoint
 from quire.kernels.weights.quantized import scheme_of
@@ -54,13 +56,29 @@ def quantize(request: SaveRequest) -> dict[str, Any]:
         raise ModelError(f"{checkpoint.folder} has no linear layers whose inputs are a multiple of 32")
     with ThreadPoolExecutor(choose_threads(options)) as pool:
         if request.quantization == "int4":
-            measure_inputs(modules, TrialRun(options, checkpoint, _say, request.passages), pool)
+            _measure_inputs(modules, TrialRun(options, checkpoint, _say, request.passages), pool)
         save(checkpoint, modules, target, pool, _say)
     return {
         "modules": len(modules),
         "source_bytes": sum(len(tensor.stored) for tensor in checkpoint.tensors.values()),
         "bytes": (target / "model.safetensors").stat().st_size,
     }
+
+
+def _measure_inputs(modules: Mapping[str, SavedModule], trial: TrialRun, pool: ThreadPoolExecutor) -> None:
+    """Give the layers the importance of their inputs; if the trial is of a text, calibrate them by it.
+
+    A layer whose inputs come from several places, or are too large to be squared, only has their importance.
+    """
+    for matrix, inputs in trial.inputs():
+        squares = mean_squares(inputs, matrix)
+        feedback = Feedback.of(inputs) if trial.passages else None
+        for part in matrix.parts:
+            module = modules.get(trial.checkpoint.get(part.tensor, part.shape).name)
+            if module is not None and module.calibrated is None:
+                module.importance[part.first_k] = squares
+                if feedback is not None and part.k == part.whole_k:
+                    module.calibrate(feedback, pool)
 
 
 def _check_source(checkpoint: Checkpoint, options: LoadOptions) -> None:

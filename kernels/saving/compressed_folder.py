@@ -34,7 +34,6 @@ from quire.kernels.options import BLOCK_SIZES
 from quire.kernels.saving.feedback import Feedback, fit_with_feedback
 from quire.kernels.saving.fit import Fitted, Floats, bf16_bits, fit
 from quire.kernels.saving.safetensors_file import FileTensor, write_safetensors
-from quire.kernels.trial import TrialRun, mean_squares
 from quire.kernels.weights.checkpoint import Checkpoint
 from quire.kernels.weights.quantization import MODES, Quantization
 from quire.kernels.weights.quantized.scheme import words_for
@@ -157,22 +156,6 @@ def _parts(checkpoint: Checkpoint, graph: Graph) -> Iterator[MatrixPart]:
             for matrix in (operand for operand in launch.operands if isinstance(operand, Matrix)):
                 if matrix.quantized is not None:
                     yield from matrix.parts
-
-
-def measure_inputs(modules: Mapping[str, SavedModule], trial: TrialRun, pool: ThreadPoolExecutor) -> None:
-    """Give the layers the importance of their inputs; if the trial is of a text, calibrate them by it.
-
-    A layer whose inputs come from several places, or are too large to be squared, only has their importance.
-    """
-    for matrix, inputs in trial.inputs():
-        squares = mean_squares(inputs, matrix)
-        feedback = Feedback.of(inputs) if trial.passages else None
-        for part in matrix.parts:
-            module = modules.get(trial.checkpoint.get(part.tensor, part.shape).name)
-            if module is not None and module.calibrated is None:
-                module.importance[part.first_k] = squares
-                if feedback is not None and part.k == part.whole_k:
-                    module.calibrate(feedback, pool)
 
 
 def save(

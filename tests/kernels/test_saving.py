@@ -174,7 +174,7 @@ def ignored(tmp_path: Path, names: list[str], architecture: str) -> list[str]:
     save_file(arrays, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
     checkpoint = open_checkpoint(str(tmp_path))
-    module = SavedModule(checkpoint.tensors[names[0]], None, 8)
+    module = SavedModule(checkpoint.tensors[names[0]], 8)
     found: list[str] = section_of(checkpoint, {names[0]: module})["ignore"]
     return found
 
