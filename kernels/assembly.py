@@ -51,8 +51,9 @@ class Assembly:
 
     def compile(self, progress: Progress | None) -> None:
         """Compile every kernel of the plan."""
-        for done, kernel in enumerate(self.plan.kernels, 1):
-            self.kernels[kernel] = self.device.compile(kernel, self.plan.context)
+        compiled = self.device.compile(self.plan.kernels, self.plan.context)
+        for done, (kernel, number) in enumerate(zip(self.plan.kernels, compiled, strict=True), 1):
+            self.kernels[kernel] = number
             if progress is not None and self.device.compiled:
                 progress("compiling kernels", done, len(self.plan.kernels))
         for entry in self.device.rejected:

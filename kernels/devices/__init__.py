@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from quire.kernels import _native
@@ -27,8 +28,8 @@ class Device(Protocol):
     def rejected(self) -> list[str]:
         """Entries of the cache that were compiled again, each with the reason."""
 
-    def compile(self, kernel: Kernel, context: EmitContext) -> int:
-        """Return the number by which launches name a kernel."""
+    def compile(self, kernels: Iterable[Kernel], context: EmitContext) -> Iterator[int]:
+        """Yield the numbers by which launches name kernels, in order, as they are compiled."""
 
     def available_memory(self) -> int:
         """Return the bytes that weights, buffers and KV pages may take."""

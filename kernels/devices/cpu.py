@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -60,13 +62,24 @@ class Cpu:
         """See Device."""
         return [entry for jit in self._jits.values() for entry in jit.rejected]
 
-    def compile(self, kernel: Kernel, context: EmitContext) -> int:
-        """Return the address of a kernel."""
-        return self.compile_text(replace(kernel, name=_SYMBOL).emit(context), _SYMBOL)
+    def compile(self, kernels: Iterable[Kernel], context: EmitContext) -> Iterator[int]:
+        """Yield the addresses of kernels, which all threads compile."""
+        texts = [replace(kernel, name=_SYMBOL).emit(context) for kernel in kernels]
+        pool = ThreadPoolExecutor(self._threads)
+        try:
+            compiled = {text: pool.submit(self._jit(text).compile, text, [_SYMBOL]) for text in dict.fromkeys(texts)}
+            for text in texts:
+                yield compiled[text].result()[0]
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def compile_text(self, text: str, symbol: str) -> int:
         """Return the address of the function `symbol`."""
-        return self._jits[self.isa.features if _INTRINSIC in text else ""].compile(text, [symbol])[0]
+        return self._jit(text).compile(text, [symbol])[0]
+
+    def _jit(self, text: str) -> Jit:
+        """Return the compiler of a kernel."""
+        return self._jits[self.isa.features if _INTRINSIC in text else ""]
 
     def available_memory(self) -> int:
         """See Device."""

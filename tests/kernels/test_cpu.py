@@ -33,7 +33,8 @@ class Compiler(Cpu):
         super().__init__(INSTRUCTION_SETS[isa], cache)
 
     def run(self, kernel: Kernel, dtypes: Dtypes = DTYPES) -> int:
-        return self.compile(kernel, EmitContext(self.capabilities, dtypes))
+        (address,) = self.compile([kernel], EmitContext(self.capabilities, dtypes))
+        return address
 
 
 def test_the_cache_shares_a_kernel_between_plans_and_instruction_sets(tmp_path: Path) -> None:

@@ -54,31 +54,35 @@ void check_target(const llvm::TargetMachine& machine, const Target& target) {
 }  // namespace
 
 struct Jit::Impl {
-  std::unique_ptr<llvm::TargetMachine> machine;
+  llvm::orc::JITTargetMachineBuilder builder;
   std::unique_ptr<llvm::orc::LLJIT> jit;
-  int libraries = 0;
+  std::atomic<int> libraries = 0;
 
-  explicit Impl(const Target& target) {
-    auto builder = machine_builder(target);
-    machine = unwrap(builder.createTargetMachine(), "no LLVM target machine");
-    check_target(*machine, target);
+  explicit Impl(const Target& target) : builder(machine_builder(target)) {
+    check_target(*machine(), target);
     jit = unwrap(llvm::orc::LLJITBuilder().setJITTargetMachineBuilder(builder).create(), "LLVM's JIT failed to start");
     jit->getMainJITDylib().addGenerator(
         unwrap(llvm::orc::DynamicLibrarySearchGenerator::GetForCurrentProcess(jit->getDataLayout().getGlobalPrefix()),
                "symbols of this process"));
   }
 
+  /// Returns what generates code, for one thread.
+  std::unique_ptr<llvm::TargetMachine> machine() {
+    return unwrap(builder.createTargetMachine(), "no LLVM target machine");
+  }
+
   /// Returns the LLVM IR of a kernel, ready for code generation.
-  std::unique_ptr<llvm::Module> lower(const std::string& source, const Target& target, llvm::LLVMContext& context) {
-    auto module = quire::lower(source, *machine, context);
+  static std::unique_ptr<llvm::Module> lower(const std::string& source, const Target& target,
+                                             llvm::TargetMachine& machine, llvm::LLVMContext& context) {
+    auto module = quire::lower(source, machine, context);
     for (auto& function : *module) {
       if (function.isDeclaration()) continue;
       function.addFnAttr("target-cpu", target.cpu);
-      function.addFnAttr("target-features", machine->getTargetFeatureString());
+      function.addFnAttr("target-features", machine.getTargetFeatureString());
       function.addFnAttr("prefer-vector-width", std::to_string(target.vector_bits));
       function.addFnAttr(llvm::Attribute::NoUnwind);
     }
-    optimise(*module, *machine);
+    optimise(*module, machine);
     return module;
   }
 };
@@ -110,6 +114,11 @@ Jit::Jit(Target target, std::filesystem::path cache_dir)
 
 Jit::~Jit() = default;
 
+std::vector<std::string> Jit::rejected() const {
+  const std::lock_guard lock(mutex_);
+  return rejected_;
+}
+
 std::string Jit::key_of(const std::string& source) const {
   return cache_key(
       {source, kPipeline, target_.cpu, target_.features, std::to_string(target_.vector_bits), llvm_version()});
@@ -125,13 +134,15 @@ std::vector<std::uintptr_t> Jit::compile(const std::string& source, const std::v
       object = llvm::MemoryBuffer::getMemBufferCopy(*entry.object);
       cache_hits_++;
     } else if (!entry.problem.empty()) {
+      const std::lock_guard lock(mutex_);
       rejected_.push_back(path.string() + " " + entry.problem);
     }
   }
   if (!object) {
     llvm::LLVMContext context;
-    auto module = impl_->lower(source, target_, context);
-    llvm::orc::SimpleCompiler compiler(*impl_->machine);
+    const auto machine = impl_->machine();
+    auto module = Impl::lower(source, target_, *machine, context);
+    llvm::orc::SimpleCompiler compiler(*machine);
     object = unwrap(compiler(*module), "LLVM code generation failed");
     compiled_++;
     if (!cache_dir_.empty()) write_cache_entry(path, key, {object->getBufferStart(), object->getBufferSize()});
@@ -148,11 +159,12 @@ std::vector<std::uintptr_t> Jit::compile(const std::string& source, const std::v
 
 std::string Jit::assembly(const std::string& source) const {
   llvm::LLVMContext context;
-  auto module = impl_->lower(source, target_, context);
+  const auto machine = impl_->machine();
+  auto module = Impl::lower(source, target_, *machine, context);
   llvm::SmallVector<char, 0> text;
   llvm::raw_svector_ostream stream(text);
   llvm::legacy::PassManager passes;
-  if (impl_->machine->addPassesToEmitFile(passes, stream, nullptr, llvm::CodeGenFileType::AssemblyFile))
+  if (machine->addPassesToEmitFile(passes, stream, nullptr, llvm::CodeGenFileType::AssemblyFile))
     throw std::runtime_error("LLVM cannot print assembly for this target");
   passes.run(*module);
   return {text.begin(), text.end()};

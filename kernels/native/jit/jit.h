@@ -1,8 +1,10 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -36,7 +38,7 @@ class Jit {
   Jit& operator=(const Jit&) = delete;
 
   /// Compiles a module and returns the addresses of `symbols`, in order. Throws std::runtime_error with MLIR's or
-  /// LLVM's diagnostics.
+  /// LLVM's diagnostics. Any thread, several at the same time too.
   std::vector<std::uintptr_t> compile(const std::string& source, const std::vector<std::string>& symbols);
 
   /// Returns the assembly of a module, for inspection.
@@ -45,8 +47,8 @@ class Jit {
   int compiled() const { return compiled_; }      ///< number of modules compiled
   int cache_hits() const { return cache_hits_; }  ///< number of modules read from the cache
 
-  /// Entries of the cache that could not be used, each with the reason.
-  const std::vector<std::string>& rejected() const { return rejected_; }
+  /// Returns the entries of the cache that could not be used, each with the reason.
+  std::vector<std::string> rejected() const;
 
  private:
   struct Impl;
@@ -55,8 +57,9 @@ class Jit {
   Target target_;
   std::filesystem::path cache_dir_;
   std::unique_ptr<Impl> impl_;
-  int compiled_ = 0;
-  int cache_hits_ = 0;
+  std::atomic<int> compiled_ = 0;
+  std::atomic<int> cache_hits_ = 0;
+  mutable std::mutex mutex_;  ///< of `rejected_`
   std::vector<std::string> rejected_;
 };
 
