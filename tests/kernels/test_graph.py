@@ -32,7 +32,8 @@ from quire.kernels._native import SamplingConfig
 from quire.kernels.activations import ClampedSwiglu
 from quire.kernels.attention_heads import Heads, LatentHeads
 from quire.kernels.config import ModelConfig
-from quire.kernels.devices.instruction_sets import available_isas, choose_isa
+from quire.kernels.devices import instruction_sets
+from quire.kernels.devices.instruction_sets import available_isas
 from quire.kernels.emit.context import EmitContext
 from quire.kernels.emit.layout import Dtypes
 from quire.kernels.errors import ModelError
@@ -68,7 +69,7 @@ def log_probabilities(
     Tokens from number `alone_from` on are computed one at a time.
     """
     dtypes, quantized_kv, mode, _ = FORMATS[form]
-    capabilities = choose_isa(isa).capabilities
+    capabilities = instruction_sets.choose_isa(isa).capabilities
     if isa is not None and dtypes == BF16:
         dtypes = ("bf16", "bf16", capabilities.bf16_activations)
     checkpoint = MemoryCheckpoint(random_tensors(model))
