@@ -109,7 +109,7 @@ class StepUpdate:
         sequences = request.sequences
         if request.needs_every_token:
             return False
-        num_computed = request.num_computed_tokens
+        num_computed = min(request.num_computed_tokens, request.num_tokens - 1)
         for slot in request.slots:
             if sequences.num_tokens(slot) > request.num_tokens:
                 sequences.truncate(slot, request.num_tokens)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import signal
 import sys
+import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import msgspec
 
@@ -47,16 +48,16 @@ class SaveRequest(msgspec.Struct, forbid_unknown_fields=True):
 def quantize(request: SaveRequest) -> dict[str, Any]:
     """Save a quantized checkpoint, and return its sizes. Raises ModelError and OSError."""
     target = Path(request.output).resolve()
-    check_target(target)
+    above = check_target(target)
     checkpoint = open_checkpoint(request.model)
     options = LoadOptions(request.model, threads=request.threads, quantization=request.quantization)
     _check_source(checkpoint, options)
     modules = modules_of(checkpoint, build_graph(config_of(options, checkpoint)), BITS[request.quantization])
     if not modules:
         raise ModelError(f"{checkpoint.folder} has no linear layers whose inputs are a multiple of 32")
-    with ThreadPoolExecutor(choose_threads(options)) as pool:
+    with ThreadPoolExecutor(choose_threads(options)) as pool, tempfile.TemporaryFile(dir=above) as spill:
         if request.quantization == "int4":
-            _measure_inputs(modules, TrialRun(options, checkpoint, _say, request.passages), pool)
+            _measure_inputs(modules, TrialRun(options, checkpoint, _say, request.passages), pool, spill)
         save(checkpoint, modules, target, pool, _say)
     return {
         "modules": len(modules),
@@ -65,20 +66,24 @@ def quantize(request: SaveRequest) -> dict[str, Any]:
     }
 
 
-def _measure_inputs(modules: Mapping[str, SavedModule], trial: TrialRun, pool: ThreadPoolExecutor) -> None:
+def _measure_inputs(
+    modules: Mapping[str, SavedModule], trial: TrialRun, pool: ThreadPoolExecutor, spill: BinaryIO
+) -> None:
     """Give the layers the importance of their inputs; if the trial is of a text, calibrate them by it.
 
-    A layer whose inputs come from several places, or are too large to be squared, only has their importance.
+    Experts have importance only, as their inputs are measured together, and so have layers whose inputs come from
+    several places, are too many, or are too large to be squared.
     """
-    for matrix, inputs in trial.inputs():
-        squares = mean_squares(inputs, matrix)
-        feedback = Feedback.of(inputs) if trial.passages else None
-        for part in matrix.parts:
-            module = modules.get(trial.checkpoint.get(part.tensor, part.shape).name)
-            if module is not None and module.calibrated is None:
-                module.importance[part.first_k] = squares
-                if feedback is not None and part.k == part.whole_k:
-                    module.calibrate(feedback, pool)
+    for layer, inputs in trial.inputs():
+        squares = mean_squares(inputs, layer.matrix)
+        found = [(part, modules.get(trial.checkpoint.get(part.tensor, part.shape).name)) for part in layer.matrix.parts]
+        wanted = [(part, module) for part, module in found if module is not None and module.calibrated is None]
+        for part, module in wanted:
+            module.importance[part.first_k] = squares
+        whole = {id(module): module for part, module in wanted if part.k == part.whole_k}
+        if whole and trial.passages and not layer.of_experts and (feedback := Feedback.of(inputs)) is not None:
+            for module in whole.values():
+                module.calibrate(feedback, pool, spill)
 
 
 def _check_source(checkpoint: Checkpoint, options: LoadOptions) -> None:

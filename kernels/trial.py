@@ -17,7 +17,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -92,6 +92,13 @@ class TrialTokens:
         return cls((tiles * TILE_ROWS).tolist(), places.astype(np.int32), [len(passage) for passage in passages])
 
 
+class TrialLayer(NamedTuple):
+    """A product of the trial; the inputs of experts are those of all of them together."""
+
+    matrix: Matrix
+    of_experts: bool
+
+
 @dataclass(frozen=True)
 class TrialRun:
     """The trial run of a float checkpoint. It is a `weights.loader.ImportanceTrial`.
@@ -117,16 +124,13 @@ class TrialRun:
         """Return the mean squares of the inputs of the linear layers. Raises ModelError."""
         return {
             (part.tensor, part.first_k): squares
-            for matrix, inputs in self.inputs()
-            for squares in (mean_squares(inputs, matrix),)
-            for part in matrix.parts
+            for layer, inputs in self.inputs()
+            for squares in (mean_squares(inputs, layer.matrix),)
+            for part in layer.matrix.parts
         }
 
-    def inputs(self) -> Iterator[tuple[Matrix, Floats]]:
-        """Yield the linear layers in order, each with its inputs, f32 [tokens, k]. Raises ModelError.
-
-        Those of experts are of all of them together.
-        """
+    def inputs(self) -> Iterator[tuple[TrialLayer, Floats]]:
+        """Yield the linear layers in order, each with its inputs, f32 [tokens, k]. Raises ModelError."""
         longest, vocab_size = min(NUM_TOKENS, self._graph.max_positions), self._graph.embedding.vocab_size
         if self.passages:
             tokens = TrialTokens.of_passages([passage[:longest] for passage in self.passages], vocab_size)
@@ -200,8 +204,8 @@ class _StreamedPlan:
         loader.addresses |= dict.fromkeys(self._matrices, device.native.allocate_matrix(most))
         self._assembly = Assembly(native, device, plan, loader, memory, pages, None)
 
-    def run(self, progress: Progress | None) -> Iterator[tuple[Matrix, Floats]]:
-        """Run the launches in order, and yield the matrices of products with their inputs."""
+    def run(self, progress: Progress | None) -> Iterator[tuple[TrialLayer, Floats]]:
+        """Run the launches in order, and yield the products with their inputs."""
         assembly = self._assembly
         assembly.compile(progress)
         assembly.allocate()
@@ -213,7 +217,8 @@ class _StreamedPlan:
         for launch in self._plan.launches:
             for matrix in (operand for operand in launch.operands if isinstance(operand, Matrix)):
                 if isinstance(launch.kernel, GemmKernel | ExpertGemmKernel):
-                    yield matrix, self._inputs_of(launch, matrix.k)
+                    layer = TrialLayer(matrix, isinstance(launch.kernel, ExpertGemmKernel))
+                    yield layer, self._inputs_of(launch, matrix.k)
                 if _computes_logits(launch):
                     return
                 ctypes.memset(assembly.loader.addresses[matrix], 0, matrix.bytes(self._plan.dtypes))  # also its padding

@@ -48,12 +48,12 @@ def quantize(
     """Save a model with quantized weights as compressed-tensors, which other engines read too.
 
     Embeddings, the head and the routers of experts keep their dtype. int4 weighs errors by the importance of each
-    input, which a short trial run measures; with --calibration it makes up for the errors of each weight in those after
-    it (GPTQ), for 16 passages of the text. Of mixtures of experts, other engines do not read int4. `quire serve MODEL
-    --quantization int4` needs no saved model, and loses less: its formats are Quire's own.
+    input, which a short trial run measures; with --calibration, weights but those of experts make up for the errors of
+    those before them (GPTQ), for up to 16 passages of the text. Of mixtures of experts, other engines do not read int4.
+    `quire serve MODEL --quantization int4` needs no saved model, and loses less: its formats are Quire's own.
     """
     from quire.frontend.hub.resolve import resolve_model
-    from quire.frontend.text.passages import read_passages
+    from quire.frontend.text.passages import passages_of, read_pieces
     from quire.frontend.text.tokenizer import Tokenizer
 
     mode = quantization or _MODES[0]
@@ -63,11 +63,12 @@ def quantize(
         raise typer.BadParameter(f"--quantization is {mode!r}; it must be one of {', '.join(_MODES)}")
     if calibration is not None and mode != "int4":
         raise typer.BadParameter(f"--calibration is for int4, and --quantization is {mode}")
+    pieces = [] if calibration is None else read_pieces(calibration)
     own = {name: source.given[name] for name in rows_of(HubOptions) if name in source.given}
     folder = resolve_model(model, **own)
     request = {
         "model": str(folder), "output": str(output), "quantization": mode, "threads": source.threads,
-        "passages": [] if calibration is None else read_passages(calibration, Tokenizer(folder)),
+        "passages": passages_of(pieces, Tokenizer(folder)) if pieces else [],
     }  # fmt: skip
     found = _follow(follow_kernels("quantize", json.dumps(request)))
     sizes = f"{readable_size(found['source_bytes'])} -> {readable_size(found['bytes'])}"

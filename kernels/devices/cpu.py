@@ -16,6 +16,7 @@ from quire.kernels.errors import ModelError
 
 _SYMBOL = "kernel"
 _INTRINSIC = "llvm.call_intrinsic"
+_MOST_COMPILERS = 8  # threads, each with the memory of a compiler
 
 
 class Cpu:
@@ -63,9 +64,9 @@ class Cpu:
         return [entry for jit in self._jits.values() for entry in jit.rejected]
 
     def compile(self, kernels: Iterable[Kernel], context: EmitContext) -> Iterator[int]:
-        """Yield the addresses of kernels, which all threads compile."""
+        """Yield the addresses of kernels, which several threads compile."""
         texts = [replace(kernel, name=_SYMBOL).emit(context) for kernel in kernels]
-        pool = ThreadPoolExecutor(self._threads)
+        pool = ThreadPoolExecutor(min(self._threads, _MOST_COMPILERS))
         try:
             compiled = {text: pool.submit(self._jit(text).compile, text, [_SYMBOL]) for text in dict.fromkeys(texts)}
             for text in texts:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -43,7 +43,7 @@ GROUP = 32
 _WEIGHT = ".weight"
 _LANGUAGE = re.compile(r"(model\.)?language_model\.(model\.)?")  # prefix of a part
 _CHUNK_WEIGHTS = 1 << 18  # that are quantized at once, so that they stay in the cache
-_CALIBRATED_ROWS = 512  # that are, so that what is done for each input is worth a call
+_CALIBRATED_ROWS = 512  # most that are, enough for what is done for each input to be worth a call
 _COPIED_SUFFIXES = {".json", ".txt", ".model", ".jinja", ".tiktoken", ".md", ".py"}
 _TEMPLATES, _MODULES = "additional_chat_templates", "modules.json"  # the latter of sentence-transformers
 _LEFT_OUT = {"model.safetensors.index.json", "config.json", "README.md"}
@@ -85,15 +85,21 @@ class SavedModule:
         if self.calibrated is not None:
             return self.calibrated
         counts = [self.importance[first] for first in sorted(self.importance)]
-        importance = np.concatenate(counts) if counts else None
-        rows = max(1, _CHUNK_WEIGHTS // self.tensor.shape[1])
+        k = self.tensor.shape[1]
+        importance = np.concatenate(counts) if sum(map(len, counts)) == k else None
+        rows = max(1, _CHUNK_WEIGHTS // k)
         return self._fit(pool, rows, lambda weights: fit(weights, importance, self.bits, GROUP))
 
-    def calibrate(self, feedback: Feedback, pool: ThreadPoolExecutor) -> None:
-        """Quantize it now, with the feedback of all of its inputs."""
-        self.calibrated = self._fit(
-            pool, _CALIBRATED_ROWS, lambda weights: fit_with_feedback(weights, feedback, self.bits, GROUP)
-        )
+    def calibrate(self, feedback: Feedback, pool: ThreadPoolExecutor, spill: BinaryIO) -> None:
+        """Quantize it now, with the feedback of all of its inputs. What is stored waits in `spill`, not in memory."""
+        n = self.tensor.shape[0]
+        rows = -(-n // (2 * -(-n // (2 * _CALIBRATED_ROWS))))  # an even number of parts
+        self.calibrated = []
+        for array in self._fit(pool, rows, lambda weights: fit_with_feedback(weights, feedback, self.bits, GROUP)):
+            offset = spill.seek(0, os.SEEK_END)
+            spill.write(np.ascontiguousarray(array).data)
+            spill.flush()
+            self.calibrated.append(np.memmap(spill, array.dtype, "r", offset, array.shape))
 
     def _fit(
         self, pool: ThreadPoolExecutor, rows: int, fit_rows: Callable[[Floats], Fitted]
@@ -251,8 +257,8 @@ def _copy_rest(source: Path, target: Path) -> None:
             shutil.copytree(source / name, target / name)
 
 
-def check_target(target: Path) -> None:
-    """Raise ModelError if a folder can't be made at `target`."""
+def check_target(target: Path) -> Path:
+    """Return the nearest folder above `target` that exists. Raises ModelError if no folder can be made at `target`."""
     if target.is_dir() and any(target.iterdir()):
         raise ModelError(f"{target} is a folder with files already; name a new one, or remove it")
     if target.is_mount():
@@ -264,3 +270,4 @@ def check_target(target: Path) -> None:
         parent = parent.parent
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise ModelError(f"{target} can't be written: {parent} is no folder that you may write to")
+    return parent

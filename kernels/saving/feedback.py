@@ -23,6 +23,8 @@ _SHRINKAGE = 0.5
 text alone. With none taken, a text of another kind makes products worse than importance does; 0.3 to 0.6 are best.
 """
 
+_MOST_INPUTS = 16384
+
 
 @dataclass(frozen=True)
 class Feedback:
@@ -33,7 +35,12 @@ class Feedback:
 
     @classmethod
     def of(cls, inputs: Floats) -> Feedback | None:
-        """Return the feedback for inputs of a layer, f32 [tokens, k]; None if they are too large to be squared."""
+        """Return the feedback for inputs of a layer, f32 [tokens, k].
+
+        None if they are too large to be squared, or more than 16,384, whose matrices would take 6 GiB.
+        """
+        if inputs.shape[1] > _MOST_INPUTS:
+            return None
         with np.errstate(over="ignore", invalid="ignore"):
             hessian: npt.NDArray[np.float64] = (inputs.T @ inputs).astype(np.float64)
         if not np.isfinite(hessian).all():
@@ -42,8 +49,9 @@ class Feedback:
         hessian *= 1 - _SHRINKAGE
         np.fill_diagonal(hessian, diagonal + (_DAMPING * diagonal.mean() or 1.0))
         root = np.linalg.cholesky(hessian[::-1, ::-1])[::-1, ::-1]  # upper triangular, root @ root.T is H
-        scales = np.diagonal(root)
-        return cls((scales**2).astype(np.float32), (root / scales).astype(np.float32))
+        scales = np.diagonal(root).copy()
+        root /= scales
+        return cls((scales**2).astype(np.float32), root.astype(np.float32))
 
 
 def fit_with_feedback(weights: Floats, feedback: Feedback, bits: int, group: int) -> Fitted:

@@ -8,13 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from quire.frontend.text.passages import TOKENS, read_passages
+from quire.frontend.text.passages import TOKENS, passages_of, read_pieces
 from quire.frontend.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
 def tokenizer(demo_model: Path) -> Tokenizer:
     return Tokenizer(demo_model)
+
+
+def read_passages(text: Path, tokenizer: Tokenizer) -> list[list[int]]:
+    return passages_of(read_pieces(text), tokenizer)
 
 
 def test_passages_come_from_all_parts(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -36,12 +40,23 @@ def test_no_more_is_read_than_passages(tokenizer: Tokenizer, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("letter", ["a", "\u00e4", "\u20ac", "\U0001f600"])
-@pytest.mark.parametrize("shift", range(4))
-def test_pieces_end_at_whole_characters(letter: str, shift: int, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_pieces_end_at_whole_characters(letter: str, tmp_path: Path) -> None:
     text = tmp_path / "text"
-    text.write_text("x" * shift + letter * 20_000)
-    for passage in read_passages(text, tokenizer)[1:]:
-        assert "\ufffd" not in tokenizer.decode(passage).rstrip("\ufffd")  # which 256 tokens may end in
+    for before in range(4):
+        for after in range(4):
+            text.write_text("x" * before + letter * 20_000 + "y" * after)
+            for piece in read_pieces(text):
+                assert {*piece} <= {letter, "x", "y"}
+                assert len(piece.encode()) > 4096 - 2 * len(letter.encode())
+
+
+def test_a_short_text_is_read_in_all_its_parts(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("".join(f"{number:07} " for number in range(1000)))
+    found = [tokenizer.decode(passage).split() for passage in read_passages(text, tokenizer)]
+    assert len(found) == 7
+    assert int(found[0][0]) == 0
+    assert int(found[-1][1]) > 480
 
 
 def test_what_is_no_text(tokenizer: Tokenizer, tmp_path: Path) -> None:
