@@ -49,9 +49,10 @@ class RunningRequests:
         if not wide and not prefills:
             self.decodes += requests
             return
-        others = {*wide, *prefills}
-        self.decodes += [request for request in requests if request not in others]
-        self.wide_decodes += [request for request in wide if request not in prefills]
+        in_prefill = {*prefills}
+        decodes = [request for request in requests if request not in in_prefill]
+        self.decodes += [request for request in decodes if request.decoding.width == 1]
+        self.wide_decodes += [request for request in decodes if request.decoding.width > 1]
 
     @property
     def num_decode_requests(self) -> int:

@@ -64,7 +64,14 @@ class Scheduler:
         self.running, self.waiting, self.pins, self.counters = (
             requests.running, requests.waiting, requests.pins, requests.counters,
         )  # fmt: skip
-        self.add, self.release, self.reserve = requests.add, requests.release, requests.reserve
+
+    def add(self, request: Request) -> None:
+        """Queue a new request."""
+        self._requests.add(request)
+
+    def release(self, request: Request) -> None:
+        """Let a held request start from now on."""
+        self._requests.release(request)
 
     def remove(self, request: Request) -> None:
         """Forget a request and give back what it holds; KeyError if it is not here."""
@@ -102,7 +109,7 @@ class Scheduler:
         if (preempted := self._preempt_until_it_fits(running.growing)) or self._give_way():
             running = self._sort_running()
         for request in running.growing:
-            self.reserve(request)
+            self._requests.reserve(request)
         max_cost = self.prefill_budget.max_cost(running.num_decode_rows, self.prefill_backlog(running.prefills))
         if self.waiting.has_ready and not preempted:
             running.add(self._sharing(self._admit(batch, running.prefills, max_cost)), self._sequences)
@@ -121,7 +128,7 @@ class Scheduler:
         if self._preempt_until_it_fits(running.growing) and request not in self.running:
             return batch
         for each in running.growing:
-            self.reserve(each)
+            self._requests.reserve(each)
         num_decodes = RunningRequests.of(self.running, self._sequences).num_decode_rows
         self._fill(batch, running, self.prefill_budget.max_cost(num_decodes, self.prefill_backlog(running.prefills)))
         return batch
