@@ -29,7 +29,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """What the clients of an engine may take of it.
+    """Limits of what the clients of an engine may take of it.
 
     A client that sends nothing for `silent_heartbeats`, and does not read, counts as dead. With `max_clients`, others
     are rejected. When more than about `max_waiting_bytes` wait to be read, the client for which the most waits is

@@ -43,7 +43,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineCallbacks:
-    """What the socket's thread asks the engine, beside the loop's inbox.
+    """Functions of the engine that the socket's thread calls, beside the loop's inbox.
 
     `reject` returns the answer to a request for which there is no room; None accepts it. `is_open` returns True if a
     client's request with this id has been accepted, and has not ended: aborts of others are dropped. `receive_kv`

@@ -77,7 +77,7 @@ Delivery = EngineCoreOutputs | EngineAway | EngineBack | EngineRefusal | EngineD
 
 @dataclass(frozen=True, slots=True)
 class ReconnectPolicy:
-    """How long a client waits for another engine when there is none.
+    """Times for which a client waits for another engine when there is none.
 
     `timeout`: seconds after which it gives up; 0: at once. `final_report` returns why the engine does not come back,
     None if it may. With `outlives_engine` it also waits for the next one after an engine that has ended in order.

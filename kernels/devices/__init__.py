@@ -14,7 +14,7 @@ class Device(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What plans are lowered by, and kernels emitted."""
+        """Capabilities by which plans are lowered and kernels emitted."""
 
     @property
     def native(self) -> _native.Device:

@@ -33,7 +33,7 @@ class InstructionSet:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What plans for it are lowered by, and kernels emitted."""
+        """Capabilities by which plans for it are lowered and kernels emitted."""
         return Capabilities(self.name, self.bf16_activations)
 
 

@@ -12,7 +12,7 @@ from quire.kernels.emit.products import Products
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What lowering and emitters ask of a device; no order of sums depends on it.
+    """Properties of a device that lowering and emitters use; no order of sums depends on them.
 
     `isa`: the instruction set. `bf16_activations`: how activations are stored that are rounded to bf16; see Dtypes.
     `product_rows`: rows of a work item of products, which use blocks of weights while these are in a cache, and
@@ -34,7 +34,7 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class EmitContext:
-    """What kernels are emitted for: a device, by its capabilities, and the model's dtypes."""
+    """Target of emitted kernels: a device, by its capabilities, and the model's dtypes."""
 
     capabilities: Capabilities
     dtypes: Dtypes

@@ -28,7 +28,7 @@ _MOST_INPUTS = 16384
 
 @dataclass(frozen=True)
 class Feedback:
-    """What the errors of inputs count, `importance` f32 [k], and add to later ones: `factors` f32 [k, k], U above."""
+    """Feedback of errors among a layer's k inputs: `importance` f32 [k], D above, and `factors` f32 [k, k], U above."""
 
     importance: Floats
     factors: Floats
