@@ -80,7 +80,7 @@ def _measure_inputs(
         wanted = [(part, module) for part, module in found if module is not None and module.calibrated is None]
         for part, module in wanted:
             module.importance[part.first_k] = squares
-        whole = {id(module): module for part, module in wanted if part.k == part.whole_k}
+        whole = {module.name: module for part, module in wanted if part.k == part.whole_k}
         if whole and trial.passages and not layer.of_experts and (feedback := Feedback.of(inputs)) is not None:
             for module in whole.values():
                 module.calibrate(feedback, pool, spill)

@@ -3,7 +3,8 @@
 Linear layers get integers in groups of 32 inputs ("pack-quantized", see weights/quantized/compressed.py), the other
 tensors stay as they are: embeddings, the head, norms, the routers of experts; those of types that no weight has, such
 as masks, are left out. All layers have one format: transformers reads no other. Tensors are read, quantized and written
-one after the other, so that a model of any size needs the memory of its largest matrix.
+one after the other, so that a model of any size needs the memory of its largest matrix. Calibration (feedback.py) comes
+before that, layer by layer, and leaves what is stored in a file.
 """
 
 from __future__ import annotations
