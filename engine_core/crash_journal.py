@@ -47,9 +47,9 @@ class DeathRecord:
     """Deaths of engines under a request, none of which it has got past."""
 
     num_deaths: int = 0
-    num_alone: int = 0  # of these, in a step of its own
-    num_crashes: int = 0  # of these, by what the engine did itself, not by a signal from outside
-    place: int = 0  # tokens that it must have computed to be past them
+    num_alone: int = 0  # deaths in a step of its own
+    num_crashes: int = 0  # deaths that the engine caused itself (no signal from outside)
+    place: int = 0  # tokens that the request must have computed to be past these deaths
 
     @property
     def is_suspect(self) -> bool:

@@ -162,8 +162,8 @@ class StopConditions:
     """The tokens and lengths at which a request ends."""
 
     eos_token_ids: frozenset[int]
-    token_ids: frozenset[int]  # eos_token_ids included, unless they are ignored
-    max_total_tokens: int  # ends with LENGTH at this many tokens
+    token_ids: frozenset[int]  # stop tokens of the request, and eos_token_ids
+    max_total_tokens: int  # length at which it ends with LENGTH, prompt included
     token_limit: int  # max_total_tokens, or less when the KV pages of the whole engine hold less
 
     @classmethod
@@ -187,23 +187,23 @@ class Request:
     client_id: bytes
     request_id: str
     message: EngineCoreRequest = field(repr=False)
-    sequences: Sequences = field(repr=False)  # of the whole engine
+    sequences: Sequences = field(repr=False)  # sequences of the whole engine
     decoding: Decoding = field(repr=False)
     stop: StopConditions = field(repr=False)
     seed: int
     tenant: TenantName
-    cache_salt: str | None  # shares KV pages with requests of the same salt; None: with none
-    arrival: float  # when the engine received it
+    cache_salt: str | None  # requests of the same salt share KV pages; None: it shares none
+    arrival: float  # time at which the engine received it
     num_prompt_tokens: int
     num_tokens: int  # prompt + sampled
-    number: int = 0  # in order of arrival
+    number: int = 0  # rank in the order of arrival
     status: RequestStatus = RequestStatus.WAITING
-    num_cached_tokens: int = 0  # found in the prefix cache when it first started
+    num_cached_tokens: int = 0  # tokens that need not be computed when it first starts
     num_preemptions: int = 0
     constraint: Constraint | None = field(default=None, repr=False)
     slot: int = NO_SLOT  # its sequence in the executor, opened when it first comes to the front of the queue
-    events: list[EngineCoreEvent] = field(default_factory=list, repr=False)  # not yet sent to the client
-    prompt_logprobs: list[TokenLogprobs | None] | None = field(default=None, repr=False)  # not yet sent to the client
+    events: list[EngineCoreEvent] = field(default_factory=list, repr=False)  # events that are not sent yet
+    prompt_logprobs: list[TokenLogprobs | None] | None = field(default=None, repr=False)  # entries not sent yet
 
     @classmethod
     def from_message(

@@ -51,13 +51,13 @@ class ModelPlan:
     heads: Heads
     layers: int
     tokens_per_entry: int
-    is_encoder: bool = False  # a sequence is computed in one step
+    is_encoder: bool = False  # each sequence is computed whole, in one step
     num_token_types: int = 1
     launches: list[Launch] = field(default_factory=list)
-    hidden_states: list[Launch] = field(default_factory=list)  # run only in steps that need the hidden states
-    encoding: list[Launch] = field(default_factory=list)  # of features, before steps of a draft head
-    features: Features | None = None  # that steps keep for a draft head
-    lent: frozenset[Matrix] = frozenset()  # by another plan: no weights of this one
+    hidden_states: list[Launch] = field(default_factory=list)  # launches of steps that return hidden states
+    encoding: list[Launch] = field(default_factory=list)  # launches that encode features before a draft head's steps
+    features: Features | None = None  # hidden states that steps keep for a draft head
+    lent: frozenset[Matrix] = frozenset()  # matrices of another plan, whose weights this one uses
     buffers: dict[str, Buffer] = field(default_factory=dict)
     _kernels: dict[Kernel, Kernel] = field(default_factory=dict)
 

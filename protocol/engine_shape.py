@@ -21,7 +21,7 @@ class EngineShape(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
     max_num_batched_tokens: _Count
     block_size: _Count
     num_pages: _Count
-    attention_context: _Size = 4096.0  # tokens whose attention costs a token as much as all else
+    attention_context: _Size = 4096.0  # context length at which attention costs a token as much as all else
     enable_prefix_caching: bool = True
     scheduling_policy: str = "fcfs"
     target_itl: Annotated[float, msgspec.Meta(ge=0)] = 25.0  # milliseconds

@@ -430,9 +430,10 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, gc=False):
 class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
     """State of the engine after one step. Pages are KV pages: `free + cached + held == total` always.
 
-    Tokens and seconds are those of the step. `prefill_tokens`: of prompts, recomputation after a preemption, and forced
-    tokens; `cached_tokens`: prompt tokens of admitted requests that were found in the prefix cache. `preemptions`,
-    `evictions` (pages) and `wasted_tokens` (computed again after a preemption) count from the engine's start.
+    Tokens and seconds are those of the step. `prefill_tokens`: tokens of prompts, recomputed tokens after a preemption
+    and forced tokens; `cached_tokens`: prompt tokens of admitted requests that were found in the prefix cache.
+    `preemptions`, `evictions` (pages) and `wasted_tokens` (computed again after a preemption) count from the engine's
+    start.
     `draft_tokens` were computed beside those of `decode_tokens`, and of them `accepted_tokens` have held.
     """
 
@@ -564,7 +565,7 @@ class EngineSnapshot(msgspec.Struct, array_like=True, gc=False):
 class PrefixRun(msgspec.Struct, array_like=True, gc=False):
     """A node of the prefix cache: pages that follow each other without a branch, since all who had one had the next.
 
-    `id`: of this run and of no later one, as long as the engine lives. `parent`: index of the run that it follows. A
+    `id`: unique to this run as long as the engine lives. `parent`: index of the run that it follows. A
     salt is a run without pages, and what follows it is salted too. `hits`: requests that found its first page, or any
     page below a salt; `users`: those that hold its first page now, pins included. `num_pages`: its own, by their states
     as in `PageMap`: a page may be evicted if it is cached, the last ones of a run first. `branches` and `pages_below`
@@ -629,8 +630,8 @@ class Ready(msgspec.Struct, array_like=True, gc=False, tag=12):
     kv_cache_dtype: str = ""
     kv_cache_bytes: int = 0
     role: Role = Role.ADMIN
-    memory_limit: int = 0  # bytes of the engine's process
-    has_kv_peer: bool = False  # it fetches KV pages from another engine
+    memory_limit: int = 0  # bytes that the engine's process may take
+    has_kv_peer: bool = False  # the engine fetches KV pages from another one
     text_files: str = ""
 
 

@@ -123,10 +123,10 @@ class Option:
     section: str = ""
     help: str = ""
     unset: str | None = None
-    type: Any = str  # of a value, or of an entry of a list
-    is_size: bool = False  # a number of bytes, or a text such as "4GiB"
+    type: Any = str  # type of a value, or of an entry of a list
+    is_size: bool = False  # a value is a number of bytes, or a text such as "4GiB"
     is_list: bool = False
-    is_optional: bool = False  # None is a value of its own
+    is_optional: bool = False  # None is allowed as a value
     default: Any = None
 
     @property

@@ -113,7 +113,7 @@ class StepWork(NamedTuple):
 
     prefill_tokens: int
     decodes: int
-    kv_tokens: int  # in the KV cache of decoding sequences
+    kv_tokens: int  # tokens that decoding sequences have in the KV cache
     prefill_squares: int  # squares of computed prompt tokens after the step, less those before it
 
     @classmethod

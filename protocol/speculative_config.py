@@ -56,7 +56,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     method: str
-    num_speculative_tokens: int = 0  # 0: the method's
+    num_speculative_tokens: int = 0  # 0: the default of the method
     prompt_lookup_min: int = 5
     prompt_lookup_max: int = 5
     suffix_decoding_max_tree_depth: int = 24

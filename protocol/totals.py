@@ -56,8 +56,8 @@ class DraftTotals(msgspec.Struct, gc=False):
 class EngineTotals(msgspec.Struct, gc=False):
     """Tokens that steps computed (prefill, including recomputation, and decode) and the seconds that they took.
 
-    `prompt_tokens`: of admitted requests; `cached_tokens`: those of them found in the prefix cache. `step_tokens` and
-    `step_seconds`: distributions over steps; drafted tokens do not count.
+    `prompt_tokens`: prompt tokens of admitted requests; `cached_tokens`: those of them found in the prefix cache.
+    `step_tokens` and `step_seconds`: distributions over steps; drafted tokens do not count.
     """
 
     prefill_tokens: int = 0

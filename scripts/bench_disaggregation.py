@@ -36,8 +36,8 @@ class Arm:
     """A way to use two CPUs."""
 
     name: str
-    cpus: tuple[int, ...]  # of the engine that decodes
-    prefill_cpus: tuple[int, ...] = ()  # of another one
+    cpus: tuple[int, ...]  # CPUs of the engine that decodes
+    prefill_cpus: tuple[int, ...] = ()  # CPUs of another engine, which prefills; empty: there is none
     has_prompts: bool = True
 
 

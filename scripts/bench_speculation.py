@@ -41,7 +41,7 @@ class Runs:
 
     llm: LLM
     rates: list[float] = field(default_factory=list)  # tokens a second
-    counts: dict[str, int] = field(default_factory=dict)  # of drafts
+    counts: dict[str, int] = field(default_factory=dict)  # counts of drafts, draft tokens and accepted tokens, by name
 
     def run(self, prompts: list[str], params: list[SamplingParams], repeats: int) -> None:
         """Answer the prompts `repeats` times, or as many others if there are more, and add the rate."""

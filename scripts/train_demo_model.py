@@ -131,7 +131,7 @@ class TrainingProgress:
     step: int = 0
     tokens_seen: int = 0
     seconds: float = 0.0
-    batch_loss: float = math.nan  # with dropout, averaged over the steps since the last evaluation
+    batch_loss: float = math.nan  # mean over the steps since the last evaluation, with dropout
     train_loss: float = math.nan
     held_out_bits_per_byte: float = math.nan
     held_out_loss: float = math.nan

@@ -50,7 +50,7 @@ class Delivery:
     fetch_id: int
     pages: list[int] = field(default_factory=list)
     num_sent: int = 0
-    num_taken: int = 0  # by the client
+    num_taken: int = 0  # pages that the client has acknowledged
     is_complete: bool = False  # no more pages follow
     last_progress: float = field(default_factory=time.monotonic)
     is_ended: bool = False  # nothing is sent or copied any more

@@ -26,10 +26,10 @@ class ScheduleEvent(NamedTuple):
 class RunningRequests:
     """The running requests. Each is in one of the first three lists, in the order in which it started."""
 
-    decodes: list[Request] = field(default_factory=list)  # of one sequence
-    wide_decodes: list[Request] = field(default_factory=list)  # of several sequences
+    decodes: list[Request] = field(default_factory=list)  # decoding requests of one sequence each
+    wide_decodes: list[Request] = field(default_factory=list)  # decoding requests of several sequences each
     prefills: list[Request] = field(default_factory=list)
-    growing: list[Request] = field(default_factory=list)  # may lack pages for their next tokens
+    growing: list[Request] = field(default_factory=list)  # requests that may lack pages for their next tokens
 
     @classmethod
     def of(cls, running: Iterable[Request], sequences: Sequences) -> RunningRequests:
@@ -76,16 +76,16 @@ class Batch:
     requests: list[Request] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     step: StepInput = field(default_factory=StepInput)
-    first_rows: Sequence[int] = ()  # of each row's tokens among those of the step; empty: one row's follow the other's
-    lookahead_rows: Mapping[int, int] = field(default_factory=dict)  # by the row of their sequence
+    first_rows: Sequence[int] = ()  # index in the step of each row's first token; empty: rows are contiguous
+    lookahead_rows: Mapping[int, int] = field(default_factory=dict)  # index in the step of each row's lookahead token
     num_single_decodes: int = 0  # decoding requests of one sequence, which come first
     num_decode_requests: int = 0
     num_decode_rows: int = 0
-    accepted: list[int] = field(default_factory=list)  # drafts of each row that have held; empty: none has any
-    prefill_cost: float = 0.0  # as PrefillBudget counts it
-    num_cached_tokens: int = 0  # of the requests that start in this step
-    events: list[ScheduleEvent] = field(default_factory=list)  # since the step before
-    failed: list[tuple[Request, str]] = field(default_factory=list)  # could not be opened; still to be released
+    accepted: list[int] = field(default_factory=list)  # number of accepted drafts of each row; empty: no row has drafts
+    prefill_cost: float = 0.0  # cost of the prompt chunks, as PrefillBudget counts it
+    num_cached_tokens: int = 0  # cached tokens of the requests that first start in this step
+    events: list[ScheduleEvent] = field(default_factory=list)  # starts and preemptions since the step before
+    failed: list[tuple[Request, str]] = field(default_factory=list)  # requests to release, as they could not be opened
 
     def fill(self, running: RunningRequests, shares: Sequence[tuple[Request, int]]) -> None:
         """Add a token for each decoding sequence, and these chunks of prompts."""

@@ -33,12 +33,12 @@ class _Transfer:
 
     fetch: Fetch
     tier: KvTier
-    slot: int  # of its sequence
-    first: int  # number of its first page in the sequence
+    slot: int  # slot of the transfer's own sequence
+    first: int  # index of the first fetched page in the sequence
     patience: float  # seconds without a page after which it is cancelled
     deadline: float
-    num_shared: int = 0  # pages that are in the prefix cache
-    requests: dict[Request, int] = field(default_factory=dict)  # that wait until so many are
+    num_shared: int = 0  # pages that have come and are in the prefix cache
+    requests: dict[Request, int] = field(default_factory=dict)  # waiting requests, each with the `num_shared` it needs
     is_cancelled: bool = False
 
 

@@ -21,8 +21,8 @@ class ScheduleCounters:
 
     preemptions: int = 0
     cached_tokens: int = 0
-    prompt_tokens: int = 0  # of requests that have started
-    wasted_tokens: int = 0  # computed again after a preemption
+    prompt_tokens: int = 0  # prompt tokens of all requests that have started
+    wasted_tokens: int = 0  # tokens that were computed again after a preemption
 
 
 class RequestLifecycle:

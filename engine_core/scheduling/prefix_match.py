@@ -23,8 +23,8 @@ class PrefixMatch(NamedTuple):
 
     num_tokens: int
     cached_pages: int = 0  # pages among the matching ones that no request holds
-    next_page: NextPage | None = None  # that the request is going to compute
-    source: Request | None = None  # has computed them; None: the prefix cache has them
+    next_page: NextPage | None = None  # page that the request is going to compute first
+    source: Request | None = None  # request that has computed the tokens; None: they are in the prefix cache
 
 
 class PrefixMatcher:

@@ -26,10 +26,10 @@ class _Served:
     message: KvFetch
     server: PageServer
     slot: int
-    deadline: float  # by which a request must compute it, if it is expected
+    deadline: float  # time until which a request that computes it may arrive
     delivery: Delivery
-    num_pages: int = 0  # that the slot holds
-    request: Request | None = None  # that computes it
+    num_pages: int = 0  # number of pages that the slot holds
+    request: Request | None = None  # request that computes the prefix
 
 
 class ServedPrefixes(Feature):

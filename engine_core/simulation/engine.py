@@ -40,7 +40,7 @@ class SimulatedAnswer:
     """The answer to one request so far; times are the engine's, in virtual seconds."""
 
     request: SimulatedRequest
-    sent: float  # by the client
+    sent: float  # time at which the client sent the request
     token_times: array[float] = field(default_factory=lambda: array("d"))
     events: list[EngineCoreEvent] = field(default_factory=list)
     cached_tokens: int = 0

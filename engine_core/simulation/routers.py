@@ -61,7 +61,7 @@ class EngineLoad:
     """A router's view of an engine: requests in flight, and the prompt tokens that are likely still to compute."""
 
     in_flight: int = 0
-    prefills: dict[int, int] = field(default_factory=dict)  # tokens of each request without a first token
+    prefills: dict[int, int] = field(default_factory=dict)  # prompt tokens of each request that has no first token yet
     prefill_tokens: int = 0
 
     def sent(self, request: SimulatedRequest, tokens: int) -> None:

@@ -46,13 +46,13 @@ class _Steps:
     """Steps of about the same number of decoding sequences: plain ones have no drafts, bare ones no features either."""
 
     bare: _StepTime = field(default_factory=_StepTime)
-    keeping: _StepTime = field(default_factory=_StepTime)  # plain ones that keep features for a head
-    since_bare: int = 0  # steps
-    draft_seconds: float = 0.0  # that a draft adds to a step
+    keeping: _StepTime = field(default_factory=_StepTime)  # plain steps that keep features for a head
+    since_bare: int = 0  # steps since the last bare one
+    draft_seconds: float = 0.0  # seconds that a draft adds to a step
     token_rate: float = 0.0  # tokens a second, accepted drafts included
     since_plain: int = 0  # steps with drafts since the last one without
-    balance: float = 0.0  # seconds that drafts have gained
-    owed: float = 0.0  # seconds that they have taken besides, for their later good
+    balance: float = 0.0  # net seconds that drafts have gained
+    owed: float = 0.0  # seconds that drafting has taken, which later steps are to pay
     is_paused: bool = False
 
     @property

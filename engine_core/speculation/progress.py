@@ -12,9 +12,9 @@ _WEIGHT = 1 / 16  # of a place that was left
 class DraftGain(NamedTuple):
     """Gain of one step by its accepted drafts."""
 
-    num_accepted: int = 0  # drafts
-    num_steps: int = 0  # by which the slowest sequence has come closer to its end
-    refilled: float = 0.0  # share of the places left by requests that others take
+    num_accepted: int = 0
+    num_steps: int = 0  # steps saved, as even the slowest sequence has gained so many tokens
+    refilled: float = 0.0  # share of the places of ended requests that other requests take
 
 
 class Progress:

@@ -25,12 +25,12 @@ class Draft:
     """The proposer's sequence of a request; it has the target's tokens from number `first` on."""
 
     slot: int
-    num_tokens: int  # that are the target's too
+    num_tokens: int  # first tokens that are the same as the target's
     num_computed: int = 0
     first: int = 0
     acceptance: float = _FIRST_ACCEPTANCE
     since_try: int = 0
-    num_drafts: int = 0  # that were proposed last
+    num_drafts: int = 0  # number of drafts that were proposed last
 
     @property
     def num_behind(self) -> int:

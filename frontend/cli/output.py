@@ -37,7 +37,7 @@ class PrintedAnswer:
     finish_reason: str | None = None
     began: float = field(default_factory=time.perf_counter)
     first: float | None = None
-    markdown: MarkdownStream | None = None  # renders the text; None writes it as it is
+    markdown: MarkdownStream | None = None  # renderer of the text; None: it is written as it is
 
     async def stream(self, outputs: AsyncIterator[RequestOutput]) -> None:
         """Write deltas to stdout as they arrive, and accumulate them."""

@@ -65,7 +65,7 @@ class Beat(msgspec.Struct):
 class Loaded(msgspec.Struct):
     """Facts about the model that an engine has loaded: what frontends know about it and keep."""
 
-    text_files: dict[str, str]  # hash by name
+    text_files: dict[str, str]  # hash of each file, by name
     vocab_size: int
     eos_token_ids: list[int]
 

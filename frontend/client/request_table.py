@@ -39,9 +39,9 @@ class OpenCompletion:
 
     request: OpenRequest
     index: int
-    wire_id: str | None = None  # in the engine's present session; None: it is still to be sent
+    wire_id: str | None = None  # id in the present session; None: it is still to be sent
     last_increment: float | None = None
-    identity: int = field(default_factory=lambda: secrets.randbits(_IDENTITY_BITS))  # in all sessions
+    identity: int = field(default_factory=lambda: secrets.randbits(_IDENTITY_BITS))  # id for all sessions
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +49,7 @@ class Submission:
     """An open request, with its open completions by index."""
 
     deadline: float
-    is_aborted: bool = False  # the engine has been told, and may not have answered
+    is_aborted: bool = False  # the engine has been told to abort it, and may not have answered
     completions: dict[int, OpenCompletion] = field(default_factory=dict)
 
     @property

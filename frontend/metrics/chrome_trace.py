@@ -28,9 +28,9 @@ class _Track:
     request_id: str
     open: str = ""
     begin: float = 0.0
-    end: float = 0.0  # of a decode: so far
+    end: float = 0.0  # end of an open decode slice so far
     num_tokens: int = 0
-    num_cached_tokens: int = 0  # found when it was scheduled, for the arguments of its next slice
+    num_cached_tokens: int = 0  # cached tokens when it was scheduled, for the arguments of its next slice
 
 
 class ChromeTrace:

@@ -63,7 +63,7 @@ class Entry:
     tokens: Value | int
     position: Value
     kv: PagedKv
-    context: Value | None = None  # tokens of the whole sequence, of an encoder
+    context: Value | None = None  # length of the whole sequence; encoders only
 
 
 @dataclass(frozen=True)

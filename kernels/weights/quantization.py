@@ -35,9 +35,10 @@ _LAYER_WEIGHTS = 12
 class Mode:
     """Formats that a float checkpoint is quantized to.
 
-    `body`: of most linear layers, and of an embedding that is not the head as well. `closing`: of closing linear
-    layers. `head`: of the head, and of an embedding tied to it. `small`: the mode of small models, if it is another;
-    `lexical`: of small models whose vocabulary has about as many weights as their layers, or more.
+    `body` is the format of most linear layers, and of an embedding that is not the head as well; `closing` that of
+    closing linear layers; `head` that of the head, and of an embedding tied to it. `small`: the mode of small models,
+    if it is another; `lexical`: that of small models whose vocabulary has about as many weights as their layers, or
+    more.
     """
 
     body: QuantizedFormat

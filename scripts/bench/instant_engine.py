@@ -47,8 +47,8 @@ class Pause:
     """Time that one step kept the model waiting, in seconds, without the time of the model itself."""
 
     wall: float
-    cpu: float  # as far as this thread had the CPU
-    tokens: int  # computed, or found computed
+    cpu: float  # CPU time of this thread
+    tokens: int  # tokens that were computed, or found in the prefix cache
 
 
 class InstantEngine:

@@ -19,8 +19,8 @@ class Pauses:
 
     steps: list[Pause]
     num_requests: int
-    stats: SchedulerStats  # at the end
-    num_collections: int  # of Python's garbage collector, during the run
+    stats: SchedulerStats  # statistics at the end of the run
+    num_collections: int  # runs of Python's garbage collector during the measurement
     num_garbage: int = field(default=0)  # objects that only a collection would have freed
 
 

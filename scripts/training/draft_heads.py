@@ -28,7 +28,7 @@ class HeadShape:
     outputs: int
     rope_theta: float = 10000.0
     epsilon: float = 1e-6
-    norm_before_residual: bool = False  # of an EAGLE-3 head, as `speculators` trains them
+    norm_before_residual: bool = False  # residual of an EAGLE-3 head: the normed hidden states, as in `speculators`
 
 
 class RMSNorm(nn.Module):

@@ -72,7 +72,7 @@ class References:
     greedy: list[list[int]]
     logprobs: Floats
     logprobs_bfloat16: Floats
-    pooled: dict[str, Floats]  # by last, mean, last_bfloat16 and mean_bfloat16
+    pooled: dict[str, Floats]  # pooled vectors, by `last`, `mean`, `last_bfloat16` and `mean_bfloat16`
 
 
 def _decoder(

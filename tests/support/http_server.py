@@ -31,7 +31,7 @@ class Reply:
     """The response to a request."""
 
     status: int
-    headers: dict[str, str]  # by names in lower case
+    headers: dict[str, str]  # header values by lower-case name
     body: bytes
 
     def json(self) -> Any:

@@ -31,7 +31,7 @@ class TargetError(RuntimeError):
 class TargetInfo:
     """Properties of a target; None where it does not report them.
 
-    `backend`: "quire" for an engine, else the name of the API. `address`: of the engine's socket, or a URL.
+    `backend`: "quire" for an engine, else the name of the API. `address`: the engine's socket, or a URL.
     `special_token_ids` are tokens that synthetic prompts avoid. `build`: name and version, as far as it tells them.
     """
 

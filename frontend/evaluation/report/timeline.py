@@ -25,7 +25,7 @@ class Panel:
     unit: str
     series: Callable[[dict[str, Any]], Series]
     faint: Callable[[dict[str, Any]], Series] | None = None
-    top: float = 0.0  # least end of the axis
+    top: float = 0.0  # the axis reaches at least this value
     is_count: bool = False
 
 

@@ -49,7 +49,7 @@ class Plan:
     calibration: Calibration
     requests: Callable[[], Iterable[WorkloadRequest]]
     collector: Callable[[str, dict[str, Any]], Run]
-    name: str  # of the workload
+    name: str  # name of the workload
     seed: int = 0
     tells_lengths: bool = True
     concurrency: int | None = None

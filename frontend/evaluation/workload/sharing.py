@@ -14,7 +14,7 @@ def infinite_cache_hits(requests: Iterable[WorkloadRequest], block_size: int) ->
     not have them.
     """
     nodes: dict[tuple[int, int], int] = {}  # (node of the prefix, block): node
-    computed: list[int] = []  # by node: tokens of its block that have been computed, in full pages
+    computed: list[int] = []  # computed tokens of each node's block, in full pages
     hits = 0
     for request in requests:
         node, found, left = _root(request), 0, request.prompt_tokens // block_size * block_size

@@ -52,7 +52,7 @@ class CompletionBody(GenerationFields, kw_only=True):
     }
 
     prompt: GivenPrompts
-    max_tokens: Annotated[int, Meta(ge=0)] | None = None  # 0 only with echo
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None  # 0 is allowed only with echo
     echo: bool | None = None
     logprobs: int | None = None
     response_format: ResponseFormat | None = None

@@ -58,14 +58,14 @@ class ToolParser:
     `new_id` makes the ids of calls, in place of `make_id`.
     """
 
-    tag: str | None = None  # begins a call, or a list of calls, anywhere in the text
-    other_tags: tuple[str, ...] = ()  # with the same meaning
-    call_tags: tuple[str, ...] = ()  # each begins a call anywhere in the text, although `tag` begins a list
-    list_opening: str | None = None  # between the tag and the first call of a list
-    opening: str | None = None  # begins the first call at the start of the text; "" for the call itself
-    separator: str | None = None  # between a call and the next
-    closing: str | None = None  # ends the calls
-    end_tag: str | None = None  # after it, if the model writes it
+    tag: str | None = None  # mark that begins a call, or a list of calls, anywhere in the text
+    other_tags: tuple[str, ...] = ()  # other marks with the meaning of `tag`
+    call_tags: tuple[str, ...] = ()  # marks that begin a call anywhere in the text, although `tag` begins a list
+    list_opening: str | None = None  # mark between `tag` and the first call of a list; None: a call follows `tag`
+    opening: str | None = None  # mark of a first call that starts the text; "": it needs none
+    separator: str | None = None  # mark between a call and the next
+    closing: str | None = None  # mark that ends the calls
+    end_tag: str | None = None  # mark after `closing`, if the model writes it
     bare = False
     make_id: Callable[[], str] = staticmethod(new_call_id)
 

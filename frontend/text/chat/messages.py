@@ -212,8 +212,8 @@ def calls_as_text(
     ChatTemplateError for arguments that are nested too deep to be serialized.
     """
     written: list[dict[str, Any]] = []
-    names: dict[str, str] = {}  # of results, by the id of the call
-    results: dict[str, Any] | None = None  # the message that consecutive results join
+    names: dict[str, str] = {}  # what results are called, by the id of their call
+    results: dict[str, Any] | None = None  # message that consecutive results are joined to
     for message in messages:
         calls = message.get("tool_calls", ())
         names |= _labels(calls)

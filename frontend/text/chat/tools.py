@@ -61,7 +61,7 @@ class ToolUse:
 
     tools: tuple[Tool, ...]
     choice: ToolChoice = ToolChoice()
-    parallel: bool = True  # more than one call in an answer
+    parallel: bool = True  # an answer may have more than one call
 
     @property
     def callable_tools(self) -> tuple[Tool, ...]:

@@ -12,7 +12,7 @@ namespace quire {
 // checksum is that of the blocks' checksums. Both functions throw std::system_error with the system's error, and
 // `read_part` also where the file ends early.
 
-inline constexpr std::size_t kChecksumBlock = std::size_t{1} << 20;  ///< bytes
+inline constexpr std::size_t kChecksumBlock = std::size_t{1} << 20;  ///< bytes of a block
 
 /// Reads memory.size() bytes of an open file, from `offset` on. Returns their checksum.
 std::uint64_t read_part(ThreadPool& pool, int descriptor, std::uint64_t offset, std::span<std::byte> memory);

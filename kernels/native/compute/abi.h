@@ -10,13 +10,13 @@ namespace quire {
 // The contract with emitted kernels (kernels/emit/). What both sides must agree on is stated here and nowhere else:
 // bind_abi.cpp exports it, and the emitters import it.
 
-inline constexpr std::int64_t kCacheLine = 64;      ///< bytes
-inline constexpr std::int64_t kPackedBlock = 32;    ///< columns, and k, of a block of packed weights
+inline constexpr std::int64_t kCacheLine = 64;      ///< bytes of a cache line
+inline constexpr std::int64_t kPackedBlock = 32;    ///< columns of a block of packed weights, and its k
 inline constexpr std::int64_t kTileRows = 16;       ///< rows of a tile of packed activations, columns of one of weights
 inline constexpr std::int64_t kTilePairs = 16;      ///< pairs of k in a tile
 inline constexpr std::int64_t kTileTokens = 32;     ///< tokens of a KV tile
 inline constexpr std::int64_t kBlockTokens = 256;   ///< tokens of a block of attention, and so of a KV split
-inline constexpr std::int64_t kMaxKvSplits = 1024;  ///< of one step
+inline constexpr std::int64_t kMaxKvSplits = 1024;  ///< most KV splits of a step
 
 static_assert(kPackedBlock == 2 * kTileRows && kPackedBlock == 2 * kTilePairs);
 static_assert(kTileTokens == kPackedBlock && kBlockTokens % kTileTokens == 0);
@@ -50,25 +50,25 @@ using PageList = std::uintptr_t;
 
 /// Query tokens of one sequence that an attention work item handles together.
 struct AttentionEntry {
-  std::int64_t row;       ///< of the first token, among the tokens of the step
-  std::int64_t tokens;    ///< query tokens
-  std::int64_t position;  ///< of the first token, in its sequence
-  PageList pages;         ///< of the sequence
-  std::int64_t context;   ///< tokens of the sequence up to the entry's last one; of an encoder, all of them
+  std::int64_t row;       ///< row of the first token, among the tokens of the step
+  std::int64_t tokens;    ///< number of query tokens
+  std::int64_t position;  ///< position of the first token in its sequence
+  PageList pages;         ///< pages of the sequence
+  std::int64_t context;   ///< tokens of the sequence up to the entry's last one; for an encoder, all of them
 };
 
 /// One query token and one block of the KV that it attends to (flash-decoding).
 struct KvSplit {
   std::int64_t row, position;
   PageList pages;
-  std::int64_t block;  ///< of kBlockTokens tokens, from the start of the sequence
+  std::int64_t block;  ///< index of the block of kBlockTokens tokens in the sequence
 };
 
 /// The KV splits of one query token, whose results are combined in order.
 struct SplitReduction {
   std::int64_t row, position;
-  std::int64_t first;   ///< split
-  std::int64_t splits;  ///< how many
+  std::int64_t first;   ///< index of the first split
+  std::int64_t splits;  ///< number of splits
 };
 
 // Benchmarks write entries as rows of five i64, KV splits and reductions as rows of four.

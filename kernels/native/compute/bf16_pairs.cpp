@@ -105,7 +105,7 @@ QUIRE_BF16_PAIRS float chains_of_fma(float seed) {
 
 double cost() {
   using Clock = std::chrono::steady_clock;
-  constexpr int kRepeats = 50;  // of less than a microsecond each, so that some are not interrupted
+  constexpr int kRepeats = 50;  // runs of less than a microsecond each, so that some are not interrupted
   auto pairs = Clock::duration::max(), fma = Clock::duration::max();
   volatile float seed = 1.0F, result = 0;
   for (int i = 0; i < kRepeats; ++i) {

@@ -11,7 +11,7 @@ namespace quire {
 namespace {
 
 constexpr std::int64_t kChunksPerThread = 8;
-constexpr std::int64_t kItemsPerThread = 2;  // of attention; with fewer, threads would wait for each other
+constexpr std::int64_t kItemsPerThread = 2;  // attention items; with fewer, threads would wait for each other
 
 }  // namespace
 

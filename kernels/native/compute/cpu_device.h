@@ -48,9 +48,9 @@ class CpuDevice final : public Device {
   void reset(std::size_t num_launches);
 
   Arena arena_;
-  std::vector<const Place*> places_;              ///< of a thread on each node, if there are several
-  std::vector<std::atomic<std::int64_t>> taken_;  ///< per node and launch: items taken from its share
-  std::vector<std::atomic<std::int64_t>> done_;   ///< per launch: finished items
+  std::vector<const Place*> places_;              ///< place of a thread on each node, if there are several nodes
+  std::vector<std::atomic<std::int64_t>> taken_;  ///< items of each node's share of each launch that are taken
+  std::vector<std::atomic<std::int64_t>> done_;   ///< finished items of each launch
   Waitable finished_;                             ///< number of finished launches
 };
 

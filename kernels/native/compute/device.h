@@ -13,9 +13,9 @@ namespace quire {
 
 /// Pieces of memory at equal distances: of a KV page, one for each head of each layer.
 struct Pieces {
-  std::size_t bytes;  ///< of a piece
+  std::size_t bytes;  ///< size of a piece
   std::int64_t count = 1;
-  std::size_t stride = 0;  ///< bytes from the start of one to that of the next
+  std::size_t stride = 0;  ///< bytes from the start of one piece to that of the next
 };
 
 /// What computes a model: memory, copies within it, and launches over it. `cpu_device.h` is the only one.
@@ -24,7 +24,7 @@ struct Pieces {
 /// sample, and may also be those that run its kernels.
 class Device {
  public:
-  explicit Device(ThreadPool& threads) : threads_(threads) {}  ///< which must outlive the device
+  explicit Device(ThreadPool& threads) : threads_(threads) {}  ///< `threads` must outlive the device
   virtual ~Device() = default;
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;

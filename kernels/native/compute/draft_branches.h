@@ -34,7 +34,7 @@ class DraftBranches {
 
  private:
   struct OpenBranch {
-    std::int32_t index;  ///< of its sequence in the batch
+    std::int32_t index;  ///< index of its sequence in the batch
     std::int32_t slot;
   };
 

@@ -15,7 +15,7 @@ namespace quire {
 /// With `groups`, `copies * dims[dim]` rows are divided among that many groups, and each group into parts of up to
 /// rows_per_item rows. Only the step decides how, so there are items for as many parts as this can give.
 struct Launch {
-  std::uintptr_t kernel;  ///< as the device compiled it: of a CPU, the address of a Kernel
+  std::uintptr_t kernel;  ///< kernel as the device has compiled it; for a CPU the address of a Kernel
   std::vector<void*> buffers;
   Dim dim;
   std::int64_t rows_per_item = 1;

@@ -91,7 +91,7 @@ StepResult Runner::step(const StepRows& rows) {
   }
   const std::size_t num_indices = rows.size() + branches_.size();
   branches_.take(rows, *kv_cache_, gather_.first_rows(), computed_, result);
-  std::vector<bool> samples(num_indices);  // now or later, and shared then
+  std::vector<bool> samples(num_indices);  // true where a token is sampled, now or later: pages are shared then
   for (const SamplingTask& task : gather_.tasks()) samples[task.index] = samples[task.index] || task.samples;
   for (std::size_t i = 0; i < rows.size(); i++)
     if (!samples[i] && !result.errors.contains(static_cast<std::int32_t>(i)))

@@ -46,11 +46,11 @@ class Runner {
   /// Returns the KV tiles of a layer. Throws std::out_of_range for a layer that does not exist.
   std::byte* kv_layer(std::int64_t layer) const;
 
-  Plan& body() { return body_; }          ///< from token ids to the hidden state
-  Plan& head() { return head_; }          ///< from the hidden state to logits, for `logit_rows`
-  Plan& encoding() { return encoding_; }  ///< of a draft head: from features to the hidden states that steps begin with
+  Plan& body() { return body_; }          ///< plan from token ids to the hidden state
+  Plan& head() { return head_; }          ///< plan from the hidden state to logits, for `logit_rows`
+  Plan& encoding() { return encoding_; }  ///< plan from features to a draft head's initial hidden states
   PoolingHead& pooling_head() { return pooling_head_; }
-  Plan& hidden_states() { return hidden_states_; }  ///< from the hidden state to that which the head reads, as f32 rows
+  Plan& hidden_states() { return hidden_states_; }  ///< plan from the hidden state to what `head` reads, in f32
 
   /// Turns attention entries of a step into KV splits and reductions where that keeps the device busy; `dims` count
   /// them. Blocks before the longest window get no split. Throws std::invalid_argument if they count more than there
@@ -111,11 +111,11 @@ class Runner {
   StepInputs inputs_;
   Plan body_, head_, encoding_, hidden_states_;
   PoolingHead pooling_head_;
-  std::int64_t step_number_ = 0;  ///< of the last step
-  StepGather gather_;             ///< what the last step computes, and its tasks
+  std::int64_t step_number_ = 0;  ///< number of the last step
+  StepGather gather_;             ///< rows of the last step, and its tasks
   DraftBranches branches_;
-  std::size_t num_taken_ = 0;           ///< tasks whose outcome has been taken, the first ones
-  std::vector<ComputedSlot> computed_;  ///< whose pages are to be shared
+  std::size_t num_taken_ = 0;           ///< number of first tasks whose outcomes have been taken
+  std::vector<ComputedSlot> computed_;  ///< slots whose pages are to be shared
   BatchSampler sampler_;
   bool keeps_features_ = true;
   std::optional<double> synthetic_acceptance_;

@@ -20,7 +20,7 @@ struct Position {
 /// Tokens that may come instead of a sequence's drafts: another path in the tree of both. Without tokens, the lookahead
 /// token of the draft head, computed in the place of the first draft; nothing is sampled of it.
 struct DraftBranch {
-  std::int32_t index;  ///< of the sequence in the batch
+  std::int32_t index;  ///< index of the sequence in the batch
   std::vector<std::int32_t> tokens;
 };
 
@@ -29,7 +29,7 @@ struct DraftBranch {
 struct StepRows {
   std::span<const std::int32_t> slots;
   std::span<const std::int64_t> starts, counts;
-  std::span<const std::int64_t> num_drafts = {};  ///< the last tokens of each row; empty: no row has any
+  std::span<const std::int64_t> num_drafts = {};  ///< drafts of each row, its last tokens; empty: no row has any
   std::span<const DraftBranch> branches = {};
 
   std::size_t size() const { return slots.size(); }
@@ -38,16 +38,15 @@ struct StepRows {
 
 /// The outcome of a step, by index in the batch.
 struct StepResult {
-  std::int64_t number = 0;                                        ///< of the step, among those of all runners
-  std::vector<std::vector<std::int32_t>> token_ids;               ///< spans: the tokens that each sequence got
-  std::vector<std::vector<TokenLogprobs>> logprobs;               ///< of each token of a span, where they are wanted
+  std::int64_t number = 0;                                        ///< number of the step among those of all runners
+  std::vector<std::vector<std::int32_t>> token_ids;               ///< span of each sequence: the tokens that it got
+  std::vector<std::vector<TokenLogprobs>> logprobs;               ///< log probabilities of span tokens, where wanted
   std::vector<std::int32_t> pending;                              ///< indices whose spans `collect` is to add
-  std::map<std::int32_t, std::vector<Position>> prompt_logprobs;  ///< of the prompt tokens after those computed
-  std::map<std::int32_t, std::string> errors;                     ///< why no token could be sampled
-  std::vector<std::int32_t> first_rows;  ///< among the step's tokens, of those that each sequence has kept
-  std::map<std::int32_t, std::int32_t>
-      lookahead_rows;                                 ///< among the step's tokens, of the lookahead tokens of sequences
-  std::map<std::int32_t, std::vector<float>> pooled;  ///< of the pooled sequences that are computed to their end
+  std::map<std::int32_t, std::vector<Position>> prompt_logprobs;  ///< those of prompt tokens after the computed ones
+  std::map<std::int32_t, std::string> errors;                     ///< reasons why no token could be sampled
+  std::vector<std::int32_t> first_rows;                 ///< row of each sequence's first kept token in the step
+  std::map<std::int32_t, std::int32_t> lookahead_rows;  ///< row of each sequence's lookahead token in the step
+  std::map<std::int32_t, std::vector<float>> pooled;    ///< vectors of pooled sequences that are computed to their end
 };
 
 }  // namespace quire

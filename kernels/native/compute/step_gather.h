@@ -16,8 +16,8 @@ inline std::int64_t& dim(Dims& dims, Dim name) { return dims[static_cast<std::si
 
 /// A token of a step whose hidden state is pooled.
 struct StateRow {
-  std::int32_t index;  ///< of its sequence in the batch
-  std::int32_t row;    ///< among the step's tokens
+  std::int32_t index;  ///< index of its sequence in the batch
+  std::int32_t row;    ///< row of the token, among the step's tokens
 };
 
 /// Writes the rows of a step to its inputs, and notes what is to be done with their results.

@@ -29,7 +29,7 @@ class ThreadPool {
   /// workers leave free. Throws std::invalid_argument if the number of places is not in [1, kMaxThreads] or their nodes
   /// do not ascend from 0 in steps of at most 1, std::runtime_error if a thread cannot be started.
   explicit ThreadPool(std::vector<Place> places);
-  explicit ThreadPool(int threads, bool pin = false);  ///< on the cores of this host
+  explicit ThreadPool(int threads, bool pin = false);  ///< places its threads on the cores of this host
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -88,10 +88,10 @@ class ThreadPool {
   void end_launch() noexcept;
   void stop() noexcept;
 
-  std::vector<Place> places_;      ///< by thread
+  std::vector<Place> places_;      ///< place of each thread
   bool bound_ = true;              ///< the workers are bound to their places
-  std::vector<int> first_thread_;  ///< by node; ends with the number of threads
-  const bool oversubscribed_;      ///< fewer CPUs than threads: a waiting thread must yield its CPU
+  std::vector<int> first_thread_;  ///< first thread of each node, and then the number of threads
+  const bool oversubscribed_;      ///< there are fewer CPUs than threads: a waiting thread must yield its CPU
   const int max_spins_;            ///< pauses before a waiting thread sleeps
   std::unique_ptr<Slot[]> slots_;
   std::vector<std::thread> workers_;
@@ -102,7 +102,7 @@ class ThreadPool {
   std::exception_ptr error_;
 
   Waitable launch_;
-  std::atomic<int> caller_cpu_{-1};  ///< where the caller ran last
+  std::atomic<int> caller_cpu_{-1};  ///< CPU on which the caller ran last
   std::atomic<bool> failed_{false};
   std::atomic<bool> running_{false};
   std::atomic<bool> stopping_{false};

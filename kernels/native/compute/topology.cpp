@@ -127,7 +127,7 @@ int cgroup_cpus(const fs::path& root) {
 
 std::vector<Place> physical_cores(const std::vector<int>& cpus, const fs::path& root) {
   const std::map<int, int> nodes = nodes_of_cpus(root);
-  std::map<std::pair<int, int>, Place> cores;  // by node and first sibling, which need not be in `cpus`
+  std::map<std::pair<int, int>, Place> cores;  // keys: node and first sibling, which need not be in `cpus`
   for (int cpu : cpus) {
     const auto found = nodes.find(cpu);
     const int node = found == nodes.end() ? 0 : found->second;

@@ -7,7 +7,7 @@
 namespace quire {
 namespace {
 
-constexpr double kMostSeconds = 0.05;  // of CPU time; what does not end takes that long, a usual call some microseconds
+constexpr double kMostSeconds = 0.05;  // limit of CPU time; endless calls take that long, a usual one some microseconds
 constexpr std::chrono::milliseconds kInterval{10};
 constexpr int kMaxIdle = 100;  // intervals without a call, after which the watch sleeps until there is one
 

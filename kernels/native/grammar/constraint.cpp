@@ -34,7 +34,7 @@ void Constraint::stop_at(std::vector<std::int32_t> stop_token_ids) {
 }
 
 bool Constraint::restart() {
-  const bool is_writing = has_mask_ && !mask_.is_ready();  // another thread
+  const bool is_writing = has_mask_ && !mask_.is_ready();  // true while another thread writes the mask
   if (is_writing || error_ || !matcher_.reset()) return false;
   asked_.reset();
   num_taken_ = 0;
@@ -49,7 +49,7 @@ void Constraint::rollback(std::int64_t num_tokens) {
   if (error_) throw std::runtime_error(*error_);
   if (has_mask_ && !mask_.is_ready())
     throw std::runtime_error("a constraint cannot go back while another thread writes its mask; wait for it first");
-  const std::int64_t ahead = std::ssize(forced_) - is_past_stop_;  // of the tokens that the constraint is past
+  const std::int64_t ahead = std::ssize(forced_) - is_past_stop_;  // tokens that the matcher is ahead by
   if (num_tokens < 0 || num_tokens > num_taken_ - ahead)
     throw std::runtime_error("a constraint cannot go back by " + std::to_string(num_tokens) +
                              " tokens; it has advanced past " + std::to_string(num_taken_ - ahead));

@@ -78,18 +78,18 @@ class Constraint final : public TokenConstraint {
   void fail();
 
   Matcher matcher_;
-  std::unique_ptr<Matcher> asked_;  ///< a copy that is asked about drafts, at the same position
-  std::size_t num_asked_ = 0;       ///< drafts since it was made
+  std::unique_ptr<Matcher> asked_;  ///< copy at the same position that is asked about drafts
+  std::size_t num_asked_ = 0;       ///< number of drafts that `asked_` was asked about
   std::int32_t vocab_size_;
   std::vector<std::int32_t> stop_token_ids_;
-  std::vector<std::int32_t> ignored_;  ///< eos tokens that don't stop
+  std::vector<std::int32_t> ignored_;  ///< eos tokens that do not stop
   std::deque<std::int32_t> forced_;
   std::optional<std::string> error_;
   std::int64_t num_followed_ = 0;
-  std::int64_t num_taken_ = 0;  ///< by the matcher, since the beginning of the grammar
+  std::int64_t num_taken_ = 0;  ///< tokens that the matcher has taken since the grammar's beginning
   bool is_stopped_ = false;
-  bool is_past_stop_ = false;          ///< the last token was one that stops, which the matcher has not taken
-  std::atomic<bool> has_mask_{false};  ///< or a thread writes it; read by other threads while one samples
+  bool is_past_stop_ = false;          ///< the last token was a stop token, which the matcher has not taken
+  std::atomic<bool> has_mask_{false};  ///< the mask is written, or being written; other threads read this
   TokenMask mask_;
 };
 

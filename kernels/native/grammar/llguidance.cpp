@@ -53,12 +53,12 @@ struct LlgConstraintInit {
   bool ff_tokens_ok = false;
   bool backtrack_ok = false;
   LlgParserLimits limits;
-  std::array<std::byte, 256> appended{};  ///< what a later version may fill
+  std::array<std::byte, 256> appended{};  ///< room for fields that later versions append
 };
 
 constexpr std::size_t kMaxCached = 4096;      // texts whose tokens are cached
-constexpr std::size_t kMaxCachedText = 1024;  // bytes of one of them
-constexpr double kDecay = 0.7;                // of the estimate of a mask's time, with each mask that takes less
+constexpr std::size_t kMaxCachedText = 1024;  // bytes of a cached text, at most
+constexpr double kDecay = 0.7;                // least factor by which one mask changes the estimated time of a mask
 constexpr std::size_t kMaxForced = 4096;      // tokens that are returned at once
 constexpr std::size_t kMaxText = 1 << 15;     // bytes of a forced text
 constexpr std::size_t kMaxError = 500;        // bytes of a message
@@ -238,7 +238,7 @@ std::optional<std::string> Matcher::error() {
 bool Matcher::is_cancelled() const { return vocabulary_->library_->is_cancelled(matcher_.get()); }
 
 bool Matcher::allows_any() {
-  forced();  // which the mask would compute without a limit
+  forced();  // the mask would compute these tokens without a limit
   if (is_cancelled()) return false;
   std::vector<std::uint32_t> words(mask_words());
   return write_mask(words);

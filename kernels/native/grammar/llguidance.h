@@ -127,9 +127,9 @@ class Matcher {
 
   std::shared_ptr<const Vocabulary> vocabulary_;
   std::unique_ptr<LlgMatcher, Free> matcher_;
-  std::unique_ptr<LlgCancellationHandle, Free> cancellation_;      ///< after the matcher, which it belongs to
-  double last_seconds_ = std::numeric_limits<double>::infinity();  ///< that the last mask took
-  std::atomic<double> mask_seconds_{0};                            ///< also read while another thread writes a mask
+  std::unique_ptr<LlgCancellationHandle, Free> cancellation_;      ///< declared after the matcher, to which it belongs
+  double last_seconds_ = std::numeric_limits<double>::infinity();  ///< seconds that the last mask took
+  std::atomic<double> mask_seconds_{0};                            ///< estimate; also read while others write masks
 };
 
 }  // namespace quire

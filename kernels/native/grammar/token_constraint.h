@@ -55,10 +55,10 @@ class TokenMask final : public TokenConstraint {
   void reset() { ready_.reset(0); }
   void publish() { ready_.store(1); }
 
-  bool wait_until(Clock::time_point deadline) override;  ///< until it is published
+  bool wait_until(Clock::time_point deadline) override;  ///< waits until the mask is published
   bool allows(std::int32_t token) override { return has(token); }
   const TokenMask& mask() override { return *this; }
-  void follow(std::int32_t) override {}  ///< it allows the same tokens again
+  void follow(std::int32_t) override {}  ///< changes nothing: the mask allows the same tokens again
   void rollback(std::int64_t) override {}
 
   /// Allows or bans these tokens. Throws std::out_of_range for a token that has no bit.
@@ -80,7 +80,7 @@ class TokenMask final : public TokenConstraint {
   void apply(std::span<float> logits) const;
 
  private:
-  static constexpr std::size_t kBits = 32;  ///< of a word
+  static constexpr std::size_t kBits = 32;  ///< bits of a word
 
   std::vector<std::uint32_t> words_;
   Waitable ready_;

@@ -59,7 +59,7 @@ class Jit {
   std::unique_ptr<Impl> impl_;
   std::atomic<int> compiled_ = 0;
   std::atomic<int> cache_hits_ = 0;
-  mutable std::mutex mutex_;  ///< of `rejected_`
+  mutable std::mutex mutex_;  ///< guards `rejected_`
   std::vector<std::string> rejected_;
 };
 

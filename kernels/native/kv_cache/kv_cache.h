@@ -15,7 +15,7 @@
 namespace quire {
 
 struct KvConfig {
-  KvMemory::Shape shape;    ///< of the tiles
+  KvMemory::Shape shape;
   std::int32_t block_size;  ///< tokens of a page, as sequences count them
   std::int32_t vocab_size;
 
@@ -23,7 +23,7 @@ struct KvConfig {
   /// besides tokens. Without a file KV memory ends with its owner.
   std::optional<std::int32_t> fd;
   std::string model;
-  bool log_sealed_pages;  ///< of the file, for those who copy them elsewhere
+  bool log_sealed_pages;  ///< log the sealed pages of the file, for a thread that copies them elsewhere
 };
 
 /// KV memory, the pages that it is divided into, and the sequences that have them.

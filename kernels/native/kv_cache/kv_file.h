@@ -29,7 +29,7 @@ class KvFile {
 
  private:
   std::size_t num_pages_, num_tokens_;
-  std::size_t bytes_;    ///< of the file
+  std::size_t bytes_;    ///< size of the file
   std::byte* reserved_;  ///< address space, a huge page more than the file so that it can be aligned
   std::byte* base_ = nullptr;
 };

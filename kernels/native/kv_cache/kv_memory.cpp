@@ -13,8 +13,8 @@
 namespace quire {
 namespace {
 
-constexpr int kNiceness = 5;  // added to that of the process; a step's threads go first, and yet this one isn't starved
-constexpr int kRest = 2;      // times as long as the chunk before it took: a core is left to the steps for two thirds
+constexpr int kNiceness = 5;  // above that of the process: a step's threads go first, and yet this one isn't starved
+constexpr int kRest = 2;      // rest after a chunk, in times that it took: steps have the core for two thirds
 
 std::int32_t extent_of(const KvMemory::Shape& shape) {
   const std::int64_t page_bytes = shape.block_size / kTileTokens * shape.tile_bytes;
@@ -76,7 +76,7 @@ std::uint32_t KvMemory::chunks(std::int64_t pages) const {
 void KvMemory::work() {
   using Clock = std::chrono::steady_clock;
   const auto thread = static_cast<id_t>(gettid());
-  setpriority(PRIO_PROCESS, thread, getpriority(PRIO_PROCESS, thread) + kNiceness);  // of this thread alone, on Linux
+  setpriority(PRIO_PROCESS, thread, getpriority(PRIO_PROCESS, thread) + kNiceness);  // only this thread's, on Linux
   for (std::uint32_t chunk = 0;;) {
     const std::uint32_t wanted = wanted_.load();
     if (stopping_) return;  // the destructor wants one more than there may be

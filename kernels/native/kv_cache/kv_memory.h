@@ -24,9 +24,9 @@ class KvMemory {
   struct Shape {
     std::int64_t layers;
     std::int64_t heads;
-    std::int64_t tile_bytes;    ///< K and V of one head (emit/kv.py)
-    std::int64_t value_offset;  ///< where V begins in them
-    std::int32_t block_size;    ///< tokens
+    std::int64_t tile_bytes;    ///< bytes of K and V of one head (emit/kv.py)
+    std::int64_t value_offset;  ///< offset of V in a tile, in bytes
+    std::int32_t block_size;    ///< tokens of a page
     std::int32_t num_pages;
   };
 
@@ -43,7 +43,7 @@ class KvMemory {
   std::byte* tile(std::int64_t layer, std::int64_t head, std::int64_t tile) const {
     return this->layer(layer) + (head * tiles() + tile) * shape_.tile_bytes;
   }
-  std::int64_t tiles() const { return shape_.num_pages * tiles_of_page(); }  ///< of a head
+  std::int64_t tiles() const { return shape_.num_pages * tiles_of_page(); }  ///< tiles of one head of a layer
   std::int64_t tiles_of_page() const { return shape_.block_size / kTileTokens; }
 
   /// The bytes of a page lie in runs, one for each head of each layer in turn.
@@ -62,13 +62,13 @@ class KvMemory {
 
   const Device& device() const { return device_; }
   const Shape& shape() const { return shape_; }
-  std::int32_t extent() const { return extent_; }  ///< pages of which a head's tiles fill a huge page
+  std::int32_t extent() const { return extent_; }  ///< pages whose tiles of one head fill a huge page
 
   /// Lets the background thread touch pages [0, due) without rests, and then those up to `ahead`; if that is not the
   /// end of an extent, as many of its chunks as make up the share. Returns immediately.
   void prefault(std::int64_t due, std::int64_t ahead);
 
-  std::int32_t num_prefaulted() const;  ///< pages that are as large as the touched chunks together
+  std::int32_t num_prefaulted() const;  ///< number of pages that the touched chunks are as large as
 
  private:
   std::uint32_t chunks(std::int64_t pages) const;
@@ -81,9 +81,9 @@ class KvMemory {
   Shape shape_;
   std::byte* base_;
   std::int32_t extent_;
-  Waitable wanted_;                           ///< chunks to touch
-  std::atomic<std::uint32_t> due_{0};         ///< chunks to touch without rests
-  std::atomic<std::int64_t> num_touched_{0};  ///< chunks
+  Waitable wanted_;                           ///< number of chunks to touch
+  std::atomic<std::uint32_t> due_{0};         ///< number of chunks to touch without rests
+  std::atomic<std::int64_t> num_touched_{0};  ///< number of chunks touched so far
   std::atomic<bool> stopping_{false};
   std::thread worker_;
 };

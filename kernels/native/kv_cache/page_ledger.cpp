@@ -55,7 +55,7 @@ void PageLedger::log(std::int32_t page, std::uint64_t content) {
 void PageLedger::remove(std::int32_t page) {
   std::erase_if(added_, [&](const Added& added) { return added.page == page; });
   record(page).state.store(PageRecord::kEmpty, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_release);  // before any write to the page
+  std::atomic_thread_fence(std::memory_order_release);  // orders this before any write to the page
 }
 
 std::vector<std::int32_t> PageLedger::take_over() {

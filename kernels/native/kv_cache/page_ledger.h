@@ -33,7 +33,8 @@ class PageLedger {
   std::int32_t parent(std::int32_t page) const { return record(page).parent; }
   std::uint64_t last_use(std::int32_t page) const { return record(page).last_use.load(std::memory_order_relaxed); }
   const PrefixKey& prefix(std::int32_t page) const { return record(page).prefix; }
-  PrefixKey key(std::int32_t page) const { return extend_key(prefix(page), tokens_of(page)); }  ///< up to its end
+  /// Key of the prefix that ends with the page.
+  PrefixKey key(std::int32_t page) const { return extend_key(prefix(page), tokens_of(page)); }
 
   /// Adds a page that follows `parent` and whose tokens and tiles are written; the next call of `seal` seals it.
   /// `content`: checksum of its tiles, where that is known.
@@ -73,7 +74,7 @@ class PageLedger {
   ThreadPool& threads_;
   PrefixKey model_;
   SealedPages* log_;
-  std::vector<Added> added_;  ///< since the last call of `seal`
+  std::vector<Added> added_;  ///< pages added since the last call of `seal`
   std::uint64_t clock_ = 0;
   std::int32_t num_taken_over_ = 0, num_dropped_ = 0;
 };

@@ -55,7 +55,7 @@ void PagePool::take_over(std::span<const std::int32_t> pages) {
   if (pages.empty()) return;
   remove_run(0);
   while (committed_ <= pages.back()) committed_ += std::min(extent_, total() - committed_);
-  std::int32_t end = 0;  // of the pages that are done
+  std::int32_t end = 0;  // end of the pages that are done
   for (std::int32_t page : pages) {
     if (page > end) add_run(end, page - end);
     references_[page] = 1;

@@ -42,7 +42,7 @@ class PagePool {
   }
 
   std::int32_t references(std::int32_t page) const;
-  std::span<const std::int32_t> references() const noexcept { return references_; }  ///< of each page
+  std::span<const std::int32_t> references() const noexcept { return references_; }  ///< references to each page
   std::int32_t total() const noexcept { return static_cast<std::int32_t>(references_.size()); }
   std::int32_t free_pages() const noexcept { return free_; }
   std::int32_t held_pages() const noexcept { return total() - free_; }
@@ -50,8 +50,8 @@ class PagePool {
 
  private:
   struct Run {
-    std::int32_t length = 0;    ///< at both ends of a free run; 0 at every held page
-    std::int32_t next = kNone;  ///< at its first page: links of the list of its size class
+    std::int32_t length = 0;    ///< length of a free run, at both of its ends; 0 at every held page
+    std::int32_t next = kNone;  ///< next run of the size class, at the first page of a free run
     std::int32_t previous = kNone;
   };
   static constexpr std::int32_t kNone = -1;
@@ -66,7 +66,7 @@ class PagePool {
 
   std::vector<std::int32_t> references_;
   std::vector<Run> runs_;
-  std::array<std::int32_t, 32> lists_;  ///< by size class: first page of the first run
+  std::array<std::int32_t, 32> lists_;  ///< first page of the first run of each size class
   std::uint32_t nonempty_ = 0;          ///< bit c: lists_[c] holds a run
   std::int32_t free_ = 0;
   std::int32_t extent_;

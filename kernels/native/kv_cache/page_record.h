@@ -12,17 +12,17 @@ namespace quire {
 struct alignas(64) PageRecord {
   enum State : std::uint32_t {
     kEmpty,   ///< the page may be written
-    kFull,    ///< in the prefix cache: it is not written, but lacks the checksum
-    kSealed,  ///< and has it: a new process may take it over
+    kFull,    ///< the page is in the prefix cache and is not written, but lacks its checksum
+    kSealed,  ///< the page has its checksum too: a new process may take it over
   };
 
   static constexpr std::uint64_t kInUse = std::numeric_limits<std::uint64_t>::max();
 
   std::atomic<std::uint32_t> state;
   std::int32_t parent;                  ///< the page before it, or PageLedger::kNone
-  std::atomic<std::uint64_t> last_use;  ///< on a clock that counts releases of pages; kInUse: a sequence holds it
-  std::uint64_t checksum;               ///< of its tiles, its tokens, `parent` and `prefix`
-  PrefixKey prefix;                     ///< key of all that comes before it
+  std::atomic<std::uint64_t> last_use;  ///< time of a clock that counts releases of pages; kInUse: a sequence holds it
+  std::uint64_t checksum;               ///< checksum of the page's tiles, its tokens, `parent` and `prefix`
+  PrefixKey prefix;                     ///< key of the prefix before the page
 };
 static_assert(sizeof(PageRecord) == 64 && std::atomic<std::uint64_t>::is_always_lock_free);
 

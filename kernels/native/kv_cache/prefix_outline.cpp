@@ -31,7 +31,7 @@ class Branches {
   bool is_root(std::int32_t place) const { return place >= tree_.total(); }
   std::int32_t root_of(std::int32_t place) const { return -2 - (place - tree_.total()); }
   std::int32_t count(std::int32_t place) const { return count_[index(place)]; }
-  std::int32_t below(std::int32_t place) const { return below_[index(place)]; }  ///< pages
+  std::int32_t below(std::int32_t place) const { return below_[index(place)]; }  ///< pages below a place
   std::int32_t first(std::int32_t place) const { return first_[index(place)]; }
 
   std::vector<std::int32_t> of(std::int32_t place) const {
@@ -67,9 +67,9 @@ class Branches {
   }
 
   const RadixTree& tree_;
-  std::vector<std::int32_t> first_;             ///< page after each place, or kNone
-  std::vector<std::int32_t> parent_, sibling_;  ///< of each page: the place before it, the next page after that
-  std::vector<std::int32_t> count_, below_;     ///< of each place: pages right after it, and all that come later
+  std::vector<std::int32_t> first_;             ///< first page after each place, or kNone
+  std::vector<std::int32_t> parent_, sibling_;  ///< place before each page; next page after that place
+  std::vector<std::int32_t> count_, below_;     ///< pages right after each place; all pages below it
 };
 
 class Outline {
@@ -183,7 +183,7 @@ class Outline {
   const OutlineLimits& limits_;
   Branches branches_;
   std::vector<PrefixRun> runs_;
-  std::vector<std::int32_t> ends_, levels_;  ///< of each run: the place whose branches follow it; its level
+  std::vector<std::int32_t> ends_, levels_;  ///< place whose branches follow each run; level of each run
 };
 
 }  // namespace

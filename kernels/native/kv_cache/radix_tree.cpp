@@ -256,7 +256,7 @@ void RadixTree::remove(std::int32_t page) {
 
 std::vector<std::int32_t> RadixTree::depth_first(std::span<const std::int32_t> ends) const {
   struct Branch {
-    std::int32_t longest = 0;            ///< of the paths through this page, in pages
+    std::int32_t longest = 0;            ///< length of the longest path through this page, in pages
     std::vector<std::int32_t> children;  ///< pages
     std::vector<std::int32_t> end_here;  ///< indices of `ends`
   };

@@ -19,9 +19,9 @@ class StateStore;
 /// A cached prefix that many requests have matched.
 struct HotPrefix {
   std::uint32_t hits;                   ///< matches that included its last page
-  std::int32_t pages;                   ///< length
+  std::int32_t pages;                   ///< length of the prefix
   std::int32_t users;                   ///< sequences that hold it now
-  bool is_salted;                       ///< under a salt, so its tokens may be private
+  bool is_salted;                       ///< it has a salt, so its tokens may be private
   std::span<const std::int32_t> first;  ///< tokens of its first page; both spans are valid until the tree changes
   std::span<const std::int32_t> last;   ///< tokens of its last page; empty if it is the first
 };
@@ -68,8 +68,8 @@ class RadixTree {
   /// Returns the keys of the prefixes of `tokens` that end with a full page below a root, that of the root first.
   std::vector<PrefixKey> keys(std::int32_t root, std::span<const std::int32_t> tokens) const;
 
-  void retain(std::int32_t page);   ///< for one more sequence, whether the page is in the tree or not
-  void release(std::int32_t page);  ///< for one sequence less; to be called from its last page to its first
+  void retain(std::int32_t page);   ///< holds a page, in the tree or not, for one more sequence
+  void release(std::int32_t page);  ///< undoes `retain`; to be called from a sequence's last page to its first
 
   /// Evicts up to `count` cached pages, least recently used leaves first. Returns the number of evicted pages.
   std::int32_t evict(std::int32_t count);
@@ -91,13 +91,13 @@ class RadixTree {
   struct View {
     std::int32_t parent;      ///< a page, or a root; kNone: not in the tree
     std::uint32_t hits;       ///< matches that included it
-    std::int64_t generation;  ///< of the page: no other prefix of this page has the same, unless 2^21 came between
+    std::int64_t generation;  ///< number of prefixes that the page has held before, modulo 2^21
   };
   View view(std::int32_t page) const {
     return {nodes_[page].parent, nodes_[page].hits, std::int64_t{nodes_[page].generation}};
   }
   std::int32_t total() const { return static_cast<std::int32_t>(nodes_.size()); }  ///< pages of the pool
-  std::int32_t next_evicted() const { return first_; }                             ///< page, or kNone
+  std::int32_t next_evicted() const { return first_; }                             ///< next page to evict, or kNone
 
   /// Returns the tokens of a page, which are valid until the tree changes.
   std::span<const std::int32_t> tokens_of(std::int32_t page) const {
@@ -107,7 +107,7 @@ class RadixTree {
 
   /// Roots are numbered from `kNone - 1` downwards, and these are their indices.
   static std::size_t root_index(std::int32_t root) { return static_cast<std::size_t>(-2 - root); }
-  std::size_t num_roots() const { return roots_.size(); }  ///< including those that are not in use
+  std::size_t num_roots() const { return roots_.size(); }  ///< number of roots, unused ones included
   bool is_salted(std::int32_t root) const { return roots_[root_index(root)].key != root_key(model_, ""); }
 
   /// Returns the indices of `ends` (last pages of paths, or kNone for empty paths) in depth-first order: at each page
@@ -118,21 +118,21 @@ class RadixTree {
   struct Node {
     std::int32_t parent = kNone;  ///< a page, or a root; kNone: not in the tree
     std::int32_t depth = 0;       ///< pages from the root to it, inclusive
-    std::uint32_t hash = 0;       ///< of the salt and all tokens up to its end
+    std::uint32_t hash = 0;       ///< hash of the salt and all tokens up to the page's end
     std::int32_t chain = kNone;   ///< the next page in its bucket
-    std::int32_t next = kNone;    ///< in the LRU list of cached pages
+    std::int32_t next = kNone;    ///< next page in the LRU list of cached pages
     std::int32_t previous = kNone;
     std::uint32_t hits = 0;             ///< matches that included it
     std::uint32_t is_hot : 1 = 0;       ///< a candidate in `hot_` ends here
-    std::uint32_t generation : 21 = 0;  ///< prefixes that the page has held before
+    std::uint32_t generation : 21 = 0;  ///< number of prefixes that the page has held before, modulo 2^21
   };
   struct HotPath {
     std::int32_t end;
-    std::int32_t first;  ///< page; it stays in the tree as long as `end`
+    std::int32_t first;  ///< first page, which stays in the tree as long as `end`
   };
   struct Root {
     PrefixKey key;
-    std::int64_t uses = 0;  ///< calls of `enter`, and child pages
+    std::int64_t uses = 0;  ///< number of calls of `enter`, and of child pages
   };
 
   bool is_root(std::int32_t root) const {
@@ -159,8 +159,8 @@ class RadixTree {
   PageLedger* ledger_;
   StateStore* states_;
   PrefixKey model_;
-  Arena arena_;                      ///< on huge pages, since lookups are random accesses
-  std::span<Node> nodes_;            ///< by page
+  Arena arena_;                      ///< memory on huge pages, since lookups are random accesses
+  std::span<Node> nodes_;            ///< node of each page
   std::span<std::int32_t> tokens_;   ///< [pages][block_size], the ledger's if there is one
   std::span<std::int32_t> buckets_;  ///< first page of each hash bucket; their number is a power of two
   std::vector<Root> roots_;
@@ -168,7 +168,7 @@ class RadixTree {
   std::map<PrefixKey, std::int32_t> root_of_;
   std::vector<HotPath> hot_;                   ///< candidates for `hottest`
   std::uint32_t least_hits_ = 0;               ///< a path needs more hits to become a candidate
-  std::int32_t first_ = kNone, last_ = kNone;  ///< of the LRU list
+  std::int32_t first_ = kNone, last_ = kNone;  ///< ends of the LRU list
   std::int32_t size_ = 0, cached_ = 0;
   std::int64_t num_evicted_ = 0;
 };

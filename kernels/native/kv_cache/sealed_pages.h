@@ -15,8 +15,8 @@ namespace quire {
 /// A page that will not be written until it is removed from the prefix cache. `content` shows whether it has been.
 struct SealedPage {
   std::int32_t page;
-  PrefixKey prefix;       ///< key of all that comes before it
-  PrefixKey key;          ///< and of all up to its end
+  PrefixKey prefix;       ///< key of the prefix before the page
+  PrefixKey key;          ///< key of the prefix that ends with the page
   std::uint64_t content;  ///< checksum of its tiles
 };
 

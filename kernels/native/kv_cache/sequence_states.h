@@ -17,8 +17,8 @@ struct StateAt {
 /// The states of a row of a step: where the one before its tokens is, and where those after some of them are written,
 /// in ascending order. Two may have the same length. One of them may be written to the record that is read, once it is.
 struct StatePath {
-  std::int32_t from;                ///< kNone: before the first token of a sequence; all zeros
-  std::span<const StateAt> writes;  ///< valid until the step ends
+  std::int32_t from;                ///< record that is read; kNone: all zeros, before a sequence's first token
+  std::span<const StateAt> writes;  ///< states that are written; valid until the step ends
 };
 
 /// The state of one sequence: after how many of its tokens it is there, in which record, and where it leaves snapshots.
@@ -86,13 +86,13 @@ class SequenceStates {
   StateStore& store_;
   std::int64_t block_size_;
   bool shares_pages_;
-  std::int64_t prompt_end_;  ///< page boundary
+  std::int64_t prompt_end_;  ///< last page boundary before the prompt's last token
   std::int64_t branch_ = 0;
   std::int64_t length_ = 0;
-  std::int32_t own_ = kNone;                              ///< none while a step rewrites it
+  std::int32_t own_ = kNone;                              ///< its own record; kNone while a step rewrites it
   std::int32_t from_ = kNone;                             ///< the snapshot that holds the state, if it is not in `own_`
-  std::vector<StateAt> written_;                          ///< by the step, in ascending order
-  std::int32_t tail_page_ = kNone, tail_record_ = kNone;  ///< of the latest snapshot where a step ended
+  std::vector<StateAt> written_;                          ///< states that the step writes, in ascending order
+  std::int32_t tail_page_ = kNone, tail_record_ = kNone;  ///< page and record of the latest snapshot where a step ended
 };
 
 }  // namespace quire

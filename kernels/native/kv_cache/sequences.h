@@ -27,16 +27,16 @@ struct Sequence {
   std::int64_t
       prompt_logprobs_done;         ///< prompt positions whose logprobs were reported; recomputing does not repeat them
   std::vector<std::int32_t> pages;  ///< page i holds positions [i * block_size, (i + 1) * block_size)
-  std::int32_t root;                ///< of its prefixes in the tree; kNone: it shares no pages
+  std::int32_t root;                ///< root of its prefixes in the tree; kNone: it shares no pages
   std::int64_t shared;              ///< number of its first pages that are in the tree
-  std::int64_t num_computed;        ///< first tokens whose state the pages hold
+  std::int64_t num_computed;        ///< number of its first tokens whose KV the pages hold
   SamplingState sampling;
-  std::optional<Pooling> pooling;  ///< if its hidden states are wanted, and no token after them
+  std::optional<Pooling> pooling;  ///< set if its hidden states are pooled, and no token is sampled
   std::shared_ptr<TokenConstraint> constraint;
   std::int64_t num_followed;  ///< tokens up to the last one that the constraint has advanced past
-  std::int64_t segment;       ///< position at which its second segment begins; 0: it has one
+  std::int64_t segment;       ///< position at which its second segment begins; 0: it has only one
   std::optional<std::string> cache_salt;
-  std::int64_t number;                     ///< of all that were opened; no other sequence has it, whatever its slot
+  std::int64_t number;                     ///< number among all sequences ever opened: unique, unlike the slot
   std::unique_ptr<SequenceStates> states;  ///< nullptr if the model has no state
 };
 
@@ -72,8 +72,8 @@ class Sequences {
   /// prompt token whose logprobs are still to be reported, or whose hidden state is still to be pooled.
   struct Match {
     std::int64_t tokens = 0;
-    std::int32_t cached_pages = 0;        ///< those of their pages that no sequence has
-    std::int32_t end = RadixTree::kNone;  ///< the last of their pages
+    std::int32_t cached_pages = 0;        ///< pages of the match that no sequence holds
+    std::int32_t end = RadixTree::kNone;  ///< last page of the match
   };
   Match match(std::int32_t slot);
 
@@ -174,8 +174,8 @@ class Sequences {
   RadixTree& tree() { return tree_; }
   StateStore* states() { return states_.get(); }  ///< nullptr if the model has no state
   std::int32_t free_pages() const { return pages_.free_pages(); }
-  std::int32_t cached_pages() const { return tree_.cached_pages(); }                ///< of the prefix cache alone
-  std::int32_t held_pages() const { return pages_.held_pages() - cached_pages(); }  ///< of open sequences
+  std::int32_t cached_pages() const { return tree_.cached_pages(); }                ///< pages that only the cache holds
+  std::int32_t held_pages() const { return pages_.held_pages() - cached_pages(); }  ///< pages that open sequences hold
   std::int32_t block_size() const { return block_size_; }
   std::int32_t vocab_size() const { return vocab_size_; }
 
@@ -193,7 +193,7 @@ class Sequences {
   std::vector<std::unique_ptr<Sequence>> slots_;
   std::vector<std::int32_t> free_;
   std::int64_t num_opened_ = 0;
-  std::vector<std::int32_t> found_;  ///< scratch
+  std::vector<std::int32_t> found_;  ///< pages of the latest prefix match, kept to reuse the memory
 };
 
 }  // namespace quire

@@ -13,9 +13,9 @@ namespace quire {
 /// The state that a model's layers keep in place of keys and values: the inputs of convolutions, the matrices of linear
 /// attention.
 struct StateShape {
-  std::int64_t record_bytes = 0;    ///< of all layers together; 0: the model has no state
-  std::int32_t num_records = 0;     ///< at least 2, and as many as sequences that have pages at the same time
-  std::int32_t snapshot_pages = 0;  ///< length of the first snapshot of a long prompt; 0: of its end alone
+  std::int64_t record_bytes = 0;    ///< bytes of all layers' state; 0: the model has no state
+  std::int32_t num_records = 0;     ///< one for each sequence that has pages at the same time, but at least 2
+  std::int32_t snapshot_pages = 0;  ///< length of a long prompt's first snapshot; 0: only its end has one
 
   /// Returns the memory that the records take. Throws std::invalid_argument for sizes that are too small or too large.
   std::int64_t bytes() const;
@@ -41,8 +41,8 @@ class StateStore {
   /// Returns a record that one sequence holds, a free one or else that of the least recently used snapshot; kNone if
   /// sequences hold all.
   std::int32_t acquire();
-  void retain(std::int32_t record);   ///< a snapshot, for one more sequence
-  void release(std::int32_t record);  ///< for one sequence less
+  void retain(std::int32_t record);   ///< holds a snapshot for one more sequence
+  void release(std::int32_t record);  ///< gives a record back for one of its sequences
 
   /// Makes a record that one sequence holds the snapshot of a page, and releases it. Returns false if the page had one.
   bool attach(std::int32_t record, std::int32_t page);
@@ -68,9 +68,9 @@ class StateStore {
  private:
   using List = std::list<std::int32_t>;
   struct Record {
-    std::int32_t holders = 0;   ///< sequences
-    std::int32_t page = kNone;  ///< whose snapshot it is
-    List::iterator place;       ///< in one of the lists
+    std::int32_t holders = 0;   ///< number of sequences that hold it
+    std::int32_t page = kNone;  ///< page whose snapshot it is
+    List::iterator place;       ///< its place in one of the lists
   };
 
   const Record& at(std::int32_t record) const { return records_[static_cast<std::size_t>(record)]; }
@@ -81,8 +81,8 @@ class StateStore {
   std::byte* memory_;
   std::int64_t stride_;  ///< bytes from one record to the next
   std::vector<Record> records_;
-  std::vector<std::int32_t> snapshots_;  ///< by page
-  List free_, cached_, held_;            ///< cached ones from the least recently used one on
+  std::vector<std::int32_t> snapshots_;  ///< snapshot of each page, or kNone
+  List free_, cached_, held_;            ///< `cached_` begins with the least recently used record
   std::int64_t num_evicted_ = 0;
 };
 

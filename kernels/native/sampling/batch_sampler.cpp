@@ -9,8 +9,8 @@
 namespace quire {
 namespace {
 
-constexpr std::chrono::milliseconds kLongestWait{100};  // if every task waits for a late constraint
-constexpr std::chrono::milliseconds kPoll{1};           // then how often to check whether another task has sampled
+constexpr std::chrono::milliseconds kLongestWait{100};  // longest wait if every task waits for a late constraint
+constexpr std::chrono::milliseconds kPoll{1};           // interval of checks whether another task has sampled
 
 }  // namespace
 
@@ -113,7 +113,7 @@ void BatchSampler::sample_span(const SamplingTask& task, SamplerScratch& scratch
   Sequence& sequence = *task.sequence;
   const std::span<const std::int32_t> tokens(sequence.tokens);
   const auto drafts = tokens.subspan(static_cast<std::size_t>(task.position));
-  bool agrees = true;  // the span with the drafts
+  bool agrees = true;  // the span agrees with the drafts so far
   const auto add = [&](std::int32_t token) {
     const std::size_t i = span.token_ids.size();
     agrees = agrees && (i >= drafts.size() || drafts[i] == token);

@@ -18,24 +18,24 @@ namespace quire {
 /// Rows of logits of one sequence: one for the token after its last one, and one more for each draft. Or a single row,
 /// for the log probability of a prompt token.
 struct SamplingTask {
-  std::int32_t index;  ///< of the sequence in the batch
+  std::int32_t index;  ///< index of the sequence in the batch
   std::int32_t slot;
   Sequence* sequence;      ///< its last `num_rows - 1` tokens are drafts
-  std::int32_t first_row;  ///< among the step's tokens; the others follow it
+  std::int32_t first_row;  ///< first row among the step's tokens; the others follow it
   std::int32_t num_rows;
-  std::int64_t position;  ///< of the token that the first row predicts
+  std::int64_t position;  ///< position of the token that the first row predicts
   bool samples;           ///< false: report the prompt token that stands at `position`
   TokenConstraint* constraint = nullptr;
-  std::span<float> logits = {};  ///< of the first row
-  std::int32_t num_given = 0;    ///< drafts that are taken for what was sampled: benchmarks only
+  std::span<float> logits = {};  ///< logits of the first row
+  std::int32_t num_given = 0;    ///< number of drafts that are taken as if they were sampled: benchmarks only
 };
 
 /// The outcome of a task.
 struct SampledSpan {
   std::vector<std::int32_t> token_ids{};  ///< empty without an `error`: the constraint was late
-  std::vector<TokenLogprobs> logprobs{};  ///< of each token, or none
+  std::vector<TokenLogprobs> logprobs{};  ///< log probabilities of each token, or none
   std::string error{};
-  Waitable is_done{};  ///< 1 if it is
+  Waitable is_done{};  ///< 1 once the outcome is complete
 };
 
 /// Makes the sampling state of a task's sequence forget the tokens of its outcome, and truncates the sequence to the
@@ -66,9 +66,9 @@ class BatchSampler {
   /// (`has_others`).
   void begin(std::span<const SamplingTask> tasks, std::int64_t stride, Clock::time_point soon, bool has_others);
 
-  bool has_left() const { return is_running_; }                            ///< outcomes to be taken
-  const SamplingTask& next_task() const { return tasks_[num_taken_]; }     ///< to be taken
-  bool is_next_done() const { return spans_[num_taken_].is_done.load(); }  ///< so that `take` would not wait
+  bool has_left() const { return is_running_; }                            ///< true if outcomes are left to be taken
+  const SamplingTask& next_task() const { return tasks_[num_taken_]; }     ///< task whose outcome is taken next
+  bool is_next_done() const { return spans_[num_taken_].is_done.load(); }  ///< true if `take` would not wait
 
   /// Returns the outcome of `next_task`. While another thread works on it, the caller works on those of the first `end`
   /// tasks that no thread has begun, unless their constraint is late.
@@ -91,12 +91,12 @@ class BatchSampler {
   std::span<const SamplingTask> tasks_;
   std::int64_t stride_ = 0;
   std::vector<SampledSpan> spans_;
-  std::atomic<std::size_t> next_{0};  ///< task that no thread has begun
+  std::atomic<std::size_t> next_{0};  ///< first task that no thread has begun
   std::size_t num_taken_ = 0;
   Clock::time_point soon_, late_;        ///< deadlines of constraints
-  std::atomic<bool> has_others_{false};  ///< tasks that sample, or have sampled
+  std::atomic<bool> has_others_{false};  ///< true if another task samples, or has sampled
   bool is_running_ = false;
-  bool is_alone_ = false;  ///< the caller, no other thread samples
+  bool is_alone_ = false;  ///< no thread but the caller samples
 };
 
 }  // namespace quire

@@ -9,7 +9,7 @@ namespace quire {
 /// A token that may be sampled, and its weight.
 struct Candidate {
   std::uint64_t key;   ///< token_key of its logit
-  std::uint64_t mass;  ///< its weight in units of 2^-40 of the likeliest token's
+  std::uint64_t mass;  ///< weight in units of 2^-40 of the likeliest token's
 };
 
 // Candidates are listed by token id. Functions that filter a list do so in place, keep that order, and return the rest;

@@ -12,11 +12,11 @@ namespace quire {
 /// Pooling of the hidden states of a prompt into one vector.
 struct PoolingConfig {
   std::string type = "last";    ///< "last" or "cls": the last or the first hidden state alone; "mean", "max": of all
-  bool normalize = true;        ///< to length 1
-  std::int32_t dimensions = 0;  ///< how many values to keep, the first of them; 0: all
+  bool normalize = true;        ///< scale the vector to length 1
+  std::int32_t dimensions = 0;  ///< number of first values to keep; 0: all
   std::int64_t skipped = 0;     ///< tokens at the beginning that a mean or a maximum leaves out
   bool head = false;            ///< apply the model's pooling head
-  std::string activation;       ///< of the final values, see `activate`
+  std::string activation;       ///< activation of the final values, see `activate`
 };
 
 /// Pools the hidden states of one prompt into a vector. They are added in f64 in order of positions, each once even if
@@ -42,7 +42,7 @@ class Pooling {
  private:
   PoolingConfig config_;
   std::int64_t first_, next_, end_;
-  std::vector<double> sums_;  ///< empty before the first hidden state, so a waiting prompt costs nothing
+  std::vector<double> sums_;  ///< accumulated hidden states; empty before the first, so a waiting prompt costs nothing
 };
 
 }  // namespace quire

@@ -21,7 +21,7 @@ struct TokenLogprobs {
 
 struct SampleResult {
   std::int32_t token = 0;
-  std::optional<TokenLogprobs> logprobs;  ///< if config.logprobs is 0 or more
+  std::optional<TokenLogprobs> logprobs;  ///< present if config.logprobs is 0 or more
 };
 
 /// Samples the next token of a sequence. `logits` is the model's row and is overwritten; `tokens` are all tokens of the

@@ -14,7 +14,7 @@ namespace {
 
 constexpr float kBanned = -std::numeric_limits<float>::infinity();
 constexpr float kGreedyBelow = 1e-5f;          // vLLM's threshold; 1 / temperature must stay finite
-constexpr std::int32_t kMostTokens = 1 << 23;  // so that the mass of a whole vocabulary fits 64 bits
+constexpr std::int32_t kMostTokens = 1 << 23;  // largest vocabulary, so that the mass of all its tokens fits 64 bits
 
 template <class T>
 void require(bool good, const char* field, T given, const std::string& allowed) {

@@ -21,10 +21,10 @@ struct SamplingConfig {
   std::vector<std::pair<std::int32_t, float>> logit_bias;
   std::vector<std::int32_t> allowed_token_ids;  ///< empty: all
   std::vector<std::vector<std::int32_t>> bad_words_token_ids;
-  std::vector<std::int32_t> stop_token_ids;  ///< banned until there are min_tokens outputs
+  std::vector<std::int32_t> stop_token_ids;  ///< tokens that are banned until there are min_tokens outputs
   std::int32_t min_tokens = 0;
   std::uint64_t seed = 0;
-  std::int64_t first_position = 0;              ///< of the sequence, in the one whose random numbers it has
+  std::int64_t first_position = 0;              ///< where it begins in the sequence whose random numbers it uses
   std::optional<std::int32_t> logprobs;         ///< likeliest tokens to report with each sampled token; none: no report
   std::optional<std::int32_t> prompt_logprobs;  ///< the same for each token of the prompt; not read by the sampler
 };
@@ -71,7 +71,7 @@ class SamplingState {
   std::int64_t num_prompt_tokens_;
   std::int32_t vocab_size_;
   bool counts_prompt_, counts_outputs_;
-  std::vector<Count> counts_;  ///< dense, since every step walks it; index_ says where a token's count is
+  std::vector<Count> counts_;  ///< dense array, since every step walks it; index_ says where a token's count is
   std::unordered_map<std::int32_t, std::size_t> index_;
 };
 

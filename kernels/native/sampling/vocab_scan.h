@@ -12,10 +12,10 @@ namespace quire {
 /// Scratch memory of the sampler, one per thread; it grows to the vocabulary's size and is then reused.
 struct SamplerScratch {
   std::vector<std::int32_t> block_max;   ///< order key of the largest logit of each block
-  std::vector<std::int32_t> block_sort;  ///< a copy that may be reordered
+  std::vector<std::int32_t> block_sort;  ///< copy of `block_max` that may be reordered
   std::vector<std::uint64_t> block_mass;
   std::vector<Candidate> candidates;
-  std::vector<Candidate> sorted;  ///< a copy that may be reordered
+  std::vector<Candidate> sorted;  ///< copy of candidates that may be reordered
   std::vector<float> raw;         ///< the model's own logits
   std::vector<float> allowed;
 };

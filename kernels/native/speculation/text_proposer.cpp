@@ -10,14 +10,14 @@ namespace quire {
 namespace {
 
 constexpr std::int32_t kLongest = 64;
-constexpr std::int32_t kPlaces = 32;                             // that are compared
-constexpr std::int64_t kOwnTokens = 1 << 14, kTokens = 1 << 18;  // that are kept of a sequence, of a salt's answers
+constexpr std::int32_t kPlaces = 32;                             // places that are compared
+constexpr std::int64_t kOwnTokens = 1 << 14, kTokens = 1 << 18;  // tokens kept of a sequence, and of a salt's answers
 constexpr std::size_t kSalts = 16;
-constexpr double kFirstAcceptance = 0.6;  // before anything is known
+constexpr double kFirstAcceptance = 0.6;  // acceptance before anything is known
 constexpr double kLearn = 1.0 / 64;       // weight of one draft
-constexpr double kForget = 0.9;           // of what a sequence has shown, with each proposal
-constexpr double kPrior = 4;              // drafts that the other sequences' count for
-constexpr double kRevive = 1e-3;          // towards the first acceptance, with each draft that is not tried
+constexpr double kForget = 0.9;           // factor of what a sequence has shown, with each proposal
+constexpr double kPrior = 4;              // number of drafts that the acceptance over all sequences counts as
+constexpr double kRevive = 1e-3;          // step towards kFirstAcceptance, with each draft that is not tried
 
 }  // namespace
 

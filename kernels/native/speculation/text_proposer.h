@@ -17,8 +17,8 @@ namespace quire {
 struct TextProposerConfig {
   std::int32_t shortest = 5;      ///< fewest tokens that have to match
   std::int32_t longest = 5;       ///< most tokens that are compared
-  bool majority = false;          ///< of several places, go on as most of them do, and not as the latest does
-  std::int32_t most_answers = 0;  ///< of ended sequences, for each salt; 0: a sequence's own text only
+  bool majority = false;          ///< go on as most of the places found do, and not as the latest does
+  std::int32_t most_answers = 0;  ///< most answers kept for each salt; 0: drafts come from a sequence's own text only
   bool own_text = true;           ///< look in the sequence's own text, and not only in what was predicted
   float factor = 0;               ///< most drafts for each token that matches; 0: no such bound
 };
@@ -57,16 +57,16 @@ class TextProposer {
   static constexpr std::int32_t kLevels = 8;
 
   struct State {
-    std::int64_t number;  ///< of its sequence: the slot may have another one by now
+    std::int64_t number;  ///< number of its sequence: the slot may have another one by now
     TokenIndex own;
     std::int64_t num_indexed = 0;
-    double tried = 0, held = 0;              ///< lately
-    std::vector<std::int32_t> lengths = {};  ///< of the match before each draft that was proposed last
+    double tried = 0, held = 0;              ///< drafts tried lately, and those of them that were accepted
+    std::vector<std::int32_t> lengths = {};  ///< length of the match before each draft that was proposed last
   };
   struct Answers {
     std::string salt;
     TokenIndex texts;
-    std::deque<TokenIndex::Place> begins = {};  ///< of the texts, in order
+    std::deque<TokenIndex::Place> begins = {};  ///< beginnings of the texts, in order
   };
 
   static std::int32_t level(std::int32_t length);
@@ -83,11 +83,11 @@ class TextProposer {
   TextProposerConfig config_;
   std::array<double, kLevels> acceptance_;
   std::unordered_map<std::int32_t, State> states_;
-  std::list<Answers> answers_;  ///< the salts used last first
+  std::list<Answers> answers_;  ///< answers of each salt, the salt used last first
   std::vector<TokenIndex::Match> found_, others_;
   std::vector<std::int32_t> drafts_;
-  bool is_own_ = false;  ///< found in the sequence's own text, which the drafts go on
-  double share_ = 1;     ///< of the places that go on with the token chosen last
+  bool is_own_ = false;  ///< the match is in the sequence's own text, which the drafts go on
+  double share_ = 1;     ///< share of the places that go on with the token chosen last
 };
 
 }  // namespace quire

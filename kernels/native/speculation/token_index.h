@@ -12,7 +12,7 @@ namespace quire {
 /// kept, rounded up to a power of two; memory grows with them, 16 bytes a token at most.
 class TokenIndex {
  public:
-  using Place = std::int64_t;  ///< counts all tokens that were ever appended
+  using Place = std::int64_t;  ///< position among all tokens that were ever appended
 
   /// Throws std::invalid_argument unless 1 <= run <= 64 and run <= capacity.
   TokenIndex(std::int32_t run, std::int64_t capacity);
@@ -45,7 +45,7 @@ class TokenIndex {
   static constexpr std::int32_t kNone = -1;
 
  private:
-  static constexpr std::int32_t kNoLink = 0;  ///< links are distances back
+  static constexpr std::int32_t kNoLink = 0;  ///< no link: other links are distances back
 
   std::size_t bucket(std::span<const std::int32_t> run) const;
   std::size_t at(Place place) const { return static_cast<std::size_t>(place) & (tokens_.size() - 1); }
@@ -56,9 +56,9 @@ class TokenIndex {
   std::int64_t capacity_;
   Place first_ = 0, end_ = 0;
   Place text_ = 0;                     ///< beginning of the present text
-  std::vector<std::int32_t> tokens_;   ///< a ring, of a power of two
-  std::vector<std::int32_t> earlier_;  ///< by the last token of a run: how far back its bucket's run before ends
-  std::vector<Place> latest_;          ///< by bucket: the end of its latest run
+  std::vector<std::int32_t> tokens_;   ///< ring buffer, whose size is a power of two
+  std::vector<std::int32_t> earlier_;  ///< distance from each run's end back to that of the run before it in its bucket
+  std::vector<Place> latest_;          ///< end of the latest run of each bucket
 };
 
 }  // namespace quire

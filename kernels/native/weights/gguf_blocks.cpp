@@ -15,7 +15,7 @@ namespace {
 // values; some have a minimum too. `m` of Q4_1 and Q5_1 is added in ggml and subtracted here.
 
 constexpr std::uint16_t kSign = 0x8000;
-constexpr int kHalvedBias = 128;  // of the exponents of e8m0, for values that are twice those of e2m1
+constexpr int kHalvedBias = 128;  // bias of the exponents of e8m0, for values that are twice those of e2m1
 
 std::uint16_t f16_at(const std::uint8_t* bytes) {
   std::uint16_t bits;
@@ -38,7 +38,7 @@ struct Column {
   std::uint8_t& sub_min(std::int64_t g) { return tile.sub_mins[first + g]; }
 
   std::uint8_t* values;
-  std::int64_t first;  ///< group
+  std::int64_t first;  ///< index of the block's first group in the tile
   std::int64_t super;
   QuantizedTile& tile;
 };

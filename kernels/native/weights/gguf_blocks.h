@@ -16,8 +16,8 @@ struct QuantizedTile;
 struct GgufType {
   const char* name;
   QuantizedFormat format;
-  std::int64_t elements;  ///< of a block
-  std::int64_t bytes;     ///< of a block
+  std::int64_t elements;  ///< elements of a block
+  std::int64_t bytes;     ///< bytes of a block
 
   /// Writes the values and scales of block number `block` of column `n`. Throws std::invalid_argument for a scale that
   /// is not finite.

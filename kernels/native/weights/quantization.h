@@ -23,7 +23,7 @@ enum class Codebook { none, iq4nl, e2m1 };
 
 inline constexpr std::int64_t kSuperGroup = 256;  ///< elements of k that share the scale of scales
 inline constexpr std::int64_t kPlaneUnit = 32;    ///< elements of k whose bits are stored together
-inline constexpr std::int64_t kMaxRotated = 256;  ///< elements of k of a group that is rotated
+inline constexpr std::int64_t kMaxRotated = 256;  ///< most elements of k of a rotated group
 
 /// Values of the 4-bit codes of a codebook, made unsigned by its `middle`.
 inline constexpr std::array<std::uint8_t, 16> kIq4Nl = {1,   24,  45,  63,  79,  93,  106, 118,
@@ -33,7 +33,7 @@ inline constexpr std::array<std::uint8_t, 16> kE2M1 = {12, 13, 14, 15, 16, 18, 2
 /// The format of quantized weights, and of the activations that they are multiplied with (layout: emit/layout.py). The
 /// scales of whole columns are f32.
 struct QuantizedFormat {
-  int bits;                ///< of a stored value: 2 to 6, or 8
+  int bits;                ///< bits of a stored value: 2 to 6, or 8
   std::int64_t group = 0;  ///< elements of k that share a scale; 0: the whole column
   bool zeros = false;      ///< each group has its own zero point; otherwise it is `middle`
   GroupScale scale = GroupScale::f16;
@@ -48,24 +48,26 @@ struct QuantizedFormat {
 
   // The functions of k throw std::invalid_argument unless k is from 1 to kMaxInputs.
 
-  std::int64_t middle() const;          ///< the value of 0 without zero points
-  std::int64_t largest() const;         ///< the largest value, after the codebook
-  std::span<const int> planes() const;  ///< the bits of a value, lowest first, as they are stored together
+  std::int64_t middle() const;          ///< value that stands for 0 where there are no zero points
+  std::int64_t largest() const;         ///< largest value, that of the codebook if there is one
+  std::span<const int> planes() const;  ///< bits of a value that each plane stores, lowest first
 
   std::int64_t span(std::int64_t k) const;    ///< elements of k that share a scale
   std::int64_t depth(std::int64_t k) const;   ///< k as quantized activations hold it: whole groups and whole lines
-  std::int64_t groups(std::int64_t k) const;  ///< the last ones may be padded
+  std::int64_t groups(std::int64_t k) const;  ///< groups of a column, of which the last ones may be padded
 
   std::int64_t super_groups() const;  ///< groups whose scales are stored together, before their values
-  std::int64_t header_bytes() const;  ///< of the scales, zero points and minima of `super_groups` groups
-  std::int64_t value_bytes(std::int64_t k) const { return span(k) * kPackedBlock * bits / 8; }  ///< of a group
+  std::int64_t header_bytes() const;  ///< bytes of the scales, zero points and minima of `super_groups` groups
+  /// Bytes of the values of a group, in 32 columns.
+  std::int64_t value_bytes(std::int64_t k) const { return span(k) * kPackedBlock * bits / 8; }
   std::int64_t super_bytes(std::int64_t k) const { return header_bytes() + super_groups() * value_bytes(k); }
-  std::int64_t block_bytes(std::int64_t k) const;  ///< of 32 columns; the last header may have fewer groups
+  std::int64_t block_bytes(std::int64_t k) const;  ///< bytes of 32 columns; the last header may have fewer groups
 
-  std::int64_t activation_group() const { return group == 16 ? 32 : group; }  ///< as `group`
+  std::int64_t activation_group() const { return group == 16 ? 32 : group; }  ///< the `group` of activations
   std::int64_t activation_groups(std::int64_t k) const;
-  std::int64_t activation_words() const;           ///< scale, sum, and in groups of 32 the sum of the first 16 elements
-  std::int64_t panel_bytes(std::int64_t k) const;  ///< of 16 rows of quantized activations
+  /// Words of a group of activations: scale, sum, and in groups of 32 the sum of the first 16 elements.
+  std::int64_t activation_words() const;
+  std::int64_t panel_bytes(std::int64_t k) const;  ///< bytes of 16 rows of quantized activations
 };
 
 /// Packed quantized weights of `k` inputs.

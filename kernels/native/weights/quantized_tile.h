@@ -31,7 +31,7 @@ struct QuantizedTile {
 
   QuantizedFormat format;
   std::int64_t k;
-  std::int64_t groups;                   ///< of a column, with those that the last super group lacks
+  std::int64_t groups;                   ///< groups of a column, with those that the last super group lacks
   std::vector<std::uint8_t> values;      ///< [16][depth], codes where there is a codebook
   std::vector<float> scales;             ///< [16][groups]: f16 or f32 ones
   std::vector<std::int16_t> zeros;       ///< [16][groups]

@@ -38,8 +38,8 @@ class Setup:
 
     make: Callable[[Path], Target]
     max_bytes: int
-    max_seconds: int = 20  # for one input, under instrumentation, next to other processes
-    num_mutants: int = 300  # in the tests, without coverage guidance
+    max_seconds: int = 20  # limit for one input, under instrumentation, next to other processes
+    num_mutants: int = 300  # mutants that the tests try, without coverage guidance
 
 
 def check_message(message: str) -> None:

@@ -35,7 +35,7 @@ class MortalEngine:
 
     session: int = FIRST_SESSION
     running: dict[str, tuple[EngineCoreRequest, int]] = field(default_factory=dict)
-    identities: list[int] = field(default_factory=list)  # of all requests that were sent
+    identities: list[int] = field(default_factory=list)  # identities of all requests that were sent
 
     def send(self, message: ClientMessage, session: int) -> None:
         """Take a message; one of another session is dropped, as the client does it."""

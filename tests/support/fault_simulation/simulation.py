@@ -60,9 +60,9 @@ class Outcome:
     trace: list[str]
     injected: Counter[str]
     ends: Counter[str] = field(default_factory=Counter)
-    num_pages: Counter[str] = field(default_factory=Counter)  # of KV, by what has become of them
+    num_pages: Counter[str] = field(default_factory=Counter)  # KV pages by outcome
     num_events: int = 0
-    seconds: float = 0.0  # virtual
+    seconds: float = 0.0  # virtual time at the end
 
 
 def run(seed: int, *, is_traced: bool = False) -> Outcome:

@@ -33,11 +33,11 @@ class Storage:
     world: World
     limits: EngineShape
     disk: Disk | None
-    disk_bytes: int  # that it may have
+    disk_bytes: int  # most bytes that the disk may take up
     keeps_memory: bool
     model: str = "0" * 32
-    is_harmed: bool = False  # by faults; if it is not, it must not fail
-    num_pages: Counter[str] = field(default_factory=Counter)  # by what has become of them
+    is_harmed: bool = False  # faults may harm it; otherwise it must not fail
+    num_pages: Counter[str] = field(default_factory=Counter)  # KV pages by outcome
 
     def check(self) -> None:
         """Check the bound of the disk."""

@@ -13,7 +13,7 @@ from quire.frontend.evaluation.workload.request import WorkloadRequest
 
 def test_prefetching_resumes_when_half_is_taken() -> None:
     taken = 0
-    taken_before: list[int] = []  # each was prepared
+    taken_before: list[int] = []  # value of `taken` when each request was prepared
 
     def requests() -> Iterator[WorkloadRequest]:
         for _ in range(100):
