@@ -48,7 +48,7 @@ class EngineOptions:
         model: Folder of a checkpoint (config.json, *.safetensors, tokenizer.json), a GGUF file, or a name at the
             Hugging Face hub, as Qwen/Qwen3-0.6B. Default: the demo model.
         dtype: Dtype of the model; auto: bfloat16 for 16-bit and quantized checkpoints, else float32.
-        quantization: Quantize float weights: int8 (8.1 to 8.5 bits a weight; perplexity at most 0.5 percent
+        quantization: Quantize float weights: int8 (8.1 to 8.7 bits a weight; perplexity at most 0.5 percent
             or so above that of bfloat16) or int4 (4.9 to 6.7 bits; at most 3 percent on small models). gptq, awq,
             compressed-tensors, gguf and mxfp4 confirm that a checkpoint is such a one. Default: as in the
             checkpoint.

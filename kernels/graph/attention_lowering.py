@@ -28,9 +28,18 @@ class AttentionLowering(LinearLowering):
         return self.plan.limits.block_size // KV_TILE
 
     @property
+    def place_of_attention_output(self) -> Place:
+        """Place of the last linear layer of the attention layer lowered last."""
+        return "attention_output" if self._is_in_first_half else "body"
+
+    @property
     def place_of_down(self) -> Place:
         """Place of the last linear layer of the feed-forward layer that follows the attention layer lowered last."""
-        return "closing" if 2 * self._next_layer <= self.plan.layers else "body"
+        return "feed_forward_output" if self._is_in_first_half else "body"
+
+    @property
+    def _is_in_first_half(self) -> bool:
+        return 2 * self._next_layer <= self.plan.layers
 
     def take_layer(self) -> KvLayer:
         """Return the KV pages of the next attention layer."""

@@ -36,7 +36,7 @@ from quire.kernels.saving.feedback import Feedback, fit_with_feedback
 from quire.kernels.saving.fit import Fitted, Floats, bf16_bits, fit
 from quire.kernels.saving.safetensors_file import FileTensor, write_safetensors
 from quire.kernels.weights.checkpoint import Checkpoint
-from quire.kernels.weights.quantization import MODES, Quantization
+from quire.kernels.weights.quantization import ALL_LAYERS, Quantization
 from quire.kernels.weights.quantized.scheme import words_for
 from quire.kernels.weights.tensor import Tensor
 
@@ -157,7 +157,7 @@ def _parts(checkpoint: Checkpoint, graph: Graph) -> Iterator[MatrixPart]:
     """Yield the parts of the linear layers' tensors that modes quantize, but for the head."""
     limits = PlanLimits(1, 1, min(BLOCK_SIZES))
     context = EmitContext(Capabilities("", "f32"), Dtypes("bf16", "bf16", "f32"))  # of no device: nothing is emitted
-    plan = lower(graph, context, limits, Quantization(checkpoint, MODES["int8"]))
+    plan = lower(graph, context, limits, Quantization(checkpoint, ALL_LAYERS))
     for launch in plan.launches:
         if isinstance(launch.kernel, GemmKernel | ExpertGemmKernel) and not launch.head:
             for matrix in (operand for operand in launch.operands if isinstance(operand, Matrix)):

@@ -20,9 +20,9 @@ from quire.kernels.weights.quantized import METHODS, QuantizedMatrix, Scheme, sc
 
 Order = npt.NDArray[np.int32]
 
-Place = Literal["body", "closing", "head", "router"]
-"""Where a linear layer stands: closing ones end the feed-forward layers in the first half of a model, whose errors
-reach more layers than those of others and cost more; routers choose experts."""
+Place = Literal["body", "attention_output", "feed_forward_output", "head", "router"]
+"""Where a linear layer stands. Outputs are those in the first half of a model, whose errors reach more layers than
+those of others and cost more; routers choose experts."""
 
 SMALL_WIDTH = 1024
 """Hidden states of small models are narrower; the same errors cost them more, and bits cost them less."""
@@ -35,14 +35,15 @@ _LAYER_WEIGHTS = 12
 class Mode:
     """Formats that a float checkpoint is quantized to.
 
-    `body` is the format of most linear layers, and of an embedding that is not the head as well; `closing` that of
-    closing linear layers; `head` that of the head, and of an embedding tied to it. `small`: the mode of small models,
-    if it is another; `lexical`: that of small models whose vocabulary has about as many weights as their layers, or
-    more.
+    `body` is the format of most linear layers, and of an embedding that is not the head as well; `attention_output` and
+    `feed_forward_output` are those of the layers at these places, None if they keep the model's dtype; `head` that of
+    the head, and of an embedding tied to it. `small`: the mode of small models, if it is another; `lexical`: that of
+    small models whose vocabulary has about as many weights as their layers, or more.
     """
 
     body: QuantizedFormat
-    closing: QuantizedFormat
+    attention_output: QuantizedFormat | None
+    feed_forward_output: QuantizedFormat
     head: QuantizedFormat
     small: Mode | None = None
     lexical: Mode | None = None
@@ -55,10 +56,15 @@ class Mode:
             return self.lexical
         return self.small or self
 
-    def format_of(self, k: int, place: Place) -> QuantizedFormat:
+    def format_of(self, k: int, place: Place) -> QuantizedFormat | None:
         """Return the format of a layer with k inputs: its rotated groups are the largest that divide them."""
-        form = {"head": self.head, "closing": self.closing}.get(place, self.body)
-        while form.rotated and form.group > 32 and k % form.group:
+        places = {
+            "attention_output": self.attention_output,
+            "feed_forward_output": self.feed_forward_output,
+            "head": self.head,
+        }
+        form = places.get(place, self.body)
+        while form is not None and form.rotated and form.group > 32 and k % form.group:
             form = QuantizedFormat(form.bits, form.group // 2, rotated=True)
         return form
 
@@ -71,18 +77,26 @@ def _affine(bits: int) -> QuantizedFormat:
     return QuantizedFormat(bits, 32, scales="super", mins=True)
 
 
-def _uniform(form: QuantizedFormat) -> Mode:
-    return Mode(form, form, form)
+def _mode(
+    body: QuantizedFormat, head: QuantizedFormat, *, small: Mode | None = None, lexical: Mode | None = None
+) -> Mode:
+    """Return a mode whose layers have one format, whatever their place, but for the head."""
+    return Mode(body, body, body, head, small, lexical)
 
+
+ALL_LAYERS = _mode(_rotated(32), _rotated(32))
+"""A mode that quantizes whatever any mode does."""
 
 MODES = {
-    "int8": Mode(_rotated(128), _rotated(128), _rotated(32), small=_uniform(_rotated(32))),
-    "int4": Mode(
-        _affine(4),
-        _affine(5),
-        _affine(6),
-        small=Mode(_affine(5), _affine(5), _affine(6)),
-        lexical=_uniform(_affine(6)),
+    "int8": _mode(
+        _rotated(128),
+        _rotated(32),
+        small=ALL_LAYERS,
+        lexical=replace(ALL_LAYERS, attention_output=None),
+    ),
+    "int4": replace(
+        _mode(_affine(4), _affine(6), small=_mode(_affine(5), _affine(6)), lexical=_mode(_affine(6), _affine(6))),
+        feed_forward_output=_affine(5),
     ),
 }
 """Modes by the names of `--quantization`."""

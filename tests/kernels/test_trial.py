@@ -138,23 +138,27 @@ def test_modes_of_large_models(mode: str, most: float, demo_model: Path, monkeyp
 
 def test_formats_by_place_and_shape() -> None:
     int8, int4 = quantization.MODES["int8"], quantization.MODES["int4"]
-    places: tuple[quantization.Place, ...] = ("body", "closing", "head")
+    places: tuple[quantization.Place, ...] = ("body", "attention_output", "feed_forward_output", "head")
 
-    def bits(width: int, vocab_size: int) -> list[int]:
-        mode = int4.of_shape(Embedding("embedding", vocab_size, width), 10)
-        return [mode.format_of(4096, place).bits for place in places]
+    def formats(mode: quantization.Mode, width: int, vocab_size: int) -> list[tuple[int, int] | None]:
+        """Return bits and groups of layers with 4096 inputs, by place."""
+        found = [mode.of_shape(Embedding("embedding", vocab_size, width), 10).format_of(4096, at) for at in places]
+        return [None if form is None else (form.bits, form.group) for form in found]
 
-    assert bits(1024, 500000) == [4, 5, 6]
-    assert bits(576, 69119) == [5, 5, 6]
-    assert bits(576, 69120) == [6, 6, 6]
-    large = int8.of_shape(Embedding("embedding", 32000, 2048), 10)
-    assert [large.format_of(k, "body").group for k in (2048, 576, 96, 100)] == [128, 64, 32, 32]
-    assert [large.format_of(2048, place).group for place in places] == [128, 128, 32]
-    assert int8.of_shape(Embedding("embedding", 32000, 576), 10).format_of(512, "body").group == 32
+    assert formats(int4, 1024, 500000) == [(4, 32), (4, 32), (5, 32), (6, 32)]
+    assert formats(int4, 576, 69119) == [(5, 32), (5, 32), (5, 32), (6, 32)]
+    assert formats(int4, 576, 69120) == [(6, 32)] * 4
+    assert formats(int8, 2048, 500000) == [(8, 128), (8, 128), (8, 128), (8, 32)]
+    assert formats(int8, 576, 69119) == [(8, 32)] * 4
+    assert formats(int8, 576, 69120) == [(8, 32), None, (8, 32), (8, 32)]
+    divided = [int8.format_of(k, "body") for k in (2048, 576, 96, 100)]
+    assert [form and form.group for form in divided] == [128, 64, 32, 32]
 
 
 @pytest.mark.parametrize("name", ["qwen3-tied", "mistral-window77"])
-def test_closing_layers_are_in_the_first_half(name: str, checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_of_feed_forward_layers_are_finer_in_the_first_half(
+    name: str, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of the layers that add to the hidden states, attention's come first."""
     monkeypatch.setattr(quantization, "SMALL_WIDTH", 0)
     plan, _ = describe(LoadOptions(str(checkpoints / name), quantization="int4"))
@@ -166,7 +170,7 @@ def test_closing_layers_are_in_the_first_half(name: str, checkpoints: Path, monk
     assert bits == [4, 5] * (plan.layers // 2) + [4, 4] * (plan.layers - plan.layers // 2)
 
 
-def test_closing_experts(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_of_experts_are_finer_in_the_first_half(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantization, "SMALL_WIDTH", 0)
     plan, _ = describe(LoadOptions(str(checkpoints / "mixtral-window100"), quantization="int4"))
     experts = [launch.kernel for launch in plan.launches if isinstance(launch.kernel, ExpertGemmKernel)]
@@ -201,3 +205,18 @@ def test_all_quantized_layers_are_measured(name: str, checkpoints: Path) -> None
         assert values.shape == (part.k,)
         assert np.isfinite(values).all()
         assert values.max() > 0
+
+
+def test_int8_leaves_outputs_of_attention_in_the_first_half_as_they_are(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are small models whose vocabulary has about as many weights as their layers, or more."""
+    monkeypatch.setattr(quantization, "_LAYER_WEIGHTS", 0)
+    plan, _ = describe(LoadOptions(str(checkpoints / "qwen3-tied"), quantization="int8"))
+    outputs = [
+        launch.kernel.quantized is not None
+        for launch in plan.launches
+        if isinstance(launch.kernel, GemmKernel) and launch.kernel.epilogue == "add"
+    ]
+    half = plan.layers // 2
+    assert outputs == [False, True] * half + [True, True] * (plan.layers - half)

@@ -191,7 +191,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: bool | None = None  # padding against eavesdroppers; there is none, since TLS keeps them out
+    include_obfuscation: bool | None = None  # padding that hides lengths from eavesdroppers; answers have none
 
 
 class GenerationFields(Body, kw_only=True):

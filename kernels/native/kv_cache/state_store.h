@@ -13,8 +13,8 @@ namespace quire {
 /// The state that a model's layers keep in place of keys and values: the inputs of convolutions, the matrices of linear
 /// attention.
 struct StateShape {
-  std::int64_t record_bytes = 0;    ///< bytes of all layers' state; 0: the model has no state
-  std::int32_t num_records = 0;     ///< one for each sequence that has pages at the same time, but at least 2
+  std::int64_t record_bytes = 0;  ///< bytes of all layers' state; 0: the model has no state
+  std::int32_t num_records = 0;   ///< records in all: one for each sequence that has pages at the same time, at least 2
   std::int32_t snapshot_pages = 0;  ///< length of a long prompt's first snapshot; 0: only its end has one
 
   /// Returns the memory that the records take. Throws std::invalid_argument for sizes that are too small or too large.
