@@ -1,7 +1,6 @@
-"""What the modes of quantization lose on real weights, which only runs where these are: `scripts/real_models.py`.
+"""What the modes of quantization lose on real weights, those of `scripts/real_models.py --noisy`.
 
-.venv/bin/python scripts/real_models.py ~/real --noisy
-QUIRE_REAL_MODELS=~/real scripts/test tests/test_real_models.py
+`scripts/test --full` fetches them; otherwise QUIRE_REAL_MODELS names their folder, or the tests are skipped.
 """
 
 from __future__ import annotations
