@@ -16,8 +16,8 @@ from quire.kernels.assembly import Rows
 from quire.kernels.config import ModelConfig
 from quire.kernels.emit.context import EmitContext
 from quire.kernels.errors import ModelError
-from quire.kernels.graph.lowering import lower
 from quire.kernels.graph.operations import Features, Graph, HiddenStates
+from quire.kernels.lowering.model import lower
 from quire.kernels.models import build_graph
 from quire.kernels.models.eagle import (
     LOOKAHEAD_EMBEDDING,

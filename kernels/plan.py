@@ -1,6 +1,6 @@
 """Plans: kernel launches over named buffers and weights, in order. No memory is touched here.
 
-`graph/lowering.py` makes a plan of a model's graph; `runner.py` compiles its kernels, packs its weights and hands the
+`lowering/model.py` makes a plan of a model's graph; `runner.py` compiles its kernels, packs its weights and hands the
 launches to the native runner.
 """
 

@@ -26,9 +26,9 @@ from quire.kernels._native import (
 from quire.kernels.assembly import Assembly, Progress, Rows, logits_shape, open_runner
 from quire.kernels.emit.builder import BF16, F32, I8
 from quire.kernels.errors import ModelError
-from quire.kernels.graph.lowering import lower
 from quire.kernels.graph.operations import Features
 from quire.kernels.kv_file import KvFile, kv_format, model_name
+from quire.kernels.lowering.model import lower
 from quire.kernels.memory import MemoryPlan
 from quire.kernels.models import build_graph, classifier_of, logits_of
 from quire.kernels.operands import Matrix

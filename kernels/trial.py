@@ -30,9 +30,9 @@ from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, Dtypes, round_up
 from quire.kernels.emit.rows import EmbeddingKernel
 from quire.kernels.errors import ModelError
-from quire.kernels.graph.experts import SLOTS
-from quire.kernels.graph.lowering import lower
 from quire.kernels.graph.operations import Graph
+from quire.kernels.lowering.experts import SLOTS
+from quire.kernels.lowering.model import lower
 from quire.kernels.models import build_graph
 from quire.kernels.operands import Buffer, Launch, Matrix, MatrixPart, Operand, PlanLimits
 from quire.kernels.options import LoadOptions, choose_device, config_of, plan_memory

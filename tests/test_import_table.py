@@ -28,12 +28,12 @@ MAY_IMPORT = {
 LAYERS = {
     "protocol": "errors pooling_info totals < engine_shape < * < address messages"
     " < codec keys pipe pooling_tasks simulation < engine_options < sockets",
-    "kernels": "activations attention_heads cgroups errors regular_files < config < rope < emit graph.operations < host"
+    "kernels": "activations attention_heads cgroups errors regular_files < config < rope < emit graph < host"
     " < devices gguf < weights.tensor"
     " < weights.expert_tensors < weights.checkpoint"
     " < operands < weights.quantized < weights.fp8_checkpoint weights.latent_tensors"
     " < weights.gguf_checkpoint"
-    " < weights.quantization < plan < weights < pooling < graph kv_file memory models < options"
+    " < weights.quantization < plan < weights < pooling < kv_file lowering memory models < options"
     " < saving < *",
     "engine_core": "averages crash_journal executor grammar.text host kv_tiers.page_server kv_tiers.tier"
     " transport.waker"

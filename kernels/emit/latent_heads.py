@@ -1,4 +1,4 @@
-"""The kernel that prepares latent attention (graph/latent_attention.py)."""
+"""The kernel that prepares latent attention (lowering/latent_attention.py)."""
 
 from __future__ import annotations
 

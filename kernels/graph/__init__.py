@@ -1,1 +1,1 @@
-"""Graph of operations between model files and kernels, and its lowering to a plan."""
+"""The graph of operations between model files and kernels, as plain data."""

@@ -28,8 +28,8 @@ from quire.kernels.emit.experts import ExpertGemmKernel
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.layout import Dtypes
 from quire.kernels.errors import ModelError
-from quire.kernels.graph.lowering import lower
 from quire.kernels.graph.operations import Graph
+from quire.kernels.lowering.model import lower
 from quire.kernels.operands import Matrix, MatrixPart, PlanLimits
 from quire.kernels.options import BLOCK_SIZES
 from quire.kernels.saving.feedback import Feedback, fit_with_feedback

@@ -37,8 +37,8 @@ from quire.kernels.devices.instruction_sets import available_isas
 from quire.kernels.emit.context import EmitContext
 from quire.kernels.emit.layout import Dtypes
 from quire.kernels.errors import ModelError
-from quire.kernels.graph.lowering import lower
 from quire.kernels.graph.operations import FeedForward, Graph, HeadNorms, Linear, Norm, Parallel, Residual
+from quire.kernels.lowering.model import lower
 from quire.kernels.operands import PlanLimits
 from quire.kernels.options import LoadOptions
 from quire.kernels.weights.quantization import choose_quantization

@@ -10,7 +10,7 @@ from tiny_model import CONFIG
 
 from quire.kernels.config import ModelConfig
 from quire.kernels.emit.layout import Dtypes
-from quire.kernels.graph.lowering import lower
+from quire.kernels.lowering.model import lower
 from quire.kernels.models import build_graph
 from quire.kernels.operands import PlanLimits
 from quire.kernels.weights.quantization import choose_quantization

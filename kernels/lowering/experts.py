@@ -20,10 +20,10 @@ from quire.kernels.emit.experts import (
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, round_up
 from quire.kernels.emit.rows import QuantizeKernel
 from quire.kernels.errors import ModelError
-from quire.kernels.graph.attention_lowering import AttentionLowering
-from quire.kernels.graph.fused import FusedLinear, norm_kernel
-from quire.kernels.graph.linear_lowering import Epilogue
 from quire.kernels.graph.operations import Experts, FeedForward, Norm
+from quire.kernels.lowering.attention import AttentionLowering
+from quire.kernels.lowering.fused import FusedLinear, norm_kernel
+from quire.kernels.lowering.linear import Epilogue
 from quire.kernels.operands import Buffer, Matrix, Operand, PackedActivations, Table, Vector, Vectors
 
 SLOTS = "expert_slots"

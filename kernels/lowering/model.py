@@ -15,11 +15,6 @@ from quire.kernels.emit.context import EmitContext
 from quire.kernels.emit.kv import SplitHeadsKernel
 from quire.kernels.emit.rows import EmbeddingKernel, SpreadKernel
 from quire.kernels.errors import ModelError
-from quire.kernels.graph.attention_lowering import AttentionLowering
-from quire.kernels.graph.experts import Sum, lower_experts
-from quire.kernels.graph.fused import FusedLinear, norm_kernel, widening_of
-from quire.kernels.graph.latent_attention import lower_latent_attention
-from quire.kernels.graph.linear_lowering import Epilogue
 from quire.kernels.graph.operations import (
     Attention,
     DraftInput,
@@ -33,6 +28,11 @@ from quire.kernels.graph.operations import (
     Parallel,
     Residual,
 )
+from quire.kernels.lowering.attention import AttentionLowering
+from quire.kernels.lowering.experts import Sum, lower_experts
+from quire.kernels.lowering.fused import FusedLinear, norm_kernel, widening_of
+from quire.kernels.lowering.latent_attention import lower_latent_attention
+from quire.kernels.lowering.linear import Epilogue
 from quire.kernels.operands import (
     Buffer,
     KvLayer,

@@ -14,9 +14,9 @@ from quire.kernels.emit.head_linear import HeadLinearKernel
 from quire.kernels.emit.latent_heads import LatentHeadsKernel
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, round_up
 from quire.kernels.errors import ModelError
-from quire.kernels.graph.attention_lowering import AttentionLowering
-from quire.kernels.graph.fused import FusedLinear, norm_kernel
 from quire.kernels.graph.operations import LatentAttention, Linear, Norm
+from quire.kernels.lowering.attention import AttentionLowering
+from quire.kernels.lowering.fused import FusedLinear, norm_kernel
 from quire.kernels.operands import Buffer, KvLayer, Matrix, MatrixPart, PackedActivations, RopeTable, Vector
 
 

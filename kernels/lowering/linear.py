@@ -10,8 +10,8 @@ from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, QuantizedFormat, round_up
 from quire.kernels.emit.rows import QuantizeKernel
 from quire.kernels.errors import ModelError
-from quire.kernels.graph.fused import FusedLinear, norm_kernel, widening_of
 from quire.kernels.graph.operations import FeedForward, Norm
+from quire.kernels.lowering.fused import FusedLinear, norm_kernel, widening_of
 from quire.kernels.operands import Buffer, Matrix, MatrixPart, Operand, PackedActivations, Table
 from quire.kernels.plan import ModelPlan
 from quire.kernels.weights.quantization import Quantization

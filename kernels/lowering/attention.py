@@ -9,7 +9,7 @@ from quire.kernels.attention_heads import Heads
 from quire.kernels.emit.attention import BLOCK_TOKENS, AttentionKernel, SplitReductionKernel, split_bytes
 from quire.kernels.emit.kv import KV_TILE
 from quire.kernels.emit.layout import TILE_ROWS
-from quire.kernels.graph.linear_lowering import LinearLowering
+from quire.kernels.lowering.linear import LinearLowering
 from quire.kernels.operands import Buffer, KvLayer, PackedActivations, Vector
 from quire.kernels.plan import ModelPlan
 from quire.kernels.weights.quantization import Place, Quantization

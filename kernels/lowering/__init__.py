@@ -1,0 +1,1 @@
+"""Lowering of a graph of operations to a plan of kernels."""
