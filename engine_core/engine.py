@@ -30,6 +30,7 @@ from quire.protocol.messages import (
     Abort,
     ClientMessage,
     EngineCoreRequest,
+    EngineMessage,
     ErrorKind,
     FinishReason,
     Goodbye,
@@ -105,8 +106,6 @@ class EngineCore:
         self._end_step, self._report = hooks(parts.features, Feature.end_step), hooks(parts.features, Feature.report)
         for feature in parts.features:
             feature.attach(requests)
-        self.flush = outputs.flush
-        self.reject_early, self.is_open = self._intake.reject_early, self._intake.is_open
 
     @property
     def draining(self) -> bool:
@@ -138,6 +137,18 @@ class EngineCore:
         for feature in self.features:
             feature.count(totals)
         return totals
+
+    def reject_early(self, client_id: bytes, message: EngineCoreRequest) -> EngineMessage | None:
+        """Return the answer to a request that is rejected at once, None to receive it. Any thread: see Intake."""
+        return self._intake.reject_early(client_id, message)
+
+    def is_open(self, client_id: bytes, request_id: str) -> bool:
+        """Return True if a client's request with this id has been accepted, and has not ended. Any thread."""
+        return self._intake.is_open(client_id, request_id)
+
+    def flush(self, stats: SchedulerStats | None = None) -> None:
+        """Send each client its outputs."""
+        self._outputs.flush(stats)
 
     def receive(self, client_id: bytes, message: ClientMessage) -> None:
         """Take one message of a client; Hello and Ping are the server's and mean nothing here."""

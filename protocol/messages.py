@@ -565,13 +565,13 @@ class EngineSnapshot(msgspec.Struct, array_like=True, gc=False):
 class PrefixRun(msgspec.Struct, array_like=True, gc=False):
     """A node of the prefix cache: pages that follow each other without a branch, since all who had one had the next.
 
-    `id`: unique to this run as long as the engine lives. `parent`: index of the run that it follows. A
-    salt is a run without pages, and what follows it is salted too. `hits`: requests that found its first page, or any
-    page below a salt; `users`: those that hold its first page now, pins included. `num_pages`: its own, by their states
-    as in `PageMap`: a page may be evicted if it is cached, the last ones of a run first. `branches` and `pages_below`
-    count all runs that follow it and their pages, whether the tree has them or not; `is_next_evicted`: its last page is
-    the least recently used one. The tokens are the first of its first page and, if that is another one, of its last;
-    salted runs have none here, since the salt keeps them from others.
+    `id`: that of no later run while its first page stays; an ended salt may give its own to another salt. `parent`:
+    index of the run that it follows. A salt is a run without pages, and what follows it is salted too. `hits`: requests
+    that found its first page, or any page below a salt; `users`: those that hold its first page now, pins included.
+    `num_pages`: its own, by their states as in `PageMap`: a page may be evicted if it is cached, the last ones of a run
+    first. `branches` and `pages_below` count all runs that follow it and their pages, whether the tree has them or not;
+    `is_next_evicted`: its last page is the least recently used one. The tokens are the first of its first page and, if
+    that is another one, of its last; salted runs have none here, since the salt keeps them from others.
     """
 
     id: int

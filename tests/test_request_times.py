@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paged_executor import Engine
 
-from quire.engine_core.transport.outbox import Mailbox
+from quire.engine_core.transport.outbox import Outbox
 from quire.frontend.client.observer import DEFAULT_OPTIONS
 from quire.frontend.client.request import GenerationRequest
 from quire.frontend.sampling import SamplingParams
@@ -16,10 +16,10 @@ def request_of(engine: Engine, request_id: str, *, merged: bool) -> GenerationRe
     """Return the frontend's request after all outputs of the engine, in separate frames or merged in one late frame."""
     frames = [message for message in engine.sent[b"client"] if isinstance(message, EngineCoreOutputs)]
     if merged:
-        mailbox = Mailbox()
+        outbox = Outbox()
         for frame in frames:
-            mailbox.put(frame)
-        late = mailbox.take(1_000_000)
+            outbox.put(frame)
+        late = outbox.take(1_000_000)
         assert isinstance(late, EngineCoreOutputs)
         frames = [late]
     params = SamplingParams(max_tokens=4)

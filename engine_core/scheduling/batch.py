@@ -76,7 +76,7 @@ class Batch:
     requests: list[Request] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     step: StepInput = field(default_factory=StepInput)
-    first_rows: Sequence[int] = ()  # index in the step of each row's first token; empty: rows are contiguous
+    first_rows: Sequence[int] = ()  # index in the step of the first token that each row keeps; empty: contiguous
     lookahead_rows: Mapping[int, int] = field(default_factory=dict)  # index in the step of each row's lookahead token
     num_single_decodes: int = 0  # decoding requests of one sequence, which come first
     num_decode_requests: int = 0

@@ -51,7 +51,7 @@ class _Steps:
     draft_seconds: float = 0.0  # seconds that a draft adds to a step
     token_rate: float = 0.0  # tokens a second, accepted drafts included
     since_plain: int = 0  # steps with drafts since the last one without
-    balance: float = 0.0  # net seconds that drafts have gained
+    balance: float = 0.0  # seconds that drafts have gained, with an allowance for trials, up to the reserve
     owed: float = 0.0  # seconds that drafting has taken, which later steps are to pay
     is_paused: bool = False
 

@@ -25,7 +25,7 @@ class Draft:
     """The proposer's sequence of a request; it has the target's tokens from number `first` on."""
 
     slot: int
-    num_tokens: int  # first tokens that are the same as the target's
+    num_tokens: int  # number of leading tokens equal to the target's
     num_computed: int = 0
     first: int = 0
     acceptance: float = _FIRST_ACCEPTANCE

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from quire.engine_core.transport.access import Identity
-from quire.engine_core.transport.outbox import NUMBER_BYTES, Mailbox
+from quire.engine_core.transport.outbox import NUMBER_BYTES, Outbox
 from quire.protocol.codec import Frame, encode
 from quire.protocol.errors import ProtocolError
 from quire.protocol.messages import EngineMessage, ErrorMessage, Goodbye, StepTrace, UtilityResult
@@ -70,23 +70,23 @@ Transmit = Callable[[ClientId, list[Frame]], Sent]
 
 
 class _Client:
-    """One client. While it does not read, `frames` wait to be sent and `mailbox` holds what follows it."""
+    """One client. While it does not read, `frames` wait to be sent and `outbox` holds what follows it."""
 
-    __slots__ = ("counted", "frames", "heard", "id", "identity", "mailbox", "num_calls")
+    __slots__ = ("counted", "frames", "heard", "id", "identity", "num_calls", "outbox")
 
     def __init__(self, client_id: ClientId, identity: Identity, heard: float) -> None:
         self.id = client_id
         self.identity = identity
         self.heard = heard
         self.frames: list[Frame] | None = None  # of one message
-        self.mailbox = Mailbox()
+        self.outbox = Outbox()
         self.num_calls = 0  # that have no answer yet
         self.counted = 0  # of `waiting`, in the sum of all clients
 
     @property
     def waiting(self) -> int:
         """Memory of what waits for it, in numbers."""
-        return self.mailbox.waiting + sum(len(frame) for frame in self.frames or ()) // NUMBER_BYTES
+        return self.outbox.waiting + sum(len(frame) for frame in self.frames or ()) // NUMBER_BYTES
 
 
 class Clients:
@@ -192,7 +192,7 @@ class Clients:
     def _flush(self, client: _Client) -> None:
         sent = client.frames is None or self._send_frames(client, client.frames)
         while sent:
-            message = client.mailbox.take(_BATCH_VALUES)
+            message = client.outbox.take(_BATCH_VALUES)
             if message is None:
                 del self._blocked[client.id]
                 return
@@ -218,9 +218,9 @@ class Clients:
 
     def _keep(self, client: _Client, message: EngineMessage) -> None:
         if isinstance(message, StepTrace):
-            self._counters.traces_dropped += client.mailbox.put_trace(message)
+            self._counters.traces_dropped += client.outbox.put_trace(message)
         else:
-            self._counters.outputs_merged += client.mailbox.put(message)
+            self._counters.outputs_merged += client.outbox.put(message)
         self._count(client)
         while self._num_waiting_values > self._max_waiting_values:
             slowest = max(self._blocked.values(), key=lambda client: client.counted)

@@ -1,6 +1,6 @@
-"""The mailbox of a client that does not read as fast as the engine writes.
+"""The outbox of a client that does not read as fast as the engine writes.
 
-Increments of one request merge while they wait, so the mailbox grows with the tokens, not with the steps, and holds one
+Increments of one request merge while they wait, so the outbox grows with the tokens, not with the steps, and holds one
 output a request. `waiting` measures it, so that the server can give up on a client that never reads.
 """
 
@@ -35,7 +35,7 @@ _TRACE_VALUES = 32
 _MAX_TRACE_VALUES = 1_000_000  # some 1000 steps of 256 requests
 
 
-class Mailbox:
+class Outbox:
     """The messages that wait for one client: replies in order, then merged outputs, then traces, a farewell last."""
 
     def __init__(self) -> None:

@@ -84,13 +84,15 @@ class ClientSessions:
         self._max_clients = limits.max_clients
         self._decoder = EngineDecoder()
         self._clients = Clients(transmit, put, counters, limits.max_waiting_bytes)
-        self._deliver = self._clients.deliver
-        self.flush = self._clients.flush
 
     @property
     def blocked(self) -> int:
         """Number of clients for which something waits; `flush` tries them again."""
         return self._clients.blocked
+
+    def flush(self) -> None:
+        """Try again to send what waits."""
+        self._clients.flush()
 
     def receive(self, client_id: ClientId, frames: list[bytes], identify: Callable[[], Identity], now: float) -> None:
         """Take a message of a client, whose identity `identify` returns."""
@@ -109,7 +111,7 @@ class ClientSessions:
         """Send a message of the loop, or let it wait."""
         if isinstance(message, UtilityResult):
             self._clients.end_call(client_id)
-        self._deliver(client_id, message)
+        self._clients.deliver(client_id, message)
 
     def beat(self, now: float) -> None:
         """Remove silent clients, and tell the others that the engine is alive; due at `next_beat`."""
@@ -128,19 +130,19 @@ class ClientSessions:
         self._counters.frames_refused += 1
         self._counters.frames_oversized += isinstance(error, FrameTooLargeError)
         _LOG.debug("rejected a frame of client %s: %s", client_id.hex(), error)
-        self._deliver(client_id, ErrorMessage(str(error)))
+        self._clients.deliver(client_id, ErrorMessage(str(error)))
 
     def _accept(self, client_id: ClientId, message: ClientMessage, now: float) -> None:
         identity = self._clients.identity(client_id)
         if identity is None:
             text = "the engine does not know this connection (new, lost meanwhile, or given up); say Hello first"
-            self._deliver(client_id, ErrorMessage(text, fatal=True))
+            self._clients.deliver(client_id, ErrorMessage(text, fatal=True))
         elif isinstance(message, Ping):
-            self._deliver(client_id, self._pong(now))
+            self._clients.deliver(client_id, self._pong(now))
         elif isinstance(message, Goodbye):
             self._clients.remove(client_id, message)
         elif (answer := objection(identity, message) or self._reject(client_id, identity, message)) is not None:
-            self._deliver(client_id, answer)
+            self._clients.deliver(client_id, answer)
         elif isinstance(message, KvMessage):
             self._engine.receive_kv(client_id, message)
         elif isinstance(message, Abort):
@@ -165,7 +167,7 @@ class ClientSessions:
 
     def _greet(self, client_id: ClientId, hello: Hello, identity: Identity, now: float) -> None:
         if (text := _incompatible(client_id, hello)) is not None:
-            self._deliver(client_id, ErrorMessage(text, fatal=True))
+            self._clients.deliver(client_id, ErrorMessage(text, fatal=True))
             return
         if len(self._clients) >= self._max_clients and self._clients.identity(client_id) is None:
             self._counters.clients_rejected += 1
@@ -173,12 +175,12 @@ class ClientSessions:
                 f"the engine has {self._max_clients} clients, which is its limit; close some, or start it with a "
                 "higher --max-clients and limit of open files (ulimit -n)"
             )
-            self._deliver(client_id, ErrorMessage(text, fatal=True))
+            self._clients.deliver(client_id, ErrorMessage(text, fatal=True))
             return
         if not self._clients:
             self.next_beat = now + self._ready.heartbeat_seconds
         self._clients.add(client_id, identity, now)
-        self._deliver(client_id, msgspec.structs.replace(self._ready, role=identity.role))
+        self._clients.deliver(client_id, msgspec.structs.replace(self._ready, role=identity.role))
         _LOG.info("client %s (%.80r) attached as %s", client_id.hex(), hello.client_name, identity.role)
 
     def _pong(self, now: float) -> Pong:

@@ -247,7 +247,7 @@ class ExpertGemmKernel(GemmKernel):
     rows), the f32 biases of all experts in the same order if `bias`, and the list of entries.
 
     `indirect`: w is an array of addresses, i64 [experts], of the packed experts, which may lie anywhere and may be
-    replaced between steps.
+    replaced between steps; biases are where they were.
     """
 
     experts: int = 0

@@ -21,8 +21,9 @@ from quire.kernels.weights.quantized import METHODS, QuantizedMatrix, Scheme, sc
 Order = npt.NDArray[np.int32]
 
 Place = Literal["body", "attention_output", "feed_forward_output", "head", "router"]
-"""Where a linear layer stands. Outputs are those in the first half of a model, whose errors reach more layers than
-those of others and cost more; routers choose experts."""
+"""Where a linear layer stands. `attention_output` and `feed_forward_output` are the last linear layers of attention and
+of feed-forward layers in the first half of a model, whose errors reach more layers than those of others and cost more;
+routers choose experts."""
 
 SMALL_WIDTH = 1024
 """Hidden states of small models are narrower; the same errors cost them more, and bits cost them less."""
@@ -36,7 +37,7 @@ class Mode:
     """Formats that a float checkpoint is quantized to.
 
     `body` is the format of most linear layers, and of an embedding that is not the head as well; `attention_output` and
-    `feed_forward_output` are those of the layers at these places, None if they keep the model's dtype; `head` that of
+    `feed_forward_output` are those of the layers at these places, where None keeps the model's dtype; `head` is that of
     the head, and of an embedding tied to it. `small`: the mode of small models, if it is another; `lexical`: that of
     small models whose vocabulary has about as many weights as their layers, or more.
     """
@@ -57,7 +58,10 @@ class Mode:
         return self.small or self
 
     def format_of(self, k: int, place: Place) -> QuantizedFormat | None:
-        """Return the format of a layer with k inputs: its rotated groups are the largest that divide them."""
+        """Return the format of a layer with k inputs, None if it is not quantized.
+
+        Rotated groups are the largest that divide the inputs.
+        """
         places = {
             "attention_output": self.attention_output,
             "feed_forward_output": self.feed_forward_output,
@@ -85,7 +89,7 @@ def _mode(
 
 
 ALL_LAYERS = _mode(_rotated(32), _rotated(32))
-"""A mode that quantizes whatever any mode does."""
+"""A mode that quantizes every layer that some mode quantizes."""
 
 MODES = {
     "int8": _mode(

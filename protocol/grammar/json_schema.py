@@ -45,7 +45,7 @@ class _Object:
     has_properties: bool = False
     has_patterns: bool = False
     is_combined: bool = False
-    others: list[Any] = field(default_factory=list)  # `additionalProperties` of each schema
+    others: list[Any] = field(default_factory=list)  # `additionalProperties` and `unevaluatedProperties` of each schema
 
     @property
     def is_to_close(self) -> bool:

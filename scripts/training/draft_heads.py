@@ -28,7 +28,7 @@ class HeadShape:
     outputs: int
     rope_theta: float = 10000.0
     epsilon: float = 1e-6
-    norm_before_residual: bool = False  # residual of an EAGLE-3 head: the normed hidden states, as in `speculators`
+    norm_before_residual: bool = False  # the residual of an EAGLE-3 head is the normed hidden states
 
 
 class RMSNorm(nn.Module):

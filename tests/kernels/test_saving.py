@@ -22,6 +22,7 @@ from quire.kernels.saving.feedback import Feedback, fit_with_feedback
 from quire.kernels.saving.fit import Fitted, Floats, fit
 from quire.kernels.step import StepInput
 from quire.kernels.trial import TrialTokens
+from quire.kernels.weights import quantization
 from quire.kernels.weights.gguf_checkpoint import open_checkpoint
 from quire.kernels.weights.quantized import scheme_of
 
@@ -141,6 +142,15 @@ def test_saved_model_is_the_same_one(name: str, mode: str, checkpoints: Path, tm
     difference = np.sqrt(np.square(np.subtract(losses(target), exact)).mean()) / np.std(exact)
     assert 0 < difference < {"int8": 0.3, "int4": 0.6}[mode]
     assert {path.name for path in tmp_path.iterdir()} == {"saved"}
+
+
+def test_layers_that_a_mode_leaves_alone_are_saved_quantized(
+    checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantization, "_LAYER_WEIGHTS", 0)
+    found = quantize(SaveRequest(str(checkpoints / "qwen3-tied"), str(tmp_path / "saved"), "int8"))
+    layers = sum(name.endswith("o_proj.weight") for name in open_checkpoint(str(checkpoints / "qwen3-tied")).tensors)
+    assert found["modules"] == 7 * layers  # q, k, v, o, gate, up, down
 
 
 @pytest.mark.parametrize(("name", "words"), [("gpt2-tied", "transposed"), ("gpt-oss-window100", "stacked")])

@@ -210,7 +210,7 @@ def test_all_quantized_layers_are_measured(name: str, checkpoints: Path) -> None
 def test_int8_leaves_outputs_of_attention_in_the_first_half_as_they_are(
     checkpoints: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are small models whose vocabulary has about as many weights as their layers, or more."""
+    """So it does in small models whose vocabulary has about as many weights as their layers, or more."""
     monkeypatch.setattr(quantization, "_LAYER_WEIGHTS", 0)
     plan, _ = describe(LoadOptions(str(checkpoints / "qwen3-tied"), quantization="int8"))
     outputs = [

@@ -64,7 +64,7 @@ class Rates:
     """The requests at a rate, their intended number, and the collector of a run."""
 
     requests: Callable[[float], Iterable[WorkloadRequest]]
-    num: Callable[[float], int]  # a trace may have fewer requests
+    num: Callable[[float], int]  # number of requests at a rate; a trace may have fewer
     run: Callable[[float], Run]
 
 

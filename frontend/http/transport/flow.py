@@ -36,6 +36,17 @@ class ResponseTransport:
     """The transport as one response sees it: closing it waits for the rest of the request."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
-        self.write = transport.write
-        self.is_closing = transport.is_closing
-        self.close = close
+        self._transport = transport
+        self._close = close
+
+    def write(self, data: bytes) -> None:
+        """Write a part of the response."""
+        self._transport.write(data)
+
+    def is_closing(self) -> bool:
+        """Return True if the connection is being closed."""
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        """Close the connection when the rest of the request has come."""
+        self._close()

@@ -49,7 +49,7 @@ class CpuDevice final : public Device {
 
   Arena arena_;
   std::vector<const Place*> places_;              ///< place of a thread on each node, if there are several nodes
-  std::vector<std::atomic<std::int64_t>> taken_;  ///< items of each node's share of each launch that are taken
+  std::vector<std::atomic<std::int64_t>> taken_;  ///< items taken from each node's share of a launch
   std::vector<std::atomic<std::int64_t>> done_;   ///< finished items of each launch
   Waitable finished_;                             ///< number of finished launches
 };

@@ -25,16 +25,16 @@ std::int64_t next_step_number() {
 
 Runner::Runner(const RunnerConfig& config, Device& device)
     : config_(checked(config)), device_(device), gather_(config_, inputs_, device), sampler_(device.threads()) {
-  const auto capacity = static_cast<std::size_t>(config.max_num_batched_tokens);
+  const auto tokens = static_cast<std::size_t>(config.max_num_batched_tokens);
   const auto rows = static_cast<std::size_t>(config.max_logit_rows);
   auto array = [&]<class T>(T*& target, std::size_t count) {
     target = reinterpret_cast<T*>(device_.allocate(count * sizeof(T)));
   };
-  array(inputs_.token_ids, capacity);
-  array(inputs_.positions, capacity);
-  array(inputs_.token_types, capacity);
-  array(inputs_.kv_slots, capacity);
-  array(inputs_.entries, capacity);
+  array(inputs_.token_ids, tokens);
+  array(inputs_.positions, tokens);
+  array(inputs_.token_types, tokens);
+  array(inputs_.kv_slots, tokens);
+  array(inputs_.entries, tokens);
   array(inputs_.kv_splits, kMaxKvSplits);
   array(inputs_.reductions, kMaxKvSplits);
   array(inputs_.logit_rows, rows);

@@ -42,8 +42,8 @@ struct StepResult {
   std::vector<std::vector<std::int32_t>> token_ids;               ///< span of each sequence: the tokens that it got
   std::vector<std::vector<TokenLogprobs>> logprobs;               ///< log probabilities of span tokens, where wanted
   std::vector<std::int32_t> pending;                              ///< indices whose spans `collect` is to add
-  std::map<std::int32_t, std::vector<Position>> prompt_logprobs;  ///< those of prompt tokens after the computed ones
-  std::map<std::int32_t, std::string> errors;                     ///< reasons why no token could be sampled
+  std::map<std::int32_t, std::vector<Position>> prompt_logprobs;  ///< log probabilities of prompt tokens
+  std::map<std::int32_t, std::string> errors;                     ///< reasons why nothing could be sampled or pooled
   std::vector<std::int32_t> first_rows;                 ///< row of each sequence's first kept token in the step
   std::map<std::int32_t, std::int32_t> lookahead_rows;  ///< row of each sequence's lookahead token in the step
   std::map<std::int32_t, std::vector<float>> pooled;    ///< vectors of pooled sequences that are computed to their end

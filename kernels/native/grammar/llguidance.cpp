@@ -58,7 +58,7 @@ struct LlgConstraintInit {
 
 constexpr std::size_t kMaxCached = 4096;      // texts whose tokens are cached
 constexpr std::size_t kMaxCachedText = 1024;  // bytes of a cached text, at most
-constexpr double kDecay = 0.7;                // least factor by which one mask changes the estimated time of a mask
+constexpr double kDecay = 0.7;                // a mask lowers the estimated time of masks to this share of it at least
 constexpr std::size_t kMaxForced = 4096;      // tokens that are returned at once
 constexpr std::size_t kMaxText = 1 << 15;     // bytes of a forced text
 constexpr std::size_t kMaxError = 500;        // bytes of a message

@@ -14,7 +14,7 @@ namespace quire {
 namespace {
 
 constexpr int kNiceness = 5;  // above that of the process: a step's threads go first, and yet this one isn't starved
-constexpr int kRest = 2;      // rest after a chunk, in times that it took: steps have the core for two thirds
+constexpr int kRest = 2;      // rest after a chunk, as a multiple of its time: steps have the core for two thirds
 
 std::int32_t extent_of(const KvMemory::Shape& shape) {
   const std::int64_t page_bytes = shape.block_size / kTileTokens * shape.tile_bytes;

@@ -68,7 +68,7 @@ class KvMemory {
   /// end of an extent, as many of its chunks as make up the share. Returns immediately.
   void prefault(std::int64_t due, std::int64_t ahead);
 
-  std::int32_t num_prefaulted() const;  ///< number of pages that the touched chunks are as large as
+  std::int32_t num_prefaulted() const;  ///< number of pages that would fill the touched chunks
 
  private:
   std::uint32_t chunks(std::int64_t pages) const;

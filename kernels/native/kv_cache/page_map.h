@@ -22,7 +22,7 @@ inline constexpr std::size_t kPageStates = 5;
 
 /// A map of the pool, one cell for one or more pages.
 struct PageMap {
-  std::array<std::int32_t, kPageStates> pages{};  ///< pages in each state
+  std::array<std::int32_t, kPageStates> pages{};  ///< number of pages in each state
   std::int32_t pages_per_cell = 1;
   std::vector<std::uint8_t> cells{};  ///< the state of a page, or [cells][kPageStates] shares of 255
 };

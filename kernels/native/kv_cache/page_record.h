@@ -12,7 +12,7 @@ namespace quire {
 struct alignas(64) PageRecord {
   enum State : std::uint32_t {
     kEmpty,   ///< the page may be written
-    kFull,    ///< the page is in the prefix cache and is not written, but lacks its checksum
+    kFull,    ///< the page is in the prefix cache, must not be written, and lacks its checksum
     kSealed,  ///< the page has its checksum too: a new process may take it over
   };
 

@@ -15,7 +15,8 @@ namespace quire {
 /// A node of the prefix cache as people draw it: pages that follow each other without a branch. A salt has one without
 /// pages. Its tokens are valid until the tree changes.
 struct PrefixRun {
-  std::int64_t id = 0;       ///< constant while its first page stays cached, and not reused; or kWholeCache
+  std::int64_t id =
+      0;  ///< constant while its first page stays cached, that of a salt while it is in use; or kWholeCache
   std::int32_t parent = -1;  ///< index of a run before it
   bool is_salted = false;
   std::uint32_t hits = 0;  ///< matches that included its first page; for a salt, the sum over its branches

@@ -132,7 +132,7 @@ class RadixTree {
   };
   struct Root {
     PrefixKey key;
-    std::int64_t uses = 0;  ///< number of calls of `enter`, and of child pages
+    std::int64_t uses = 0;  ///< open calls of `enter`, and pages right below it
   };
 
   bool is_root(std::int32_t root) const {

@@ -15,9 +15,9 @@ constexpr std::int64_t kOwnTokens = 1 << 14, kTokens = 1 << 18;  // tokens kept 
 constexpr std::size_t kSalts = 16;
 constexpr double kFirstAcceptance = 0.6;  // acceptance before anything is known
 constexpr double kLearn = 1.0 / 64;       // weight of one draft
-constexpr double kForget = 0.9;           // factor of what a sequence has shown, with each proposal
+constexpr double kForget = 0.9;           // factor of a sequence's counts at each proposal
 constexpr double kPrior = 4;              // number of drafts that the acceptance over all sequences counts as
-constexpr double kRevive = 1e-3;          // step towards kFirstAcceptance, with each draft that is not tried
+constexpr double kRevive = 1e-3;  // share of the distance to kFirstAcceptance, for a first draft that is not tried
 
 }  // namespace
 

@@ -18,7 +18,7 @@ struct TextProposerConfig {
   std::int32_t shortest = 5;      ///< fewest tokens that have to match
   std::int32_t longest = 5;       ///< most tokens that are compared
   bool majority = false;          ///< go on as most of the places found do, and not as the latest does
-  std::int32_t most_answers = 0;  ///< most answers kept for each salt; 0: drafts come from a sequence's own text only
+  std::int32_t most_answers = 0;  ///< most answers kept for each salt, from which drafts come as well
   bool own_text = true;           ///< look in the sequence's own text, and not only in what was predicted
   float factor = 0;               ///< most drafts for each token that matches; 0: no such bound
 };

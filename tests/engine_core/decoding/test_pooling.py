@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 from paged_executor import Engine, expected_vector
 
-from quire.engine_core.transport.outbox import Mailbox, weigh
+from quire.engine_core.transport.outbox import Outbox, weigh
 from quire.protocol.messages import (
     Abort,
     EngineCoreOutput,
@@ -135,11 +135,11 @@ def test_dimensions_out_of_range(dimensions: int) -> None:
 
 
 def test_a_vector_that_waits_for_its_client_counts_its_memory() -> None:
-    mailbox = Mailbox()
-    mailbox.put(EngineCoreOutputs([EngineCoreOutput("r", events=[])]))
+    outbox = Outbox()
+    outbox.put(EngineCoreOutputs([EngineCoreOutput("r", events=[])]))
     end = EngineCoreOutput("r", finish_reason=FinishReason.STOP, pooled=bytes(3600))
-    mailbox.put(EngineCoreOutputs([end]))
-    assert mailbox.waiting >= weigh(end) >= 100
-    message = mailbox.take(10**6)
+    outbox.put(EngineCoreOutputs([end]))
+    assert outbox.waiting >= weigh(end) >= 100
+    message = outbox.take(10**6)
     assert isinstance(message, EngineCoreOutputs)
     assert [output.pooled for output in message.outputs] == [bytes(3600)]

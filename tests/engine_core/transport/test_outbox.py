@@ -1,4 +1,4 @@
-"""The mailbox of a slow client: everything arrives, each request ends once, memory follows the tokens."""
+"""The outbox of a slow client: everything arrives, each request ends once, memory follows the tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.engine_core.transport.outbox import Mailbox, weigh
+from quire.engine_core.transport.outbox import Outbox, weigh
 from quire.protocol.messages import (
     EngineCoreEvent,
     EngineCoreOutput,
@@ -35,9 +35,9 @@ def increment(request_id: str, token: int, finish: FinishReason | None = None) -
     )
 
 
-def drain(mailbox: Mailbox, max_values: int = 1_000_000) -> list[EngineCoreOutput]:
+def drain(outbox: Outbox, max_values: int = 1_000_000) -> list[EngineCoreOutput]:
     outputs = []
-    while (message := mailbox.take(max_values)) is not None:
+    while (message := outbox.take(max_values)) is not None:
         assert isinstance(message, EngineCoreOutputs)
         outputs += message.outputs
     return outputs
@@ -51,20 +51,20 @@ def drain(mailbox: Mailbox, max_values: int = 1_000_000) -> list[EngineCoreOutpu
 def test_any_interleaving_delivers_every_token_once_and_in_order(
     steps: list[str | None], ended: set[str], max_values: int
 ) -> None:
-    mailbox = Mailbox()
+    outbox = Outbox()
     sent: dict[str, list[int]] = defaultdict(list)
     received: list[EngineCoreOutput] = []
     for token, step in enumerate(steps):
         if step is None:
-            message = mailbox.take(max_values)
+            message = outbox.take(max_values)
             received += message.outputs if isinstance(message, EngineCoreOutputs) else []
         else:
             sent[step].append(token)
-            mailbox.put(EngineCoreOutputs([increment(step, token)]))
+            outbox.put(EngineCoreOutputs([increment(step, token)]))
     for request_id in sorted(ended):
         sent[request_id].append(1000)
-        mailbox.put(EngineCoreOutputs([increment(request_id, 1000, FinishReason.LENGTH)]))
-    received += drain(mailbox, max_values)
+        outbox.put(EngineCoreOutputs([increment(request_id, 1000, FinishReason.LENGTH)]))
+    received += drain(outbox, max_values)
     for request_id, tokens in sent.items():
         outputs = [output for output in received if output.request_id == request_id]
         assert [t for output in outputs for t in output.new_token_ids] == tokens
@@ -73,23 +73,23 @@ def test_any_interleaving_delivers_every_token_once_and_in_order(
         finishes = [output.finish_reason for output in outputs if output.finish_reason is not None]
         assert finishes == ([FinishReason.LENGTH] if request_id in ended else [])
         assert not finishes or outputs[-1].finish_reason is not None
-    assert not mailbox
-    assert mailbox.waiting == 0
+    assert not outbox
+    assert outbox.waiting == 0
 
 
 def test_one_output_a_request_waits() -> None:
-    mailbox = Mailbox()
-    merged = sum(mailbox.put(EngineCoreOutputs([increment("a", t), increment("b", t)])) for t in range(1000))
+    outbox = Outbox()
+    merged = sum(outbox.put(EngineCoreOutputs([increment("a", t), increment("b", t)])) for t in range(1000))
     assert merged == 2 * 999
-    assert [output.request_id for output in drain(mailbox)] == ["a", "b"]
+    assert [output.request_id for output in drain(outbox)] == ["a", "b"]
 
 
 def test_exactly_one_finish_reason_survives() -> None:
-    mailbox = Mailbox()
-    mailbox.put(EngineCoreOutputs([increment("a", 1)]))
-    mailbox.put(EngineCoreOutputs([EngineCoreOutput("a", [2], finish_reason=FinishReason.STOP, stop_reason=2)]))
-    mailbox.put(EngineCoreOutputs([EngineCoreOutput("a", finish_reason=FinishReason.ABORT)]))
-    (output,) = drain(mailbox)
+    outbox = Outbox()
+    outbox.put(EngineCoreOutputs([increment("a", 1)]))
+    outbox.put(EngineCoreOutputs([EngineCoreOutput("a", [2], finish_reason=FinishReason.STOP, stop_reason=2)]))
+    outbox.put(EngineCoreOutputs([EngineCoreOutput("a", finish_reason=FinishReason.ABORT)]))
+    (output,) = drain(outbox)
     assert (output.new_token_ids, output.finish_reason, output.stop_reason) == ([1, 2], FinishReason.STOP, 2)
 
 
@@ -97,45 +97,45 @@ def test_the_lists_of_a_message_are_not_changed() -> None:
     tokens, events = [1], [EngineCoreEvent(EventType.QUEUED, 0.0)]
     prompt: list[TokenLogprobs | None] = [None]
     first = EngineCoreOutput("a", tokens, None, prompt, events=events)
-    mailbox = Mailbox()
-    mailbox.put(EngineCoreOutputs([first]))
-    mailbox.put(EngineCoreOutputs([EngineCoreOutput("a", [2], None, [TokenLogprobs([1], [-1.0], 1)])]))
-    (output,) = drain(mailbox)
+    outbox = Outbox()
+    outbox.put(EngineCoreOutputs([first]))
+    outbox.put(EngineCoreOutputs([EngineCoreOutput("a", [2], None, [TokenLogprobs([1], [-1.0], 1)])]))
+    (output,) = drain(outbox)
     assert output.new_token_ids == [1, 2]
     assert output.new_prompt_logprobs == [None, TokenLogprobs([1], [-1.0], 1)]
     assert (tokens, prompt, len(events)) == ([1], [None], 1)
 
 
 def test_a_batch_is_bounded_and_nothing_is_left_behind() -> None:
-    mailbox = Mailbox()
+    outbox = Outbox()
     outputs = [EngineCoreOutput(str(i), [0] * 100) for i in range(50)]
-    mailbox.put(EngineCoreOutputs(outputs))
-    message = mailbox.take(1000)
+    outbox.put(EngineCoreOutputs(outputs))
+    message = outbox.take(1000)
     assert isinstance(message, EngineCoreOutputs)
     assert sum(weigh(output) for output in message.outputs) < 1000 + weigh(outputs[0])
-    assert message.outputs + drain(mailbox, 1000) == outputs
+    assert message.outputs + drain(outbox, 1000) == outputs
 
 
 def test_the_latest_statistics_survive() -> None:
-    mailbox = Mailbox()
-    mailbox.put(EngineCoreOutputs([], SchedulerStats(step=1), 1.0))
-    mailbox.put(EngineCoreOutputs([increment("a", 1)], SchedulerStats(step=2), 2.0))
-    mailbox.put(EngineCoreOutputs([increment("a", 2)], None, 3.0))
-    message = mailbox.take(1000)
+    outbox = Outbox()
+    outbox.put(EngineCoreOutputs([], SchedulerStats(step=1), 1.0))
+    outbox.put(EngineCoreOutputs([increment("a", 1)], SchedulerStats(step=2), 2.0))
+    outbox.put(EngineCoreOutputs([increment("a", 2)], None, 3.0))
+    message = outbox.take(1000)
     assert isinstance(message, EngineCoreOutputs)
     assert (message.stats, message.timestamp) == (SchedulerStats(step=2), 3.0)
 
 
 def test_replies_first_pongs_and_errors_bounded_the_farewell_last() -> None:
-    mailbox = Mailbox()
-    mailbox.put(EngineGoodbye("over"))
-    mailbox.put(EngineCoreOutputs([increment("a", 1)]))
+    outbox = Outbox()
+    outbox.put(EngineGoodbye("over"))
+    outbox.put(EngineCoreOutputs([increment("a", 1)]))
     for i in range(100):
-        mailbox.put(Pong(float(i)))
-        mailbox.put(ErrorMessage(str(i)))
-        mailbox.put(UtilityResult(i))
+        outbox.put(Pong(float(i)))
+        outbox.put(ErrorMessage(str(i)))
+        outbox.put(UtilityResult(i))
     taken = []
-    while (message := mailbox.take(1000)) is not None:
+    while (message := outbox.take(1000)) is not None:
         taken.append(message)
     assert [message for message in taken if isinstance(message, Pong)] == [Pong(99.0)]
     assert [m.message for m in taken if isinstance(m, ErrorMessage)] == [str(i) for i in range(84, 100)]
