@@ -277,8 +277,8 @@ class PreparedModel:
     ) -> None:
         """Load it, maybe while another engine has the file of KV memory.
 
-        `log_sealed_pages` has `take_sealed` tell which KV pages are full, for a thread that copies them elsewhere. Steps
-        keep `features` for a draft head.
+        `log_sealed_pages` has `take_sealed` tell which KV pages are full, for a thread that copies them elsewhere.
+        Steps keep `features` for a draft head.
 
         Raises ModelError with a message for the user if an option, the checkpoint or the host does not allow it.
         """
