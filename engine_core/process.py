@@ -26,6 +26,7 @@ from quire.engine_core.grammar.compiler import GrammarCompiler
 from quire.engine_core.grammar.grammars import Grammars
 from quire.engine_core.grammar.tokenizer import PRELOADING_THREAD, GrammarTokenizer
 from quire.engine_core.host import EngineHost, refuse_reload
+from quire.engine_core.kv_events import KvEvents, start_kv_events
 from quire.engine_core.kv_tiers.disk import DiskTier
 from quire.engine_core.kv_tiers.disk_files import DiskFiles
 from quire.engine_core.kv_tiers.page_server import PageServer
@@ -44,6 +45,7 @@ from quire.protocol.codec import MAX_REPLY_BYTES
 from quire.protocol.engine_options import DEFAULT_DISK_SIZE, EngineProcessOptions
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.errors import AddressError, KeyFileError
+from quire.protocol.kv_events import parse_kv_events_config
 from quire.protocol.log_limit import LimitedHandler
 from quire.protocol.memory_limit import explain_failure
 from quire.protocol.messages import PROTOCOL_VERSION, Ping, Ready
@@ -221,6 +223,7 @@ def _assemble(
                 journal=journal,
                 speculation=start_speculation(parsed, load_options(parsed), runner, limits),
                 page_server=_start_page_server(parsed, runner, server, wake),
+                kv_events=_start_kv_events(parsed, runner),
             ),
             Grammars(text.compiler, wake=wake, most_bytes=memory.grammar_bytes),
             _start_tiers(parsed, runner),
@@ -312,11 +315,22 @@ def _check_encoder(parsed: EngineProcessOptions) -> None:
     reasons = {
         "kv_disk": "keeps KV of prompts that begin alike, of which an encoder keeps none",
         "kv_peer": "fetches KV of prompts that begin alike, of which an encoder keeps none",
+        "kv_events_config": "tells of KV of prompts that begin alike, of which an encoder keeps none",
         "long_prefill_token_threshold": "splits prompts, and an encoder computes each in one step",
     }
     for name, reason in reasons.items():
         if given := getattr(parsed, name):
             raise ModelError(f"{name}={given} {reason}; leave it out")
+
+
+def _start_kv_events(parsed: EngineProcessOptions, runner: ModelRunner) -> KvEvents | None:
+    """Start the publishing of KV events, if it is wanted. Raises AddressError."""
+    config = None if parsed.kv_events_config is None else parse_kv_events_config(parsed.kv_events_config)
+    return (
+        start_kv_events(config, runner.sequences, runner.block_size)
+        if config is not None and config.is_enabled
+        else None
+    )
 
 
 def _start_page_server(

@@ -129,7 +129,7 @@ def _with_draft_folder(config: str | None, download_dir: str | None = None) -> s
     return json.dumps({**json.loads(config), "model": str(resolve_model(model, download_dir=download_dir).absolute())})
 
 
-_JSON = ("hf_overrides", "speculative_config")
+_JSON = ("hf_overrides", "kv_events_config", "speculative_config")
 
 DRAIN_SECONDS = 60.0
 """Seconds that requests which have begun get to end in the engine before, if a reload is to drain it."""

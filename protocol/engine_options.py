@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from quire.protocol.kv_events import parse_kv_events_config
 from quire.protocol.options import MAX_INT32, MAX_INT64, Option, Range, check_options
 from quire.protocol.speculative_config import parse_speculative_config
 
@@ -74,6 +75,8 @@ class EngineOptions:
         kv_disk_bytes: Space that the pages in kv_disk may take, as 64GiB. Default: 16GiB.
         kv_peer: Fetch KV pages from the engine at ipc://PATH or tcp://HOST:PORT too, which has the same model, number
             formats and context length, and takes this engine for an administrator.
+        kv_events_config: Publish what the prefix cache gains and loses, for routers: JSON object with vLLM's fields, as
+            {"enable_kv_cache_events": true, "endpoint": "ipc:///tmp/events"}. Default: none.
 
     Scheduling:
         max_num_seqs: Sequences that run at once.
@@ -119,6 +122,7 @@ class EngineOptions:
     kv_disk: Annotated[str | None, Option("FOLDER")] = None
     kv_disk_bytes: Annotated[int | str | None, Option("SIZE")] = None
     kv_peer: Annotated[str | None, Option("ADDRESS")] = None
+    kv_events_config: Annotated[str | None, Option("JSON")] = None
     max_num_seqs: Annotated[int, Option("N", Range(1, 1 << 16))] = 256
     max_num_batched_tokens: Annotated[int, Option("TOKENS", Range(1, STEP_TOKENS))] = 2048
     scheduling_policy: Annotated[str, Option("NAME", choices=SCHEDULING_POLICIES)] = "fcfs"
@@ -139,6 +143,11 @@ class EngineOptions:
             raise ValueError("kv_disk keeps pages of the prefix cache, and enable_prefix_caching=False turns that off")
         if self.kv_peer is not None and not self.enable_prefix_caching:
             raise ValueError("kv_peer fills the prefix cache, and enable_prefix_caching=False turns that off")
+        publishes = self.kv_events_config is not None and parse_kv_events_config(self.kv_events_config).is_enabled
+        if publishes and not self.enable_prefix_caching:
+            raise ValueError(
+                "kv_events_config tells of the prefix cache, and enable_prefix_caching=False turns that off"
+            )
         if self.speculative_config is not None:
             parse_speculative_config(self.speculative_config)
         if self.kv_disk_bytes is not None and self.kv_disk is None:

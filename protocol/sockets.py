@@ -39,6 +39,9 @@ from quire.protocol.keys import NO_KEYS, Security, secure_client, secure_engine
 _ENGINE_SEND_MESSAGES = 16
 _CLIENT_RECEIVE_MESSAGES = 64
 
+_MAX_REPLAY_REQUEST = 64  # bytes
+_UNPROTECTED = Security(insecure_tcp=True)  # of addresses that their options have allowed
+
 MAX_READ_BYTES = 8 * MAX_FRAME_BYTES
 """Largest frame that an engine reads: one beyond MAX_FRAME_BYTES is answered with an error, beyond this the connection
 is closed before it is read."""
@@ -52,7 +55,6 @@ def bind_engine(context: zmq.Context[S], address: str, security: Security = NO_K
     With keys, make the context's `Gate` first. Sending raises EHOSTUNREACH for a client that is gone and EAGAIN for one
     that does not read; nothing is dropped silently. Raises AddressError and KeyFileError.
     """
-    path = ipc_path(address)
     with _open(context, zmq.ROUTER, address, security) as socket:
         socket.router_mandatory = True
         socket.router_handover = False  # an id stays with the connection that has it
@@ -61,27 +63,48 @@ def bind_engine(context: zmq.Context[S], address: str, security: Security = NO_K
         socket.backlog = 512
         if security.keys is not None:
             secure_engine(socket, security.keys)
-        if path is None:
-            _bind(socket, address, address)
-        else:
-            with claim_path(address, path), _only_for_owner():
-                _bind(socket, address, f"ipc://{path}")
+        _bind_either(socket, address)
     return socket
 
 
 def connect_client(context: zmq.Context[S], address: str, security: Security = NO_KEYS) -> S:
     """Return a client's DEALER; libzmq retries until the engine is there. Raises AddressError and KeyFileError."""
-    path = ipc_path(address)
     with _open(context, zmq.DEALER, address, security) as socket:
         socket.rcvhwm = _CLIENT_RECEIVE_MESSAGES
         socket.maxmsgsize = MAX_REPLY_BYTES
         socket.reconnect_ivl_max = 2000
         if security.keys is not None:
             secure_client(socket, security.keys)
-        try:
-            socket.connect(f"ipc://{path}" if path else address)
-        except zmq.ZMQError as error:
-            raise AddressError(f"address {address!r} cannot be connected to: {error.strerror}") from error
+        _connect(socket, address)
+    return socket
+
+
+def bind_publisher(context: zmq.Context[S], address: str, most: int) -> S:
+    """Return a bound PUB; a subscriber for which `most` messages wait misses further ones. Raises AddressError."""
+    with _open(context, zmq.PUB, address, _UNPROTECTED) as socket:
+        socket.sndhwm = most
+        _bind_either(socket, address)
+    return socket
+
+
+def connect_publisher(context: zmq.Context[S], address: str, most: int) -> S:
+    """Return a PUB that publishes to a subscriber which is bound. Raises AddressError."""
+    with _open(context, zmq.PUB, address, _UNPROTECTED) as socket:
+        socket.sndhwm = most
+        _connect(socket, address)
+    return socket
+
+
+def bind_replay(context: zmq.Context[S], address: str, most: int) -> S:
+    """Return a bound ROUTER which holds up to `most` messages for a client, and takes short ones only.
+
+    Raises AddressError.
+    """
+    with _open(context, zmq.ROUTER, address, _UNPROTECTED) as socket:
+        socket.router_mandatory = True
+        socket.sndhwm = most
+        socket.maxmsgsize = _MAX_REPLAY_REQUEST
+        _bind_either(socket, address)
     return socket
 
 
@@ -116,6 +139,24 @@ def _only_for_owner() -> Iterator[None]:
         yield
     finally:
         os.umask(mask)
+
+
+def _connect(socket: zmq.Socket[Any], address: str) -> None:
+    path = ipc_path(address)
+    try:
+        socket.connect(f"ipc://{path}" if path else address)
+    except zmq.ZMQError as error:
+        raise AddressError(f"address {address!r} cannot be connected to: {error.strerror}") from error
+
+
+def _bind_either(socket: zmq.Socket[Any], address: str) -> None:
+    """Bind to a port, or to a path that nobody else uses and that is the owner's alone."""
+    path = ipc_path(address)
+    if path is None:
+        _bind(socket, address, address)
+        return
+    with claim_path(address, path), _only_for_owner():
+        _bind(socket, address, f"ipc://{path}")
 
 
 def _bind(socket: zmq.Socket[Any], address: str, endpoint: str) -> None:

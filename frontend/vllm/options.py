@@ -141,7 +141,7 @@ _REFUSED = {
     "give speculative_config with method, model and num_speculative_tokens": "spec_method spec_model spec_tokens",
     "give hf_overrides": "rope_scaling rope_theta hf_config_path model_class_overrides",
     "an engine fetches KV pages from another with kv_peer, or prefill_address": (
-        "kv_transfer_config ec_transfer_config kv_events_config"
+        "kv_transfer_config ec_transfer_config"
     ),
     "quantization names the mode, and a checkpoint brings its own configuration": (
         "quantization_config kv_cache_dtype_skip_layers* calculate_kv_scales?"

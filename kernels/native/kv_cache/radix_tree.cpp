@@ -148,6 +148,18 @@ void RadixTree::add(std::int32_t page, std::int32_t parent, std::uint32_t hash) 
                   .generation = nodes_[page].generation};
   *head = page;
   ++size_;
+  if (watch_) watch_->note(page);
+}
+
+void RadixTree::watch() {
+  watch_.emplace(total());
+  for (std::int32_t page = 0; page < total(); ++page)
+    if (contains(page)) watch_->note(page);
+}
+
+PrefixChanges RadixTree::take_changes() {
+  if (!watch_) throw std::logic_error("the changes of this prefix cache are not watched");
+  return watch_->take(*this);
 }
 
 void RadixTree::retain(std::int32_t page) {
@@ -250,6 +262,7 @@ void RadixTree::remove(std::int32_t page) {
   --size_;
   if (ledger_ != nullptr) ledger_->remove(page);
   if (states_ != nullptr) states_->detach(page);
+  if (watch_) watch_->note(page);
   pool_.release(page);
   if (parent < kNone) leave(parent);
 }

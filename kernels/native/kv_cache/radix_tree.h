@@ -10,6 +10,7 @@
 #include "compute/arena.h"
 #include "kv_cache/page_pool.h"
 #include "kv_cache/prefix_key.h"
+#include "kv_cache/prefix_watch.h"
 
 namespace quire {
 
@@ -97,7 +98,14 @@ class RadixTree {
     return {nodes_[page].parent, nodes_[page].hits, std::int64_t{nodes_[page].generation}};
   }
   std::int32_t total() const { return static_cast<std::int32_t>(nodes_.size()); }  ///< pages of the pool
+  std::int32_t depth(std::int32_t page) const { return nodes_[page].depth; }       ///< pages from the root to it
   std::int32_t next_evicted() const { return first_; }                             ///< next page to evict, or kNone
+
+  /// Begins to note what changes for `take_changes`, whose first result has all pages that are there now.
+  void watch();
+
+  /// Returns the changes since the last call. Throws std::logic_error if none are noted.
+  PrefixChanges take_changes();
 
   /// Returns the tokens of a page, which are valid until the tree changes.
   std::span<const std::int32_t> tokens_of(std::int32_t page) const {
@@ -108,6 +116,7 @@ class RadixTree {
   /// Roots are numbered from `kNone - 1` downwards, and these are their indices.
   static std::size_t root_index(std::int32_t root) { return static_cast<std::size_t>(-2 - root); }
   std::size_t num_roots() const { return roots_.size(); }  ///< number of roots, unused ones included
+  const PrefixKey& key_of(std::int32_t root) const { return roots_[root_index(root)].key; }
   bool is_salted(std::int32_t root) const { return roots_[root_index(root)].key != root_key(model_, ""); }
 
   /// Returns the indices of `ends` (last pages of paths, or kNone for empty paths) in depth-first order: at each page
@@ -158,6 +167,7 @@ class RadixTree {
   std::int32_t block_size_;
   PageLedger* ledger_;
   StateStore* states_;
+  std::optional<PrefixWatch> watch_;
   PrefixKey model_;
   Arena arena_;                      ///< memory on huge pages, since lookups are random accesses
   std::span<Node> nodes_;            ///< node of each page

@@ -1,0 +1,218 @@
+"""KV events of real engines: what subscribers and those who ask for a replay receive, and what is rejected."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+from conftest import EngineFactory
+from patience import PATIENCE
+
+from quire.frontend import SamplingParams
+from quire.protocol.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEventBatch, parse_kv_events_config
+
+PAGE = 32
+STORY = "Once upon a time there was a little girl who lived in a village near the forest, and she was dear to all. "
+
+
+class Subscriber:
+    """Follows an engine's cache as a router does, by the batches of a socket."""
+
+    def __init__(self, context: zmq.Context[Any], folder: Path, topic: str = "kv@") -> None:
+        self.options = {
+            "enable_kv_cache_events": True,
+            "endpoint": f"ipc://{folder}/events",
+            "replay_endpoint": f"ipc://{folder}/replay",
+            "topic": "kv@host@demo",
+        }
+        self.socket = context.socket(zmq.SUB)
+        self.socket.subscribe(topic)
+        self.socket.connect(self.options["endpoint"])
+        self.replay = context.socket(zmq.DEALER)
+        self.replay.connect(self.options["replay_endpoint"])
+        self.tokens: dict[int, list[int]] = {}  # of a page, by its hash
+        self.parents: dict[int, int | None] = {}
+        self.next = 0  # number of the next batch
+
+    def catch_up(self) -> list[KvEventBatch]:
+        """Apply what has come since the last call, as a router does that has missed it."""
+        batches = []
+        for number, payload in self.replayed(self.next):
+            assert number == self.next
+            self.next += 1
+            batches.append(msgspec.msgpack.decode(payload, type=KvEventBatch))
+            self.apply(batches[-1])
+        return batches
+
+    def apply(self, batch: KvEventBatch) -> None:
+        """Apply the events of a batch."""
+        for event in batch.events:
+            match event:
+                case AllBlocksCleared():
+                    self.tokens.clear()
+                case BlockRemoved():
+                    for key in event.block_hashes:
+                        del self.tokens[key]
+                case BlockStored():
+                    parent = event.parent_block_hash
+                    for number, key in enumerate(event.block_hashes):
+                        assert key not in self.tokens
+                        self.tokens[key] = event.token_ids[number * PAGE : (number + 1) * PAGE]
+                        self.parents[key], parent = parent, key
+
+    def replayed(self, first: int) -> list[tuple[int, bytes]]:
+        """Return the numbers and payloads of a replay."""
+        self.replay.send_multipart((b"", first.to_bytes(8, "big")))
+        found = []
+        while True:
+            assert self.replay.poll(PATIENCE * 1000)
+            empty, _, number, payload = self.replay.recv_multipart()
+            assert empty == b""
+            if number == (-1).to_bytes(8, "big", signed=True):
+                return found
+            found.append((int.from_bytes(number, "big"), payload))
+
+    def path(self, key: int | None) -> list[int]:
+        """Return all tokens up to the end of a page."""
+        return [] if key is None else [*self.path(self.parents[key]), *self.tokens[key]]
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[Any]]:
+    context = zmq.Context[Any]()
+    yield context
+    context.destroy(linger=0)
+
+
+def test_a_router_knows_what_the_cache_has(
+    engine: EngineFactory, demo_model: Path, tmp_path: Path, context: zmq.Context[Any]
+) -> None:
+    """Prompts, answers, evictions and a reset."""
+    router = Subscriber(context, tmp_path)
+    llm = engine(demo_model, num_pages=16, kv_events_config=json.dumps(router.options))
+    parameters = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+    events = []
+    for number in range(6):
+        (output,) = llm.generate(f"{number} {STORY * 4}", parameters)
+        stats = llm.stats()
+        events += [event for batch in router.catch_up() for event in batch.events]
+        assert len(router.tokens) == stats["pages_cached"]
+        assert router.next == stats["kv_event_batches"]
+        tokens = [*(output.prompt_token_ids or ()), *output.outputs[0].token_ids]
+        num_full = (len(tokens) - 1) // PAGE  # the last token is not computed
+        assert tokens[: num_full * PAGE] in [router.path(key) for key in router.tokens]
+    assert {type(event) for event in events} == {AllBlocksCleared, BlockStored, BlockRemoved}
+    assert [number for number, _ in router.replayed(3)] == list(range(3, router.next))
+    assert llm.reset_prefix_cache()
+    llm.generate("x", SamplingParams(max_tokens=1))
+    router.catch_up()
+    assert not router.tokens
+
+
+def test_subscribers_receive_what_is_replayed(
+    engine: EngineFactory, demo_model: Path, tmp_path: Path, context: zmq.Context[Any]
+) -> None:
+    """Those of the topic, from when they have connected."""
+    subscriber, other = Subscriber(context, tmp_path), Subscriber(context, tmp_path, topic="other")
+    llm = engine(demo_model, kv_events_config=json.dumps(subscriber.options))
+    deadline, number = time.monotonic() + PATIENCE, 0
+    while not subscriber.socket.poll(10) and time.monotonic() < deadline:
+        llm.generate(f"{(number := number + 1)} {STORY * 2}", SamplingParams(max_tokens=1))
+    topic, place, payload = subscriber.socket.recv_multipart()
+    assert topic == b"kv@host@demo"
+    assert dict(subscriber.replayed(0))[int.from_bytes(place, "big")] == payload
+    assert not other.socket.poll(0)
+
+
+def test_events_are_maps_with_the_names_of_vllm(
+    engine: EngineFactory, demo_model: Path, tmp_path: Path, context: zmq.Context[Any]
+) -> None:
+    subscriber = Subscriber(context, tmp_path)
+    llm = engine(demo_model, kv_events_config=json.dumps(subscriber.options))
+    llm.generate(STORY * 3, SamplingParams(max_tokens=1))
+    (_, cleared), (_, stored) = subscriber.replayed(0)
+    assert msgspec.msgpack.decode(cleared)[1:] == [[{"type": "AllBlocksCleared"}], 0]
+    _, (event,), _ = msgspec.msgpack.decode(stored)
+    assert event["type"] == "BlockStored"
+    assert event["block_size"] == PAGE
+    assert event["parent_block_hash"] is None
+    assert len(event["token_ids"]) == PAGE * len(event["block_hashes"])
+    assert event["medium"] == "GPU"
+    assert llm.generate(STORY * 3, SamplingParams(max_tokens=1), cache_salt="secret")
+    _, payload = subscriber.replayed(2)[0]
+    assert b"secret" not in payload
+    _, (event,), _ = msgspec.msgpack.decode(payload)
+    assert len(event["extra_keys"]) == len(event["block_hashes"])
+
+
+def test_a_new_engine_begins_with_the_pages_that_are_left(
+    engine: EngineFactory, demo_model: Path, tmp_path: Path, context: zmq.Context[Any]
+) -> None:
+    router = Subscriber(context, tmp_path)
+    llm = engine(demo_model, kv_events_config=json.dumps(router.options))
+    llm.generate(STORY * 4, SamplingParams(max_tokens=1))
+    router.catch_up()
+    assert router.tokens
+    os.kill(llm._engine.client.ready.engine_pid, signal.SIGKILL)
+    llm.generate("x", SamplingParams(max_tokens=1))
+    follower = Subscriber(context, tmp_path)
+    assert follower.catch_up()[0].events == [AllBlocksCleared()]
+    assert follower.tokens == router.tokens
+
+
+def test_a_subscriber_that_does_not_read_and_rubbish_hold_nobody_up(
+    engine: EngineFactory, demo_model: Path, tmp_path: Path, context: zmq.Context[Any]
+) -> None:
+    subscriber = Subscriber(context, tmp_path)
+    options = {**subscriber.options, "hwm": 1, "buffer_steps": 2, "max_queue_size": 1}
+    llm = engine(demo_model, kv_events_config=json.dumps(options))
+    for frames in ([b""], [b"x", b"y" * 8], [b"", b""], [b"", b"\xff" * 8, b"z"], [b"", b"\xff" * 8]):
+        subscriber.replay.send_multipart(frames)
+    for number in range(5):
+        assert llm.generate(f"{number} {STORY}", SamplingParams(max_tokens=40))
+    assert len(subscriber.replayed(0)) <= 2
+
+
+def test_two_engines_do_not_share_an_endpoint(engine: EngineFactory, demo_model: Path, tmp_path: Path) -> None:
+    options = json.dumps({"enable_kv_cache_events": True, "endpoint": f"ipc://{tmp_path}/events"})
+    engine(demo_model, kv_events_config=options)
+    with pytest.raises(RuntimeError, match=f"ipc://{tmp_path}/events"):
+        engine(demo_model, kv_events_config=options)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ("[]", "is not a JSON object"),
+        ('{"enable_kv_cache_events": 1}', "Expected `bool`"),
+        ('{"publisher": "kafka"}', "publisher"),
+        ('{"publisher": "zmq"}', "set it to true"),
+        ('{"port": 5}', "its fields are enable_kv_cache_events, publisher, endpoint"),
+        ('{"buffer_steps": -1}', "buffer_steps is -1; it must be 0 to"),
+        ('{"hwm": 0}', "hwm is 0; it must be 1 to"),
+        ('{"endpoint": "inproc://x"}', "it must be ipc://PATH or tcp://HOST:PORT"),
+        ('{"enable_kv_cache_events": true}', "allow it explicitly with insecure_tcp"),
+        ('{"enable_kv_cache_events": true, "endpoint": "ipc:///x", "replay_endpoint": "tcp://h:1"}', "insecure_tcp"),
+        (json.dumps({"topic": "x" * 257}), "longer than 256 bytes"),
+    ],
+)
+def test_configurations_that_are_rejected(fields: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        parse_kv_events_config(fields)
+
+
+def test_configurations_that_are_taken() -> None:
+    assert not parse_kv_events_config("{}").is_enabled
+    assert not parse_kv_events_config('{"enable_kv_cache_events": true, "publisher": "null"}').is_enabled
+    connecting = parse_kv_events_config('{"enable_kv_cache_events": true, "endpoint": "tcp://router:5557"}')
+    assert connecting.is_enabled
+    assert not connecting.binds
+    assert parse_kv_events_config('{"enable_kv_cache_events": true, "insecure_tcp": true}').binds
