@@ -71,7 +71,7 @@ class Subscriber:
     def replayed(self, first: int) -> list[tuple[int, bytes]]:
         """Return the numbers and payloads of a replay."""
         self.replay.send_multipart((b"", first.to_bytes(8, "big")))
-        found = []
+        found: list[tuple[int, bytes]] = []
         while True:
             assert self.replay.poll(PATIENCE * 1000)
             empty, _, number, payload = self.replay.recv_multipart()

@@ -58,6 +58,7 @@ LIMITS = EngineShape(
 OTHERS: dict[str, Any] = {"model": "m", "kv_cache_memory_bytes": 1 << 30, "num_pages": None}
 OTHERS |= {"memory_limit": 8 << 30, "kv_disk_bytes": 1 << 40, "enable_prefix_caching": True}  # which kv_disk needs
 OTHERS["speculative_config"] = '{"method": "ngram"}'
+OTHERS["kv_events_config"] = '{"topic": "kv"}'
 OTHERS["hf_overrides"] = '{"architectures": []}'
 
 
