@@ -37,6 +37,10 @@ logger = logging.getLogger(__name__)
 class Publisher(Protocol):
     """Takes batches of events."""
 
+    @property
+    def is_full(self) -> bool:
+        """True while no batch may be put."""
+
     def put(self, batch: KvEventBatch) -> None:
         """Publish a batch; it must not block."""
 
@@ -48,7 +52,10 @@ class Publisher(Protocol):
 
 
 class KvEvents(Feature):
-    """Tells a publisher of the pages that the prefix cache has gained and lost since the step before."""
+    """Tells a publisher of the pages that the prefix cache has gained and lost since the last batch.
+
+    While the publisher is full the cache notes them, and what comes and goes meanwhile is never told.
+    """
 
     def __init__(
         self, sequences: Sequences, block_size: int, publisher: Publisher, clock: Callable[[], float] = time.time
@@ -68,6 +75,8 @@ class KvEvents(Feature):
 
     def update(self) -> None:
         """See Feature."""
+        if self._publisher.is_full:
+            return
         removed, stored = self._tree.take_changes()
         if not removed and not stored:
             return
@@ -93,8 +102,7 @@ class KvEvents(Feature):
 class ZmqPublisher:
     """Sends batches to subscribers, and those that it has kept to whoever asks for them again, on a thread.
 
-    Neither a slow subscriber nor many batches hold up the engine: what is too much is dropped, which shows as a gap in
-    the numbers.
+    No subscriber holds it up: one that does not read misses batches, which shows as a gap in the numbers.
     """
 
     def __init__(self, config: KvEventsConfig) -> None:
@@ -104,7 +112,7 @@ class ZmqPublisher:
         self._encoder = msgspec.msgpack.Encoder()
         self._waiting: deque[tuple[int, KvEventBatch]] = deque()
         self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
-        self._num_put = self._num_dropped = 0
+        self._num_put = 0
         self._is_stopping = False
         self._context = zmq.Context[zmq.Socket[bytes]]()
         self._replay: zmq.Socket[bytes] | None = None
@@ -127,15 +135,16 @@ class ZmqPublisher:
         """See Publisher. For one thread."""
         self._waiting.append((self._num_put, batch))
         self._num_put += 1
-        if len(self._waiting) > self._config.max_queue_size:
-            with contextlib.suppress(IndexError):  # the other thread has just taken them
-                self._waiting.popleft()
-                self._num_dropped += 1
         self._waker.wake()
+
+    @property
+    def is_full(self) -> bool:
+        """See Publisher."""
+        return len(self._waiting) >= self._config.max_queue_size
 
     def stats(self) -> dict[str, float]:
         """See Publisher."""
-        return {"kv_event_batches": self._num_put, "kv_event_batches_dropped": self._num_dropped}
+        return {"kv_event_batches": self._num_put}
 
     def stop(self) -> bool:
         """See Publisher."""
@@ -165,10 +174,7 @@ class ZmqPublisher:
 
     def _send_waiting(self) -> None:
         while self._waiting:
-            try:
-                number, batch = self._waiting.popleft()
-            except IndexError:  # the other thread has dropped the last one
-                return
+            number, batch = self._waiting.popleft()
             frames = number.to_bytes(8, "big"), self._encoder.encode(batch)
             self._kept.append(frames)
             self._socket.send_multipart((self._topic, *frames))  # never blocks: a subscriber that is full misses it

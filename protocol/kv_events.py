@@ -66,8 +66,9 @@ class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Where and how KV events are published.
 
     `endpoint`: `ipc://` and `tcp://*:PORT` are bound, another `tcp://` is connected to, as that of a router; so is
-    `replay_endpoint` always bound. `buffer_steps`: batches that are kept to replay. `max_queue_size`, `hwm`: batches
-    that may wait to be sent, in all and for a subscriber; the oldest are dropped, the newest for a slow subscriber.
+    `replay_endpoint` always bound. `buffer_steps`: batches that are kept to replay. `max_queue_size`: batches that may
+    wait to be sent; while there are so many, further changes wait to become one batch. `hwm`: batches that wait for a
+    subscriber; one that is slower misses the newest.
     `insecure_tcp`: bind to tcp, where anyone who reaches the port reads the tokens of all prompts and answers.
     """
 

@@ -16,7 +16,9 @@ import zmq
 from conftest import EngineFactory
 from patience import PATIENCE
 
+from quire.engine_core.kv_events import KvEvents
 from quire.frontend import SamplingParams
+from quire.kernels._native import SamplingConfig, Sequences
 from quire.protocol.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEventBatch, parse_kv_events_config
 
 PAGE = 32
@@ -179,6 +181,43 @@ def test_a_subscriber_that_does_not_read_and_rubbish_hold_nobody_up(
     for number in range(5):
         assert llm.generate(f"{number} {STORY}", SamplingParams(max_tokens=40))
     assert len(subscriber.replayed(0)) <= 2
+
+
+def test_changes_wait_while_the_publisher_is_full() -> None:
+    """None is lost: they come in one batch, without what came and went meanwhile."""
+
+    class SlowPublisher:
+        def __init__(self) -> None:
+            self.batches: list[KvEventBatch] = []
+            self.is_full = False
+
+        def put(self, batch: KvEventBatch) -> None:
+            self.batches.append(batch)
+
+        def stop(self) -> bool:
+            return True
+
+        def stats(self) -> dict[str, float]:
+            return {}
+
+    sequences, publisher = Sequences(8, 2, 10), SlowPublisher()
+    feature = KvEvents(sequences, 2, publisher, lambda: 5.0)
+    feature.attach([])
+    assert publisher.batches == [KvEventBatch(5.0, [AllBlocksCleared()])]
+    publisher.is_full = True
+    for tokens, evicted in (([1, 2, 3, 4, 5], 2), ([6, 7, 8], 0), ([6, 7, 9, 9, 1], 0)):
+        slot = sequences.open(tokens, len(tokens), sampling=SamplingConfig(), cache_salt="")
+        sequences.start(slot, len(tokens))
+        sequences.share(slot, len(tokens) - 1)
+        sequences.close(slot)
+        assert sequences.tree.evict(evicted) == evicted
+        feature.update()
+    assert len(publisher.batches) == 1
+    publisher.is_full = False
+    feature.update()
+    (event,) = publisher.batches[1].events
+    assert isinstance(event, BlockStored)
+    assert event.token_ids == [6, 7, 9, 9]
 
 
 def test_two_engines_do_not_share_an_endpoint(engine: EngineFactory, demo_model: Path, tmp_path: Path) -> None:
