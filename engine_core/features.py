@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from quire.engine_core.crash_journal import CrashJournal
 from quire.engine_core.feature import Feature
-from quire.engine_core.kv_events import KvEvents
 from quire.engine_core.kv_tiers.page_server import PageServer
 from quire.engine_core.outputs import Send
 from quire.engine_core.scheduling.served_prefixes import ServedPrefixes
 from quire.engine_core.scheduling.trials import Trials
-from quire.engine_core.speculation.speculation import Speculation
 from quire.engine_core.trace import Tracer
 from quire.kernels.runner import Sequences
 from quire.protocol.engine_shape import EngineShape
@@ -25,17 +23,15 @@ def make_features(
     clock: Callable[[], float] = time.monotonic,
     *,
     journal: CrashJournal | None = None,
-    speculation: Speculation | None = None,
     page_server: PageServer | None = None,
-    kv_events: KvEvents | None = None,
+    chosen: Iterable[Feature | None] = (),
 ) -> list[Feature]:
     """Return all features of an engine whose messages go to `send`.
 
-    `journal` has what the engines before this one died of; `page_server` serves pages to other engines, and
-    `kv_events` publishes what the prefix cache gains and loses. Trials come
-    after what may kill the engine when a step has been computed, so that it is blamed on the step's requests.
+    `journal` has what the engines before this one died of; `page_server` serves pages to other engines; `chosen` are
+    features that the options ask for, None where they don't. Trials come after what may kill the engine when a step has
+    been computed, so that it is blamed on the step's requests.
     """
-    drafting = [] if speculation is None else [speculation]
+    first = [feature for feature in chosen if feature is not None]
     served = ServedPrefixes(sequences, limits, send, page_server, clock)
-    publishing = [] if kv_events is None else [kv_events]
-    return [*drafting, Trials(journal or CrashJournal(), clock), served, *publishing, Tracer(send, clock)]
+    return [*first, Trials(journal or CrashJournal(), clock), served, Tracer(send, clock)]

@@ -221,9 +221,11 @@ def _assemble(
                 limits,
                 server.send,
                 journal=journal,
-                speculation=start_speculation(parsed, load_options(parsed), runner, limits),
                 page_server=_start_page_server(parsed, runner, server, wake),
-                kv_events=_start_kv_events(parsed, runner),
+                chosen=[
+                    start_speculation(parsed, load_options(parsed), runner, limits),
+                    _start_kv_events(parsed, runner),
+                ],
             ),
             Grammars(text.compiler, wake=wake, most_bytes=memory.grammar_bytes),
             _start_tiers(parsed, runner),
@@ -325,12 +327,8 @@ def _check_encoder(parsed: EngineProcessOptions) -> None:
 
 def _start_kv_events(parsed: EngineProcessOptions, runner: ModelRunner) -> KvEvents | None:
     """Start the publishing of KV events, if it is wanted. Raises AddressError."""
-    config = None if parsed.kv_events_config is None else parse_kv_events_config(parsed.kv_events_config)
-    return (
-        start_kv_events(config, runner.sequences, runner.block_size)
-        if config is not None and config.is_enabled
-        else None
-    )
+    config = parse_kv_events_config(parsed.kv_events_config or "{}")
+    return start_kv_events(config, runner.sequences, runner.block_size) if config.is_enabled else None
 
 
 def _start_page_server(

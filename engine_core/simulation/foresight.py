@@ -113,7 +113,7 @@ class SimulatedCore(EngineCore):
         clock: VirtualClock,
         speculation: Speculation | None = None,
     ) -> None:
-        features = make_features(executor.sequences, limits, send, clock, speculation=speculation)
+        features = make_features(executor.sequences, limits, send, clock, chosen=[speculation])
         super().__init__(executor, limits, send, EngineParts(features), clock=clock)
         self._simulated = executor
         self._may_draft = speculation is not None  # then a step may give more than one token
