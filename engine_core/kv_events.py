@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 import msgspec
@@ -17,7 +18,8 @@ from quire.engine_core.feature import Feature
 from quire.engine_core.request import Request
 from quire.engine_core.transport.waker import Waker
 from quire.kernels.runner import Sequences
-from quire.protocol.address import ipc_path, remove_address
+from quire.protocol.address import ipc_path
+from quire.protocol.errors import AddressError
 from quire.protocol.kv_events import (
     CACHE_MEDIUM,
     AllBlocksCleared,
@@ -30,6 +32,12 @@ from quire.protocol.sockets import bind_publisher, bind_replay, connect_publishe
 
 _STOP_SECONDS = 2.0
 _END = (-1).to_bytes(8, "big", signed=True)  # the number that ends a replay
+_MOST_WAITING = 256  # batches, of the tokens of a step each
+_MOST_KEPT_BYTES = 64 << 20
+_MOST_REPLAYS = 16  # at a time
+_BATCHES_AT_ONCE = 64  # of a replay, between those that are new
+_TURN_MILLISECONDS = 5
+_PATIENCE_SECONDS = 30.0  # for a client that does not read its replay
 
 logger = logging.getLogger(__name__)
 
@@ -84,10 +92,8 @@ class KvEvents(Feature):
         if removed:
             batch.events.append(BlockRemoved(removed, CACHE_MEDIUM))
         for parent, salt, keys, tokens in stored:
-            extra = None if salt is None else [(salt,)] * len(keys)
-            batch.events.append(
-                BlockStored(keys, parent, tokens, self._block_size, medium=CACHE_MEDIUM, extra_keys=extra)
-            )
+            extra = None if salt is None else [(f"{salt:016x}",)] * len(keys)
+            batch.events.append(BlockStored(keys, parent, tokens, self._block_size, None, CACHE_MEDIUM, None, extra))
         self._publisher.put(batch)
 
     def stats(self) -> dict[str, float]:
@@ -99,10 +105,19 @@ class KvEvents(Feature):
         return self._publisher.stop()
 
 
+@dataclass
+class _Replay:
+    """A replay that is being sent to a client."""
+
+    next: int  # number of the next batch
+    last_progress: float
+
+
 class ZmqPublisher:
     """Sends batches to subscribers, and those that it has kept to whoever asks for them again, on a thread.
 
-    No subscriber holds it up: one that does not read misses batches, which shows as a gap in the numbers.
+    No subscriber holds it up: one that does not read misses batches, which shows as a gap in the numbers. These are
+    greater than those of all engines before, so that a new one shows as a gap too.
     """
 
     def __init__(self, config: KvEventsConfig) -> None:
@@ -111,19 +126,22 @@ class ZmqPublisher:
         self._topic = config.topic.encode()
         self._encoder = msgspec.msgpack.Encoder()
         self._waiting: deque[tuple[int, KvEventBatch]] = deque()
-        self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
+        self._first = time.time_ns() // 1000
         self._num_put = 0
+        self._kept: deque[tuple[int, bytes]] = deque()
+        self._kept_bytes = 0
+        self._replays: dict[bytes, _Replay] = {}
         self._is_stopping = False
         self._context = zmq.Context[zmq.Socket[bytes]]()
-        self._replay: zmq.Socket[bytes] | None = None
+        self._replay_socket: zmq.Socket[bytes] | None = None
         try:
             open_publisher = bind_publisher if config.binds else connect_publisher
             self._socket = open_publisher(self._context, config.endpoint, config.hwm)
             if config.replay_endpoint is not None:
-                self._replay = bind_replay(self._context, config.replay_endpoint, config.buffer_steps + 1)
-        except BaseException:
+                self._replay_socket = bind_replay(self._context, config.replay_endpoint, _BATCHES_AT_ONCE)
+        except AddressError as error:
             self._context.destroy(linger=0)
-            raise
+            raise AddressError(f"kv_events_config: {error}") from error
         self._waker = Waker()
         self._thread = threading.Thread(target=self._run, name="quire-kv-events", daemon=True)
 
@@ -133,14 +151,14 @@ class ZmqPublisher:
 
     def put(self, batch: KvEventBatch) -> None:
         """See Publisher. For one thread."""
-        self._waiting.append((self._num_put, batch))
+        self._waiting.append((self._first + self._num_put, batch))
         self._num_put += 1
         self._waker.wake()
 
     @property
     def is_full(self) -> bool:
         """See Publisher."""
-        return len(self._waiting) >= self._config.max_queue_size
+        return len(self._waiting) >= min(self._config.max_queue_size, _MOST_WAITING)
 
     def stats(self) -> dict[str, float]:
         """See Publisher."""
@@ -156,42 +174,66 @@ class ZmqPublisher:
     def _run(self) -> None:
         poller = zmq.Poller()
         poller.register(self._waker.receiver, zmq.POLLIN)
-        if self._replay is not None:
-            poller.register(self._replay, zmq.POLLIN)
-        try:
-            while not self._is_stopping:
-                ready: dict[Any, int] = dict(poller.poll())
-                if self._waker.receiver.fileno() in ready:
-                    self._waker.lower()
+        if self._replay_socket is not None:
+            poller.register(self._replay_socket, zmq.POLLIN)
+        while not self._is_stopping:
+            ready: dict[Any, int] = dict(poller.poll(_TURN_MILLISECONDS if self._replays else None))
+            if self._waker.receiver.fileno() in ready:
+                self._waker.lower()
+            try:
                 self._send_waiting()
-                if self._replay in ready and self._replay is not None:
-                    self._answer(self._replay)
-        finally:
-            self._context.destroy(linger=0)
-            for address in (self._config.endpoint, self._config.replay_endpoint):
-                if address is not None and ipc_path(address) is not None:
-                    remove_address(address)
+                if self._replay_socket is not None:
+                    if self._replay_socket in ready:
+                        self._begin_replay(self._replay_socket)
+                    for client_id in list(self._replays):
+                        self._go_on(self._replay_socket, client_id)
+            except Exception:  # events end with the engine only
+                logger.exception("KV events could not be published")
+        # Paths first, while no other engine can claim them.
+        for address in (self._config.endpoint, self._config.replay_endpoint):
+            if address is not None and (path := ipc_path(address)) is not None:
+                path.unlink(missing_ok=True)
+        self._context.destroy(linger=0)
 
     def _send_waiting(self) -> None:
         while self._waiting:
             number, batch = self._waiting.popleft()
-            frames = number.to_bytes(8, "big"), self._encoder.encode(batch)
-            self._kept.append(frames)
-            self._socket.send_multipart((self._topic, *frames))  # never blocks: a subscriber that is full misses it
+            payload = self._encoder.encode(batch)
+            self._kept.append((number, payload))
+            self._kept_bytes += len(payload)
+            while len(self._kept) > self._config.buffer_steps or self._kept_bytes > _MOST_KEPT_BYTES:
+                self._kept_bytes -= len(self._kept.popleft()[1])
+            self._socket.send_multipart((self._topic, _number(number), payload))  # never blocks
 
-    def _answer(self, socket: zmq.Socket[bytes]) -> None:
-        """Send the kept batches from a number on, as far as the client reads; without the end it asks again."""
+    def _begin_replay(self, socket: zmq.Socket[bytes]) -> None:
         client_id, *frames = socket.recv_multipart()
         if len(frames) != 2 or frames[0] or len(frames[1]) != len(_END):
-            logger.warning(
-                "kv_events_config: a replay is asked for by an empty frame and 8 bytes; a request is ignored"
-            )
-            return
-        first = frames[1]
-        wanted = [(self._topic, *kept) for kept in self._kept if kept[0] >= first]
-        with contextlib.suppress(zmq.ZMQError):  # it does not read, or has gone
-            for parts in (*wanted, (b"", _END, b"")):
-                socket.send_multipart((client_id, b"", *parts), zmq.NOBLOCK)
+            logger.warning("kv_events_config: a replay is asked for by an empty frame and 8 bytes; ignored a request")
+        elif client_id in self._replays or len(self._replays) < _MOST_REPLAYS:
+            self._replays[client_id] = _Replay(int.from_bytes(frames[1], "big"), time.monotonic())
+
+    def _go_on(self, socket: zmq.Socket[bytes], client_id: bytes) -> None:
+        """Send the next batches of a replay, as far as the client reads, and its end after the last."""
+        replay, now = self._replays[client_id], time.monotonic()
+        first = self._kept[0][0] if self._kept else replay.next
+        start = min(max(0, replay.next - first), len(self._kept))
+        batches = list(islice(self._kept, start, start + _BATCHES_AT_ONCE))
+        try:
+            for number, payload in batches:
+                socket.send_multipart((client_id, b"", self._topic, _number(number), payload), zmq.NOBLOCK)
+                replay.next, replay.last_progress = number + 1, now
+            if start + len(batches) == len(self._kept):
+                socket.send_multipart((client_id, b"", b"", _END, b""), zmq.NOBLOCK)
+                del self._replays[client_id]
+        except zmq.Again:
+            if now > replay.last_progress + _PATIENCE_SECONDS:
+                del self._replays[client_id]
+        except zmq.ZMQError:  # the client has gone
+            del self._replays[client_id]
+
+
+def _number(number: int) -> bytes:
+    return number.to_bytes(len(_END), "big")
 
 
 def start_kv_events(config: KvEventsConfig, sequences: Sequences, block_size: int) -> KvEvents:

@@ -317,9 +317,10 @@ def _check_encoder(parsed: EngineProcessOptions) -> None:
     reasons = {
         "kv_disk": "keeps KV of prompts that begin alike, of which an encoder keeps none",
         "kv_peer": "fetches KV of prompts that begin alike, of which an encoder keeps none",
-        "kv_events_config": "tells of KV of prompts that begin alike, of which an encoder keeps none",
         "long_prefill_token_threshold": "splits prompts, and an encoder computes each in one step",
     }
+    if parse_kv_events_config(parsed.kv_events_config or "{}").is_enabled:
+        raise ModelError("kv_events_config tells of KV that prompts share, and an encoder keeps none; leave it out")
     for name, reason in reasons.items():
         if given := getattr(parsed, name):
             raise ModelError(f"{name}={given} {reason}; leave it out")

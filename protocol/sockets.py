@@ -39,7 +39,7 @@ from quire.protocol.keys import NO_KEYS, Security, secure_client, secure_engine
 _ENGINE_SEND_MESSAGES = 16
 _CLIENT_RECEIVE_MESSAGES = 64
 
-_MAX_REPLAY_REQUEST = 64  # bytes
+_MAX_SUBSCRIPTION, _MAX_REPLAY_REQUEST = 1024, 64  # bytes
 _UNPROTECTED = Security(insecure_tcp=True)  # of addresses that their options have allowed
 
 MAX_READ_BYTES = 8 * MAX_FRAME_BYTES
@@ -83,6 +83,7 @@ def bind_publisher(context: zmq.Context[S], address: str, most: int) -> S:
     """Return a bound PUB; a subscriber for which `most` messages wait misses further ones. Raises AddressError."""
     with _open(context, zmq.PUB, address, _UNPROTECTED) as socket:
         socket.sndhwm = most
+        socket.maxmsgsize = _MAX_SUBSCRIPTION
         _bind_either(socket, address)
     return socket
 
@@ -91,6 +92,7 @@ def connect_publisher(context: zmq.Context[S], address: str, most: int) -> S:
     """Return a PUB that publishes to a subscriber which is bound. Raises AddressError."""
     with _open(context, zmq.PUB, address, _UNPROTECTED) as socket:
         socket.sndhwm = most
+        socket.maxmsgsize = _MAX_SUBSCRIPTION
         _connect(socket, address)
     return socket
 
