@@ -11,6 +11,19 @@ from quire.protocol.messages import BatchEntry, EngineSnapshot, HotPrefix, Sched
 
 MAX_BATCH = 32  # requests of the last step in a picture
 
+MAX_PAUSE = 10.0
+"""Most seconds between two looks at an engine."""
+
+_MAX_COST = 0.01  # share of the engine's time that looks at it may take
+
+
+def pause_after(seconds: float) -> float:
+    """Return the pause after a look at the engine that took so many seconds, by a clock on the wall.
+
+    On a busy machine a look may seem to take long that has only waited for a processor: so there is a bound.
+    """
+    return min(seconds / _MAX_COST, MAX_PAUSE)
+
 
 class PrefixPicture(msgspec.Struct):
     """A `HotPrefix` with the text of its first and last page, "" where viewers must not read it."""

@@ -11,9 +11,9 @@ import msgspec
 
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.http.errors import ApiError, bad_request
+from quire.frontend.http.operations.pictures import pause_after
 from quire.protocol.messages import MAX_SHOWN_BRANCHES, MAX_SHOWN_RUNS, PrefixRun, PrefixTree
 
-_MAX_COST = 0.01  # share of the engine's time that all viewers together take
 _PATIENCE = 5.0  # seconds
 _MAX_TAGS = 64  # answers whose texts are known to have been sent
 
@@ -51,7 +51,7 @@ class TreePicture(msgspec.Struct):
 
 
 class PrefixTrees:
-    """Asks the engine for trees, one at a time, so that they take less than a hundredth of its time in the long run."""
+    """Asks the engine for trees, one at a time, and pauses after each, so that they take little of its time."""
 
     def __init__(self, llm: AsyncLLM, shows_prompts: bool = True) -> None:
         """`shows_prompts`: viewers may read the prompts of all."""
@@ -73,7 +73,7 @@ class PrefixTrees:
             except TimeoutError:
                 message = f"the engine has been busy with one step for more than {_PATIENCE:g} seconds; ask again"
                 raise ApiError(503, message, code="engine_busy") from None
-            self._free_at = time.monotonic() + tree.seconds / _MAX_COST
+            self._free_at = time.monotonic() + pause_after(tree.seconds)
         return self._picture(tree, known)
 
     def _picture(self, tree: PrefixTree, known: str) -> TreePicture:

@@ -15,7 +15,7 @@ from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.errors import EngineDeadError
 from quire.frontend.http.documentation.operation import AnswerTypes, Operation
 from quire.frontend.http.operations.changes import Change, Feed
-from quire.frontend.http.operations.pictures import Picture, PictureMaker
+from quire.frontend.http.operations.pictures import Picture, PictureMaker, pause_after
 from quire.frontend.http.operations.prefixes import PrefixTrees, TreePicture, shown_of
 from quire.frontend.http.transport.responses import json_response, static_files
 from quire.frontend.http.transport.sse import event
@@ -23,7 +23,6 @@ from quire.frontend.metrics.recent import RecentRates
 from quire.protocol.messages import EngineSnapshot
 
 PERIOD = 0.25  # seconds between two pictures
-_MAX_COST = 0.01  # share of the engine's time; a pool that takes longer to snapshot is polled less often
 _PATIENCE = 5.0  # seconds after which a long step is reported
 
 
@@ -126,7 +125,7 @@ class EngineView:
                 snapshot = await asyncio.wait_for(self._llm.snapshot(), _PATIENCE)
                 self._feed.publish(self._picture(maker, snapshot))
                 self._publish(b"")
-                pause = max(PERIOD, snapshot.seconds / _MAX_COST)
+                pause = max(PERIOD, pause_after(snapshot.seconds))
             except TimeoutError:
                 self._publish(_problem(f"The engine has been busy with one step for more than {_PATIENCE:g} seconds."))
             except EngineDeadError as error:

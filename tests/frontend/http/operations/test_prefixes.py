@@ -12,6 +12,7 @@ from patience import PATIENCE
 
 from quire.frontend import AsyncLLM
 from quire.frontend.http.errors import ApiError
+from quire.frontend.http.operations.pictures import MAX_PAUSE, pause_after
 from quire.frontend.http.operations.prefixes import PrefixTrees, shown_of
 from quire.protocol.messages import PrefixRun, PrefixTree
 
@@ -144,6 +145,11 @@ def test_a_tree_that_takes_long_is_not_asked_for_again_at_once() -> None:
         again.cancel()
 
     asyncio.run(test())
+
+
+def test_a_look_that_has_waited_for_a_processor_delays_the_next_ones_by_seconds_only() -> None:
+    assert pause_after(0.001) == pytest.approx(0.1)
+    assert pause_after(6.0) == MAX_PAUSE
 
 
 def test_an_engine_that_is_busy_is_an_error() -> None:
