@@ -11,6 +11,7 @@ PACKAGES = ("protocol", "frontend", "engine_core", "kernels")
 
 WALL_CLOCK = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "time.localtime"}
 DATED = {
+    "engine_core/kv_events.py": "`ts` of a batch, and its number, which grows from one engine to the next",
     "frontend/evaluation/calibration/calibrate.py": "date of a calibration",
     "frontend/evaluation/report/run.py": "date of a report",
     "frontend/http/dialects/ollama/writer.py": "`created_at` of an answer",
