@@ -28,7 +28,7 @@ from quire.protocol.kv_events import (
     KvEventBatch,
     KvEventsConfig,
 )
-from quire.protocol.sockets import bind_publisher, bind_replay, connect_publisher
+from quire.protocol.sockets import bind_replay, open_publisher
 
 _STOP_SECONDS = 2.0
 _END = (-1).to_bytes(8, "big", signed=True)  # the number that ends a replay
@@ -135,8 +135,7 @@ class ZmqPublisher:
         self._context = zmq.Context[zmq.Socket[bytes]]()
         self._replay_socket: zmq.Socket[bytes] | None = None
         try:
-            open_publisher = bind_publisher if config.binds else connect_publisher
-            self._socket = open_publisher(self._context, config.endpoint, config.hwm)
+            self._socket = open_publisher(self._context, config.endpoint, config.hwm, binds=config.binds)
             if config.replay_endpoint is not None:
                 self._replay_socket = bind_replay(self._context, config.replay_endpoint, _BATCHES_AT_ONCE)
         except AddressError as error:
@@ -194,6 +193,7 @@ class ZmqPublisher:
             if address is not None and (path := ipc_path(address)) is not None:
                 path.unlink(missing_ok=True)
         self._context.destroy(linger=0)
+        self._waker.close()
 
     def _send_waiting(self) -> None:
         while self._waiting:

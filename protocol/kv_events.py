@@ -69,7 +69,7 @@ class KvEventBatch(msgspec.Struct, array_like=True, gc=False):
 
 
 class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where and how KV events are published.
+    """Configuration of the publishing of KV events.
 
     `endpoint`: `ipc://PATH`, `tcp://*:PORT` and `tcp://[::]:PORT` are bound, another `tcp://` is connected to, as that
     of a router; `replay_endpoint` is always bound. `buffer_steps`: batches that are kept to replay, up to 64 MiB.

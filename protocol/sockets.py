@@ -79,21 +79,15 @@ def connect_client(context: zmq.Context[S], address: str, security: Security = N
     return socket
 
 
-def bind_publisher(context: zmq.Context[S], address: str, most: int) -> S:
-    """Return a bound PUB; a subscriber for which `most` messages wait misses further ones. Raises AddressError."""
+def open_publisher(context: zmq.Context[S], address: str, most: int, *, binds: bool) -> S:
+    """Return a PUB, which is bound or connects to a subscriber that is. Raises AddressError.
+
+    A subscriber for which `most` messages wait misses further ones.
+    """
     with _open(context, zmq.PUB, address, _UNPROTECTED) as socket:
         socket.sndhwm = most
         socket.maxmsgsize = _MAX_SUBSCRIPTION
-        _bind_either(socket, address)
-    return socket
-
-
-def connect_publisher(context: zmq.Context[S], address: str, most: int) -> S:
-    """Return a PUB that publishes to a subscriber which is bound. Raises AddressError."""
-    with _open(context, zmq.PUB, address, _UNPROTECTED) as socket:
-        socket.sndhwm = most
-        socket.maxmsgsize = _MAX_SUBSCRIPTION
-        _connect(socket, address)
+        (_bind_either if binds else _connect)(socket, address)
     return socket
 
 
