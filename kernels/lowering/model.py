@@ -226,22 +226,21 @@ class Lowering(AttentionLowering):
         self, hidden: Buffer, before: Norm | None, layer: Attention | LatentAttention | FeedForward
     ) -> tuple[PackedActivations, FusedLinear]:
         """Lower a layer up to its last linear layer, which is returned with its input."""
-        if isinstance(layer, LatentAttention | Attention):
+        if isinstance(layer, FeedForward):
+            return self._feed_forward(hidden, before, layer), FusedLinear((layer.down,), place=self.place_of_down)
+        if isinstance(layer, LatentAttention):
+            x = lower_latent_attention(self, hidden, before, layer)
+        else:
             x = self._attention(hidden, before, layer)
-            return x, FusedLinear((layer.output,), place=self.place_of_attention_output)
-        return self._feed_forward(hidden, before, layer), FusedLinear((layer.down,), place=self.place_of_down)
+        return x, FusedLinear((layer.output,), place=self.place_of_attention_output)
 
     def _feed_forward(self, hidden: Buffer, before: Norm | None, operation: FeedForward) -> PackedActivations:
         return self.widen(
             self.norm(hidden, before, *self.runs(widening_of(operation), self.plan.hidden_size)), operation
         )
 
-    def _attention(
-        self, hidden: Buffer, before: Norm | None, operation: Attention | LatentAttention
-    ) -> PackedActivations:
+    def _attention(self, hidden: Buffer, before: Norm | None, operation: Attention) -> PackedActivations:
         """Lower attention up to its output layer: writes this step's K and V to their pages first."""
-        if isinstance(operation, LatentAttention):
-            return lower_latent_attention(self, hidden, before, operation)
         qkv = self.project("qkv", hidden, before, FusedLinear(operation.projections))
         if (embedded := operation.embedded) is not None:
             self.project("qkv", self._embedded, embedded.norm, FusedLinear(embedded.layers), add=True)
