@@ -16,7 +16,7 @@ import msgspec
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.options import F32_MAX, MAX_INT64, Length, Option, Range, lengths_of, options_of
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 
 
 class Role(enum.StrEnum):
@@ -102,6 +102,9 @@ LOGIT_BIAS = Range(-100.0, 100.0)
 PRIORITY = Range(-1_000_000, 1_000_000)
 MAX_SALT = 1024
 """Characters of a `cache_salt`."""
+
+MAX_WATCHED_SALTS = 1 << 14
+"""Salts of which a client can watch the prefixes."""
 
 MAX_TENANT = 256
 """Characters of a `tenant`."""
@@ -397,6 +400,17 @@ class KvCancel(msgspec.Struct, array_like=True, gc=False, tag=10, forbid_unknown
     """Engine to engine: a fetch is given up. No answer."""
 
     fetch_id: int
+
+
+class WatchPrefixes(msgspec.Struct, array_like=True, gc=False, tag=21, forbid_unknown_fields=True):
+    """Ask for a `PrefixReport` of all that is cached under these salts, and of what comes and goes there from now on.
+
+    For administrators. Each message adds salts to those before, up to `MAX_WATCHED_SALTS` of a client.
+    """
+
+    salts: Annotated[
+        list[Annotated[str, msgspec.Meta(max_length=MAX_SALT)]], msgspec.Meta(max_length=MAX_WATCHED_SALTS)
+    ]
 
 
 class EngineCoreOutput(msgspec.Struct, array_like=True, gc=False):
@@ -709,7 +723,34 @@ class KvFetched(msgspec.Struct, array_like=True, gc=False, tag=20):
     error: str | None = None
 
 
-ClientMessage = EngineCoreRequest | Abort | Hello | Ping | UtilityCall | Goodbye | KvHello | KvFetch | KvAck | KvCancel
+class PrefixReport(msgspec.Struct, array_like=True, gc=False, tag=22):
+    """Pages that the prefix cache has lost since the last report, and then those that it has gained.
+
+    It is what `WatchPrefixes` asks for. A prefix of full pages is known by a number of 64 bits. `roots`: the numbers of
+    the empty prefixes of salts that have not been told before. `removed`: prefixes whose last page has gone. `stored`:
+    pages that follow one another; each entry is the number of the prefix before them, those of the prefixes that end
+    with each of them, and the tokens of all. Prefixes come after those that they extend. All pages may take several
+    reports.
+    """
+
+    roots: list[tuple[int, str]] = []
+    removed: list[int] = []
+    stored: list[tuple[int, list[int], list[int]]] = []
+
+
+ClientMessage = (
+    EngineCoreRequest
+    | Abort
+    | Hello
+    | Ping
+    | UtilityCall
+    | Goodbye
+    | KvHello
+    | KvFetch
+    | KvAck
+    | KvCancel
+    | WatchPrefixes
+)
 KvMessage = KvHello | KvAck | KvCancel  # those that need not wait for the engine's step to end
 EngineMessage = (
     EngineCoreOutputs
@@ -719,6 +760,7 @@ EngineMessage = (
     | Pong
     | EngineGoodbye
     | StepTrace
+    | PrefixReport
     | KvWelcome
     | KvPage
     | KvFetched

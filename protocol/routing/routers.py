@@ -1,0 +1,288 @@
+"""Routers, which choose an engine for each request: those of a live set of engines, and of simulated ones.
+
+They see what a client sees: its requests, the answers to them, and what engines report of their steps and caches.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from quire.protocol.messages import PrefixReport, SchedulerStats
+from quire.protocol.routing.prefix_outline import PrefixOutline, page_keys
+from quire.protocol.routing.step_costs import StepCosts
+
+MAX_SESSIONS = 1 << 17
+"""Sessions that a router remembers."""
+
+_SESSION_TOKENS = 1024  # identify the session of a request that names none: more than a system prompt that all share
+_BLEND = 0.02  # weight of one more answer in the mean length
+_FIRST_ESTIMATE = 256.0  # output tokens, before any answer has ended
+
+Reason = Literal["turn", "load", "session", "prefix"]
+"""Why an engine was chosen: it was the next, it had the least to do, it has the session, or it has the prefix."""
+
+
+@dataclass(slots=True, eq=False)
+class RoutedRequest:
+    """What a router knows of a request, and where it has sent it.
+
+    `read` returns the tokens of the prompt. `num_answers`: sequences that decode. `session`: name of a conversation,
+    which its client has given, None without one.
+    """
+
+    num_tokens: int
+    read: Callable[[], Sequence[int]]
+    salt: str = ""
+    session: str | None = None
+    num_answers: int = 1
+    engine: int | None = None
+    reason: Reason = "turn"
+    cached_tokens: int = 0  # tokens that the engine was believed to have when the request was sent
+    waits_for: int = 0  # prompt tokens that the engine is likely still to compute
+    expected: list[int] = field(default_factory=list)  # keys of prefixes that it will have
+
+
+@dataclass(slots=True)
+class EngineLoad:
+    """A router's view of an engine: sequences in flight, and the prompt tokens that are likely still to compute."""
+
+    in_flight: int = 0
+    prefill_tokens: int = 0
+
+
+class RoutingChoice(NamedTuple):
+    """An engine, and why it was chosen."""
+
+    engine: int
+    reason: Reason
+    cached_tokens: int = 0
+
+
+class Router(ABC):
+    """Keeps count of each engine's load. Subclasses choose the engine.
+
+    Engines are numbers. `watches_prefixes`: it wants reports of what engines have in their caches.
+    """
+
+    watches_prefixes = False
+
+    def __init__(self, seed: int = 0) -> None:
+        """`seed` is for those that choose by chance."""
+        del seed
+        self.loads: dict[int, EngineLoad] = {}
+        self._last = -1
+
+    @abstractmethod
+    def choose(self, request: RoutedRequest, engines: Sequence[int]) -> RoutingChoice:
+        """Return the choice among some engines, at least one, for a request that is sent now."""
+
+    def add(self, engine: int, block_size: int) -> None:
+        """Add an engine without load, whose pages have `block_size` tokens."""
+        del block_size
+        self.loads[engine] = EngineLoad()
+
+    def remove(self, engine: int) -> None:
+        """Remove an engine; its requests have been taken back."""
+        del self.loads[engine]
+
+    def send(self, request: RoutedRequest, engines: Sequence[int] | None = None) -> int:
+        """Choose one of these engines, None for all, and count the request as sent there."""
+        choice = self.choose(request, sorted(self.loads) if engines is None else engines)
+        request.engine, request.reason, request.cached_tokens = choice
+        request.waits_for = request.num_tokens - choice.cached_tokens
+        self._last = choice.engine
+        load = self.loads[choice.engine]
+        load.in_flight += request.num_answers
+        load.prefill_tokens += request.waits_for
+        return choice.engine
+
+    def first_token(self, request: RoutedRequest) -> None:
+        """Note that a request's prompt is computed. Repeated, it has no effect."""
+        if request.engine is not None:
+            self.loads[request.engine].prefill_tokens -= request.waits_for
+        request.waits_for = 0
+
+    def take_back(self, request: RoutedRequest) -> None:
+        """Note that a request is at no engine any more. Repeated, it has no effect."""
+        self.first_token(request)
+        if request.engine is not None:
+            self.loads[request.engine].in_flight -= request.num_answers
+        request.engine = None
+
+    def ended(self, request: RoutedRequest, output_tokens: int) -> None:
+        """Note the end of a request whose answers have so many tokens."""
+        del output_tokens
+        self.take_back(request)
+
+    def observe(self, engine: int, stats: SchedulerStats) -> None:
+        """Take note of an engine's step."""
+        del engine, stats
+
+    def report(self, engine: int, report: PrefixReport) -> None:
+        """Take note of what has changed in an engine's prefix cache. Any thread."""
+        del engine, report
+
+    def least_loaded(self, engines: Iterable[int]) -> int:
+        """Return the engine with the fewest sequences in flight; of several, the next after the last choice."""
+        return min(engines, key=lambda engine: (self.loads[engine].in_flight, *self.turn(engine)))
+
+    def turn(self, engine: int) -> tuple[bool, int]:
+        """Return a value by which to sort engines from the one after the last choice on."""
+        return engine <= self._last, engine
+
+
+class RoundRobin(Router):
+    """One engine after the other."""
+
+    def choose(self, request: RoutedRequest, engines: Sequence[int]) -> RoutingChoice:
+        """Choose the next engine."""
+        del request
+        return RoutingChoice(min(engines, key=self.turn), "turn")
+
+
+class LeastLoaded(Router):
+    """The engine with the fewest sequences in flight."""
+
+    def choose(self, request: RoutedRequest, engines: Sequence[int]) -> RoutingChoice:
+        """Choose the least loaded of all."""
+        del request
+        return RoutingChoice(self.least_loaded(engines), "load")
+
+
+class PowerOfTwoChoices(Router):
+    """The less loaded of two random engines."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        self._random = random.Random(seed)
+
+    def choose(self, request: RoutedRequest, engines: Sequence[int]) -> RoutingChoice:
+        """Choose the less loaded of two."""
+        del request
+        two = self._random.sample(list(engines), min(2, len(engines)))
+        return RoutingChoice(self.least_loaded(two), "load")
+
+
+class StickyBySession(Router):
+    """A session stays on the engine that was the least loaded when it began, as long as that can take requests.
+
+    A request that names no session belongs to the one of prompts with the same first 1,024 tokens; a shorter prompt
+    belongs to none.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        self._engines: OrderedDict[str | int, int] = OrderedDict()
+
+    def choose(self, request: RoutedRequest, engines: Sequence[int]) -> RoutingChoice:
+        """Choose the engine of the request's session."""
+        session = self._session_of(request)
+        if session is None:
+            return RoutingChoice(self.least_loaded(engines), "load")
+        engine = self._engines.pop(session, None)
+        has_session = engine in engines
+        if engine is None or not has_session:
+            engine = self.least_loaded(engines)
+        self._engines[session] = engine
+        if len(self._engines) > MAX_SESSIONS:
+            self._engines.popitem(last=False)
+        return RoutingChoice(engine, "session" if has_session else "load")
+
+    @staticmethod
+    def _session_of(request: RoutedRequest) -> str | int | None:
+        if request.session is not None:
+            return f"{request.salt}\n{request.session}"
+        if request.num_tokens < _SESSION_TOKENS:
+            return None
+        return next(page_keys(request.salt, request.read()[:_SESSION_TOKENS], _SESSION_TOKENS))
+
+
+class PrefixAffinity(Router):
+    """The engine where the answer is likely to end first: a long cached prefix is traded against the load.
+
+    The seconds of an answer are those of the prompt tokens to compute, those queued before it and its own that are not
+    cached, and, for each output token, those that each concurrent sequence adds to a step. They are learned.
+    """
+
+    watches_prefixes = True
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        self.outline = PrefixOutline()
+        self.costs: dict[int, StepCosts] = {}
+        self._block_sizes: dict[int, int] = {}
+        self._output_tokens = _FIRST_ESTIMATE
+
+    def add(self, engine: int, block_size: int) -> None:
+        """Add an engine with an empty cache."""
+        super().add(engine, block_size)
+        self.costs[engine] = StepCosts(*(each.seconds for each in self.costs.values()))
+        self._block_sizes[engine] = block_size
+        self.outline.add(engine, block_size)
+
+    def remove(self, engine: int) -> None:
+        """Remove an engine with what it has cached."""
+        super().remove(engine)
+        del self._block_sizes[engine], self.costs[engine]
+        self.outline.remove(engine)
+
+    def choose(self, request: RoutedRequest, engines: Sequence[int]) -> RoutingChoice:
+        """Choose the least expected time; of several engines, the next after the last choice."""
+        cached = self.outline.match(request.salt, request.read())
+        most = request.num_tokens - 1  # one token is computed in any case
+        engine = min(
+            engines,
+            key=lambda each: (
+                self._seconds(each, request.num_tokens - min(cached.get(each, 0), most)),
+                *self.turn(each),
+            ),
+        )
+        count = min(cached.get(engine, 0), most)
+        return RoutingChoice(engine, "prefix" if count else "load", count)
+
+    def send(self, request: RoutedRequest, engines: Sequence[int] | None = None) -> int:
+        """Choose an engine, and expect it to have the prompt from now on."""
+        engine = super().send(request, engines)
+        request.expected = list(page_keys(request.salt, request.read(), self._block_sizes[engine]))
+        self.outline.expect(engine, request.expected)
+        return engine
+
+    def first_token(self, request: RoutedRequest) -> None:
+        """Note that a request's prompt is computed, which the engine reports itself."""
+        super().first_token(request)
+        if request.engine is not None and request.expected:
+            self.outline.expect_no_more(request.engine, request.expected)
+            request.expected = []
+
+    def ended(self, request: RoutedRequest, output_tokens: int) -> None:
+        """Learn how long answers are."""
+        super().ended(request, output_tokens)
+        if output_tokens:
+            self._output_tokens += _BLEND * (output_tokens / request.num_answers - self._output_tokens)
+
+    def observe(self, engine: int, stats: SchedulerStats) -> None:
+        """Learn how long steps take."""
+        self.costs[engine].observe(stats)
+
+    def report(self, engine: int, report: PrefixReport) -> None:
+        """Take note of what has changed in an engine's prefix cache. Any thread."""
+        self.outline.report(engine, report)
+
+    def _seconds(self, engine: int, tokens: int) -> float:
+        load, seconds = self.loads[engine], self.costs[engine].seconds
+        others = seconds.decode * self._output_tokens * load.in_flight
+        return seconds.prefill * (tokens + load.prefill_tokens) + others
+
+
+ROUTERS: dict[str, type[Router]] = {
+    "round-robin": RoundRobin,
+    "least-loaded": LeastLoaded,
+    "power-of-two": PowerOfTwoChoices,
+    "sticky": StickyBySession,
+    "prefix-affinity": PrefixAffinity,
+}
