@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,6 +39,7 @@ from quire.engine_core.supervisor_link import Stages, SupervisorLink, wait_to_be
 from quire.engine_core.transport.server import ClientLimits, EngineCallbacks, EngineServer, Inbox
 from quire.kernels.errors import ModelError
 from quire.kernels.fit import advised
+from quire.kernels.host import MachineShare
 from quire.kernels.runner import ModelRunner, PreparedModel
 from quire.protocol.address import default_address, remove_orphaned
 from quire.protocol.codec import MAX_REPLY_BYTES
@@ -81,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if parsed.standby == "program" and not wait_to_begin():
             return 0
-        return _run(parsed, parent)
+        share = MachineShare.parse(parsed.machine_share)
+        return _run(replace(parsed, threads=share.take_cores(parsed.threads)), parent)
     except (ModelError, AddressError, KeyFileError) as error:
         print("\n" * sys.stderr.isatty() + f"error: {error}", file=sys.stderr)  # progress may stand on the line
         status = 1

@@ -17,6 +17,8 @@ import msgspec
 
 from quire.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from quire.frontend.client.engine import AnswerParsing, ConnectedEngine, TemplateOptions
+from quire.frontend.client.engine_client import EngineLeft
+from quire.frontend.client.engine_set import EngineStatus
 from quire.frontend.client.observer import Observer, RequestOptions, TraceContext
 from quire.frontend.client.request import PoolingParams
 from quire.frontend.client.request_table import RequestTable
@@ -50,6 +52,7 @@ from quire.frontend.text.threads import FairThreads, TextThreads
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.frontend.turns import current_work, doing
 from quire.frontend.vllm.fields import takes_vllm_arguments
+from quire.protocol.engine_options import SECONDS_OR_ZERO
 from quire.protocol.messages import SAMPLING_LENGTHS, EngineSnapshot, PrefixTree, Ready, Role, StepTrace
 from quire.protocol.pooling_info import PoolingInfo
 
@@ -73,8 +76,10 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         self._deliveries = DeliveryQueue()
         self._engine = ConnectedEngine(EngineArgs.from_options(model, options), self._deliveries.put)
         self._finalizer = weakref.finalize(self, self._engine.close)
-        is_admin = self._engine.client.ready.role is Role.ADMIN
-        self._table = RequestTable(self._engine.send, self._engine.eos_token_ids, names_tenants=is_admin)
+        is_admin = self._engine.engines.ready.role is Role.ADMIN
+        self._table = RequestTable(
+            self._engine.send, self._engine.eos_token_ids, routing=self._engine.routing, names_tenants=is_admin
+        )
         self._streams = RequestStreams(self._deliveries, self._table)
         self._threads = TextThreads()
         self._request_ids = itertools.count()
@@ -96,6 +101,7 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         timeout: float | None = None,
         trace: TraceContext | None = None,
         tenant: str = "",
+        session: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the outputs of one prompt; the last is `finished`.
 
@@ -112,7 +118,8 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         `priority`: lower runs first, under the policy `priority`. `cache_salt`: share KV pages only with requests of
         the same salt. `timeout`: end the request after this many seconds with finish reason "timeout", even if it is
         still waiting. `trace`: context for spans, see `add_observer`. `tenant`: name of the party that the request is
-        for. Tenants share the engine fairly; all those of a client that is no administrator are one.
+        for. Tenants share the engine fairly; all those of a client that is no administrator are one. `session`: name of
+        the conversation that it belongs to, which the router `sticky` keeps on one of several engines.
         """
 
         async def make(params: SamplingParams) -> tuple[Prompt, SamplingParams]:
@@ -124,7 +131,8 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
             )
             return made, params
 
-        options = RequestOptions(priority, cache_salt, timeout, trace or TraceContext("text_completion"), tenant)
+        context = trace or TraceContext("text_completion")
+        options = RequestOptions(priority, cache_salt, timeout, context, tenant, session)
         return self._stream(make, sampling_params, request_id, output_kind, options)
 
     @takes_vllm_arguments
@@ -142,6 +150,7 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         timeout: float | None = None,  # noqa: ASYNC109 - the engine's timeout
         trace: TraceContext | None = None,
         tenant: str = "",
+        session: str | None = None,
     ) -> EmbeddingRequestOutput:
         """Compute the embedding of one prompt, which may be as long as the context.
 
@@ -160,7 +169,8 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
                 truncate_prompt_tokens=truncate_prompt_tokens,
                 add_special_tokens=add_special_tokens,
             )
-        options = RequestOptions(priority, cache_salt, timeout, trace or TraceContext("embeddings"), tenant)
+        context = trace or TraceContext("embeddings")
+        options = RequestOptions(priority, cache_salt, timeout, context, tenant, session)
         request = self._engine.embedding(self._name(request_id), made, params, options, arrived)
         stream = self._streams.open(request)
         try:
@@ -238,6 +248,7 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         timeout: float | None = None,
         trace: TraceContext | None = None,
         tenant: str = "",
+        session: str | None = None,
         **template: Unpack[TemplateOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the answer to a conversation, rendered as a prompt by the chat template; otherwise like `generate`.
@@ -257,7 +268,7 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         async def make(params: SamplingParams) -> tuple[Prompt, SamplingParams]:
             return await self._chat_threads.run(functools.partial(input_of, params))
 
-        options = RequestOptions(priority, cache_salt, timeout, trace or TraceContext("chat"), tenant)
+        options = RequestOptions(priority, cache_salt, timeout, trace or TraceContext("chat"), tenant, session)
         return self._stream(make, sampling_params, request_id, output_kind, options, use)
 
     async def abort(self, request_id: str) -> None:
@@ -271,22 +282,29 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
     async def stats(self) -> dict[str, Any]:
         """Return the state of the engine: the fields of `SchedulerStats`, and counters of its socket.
 
-        `deferred` counts waiting requests that lack something other than KV pages or slots; `totals` are the fields of
-        `EngineTotals`.
+        Of several engines they are sums. `deferred` counts waiting requests that lack something other than KV pages or
+        slots; `totals` are the fields of `EngineTotals`.
         """
-        return cast("dict[str, Any]", await asyncio.wrap_future(self._engine.client.call("stats")))
+        return await self._engine.engines.stats()
 
-    async def snapshot(self) -> EngineSnapshot:
-        """Return a snapshot of the engine: its last step, waiting requests, KV pages. Much more than `stats`."""
-        result = await asyncio.wrap_future(self._engine.client.call("snapshot"))
+    async def engine_stats(self) -> dict[int, dict[str, Any]]:
+        """Return the same of each engine by its number, of those that are there."""
+        return await self._engine.engines.stats_each()
+
+    async def snapshot(self, engine: int | None = None) -> EngineSnapshot:
+        """Return a snapshot of an engine: its last step, waiting requests, KV pages. Much more than `stats`.
+
+        `engine`: the number of one of several; None for the first that is there.
+        """
+        result = await asyncio.wrap_future(self._engine.engines.call("snapshot", engine=engine))
         return msgspec.convert(result, EngineSnapshot)
 
-    async def prefix_tree(self, shown: Mapping[int, int] | None = None) -> PrefixTree:
-        """Return the upper levels of the prefix cache as a tree.
+    async def prefix_tree(self, shown: Mapping[int, int] | None = None, engine: int | None = None) -> PrefixTree:
+        """Return the upper levels of an engine's prefix cache as a tree.
 
-        `shown`: how many branches there are of some of its runs, by their ids.
+        `shown`: how many branches there are of some of its runs, by their ids. `engine`: as for `snapshot`.
         """
-        result = await asyncio.wrap_future(self._engine.client.call("prefix_tree", shown=shown))
+        result = await asyncio.wrap_future(self._engine.engines.call("prefix_tree", shown=shown, engine=engine))
         return msgspec.convert(result, PrefixTree)
 
     async def start_trace(self, on_step: Callable[[StepTrace], None]) -> None:
@@ -301,33 +319,37 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(on_step, step)
 
-        await asyncio.wrap_future(self._engine.client.start_trace(deliver))
+        await asyncio.wrap_future(self._engine.engines.start_trace(deliver))
 
     async def stop_trace(self) -> None:
         """Stop tracing; a trace marked as the `last` follows those in flight."""
-        await asyncio.wrap_future(self._engine.client.stop_trace())
+        await asyncio.wrap_future(self._engine.engines.stop_trace())
 
     async def reset_prefix_cache(self) -> bool:
         """Empty the engine's prefix cache."""
-        await asyncio.wrap_future(self._engine.client.call("reset_cache"))
+        for call in self._engine.engines.call_each("reset_cache").values():
+            await asyncio.wrap_future(call)
         return True
 
     async def pin_prefix(self, prompt: PromptType, *, cache_salt: str = "") -> int:
         """Compute a prompt and pin its KV pages in the cache; return the number of pinned tokens, in full pages.
 
-        They stay until `unpin_prefix`, `reset_prefix_cache`, or until a running request would be preempted for them.
+        Of several engines, one has them. They stay until `unpin_prefix`, `reset_prefix_cache`, or until a running
+        request would be preempted for them.
         """
         token_ids = (await self.prompts([prompt]))[0].token_ids
         params = SamplingParams(max_tokens=1)
-        async for _ in self.generate({"prompt_token_ids": token_ids}, params, cache_salt=cache_salt):
-            pass
-        call = self._engine.client.call("pin_prefix", token_ids, cache_salt)
+        engine: int | None = None
+        async for output in self.generate({"prompt_token_ids": token_ids}, params, cache_salt=cache_salt):
+            engine = output.metrics.engine
+        call = self._engine.engines.call("pin_prefix", token_ids, cache_salt, engine=engine)
         return cast("int", await asyncio.wrap_future(call))
 
     async def unpin_prefix(self, prompt: PromptType, *, cache_salt: str = "") -> bool:
         """Unpin a prompt; return True if it was pinned."""
         token_ids = (await self.prompts([prompt]))[0].token_ids
-        return cast("bool", await asyncio.wrap_future(self._engine.client.call("unpin_prefix", token_ids, cache_salt)))
+        calls = self._engine.engines.call_each("unpin_prefix", token_ids, cache_salt).values()
+        return any([await asyncio.wrap_future(call) for call in calls])
 
     async def chat_prompt(
         self,
@@ -443,17 +465,63 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         given = options if model is None else {"model": model, **options}
 
         def reload() -> None:
-            self._engine.client.reload(reload_arguments(given, drain=drain, drain_timeout=drain_timeout))
+            self._engine.engines.reload(reload_arguments(given, drain=drain, drain_timeout=drain_timeout))
 
         await asyncio.to_thread(reload)
 
+    def engines(self) -> list[EngineStatus]:
+        """Return the engines that share the requests."""
+        return self._engine.engines.statuses()
+
+    @property
+    def router(self) -> str:
+        """The name of the router that chooses among several engines."""
+        return self._engine.routing.name
+
+    def num_requests(self, engine: int) -> int:
+        """Return how many requests of this client an engine has now."""
+        return self._table.count(engine)
+
+    def routed(self) -> dict[tuple[str, str], int]:
+        """Return how many requests were sent to each engine for each reason: "turn", "load", "session", "prefix"."""
+        return {(str(engine), reason): count for (engine, reason), count in self._engine.routing.counts.items()}
+
+    async def add_engine(self, address: str) -> int:
+        """Let the running engine at `ipc://PATH` or `tcp://HOST:PORT` share the requests from now on.
+
+        Return its number. Raises `EngineConnectionError`, also if it has another model than the engines that are here,
+        and `AddressError`.
+        """
+        return await asyncio.to_thread(self._engine.add_engine, address)
+
+    async def drain_engine(self, engine: int) -> None:
+        """Send no more requests to an engine; those that it has go on there. Raises `ValueError` for the last one."""
+        self._engine.engines.set_draining(engine)
+        self._engine.routing.drain(engine)
+
+    async def remove_engine(self, engine: int, *, drain_timeout: float = DRAIN_SECONDS) -> None:
+        """Leave an engine once its requests have ended; those that have not after `drain_timeout` s go on elsewhere.
+
+        An engine that was started here ends then. Raises `ValueError` for the last one and for unknown ones.
+        """
+        SECONDS_OR_ZERO.check("drain_timeout", drain_timeout)
+        await self.drain_engine(engine)
+        end = time.monotonic() + drain_timeout
+        while self._table.count(engine) and time.monotonic() < end:  # noqa: ASYNC110 - each of many requests may end
+            await asyncio.sleep(min(_WATCH_SECONDS, max(0.0, end - time.monotonic())))
+        self._deliveries.put(EngineLeft("it was removed", engine))
+        await asyncio.to_thread(self._engine.engines.remove, engine)
+
     async def check_health(self) -> None:
-        """Raise `EngineDeadError` if the engine is dead or away, or has neither stepped nor been idle for 30 s."""
+        """Raise `EngineDeadError` if the engine is dead or away, or has neither stepped nor been idle for 30 s.
+
+        Of several engines one is enough.
+        """
         if (error := self.dead_error) is not None:
             raise EngineDeadError(*error.args)
-        if (away := self._engine.client.away) is not None:
+        if (away := self._engine.engines.away) is not None:
             raise EngineDeadError(f"{away}; it is being started again")
-        if (age := self._engine.client.last_step_age) > _LONGEST_STEP:
+        if (age := self._engine.engines.last_step_age) > _LONGEST_STEP:
             raise EngineDeadError(f"the engine has not stepped for {age:.0f} s", self.engine_address)
 
     async def wait_dead(self) -> EngineDeadError:
@@ -465,17 +533,17 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
     @property
     def dead_error(self) -> EngineDeadError | None:
         """The error with which the engine died, None while it is alive."""
-        return self._engine.client.dead
+        return self._engine.engines.dead
 
     @property
     def is_away(self) -> bool:
         """True while there is no engine, and requests wait for the next one."""
-        return self._engine.client.away is not None
+        return self._engine.engines.away is not None
 
     @property
     def num_engine_losses(self) -> int:
         """Times that the engine, or the connection to it, was lost."""
-        return self._engine.client.num_losses
+        return self._engine.engines.num_losses
 
     @property
     def model(self) -> str:
@@ -485,22 +553,22 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
     @property
     def max_model_len(self) -> int:
         """The context length: maximum number of tokens of a prompt and its answer."""
-        return self._engine.client.ready.max_model_len
+        return self._engine.engines.ready.max_model_len
 
     @property
     def vocab_size(self) -> int:
         """Size of the model's vocabulary; token ids are below it."""
-        return self._engine.client.ready.vocab_size
+        return self._engine.engines.ready.vocab_size
 
     @property
     def engine_info(self) -> Ready:
         """The engine's description of itself: model, context length, KV pages."""
-        return self._engine.client.ready
+        return self._engine.engines.ready
 
     @property
     def engine_address(self) -> str:
         """The address of the engine, where others can attach."""
-        return self._engine.client.address
+        return self._engine.engines.address
 
     @property
     def chat_template(self) -> str:

@@ -47,7 +47,7 @@ def _takes_vllm_options(table: type[T]) -> type[T]:
 @_takes_vllm_options
 @dataclass(frozen=True, kw_only=True)
 class EngineArgs(ClientOptions, SupervisionOptions, HubOptions, EngineOptions):
-    """Arguments with which an engine is started, or reached if it is running at `engine_address`.
+    """Arguments with which engines are started, or reached if they are running at `engine_address` or `engine`.
 
     `quire info --options` lists them; vLLM's others are taken as `vllm.options` says, and None stands for the default.
     Raises `ValueError` for the first argument that is not allowed, and `TypeError` for an unknown one.
@@ -57,8 +57,19 @@ class EngineArgs(ClientOptions, SupervisionOptions, HubOptions, EngineOptions):
 
     def __post_init__(self) -> None:
         EngineOptions.__post_init__(self)
-        if self.engine_address is None:
+        if self.starts_engines:
             check_model(self.model, self.revision)
+
+    @property
+    def running_engines(self) -> list[str]:
+        """Addresses of the running engines to attach to."""
+        first = [] if self.engine_address is None else [self.engine_address]
+        return list(dict.fromkeys((*first, *self.engine)))
+
+    @property
+    def starts_engines(self) -> bool:
+        """True if engines are to be started."""
+        return not self.running_engines or self.data_parallel_size > 1
 
     @classmethod
     def from_options(cls, model: str | None, options: Mapping[str, Any]) -> EngineArgs:
@@ -72,11 +83,11 @@ class EngineArgs(ClientOptions, SupervisionOptions, HubOptions, EngineOptions):
         if model is not None:
             given["model"] = str(model)
         check_attaching(given)
-        if "prefill_address" in given and "engine_address" not in given:
-            given.setdefault("kv_peer", given["prefill_address"])
         args = cls(**given)
-        if args.engine_address is not None:
+        if not args.starts_engines:
             return args
+        if args.prefill_address is not None and args.kv_peer is None:
+            args = replace(args, kv_peer=args.prefill_address)
         folder = resolve_model(args.model, args.revision, args.download_dir)
         drafting = _with_draft_folder(args.speculative_config, args.download_dir)
         return replace(args, model=str(folder), speculative_config=drafting, revision=None, download_dir=None)
@@ -109,10 +120,13 @@ class EngineArgs(ClientOptions, SupervisionOptions, HubOptions, EngineOptions):
 
 
 def check_attaching(given: Mapping[str, Any]) -> None:
-    """Raise `ValueError` for arguments that an engine has from its start, if the engine runs already."""
-    if "engine_address" in given and (decided := sorted(given.keys() - options_of(ClientOptions).keys())):
+    """Raise `ValueError` for arguments that an engine has from its start, if no engine is started."""
+    if "data_parallel_size" in given:
+        return
+    running = given.get("engine_address") or next(iter(given.get("engine") or ()), None)
+    if running is not None and (decided := sorted(given.keys() - options_of(ClientOptions).keys())):
         raise ValueError(
-            f"{', '.join(decided)} cannot be set for the engine at {given['engine_address']}, which is running "
+            f"{', '.join(decided)} cannot be set for the engine at {running}, which is running "
             "already; leave out, or set when that engine is started"
         )
 

@@ -13,6 +13,7 @@ import msgspec
 
 from quire.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from quire.frontend.client.engine import AnswerParsing, ConnectedEngine, TemplateOptions
+from quire.frontend.client.merged_stats import merged
 from quire.frontend.client.observer import OpenRequest, RequestOptions
 from quire.frontend.client.request import EmbeddingRequest, PoolingParams
 from quire.frontend.client.request_table import RequestTable
@@ -69,8 +70,8 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
         self._inbox = DeliveryInbox()
         self._engine = ConnectedEngine(EngineArgs.from_options(model, options), self._inbox.put)
         self._finalizer = weakref.finalize(self, self._engine.close)
-        self._table = RequestTable(self._engine.send, self._engine.eos_token_ids)
-        self._meter = RequestMeter(self._engine.client.ready.max_model_len)
+        self._table = RequestTable(self._engine.send, self._engine.eos_token_ids, routing=self._engine.routing)
+        self._meter = RequestMeter(self._engine.engines.ready.max_model_len)
         self._table.add_observer(self._meter)
         self._lock = threading.Lock()
         self._request_ids = itertools.count()
@@ -100,7 +101,7 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
         """
         given = split_batch(prompts)
         params = self._params(sampling_params, len(given))
-        max_model_len = self._engine.client.ready.max_model_len
+        max_model_len = self._engine.engines.ready.max_model_len
 
         def make(index: int) -> Prompt:
             return self._engine.prompt(
@@ -323,11 +324,11 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
 
     def get_metrics(self, prefix: str = "vllm") -> list[Metric]:
         """Return the metrics of the engine, and of the requests of this object, with vLLM's names."""
-        return read_metrics(self._engine.client.ready, self.stats(), self._meter, prefix)
+        return read_metrics(self._engine.engines.ready, self.stats(), self._meter, prefix)
 
     def stats(self) -> dict[str, Any]:
         """Return the state of the engine: the fields of `SchedulerStats`, and counters of its socket."""
-        return cast("dict[str, Any]", self._engine.client.call("stats").result())
+        return merged([call.result() for call in self._engine.engines.call_each("stats").values()])
 
     def reload(
         self, model: str | None = None, *, drain: bool = False, drain_timeout: float = DRAIN_SECONDS, **options: Any
@@ -337,11 +338,12 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
         Requests of other threads and clients go on.
         """
         given = options if model is None else {"model": model, **options}
-        self._engine.client.reload(reload_arguments(given, drain=drain, drain_timeout=drain_timeout))
+        self._engine.engines.reload(reload_arguments(given, drain=drain, drain_timeout=drain_timeout))
 
     def reset_prefix_cache(self) -> bool:
         """Empty the engine's prefix cache."""
-        self._engine.client.call("reset_cache").result()
+        for call in self._engine.engines.call_each("reset_cache").values():
+            call.result()
         return True
 
     def pin_prefix(self, prompt: PromptType, *, cache_salt: str = "") -> int:
@@ -350,18 +352,22 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
         They stay until `unpin_prefix`, `reset_prefix_cache`, or until a running request would be preempted for them.
         """
         token_ids = self._engine.prompt(prompt).token_ids
-        self.generate({"prompt_token_ids": token_ids}, SamplingParams(max_tokens=1), cache_salt=cache_salt)
-        return cast("int", self._engine.client.call("pin_prefix", token_ids, cache_salt).result())
+        prompt = {"prompt_token_ids": token_ids}
+        (output,) = self.generate(prompt, SamplingParams(max_tokens=1), cache_salt=cache_salt)
+        engine = output.metrics.engine
+        return cast("int", self._engine.engines.call("pin_prefix", token_ids, cache_salt, engine=engine).result())
 
     def unpin_prefix(self, prompt: PromptType, *, cache_salt: str = "") -> bool:
         """Unpin a prompt; return True if it was pinned."""
         token_ids = self._engine.prompt(prompt).token_ids
-        return cast("bool", self._engine.client.call("unpin_prefix", token_ids, cache_salt).result())
+        calls = self._engine.engines.call_each("unpin_prefix", token_ids, cache_salt).values()
+        results = [call.result() for call in calls]
+        return any(results)
 
     @property
     def engine_address(self) -> str:
         """The address of the engine, where others can attach."""
-        return self._engine.client.address
+        return self._engine.engines.address
 
     def close(self) -> None:
         """Disconnect, and stop the engine if it was started here. Idempotent."""
@@ -402,7 +408,7 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
         timeout: float | None,
     ) -> list[RequestOutput]:
         options = _options(priority, cache_salt, timeout, len(prompts))
-        max_model_len = self._engine.client.ready.max_model_len
+        max_model_len = self._engine.engines.ready.max_model_len
         lengths = (len(prompt.token_ids) for prompt in prompts)
         params = [fitted(each, length, max_model_len) for each, length in zip(params, lengths, strict=True)]
         requests = self._complete(self._engine.request, prompts, params, options, use_tqdm)

@@ -37,7 +37,7 @@ class LLMEngine(MadeFromEngineArgs):
         self._inbox = DeliveryInbox()
         self._engine = ConnectedEngine(EngineArgs.from_options(model, options), self._inbox.put)
         self._finalizer = weakref.finalize(self, self._engine.close)
-        self._table = RequestTable(self._engine.send, self._engine.eos_token_ids)
+        self._table = RequestTable(self._engine.send, self._engine.eos_token_ids, routing=self._engine.routing)
         self._kinds: dict[Request, RequestOutputKind] = {}  # of the requests whose last output has not been fetched
         self._by_id: dict[str, Request] = {}
         self._grown: dict[Request, None] = {}  # since the last step
@@ -61,6 +61,8 @@ class LLMEngine(MadeFromEngineArgs):
         """
         if request_id in self._by_id:
             raise RequestError(f"request_id={request_id!r} is in use by a request that has not ended")
+        while not self._inbox.empty():
+            self._take()
         arrived = time.monotonic() - (0.0 if arrival_time is None else max(0.0, time.time() - arrival_time))
         options = RequestOptions(priority, cache_salt, timeout)
         kind = RequestOutputKind.FINAL_ONLY
@@ -72,7 +74,7 @@ class LLMEngine(MadeFromEngineArgs):
             kind = output_kind_of(params)
             checked = self._engine.params(params)
             made = self._engine.prompt(prompt)
-            fitting = fitted(checked, len(made.token_ids), self._engine.client.ready.max_model_len)
+            fitting = fitted(checked, len(made.token_ids), self._engine.engines.ready.max_model_len)
             request = self._engine.request(request_id, made, fitting, options, arrived)
         self._table.submit(request)
         self._kinds[request] = kind

@@ -32,7 +32,8 @@ PositionLogprobs = dict[int, Logprob]
 class RequestMetrics(msgspec.Struct, gc=False):
     """Times of one request in seconds of the engine's monotonic clock; None before the event.
 
-    `arrival_time` is measured by the frontend; on one machine the two clocks are the same.
+    `arrival_time` is measured by the frontend; on one machine the two clocks are the same. `engine`: number of the
+    engine that the request was sent to last, and `routing` why: "turn", "load", "session" or "prefix".
     """
 
     arrival_time: float
@@ -42,6 +43,8 @@ class RequestMetrics(msgspec.Struct, gc=False):
     last_token_time: float | None = None
     finished_time: float | None = None
     num_preemptions: int = 0
+    engine: int | None = None
+    routing: str = ""
     events: list[EngineCoreEvent] = msgspec.field(default_factory=list)
 
 

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import os
 import resource
+from dataclasses import dataclass
 from pathlib import Path
 
+from quire.kernels._native import affinity_cpus, default_threads, physical_cores
 from quire.kernels.cgroups import memory_left
+from quire.kernels.errors import ModelError
+
+MAX_SHARES = 256
+"""Engines that may share a machine."""
 
 
 def cache_folder(chosen: str | None = None) -> Path:
@@ -53,3 +59,45 @@ def _address_space() -> int | None:
         return None
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     return max(0, limit - used - _SPARE_BYTES)
+
+
+@dataclass(frozen=True)
+class MachineShare:
+    """One of `count` equal shares of this machine, for one of several engines on it."""
+
+    index: int = 0
+    count: int = 1
+
+    @classmethod
+    def parse(cls, text: str | None) -> MachineShare:
+        """Return the share that "I/N" stands for, and the whole machine for None. Raises ModelError."""
+        if text is None:
+            return cls()
+        index, _, count = text.partition("/")
+        if not (index.isdecimal() and count.isdecimal() and int(index) < int(count) <= MAX_SHARES):
+            raise ModelError(f"machine_share={text!r} is not possible; it must be I/N, with I from 0 to N - 1")
+        return cls(int(index), int(count))
+
+    def take_cores(self, threads: int | None) -> int | None:
+        """Bind this process to its share of the cores, those of a NUMA node together; return how many threads compute.
+
+        If there are fewer cores than shares, `threads` must be given, and the processes share all cores. Raises
+        ModelError.
+        """
+        if self.count == 1:
+            return threads
+        cores = sorted(physical_cores(affinity_cpus()), key=lambda core: (core.node, core.cpus))
+        usable = len(cores) if threads is not None else min(len(cores), default_threads())
+        if usable < self.count:
+            if threads is not None:
+                return threads
+            raise ModelError(
+                f"data_parallel_size={self.count} needs as many cores, and this process may use {usable}; start fewer "
+                "engines, or set threads, with which they share the cores"
+            )
+        os.sched_setaffinity(0, {cpu for core in cores[self._part(len(cores))] for cpu in core.cpus})
+        part = self._part(usable)
+        return threads or part.stop - part.start
+
+    def _part(self, total: int) -> slice:
+        return slice(total * self.index // self.count, total * (self.index + 1) // self.count)

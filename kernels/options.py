@@ -48,8 +48,8 @@ class LoadOptions:
     one of INSTRUCTION_SETS in devices/instruction_sets.py. `quantization`: one of quantization.MODES for a float
     checkpoint, or the checkpoint's own method. `kv_cache_dtype`: `auto` or `int8`. `weight_cache`: folder where packed
     weights are kept for the next start. `kv_memory_fd`: file descriptor of the memory of KV pages, which the next
-    engine takes over. `memory_limit`: bytes of the whole process. `hf_overrides`: fields that replace those of
-    config.json, as a JSON object.
+    engine takes over. `memory_limit`: bytes of the whole process. `machine_share`: "I/N" for one of N engines,
+    which share the memory that is left. `hf_overrides`: fields that replace those of config.json, as a JSON object.
     """
 
     model: str
@@ -69,6 +69,7 @@ class LoadOptions:
     weight_cache: str | None = None
     kv_memory_fd: int | None = None
     memory_limit: int | None = None
+    machine_share: str | None = None
     hf_overrides: str | None = None
 
     def overrides(self) -> dict[str, Any]:
@@ -170,7 +171,8 @@ def choose_num_pages(
     elif options.kv_cache_memory_bytes is not None:
         pages = _whole_stripes(options.kv_cache_memory_bytes // page_bytes, longest, page_bytes // kv_heads)
     else:
-        most = min(DEFAULT_KV_BYTES, left // 2) if within is None else min(within, left)
+        share = left // 2 // host.MachineShare.parse(options.machine_share).count
+        most = min(DEFAULT_KV_BYTES, share) if within is None else min(within, left)
         useful = longest * options.max_num_seqs
         if whole:
             step = -(-limits.max_num_batched_tokens // limits.block_size) + options.max_num_seqs
@@ -235,7 +237,8 @@ def plan_memory(options: LoadOptions, weights: int, buffers: int, kv_bytes: int)
     """Return the plan of a process with a pool that `choose_num_pages` has chosen."""
     if options.memory_limit is None:
         left = host.available_memory() - weights - buffers - kv_bytes
-        return MemoryPlan(weights, buffers, kv_bytes, reserve_beside(left))
+        share = left // host.MachineShare.parse(options.machine_share).count
+        return MemoryPlan(weights, buffers, kv_bytes, reserve_beside(share))
     reserve = options.memory_limit - PROGRAM_BYTES - weights - buffers - kv_bytes
     return MemoryPlan(weights, buffers, kv_bytes, reserve)
 

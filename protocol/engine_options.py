@@ -31,6 +31,8 @@ REASONING_PARSERS = (
     "none", "think", "qwen3", "openai_gptoss", "deepseek_r1", "deepseek_v3", "mistral", "granite", "cohere2", "olmo3",
 )  # fmt: skip
 STANDBYS = ("program", "model")
+ROUTER_NAMES = ("round-robin", "least-loaded", "power-of-two", "sticky", "prefix-affinity")
+MAX_ENGINES = 256
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 SECONDS = Range(0, 10**9, closed=False)  # 30 years, which every clock can count
@@ -207,6 +209,8 @@ class EngineProcessOptions(SocketOptions, EngineOptions):
             over the pages of this one. Default: the pages end with the engine.
         crash_journal_fd: Inherited file descriptor of a memfd that tells the next engine under which requests this one
             has died: one under which engines die again and again is tried alone, and fails. Default: no memory of it.
+        machine_share: Use the I-th of N equal shares of the cores, by NUMA node, and of the memory for KV pages. With
+            threads, only of the memory where there are fewer cores.
         standby: Load the program only, or the model too, and go on when a line comes on stdin; end with its end.
         beat_seconds: Write a sign of life to stdout each time these seconds have passed, and talk to the supervisor on
             stdin and stdout. Default: no supervisor.
@@ -221,6 +225,7 @@ class EngineProcessOptions(SocketOptions, EngineOptions):
     die_with_parent: Annotated[int | None, Option("PID", Range(0, MAX_INT32))] = None
     kv_memory_fd: Annotated[int | None, Option("FD", Range(0, MAX_INT32))] = None
     crash_journal_fd: Annotated[int | None, Option("FD", Range(0, MAX_INT32))] = None
+    machine_share: Annotated[str | None, Option("I/N")] = None
     standby: Annotated[str | None, Option("WHAT", choices=STANDBYS)] = None
     beat_seconds: Annotated[float | None, Option("S", SECONDS)] = None
 
@@ -230,12 +235,15 @@ class SupervisionOptions:
     """Options of the supervisor of an engine, which is the process that starts it.
 
     Supervision:
+        data_parallel_size: Start so many engines, each on its share of the cores, with its own KV cache and one copy of
+            the weights for all. Requests are routed among them, see router.
         max_restarts: Start an engine that died or hung again, this many times if each dies soon; requests go on where
             they were. Deaths that a request has caused do not count. 0: end with the engine.
         step_timeout: Seconds without the end of a step, while there are requests, after which the engine counts as
             hung; 0: never. One that gives no sign of life is ended after as long, but 10 at most and 2 at least.
     """
 
+    data_parallel_size: Annotated[int, Option("N", Range(1, MAX_ENGINES))] = 1
     max_restarts: Annotated[int, Option("N", Range(0, MAX_INT32))] = 10
     step_timeout: Annotated[float, Option("S", SECONDS_OR_ZERO)] = 300.0
 
@@ -247,6 +255,13 @@ class ClientOptions(SocketOptions):
     A running engine:
         engine_address: Attach to the engine at ipc://PATH or tcp://HOST:PORT instead of starting one. Options of the
             model and the scheduler were set when that engine was started, and are rejected. Default: start an engine.
+        engine: Let the running engine at ipc://PATH or tcp://HOST:PORT share the requests. Engines are started beside
+            such ones only if data_parallel_size is given.
+        router: How requests are routed among several engines: in turns, to the one with the fewest requests
+            (least-loaded), to the one with fewer of two random ones (power-of-two), to the one that has answered in the
+            same session (sticky), or to where an answer is likely to end first, since the engine has the beginning of
+            the prompt in its prefix cache or little to do (prefix-affinity). Default: prefix-affinity where engines let
+            this client see their caches, else least-loaded.
         start_timeout: Seconds after which an engine that is not ready or does not answer is given up.
         reconnect_timeout: Seconds that requests wait for a running engine to come back when the connection is lost.
         prefill_address: Have prompts computed by the engine at ipc://PATH or tcp://HOST:PORT, from which the one that
@@ -265,6 +280,8 @@ class ClientOptions(SocketOptions):
     """
 
     engine_address: Annotated[str | None, Option("ADDRESS")] = None
+    engine: Annotated[tuple[str, ...], Option("ADDRESS")] = ()
+    router: Annotated[str | None, Option("NAME", choices=ROUTER_NAMES)] = None
     start_timeout: Annotated[float, Option("S", SECONDS)] = 600.0
     reconnect_timeout: Annotated[float, Option("S", SECONDS_OR_ZERO)] = 60.0
     prefill_address: Annotated[str | None, Option("ADDRESS")] = None

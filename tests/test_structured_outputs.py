@@ -324,7 +324,7 @@ def test_an_engine_ends_while_it_compiles(demo_model: Path) -> None:
             await begun
 
     llm = AsyncLLM(str(demo_model), num_pages=64)
-    supervisor = llm._engine._supervisor
+    supervisor = llm._engine.engines.supervisors[0]
     assert supervisor is not None
     asyncio.run(run(llm))
     llm.close()

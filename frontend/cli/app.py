@@ -17,6 +17,7 @@ from quire.frontend.cli import (
     calibrate,
     chat,
     engine,
+    engines,
     info,
     models,
     pull,
@@ -169,6 +170,17 @@ bench = typer.Typer(
 for _command in _BENCHMARKS:
     add_command(bench, _command)
 app.add_typer(bench)
+
+engines_app = typer.Typer(
+    name="engines",
+    cls=QuireGroup,
+    help="The engines that share the requests of a running server: list, add, drain, remove.",
+    epilog="`quire serve --data-parallel-size N` starts several; `--engine ADDRESS` joins running ones.",
+)
+add_command(engines_app, engines.list_engines, "list")
+for _command in (engines.add, engines.drain, engines.remove):
+    add_command(engines_app, _command)
+app.add_typer(engines_app)
 
 
 def run() -> int:

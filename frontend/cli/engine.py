@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,15 +19,17 @@ from quire.protocol.options import options_of
 if TYPE_CHECKING:
     from quire.frontend.client.supervisor import Supervisor
 
+_LAST_PORT = 65535
+
 
 @takes_flags
 def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> None:
-    """Run an engine without a frontend.
+    """Run an engine without a frontend, or several with --data-parallel-size.
 
-    It prints `READY <address>` whenever others can attach with --engine-address. SIGTERM lets running requests finish,
+    It prints `READY <address>` whenever others can attach to one with --engine-address. SIGTERM lets running requests finish,
     Ctrl-C aborts them.
     """
-    from quire.frontend.client.supervisor import ProcessTimeouts, Supervisor
+    from quire.frontend.client.supervisor import ProcessTimeouts, Supervisor, share_of
     from quire.frontend.engine_args import DEMO_MODEL
     from quire.frontend.hub.resolve import resolve_model
     from quire.frontend.text.tokenizer_trial import check_tokenizer
@@ -37,47 +39,79 @@ def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> None:
     hub = {name: given.pop(name) for name in options_of(HubOptions) if name in given}
     given["model"] = str(resolve_model(given["model"], **hub))
     check_tokenizer(given["model"])
-    supervised = {name: given.pop(name) for name in options_of(SupervisionOptions) if name in given}
+    supervision = SupervisionOptions(
+        **{name: given.pop(name) for name in options_of(SupervisionOptions) if name in given}
+    )
     shutdown_timeout = given.pop("shutdown_timeout", options_of(EngineProcessOptions)["shutdown_timeout"].default)
     start_timeout = given.pop("start_timeout", options_of(ClientOptions)["start_timeout"].default)
-    chosen = given.pop("engine_address", None)
-    with listed(chosen) as address:
-        supervisor = Supervisor(
-            address,
-            given,
-            SupervisionOptions(**supervised),
-            timeouts=ProcessTimeouts(start_timeout, shutdown_timeout),
-            on_ready=lambda address: print("READY", address, flush=True),
-        )
-        with _ended_by_signals(supervisor) as received:
+    chosen = addresses_of(given.pop("engine_address", None), supervision.data_parallel_size)
+    with ExitStack() as stack:
+        addresses = [stack.enter_context(listed(address)) for address in chosen]
+        supervisors: list[Supervisor] = []
+        received = stack.enter_context(_ended_by_signals(supervisors))
+        for index, address in enumerate(addresses):
+            supervisors.append(
+                Supervisor(
+                    address,
+                    given,
+                    supervision,
+                    timeouts=ProcessTimeouts(start_timeout, shutdown_timeout),
+                    machine_share=share_of(index, len(addresses)),
+                    on_ready=lambda address: print("READY", address, flush=True),
+                )
+            )
+        for supervisor in supervisors:
             supervisor.wait_ready()
+        for supervisor in supervisors:
             supervisor.join()
-    if supervisor.failure is not None:
-        raise supervisor.failure
+    failures = [supervisor.failure for supervisor in supervisors if supervisor.failure is not None]
+    if failures:
+        raise failures[0]
     if received[:1] == [signal.SIGINT]:
         raise KeyboardInterrupt
     if received:
         raise SystemExit(128 + received[0])
 
 
+def addresses_of(given: str | None, count: int) -> list[str | None]:
+    """Return the addresses of several engines, of which one is given: ports that follow, or paths with a number added.
+
+    Raises `BadParameter` for a port that has none.
+    """
+    if given is None or count == 1:
+        return [given] * count
+    scheme, _, rest = given.partition("://")
+    if scheme != "tcp":
+        return [given, *(f"{given}.{index}" for index in range(1, count))]
+    host, _, port = rest.rpartition(":")
+    if port == "*":
+        return [given] * count
+    if not port.isdecimal() or int(port) + count - 1 > _LAST_PORT:
+        raise typer.BadParameter(f"{count} engines need as many ports, and {given} leaves too few; give a lower one")
+    return [f"tcp://{host}:{int(port) + index}" for index in range(count)]
+
+
 @contextmanager
-def _ended_by_signals(supervisor: Supervisor) -> Iterator[list[int]]:
-    """End the engine with the `with`, and at SIGTERM and SIGHUP in its time, at SIGINT at once.
+def _ended_by_signals(supervisors: list[Supervisor]) -> Iterator[list[int]]:
+    """End the engines with the `with`, and at SIGTERM and SIGHUP in its time, at SIGINT at once.
 
     Yields the signals, in the order in which they come.
     """
+    from quire.frontend.client.supervisor import stop_all
+
     received: list[int] = []
 
     def end(number: int, _frame: object) -> None:
-        how = supervisor.interrupt if number == signal.SIGINT and not received else supervisor.stop
+        is_first = number == signal.SIGINT and not received
         received.append(number)
-        threading.Thread(target=how).start()
+        for supervisor in supervisors:
+            threading.Thread(target=supervisor.interrupt if is_first else supervisor.stop).start()
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
     try:
         yield received
     finally:
-        supervisor.stop()
+        stop_all(supervisors)
         for number, handler in before.items():
             signal.signal(number, handler)
 

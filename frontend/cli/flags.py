@@ -27,7 +27,7 @@ from quire.protocol.engine_options import (
 from quire.protocol.messages import SamplingParams
 from quire.protocol.options import Option, flag_of, options_of
 
-_ADDRESSES = ("engine_address", "prefill_address", "kv_peer")
+_ADDRESSES = ("engine_address", "engine", "prefill_address", "kv_peer")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -88,7 +88,8 @@ class Flags:
         for name, value in self.given.items():
             self.rows[name].check(value)
             if name in _ADDRESSES:
-                ipc_path(value)
+                for address in [value] if isinstance(value, str) else value:
+                    ipc_path(address)
 
     @classmethod
     def parameters(cls) -> list[inspect.Parameter]:
@@ -159,8 +160,8 @@ class AttachFlags(Flags):
     rows = rows_of(
         ClientOptions,
         (
-            *("engine_address", "reconnect_timeout", "curve_keys", "insecure_tcp", "prefill_address"),
-            *("prefill_min_tokens", "tokenizer"),
+            *("engine_address", "engine", "router", "reconnect_timeout", "curve_keys", "insecure_tcp"),
+            *("prefill_address", "prefill_min_tokens", "tokenizer"),
         ),
         section="A running engine",
     )

@@ -72,6 +72,7 @@ def server_args(flags: HttpFlags) -> ServerArgs:
     with wrong_usage():
         args = ServerArgs(**values)
         args.all_api_keys()
+        args.admin_keys()
     return args
 
 
@@ -106,6 +107,7 @@ def serving_of(
 
 
 def _tell(serving: Serving) -> None:
-    note_server(serving.engine_address, serving.url)
-    write(f"quire: engine listening at {serving.engine_address}\n")
+    for address in serving.engine_addresses:
+        note_server(address, serving.url)
+        write(f"quire: engine listening at {address}\n")
     write(f"quire: serving {serving.model_name} at {serving.url}\n")

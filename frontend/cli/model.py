@@ -86,6 +86,11 @@ def open_model(engine: EngineFlags, attach: AttachFlags, more: Mapping[str, Any]
         llm.close()
 
 
+def starts_engines(engine: EngineFlags, attach: AttachFlags) -> bool:
+    """Return True if a command with these flags starts engines, and doesn't only attach to some."""
+    return (attach.engine_address is None and not attach.engine) or engine.data_parallel_size is not None
+
+
 async def _tokenizer_folder(llm: AsyncLLM) -> Path | None:
     try:
         return (await llm.get_tokenizer()).path

@@ -21,7 +21,7 @@ from quire.frontend.cli.flags import (
     switch,
     takes_flags,
 )
-from quire.frontend.cli.model import Model, open_model
+from quire.frontend.cli.model import Model, open_model, starts_engines
 from quire.frontend.cli.output import PrintedAnswer, say, tolerate_encoding
 from quire.frontend.hub.names import is_gguf, is_hub_name
 from quire.frontend.path_kind import what_is
@@ -140,7 +140,7 @@ def _serve(
     from quire.frontend.http.transport.listener import removed
     from quire.protocol.address import forget_server
 
-    if engine.preload_grammars is None and attach.engine_address is None:  # a later load would pause all streams
+    if engine.preload_grammars is None and starts_engines(engine, attach):  # a later load would pause all streams
         engine = engine.with_values(preload_grammars=True)
     args, listener = listen(http)  # before the model loads, so that a port in use is reported at once
     parsers = {"tool_call_parser": http.tool_call_parser, "reasoning_parser": http.reasoning_parser}
@@ -160,7 +160,8 @@ def _serve(
         try:
             received = model.runner.get_loop().run_until_complete(serving.run())
         finally:
-            forget_server(model.llm.engine_address)
+            for each in model.llm.engines():
+                forget_server(each.address)
         if received is None:
             raise RuntimeError(str(model.llm.dead_error))
     if received is signal.SIGINT:

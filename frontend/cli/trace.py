@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import typer
 
 from quire.frontend.cli.flags import AttachFlags, EngineFlags, SamplingFlags, option, switch, takes_flags
-from quire.frontend.cli.model import Model, open_model
+from quire.frontend.cli.model import Model, open_model, starts_engines
 from quire.frontend.cli.output import say
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def trace(
     until Ctrl-C or for --seconds. The trace has a track of the steps, one for each request (queued, prefill, decode,
     preempted), and counters of KV pages, tokens and requests. Ctrl-C keeps what has been recorded.
     """
-    if not prompts and attach.engine_address is None:
+    if not prompts and starts_engines(engine, attach):
         raise typer.BadParameter("there is nothing to record; give prompts, or --engine-address of a running engine")
     if out.is_file() and not overwrite:
         raise typer.BadParameter(f"--out {out} exists; name another file, or give --overwrite")

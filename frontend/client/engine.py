@@ -1,4 +1,4 @@
-"""A connected engine: started or attached to, with the tokenizer of its model."""
+"""Connected engines: started or attached to, with the tokenizer of their model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from quire.frontend.client.engine_client import CoreClient, Delivery, ReconnectPolicy
+from quire.frontend.client.engine_client import Delivery
+from quire.frontend.client.engine_set import EngineSet
 from quire.frontend.client.observer import DEFAULT_OPTIONS, RequestOptions
 from quire.frontend.client.remote_prefill import RemotePrefill
 from quire.frontend.client.request import (
@@ -21,9 +22,10 @@ from quire.frontend.client.request import (
     check_embedding,
     validate_pooling,
 )
-from quire.frontend.client.supervisor import ProcessTimeouts, Supervisor
+from quire.frontend.client.routing import Routing, Session
+from quire.frontend.client.supervisor import ProcessTimeouts, Supervisor, share_of, stop_all
 from quire.frontend.engine_args import EngineArgs
-from quire.frontend.errors import RequestError
+from quire.frontend.errors import EngineConnectionError, RequestError
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.sampling import SamplingParams, SeedSource, answer_room, check_length, engine_params, validate
 from quire.frontend.text.chat import harmony
@@ -50,6 +52,7 @@ from quire.protocol.address import default_address
 from quire.protocol.engine_options import CONTENT_FORMATS
 from quire.protocol.messages import ClientMessage, Role
 from quire.protocol.pooling_info import PoolingInfo
+from quire.protocol.routing.routers import ROUTERS, LeastLoaded, Router
 
 logger = logging.getLogger(__name__)
 
@@ -80,10 +83,10 @@ class TemplateOptions(TypedDict, total=False):
 
 
 class ConnectedEngine:
-    """The common part of `LLM` and `AsyncLLM`: the connection, and the conversion of user input into requests.
+    """The common part of `LLM` and `AsyncLLM`: the engines, and the conversion of user input into requests.
 
-    `deliver` is called on another thread, see `CoreClient`. Raises `EngineStartError`, `EngineConnectionError`.
-    `close` ends the connection, and the process if it was started here.
+    `deliver` is called on another thread, see `EngineSet`. Raises `EngineStartError`, `EngineConnectionError`. `close`
+    ends the connections, and the processes of engines that were started here.
     """
 
     def __init__(self, args: EngineArgs, deliver: Callable[[Delivery], None]) -> None:
@@ -93,30 +96,24 @@ class ConnectedEngine:
         self._given_template = None if args.chat_template is None else given_template(args.chat_template)
         self._template_source: TemplateSource | None = None
         self._prefill: RemotePrefill | None = None
-        self._supervisor = None if args.engine_address is not None else _supervise(args)
+        self.routing = Routing(choose_router(args))
+        self.engines = EngineSet(self._observed(deliver), self.routing)
+        supervisors = _supervise(args) if args.starts_engines else []
         try:
-            # Meanwhile the engine loads its model.
-            self.tokenizer = None if self._supervisor is None else self._load_tokenizer(args.model)
+            # Meanwhile the engines load their model.
+            self.tokenizer = self._load_tokenizer(args.model) if supervisors else None
             self._prefill = self._connect_prefill()
-            self.client = self._connect(self._observed(deliver))
-        except BaseException:
-            if self._prefill is not None:
-                self._prefill.close()
-            if self._supervisor is not None:
-                self._supervisor.stop()
-            raise
-        try:
-            if self._prefill is not None:
-                self._prefill.check(self.client.ready)
-            if self._supervisor is None:
-                self.tokenizer = self._load_tokenizer(self.client.ready.model)
+            self._connect(supervisors)
+            if not args.starts_engines:
+                self.tokenizer = self._load_tokenizer(self.engines.ready.model)
         except BaseException:
             self.close()
+            stop_all(supervisors)
             raise
-        ready_eos = self.client.ready.eos_token_ids
+        ready_eos = self.engines.ready.eos_token_ids
         tokenizer_eos = [] if self.tokenizer is None else self.tokenizer.eos_token_ids
         eos = (*ready_eos, *tokenizer_eos, *self._format_stops)
-        known = [token for token in eos if token < self.client.ready.vocab_size]
+        known = [token for token in eos if token < self.engines.ready.vocab_size]
         self.eos_token_ids = list(dict.fromkeys(known))
 
     @property
@@ -128,20 +125,53 @@ class ConnectedEngine:
     @property
     def model(self) -> str:
         """The folder of the model, on the engine's machine."""
-        return self.client.ready.model
+        return self.engines.ready.model
 
-    def send(self, message: ClientMessage, session: int | None = None) -> None:
-        """Send a message to the engine, and what it concerns to the prefill engine; see `CoreClient.send`."""
-        self.client.send(message if self._prefill is None else self._prefill.pass_on(message), session)
+    def send(self, message: ClientMessage, session: Session) -> None:
+        """Send a message to an engine, and what it concerns to the prefill engine; see `EngineSet.send`."""
+        self.engines.send(message if self._prefill is None else self._prefill.pass_on(message), session)
+
+    def add_engine(self, address: str) -> int:
+        """Let a running engine share the requests; return its number. Raises `EngineConnectionError`."""
+        args = self.args
+        return self._join(
+            address,
+            reconnect_timeout=args.reconnect_timeout,
+            timeout=min(args.start_timeout, _LONGEST_HANDSHAKE),
+            security=args.security,
+        )
+
+    def _join(self, address: str, supervisor: Supervisor | None = None, **options: Any) -> int:
+        number = self.engines.join(address, supervisor, **options)
+        try:
+            ready = self.engines.client(number).ready
+            if self._prefill is not None:
+                self._prefill.check(ready)
+            if self.routing.router.watches_prefixes and ready.role is not Role.ADMIN:
+                self._leave_caches_alone()
+        except EngineConnectionError:
+            self.engines.remove(number)
+            raise
+        return number
+
+    def _leave_caches_alone(self) -> None:
+        """Use another router than one that engines do not tell of their caches, unless that was asked for.
+
+        All engines give this client the same role, so there have been no requests.
+        """
+        if self.args.router is not None:
+            raise EngineConnectionError(
+                f"router={self.args.router} needs the role {Role.ADMIN} at the engines, and this client has the role "
+                f"{Role.CLIENT}; attach over their ipc:// sockets or with the key admin.secret, or choose least-loaded"
+            )
+        self.routing.router = LeastLoaded()
 
     def close(self) -> None:
-        """Disconnect, and stop the engine if it was started here. Idempotent."""
-        self.client.close()
+        """Disconnect, and stop the engines that were started here. Idempotent."""
+        self.engines.close()
         if self._prefill is not None:
             self._prefill.close()
         self._renderer.close()
-        if self._supervisor is not None:
-            self._supervisor.stop()
 
     def require_tokenizer(self) -> Tokenizer:
         """Return the tokenizer. Raises `RequestError` if there is none."""
@@ -151,7 +181,7 @@ class ConnectedEngine:
 
     def params(self, params: SamplingParams | None) -> SamplingParams:
         """Check parameters; None stands for vLLM's defaults. Raises `ValueError`."""
-        return validate(SamplingParams() if params is None else params, vocab_size=self.client.ready.vocab_size)
+        return validate(SamplingParams() if params is None else params, vocab_size=self.engines.ready.vocab_size)
 
     def prompt(
         self,
@@ -162,7 +192,7 @@ class ConnectedEngine:
         room: int = 1,
     ) -> Prompt:
         """Check and tokenize a prompt, and truncate it to its last tokens. Raises `RequestError`."""
-        ready = self.client.ready
+        ready = self.engines.ready
         made = make_prompt(
             prompt,
             self.tokenizer,
@@ -185,7 +215,7 @@ class ConnectedEngine:
 
         `arrival_time` is the `time.monotonic()` at which the user asked for it; None for now.
         """
-        ready = self.client.ready
+        ready = self.engines.ready
         if not self.pooling_info.generates:
             raise RequestError(f"this model generates no text; it {self.pooling_info.tasks}")
         _check_role(options, ready.role)
@@ -203,18 +233,18 @@ class ConnectedEngine:
     @property
     def pooling_info(self) -> PoolingInfo:
         """The ways in which the model pools prompts."""
-        shape = self.client.ready.shape
+        shape = self.engines.ready.shape
         return PoolingInfo() if shape is None else shape.pooling
 
     @property
     def pooled_texts(self) -> PooledTexts:
         """The maker of prompts that are pooled."""
-        ready = self.client.ready
+        ready = self.engines.ready
         return PooledTexts(self.pooling_info, self.tokenizer, ready.vocab_size, ready.max_model_len)
 
     def pooling(self, params: PoolingParams | None) -> PoolingParams:
         """Check the parameters of an embedding; None stands for the defaults. Raises `ValueError`."""
-        return validate_pooling(params, self.pooling_info, self.client.ready.hidden_size)
+        return validate_pooling(params, self.pooling_info, self.engines.ready.hidden_size)
 
     def embedding(
         self,
@@ -225,7 +255,7 @@ class ConnectedEngine:
         arrival_time: float | None = None,
     ) -> EmbeddingRequest:
         """Create an embedding request that is ready to be submitted; otherwise like `request`."""
-        ready = self.client.ready
+        ready = self.engines.ready
         _check_role(options, ready.role)
         check_embedding(len(prompt.token_ids), ready.max_model_len, ready.num_pages * ready.block_size)
         arrived = time.monotonic() if arrival_time is None else arrival_time
@@ -264,21 +294,21 @@ class ConnectedEngine:
             **variables,
         )
         token_ids = self.encode(text, add_special_tokens=template.get("add_special_tokens", False), must_fit=must_fit)
-        return checked_prompt(Prompt(token_ids, text), self.client.ready.vocab_size)
+        return checked_prompt(Prompt(token_ids, text), self.engines.ready.vocab_size)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, must_fit: bool = False) -> list[int]:
         """Return the token ids of a text, see `encode_within`. Raises `RequestError`."""
         return encode_within(
             text,
             self.require_tokenizer(),
-            self.client.ready.max_model_len,
+            self.engines.ready.max_model_len,
             add_special_tokens=add_special_tokens,
             must_fit=must_fit,
         )
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids. Raises `RequestError`."""
-        ready = self.client.ready
+        ready = self.engines.ready
         if len(token_ids) > (most := max(MAX_DECODED, ready.max_model_len)):
             raise RequestError(f"there are {len(token_ids)} token ids, and {most} can be decoded at once; give fewer")
         lowest, highest = min(token_ids, default=0), max(token_ids, default=0)
@@ -347,7 +377,7 @@ class ConnectedEngine:
         if ignored := ignored_keys(messages):
             logger.warning("unknown keys of messages are ignored: %s", ", ".join(ignored))
         answer = self.params(answer_format.params(params, prompt.text or "", tools))
-        max_model_len = self.client.ready.max_model_len
+        max_model_len = self.engines.ready.max_model_len
         return truncate(prompt, truncate_prompt_tokens, max_model_len, answer_room(answer, max_model_len)), answer
 
     def _template(self, tokenizer: Tokenizer, source: str | None) -> TemplateSource:
@@ -363,7 +393,7 @@ class ConnectedEngine:
         if self.args.tokenizer is not None:
             check_tokenizer(self.args.tokenizer)
             return Tokenizer(self.args.tokenizer)
-        if self._supervisor is None and not Path(model).is_dir():
+        if not self.args.starts_engines and not Path(model).is_dir():
             return None  # the engine runs on another machine
         return load_tokenizer(model)
 
@@ -375,39 +405,47 @@ class ConnectedEngine:
         return RemotePrefill(args.prefill_address, args.prefill_min_tokens, security=args.security, timeout=timeout)
 
     def _observed(self, deliver: Callable[[Delivery], None]) -> Callable[[Delivery], None]:
-        if (prefill := self._prefill) is None:
+        if self.args.prefill_address is None:
             return deliver
 
         def deliver_observed(delivery: Delivery) -> None:
-            prefill.observe(delivery)
+            if self._prefill is not None:
+                self._prefill.observe(delivery)
             deliver(delivery)
 
         return deliver_observed
 
-    def _connect(self, deliver: Callable[[Delivery], None]) -> CoreClient:
-        args, supervisor = self.args, self._supervisor
-        if supervisor is not None:
-            address = supervisor.wait_ready()
-            return CoreClient(address, deliver, reconnect=ReconnectPolicy(math.inf, lambda: supervisor.failure))
-        assert args.engine_address is not None
-        return CoreClient(
-            args.engine_address,
-            deliver,
-            security=args.security,
-            timeout=min(args.start_timeout, _LONGEST_HANDSHAKE),
-            reconnect=ReconnectPolicy(args.reconnect_timeout),
-        )
+    def _connect(self, supervisors: list[Supervisor]) -> None:
+        """Connect to the engines that were started here, and to those that run. Raises `EngineStartError`."""
+        addresses = [supervisor.wait_ready() for supervisor in supervisors]
+        for address, supervisor in zip(addresses, supervisors, strict=True):
+            self._join(address, supervisor, reconnect_timeout=math.inf)
+        for address in self.args.running_engines:
+            self.add_engine(address)
 
 
-def _supervise(args: EngineArgs) -> Supervisor:
-    """Start the engine of an `LLM` or `AsyncLLM`, on a socket in a private folder."""
+def choose_router(args: EngineArgs) -> Router:
+    """Return the router that was asked for, or the one for any engines."""
+    name = args.router or "prefix-affinity"
+    return ROUTERS[name](0 if args.seed is None else args.seed)
+
+
+def _supervise(args: EngineArgs) -> list[Supervisor]:
+    """Start the engines of an `LLM` or `AsyncLLM`, on sockets in private folders."""
     check_tokenizer(args.model)
-    return Supervisor(
-        default_address(),
-        args.settings(),
-        args,
-        timeouts=ProcessTimeouts(args.start_timeout, _DRAIN_SECONDS),
-    )
+    supervisors: list[Supervisor] = []
+    count = args.data_parallel_size
+    try:
+        for index in range(count):
+            share = share_of(index, count)
+            timeouts = ProcessTimeouts(args.start_timeout, _DRAIN_SECONDS)
+            supervisors.append(
+                Supervisor(default_address(), args.settings(), args, timeouts=timeouts, machine_share=share)
+            )
+    except BaseException:
+        stop_all(supervisors)
+        raise
+    return supervisors
 
 
 # Variables of the chat template that are set by other arguments.

@@ -7,6 +7,7 @@ loop stays a live client. What arrives for requests is passed to one callback, a
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.frontend.client.connection import Connection
-from quire.frontend.client.request_table import FIRST_SESSION
+from quire.frontend.client.routing import FIRST_SESSION, Session
 from quire.frontend.errors import EngineConnectionError, EngineDeadError
 from quire.protocol.codec import encode
 from quire.protocol.host import HOST, Host
@@ -31,6 +32,7 @@ from quire.protocol.messages import (
     Hello,
     Ping,
     Pong,
+    PrefixReport,
     Ready,
     Reload,
     SchedulerStats,
@@ -48,31 +50,50 @@ _AWAY_SECONDS = 0.1  # between notices that there is still no engine
 
 @dataclass(frozen=True, slots=True)
 class EngineAway:
-    """Notice that the engine is gone with all it had, for `reason`; repeated until there is one again."""
+    """Notice that an engine is gone with all it had, for `reason`; repeated until there is one again.
+
+    `is_loss`: it has not given way in order to another one in its place.
+    """
 
     reason: str
+    engine: int = 0
+    is_loss: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class EngineBack:
-    """Notice that there is an engine again: the client is in a new session, in which nothing has been sent yet."""
+    """Notice that there is an engine again: the client is in a new session, in which nothing has been sent yet.
 
-    session: int
+    `block_size`: tokens of the engine's KV pages.
+    """
+
+    session: Session
+    block_size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLeft:
+    """Notice that an engine is not used any more, for `reason`, whether it is gone or not."""
+
+    reason: str
+    engine: int
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRefusal:
-    """Notice that the engine has rejected a message: all open requests end with `error`, but others may follow."""
+    """Notice that an engine has rejected a message: all its open requests end with `error`, but others may follow."""
 
     error: EngineDeadError
+    engine: int = 0
 
 
 class EngineMovedError(EngineConnectionError):
     """The engine gives way to another one in its place."""
 
 
-# Outputs of the engine, how the engine fares, or the error that ends every open request and the client.
-Delivery = EngineCoreOutputs | EngineAway | EngineBack | EngineRefusal | EngineDeadError
+# Outputs of the engine, how the engine fares, what it has cached, or the error that ends every open request and the
+# client.
+Delivery = EngineCoreOutputs | EngineAway | EngineBack | EngineLeft | EngineRefusal | PrefixReport | EngineDeadError
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +102,14 @@ class ReconnectPolicy:
 
     `timeout`: seconds after which it gives up; 0: at once. `final_report` returns why the engine does not come back,
     None if it may. With `outlives_engine` it also waits for the next one after an engine that has ended in order.
+    `longest_step` returns the seconds without the end of a step after which an engine counts as lost, although there is
+    something to do, until it steps again.
     """
 
     timeout: float = 0.0
     final_report: Callable[[], EngineDeadError | None] = lambda: None
     outlives_engine: bool = False
+    longest_step: Callable[[], float] = lambda: math.inf
 
 
 NO_RECONNECT = ReconnectPolicy()
@@ -109,10 +133,13 @@ class CoreClient:
         security: Security | None = None,
         timeout: float = 10.0,
         reconnect: ReconnectPolicy = NO_RECONNECT,
+        engine: int = 0,
         host: Host = HOST,
         connect: Callable[[str, Security], Connection] = Connection,
     ) -> None:
+        """`engine`: the number that deliveries have for it."""
         self.address = address
+        self._engine = engine
         self.dead: EngineDeadError | None = None
         self.last_stats: SchedulerStats | None = None
         self.last_step_age = 0.0
@@ -126,7 +153,7 @@ class CoreClient:
         self._call_ids = itertools.count(1)
         # Notified of each session and of the end. Guards what follows: nothing is posted to a session that is over.
         self._lock = threading.Condition()
-        self._session = FIRST_SESSION
+        self._session = FIRST_SESSION.number
         self._away: str | None = None  # why there is no engine
         self._num_moves = 0  # sessions that ended because the engine gave way to another one
         self._closing = host.event()
@@ -141,11 +168,16 @@ class CoreClient:
         return self._away
 
     @property
+    def session(self) -> Session:
+        """The present session, or the next one while there is no engine."""
+        return Session(self._engine, self._session)
+
+    @property
     def num_losses(self) -> int:
         """Times that the engine, or the connection to it, was lost; not when another one took its place."""
-        return self._session - FIRST_SESSION - self._num_moves
+        return self._session - FIRST_SESSION.number - self._num_moves
 
-    def send(self, message: ClientMessage, session: int | None = None) -> None:
+    def send(self, message: ClientMessage, session: Session | None = None) -> None:
         """Queue a message for the engine, unless its `session` is over. Any thread.
 
         Raises `EngineDeadError`, `ProtocolError` if it is too large.
@@ -154,7 +186,7 @@ class CoreClient:
         with self._lock:
             if self.dead is not None:
                 raise EngineDeadError(*self.dead.args)
-            if self._away is None and session in (None, self._session):
+            if self._away is None and session in (None, self.session):
                 self._connection.post(frames)
             elif session is None:
                 raise EngineDeadError(f"{self._away}; it is being started again, try again then")
@@ -217,22 +249,32 @@ class CoreClient:
         if threading.current_thread() is not self._thread:  # a finalizer may run on any thread
             self._thread.join()
 
-    def _connect(self, timeout: float) -> tuple[Connection, Ready]:
-        """Return a new connection, and the engine's answer to the Hello. Raises `EngineConnectionError`."""
+    def _connect(self, timeout: float, *, checks_steps: bool = False) -> tuple[Connection, Ready]:
+        """Return a new connection, and the engine's answer to the Hello. Raises `EngineConnectionError`.
+
+        `checks_steps`: an engine that hangs does not count as one.
+        """
         connection = self._new_connection(self.address, self._security)
         try:
-            return connection, self._shake_hands(connection, timeout)
+            return connection, self._shake_hands(connection, timeout, checks_steps)
         except BaseException:
             connection.close()
             raise
 
-    def _shake_hands(self, connection: Connection, timeout: float) -> Ready:
+    def _shake_hands(self, connection: Connection, timeout: float, checks_steps: bool) -> Ready:
         connection.post(encode(self._hello))
         deadline = self._host.monotonic() + timeout
+        ready: Ready | None = None
         while (left := deadline - self._host.monotonic()) > 0:
             for message in connection.exchange(left):
+                if isinstance(message, Pong) and ready is not None:
+                    self._check_step(message)
+                    return ready
                 if isinstance(message, Ready):
-                    return message
+                    if not checks_steps or self._policy.longest_step() == math.inf:
+                        return message
+                    ready = message
+                    connection.post(encode(Ping()))
                 if isinstance(message, (ErrorMessage, EngineGoodbye)):
                     text = message.message if isinstance(message, ErrorMessage) else message.reason
                     raise EngineConnectionError(f"the engine at {self.address} rejected the connection: {text}")
@@ -251,7 +293,7 @@ class CoreClient:
                     has_moved = isinstance(error, EngineMovedError)
                     lost = EngineDeadError(_MOVED if has_moved else _LOST, str(error))
                     self._leave_session(lost, has_moved)
-                    self._reconnect(lost)
+                    self._reconnect(lost, has_moved)
             dead = EngineDeadError("the client was closed")
         except EngineDeadError as error:
             dead = error
@@ -291,6 +333,9 @@ class CoreClient:
             self._deliver(message)
         elif isinstance(message, Pong):
             self.last_step_age = message.last_step_age
+            self._check_step(message)
+        elif isinstance(message, PrefixReport):
+            self._deliver(message)
         elif isinstance(message, UtilityResult):
             self._answer(message)
         elif isinstance(message, StepTrace):
@@ -300,7 +345,7 @@ class CoreClient:
                 raise EngineConnectionError(f"the engine at {self.address} rejected a message: {message.message}")
             # The affected requests are not known, so all of them end.
             error = EngineDeadError("the engine rejected a message", f"{self.address}: {message.message}")
-            self._deliver(EngineRefusal(error))
+            self._deliver(EngineRefusal(error, self._engine))
         elif isinstance(message, EngineGoodbye) and message.gives_way:
             raise EngineMovedError(f"{self.address}: {message.reason}")
         elif isinstance(message, EngineGoodbye):
@@ -310,6 +355,11 @@ class CoreClient:
                 if self._policy.outlives_engine
                 else EngineDeadError("the engine has ended", details)
             )
+
+    def _check_step(self, pong: Pong) -> None:
+        """Raise `EngineConnectionError` for an engine that hangs."""
+        if pong.last_step_age > self._policy.longest_step():
+            raise EngineConnectionError(f"the engine at {self.address} has not stepped for {pong.last_step_age:.0f} s")
 
     def _trace(self, message: StepTrace) -> None:
         if self._on_step is not None:
@@ -334,7 +384,7 @@ class CoreClient:
         self._connection.close()
         self._fail_calls(EngineDeadError(f"{lost.summary}, and the call with it", lost.details))
 
-    def _reconnect(self, lost: EngineDeadError) -> None:
+    def _reconnect(self, lost: EngineDeadError, has_moved: bool) -> None:
         """Wait for an engine, and begin a session with it. Raises `EngineDeadError` if none comes."""
         if self._policy.timeout == 0:
             raise lost
@@ -344,10 +394,10 @@ class CoreClient:
             if (report := self._policy.final_report()) is not None:
                 raise report
             if (now := self._host.monotonic()) >= next_notice:
-                self._deliver(EngineAway(lost.summary))
+                self._deliver(EngineAway(lost.summary, self._engine, not has_moved))
                 next_notice = now + _AWAY_SECONDS
             try:
-                connection, ready = self._connect(min(_HANDSHAKE_SECONDS, max(0.0, left)))
+                connection, ready = self._connect(min(_HANDSHAKE_SECONDS, max(0.0, left)), checks_steps=True)
             except EngineConnectionError:
                 if left <= 0:
                     summary = f"{lost.summary}, and no engine has come back within {self._policy.timeout:g} s"
@@ -372,7 +422,7 @@ class CoreClient:
         with self._lock:
             self._connection, self.ready, self._away = connection, ready, None
             self._lock.notify_all()
-        self._deliver(EngineBack(self._session))
+        self._deliver(EngineBack(self.session, ready.block_size))
         if self._on_step is not None:
             self.call("trace_start")
 

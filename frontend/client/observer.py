@@ -31,7 +31,8 @@ class TraceContext:
 class RequestOptions:
     """Options of a request that do not concern its tokens; it ends after `timeout` seconds, None for no limit.
 
-    `tenant`: the party that it is for, "" for this client; tenants share the engine fairly.
+    `tenant`: the party that it is for, "" for this client; tenants share the engine fairly. `session`: name of the
+    conversation that it belongs to, which some routers keep on one engine.
     """
 
     priority: int = 0
@@ -39,6 +40,7 @@ class RequestOptions:
     timeout: float | None = None
     trace: TraceContext = field(default_factory=TraceContext)
     tenant: str = ""
+    session: str | None = None
 
     def __post_init__(self) -> None:
         if not -(2**63) <= self.priority < 2**63:

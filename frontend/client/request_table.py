@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from quire.frontend.client.observer import Observer, OpenRequest
+from quire.frontend.client.routing import FIRST_SESSION, Routing, Session, route_of
 from quire.frontend.errors import EngineDeadError
 from quire.protocol.errors import ProtocolError
 from quire.protocol.messages import (
@@ -25,19 +26,18 @@ from quire.protocol.messages import (
     ErrorKind,
     FinishReason,
 )
+from quire.protocol.routing.routers import RoutedRequest
 
 _LEAST_TIMEOUT = 1e-3  # seconds, of a request whose time is up while it is sent again
 _IDENTITY_BITS = 63
-
-FIRST_SESSION = 1
-"""Number of a client's first session with an engine; each that follows has the next one."""
+_MOST_FRUITLESS = 2  # engines that a request may lose in a row without a token, before it is bound to the last of them
 
 
 @dataclass(slots=True, eq=False)
 class OpenCompletion:
     """A completion that has not ended. `last_increment` is when it last grew, None without observers."""
 
-    request: OpenRequest
+    submission: Submission
     index: int
     wire_id: str | None = None  # id in the present session; None: it is still to be sent
     last_increment: float | None = None
@@ -46,10 +46,16 @@ class OpenCompletion:
 
 @dataclass(slots=True, eq=False)
 class Submission:
-    """An open request, with its open completions by index."""
+    """An open request, with its open completions by index, and the engine that it is in."""
 
+    request: OpenRequest
     deadline: float
+    route: RoutedRequest
+    session: Session | None = None  # None: it is in no engine
     is_aborted: bool = False  # the engine has been told to abort it, and may not have answered
+    has_grown: bool = False  # in its present session
+    num_fruitless: int = 0  # engines that were lost under it in a row, and none of which has given it a token
+    home: int | None = None  # the one engine that it may go to, None for any
     completions: dict[int, OpenCompletion] = field(default_factory=dict)
 
     @property
@@ -64,10 +70,13 @@ class Submission:
 
 
 class RequestTable:
-    """The table that sends requests to the engine and passes each increment to its request.
+    """The table that sends requests to engines and passes each increment to its request.
 
-    A request outlives the engine that works on it: when the engine is gone, `suspend` takes everything back, and
-    `resume` sends it to the next one, with the tokens that have been received.
+    A request outlives the engine that works on it: when the engine is gone, `suspend` takes back what it had, which
+    goes on in another one at once, or else in the next one that there is, with the tokens that have been received.
+
+    An engine may have died of one of its requests. So that this one doesn't kill all engines in turn, a request under
+    which two have been lost in a row waits for the second to come back, which knows what it has died of.
 
     Wire ids are counters, never the user's ids: an output that was in flight when its request was aborted can
     then not be mistaken for one of a later request with the same id. Not thread-safe.
@@ -75,22 +84,24 @@ class RequestTable:
 
     def __init__(
         self,
-        send: Callable[[ClientMessage, int], None],
+        send: Callable[[ClientMessage, Session], None],
         eos_token_ids: list[int],
         clock: Callable[[], float] = time.monotonic,
         *,
+        routing: Routing | None = None,
         names_tenants: bool = True,
     ) -> None:
         """Send by `send(message, session)`, which drops messages of a session that is over.
 
-        `names_tenants`: the engine lets this client name the tenants of its requests; else it is one for all.
+        `routing` has the sessions that are open; without it there is one. `names_tenants`: engines let this client name
+        the tenants of its requests; else it is one for all.
         """
         self._send = send
+        self._routing = routing or _one_engine()
         self._names_tenants = names_tenants
         self._clock = clock
         self._eos_token_ids = eos_token_ids
         self._ids = itertools.count()
-        self._session: int | None = FIRST_SESSION  # None: there is no engine
         self._requests: dict[OpenRequest, Submission] = {}
         self._open: dict[str, OpenCompletion] = {}  # by wire id
         self._dead: EngineDeadError | None = None  # there will be no other session
@@ -115,13 +126,13 @@ class RequestTable:
         if self._dead is not None:
             raise EngineDeadError(*self._dead.args)
         timeout = request.options.timeout
-        submission = Submission(math.inf if timeout is None else self._clock() + timeout)
+        deadline = math.inf if timeout is None else self._clock() + timeout
+        submission = Submission(request, deadline, route_of(request))
         for index in range(len(request.engine_params)):
-            submission.completions[index] = OpenCompletion(request, index)
+            submission.completions[index] = OpenCompletion(submission, index)
         self._requests[request] = submission
         try:
-            if self._session is not None:
-                self._start(request, submission, self._session, timeout, most)
+            self._start(submission, timeout, most)
         except BaseException:
             self._forget([request])
             raise
@@ -135,9 +146,9 @@ class RequestTable:
         if one is too large.
         """
         submission = self._requests.get(request)
-        if submission is None or submission.is_sent or self._session is None:
+        if submission is None or submission.session is None or submission.is_sent:
             return False
-        self._start(request, submission, self._session, self._time_left(submission), most)
+        self._start(submission, self._time_left(submission), most)
         return True
 
     def update(self, message: EngineCoreOutputs) -> list[OpenRequest]:
@@ -145,14 +156,16 @@ class RequestTable:
         now, num_tokens, num_together = self._clock(), 0, 0
         gaps: list[float] = []
         grown: dict[OpenRequest, None] = {}
-        stopped: list[str] = []
+        stopped: list[OpenCompletion] = []
         for received in message.outputs:
             entry = self._open.get(received.request_id)
             if entry is None:
                 continue  # it was in flight when its request was aborted
-            request = entry.request
-            is_lost = received.finish_reason is FinishReason.ABORT and not self._requests[request].is_aborted
-            output = _lost(received) if is_lost else received
+            submission = entry.submission
+            request = submission.request
+            output = self._unless_moved(submission, received)
+            if output is None:
+                continue
             try:
                 ended_here = request.append(entry.index, output, message.timestamp)
             except Exception as error:  # noqa: BLE001 - it concerns this request only, whose owner gets it
@@ -160,11 +173,14 @@ class RequestTable:
             if self._observers:
                 num_tokens += self._note_growth(entry, output, now, gaps)
                 num_together += max(0, len(output.new_token_ids) - 1)
+            if output.new_token_ids and not submission.has_grown:
+                submission.has_grown, submission.num_fruitless = True, 0
+                self._routing.router.first_token(submission.route)
             if ended_here:
-                stopped.append(output.request_id)
+                stopped.append(entry)
             if ended_here or output.finish_reason is not None:
                 del self._open[output.request_id]
-                del self._requests[request].completions[entry.index]
+                del submission.completions[entry.index]
             grown[request] = None
         self._end(stopped)
         if num_tokens:
@@ -173,37 +189,72 @@ class RequestTable:
         self._drop_finished(grown)
         return list(grown)
 
-    def suspend(self, reason: str) -> list[OpenRequest]:
-        """Take everything back from an engine that is gone for `reason`; to be repeated while there is none.
+    def suspend(self, reason: str, engine: int = 0, *, is_loss: bool = True) -> list[OpenRequest]:
+        """Take back what an engine had that is gone for `reason`; to be repeated while there is none.
 
-        Returns the requests that end now: those that were to be aborted, and those whose time is up.
+        `is_loss`: it has not given way in order. Returns the requests that end now: those that were to be aborted, and
+        those whose time is up.
         """
         ended: list[OpenRequest] = []
-        if self._session is not None:
-            self._session = None
-            for completion in self._open.values():
-                completion.wire_id = None
-            self._open.clear()
-            ended += [request for request, submission in self._requests.items() if submission.is_aborted]
+        if self._routing.session_of(engine) is not None:
+            taken = self._submissions_in(engine)
+            for submission in taken:
+                self._take_back(submission)
+                if is_loss:
+                    submission.num_fruitless += 1
+                    submission.home = engine if submission.num_fruitless >= _MOST_FRUITLESS else None
+            self._routing.close(engine)
+            ended += [submission.request for submission in taken if submission.is_aborted]
             for request in ended:
                 self._conclude(request, EngineCoreOutput("", finish_reason=FinishReason.ABORT))
             self._drop_finished(ended)
+            ended += self._send_waiting()
         late = self._expire(reason)
         self._drop_finished(late)
         return ended + late
 
-    def resume(self, session: int) -> list[OpenRequest]:
-        """Send all requests to the engine of a new session, with the tokens that they have; return those that fail."""
-        self._session = session
-        failed: list[OpenRequest] = []
-        for request, submission in self._requests.items():
-            try:
-                self._start(request, submission, session, self._time_left(submission))
-            except (EngineDeadError, ProtocolError) as error:
-                request.error = error
-                failed.append(request)
-        self.drop(failed)
-        return failed
+    def resume(self, session: Session, block_size: int = 1) -> list[OpenRequest]:
+        """Send the requests that are in no engine to that of a new session, or to another; return those that fail.
+
+        They have the tokens that they have received. `block_size`: tokens of the engine's KV pages.
+        """
+        self._routing.open(session, block_size)
+        return self._send_waiting()
+
+    def leave(self, reason: str, engine: int) -> list[OpenRequest]:
+        """Take back what an engine has that is there, but will not be used any more; return the requests that end."""
+        self._end([completion for each in self._submissions_in(engine) for completion in each.completions.values()])
+        ended = self.suspend(reason, engine, is_loss=False)
+        for submission in self._requests.values():
+            if submission.home == engine:
+                submission.home = None
+        return ended + self._send_waiting()
+
+    def _unless_moved(self, submission: Submission, output: EngineCoreOutput) -> EngineCoreOutput | None:
+        """Return what has arrived as the request is to take it; None if the request goes on in another engine."""
+        if submission.is_aborted or not _is_given_up(output):
+            return output
+        if self._move(submission):
+            return None
+        return _lost(output) if output.finish_reason is FinishReason.ABORT else output
+
+    def _move(self, submission: Submission) -> bool:
+        """Send a request to another engine, since the one that it is in ends; return False if there is none."""
+        session = submission.session
+        if session is None or not self._routing.has_other(session.engine):
+            return False
+        self._routing.note_end(session.engine)
+        self._end(submission.completions.values())
+        self._take_back(submission)
+        self._start(submission, self._time_left(submission))
+        return True
+
+    def count(self, engine: int) -> int:
+        """Return the number of requests that an engine has."""
+        return len(self._submissions_in(engine))
+
+    def _submissions_in(self, engine: int) -> list[Submission]:
+        return [each for each in self._requests.values() if each.session is not None and each.session.engine == engine]
 
     def abort(self, request: OpenRequest) -> bool:
         """Ask the engine to end `request`; its outputs still arrive, the last with finish reason "abort".
@@ -216,9 +267,9 @@ class RequestTable:
             return False
         self._conclude(request, EngineCoreOutput("", finish_reason=FinishReason.ABORT))
         self._drop_finished([request])
-        if wire_ids := submission.wire_ids:
+        if submission.wire_ids:
             submission.is_aborted = True
-            self._end(wire_ids)
+            self._end(submission.completions.values())
         return request.finished
 
     def drop(self, requests: Iterable[OpenRequest]) -> None:
@@ -231,9 +282,9 @@ class RequestTable:
                 for request in known:
                     observer.on_finished(request, now)
 
-    def fail(self, error: Exception) -> list[OpenRequest]:
-        """End every open request with `error`; return these requests."""
-        failed = list(self)
+    def fail(self, error: Exception, engine: int | None = None) -> list[OpenRequest]:
+        """End every open request with `error`, or those in one engine; return these requests."""
+        failed = list(self) if engine is None else [each.request for each in self._submissions_in(engine)]
         for request in failed:
             request.error = error
         self.drop(failed)
@@ -264,16 +315,28 @@ class RequestTable:
         left = submission.deadline - self._clock()
         return None if left == math.inf else max(_LEAST_TIMEOUT, left)
 
-    def _start(
-        self,
-        request: OpenRequest,
-        submission: Submission,
-        session: int,
-        timeout: float | None,
-        most: int | None = None,
-    ) -> None:
-        """Send the open completions of a request that are in no engine, or as many."""
-        completions = submission.completions.values()
+    def _send_waiting(self) -> list[OpenRequest]:
+        """Send the requests that are in no engine, as far as there is one for them; return those that fail."""
+        failed: list[OpenRequest] = []
+        for request, submission in self._requests.items():
+            if submission.session is None:
+                try:
+                    self._start(submission, self._time_left(submission))
+                except (EngineDeadError, ProtocolError) as error:
+                    request.error = error
+                    failed.append(request)
+        self.drop(failed)
+        return failed
+
+    def _start(self, submission: Submission, timeout: float | None, most: int | None = None) -> None:
+        """Send the open completions of a request that are in no engine, or as many, if there is an engine for it."""
+        if submission.session is None:
+            submission.session = self._routing.send(submission.route, submission.home)
+        if submission.session is None:
+            return
+        metrics = submission.request.metrics
+        metrics.engine, metrics.routing = submission.session.engine, submission.route.reason
+        request, completions = submission.request, submission.completions.values()
         first = next((each.wire_id for each in completions if each.wire_id is not None), None)
         unsent = (each for each in completions if each.wire_id is None)
         for completion in list(itertools.islice(unsent, most)):
@@ -296,10 +359,19 @@ class RequestTable:
                 segment=request.prompt.segment,
                 predicted_token_ids=request.prompt.predicted_token_ids,
             )
-            self._send(message, session)
+            self._send(message, submission.session)
             completion.wire_id = wire_id
             self._open[wire_id] = completion
             first = first or wire_id
+
+    def _take_back(self, submission: Submission) -> None:
+        """Note that a request is in no engine any more."""
+        for completion in submission.completions.values():
+            if completion.wire_id is not None:
+                del self._open[completion.wire_id]
+                completion.wire_id = None
+        submission.session, submission.has_grown = None, False
+        self._routing.router.take_back(submission.route)
 
     def _conclude(self, request: OpenRequest, output: EngineCoreOutput) -> None:
         """End the completions that are in no engine with a terminal output of this side."""
@@ -313,12 +385,14 @@ class RequestTable:
             self.drop(done)
 
     def _forget(self, requests: list[OpenRequest]) -> None:
-        wire_ids = [wire_id for request in requests for wire_id in self._requests[request].wire_ids]
-        for request in requests:
-            del self._requests[request]
-        for wire_id in wire_ids:
-            del self._open[wire_id]
-        self._end(wire_ids)
+        ended = [self._requests.pop(request) for request in requests]
+        open_completions = [completion for each in ended for completion in each.completions.values()]
+        for submission in ended:
+            self._routing.router.ended(submission.route, submission.request.num_output_tokens)
+        self._end(open_completions)
+        for completion in open_completions:
+            if completion.wire_id is not None:
+                del self._open[completion.wire_id]
 
     def _note_growth(self, entry: OpenCompletion, output: EngineCoreOutput, now: float, gaps: list[float]) -> int:
         """Return the number of new tokens; append the time since the previous increment to `gaps`."""
@@ -327,19 +401,38 @@ class RequestTable:
             return 0
         if entry.last_increment is not None:
             gaps.append(now - entry.last_increment)
-        elif entry.request.first_chunk_time is None:
-            entry.request.first_chunk_time = now
+        elif (request := entry.submission.request).first_chunk_time is None:
+            request.first_chunk_time = now
             for observer in self._observers:
-                observer.on_first_tokens(entry.request, now)
+                observer.on_first_tokens(request, now)
         entry.last_increment = now
         return num_tokens
 
-    def _end(self, wire_ids: list[str]) -> None:
-        if self._session is None:
-            return
-        with suppress(EngineDeadError):  # in which case they have already ended
-            for first in range(0, len(wire_ids), MAX_ABORTED):
-                self._send(Abort(wire_ids[first : first + MAX_ABORTED]), self._session)
+    def _end(self, completions: Iterable[OpenCompletion]) -> None:
+        """Have engines abort those of the completions that they have."""
+        wire_ids: dict[Session, list[str]] = {}
+        for completion in completions:
+            session = completion.submission.session
+            if completion.wire_id is not None and session is not None:
+                wire_ids.setdefault(session, []).append(completion.wire_id)
+        for session, each in wire_ids.items():
+            with suppress(EngineDeadError):  # in which case they have already ended
+                for first in range(0, len(each), MAX_ABORTED):
+                    self._send(Abort(each[first : first + MAX_ABORTED]), session)
+
+
+def _one_engine() -> Routing:
+    """Return the sessions of a client of one engine."""
+    routing = Routing()
+    routing.open(FIRST_SESSION)
+    return routing
+
+
+def _is_given_up(output: EngineCoreOutput) -> bool:
+    """Return True for the last output of a request that its engine ends since it ends itself, or is asked to."""
+    if output.finish_reason is FinishReason.ERROR:
+        return output.error_kind is ErrorKind.SHUTTING_DOWN
+    return output.finish_reason is FinishReason.ABORT
 
 
 def _lost(output: EngineCoreOutput) -> EngineCoreOutput:

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from quire.frontend.client.engine_client import Delivery, EngineAway, EngineBack, EngineRefusal
+from quire.frontend.client.engine_client import Delivery, EngineAway, EngineBack, EngineLeft, EngineRefusal
 from quire.frontend.client.observer import OpenRequest
 from quire.frontend.client.request_table import RequestTable
 from quire.frontend.errors import EngineDeadError, RequestError
@@ -22,17 +22,21 @@ _SENT_COMPLETIONS, _SENT_TOKENS = 8, 16384
 
 def apply_delivery(table: RequestTable, delivery: Delivery) -> list[OpenRequest]:
     """Pass a delivery on to the table; return the requests that have grown or ended."""
+    grown: list[OpenRequest] = []
     match delivery:
         case EngineCoreOutputs():
-            return table.update(delivery)
+            grown = table.update(delivery)
         case EngineAway():
-            return table.suspend(delivery.reason)
+            grown = table.suspend(delivery.reason, delivery.engine, is_loss=delivery.is_loss)
         case EngineBack():
-            return table.resume(delivery.session)
+            grown = table.resume(delivery.session, delivery.block_size)
+        case EngineLeft():
+            grown = table.leave(delivery.reason, delivery.engine)
         case EngineRefusal():
-            return table.fail(delivery.error)
+            grown = table.fail(delivery.error, delivery.engine)
         case EngineDeadError():
-            return table.end(delivery)
+            grown = table.end(delivery)
+    return grown
 
 
 def parts_of(delivery: Delivery) -> list[Delivery]:

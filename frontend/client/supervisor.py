@@ -11,7 +11,7 @@ import fcntl
 import math
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from quire.frontend.client.engine_log import show
@@ -57,12 +57,17 @@ class Supervisor:
         options: SupervisionOptions,
         *,
         timeouts: ProcessTimeouts,
+        machine_share: str | None = None,
         on_ready: Callable[[str], None] = lambda _address: None,
         host: Host = HOST,
         process: Callable[..., EngineProcess] = EngineProcess,
     ) -> None:
-        """Start the first process with these settings. Raises `EngineStartError`."""
+        """Start the first process with these settings, see `EngineProcessOptions` for its `machine_share`.
+
+        Raises `EngineStartError`.
+        """
         self.address = address
+        self._machine_share = machine_share
         self.failure: EngineDeadError | None = None
         self._settings = settings
         self._options = options
@@ -139,6 +144,7 @@ class Supervisor:
         flags = [*command_line(self._settings if settings is None else settings), "--engine-address", self.address]
         flags += ["--beat-seconds", str(self._tick_seconds), "--shutdown-timeout", str(self._timeouts.shutdown)]
         flags += ["--kv-memory-fd", str(self._kv_memory), "--crash-journal-fd", str(self._crash_journal)]
+        flags += [] if self._machine_share is None else ["--machine-share", self._machine_share]
         kept_fds = [self._kv_memory, self._crash_journal]
         return self._new_process(flags, kept_fds=kept_fds, standby=standby, on_reload=self._start_reload)
 
@@ -300,3 +306,17 @@ def _memory_file(name: str) -> int:
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _LAST_STANDARD + 1)
     finally:
         os.close(descriptor)
+
+
+def share_of(index: int, count: int) -> str | None:
+    """Return the machine share of one of several engines; None for a single one."""
+    return None if count == 1 else f"{index}/{count}"
+
+
+def stop_all(supervisors: Sequence[Supervisor]) -> None:
+    """End engines, all at once; return when they are gone."""
+    threads = [threading.Thread(target=supervisor.stop) for supervisor in supervisors]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

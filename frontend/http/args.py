@@ -57,6 +57,8 @@ class ServerArgs:
         request_timeout: Seconds after which a request ends; the header X-Request-Timeout sets less. Default: no limit.
         trust_request_chat_template: Let clients bring chat templates, which are programs in a sandbox.
         keep_alive: Seconds that an idle connection stays open.
+        admin_key_file: File of the keys with which the set of engines can be changed, one a line. Default: whoever
+            reaches the server can change it if it has no API keys, else nobody.
         share_prefix_cache: Let API keys share cached prefixes; each can then tell by times what others have sent.
         max_requests_per_key: Requests of an API key that may be open at once. Default: no limit.
         max_tokens_per_minute_per_key: Tokens of prompts and answers that an API key may take. Default: no limit.
@@ -97,6 +99,7 @@ class ServerArgs:
     shutdown_timeout: Annotated[float, Option("S", SECONDS_OR_ZERO)] = 30.0
     trust_request_chat_template: Annotated[bool, Option()] = False
     keep_alive: Annotated[float, Option("S", SECONDS)] = 60.0
+    admin_key_file: Annotated[str | None, Option("FILE")] = None
     share_prefix_cache: Annotated[bool, Option()] = False
     max_requests_per_key: Annotated[int | None, Option("N", COUNT)] = None
     max_tokens_per_minute_per_key: Annotated[int | None, Option("TOKENS", COUNT)] = None
@@ -161,6 +164,10 @@ class ServerArgs:
                     raise ValueError(f"{name}={quota} is a quota of API keys, and there are none; give --api-key too")
         return list(dict.fromkeys(keys))
 
+    def admin_keys(self) -> Sequence[str]:
+        """Return the keys of administrators. Raises `ValueError` for a file that cannot be read."""
+        return () if self.admin_key_file is None else _keys_of(self.admin_key_file)
+
     def shows_prompts(self) -> bool:
         """Return whether the page may show texts of prompts: all who can see it are one party.
 
@@ -175,8 +182,8 @@ def _keys_of(path: str) -> Sequence[str]:
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"the file of API keys {path} cannot be read: {error}") from None
+        raise ValueError(f"the file of keys {path} cannot be read: {error}") from None
     keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not keys:
-        raise ValueError(f"the file of API keys {path} holds none; write one a line, or leave it out")
+        raise ValueError(f"the file of keys {path} holds none; write one a line, or leave it out")
     return keys

@@ -123,6 +123,7 @@ class Turn:
     cache_salt: str = ""
     timeout: float | None = None
     tenant: str = ""
+    session: str | None = None
     trace: TraceContext | None = None
     structured_outputs: StructuredOutputs | None = None
     format_field: str = RESPONSE_FORMAT
@@ -160,6 +161,7 @@ class Turn:
             cache_salt=self.cache_salt,
             timeout=self.timeout,
             tenant=self.tenant,
+            session=self.session,
             trace=self.trace,
             prediction=self.prediction,
         )
@@ -188,6 +190,7 @@ class Conversation:
     cache_salt: str = ""
     timeout: float | None = None
     tenant: str = ""
+    session: str | None = None
     trace: TraceContext | None = None
     prediction: str = ""
 
@@ -201,6 +204,7 @@ class Conversation:
             cache_salt=self.cache_salt,
             timeout=self.timeout,
             tenant=self.tenant,
+            session=self.session,
             trace=self.trace,
         )
 

@@ -30,6 +30,7 @@ from quire.frontend.http.operations.endpoints import (
     Tokens,
     Version,
 )
+from quire.frontend.http.operations.engines import AddEngineBody, EngineEndpoints, EngineList, RemoveEngineBody
 from quire.frontend.http.operations.view import EngineView, page_routes, view_routes
 from quire.frontend.http.operations.vllm_state import ServerInfo, ServerLoad, VllmStateEndpoints
 from quire.frontend.http.service import ModelService
@@ -138,7 +139,7 @@ def _ranking(service: ModelService) -> list[Route]:
 
 
 def _operator(service: ModelService) -> list[Route]:
-    endpoints, state = OperatorEndpoints(service), VllmStateEndpoints(service)
+    endpoints, state, engines = OperatorEndpoints(service), VllmStateEndpoints(service), EngineEndpoints(service)
     return [
         *(Operation(path, endpoints.models, AnswerTypes(ModelList)) for path in ("/v1/models", "/models")),
         Operation("/v1/models/{name:path}", endpoints.model, AnswerTypes(ModelCard, errors=[404])),
@@ -160,6 +161,27 @@ def _operator(service: ModelService) -> list[Route]:
         Operation("/ready", endpoints.ready, AnswerTypes(Health, errors=[503])),
         Operation("/ping", endpoints.ping, AnswerTypes(Health, errors=[503])),
         Operation("/version", endpoints.version, AnswerTypes(Version)),
+        Operation("/engines", engines.list, AnswerTypes(EngineList)),
+        Operation(
+            "/engines",
+            engines.add,
+            AnswerTypes(EngineList, errors=[400, 403]),
+            body=AddEngineBody,
+            example={"address": "ipc:///run/quire/second.sock"},
+        ),
+        Operation(
+            "/engines/{number}/drain",
+            engines.drain,
+            AnswerTypes(EngineList, errors=[403, 404, 409]),
+            methods=["POST"],
+        ),
+        Operation(
+            "/engines/{number}/remove",
+            engines.remove,
+            AnswerTypes(EngineList, errors=[400, 403, 404, 409]),
+            body=RemoveEngineBody,
+            example={"drain_timeout": 30},
+        ),
         Operation("/load", state.load, AnswerTypes(ServerLoad)),
         Operation("/server_info", state.server_info, AnswerTypes(ServerInfo, errors=[400])),
         Operation("/tokenizer_info", state.tokenizer_info, AnswerTypes(dict[str, Any], errors=[400])),

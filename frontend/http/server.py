@@ -85,9 +85,9 @@ class Serving:
         self._warming: asyncio.Task[None] | None = None
 
     @property
-    def engine_address(self) -> str:
+    def engine_addresses(self) -> list[str]:
         """The address at which others can attach to the engine."""
-        return self._service.llm.engine_address
+        return [engine.address for engine in self._service.llm.engines()]
 
     @property
     def model_name(self) -> str:

@@ -108,6 +108,7 @@ R = TypeVar("R")
 logger = logging.getLogger(__name__)
 
 TIMEOUT_HEADER = "x-request-timeout"
+SESSION_HEADER = "x-session-id"
 _BODY_BYTES = "body_bytes"  # of a request, in its scope
 
 
@@ -117,6 +118,7 @@ class Terms(TypedDict):
     timeout: float | None
     tenant: str
     cache_salt: str
+    session: str | None
 
 
 @dataclass
@@ -331,13 +333,20 @@ class ModelService:
         """Return the party of a request that takes turns with others: its API key, or its connection without any."""
         return self.caller(request).tenant
 
-    def terms(self, request: Request, cache_salt: str | None = None) -> Terms:
-        """Return the terms on which the engine serves a request. Raises `ApiError` 400."""
+    def terms(self, request: Request, cache_salt: str | None = None, session: str | None = None) -> Terms:
+        """Return the terms on which the engine serves a request. Raises `ApiError` 400.
+
+        `session`: the name of its conversation in the body; the header X-Session-ID comes first.
+        """
         given = cache_salt or ""
         if len(given) > MAX_SALT:
             raise bad_request(f"cache_salt has {len(given)} characters; it may have {MAX_SALT}", "cache_salt")
         caller = self.caller(request)
-        return Terms(timeout=self.timeout(request), tenant=caller.tenant, cache_salt=caller.cache_salt(given))
+        session = request.headers.get(SESSION_HEADER) or session
+        if session is not None and len(session) > MAX_SALT:
+            raise bad_request(f"the name of the session has {len(session)} characters; it may have {MAX_SALT}")
+        salt = caller.cache_salt(given)
+        return Terms(timeout=self.timeout(request), tenant=caller.tenant, cache_salt=salt, session=session)
 
     def timeout(self, request: Request) -> float | None:
         """Return the seconds that a request may take: the header's, but at most the server's."""

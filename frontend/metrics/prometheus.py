@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TypeVar, cast
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -52,6 +54,8 @@ REQUEST_TIME_FINE = _finer(REQUEST_TIME)
 _OPEN_METRICS = "application/openmetrics-text"
 _PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
+F = TypeVar("F", GaugeMetricFamily, CounterMetricFamily, HistogramMetricFamily)
+
 Labeled = Iterable[tuple[tuple[str, ...], float]]
 """Pairs of label values and the sample's value."""
 
@@ -77,26 +81,31 @@ class Families(Collector):
     def __init__(self, prefix: str, common: Mapping[str, str]) -> None:
         check_prefix(prefix)
         self._prefix = prefix
-        self._names = list(common)
-        self._values = list(common.values())
-        self._families: list[Metric] = []
+        self._common = dict(common)
+        self._families: dict[str, Metric] = {}
 
     def collect(self) -> Iterator[Metric]:
         """Return the families added so far."""
-        return iter(self._families)
+        return iter(self._families.values())
+
+    @contextmanager
+    def labelled(self, **labels: str) -> Iterator[None]:
+        """Have samples that are added within the `with` begin with other values of common labels."""
+        before, self._common = self._common, {**self._common, **labels}
+        try:
+            yield
+        finally:
+            self._common = before
 
     def gauge(self, name: str, text: str, value: float, **labels: str) -> None:
         """Add a gauge."""
-        family = GaugeMetricFamily(f"{self._prefix}:{name}", text, labels=[*self._names, *labels])
-        family.add_metric([*self._values, *labels.values()], value)
-        self._families.append(family)
+        self._family(GaugeMetricFamily, name, text, labels).add_metric([*self._values, *labels.values()], value)
 
     def gauges(self, name: str, text: str, label: str, values: Mapping[str, float]) -> None:
         """Add a gauge for each value of `label`."""
-        family = GaugeMetricFamily(f"{self._prefix}:{name}", text, labels=[*self._names, label])
+        family = self._family(GaugeMetricFamily, name, text, [label])
         for key, value in values.items():
             family.add_metric([*self._values, key], value)
-        self._families.append(family)
 
     def counter(self, name: str, text: str, value: float) -> None:
         """Add a counter, which is written as `<name>_total`."""
@@ -104,10 +113,9 @@ class Families(Collector):
 
     def counters(self, name: str, text: str, labels: tuple[str, ...], values: Labeled) -> None:
         """Add a counter for each combination of label values."""
-        family = CounterMetricFamily(f"{self._prefix}:{name}", text, labels=[*self._names, *labels])
+        family = self._family(CounterMetricFamily, name, text, labels)
         for keys, value in values:
             family.add_metric([*self._values, *keys], value)
-        self._families.append(family)
 
     def histogram(self, name: str, text: str, distribution: Distribution, bounds: list[float] | None = None) -> None:
         """Add a histogram with some `bounds` of the distribution, None for all."""
@@ -122,11 +130,21 @@ class Families(Collector):
         bounds: list[float] | None = None,
     ) -> None:
         """Add a histogram for each combination of label values."""
-        family = HistogramMetricFamily(f"{self._prefix}:{name}", text, labels=[*self._names, *labels])
+        family = self._family(HistogramMetricFamily, name, text, labels)
         for keys, distribution in values:
             buckets = _buckets(distribution, distribution.bounds if bounds is None else bounds)
             family.add_metric([*self._values, *keys], buckets, distribution.sum)
-        self._families.append(family)
+
+    @property
+    def _values(self) -> list[str]:
+        return list(self._common.values())
+
+    def _family(self, kind: type[F], name: str, text: str, labels: Iterable[str]) -> F:
+        """Return the family of a name, a new one unless samples with other labels have been added to it."""
+        family = self._families.get(name)
+        if family is None:
+            family = self._families[name] = kind(f"{self._prefix}:{name}", text, labels=[*self._common, *labels])
+        return cast("F", family)
 
 
 def check_prefix(prefix: str) -> None:

@@ -66,9 +66,10 @@ class ServerMetrics:
     """Metrics in Prometheus' formats, with vLLM's names, labels and buckets, and some of our own.
 
     `prefix` begins each name except those of the process: with "vllm" existing dashboards work unchanged. vLLM's
-    metrics of missing features are absent: sleep, the finish reason "repetition". The labels are
-    `model_name`, and `engine`, which is always "0". Metrics of requests and HTTP cover this frontend, so that they add
-    up over several frontends of one engine; metrics of the engine are the same for all its frontends.
+    metrics of missing features are absent: sleep, the finish reason "repetition". The labels are `model_name`, and
+    `engine`, the number of the engine for its metrics, and "0" for those of requests and HTTP. These cover this
+    frontend, so that they add up over several frontends of one engine; metrics of an engine are the same for all its
+    frontends.
     Raises `ValueError` for a prefix that is invalid in metric names.
 
     `requests` is an observer for `AsyncLLM.add_observer`; it and `http` count, `render` reports.
@@ -89,11 +90,16 @@ class ServerMetrics:
         """
         stats = await _engine_stats(llm)
         families = Families(self._prefix, self._labels)
-        families.gauge("engine_up", "1 while the engine is alive.", llm.dead_error is None and not llm.is_away)
-        families.counter("engine_losses", "Times that the engine was lost.", llm.num_engine_losses)
-        add_configuration(families, llm.engine_info)
-        if stats is not None:
-            add_engine(families, stats)
+        for engine in llm.engines():
+            with families.labelled(engine=str(engine.number)):
+                is_up = llm.dead_error is None and engine.state != "away"
+                families.gauge("engine_up", "1 while the engine is alive.", is_up)
+                families.counter("engine_losses", "Times that the engine was lost.", engine.num_losses)
+                add_configuration(families, engine.ready)
+                if engine.number in stats:
+                    add_engine(families, stats[engine.number])
+        text = "Requests sent to an engine, and why: its turn, its load, the session or the prefix that it has."
+        families.counters("requests_routed", text, ("to", "reason"), llm.routed().items())
         self.requests.add_to(families)
         self.http.add_to(families)
         registry = CollectorRegistry()
@@ -102,8 +108,8 @@ class ServerMetrics:
         return encode(registry, accept)
 
 
-async def _engine_stats(llm: AsyncLLM) -> dict[str, Any] | None:
+async def _engine_stats(llm: AsyncLLM) -> dict[int, dict[str, Any]]:
     try:
-        return await asyncio.wait_for(llm.stats(), STATS_SECONDS)
+        return await asyncio.wait_for(llm.engine_stats(), STATS_SECONDS)
     except (EngineDeadError, TimeoutError):
-        return None
+        return {}

@@ -120,7 +120,7 @@ _WITHOUT_EFFECT = {
 # Options of which other values than the ones below are refused, by the reason.
 _REFUSED = {
     "an engine is one process on one machine; threads says how many CPUs compute": (
-        "tensor_parallel_size pipeline_parallel_size data_parallel_size prefill_context_parallel_size "
+        "tensor_parallel_size pipeline_parallel_size prefill_context_parallel_size "
         "decode_context_parallel_size nnodes node_rank headless? api_server_count"
     ),
     "the engine runs on CPUs": "device",
@@ -181,7 +181,6 @@ _REFUSED = {
 _HOLDS: dict[str, tuple[object, ...]] = {
     "tensor_parallel_size": (1,),
     "pipeline_parallel_size": (1,),
-    "data_parallel_size": (1,),
     "prefill_context_parallel_size": (1,),
     "decode_context_parallel_size": (1,),
     "nnodes": (1,),

@@ -92,7 +92,8 @@ class Router(ABC):
 
     def send(self, request: RoutedRequest, engines: Sequence[int] | None = None) -> int:
         """Choose one of these engines, None for all, and count the request as sent there."""
-        choice = self.choose(request, sorted(self.loads) if engines is None else engines)
+        engines = sorted(self.loads) if engines is None else engines
+        choice = self.choose(request, engines) if len(engines) > 1 else RoutingChoice(engines[0], "turn")
         request.engine, request.reason, request.cached_tokens = choice
         request.waits_for = request.num_tokens - choice.cached_tokens
         self._last = choice.engine
@@ -120,11 +121,11 @@ class Router(ABC):
         self.take_back(request)
 
     def observe(self, engine: int, stats: SchedulerStats) -> None:
-        """Take note of an engine's step."""
+        """Take note of an engine's step. Any thread; without effect if the engine is not there."""
         del engine, stats
 
     def report(self, engine: int, report: PrefixReport) -> None:
-        """Take note of what has changed in an engine's prefix cache. Any thread."""
+        """Take note of what has changed in an engine's prefix cache. Any thread; without effect if it is not there."""
         del engine, report
 
     def least_loaded(self, engines: Iterable[int]) -> int:
@@ -248,6 +249,8 @@ class PrefixAffinity(Router):
     def send(self, request: RoutedRequest, engines: Sequence[int] | None = None) -> int:
         """Choose an engine, and expect it to have the prompt from now on."""
         engine = super().send(request, engines)
+        if len(self.loads) == 1:
+            return engine
         request.expected = list(page_keys(request.salt, request.read(), self._block_sizes[engine]))
         self.outline.expect(engine, request.expected)
         return engine
@@ -267,10 +270,11 @@ class PrefixAffinity(Router):
 
     def observe(self, engine: int, stats: SchedulerStats) -> None:
         """Learn how long steps take."""
-        self.costs[engine].observe(stats)
+        if (costs := self.costs.get(engine)) is not None:
+            costs.observe(stats)
 
     def report(self, engine: int, report: PrefixReport) -> None:
-        """Take note of what has changed in an engine's prefix cache. Any thread."""
+        """Take note of what has changed in an engine's prefix cache."""
         self.outline.report(engine, report)
 
     def _seconds(self, engine: int, tokens: int) -> float:

@@ -17,6 +17,7 @@ from bench.work import Arrivals, BatchTiming, Decode
 from quire.frontend import LLM, AsyncLLM, SamplingParams
 from quire.frontend.client.observer import OpenRequest
 from quire.frontend.client.request_table import RequestTable
+from quire.frontend.client.routing import Session
 from quire.kernels.gguf.folder import model_folder
 from quire.kernels.options import LoadOptions
 from quire.kernels.plan import ModelPlan
@@ -99,7 +100,7 @@ class _TimedTable(RequestTable):
     Increments that arrive faster than they are read are merged, and then have the time of their last step.
     """
 
-    def __init__(self, send: Callable[[ClientMessage, int], None], eos_token_ids: list[int]) -> None:
+    def __init__(self, send: Callable[[ClientMessage, Session], None], eos_token_ids: list[int]) -> None:
         super().__init__(send, eos_token_ids)
         self.arrivals: dict[str, list[tuple[float, int]]] = {}  # by ids in the order of submission
 
@@ -116,7 +117,7 @@ class _TimedLLM(LLM):
 
     def __init__(self, model: str, **options: Any) -> None:
         super().__init__(model, **options)
-        self._table = self.table = _TimedTable(self._engine.client.send, self._engine.eos_token_ids)
+        self._table = self.table = _TimedTable(self._engine.engines.send, self._engine.eos_token_ids)
 
 
 class QuireEngine(BenchEngine):

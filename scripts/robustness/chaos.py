@@ -255,7 +255,7 @@ class Hitter:
 
     async def _stop_standby(self) -> None:
         """Stop the process that stands by, once there is one."""
-        supervisor = self._llm._engine._supervisor  # noqa: SLF001 - nobody else knows it
+        supervisor = self._llm._engine.engines.supervisors[0]  # noqa: SLF001 - nobody else knows it
         assert supervisor is not None
         while (standby := supervisor._standby.process) is None:  # noqa: ASYNC110, SLF001
             await asyncio.sleep(0.01)

@@ -110,7 +110,7 @@ def test_an_engine_that_is_started_again_goes_on_with_the_folder(
         for _ in range(2):
             assert answers(ask(llm)) == expected[:4]
             wait_until(lambda: llm.stats()["kv_disk_pages"] >= 64, "all pages are on disk")
-            os.kill(llm._engine.client.ready.engine_pid, signal.SIGKILL)
+            os.kill(llm._engine.engines.ready.engine_pid, signal.SIGKILL)
         assert answers(ask(llm, SAMPLED)) == expected[4:]
         assert llm.stats()["kv_disk_failures"] == 0
         check_accounts(llm)

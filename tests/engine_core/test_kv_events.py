@@ -195,7 +195,7 @@ def test_a_new_engine_begins_with_the_pages_that_are_left(
     llm.generate(STORY * 4, SamplingParams(max_tokens=1))
     router.catch_up()
     assert router.tokens
-    os.kill(llm._engine.client.ready.engine_pid, signal.SIGKILL)
+    os.kill(llm._engine.engines.ready.engine_pid, signal.SIGKILL)
     llm.generate("x", SamplingParams(max_tokens=1))
     before = dict(router.tokens)
     assert router.catch_up()[0].events == [AllBlocksCleared()]  # numbers of a new engine are greater

@@ -367,7 +367,7 @@ def test_every_stream_ends_with_an_error_when_the_engine_dies(demo_model: Path, 
             streams = [each.generate("a", greedy(max_tokens=1900)) for _ in range(8)]
             for stream in streams:
                 await anext(stream)
-            os.kill(each._engine.client.ready.engine_pid, signal.SIGKILL)
+            os.kill(each._engine.engines.ready.engine_pid, signal.SIGKILL)
             async with asyncio.timeout(PATIENCE):
                 results = await asyncio.gather(*map(collect, streams), return_exceptions=True)
             assert [type(result) for result in results] == [EngineDeadError] * 8

@@ -227,8 +227,8 @@ def test_a_prompt_can_be_truncated_and_go_without_special_tokens(llm: LLM) -> No
     outputs = llm.generate(prompts, greedy(max_tokens=1), truncate_prompt_tokens=2)
     assert [output.prompt_token_ids for output in outputs] == [ids[-2:], [5, 5]]
     [cut] = llm.generate([5] * 5000, greedy(max_tokens=1), truncate_prompt_tokens=-1)
-    assert len(cut.prompt_token_ids) == llm._engine.client.ready.max_model_len - 1
-    context = llm._engine.client.ready.max_model_len
+    assert len(cut.prompt_token_ids) == llm._engine.engines.ready.max_model_len - 1
+    context = llm._engine.engines.ready.max_model_len
     limits = [SamplingParams(max_tokens=each) for each in (40, 1, context - 1)]
     limits += [SamplingParams(max_tokens=each, stop_token_ids=[*range(2048)]) for each in (None, context, 10**6)]
     rooms = llm.generate([[5] * 5000] * 6, limits, truncate_prompt_tokens=-1)
@@ -255,7 +255,7 @@ def test_a_prompt_can_be_truncated_and_go_without_special_tokens(llm: LLM) -> No
 
 
 def test_an_answer_longer_than_the_context_ends_where_that_is_full(llm: LLM) -> None:
-    context = llm._engine.client.ready.max_model_len
+    context = llm._engine.engines.ready.max_model_len
     prompts: list[PromptType] = [[5] * (context - 10), PROMPTS[0], [5] * (context - 1)]
     params = [
         SamplingParams(max_tokens=100, ignore_eos=True, min_tokens=50),
@@ -455,7 +455,7 @@ def test_a_model_that_cannot_be_loaded_raises_the_message_of_the_engine(tmp_path
 
 def test_an_engine_that_is_killed_is_reported_with_its_signal(demo_model: Path) -> None:
     with LLM(str(demo_model), num_pages=64, max_restarts=0) as llm:
-        killer = threading.Timer(0.0, os.kill, (llm._engine.client.ready.engine_pid, signal.SIGKILL))
+        killer = threading.Timer(0.0, os.kill, (llm._engine.engines.ready.engine_pid, signal.SIGKILL))
         killer.start()
         with pytest.raises(EngineDeadError, match="SIGKILL"):
             llm.generate(PROMPTS * 64, greedy(max_tokens=1900))
@@ -468,14 +468,14 @@ def test_an_engine_that_is_stopped_ends_with_its_llm_without_being_killed(
 ) -> None:
     monkeypatch.setattr("quire.frontend.client.launcher.KILL_SECONDS", math.inf)
     with LLM(str(demo_model), num_pages=64) as llm:
-        pid = llm._engine.client.ready.engine_pid
+        pid = llm._engine.engines.ready.engine_pid
         os.kill(pid, signal.SIGSTOP)
     assert not Path(f"/proc/{pid}").exists()
 
 
 def test_an_llm_that_is_dropped_ends_its_engine(demo_model: Path) -> None:
     llm = LLM(str(demo_model), num_pages=64)
-    pid, folder = llm._engine.client.ready.engine_pid, Path(llm.engine_address.removeprefix("ipc://")).parent
+    pid, folder = llm._engine.engines.ready.engine_pid, Path(llm.engine_address.removeprefix("ipc://")).parent
     assert folder.stat().st_mode & 0o777 == 0o700
     del llm
     assert not Path(f"/proc/{pid}").exists()
@@ -486,7 +486,7 @@ PROGRAM = """
 import sys
 from quire.frontend import LLM, SamplingParams
 llm = LLM(sys.argv[1], num_pages=64)
-print(llm._engine.client.ready.engine_pid, llm.engine_address, flush=True)
+print(llm._engine.engines.ready.engine_pid, llm.engine_address, flush=True)
 if sys.stdin.readline() == "generate":
     while True:
         llm.generate(["a", "b"], SamplingParams(max_tokens=1000, ignore_eos=True))

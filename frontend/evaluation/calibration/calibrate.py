@@ -37,7 +37,7 @@ async def calibrate(target: EngineTarget, seconds: float, report: Report = lambd
     Raises ValueError if the engine is busy, does not report its limits or ends no request in that time, RuntimeError
     when it fails.
     """
-    info, client = target.info, target.client
+    info, client = target.info, target.engines
     shape = client.ready.shape
     if shape is None:
         raise ValueError(f"the engine at {info.address} does not report its limits; start one of this version")
@@ -78,11 +78,11 @@ async def _traced(target: EngineTarget) -> AsyncIterator[list[StepTrace]]:
         if trace.last:
             loop.call_soon_threadsafe(is_last.set)
 
-    await asyncio.wrap_future(target.client.start_trace(take))
+    await asyncio.wrap_future(target.engines.start_trace(take))
     try:
         yield traces
     finally:
-        await asyncio.wrap_future(target.client.stop_trace())
+        await asyncio.wrap_future(target.engines.stop_trace())
     await is_last.wait()
 
 
@@ -158,7 +158,7 @@ class _Stage:
         return True
 
     def _prepare(self, size: RequestSize) -> Send:
-        prompt = self._random.choices(range(self._target.client.ready.vocab_size), k=size.prompt_tokens)
+        prompt = self._random.choices(range(self._target.engines.ready.vocab_size), k=size.prompt_tokens)
         request = WorkloadRequest(0.0, size.prompt_tokens, size.output_tokens, ())
         return self._target.prepare(request, lambda _: prompt)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Self
 
 from quire.frontend.client.engine import ConnectedEngine
-from quire.frontend.client.engine_client import CoreClient, Delivery
+from quire.frontend.client.engine_client import Delivery, EngineAway, EngineBack, EngineLeft
+from quire.frontend.client.engine_set import EngineSet
 from quire.frontend.engine_args import EngineArgs
 from quire.frontend.errors import EngineDeadError
 from quire.frontend.evaluation.replay.record import Outcome, PhaseTrack, RequestRecord, RunClock, TargetSample
@@ -18,6 +20,7 @@ from quire.frontend.evaluation.workload.request import WorkloadRequest
 from quire.frontend.sampling import SamplingParams, engine_params, validate
 from quire.frontend.version import installed_version
 from quire.protocol.messages import Abort, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
+from quire.protocol.routing.routers import RoutedRequest
 
 _ABORTED = (FinishReason.ABORT, FinishReason.TIMEOUT)
 
@@ -25,17 +28,24 @@ _ABORTED = (FinishReason.ABORT, FinishReason.TIMEOUT)
 class EngineAnswer:
     """The record of one request, filled from the engine's increments. `ended` is a future that the caller sets."""
 
-    __slots__ = ("_clock", "_phases", "_record", "ended")
+    __slots__ = ("_clock", "_phases", "_record", "ended", "route")
 
-    def __init__(self, record: RequestRecord, clock: RunClock) -> None:
+    def __init__(self, record: RequestRecord, clock: RunClock, token_ids: list[int], session: str | None) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.route = RoutedRequest(len(token_ids), lambda: token_ids, session=session)
         self._record = record
         self._clock = clock
         self._phases = PhaseTrack(record, clock)
 
-    def take(self, output: EngineCoreOutput, timestamp: float) -> None:
-        """Take an increment that has just arrived. This is on the path of each token."""
+    @property
+    def num_tokens(self) -> int:
+        """Number of its tokens so far."""
+        return self._record.output_tokens
+
+    def take(self, output: EngineCoreOutput, timestamp: float) -> bool:
+        """Take an increment that has just arrived; return True for the first token. This is on the path of each one."""
         record = self._record
+        is_first = record.last_token is None and bool(output.new_token_ids)
         if output.events or self._phases.is_catching_up:
             self._phases.note(output, timestamp)
         if output.new_token_ids:
@@ -44,6 +54,7 @@ class EngineAnswer:
             record.grow(len(output.new_token_ids), time.monotonic() - self._clock.begin)
         if output.finish_reason is not None:
             self._finish(output, output.finish_reason)
+        return is_first
 
     def fail(self, error: str) -> None:
         """End the request for a reason that did not come from the engine."""
@@ -83,17 +94,17 @@ class EngineTarget:
         self._num_tokens = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._engine = ConnectedEngine(args, self._deliver)
-        ready = self._engine.client.ready
-        address = self._engine.client.address
+        ready = self._engine.engines.ready
+        address = self._engine.engines.address
         tokenizer = self._engine.tokenizer
         special = frozenset(self._engine.eos_token_ids) | (tokenizer.special_token_ids if tokenizer else frozenset())
         build = f"Quire {installed_version()}"
         self.info = TargetInfo("quire", ready.model, address, ready.max_model_len, ready.vocab_size, special, build)
 
     @property
-    def client(self) -> CoreClient:
-        """Client of the engine, for calls other than requests."""
-        return self._engine.client
+    def engines(self) -> EngineSet:
+        """The engines, for calls other than requests."""
+        return self._engine.engines
 
     @classmethod
     def from_options(cls, model: str | None = None, **options: Any) -> Self:
@@ -107,14 +118,14 @@ class EngineTarget:
 
         async def send(record: RequestRecord, clock: RunClock) -> None:
             record.prompt_tokens = len(token_ids)
-            await self._serve(token_ids, params, EngineAnswer(record, clock))
+            await self._serve(token_ids, params, EngineAnswer(record, clock, token_ids, request.session))
 
         return send
 
     async def sample(self, clock: RunClock) -> TargetSample | None:
         """Return the engine's statistics, with the output tokens that arrived here. None once it is dead."""
         try:
-            stats = await asyncio.wrap_future(self._engine.client.call("stats"))
+            stats = await self.engines.stats()
         except EngineDeadError:
             return None
         totals = stats["totals"]
@@ -132,12 +143,13 @@ class EngineTarget:
 
     async def reset_cache(self) -> bool:
         """Empty the prefix cache."""
-        await asyncio.wrap_future(self._engine.client.call("reset_cache"))
+        for call in self.engines.call_each("reset_cache").values():
+            await asyncio.wrap_future(call)
         return True
 
     async def wait_dead(self) -> str:
         """Wait until the engine is dead; return how it died."""
-        while (error := self._engine.client.dead) is None:  # noqa: ASYNC110 - set on another thread
+        while (error := self._engine.engines.dead) is None:  # noqa: ASYNC110 - set on another thread
             await asyncio.sleep(_WATCH_SECONDS)
         return str(error)
 
@@ -156,23 +168,28 @@ class EngineTarget:
         requested = sampling_parameters(request)
         if unknown := sorted({*requested} - {*SamplingParams.__struct_fields__}):
             raise ValueError(f"the request's params have {', '.join(unknown)}, which are not fields of SamplingParams")
-        checked = validate(SamplingParams(**requested), vocab_size=self._engine.client.ready.vocab_size)
+        checked = validate(SamplingParams(**requested), vocab_size=self._engine.engines.ready.vocab_size)
         return engine_params(checked, 0 if checked.seed is None else checked.seed, self._engine.tokenizer)[0]
 
     async def _serve(self, token_ids: list[int], params: SamplingParams, answer: EngineAnswer) -> None:
         self._loop = asyncio.get_running_loop()
         wire_id = str(next(self._ids))
+        routing, eos = self._engine.routing, self._engine.eos_token_ids
+        session = routing.send(answer.route)
+        if session is None:
+            answer.fail(self.engines.away or "there is no engine")
+            return
         self._open[wire_id] = answer
-        eos = self._engine.eos_token_ids
         try:
-            self._engine.send(EngineCoreRequest(wire_id, token_ids, params, eos, time.monotonic()))
+            self._engine.send(EngineCoreRequest(wire_id, token_ids, params, eos, time.monotonic()), session)
             await answer.ended
         except EngineDeadError as error:
             answer.fail(str(error))
         finally:
             if self._open.pop(wire_id, None) is not None:
                 with suppress(EngineDeadError):  # then the request has ended already
-                    self._engine.send(Abort([wire_id]))
+                    self._engine.send(Abort([wire_id]), session)
+            routing.router.ended(answer.route, answer.num_tokens)
             answer.leave()
 
     def _deliver(self, delivery: Delivery) -> None:
@@ -180,13 +197,25 @@ class EngineTarget:
         ended: list[EngineAnswer] = []
         if isinstance(delivery, EngineCoreOutputs):
             self._take(delivery, ended)
+        elif isinstance(delivery, EngineBack):
+            self._on_loop(self._engine.routing.open, delivery.session, delivery.block_size)
         else:
-            for wire_id in list(self._open):
-                if (answer := self._open.pop(wire_id, None)) is not None:
+            engine = delivery.engine if isinstance(delivery, EngineAway | EngineLeft) else None
+            for wire_id, answer in list(self._open.items()):
+                if engine in (None, answer.route.engine) and self._open.pop(wire_id, None) is not None:
                     answer.fail(str(delivery))
                     ended.append(answer)
-        if ended and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(_end, ended)
+            if engine is not None:
+                self._on_loop(self._engine.routing.close, engine)
+        if ended:
+            self._on_loop(_end, ended)
+
+    def _on_loop(self, work: Callable[..., object], *arguments: object) -> None:
+        """Have the event loop do something, or do it now if there is none yet."""
+        if self._loop is None:
+            work(*arguments)
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(work, *arguments)
 
     def _take(self, delivery: EngineCoreOutputs, ended: list[EngineAnswer]) -> None:
         for output in delivery.outputs:
@@ -194,7 +223,8 @@ class EngineTarget:
             if answer is None:
                 continue  # in flight when its request was aborted
             self._num_tokens += len(output.new_token_ids)
-            answer.take(output, delivery.timestamp)
+            if answer.take(output, delivery.timestamp) and len(self.engines) > 1:
+                self._on_loop(self._engine.routing.router.first_token, answer.route)
             if output.finish_reason is not None:
                 self._open.pop(output.request_id, None)  # unless the event loop has just done so
                 ended.append(answer)

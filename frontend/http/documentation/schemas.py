@@ -119,11 +119,11 @@ DESCRIPTIONS: Mapping[str, str] = {
     # Fields without effect
     "keep_alive": "Accepted and ignored; the model stays loaded while the server runs.",
     "insecure": "Accepted and ignored; nothing is downloaded.",
-    "user": "Accepted and ignored.",
+    "user": "Names the conversation for routers of several engines, unless there is a prompt_cache_key.",
     "metadata": "Accepted and ignored.",
     "safety_identifier": "Accepted and ignored.",
     "cache_control": "Accepted and ignored; prefixes are cached automatically.",
-    "prompt_cache_key": "Accepted and ignored; prefixes are cached automatically.",
+    "prompt_cache_key": "Names the conversation for routers of several engines; prefixes are cached automatically.",
     "request_id": "The end of the answer's id; use the header X-Request-Id to name a request in logs.",
 }
 

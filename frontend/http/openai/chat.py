@@ -222,7 +222,7 @@ class ChatEndpoint(Endpoints):
             },
             truncate=body.truncate_prompt_tokens,
             priority=body.priority or 0,
-            **service.terms(request, body.cache_salt),
+            **service.terms(request, body.cache_salt, body.session),
             trace=TraceContext("chat", request.headers, answer_id),
             structured_outputs=wanted_format(body.response_format),
             prediction="" if body.prediction is None else body.prediction.text,

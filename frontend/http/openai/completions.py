@@ -106,7 +106,7 @@ class CompletionTask:
         self._service = service
         self._body = body
         self._prompts = prompts
-        self._terms = service.terms(request, body.cache_salt)
+        self._terms = service.terms(request, body.cache_salt, body.session)
         self._headers = request.headers
         self._id = new_id("cmpl", given=body.request_id)
         self._created = service.now()

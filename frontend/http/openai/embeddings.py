@@ -127,7 +127,7 @@ async def pool_all(
     async with cancelled_on_disconnect(request.receive):
         options: dict[str, Any] = {
             "priority": body.priority or 0,
-            **service.terms(request, body.cache_salt),
+            **service.terms(request, body.cache_salt, body.user),
             "trace": TraceContext("embeddings", request.headers),
         }
         with errors_at(field):

@@ -242,6 +242,11 @@ class GenerationFields(Body, kw_only=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
+    @property
+    def session(self) -> str | None:
+        """The name of the conversation, for routers."""
+        return self.prompt_cache_key or self.user
+
 
 _SAMPLING = (
     "n", "best_of", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",

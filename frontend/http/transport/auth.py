@@ -67,7 +67,7 @@ class ApiKeys:
             return Caller(tenant=self._tenant_of_connection(scope))
         if path in OPEN_PATHS:
             return NOBODY
-        given = _key_of(headers)
+        given = key_of(headers)
         if given is None:
             raise _unauthorized("this server requires an API key; send the header Authorization: Bearer KEY", headers)
         digest = _digest(given)
@@ -87,7 +87,8 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
 
-def _key_of(headers: Headers) -> str | None:
+def key_of(headers: Headers) -> str | None:
+    """Return the API key that a request has, None without one."""
     scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return value.strip()

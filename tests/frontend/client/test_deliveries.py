@@ -58,7 +58,8 @@ class SlowTable:
         self.taken += [(output.request_id, self.turn) for output in message.outputs]
         return []
 
-    def suspend(self, _reason: str) -> list[Any]:
+    def suspend(self, _reason: str, _engine: int, *, is_loss: bool) -> list[Any]:
+        assert is_loss
         self.taken.append(("away", self.turn))
         return []
 

@@ -16,7 +16,7 @@ from fake_engine import FakeEngine, ready
 from patience import PATIENCE
 
 from quire.frontend.client.engine_client import CoreClient, EngineAway, EngineBack, ReconnectPolicy
-from quire.frontend.client.request_table import FIRST_SESSION
+from quire.frontend.client.routing import FIRST_SESSION, Session
 from quire.frontend.errors import EngineConnectionError, EngineDeadError
 from quire.protocol.errors import AddressError
 from quire.protocol.messages import (
@@ -210,9 +210,9 @@ def test_a_client_that_was_dropped_begins_a_new_session() -> None:
         engine.send(ready())
         while isinstance(back := engine.delivered(), EngineAway):
             pass
-        assert back == EngineBack(FIRST_SESSION + 1)
+        assert back == EngineBack(Session(0, 2), ready().block_size)
         client.send(Abort(["late"]), FIRST_SESSION)
-        client.send(Abort(["s"]), FIRST_SESSION + 1)
+        client.send(Abort(["s"]), Session(0, 2))
         assert engine.receive(Abort).request_ids == ["s"]
 
 

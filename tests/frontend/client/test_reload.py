@@ -251,7 +251,7 @@ def test_an_engine_that_dies_while_the_next_loads_comes_back_as_it_was(demo_mode
     async def work(llm: AsyncLLM) -> None:
         expected = await Streams(llm, 300).end()
         reload = asyncio.create_task(llm.reload(max_num_seqs=5))
-        supervisor = llm._engine._supervisor
+        supervisor = llm._engine.engines.supervisors[0]
         assert supervisor is not None
         while supervisor._successor is None:  # noqa: ASYNC110 - it is set by another thread
             await asyncio.sleep(0.001)
@@ -277,7 +277,7 @@ def test_an_engine_that_does_not_take_over_leaves_the_former_settings(
 
     async def work(llm: AsyncLLM) -> None:
         expected = await Streams(llm, 300).end()
-        supervisor = llm._engine._supervisor
+        supervisor = llm._engine.engines.supervisors[0]
         assert supervisor is not None
         reload = asyncio.create_task(llm.reload(max_num_seqs=5))
         while supervisor._successor is None:  # noqa: ASYNC110 - it is set by another thread
@@ -303,9 +303,9 @@ def test_an_engine_that_does_not_take_over_leaves_the_former_settings(
 
 def test_an_engine_ends_although_a_reload_is_in_progress(demo_model: Path) -> None:
     with LLM(str(demo_model), num_pages=64) as llm:
-        supervisor = llm._engine._supervisor
+        supervisor = llm._engine.engines.supervisors[0]
         assert supervisor is not None
-        client = llm._engine.client
+        client = llm._engine.engines
         call = client.call("reload", reload=Reload({"max_num_seqs": 5}))
         wait_until(lambda: supervisor._successor is not None, "no reload began")
         assert supervisor._successor is not None
@@ -352,7 +352,7 @@ def test_the_command_is_for_administrators(served: tuple[str, Path], tmp_path: P
     assert done.returncode == 0, done.stderr
     assert f"the engine at {address} is process " in done.stderr
     with LLM(engine_address=address, curve_keys=str(plain)) as llm:
-        assert llm._engine.client.ready.max_num_seqs == 5
+        assert llm._engine.engines.ready.max_num_seqs == 5
         assert llm.generate("Once", SamplingParams(max_tokens=3))[0].finished
 
 
@@ -365,7 +365,7 @@ def test_the_command_finds_the_only_engine(tmp_path: Path, monkeypatch: pytest.M
     with LLM(num_pages=64) as first:
         assert quire("reload", "--max-num-seqs", "5").returncode == 0
         assert first.generate("Once", SamplingParams(max_tokens=3))[0].finished
-        assert first._engine.client.ready.max_num_seqs == 5
+        assert first._engine.engines.ready.max_num_seqs == 5
         with LLM(num_pages=64) as second:
             several = quire("reload", "--max-num-seqs", "6")
             assert several.returncode == 2

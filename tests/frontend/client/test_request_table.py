@@ -2,69 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mortal_engine import LENGTH, MortalEngine, tokens
 
 from quire.frontend.client.observer import RequestOptions
 from quire.frontend.client.request import GenerationRequest
-from quire.frontend.client.request_table import FIRST_SESSION, RequestTable
+from quire.frontend.client.request_table import RequestTable
 from quire.frontend.errors import EngineDeadError, RequestError
 from quire.frontend.sampling import SamplingParams, engine_params
 from quire.frontend.text.prompts import Prompt
 from quire.protocol.messages import (
     MAX_ABORTED,
     Abort,
-    ClientMessage,
     EngineCoreOutput,
     EngineCoreOutputs,
-    EngineCoreRequest,
     ErrorKind,
     FinishReason,
 )
-
-LENGTH = 12
-
-
-@dataclass
-class MortalEngine:
-    """An engine whose n-th token of a request is n. It dies when it is told to."""
-
-    session: int = FIRST_SESSION
-    running: dict[str, tuple[EngineCoreRequest, int]] = field(default_factory=dict)
-    identities: list[int] = field(default_factory=list)  # identities of all requests that were sent
-
-    def send(self, message: ClientMessage, session: int) -> None:
-        """Take a message; one of another session is dropped, as the client does it."""
-        if session != self.session:
-            return
-        if isinstance(message, EngineCoreRequest):
-            self.running[message.request_id] = message, len(message.generated_token_ids)
-            self.identities.append(message.identity)
-            assert message.generated_token_ids == list(range(len(message.generated_token_ids)))
-        elif isinstance(message, Abort):
-            for request_id in message.request_ids:
-                self.running.pop(request_id, None)
-
-    def step(self) -> EngineCoreOutputs:
-        """Return a token of each request."""
-        outputs = []
-        for request_id, (message, count) in list(self.running.items()):
-            is_last = count + 1 == message.sampling_params.max_tokens
-            outputs.append(
-                EngineCoreOutput(request_id, [count], finish_reason=FinishReason.LENGTH if is_last else None)
-            )
-            self.running[request_id] = message, count + 1
-            if is_last:
-                del self.running[request_id]
-        return EngineCoreOutputs(outputs)
-
-    def die(self) -> None:
-        """Lose everything."""
-        self.running.clear()
 
 
 class Frontend:
@@ -93,8 +50,7 @@ class Frontend:
         self.engine.die()
         self.table.suspend("it died")
         self.table.suspend("it died")  # is said again and again
-        self.engine.session += 1
-        self.table.resume(self.engine.session)
+        self.table.resume(self.engine.return_())
 
     def run(self) -> None:
         """Step until all requests have ended."""
@@ -103,10 +59,6 @@ class Frontend:
                 return
             self.step()
         pytest.fail(f"{len(self.table)} requests wait for ever")
-
-
-def tokens(request: GenerationRequest) -> list[list[int]]:
-    return [completion.token_ids for completion in request.output().outputs]
 
 
 @given(counts=st.lists(st.integers(1, 3), min_size=1, max_size=8), kills=st.lists(st.integers(4, 8), max_size=6))
@@ -149,8 +101,7 @@ def test_requests_without_an_engine_can_be_submitted_aborted_and_time_out() -> N
     assert frontend.table.suspend("it died") == [late]
     assert late.finish_reasons == ["timeout"]
     frontend.engine.die()
-    frontend.engine.session += 1
-    frontend.table.resume(frontend.engine.session)
+    frontend.table.resume(frontend.engine.return_())
     left = {len(message.generated_token_ids): message.timeout for message, _ in frontend.engine.running.values()}
     assert left == {1: 8.0, 0: None}  # of the ten seconds, two are gone
     frontend.run()
@@ -161,11 +112,11 @@ def test_what_is_sent_to_an_engine_that_is_gone_is_lost() -> None:
     """The client knows before the table does."""
     frontend = Frontend()
     frontend.engine.die()
-    frontend.engine.session += 1
+    session = frontend.engine.return_()
     request = frontend.submit("a")
     assert not frontend.engine.running
     frontend.table.suspend("it died")
-    frontend.table.resume(frontend.engine.session)
+    frontend.table.resume(session)
     frontend.run()
     assert tokens(request) == [list(range(LENGTH))]
 
@@ -194,7 +145,7 @@ def test_a_request_that_the_engine_ends_though_nobody_asked_has_lost_its_answer(
     frontend = Frontend()
     lost, left, aborted = frontend.submit("lost", n=2), frontend.submit("left"), frontend.submit("aborted")
     frontend.step()
-    ids = {completion.request: wire_id for wire_id, completion in frontend.table._open.items()}
+    ids = {completion.submission.request: wire_id for wire_id, completion in frontend.table._open.items()}
     frontend.table.drop([left])
     assert not frontend.table.abort(aborted)
     ends = [EngineCoreOutput(wire_id, [1], finish_reason=FinishReason.ABORT) for wire_id in ids.values()]
@@ -208,7 +159,17 @@ def test_a_request_that_the_engine_ends_though_nobody_asked_has_lost_its_answer(
 def test_any_number_of_requests_is_aborted() -> None:
     aborts: list[Abort] = []
     table = RequestTable(lambda message, _: aborts.append(message) if isinstance(message, Abort) else None, [])
-    table._end([str(number) for number in range(MAX_ABORTED + 1)])
+    params = SamplingParams(max_tokens=LENGTH)
+    requests = [
+        GenerationRequest(
+            str(number), Prompt([1], None), params, engine_params(params, 1, None), None, arrival_time=0.0,
+            options=RequestOptions(),
+        )
+        for number in range(MAX_ABORTED + 1)
+    ]  # fmt: skip
+    for request in requests:
+        table.submit(request)
+    table.drop(requests)
     assert [len(abort.request_ids) for abort in aborts] == [MAX_ABORTED, 1]
 
 
@@ -261,7 +222,6 @@ def test_without_an_engine_nothing_is_left_to_send() -> None:
     frontend.table.suspend("it died")
     request = frontend.submit("a", n=3, most=1)
     assert not frontend.table.send_more(request, 1)
-    frontend.engine.session += 1
-    frontend.table.resume(frontend.engine.session)
+    frontend.table.resume(frontend.engine.return_())
     frontend.run()
     assert tokens(request) == [list(range(LENGTH))] * 3

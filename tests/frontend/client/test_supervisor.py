@@ -32,7 +32,7 @@ PROMPTS = ["Once upon a time", "The King said"]
 
 def hit_soon(llm: LLM, number: signal.Signals) -> None:
     """Send a signal to the engine as soon as the next tokens come from it."""
-    client = llm._engine.client
+    client = llm._engine.engines
     pid, deliver = client.ready.engine_pid, client._deliver
 
     def hit(delivery: Delivery) -> None:
@@ -48,10 +48,10 @@ def hit_soon(llm: LLM, number: signal.Signals) -> None:
 def test_a_batch_outlives_its_engine(demo_model: Path, number: signal.Signals) -> None:
     with LLM(str(demo_model), num_pages=256, step_timeout=2.0) as llm:
         expected = [output.outputs for output in llm.generate(PROMPTS, LONG)]
-        before = llm._engine.client.ready.engine_pid
+        before = llm._engine.engines.ready.engine_pid
         hit_soon(llm, number)
         assert [output.outputs for output in llm.generate(PROMPTS, LONG)] == expected
-        assert llm._engine.client.ready.engine_pid != before
+        assert llm._engine.engines.ready.engine_pid != before
         stats = llm.stats()
         assert (stats["pages_held"], stats["pages_free"] + stats["pages_cached"]) == (0, 256)
         assert not Path(f"/proc/{before}").exists()
@@ -79,14 +79,14 @@ def test_an_engine_that_dies_again_and_again_is_given_up(demo_model: Path, tmp_p
     shutil.copytree(demo_model, model)
     with LLM(str(model), num_pages=64, max_restarts=2) as llm:
         (model / "config.json").unlink()
-        os.kill(llm._engine.client.ready.engine_pid, signal.SIGKILL)
+        os.kill(llm._engine.engines.ready.engine_pid, signal.SIGKILL)
         with pytest.raises(EngineDeadError, match="3 times in a row, and is not started again"):
             llm.generate("Once", SamplingParams(max_tokens=3))
 
 
 def test_an_engine_that_is_told_to_end_is_not_started_again(demo_model: Path) -> None:
     with LLM(str(demo_model), num_pages=64) as llm:
-        client = llm._engine.client
+        client = llm._engine.engines
         client.call("shutdown")
         wait_until(lambda: client.dead is not None, "the engine went on")
         with pytest.raises(EngineDeadError, match="has ended"):
@@ -99,7 +99,7 @@ def test_an_engine_that_somebody_else_asks_to_end_gives_way_to_another(
 ) -> None:
     with LLM(str(demo_model), num_pages=256) as llm:
         expected = [output.outputs for output in llm.generate(PROMPTS, LONG)]
-        client = llm._engine.client
+        client = llm._engine.engines
         before = client.ready.engine_pid
         hit_soon(llm, number)
         assert [output.outputs for output in llm.generate(PROMPTS, LONG)] == expected
@@ -112,7 +112,7 @@ def test_an_engine_that_somebody_else_asks_to_end_gives_way_to_another(
 def test_a_signal_that_asks_for_no_end_does_nothing_to_an_engine(demo_model: Path, number: signal.Signals) -> None:
     with LLM(str(demo_model), num_pages=256) as llm:
         expected = [output.outputs for output in llm.generate(PROMPTS, LONG)]
-        client = llm._engine.client
+        client = llm._engine.engines
         before = client.ready.engine_pid
         hit_soon(llm, number)
         assert [output.outputs for output in llm.generate(PROMPTS, LONG)] == expected
@@ -128,7 +128,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def process_that_stands_by(llm: LLM, *, instead_of: EngineProcess | None = None) -> EngineProcess:
     """Return the process that stands by, once there is one."""
-    supervisor = llm._engine._supervisor
+    supervisor = llm._engine.engines.supervisors[0]
     assert supervisor is not None
     wait_until(lambda: supervisor._standby.process not in (None, instead_of), "no process stood by")
     assert supervisor._standby.process is not None
@@ -144,9 +144,9 @@ def test_a_process_that_dies_as_it_stands_by_is_replaced(
         first = process_that_stands_by(llm)
         os.kill(first.pid, number)
         second = process_that_stands_by(llm, instead_of=first)
-        os.kill(llm._engine.client.ready.engine_pid, signal.SIGKILL)
+        os.kill(llm._engine.engines.ready.engine_pid, signal.SIGKILL)
         assert llm.generate("Once", SamplingParams(max_tokens=3))[0].outputs[0].token_ids
-        assert llm._engine.client.ready.engine_pid == second.pid
+        assert llm._engine.engines.ready.engine_pid == second.pid
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("quire: the standby engine ")]
     assert len(lines) == 1
     assert lines[0].endswith("; starting another one")
@@ -163,11 +163,11 @@ def test_a_process_that_is_stopped_as_it_stands_by_does_not_stand_in_the_way(
         monkeypatch.setattr(launcher, "_BEGIN_SECONDS", 0.2)
         monkeypatch.setattr(launcher.EngineProcess, "_go_on", lambda _process: None)
     with LLM(str(demo_model), num_pages=64) as llm:
-        pids = llm._engine.client.ready.engine_pid, process_that_stands_by(llm).pid
+        pids = llm._engine.engines.ready.engine_pid, process_that_stands_by(llm).pid
         os.kill(pids[1], signal.SIGSTOP)
         os.kill(pids[0], signal.SIGKILL)
         assert llm.generate("Once", SamplingParams(max_tokens=3))[0].outputs[0].token_ids
-        assert (llm._engine.client.ready.engine_pid == pids[1]) is is_continued
+        assert (llm._engine.engines.ready.engine_pid == pids[1]) is is_continued
 
 
 # Runs in each engine, as its `sitecustomize`: where the flag is, loading waits in native code, with the GIL.
@@ -197,7 +197,7 @@ def test_an_engine_that_does_nothing_as_it_loads_is_given_up(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with LLM(str(demo_model), num_pages=64) as llm:
         flag.touch()
-        os.kill(llm._engine.client.ready.engine_pid, signal.SIGKILL)
+        os.kill(llm._engine.engines.ready.engine_pid, signal.SIGKILL)
         assert llm.generate("Once", SamplingParams(max_tokens=3))[0].outputs[0].token_ids
     assert "did nothing for 10 s, while reading the model's files" in capfd.readouterr().err
 
@@ -265,7 +265,7 @@ def test_when_the_supervisor_alone_is_killed_streams_go_on_with_the_next_engine(
     prompts = [f"Once upon a time there were {number} goats" for number in range(20)]
     with start_engine(address) as first, LLM(engine_address=address) as llm:
         expected = [output.outputs for output in llm.generate(prompts, LONG)]
-        client = llm._engine.client
+        client = llm._engine.engines
         engine, deliver = os.pidfd_open(client.ready.engine_pid), client._deliver
 
         def hit(delivery: Delivery) -> None:
@@ -341,7 +341,7 @@ def test_an_engine_that_fails_in_python_leaves_its_requests_to_the_next(
 @pytest.mark.usefixtures("soon")
 def test_a_forked_child_keeps_nothing_of_the_engine_open(demo_model: Path) -> None:
     with LLM(str(demo_model), num_pages=256) as llm:
-        supervisor = llm._engine._supervisor
+        supervisor = llm._engine.engines.supervisors[0]
         assert supervisor is not None
         stdin = process_that_stands_by(llm)._process.stdin
         assert stdin is not None

@@ -160,7 +160,7 @@ class ResponsesEndpoint(Endpoints):
             template={"chat_template_kwargs": kwargs},
             truncate=body.truncate_prompt_tokens,
             priority=body.priority or 0,
-            **service.terms(request, body.cache_salt),
+            **service.terms(request, body.cache_salt, body.session),
             structured_outputs=body.format,
             format_field="text.format.schema",
             trace=TraceContext("chat", request.headers, answer_id),

@@ -127,7 +127,7 @@ def test_a_signal_ends_the_run_and_keeps_the_measurements(
     with LLM(num_pages=64) as llm:
         process = start(long_trace, "--engine-address", llm.engine_address, "--output", output)
         wait_until_running(llm)
-        engine = llm._engine.client.ready.engine_pid
+        engine = llm._engine.engines.ready.engine_pid
         os.kill(engine, signal.SIGSTOP)  # else the request may end first where the host is busy
         try:
             process.send_signal(number)
@@ -148,7 +148,7 @@ def test_a_dying_engine_ends_the_run_and_keeps_the_measurements(long_trace: Path
             long_trace, "--engine-address", llm.engine_address, "--reconnect-timeout", "0", "--output", output
         )
         wait_until_running(llm)
-        os.kill(llm._engine.client.ready.engine_pid, signal.SIGKILL)
+        os.kill(llm._engine.engines.ready.engine_pid, signal.SIGKILL)
         _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert re.search(

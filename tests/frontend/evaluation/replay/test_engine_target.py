@@ -131,7 +131,7 @@ def test_a_killed_engine_ends_the_run_with_the_results_so_far() -> None:
             requests = [request(), *(request(0.2, output=1500, block=place) for place in range(1, 9)), request(1e6)]
             running = asyncio.create_task(run.run(requests))
             await until(lambda: len(run.open) == 8 and run.outcomes)
-            os.kill(llm._engine.client.ready.engine_pid, signal.SIGKILL)
+            os.kill(llm._engine.engines.ready.engine_pid, signal.SIGKILL)
             assert "gone" in str(await running)
             await target.close()
         assert kept.outcomes == [Outcome.COMPLETED] + [Outcome.ERRORED] * 8 + [Outcome.UNFINISHED]

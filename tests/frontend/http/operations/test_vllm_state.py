@@ -32,7 +32,7 @@ def test_the_engine_is_described(server: Server) -> None:
     assert info["version"] == server.request("/version").json()["version"]
     config = info["vllm_config"]
     with LLM(engine_address=server.engine_address) as llm:
-        stats, ready = llm.stats(), llm._engine.client.ready
+        stats, ready = llm.stats(), llm._engine.engines.ready
     assert config["model_config"]["served_model_name"] == ["quire-demo"]
     assert config["model_config"]["max_model_len"] == ready.max_model_len == 2048
     assert config["cache_config"]["num_blocks"] == stats["pages_total"]

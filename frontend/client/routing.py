@@ -1,0 +1,125 @@
+"""The choice of an engine for each request, among those that a client is connected to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+from quire.frontend.client.observer import OpenRequest
+from quire.protocol.messages import MAX_WATCHED_SALTS
+from quire.protocol.routing.routers import ROUTERS, RoundRobin, RoutedRequest, Router
+
+
+class Session(NamedTuple):
+    """A session with one engine of a client's; the sessions with the same engine are numbered from 1."""
+
+    engine: int
+    number: int
+
+
+FIRST_SESSION = Session(0, 1)
+
+
+class Routing:
+    """The sessions that are open, and the router that chooses among them.
+
+    `watch(session, salts)` is called to have an engine report the prefixes of some salts, if the router wants that.
+    """
+
+    def __init__(self, router: Router | None = None) -> None:
+        """Without a router, engines take turns."""
+        self.router = router or RoundRobin()
+        self.watch: Callable[[Session, list[str]], None] = lambda _session, _salts: None
+        self.counts: Counter[tuple[int, str]] = Counter()  # of requests by engine and reason
+        self._sessions: dict[int, Session] = {}
+        self._draining: set[int] = set()
+        self._ending: set[int] = set()  # engines that end in their present session
+        self._salts: dict[str, None] = {}  # of all requests
+        self._watched: set[Session] = set()  # sessions whose engines report the prefixes of these salts
+
+    @property
+    def name(self) -> str:
+        """The name of the router."""
+        return next(name for name, kind in ROUTERS.items() if type(self.router) is kind)
+
+    def open(self, session: Session, block_size: int = 1) -> None:
+        """Add a session with an engine whose KV pages have `block_size` tokens; it has none of the requests."""
+        if self._sessions.get(session.engine) == session:
+            return
+        self.close(session.engine)
+        self._ending.discard(session.engine)
+        self.router.add(session.engine, block_size)
+        self._sessions[session.engine] = session
+        if self.router.watches_prefixes and len(self._sessions) > 1:
+            self._watch_all(session)
+
+    def close(self, engine: int) -> bool:
+        """End the session with an engine; return False if there is none. Its requests have been taken back."""
+        if (session := self._sessions.pop(engine, None)) is None:
+            return False
+        self._watched.discard(session)
+        self.router.remove(engine)
+        return True
+
+    def drain(self, engine: int) -> None:
+        """Send no more requests to an engine, as long as there are others."""
+        self._draining.add(engine)
+
+    def note_end(self, engine: int) -> None:
+        """Do so until its next session: it ends."""
+        self._ending.add(engine)
+
+    def has_other(self, engine: int) -> bool:
+        """Return True if requests can go to another engine."""
+        return bool(self._usable - {engine})
+
+    @property
+    def _usable(self) -> set[int]:
+        return self._sessions.keys() - self._draining - self._ending
+
+    def session_of(self, engine: int) -> Session | None:
+        """Return the session with an engine, None if there is none now."""
+        return self._sessions.get(engine)
+
+    def send(self, route: RoutedRequest, home: int | None = None) -> Session | None:
+        """Choose an engine, and count the request as sent there; return the session with it, None if there is none.
+
+        `home`: the only engine that comes into question.
+        """
+        if home is not None:
+            engines = [home] if home in self._sessions else []
+        else:
+            engines = sorted(self._usable) or sorted(self._sessions)
+        if not engines:
+            return None
+        self._note_salt(route.salt)
+        engine = self.router.send(route, engines)
+        self.counts[engine, route.reason] += 1
+        return self._sessions[engine]
+
+    def _note_salt(self, salt: str) -> None:
+        """Have all engines report the prefixes of a salt that is new, if there are several."""
+        if salt not in self._salts and len(self._salts) < MAX_WATCHED_SALTS:
+            self._salts[salt] = None
+            for session in self._watched:
+                self.watch(session, [salt])
+
+    def _watch_all(self, new: Session) -> None:
+        """Have a new engine report the prefixes of all salts, and with a second one the first too."""
+        unwatched = [session for session in self._sessions.values() if session == new or session not in self._watched]
+        for session in unwatched:
+            self.watch(session, list(self._salts))
+        self._watched = set(self._sessions.values())
+
+
+def route_of(request: OpenRequest) -> RoutedRequest:
+    """Return a request as routers see it."""
+    token_ids, options = request.prompt.token_ids, request.options
+    return RoutedRequest(
+        len(token_ids),
+        lambda: token_ids,
+        options.cache_salt,
+        options.session,
+        len(request.engine_params),
+    )

@@ -1,0 +1,144 @@
+"""`/engines`: the engines that share the requests of the server, which come and go while it runs."""
+
+from __future__ import annotations
+
+import hmac
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.frontend.client.engine_set import EngineStatus
+from quire.frontend.errors import EngineConnectionError
+from quire.frontend.http.errors import ApiError, bad_request
+from quire.frontend.http.service import Endpoints
+from quire.frontend.http.transport.auth import key_of
+from quire.frontend.http.transport.bodies import Body
+from quire.frontend.http.transport.responses import json_response
+from quire.protocol.errors import AddressError
+
+ADMIN_HEADER = "x-admin-key"
+_MOST_ADDRESS = 4096
+
+
+class EngineCard(msgspec.Struct, kw_only=True):
+    """An engine.
+
+    `state`: ready, draining (it gets no more requests) or away. `supervised`: the server has started it, and starts it
+    again when it dies. `losses`: times that it was lost. `requests`: those of this server that it has now; `routed`:
+    how many it was sent ever, by reason.
+    """
+
+    number: int
+    address: str
+    state: str
+    supervised: bool
+    pid: int
+    losses: int
+    requests: int
+    routed: dict[str, int]
+
+
+class EngineList(msgspec.Struct, kw_only=True):
+    """The engines, and the router that chooses among them."""
+
+    router: str
+    engines: list[EngineCard]
+
+
+class AddEngineBody(Body, kw_only=True):
+    """The address of a running engine."""
+
+    address: Annotated[str, Meta(min_length=1, max_length=_MOST_ADDRESS)]
+
+
+class RemoveEngineBody(Body, kw_only=True):
+    """How long the requests of an engine that is to be removed may go on there."""
+
+    drain_timeout: Annotated[float | None, Meta(ge=0, le=1e9, description="Seconds. Default: 60.")] = None
+
+
+class EngineEndpoints(Endpoints):
+    """Handlers of the endpoints of the set of engines. Those that change it need the admin key, if there are keys."""
+
+    async def list(self, _request: Request) -> Response:
+        """List the engines that share the requests."""
+        return json_response(self._list())
+
+    async def add(self, request: Request) -> Response:
+        """Let a running engine share the requests."""
+        self._check_admin(request)
+        body = await self._service.read_any(request, AddEngineBody)
+        try:
+            await self._service.llm.add_engine(body.address)
+        except (AddressError, EngineConnectionError) as error:
+            raise bad_request(str(error), "address") from None
+        return json_response(self._list())
+
+    async def drain(self, request: Request) -> Response:
+        """Send an engine no more requests; those that it has go on there."""
+        self._check_admin(request)
+        number = self._number(request)
+        try:
+            await self._service.llm.drain_engine(number)
+        except ValueError as error:
+            raise ApiError(409, str(error), code="engine_needed") from None
+        return json_response(self._list())
+
+    async def remove(self, request: Request) -> Response:
+        """Remove an engine when its requests have ended, or move them to others after a time. It ends if the server
+        has started it.
+        """
+        self._check_admin(request)
+        number = self._number(request)
+        body = await self._service.read_any(request, RemoveEngineBody)
+        timeout = {} if body.drain_timeout is None else {"drain_timeout": body.drain_timeout}
+        try:
+            await self._service.llm.remove_engine(number, **timeout)
+        except ValueError as error:
+            raise ApiError(409, str(error), code="engine_needed") from None
+        return json_response(self._list())
+
+    def _number(self, request: Request) -> int:
+        """Return the number in the path. Raises `ApiError` 404 unless it is an engine's."""
+        given = request.path_params["number"]
+        known = [engine.number for engine in self._service.llm.engines()]
+        if not (given.isdecimal() and len(given) < 10 and int(given) in known):
+            raise ApiError(
+                404, f"there is no engine {given[:100]!r}; the engines are {', '.join(map(str, known))}",
+                code="engine_not_found",
+            )  # fmt: skip
+        return int(given)
+
+    def _check_admin(self, request: Request) -> None:
+        """Raise `ApiError` 403 for a request without the admin key."""
+        keys = self._service.args.admin_keys()
+        if not keys and not self._service.args.all_api_keys():
+            return
+        given = (request.headers.get(ADMIN_HEADER) or key_of(request.headers) or "").encode()
+        if not sum([hmac.compare_digest(given, key.encode()) for key in keys]):
+            raise ApiError(
+                403,
+                f"changing the engines needs the admin key; send it in the header {ADMIN_HEADER}"
+                + ("" if keys else ", and start the server with --admin-key-file"),
+                code="admin_key_needed",
+            )
+
+    def _list(self) -> EngineList:
+        llm = self._service.llm
+        return EngineList(router=llm.router, engines=[self._card(engine) for engine in llm.engines()])
+
+    def _card(self, engine: EngineStatus) -> EngineCard:
+        llm, name = self._service.llm, str(engine.number)
+        return EngineCard(
+            number=engine.number,
+            address=engine.address,
+            state=engine.state,
+            supervised=engine.supervised,
+            pid=engine.ready.engine_pid,
+            losses=engine.num_losses,
+            requests=llm.num_requests(engine.number),
+            routed={reason: count for (number, reason), count in llm.routed().items() if number == name},
+        )
