@@ -26,8 +26,8 @@ _LAST_PORT = 65535
 def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> None:
     """Run an engine without a frontend, or several with --data-parallel-size.
 
-    It prints `READY <address>` whenever others can attach to one with --engine-address. SIGTERM lets running requests finish,
-    Ctrl-C aborts them.
+    It prints `READY <address>` whenever others can attach to one with --engine-address. SIGTERM lets running requests
+    finish, Ctrl-C aborts them.
     """
     from quire.frontend.client.supervisor import ProcessTimeouts, Supervisor, share_of
     from quire.frontend.engine_args import DEMO_MODEL
@@ -39,9 +39,8 @@ def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> None:
     hub = {name: given.pop(name) for name in options_of(HubOptions) if name in given}
     given["model"] = str(resolve_model(given["model"], **hub))
     check_tokenizer(given["model"])
-    supervision = SupervisionOptions(
-        **{name: given.pop(name) for name in options_of(SupervisionOptions) if name in given}
-    )
+    supervised = {name: given.pop(name) for name in options_of(SupervisionOptions) if name in given}
+    supervision = SupervisionOptions(**supervised)
     shutdown_timeout = given.pop("shutdown_timeout", options_of(EngineProcessOptions)["shutdown_timeout"].default)
     start_timeout = given.pop("start_timeout", options_of(ClientOptions)["start_timeout"].default)
     chosen = addresses_of(given.pop("engine_address", None), supervision.data_parallel_size)

@@ -4,9 +4,10 @@ Streams of all kinds run through `AsyncLLM` and through an HTTP server while the
 signals (kill, segv, stop, term, int), by a kill while the process that stands by is stopped (standby), by a request of
 another client that crashes each engine which works on it (bomb), or whose schema crashes the process that compiles it
 (grammar), by the kernel as memory is short (oom, which needs root and cgroups), by a step that fails once it has
-sampled (step). Every answer must equal that of a run which nothing disturbs, and both bombs must end with an error. The
-report has the time from each hit to the next token. Exit status 1 if an answer differs or is missing, or the engine
-does not account for all its KV pages.
+sampled (step). With several engines (--engines) each hit has another victim, and one may leave the set and come back
+(drain). Every answer must equal that of one engine which nothing disturbs, and both bombs must end with an error. The
+report has the time from each hit to the next token. Exit status 1 if an answer differs or is missing, or an engine does
+not account for all its KV pages.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ SIGNALS = {
     "kill": signal.SIGKILL, "segv": signal.SIGSEGV, "stop": signal.SIGSTOP, "term": signal.SIGTERM,
     "int": signal.SIGINT, "standby": signal.SIGKILL,
 }  # fmt: skip
-HITS = [*SIGNALS, "bomb", "grammar", "oom", "step"]
+HITS = [*SIGNALS, "bomb", "grammar", "oom", "step", "drain"]
 _REFERENCES = 4000  # in a row, in the schema of a grammar bomb
 _BOMB = 1234  # first token of a prompt
 _BOMB_TOKENS = 40  # of the request as it crashes an engine
@@ -153,10 +154,11 @@ class Streams:
 
 
 @asynccontextmanager
-async def serving(address: str) -> AsyncIterator[str]:
-    """Serve the engine at `address` over HTTP; yield the server's URL."""
+async def serving(addresses: list[str]) -> AsyncIterator[str]:
+    """Serve the engines at some addresses over HTTP; yield the server's URL."""
     command = [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()", "serve", "--port", "0"]
-    server = await asyncio.create_subprocess_exec(*command, "--engine-address", address, stdout=subprocess.PIPE)
+    engines = [flag for address in addresses for flag in ("--engine", address)]
+    server = await asyncio.create_subprocess_exec(*command, *engines, stdout=subprocess.PIPE)
     assert server.stdout is not None
     try:
         while b"http://" not in (line := await server.stdout.readline()):
@@ -227,8 +229,12 @@ class Hitter:
             print(f"  {kind}: next token after {delay:.3f} s", flush=True)
 
     async def _hit(self, kind: str) -> None:
-        """Hit the engine; return once it feels that, which most do not survive."""
-        pid, deadline = self._llm.engine_info.engine_pid, math.inf
+        """Hit an engine; return once it feels that, which most do not survive."""
+        victim = random.choice(self._llm.engines())
+        pid, deadline = victim.ready.engine_pid, math.inf
+        if kind == "drain":
+            await self._leave_and_join()
+            return
         if kind == "step":
             self._flag.touch()
             while self._flag.exists():  # noqa: ASYNC110 - the engine removes it
@@ -240,23 +246,30 @@ class Hitter:
             await asyncio.shield(self.bombs[-1])  # which may outlive a round of streams
             return
         if kind == "standby":
-            await self._stop_standby()
+            await self._stop_standby(victim.number)
         if kind == "oom":
             deadline, memory = time.monotonic() + _OOM_SECONDS, ShortMemory()
             memory.move_in(pid)
         else:
             with suppress(ProcessLookupError):  # it ends already, of the hit before
                 os.kill(pid, SIGNALS[kind])
-        while self._llm.engine_info.engine_pid == pid and time.monotonic() < deadline:  # noqa: ASYNC110
+        while time.monotonic() < deadline:
+            if pid not in [engine.ready.engine_pid for engine in self._llm.engines() if engine.state != "away"]:
+                break
             await asyncio.sleep(0.001)
         if kind == "oom":
             memory.move_out(pid)
             memory.remove()
 
-    async def _stop_standby(self) -> None:
-        """Stop the process that stands by, once there is one."""
-        supervisor = self._llm._engine.engines.supervisors[0]  # noqa: SLF001 - nobody else knows it
-        assert supervisor is not None
+    async def _leave_and_join(self) -> None:
+        """Have an engine leave that is not this client's own, and join again."""
+        engine = next(engine for engine in self._llm.engines() if not engine.supervised)
+        await self._llm.remove_engine(engine.number, drain_timeout=random.choice((0.0, 0.2)))
+        await self._llm.add_engine(engine.address)
+
+    async def _stop_standby(self, engine: int) -> None:
+        """Stop the process that stands by for an engine, once there is one."""
+        supervisor = self._llm._engine.engines.supervisors[engine]  # noqa: SLF001 - nobody else knows it
         while (standby := supervisor._standby.process) is None:  # noqa: ASYNC110, SLF001
             await asyncio.sleep(0.01)
         os.kill(standby.pid, signal.SIGSTOP)
@@ -305,19 +318,38 @@ def differences(expected: list[object], answers: list[object]) -> int:
     return count
 
 
+@asynccontextmanager
+async def engines(args: argparse.Namespace, options: dict[str, Any]) -> AsyncIterator[tuple[AsyncLLM, list[str]]]:
+    """Start all engines, and with several one more that is not the client's own; yield it, and their addresses."""
+    options = {"max_restarts": 10**6, "num_pages": args.num_pages, **options}
+    if args.engines == 1:
+        async with AsyncLLM(args.model, **options) as llm:
+            yield llm, [llm.engine_address]
+        return
+    options["threads"] = 1
+    async with (
+        AsyncLLM(args.model, **options) as other,
+        AsyncLLM(
+            args.model,
+            data_parallel_size=args.engines - 1,
+            engine=[other.engine_address],
+            router=args.router,
+            **options,
+        ) as llm,
+    ):
+        yield llm, [engine.address for engine in llm.engines()]
+
+
 async def run(args: argparse.Namespace, flag: Path) -> int:
     """Run all rounds; return the exit status."""
     options = {} if args.kv_disk is None else {"kv_disk": args.kv_disk}
-    threads = ThreadPoolExecutor(args.streams + 1)  # one for each stream over HTTP, and for bombs
+    threads = ThreadPoolExecutor(args.streams + 4)  # one for each stream over HTTP, and for bombs
     asyncio.get_running_loop().set_default_executor(threads)
-    async with (
-        AsyncLLM(args.model, max_restarts=10**6, num_pages=args.num_pages, **options) as llm,
-        serving(llm.engine_address) as url,
-    ):
-        undisturbed = Streams(llm, url, args.streams, args.tokens)
+    async with AsyncLLM(args.model, num_pages=args.num_pages) as one, serving([one.engine_address]) as url:
         begun = time.monotonic()
-        expected = await undisturbed.run()
+        expected = await Streams(one, url, args.streams, args.tokens).run()
         print(f"undisturbed: {args.streams} streams in {time.monotonic() - begun:.2f} s", flush=True)
+    async with engines(args, options) as (llm, addresses), serving(addresses) as url:
         num_wrong, kinds = 0, itertools.islice(itertools.cycle(args.hits), args.most)
         hitter = Hitter(llm, url, kinds, args.pause, flag)
         for number in range(args.rounds):
@@ -331,8 +363,7 @@ async def run(args: argparse.Namespace, flag: Path) -> int:
             print(f"round {number + 1}: {num_wrong} wrong answers so far", flush=True)
         bombs = await asyncio.gather(*hitter.bombs)
         flag.unlink(missing_ok=True)  # noqa: ASYNC240
-        stats = await stats_of(llm)
-        pages = {name: stats[f"pages_{name}"] for name in ("free", "cached", "held", "total")}
+        pages = await pages_of(llm, args.engines)
     for kind, delays in hitter.delays.items():
         delays.sort()
         print(
@@ -342,18 +373,21 @@ async def run(args: argparse.Namespace, flag: Path) -> int:
     for text, count in Counter(bombs).items():
         print(f"{count} bombs ended with {text}")
     num_wrong += sum(text.startswith("no error") for text in bombs)
-    print("KV pages:", pages)
-    is_whole = pages["held"] == 0 and pages["free"] + pages["cached"] == pages["total"]
+    is_whole = True
+    for engine, counts in pages.items():
+        print(f"KV pages of engine {engine}: {counts}")
+        is_whole &= counts["held"] == 0 and counts["free"] + counts["cached"] == counts["total"]
     return 0 if num_wrong == 0 and is_whole and hitter.delays else 1
 
 
-async def stats_of(llm: AsyncLLM) -> dict[str, Any]:
-    """Return the statistics of an engine, or of the next one if it goes meanwhile."""
+async def pages_of(llm: AsyncLLM, count: int) -> dict[int, dict[str, int]]:
+    """Return the KV pages of each engine, once all are there."""
     while True:
-        while llm.is_away:  # noqa: ASYNC110 - it is set by another thread
-            await asyncio.sleep(0.01)
         with suppress(EngineDeadError):
-            return await llm.stats()
+            if len(stats := await llm.engine_stats()) == count:
+                names = ("free", "cached", "held", "total")
+                return {each: {name: found[f"pages_{name}"] for name in names} for each, found in stats.items()}
+        await asyncio.sleep(0.01)
 
 
 def main() -> int:
@@ -369,9 +403,13 @@ def main() -> int:
     parser.add_argument("--pause", type=float, nargs=2, default=(0.5, 2.0), metavar="S", help="between hits, at random")
     parser.add_argument("--most", type=int, metavar="N", help="hits in all (default: as many as the time allows)")
     parser.add_argument("--num-pages", type=int, default=2048, help="KV pages (default: %(default)s)")
+    parser.add_argument("--engines", type=int, default=1, help="engines that share the streams (default: %(default)s)")
+    parser.add_argument("--router", help="how streams are routed among them")
     parser.add_argument("--kv-disk", metavar="FOLDER", help="keep KV pages there too")
     parser.add_argument("--seed", type=int, default=0, help="of the times of the hits")
     args = parser.parse_args()
+    if args.engines == 1 and "drain" in args.hits:
+        parser.error("drain needs --engines 2 or more")
     random.seed(args.seed)
     with tempfile.TemporaryDirectory() as folder:
         flag = Path(folder, "flag")
