@@ -70,8 +70,10 @@ class Server:
             env={**os.environ, **(environment or {})},
         )
         assert process.stdout is not None
-        lines = [process.stdout.readline(), process.stdout.readline()]
-        engine, serving = _ENGINE.match(lines[0]), _SERVING.match(lines[1])
+        lines = [process.stdout.readline()]
+        while _ENGINE.match(lines[-1]):  # one for each engine
+            lines.append(process.stdout.readline())
+        engine, serving = _ENGINE.match(lines[0]), _SERVING.match(lines[-1])
         if engine is None or serving is None:
             process.kill()
             raise AssertionError(f"the server did not start: {lines} {process.communicate()}")

@@ -57,7 +57,7 @@ class AddEngineBody(Body, kw_only=True):
 class RemoveEngineBody(Body, kw_only=True):
     """How long the requests of an engine that is to be removed may go on there."""
 
-    drain_timeout: Annotated[float | None, Meta(ge=0, le=1e9, description="Seconds. Default: 60.")] = None
+    drain_timeout: Annotated[float, Meta(ge=0, le=1e9, description="Seconds. Default: 60.")] | None = None
 
 
 class EngineEndpoints(Endpoints):
