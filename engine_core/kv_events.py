@@ -32,7 +32,8 @@ from quire.protocol.sockets import bind_replay, open_publisher
 
 _STOP_SECONDS = 2.0
 _END = (-1).to_bytes(8, "big", signed=True)  # the number that ends a replay
-_MOST_WAITING = 256  # batches, of the tokens of a step each
+_MOST_WAITING = 256  # batches, mostly of the tokens of a step each
+_MOST_PAGES = 2048  # of a batch
 _MOST_KEPT_BYTES = 64 << 20
 _MOST_REPLAYS = 16  # at a time
 _BATCHES_AT_ONCE = 64  # of a replay, between those that are new
@@ -62,39 +63,45 @@ class Publisher(Protocol):
 class KvEvents(Feature):
     """Tells a publisher of the pages that the prefix cache has gained and lost since the last batch.
 
-    While the publisher is full the cache notes them, and what comes and goes meanwhile is never told.
+    Many pages are told in several steps. While the publisher is full the cache notes them, and what comes and goes
+    meanwhile is never told.
     """
 
     def __init__(
-        self, sequences: Sequences, block_size: int, publisher: Publisher, clock: Callable[[], float] = time.time
+        self,
+        sequences: Sequences,
+        block_size: int,
+        publisher: Publisher,
+        wake: Callable[[], None],
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """`block_size`: tokens of a page. `clock` is that of a calendar."""
-        self._tree = sequences.tree
+        """`block_size`: tokens of a page. `wake` has the engine step again. `clock` is that of a calendar."""
+        self._watch = sequences.tree.watch()
         self._block_size = block_size
         self._publisher = publisher
+        self._wake = wake
         self._clock = clock
 
     def attach(self, requests: Iterable[Request]) -> None:
         """Begin with an empty cache, and the pages that the engine before has left."""
         del requests
         self._publisher.put(KvEventBatch(self._clock(), [AllBlocksCleared()]))
-        self._tree.watch()
         self.update()
 
     def update(self) -> None:
         """See Feature."""
-        if self._publisher.is_full:
+        if self._publisher.is_full or not self._watch.has_changes:
             return
-        removed, stored = self._tree.take_changes()
-        if not removed and not stored:
-            return
+        removed, stored = self._watch.take(_MOST_PAGES)
         batch = KvEventBatch(self._clock(), [])
         if removed:
             batch.events.append(BlockRemoved(removed, CACHE_MEDIUM))
-        for parent, salt, keys, tokens in stored:
-            extra = None if salt is None else [(f"{salt:016x}",)] * len(keys)
+        for parent, root, is_salted, keys, tokens in stored:
+            extra = [(f"{root:016x}",)] * len(keys) if is_salted else None
             batch.events.append(BlockStored(keys, parent, tokens, self._block_size, None, CACHE_MEDIUM, None, extra))
         self._publisher.put(batch)
+        if self._watch.has_changes:
+            self._wake()
 
     def stats(self) -> dict[str, float]:
         """See Feature."""
@@ -120,9 +127,10 @@ class ZmqPublisher:
     greater than those of all engines before, so that a new one shows as a gap too.
     """
 
-    def __init__(self, config: KvEventsConfig) -> None:
-        """Open the sockets. Raises AddressError."""
+    def __init__(self, config: KvEventsConfig, wake: Callable[[], None]) -> None:
+        """Open the sockets. `wake` is called when it is no longer full. Raises AddressError."""
         self._config = config
+        self._wake = wake
         self._topic = config.topic.encode()
         self._encoder = msgspec.msgpack.Encoder()
         self._waiting: deque[tuple[int, KvEventBatch]] = deque()
@@ -196,7 +204,9 @@ class ZmqPublisher:
         self._waker.close()
 
     def _send_waiting(self) -> None:
+        was_full = False
         while self._waiting:
+            was_full = was_full or self.is_full
             number, batch = self._waiting.popleft()
             payload = self._encoder.encode(batch)
             self._kept.append((number, payload))
@@ -204,6 +214,8 @@ class ZmqPublisher:
             while len(self._kept) > self._config.buffer_steps or self._kept_bytes > _MOST_KEPT_BYTES:
                 self._kept_bytes -= len(self._kept.popleft()[1])
             self._socket.send_multipart((self._topic, _number(number), payload))  # never blocks
+        if was_full:
+            self._wake()
 
     def _begin_replay(self, socket: zmq.Socket[bytes]) -> None:
         client_id, *frames = socket.recv_multipart()
@@ -236,8 +248,10 @@ def _number(number: int) -> bytes:
     return number.to_bytes(len(_END), "big")
 
 
-def start_kv_events(config: KvEventsConfig, sequences: Sequences, block_size: int) -> KvEvents:
-    """Open the sockets and start publishing. Raises AddressError."""
-    publisher = ZmqPublisher(config)
+def start_kv_events(
+    config: KvEventsConfig, sequences: Sequences, block_size: int, wake: Callable[[], None]
+) -> KvEvents:
+    """Open the sockets and start publishing. `wake` has the engine step again, from any thread. Raises AddressError."""
+    publisher = ZmqPublisher(config, wake)
     publisher.start()
-    return KvEvents(sequences, block_size, publisher)
+    return KvEvents(sequences, block_size, publisher, wake)

@@ -226,7 +226,7 @@ def _assemble(
                 page_server=_start_page_server(parsed, runner, server, wake),
                 chosen=[
                     start_speculation(parsed, load_options(parsed), runner, limits),
-                    _start_kv_events(parsed, runner),
+                    _start_kv_events(parsed, runner, wake),
                 ],
             ),
             Grammars(text.compiler, wake=wake, most_bytes=memory.grammar_bytes),
@@ -328,10 +328,10 @@ def _check_encoder(parsed: EngineProcessOptions) -> None:
             raise ModelError(f"{name}={given} {reason}; leave it out")
 
 
-def _start_kv_events(parsed: EngineProcessOptions, runner: ModelRunner) -> KvEvents | None:
+def _start_kv_events(parsed: EngineProcessOptions, runner: ModelRunner, wake: Callable[[], None]) -> KvEvents | None:
     """Start the publishing of KV events, if it is wanted. Raises AddressError."""
     config = parse_kv_events_config(parsed.kv_events_config or "{}")
-    return start_kv_events(config, runner.sequences, runner.block_size) if config.is_enabled else None
+    return start_kv_events(config, runner.sequences, runner.block_size, wake) if config.is_enabled else None
 
 
 def _start_page_server(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +17,17 @@ import zmq
 from conftest import EngineFactory
 from patience import PATIENCE
 
-from quire.engine_core.kv_events import KvEvents
+from quire.engine_core.kv_events import KvEvents, ZmqPublisher
 from quire.frontend import SamplingParams
 from quire.kernels._native import SamplingConfig, Sequences
-from quire.protocol.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEventBatch, parse_kv_events_config
+from quire.protocol.kv_events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KvEventBatch,
+    KvEventsConfig,
+    parse_kv_events_config,
+)
 
 PAGE = 32
 STORY = "Once upon a time there was a little girl who lived in a village near the forest, and she was dear to all. "
@@ -217,25 +225,28 @@ def test_a_subscriber_that_does_not_read_and_rubbish_hold_nobody_up(
     assert subscriber.replayed((1 << 64) - 1) == []
 
 
+class SlowPublisher:
+    """Keeps batches, and is full when it is told so."""
+
+    def __init__(self) -> None:
+        self.batches: list[KvEventBatch] = []
+        self.is_full = False
+
+    def put(self, batch: KvEventBatch) -> None:
+        self.batches.append(batch)
+
+    def stop(self) -> bool:
+        return True
+
+    def stats(self) -> dict[str, float]:
+        return {}
+
+
 def test_changes_wait_while_the_publisher_is_full() -> None:
     """None is lost: they come in one batch, without what came and went meanwhile."""
-
-    class SlowPublisher:
-        def __init__(self) -> None:
-            self.batches: list[KvEventBatch] = []
-            self.is_full = False
-
-        def put(self, batch: KvEventBatch) -> None:
-            self.batches.append(batch)
-
-        def stop(self) -> bool:
-            return True
-
-        def stats(self) -> dict[str, float]:
-            return {}
-
     sequences, publisher = Sequences(8, 2, 10), SlowPublisher()
-    feature = KvEvents(sequences, 2, publisher, lambda: 5.0)
+    wakes: list[None] = []
+    feature = KvEvents(sequences, 2, publisher, lambda: wakes.append(None), lambda: 5.0)
     feature.attach([])
     assert publisher.batches == [KvEventBatch(5.0, [AllBlocksCleared()])]
     publisher.is_full = True
@@ -252,6 +263,41 @@ def test_changes_wait_while_the_publisher_is_full() -> None:
     (event,) = publisher.batches[1].events
     assert isinstance(event, BlockStored)
     assert event.token_ids == [6, 7, 9, 9]
+    assert not wakes
+
+
+def test_many_changes_come_in_several_batches_for_which_the_engine_wakes() -> None:
+    sequences, publisher = Sequences(5000, 1, 10), SlowPublisher()
+    slot = sequences.open([1] * 4101, 4101, sampling=SamplingConfig(), cache_salt="")
+    sequences.start(slot, 4101)
+    sequences.share(slot, 4100)
+    wakes: list[None] = []
+    feature = KvEvents(sequences, 1, publisher, lambda: wakes.append(None))
+    feature.attach([])
+    for num_batches in (2, 3, 4):
+        assert len(publisher.batches) == num_batches
+        assert len(wakes) == min(num_batches - 1, 2)
+        feature.update()
+    events = [event for batch in publisher.batches[1:] for event in batch.events]
+    keys = [event.block_hashes for event in events if isinstance(event, BlockStored)]
+    assert [len(each) for each in keys] == [2048, 2048, 4]
+    assert [event.parent_block_hash for event in events if isinstance(event, BlockStored)] == [
+        None, keys[0][-1], keys[1][-1],
+    ]  # fmt: skip
+
+
+def test_the_engine_wakes_when_a_publisher_is_no_longer_full(tmp_path: Path) -> None:
+    config = KvEventsConfig(enable_kv_cache_events=True, endpoint=f"ipc://{tmp_path}/events", max_queue_size=2)
+    has_room = threading.Event()
+    publisher = ZmqPublisher(config, has_room.set)
+    for _ in range(2):
+        assert not publisher.is_full
+        publisher.put(KvEventBatch(0.0, []))
+    assert publisher.is_full
+    publisher.start()
+    assert has_room.wait(PATIENCE)
+    assert not publisher.is_full
+    assert publisher.stop()
 
 
 def test_two_engines_do_not_share_an_endpoint(engine: EngineFactory, demo_model: Path, tmp_path: Path) -> None:

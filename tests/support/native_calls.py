@@ -123,6 +123,7 @@ def world() -> dict[str, list[Any]]:
     return {
         "PagePool": [pool],
         "RadixTree": [tree],
+        "PrefixWatch": [tree.watch(), runner.sequences.tree.watch_salts()],
         "Sequences": [sequences, with_state, runner.sequences],
         "StateShape": shapes,
         "StateStore": [with_state.states],

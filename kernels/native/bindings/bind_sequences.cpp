@@ -3,17 +3,19 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/unordered_map.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <cstring>
+#include <memory>
 #include <tuple>
 #include <unordered_map>
 
 #include "bindings/bind_struct.h"
 #include "bindings/bindings.h"
 #include "kv_cache/page_pool.h"
+#include "kv_cache/prefix_watch.h"
 #include "kv_cache/radix_tree.h"
 #include "kv_cache/sequences.h"
 
@@ -92,37 +94,6 @@ std::vector<HotPrefixTuple> hottest(const RadixTree& tree, std::int32_t count) {
   return prefixes;
 }
 
-/// Returns a key as those who keep an outline of the cache elsewhere know it.
-std::uint64_t short_key(const PrefixKey& key) {
-  std::uint64_t value;
-  std::memcpy(&value, key.data(), sizeof value);
-  return value;
-}
-
-std::vector<std::uint64_t> short_keys(const std::vector<PrefixKey>& keys) {
-  std::vector<std::uint64_t> values(keys.size());
-  std::ranges::transform(keys, values.begin(), short_key);
-  return values;
-}
-
-using StoredRunTuple =
-    std::tuple<std::optional<std::uint64_t>, std::optional<std::uint64_t>, std::vector<std::uint64_t>, Tokens>;
-
-std::pair<std::vector<std::uint64_t>, std::vector<StoredRunTuple>> take_changes(RadixTree& tree) {
-  PrefixChanges changes;
-  {
-    nb::gil_scoped_release release;
-    changes = tree.take_changes();
-  }
-  std::vector<StoredRunTuple> stored;
-  for (StoredRun& run : changes.stored) {
-    const auto parent = run.parent ? std::optional(short_key(*run.parent)) : std::nullopt;
-    const auto salt = run.is_salted ? std::optional(short_key(run.root)) : std::nullopt;
-    stored.emplace_back(parent, salt, short_keys(run.keys), std::move(run.tokens));
-  }
-  return {short_keys(changes.removed), std::move(stored)};
-}
-
 std::tuple<Tokens, std::int32_t, nb::bytes> page_map(Sequences& sequences, const Tokens& pinned,
                                                      std::int32_t max_cells) {
   const PageMap map = sequences.page_map(pinned, max_cells);
@@ -191,12 +162,12 @@ void bind_sequences(nb::module_& m) {
           "hottest", &hottest, "count"_a,
           "Return the paths that the most sequences have found: hits, pages, sequences that hold it now, whether it is "
           "salted, tokens of the first page and, unless that is the same one, of the last.")
-      .def("watch", &RadixTree::watch,
-           "Begin to note changes for `take_changes`, whose first result has all pages that are there.")
-      .def("take_changes", &take_changes,
-           "Return the keys of prefixes that the cache has lost since the last call, and runs of pages that it has "
-           "gained: tuples of the key of the prefix before it or None, a number that stands for its salt or None, the "
-           "key of the prefix that ends with each page, and the tokens of all. Keys are 64 bits of longer ones.")
+      .def(
+          "watch", [](RadixTree& tree) { return std::make_unique<PrefixWatch>(tree, true); }, nb::keep_alive<0, 1>(),
+          "Return a watch of the prefixes under all salts, which has all pages that are there to tell.")
+      .def(
+          "watch_salts", [](RadixTree& tree) { return std::make_unique<PrefixWatch>(tree, false); },
+          nb::keep_alive<0, 1>(), "Return a watch of the prefixes under those salts that are added to it.")
       .def_prop_ro("size", &RadixTree::size)
       .def_prop_ro("cached_pages", &RadixTree::cached_pages)
       .def_prop_ro("num_evicted", &RadixTree::num_evicted);

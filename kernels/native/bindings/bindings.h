@@ -33,6 +33,7 @@ void bind_device(nanobind::module_& m);
 void bind_grammar(nanobind::module_& m);
 void bind_jit(nanobind::module_& m);
 void bind_kv_pages(nanobind::module_& m, nanobind::class_<Runner>& runner);
+void bind_prefix_watch(nanobind::module_& m);
 void bind_runner(nanobind::module_& m);
 void bind_sampling(nanobind::module_& m);
 void bind_sequences(nanobind::module_& m);

@@ -16,6 +16,7 @@ NB_MODULE(_native, m) {
   quire::bind_grammar(m);
   quire::bind_sampling(m);
   quire::bind_states(m);
+  quire::bind_prefix_watch(m);
   quire::bind_sequences(m);
   quire::bind_speculation(m);
   quire::bind_runner(m);

@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "kv_cache/page_ledger.h"
+#include "kv_cache/prefix_watch.h"
 #include "kv_cache/state_store.h"
 
 namespace quire {
@@ -35,6 +36,7 @@ RadixTree::RadixTree(PagePool& pool, std::int32_t block_size, PageLedger* ledger
       states_(states),
       model_(ledger != nullptr ? ledger->model() : model_key("")),
       nodes_(array<Node>(arena_, static_cast<std::size_t>(pool.total()))),
+      page_roots_(array<std::int32_t>(arena_, nodes_.size())),
       tokens_(ledger != nullptr ? ledger->tokens()
                                 : array<std::int32_t>(arena_, nodes_.size() * static_cast<std::size_t>(block_size))),
       buckets_(array<std::int32_t>(arena_, std::bit_ceil(2 * nodes_.size()))) {
@@ -73,6 +75,11 @@ std::int32_t RadixTree::enter_key(const PrefixKey& key) {
   }
   ++roots_[root_index(found->second)].uses;
   return found->second;
+}
+
+std::int32_t RadixTree::find_root(const PrefixKey& key) const {
+  const auto found = root_of_.find(key);
+  return found == root_of_.end() ? kNone : found->second;
 }
 
 void RadixTree::leave(std::int32_t root) {
@@ -147,19 +154,9 @@ void RadixTree::add(std::int32_t page, std::int32_t parent, std::uint32_t hash) 
                   .chain = *head,
                   .generation = nodes_[page].generation};
   *head = page;
+  page_roots_[page] = parent < 0 ? parent : page_roots_[parent];
   ++size_;
-  if (watch_) watch_->note(page);
-}
-
-void RadixTree::watch() {
-  watch_.emplace(total());
-  for (std::int32_t page = 0; page < total(); ++page)
-    if (contains(page)) watch_->note(page);
-}
-
-PrefixChanges RadixTree::take_changes() {
-  if (!watch_) throw std::logic_error("the changes of this prefix cache are not watched");
-  return watch_->take(*this);
+  for (PrefixWatch* watch : watches_) watch->note_added(page);
 }
 
 void RadixTree::retain(std::int32_t page) {
@@ -262,7 +259,7 @@ void RadixTree::remove(std::int32_t page) {
   --size_;
   if (ledger_ != nullptr) ledger_->remove(page);
   if (states_ != nullptr) states_->detach(page);
-  if (watch_) watch_->note(page);
+  for (PrefixWatch* watch : watches_) watch->note_removed(page);
   pool_.release(page);
   if (parent < kNone) leave(parent);
 }

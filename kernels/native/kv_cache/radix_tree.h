@@ -10,11 +10,11 @@
 #include "compute/arena.h"
 #include "kv_cache/page_pool.h"
 #include "kv_cache/prefix_key.h"
-#include "kv_cache/prefix_watch.h"
 
 namespace quire {
 
 class PageLedger;
+class PrefixWatch;
 class StateStore;
 
 /// A cached prefix that many requests have matched.
@@ -101,11 +101,8 @@ class RadixTree {
   std::int32_t depth(std::int32_t page) const { return nodes_[page].depth; }       ///< pages from the root to it
   std::int32_t next_evicted() const { return first_; }                             ///< next page to evict, or kNone
 
-  /// Begins to note what changes for `take_changes`, whose first result has all pages that are there now.
-  void watch();
-
-  /// Returns the changes since the last call. Throws std::logic_error if none are noted.
-  PrefixChanges take_changes();
+  void add_watch(PrefixWatch& watch) { watches_.push_back(&watch); }       ///< begins to tell it what comes and goes,
+  void remove_watch(PrefixWatch& watch) { std::erase(watches_, &watch); }  ///< and ends
 
   /// Returns the tokens of a page, which are valid until the tree changes.
   std::span<const std::int32_t> tokens_of(std::int32_t page) const {
@@ -117,7 +114,10 @@ class RadixTree {
   static std::size_t root_index(std::int32_t root) { return static_cast<std::size_t>(-2 - root); }
   std::size_t num_roots() const { return roots_.size(); }  ///< number of roots, unused ones included
   const PrefixKey& key_of(std::int32_t root) const { return roots_[root_index(root)].key; }
-  bool is_salted(std::int32_t root) const { return roots_[root_index(root)].key != root_key(model_, ""); }
+  PrefixKey key_of(const std::string& salt) const { return root_key(model_, salt); }
+  std::int32_t find_root(const PrefixKey& key) const;                          ///< a root that is in use, or kNone
+  std::int32_t root_of(std::int32_t page) const { return page_roots_[page]; }  ///< of a page of the tree
+  bool is_salted(std::int32_t root) const { return key_of(root) != key_of(""); }
 
   /// Returns the indices of `ends` (last pages of paths, or kNone for empty paths) in depth-first order: at each page
   /// the branch with the longest of these paths first, and a longer path before a shorter one.
@@ -167,12 +167,13 @@ class RadixTree {
   std::int32_t block_size_;
   PageLedger* ledger_;
   StateStore* states_;
-  std::optional<PrefixWatch> watch_;
+  std::vector<PrefixWatch*> watches_;
   PrefixKey model_;
-  Arena arena_;                      ///< memory on huge pages, since lookups are random accesses
-  std::span<Node> nodes_;            ///< node of each page
-  std::span<std::int32_t> tokens_;   ///< [pages][block_size], the ledger's if there is one
-  std::span<std::int32_t> buckets_;  ///< first page of each hash bucket; their number is a power of two
+  Arena arena_;                         ///< memory on huge pages, since lookups are random accesses
+  std::span<Node> nodes_;               ///< node of each page
+  std::span<std::int32_t> page_roots_;  ///< root above each page of the tree
+  std::span<std::int32_t> tokens_;      ///< [pages][block_size], the ledger's if there is one
+  std::span<std::int32_t> buckets_;     ///< first page of each hash bucket; their number is a power of two
   std::vector<Root> roots_;
   std::vector<std::int32_t> free_roots_;
   std::map<PrefixKey, std::int32_t> root_of_;
