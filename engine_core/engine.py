@@ -176,6 +176,12 @@ class EngineCore:
         for feature in self.features:
             feature.receive_kv(client_id, message)
 
+    def report_sent(self, client_id: bytes) -> None:
+        """Note that a PrefixReport to a client has left, and step for the next one. Any thread."""
+        for feature in self.features:
+            feature.report_sent(client_id)
+        self.host.wake()
+
     def drain(self) -> None:
         """Reject new requests from now on; all others may start, as no other engine takes them."""
         self._intake.draining = True

@@ -25,8 +25,8 @@ Utility = Callable[[bytes, UtilityCall], object]
 class Feature:
     """A part of the engine that keeps its own state. Each hook does nothing unless overridden.
 
-    The loop's thread calls all hooks but `receive_kv`. What they raise, but for the errors that they name, ends the
-    engine.
+    The loop's thread calls all hooks but `receive_kv` and `report_sent`. What they raise, but for the errors that they
+    name, ends the engine.
     """
 
     @property
@@ -88,6 +88,9 @@ class Feature:
 
     def receive_kv(self, client_id: bytes, message: KvMessage) -> None:
         """Take a message of another engine that need not wait for the step to end. Any thread."""
+
+    def report_sent(self, client_id: bytes) -> None:
+        """Note that a PrefixReport to a client has left, so that it can take another. Any thread."""
 
     def forget(self, client_id: bytes) -> None:
         """Forget a client that has left."""

@@ -9,6 +9,7 @@ from quire.engine_core.crash_journal import CrashJournal
 from quire.engine_core.feature import Feature
 from quire.engine_core.kv_tiers.page_server import PageServer
 from quire.engine_core.outputs import Send
+from quire.engine_core.prefix_reports import PrefixReporter
 from quire.engine_core.scheduling.served_prefixes import ServedPrefixes
 from quire.engine_core.scheduling.trials import Trials
 from quire.engine_core.trace import Tracer
@@ -34,4 +35,5 @@ def make_features(
     """
     first = [feature for feature in chosen if feature is not None]
     served = ServedPrefixes(sequences, limits, send, page_server, clock)
-    return [*first, Trials(journal or CrashJournal(), clock), served, Tracer(send, clock)]
+    reporter = PrefixReporter(sequences, limits.block_size, send)
+    return [*first, Trials(journal or CrashJournal(), clock), served, reporter, Tracer(send, clock)]

@@ -126,7 +126,7 @@ def _run(parsed: EngineProcessOptions, parent: int | None) -> int:
     try:
         with _explained():
             stages.begin("opening the socket")
-            server.start(EngineCallbacks(core.reject_early, core.is_open, core.receive_kv))
+            server.start(EngineCallbacks(core.reject_early, core.is_open, core.receive_kv, core.report_sent))
         if parent is not None:
             outlive_parent(parent, lambda: _leave_orphaned(server.address))
         write_line("READY", server.address)

@@ -38,7 +38,7 @@ LAYERS = {
     "engine_core": "averages crash_journal executor grammar.text host kv_tiers.page_server kv_tiers.tier"
     " transport.waker"
     " < request < validation < decoding < scheduling.batch scheduling.prefill_budget < feature < speculation"
-    " < scheduling < grammar < trace transport < stats < *",
+    " < scheduling < grammar < prefix_reports trace transport < stats < *",
     "frontend": "* < text < bad_words beam_search engine_args vllm.names < sampling < client request_params"
     " < metrics.prometheus < metrics.engine metrics.requests < metrics.reader < async_llm llm llm_engine < metrics"
     " < evaluation http < cli",

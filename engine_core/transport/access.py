@@ -18,6 +18,7 @@ from quire.protocol.messages import (
     Role,
     UtilityCall,
     UtilityResult,
+    WatchPrefixes,
 )
 
 CLIENT_CALLS = frozenset({"stats"})
@@ -38,16 +39,26 @@ ANYONE = Identity(Role.CLIENT)
 
 def objection(identity: Identity, message: ClientMessage) -> EngineMessage | None:
     """Return the answer to a message that the client's role does not allow; None if it does."""
-    if identity.role is Role.ADMIN:
+    if identity.role is Role.ADMIN or (what := _for_administrators(message)) is None:
         return None
-    if isinstance(message, KvHello | KvFetch):  # KV tells of the weights, and of what others have asked
-        return ErrorMessage(_explain("a fetch of KV pages"))
-    if isinstance(message, UtilityCall) and message.method not in CLIENT_CALLS:
-        return UtilityResult(message.call_id, error=_explain(f"the utility call {message.method!r}"))
-    if isinstance(message, EngineCoreRequest) and message.tenant:
-        return ErrorMessage(_explain(f"EngineCoreRequest.tenant={message.tenant!r}"))
-    if isinstance(message, EngineCoreRequest) and message.priority < 0:
-        return ErrorMessage(_explain(f"EngineCoreRequest.priority={message.priority}, below 0,"))
+    if isinstance(message, UtilityCall):
+        return UtilityResult(message.call_id, error=_explain(what))
+    return ErrorMessage(_explain(what))
+
+
+def _for_administrators(message: ClientMessage) -> str | None:
+    """Return what a message asks for that administrators alone may have; None if there is nothing."""
+    match message:
+        case KvHello() | KvFetch():  # KV tells of the weights, and of what others have asked
+            return "a fetch of KV pages"
+        case WatchPrefixes():  # and so do the tokens of what is cached
+            return "a watch of cached prefixes"
+        case UtilityCall() if message.method not in CLIENT_CALLS:
+            return f"the utility call {message.method!r}"
+        case EngineCoreRequest() if message.tenant:
+            return f"EngineCoreRequest.tenant={message.tenant!r}"
+        case EngineCoreRequest() if message.priority < 0:
+            return f"EngineCoreRequest.priority={message.priority}, below 0,"
     return None
 
 

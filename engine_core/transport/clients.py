@@ -14,7 +14,7 @@ from quire.engine_core.transport.access import Identity
 from quire.engine_core.transport.outbox import NUMBER_BYTES, Outbox
 from quire.protocol.codec import Frame, encode
 from quire.protocol.errors import ProtocolError
-from quire.protocol.messages import EngineMessage, ErrorMessage, Goodbye, StepTrace, UtilityResult
+from quire.protocol.messages import EngineMessage, ErrorMessage, Goodbye, PrefixReport, StepTrace, UtilityResult
 
 ClientId = bytes
 """The ROUTER's id of one connection; a client that reconnects has a new one."""
@@ -72,13 +72,14 @@ Transmit = Callable[[ClientId, list[Frame]], Sent]
 class _Client:
     """One client. While it does not read, `frames` wait to be sent and `outbox` holds what follows it."""
 
-    __slots__ = ("counted", "frames", "heard", "id", "identity", "num_calls", "outbox")
+    __slots__ = ("counted", "frames", "heard", "id", "identity", "num_calls", "outbox", "sends_report")
 
     def __init__(self, client_id: ClientId, identity: Identity, heard: float) -> None:
         self.id = client_id
         self.identity = identity
         self.heard = heard
         self.frames: list[Frame] | None = None  # of one message
+        self.sends_report = False  # the last message that was encoded is a PrefixReport
         self.outbox = Outbox()
         self.num_calls = 0  # that have no answer yet
         self.counted = 0  # of `waiting`, in the sum of all clients
@@ -96,12 +97,17 @@ class Clients:
         self,
         transmit: Transmit,
         on_leave: Callable[[tuple[ClientId, Goodbye]], None],
+        on_report_sent: Callable[[ClientId], None],
         counters: ServerCounters,
         max_waiting_bytes: int,
     ) -> None:
-        """Frames leave by `transmit`. `on_leave` is called once for each client that leaves, whatever the reason."""
+        """Frames leave by `transmit`. `on_leave` is called once for each client that leaves, whatever the reason.
+
+        `on_report_sent` is called when a PrefixReport to a client has left.
+        """
         self._transmit = transmit
         self._on_leave = on_leave
+        self._on_report_sent = on_report_sent
         self._counters = counters
         self._max_waiting_values = max_waiting_bytes // NUMBER_BYTES
         self._num_waiting_values = 0
@@ -204,6 +210,7 @@ class Clients:
             frames = encode(message)
         except ProtocolError as error:
             return self._report(client, message, error)
+        client.sends_report = isinstance(message, PrefixReport)
         return self._send_frames(client, frames)
 
     def _send_frames(self, client: _Client, frames: list[Frame]) -> bool:
@@ -214,6 +221,8 @@ class Clients:
         elif sent is Sent.GONE:
             self._counters.clients_gone += 1
             self.remove(client.id, Goodbye("gone"))
+        elif client.sends_report:
+            self._on_report_sent(client.id)
         return sent is Sent.YES
 
     def _keep(self, client: _Client, message: EngineMessage) -> None:

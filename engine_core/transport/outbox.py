@@ -19,6 +19,7 @@ from quire.protocol.messages import (
     KvPage,
     KvWelcome,
     Pong,
+    PrefixReport,
     PrefixTree,
     SchedulerStats,
     StepTrace,
@@ -29,7 +30,7 @@ _OUTPUT_VALUES = 16  # an output with its lists takes about the memory of 16 num
 NUMBER_BYTES = 36
 _CONTROL_VALUES = 64
 _RESULT_VALUES = 2048  # a snapshot of the engine
-_RUN_VALUES = 32  # of a prefix tree, without tokens
+_RUN_VALUES = 32  # of a prefix tree or a report, without tokens
 _MOST_REPLIES: dict[type, int] = {Pong: 1, KvWelcome: 1, ErrorMessage: 16}
 _TRACE_VALUES = 32
 _MAX_TRACE_VALUES = 1_000_000  # some 1000 steps of 256 requests
@@ -160,6 +161,10 @@ class TraceQueue:
 def _weigh_reply(reply: EngineMessage) -> int:
     if isinstance(reply, KvPage):
         return _CONTROL_VALUES + memoryview(reply.data).nbytes // NUMBER_BYTES
+    if isinstance(reply, PrefixReport):
+        runs = sum(_RUN_VALUES + len(keys) + len(tokens) for _, keys, tokens in reply.stored)
+        salts = sum(_RUN_VALUES + len(salt) // NUMBER_BYTES for _, salt in reply.roots)
+        return _CONTROL_VALUES + len(reply.removed) + runs + salts
     if not isinstance(reply, UtilityResult):
         return _CONTROL_VALUES
     if not isinstance(reply.result, PrefixTree):

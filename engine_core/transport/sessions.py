@@ -47,19 +47,20 @@ class EngineCallbacks:
 
     `reject` returns the answer to a request for which there is no room; None accepts it. `is_open` returns True if a
     client's request with this id has been accepted, and has not ended: aborts of others are dropped. `receive_kv`
-    receives KvMessages.
+    receives KvMessages. `report_sent` is called when a PrefixReport to a client has left.
     """
 
     reject: Callable[[ClientId, EngineCoreRequest], EngineMessage | None] = lambda _client_id, _request: None
     is_open: Callable[[ClientId, str], bool] = lambda _client_id, _request_id: True
     receive_kv: Callable[[ClientId, KvMessage], None] = lambda _client_id, _message: None
+    report_sent: Callable[[ClientId], None] = lambda _client_id: None
 
 
 class ClientSessions:
     """The sessions of all clients: what arrives is passed to `receive`, frames leave by `transmit`, time is told.
 
-    `put` receives EngineCoreRequest, Abort, UtilityCall, KvFetch and Goodbye, each with its client. Goodbye is put as
-    well for a client that went silent, vanished or does not read. Hello and Ping are answered here.
+    `put` receives EngineCoreRequest, Abort, UtilityCall, KvFetch, WatchPrefixes and Goodbye, each with its client.
+    Goodbye is put as well for a client that went silent, vanished or does not read. Hello and Ping are answered here.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class ClientSessions:
         self._silence = limits.silent_heartbeats * ready.heartbeat_seconds
         self._max_clients = limits.max_clients
         self._decoder = EngineDecoder()
-        self._clients = Clients(transmit, put, counters, limits.max_waiting_bytes)
+        self._clients = Clients(transmit, put, engine.report_sent, counters, limits.max_waiting_bytes)
 
     @property
     def blocked(self) -> int:

@@ -45,7 +45,7 @@ def _recording(name: str, result: object = None) -> Callable[..., object]:
 _RESULTS: dict[str, object] = {"free_idle_pages": False, "receive": False, "stats": {}, "stop": True}
 for _name in [
     "attach", "check", "add", "remove", "choose_alone", "extend", "scheduled", "begin_step", "update", "report",
-    "receive_kv", "forget", "count", *_RESULTS,
+    "receive_kv", "report_sent", "forget", "count", *_RESULTS,
 ]:  # fmt: skip
     setattr(Recorder, _name, _recording(_name, _RESULTS.get(_name)))
 
@@ -121,6 +121,9 @@ def test_pages_calls_and_messages(engine: Engine, recorder: Recorder) -> None:
     recorded(recorder)
     engine.core.receive_kv(b"peer", KvAck(1, 1))
     assert recorded(recorder) == ["receive_kv"]
+    engine.core.report_sent(b"router")
+    assert recorded(recorder) == ["report_sent"]
+    assert engine.num_wakes == 1
     assert engine.core.totals.prompt_tokens == 0
     assert recorded(recorder) == ["count"]
     engine.core.receive(b"client", UtilityCall(7, "recorded"))

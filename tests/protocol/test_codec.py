@@ -38,6 +38,7 @@ from quire.protocol.messages import (
     Ping,
     Pong,
     PoolingParams,
+    PrefixReport,
     Ready,
     Reload,
     RequestEvent,
@@ -49,6 +50,7 @@ from quire.protocol.messages import (
     TokenLogprobs,
     UtilityCall,
     UtilityResult,
+    WatchPrefixes,
 )
 
 OUTPUT = EngineCoreOutput(
@@ -82,6 +84,7 @@ CLIENT_MESSAGES: list[ClientMessage] = [
     KvFetch(3, [1, 2, 3], "salt", 1, 2, True),
     KvAck(3, 1),
     KvCancel(3),
+    WatchPrefixes(["", "salt"]),
 ]
 ENGINE_MESSAGES: list[EngineMessage] = [
     EngineCoreOutputs([OUTPUT, EngineCoreOutput("s", finish_reason=FinishReason.ERROR, error="no")], SchedulerStats(3)),
@@ -102,6 +105,7 @@ ENGINE_MESSAGES: list[EngineMessage] = [
     KvWelcome("model"),
     KvPage(3, 2**64 - 1, b"KV"),
     KvFetched(3, "no"),
+    PrefixReport([(2**64 - 1, "salt")], [5, 6], [(2**64 - 1, [7, 8], [1, 2, 3, 4])]),
 ]
 
 

@@ -42,6 +42,7 @@ from quire.protocol.messages import (
     Hello,
     Ping,
     Pong,
+    PrefixReport,
     Ready,
     Role,
     SamplingParams,
@@ -49,6 +50,7 @@ from quire.protocol.messages import (
     StepTrace,
     UtilityCall,
     UtilityResult,
+    WatchPrefixes,
 )
 from quire.protocol.sockets import connect_client
 
@@ -102,6 +104,7 @@ class ServerHarness:
         self.inbox: Inbox = queue.SimpleQueue()
         self.server = EngineServer(address, self.ready, self.inbox, ClientLimits(**limits), security)
         self.clients: list[RawClient] = []
+        self.reports_sent: list[bytes] = []  # clients to whom a PrefixReport has left
 
     def client(self, **options: Any) -> RawClient:
         client = RawClient(self.server.address, **options)
@@ -132,7 +135,7 @@ def make_engine() -> Iterator[MakeServer]:
     def make(address: str | None = None, **options: Any) -> ServerHarness:
         engine = ServerHarness(address or default_address(), **options)
         engines.append(engine)
-        engine.server.start(EngineCallbacks())
+        engine.server.start(EngineCallbacks(report_sent=engine.reports_sent.append))
         return engine
 
     yield make
@@ -527,6 +530,23 @@ def test_a_client_may_have_so_many_calls_without_an_answer(engine: ServerHarness
     assert calls[-1] == UtilityCall(7000, "stats")
 
 
+def test_the_engine_learns_when_a_report_has_left(engine: ServerHarness) -> None:
+    """To one that reads at once, to one that does not once it does; of other messages it does not learn."""
+    (slow, slow_id), (reader, reader_id) = engine.attach(), engine.attach()
+    reports = [PrefixReport(removed=[(1 << 63) + number] * 10_000) for number in range(120)]
+    for report in reports:
+        engine.server.send(slow_id, report)
+    engine.server.send(reader_id, reports[0])
+    engine.server.send(reader_id, outputs("r", 1))
+    reader.expect(PrefixReport)
+    reader.expect(EngineCoreOutputs)
+    assert engine.reports_sent.count(reader_id) == 1
+    assert engine.reports_sent.count(slow_id) < len(reports)
+    assert [slow.expect(PrefixReport) for _ in reports] == reports
+    slow.ping()
+    assert engine.reports_sent.count(slow_id) == len(reports)
+
+
 def test_outputs_of_all_slow_clients_share_one_bound(make_engine: MakeServer) -> None:
     engine = make_engine(max_waiting_bytes=36 * 50_000)
     slow, slow_id = engine.attach()
@@ -766,6 +786,16 @@ def test_a_plain_client_may_generate_abort_and_read_statistics(plain_client: tup
     for message in (request(), Abort(["r"]), UtilityCall(1, "stats")):
         client.send(message)
         assert type(engine.inbox.get(timeout=PATIENCE)[1]) is type(message)
+
+
+def test_a_plain_client_does_not_learn_what_is_cached(plain_client: tuple[ServerHarness, RawClient]) -> None:
+    engine, client = plain_client
+    client.send(WatchPrefixes([""]))
+    error = client.expect(ErrorMessage)
+    assert error.message.startswith("a watch of cached prefixes needs the role admin")
+    assert not error.fatal
+    client.ping()
+    assert engine.inbox.empty()
 
 
 @pytest.mark.parametrize(

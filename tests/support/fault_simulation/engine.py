@@ -367,7 +367,7 @@ class SimulatedEngine:
         )
         executor.requests = lambda: core.scheduler.running
         self._loop = EngineLoop(core, server, inbox, drain_seconds=5.0, is_supervised=True, clock=process.monotonic)
-        server.start(EngineCallbacks(core.reject_early, core.is_open))
+        server.start(EngineCallbacks(core.reject_early, core.is_open, report_sent=core.report_sent))
         server.router.on_gone = lambda client_id: self._expect_no_requests(client_id, server, 2)
         self.core, self._is_ready = core, True
         self._on_ready(self)
