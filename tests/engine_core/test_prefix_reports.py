@@ -122,10 +122,13 @@ def test_an_idle_engine_tells_all_that_it_has(tmp_path: Path) -> None:
                 assert len(other.reports) > 1
                 assert all(sum(len(keys) for _, keys, _ in each.stored) <= 8192 // PAGE for each in other.reports)
             assert router.call("stats")["prefix_watchers"] == 2
-        place = 0
-        while client.call("stats")["prefix_watchers"]:  # a report finds that its client has gone
-            place += 1
-            generate(client, f"more {place}", [100, place] * 20, "a")
+        places = iter(range(1, 128))
+
+        def is_forgotten() -> bool:
+            generate(client, f"more {(place := next(places))}", [100, place] * 20, "a")
+            return not client.call("stats")["prefix_watchers"]
+
+        client.until(is_forgotten)  # a report finds that its client has gone
 
 
 def test_without_prefix_cache_nothing_is_told_and_bad_messages_are_rejected(demo_model: Path) -> None:

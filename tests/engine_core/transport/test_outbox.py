@@ -7,7 +7,7 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.engine_core.transport.outbox import Outbox, weigh
+from quire.engine_core.transport.outbox import NUMBER_BYTES, Outbox, weigh
 from quire.protocol.messages import (
     EngineCoreEvent,
     EngineCoreOutput,
@@ -17,6 +17,7 @@ from quire.protocol.messages import (
     EventType,
     FinishReason,
     Pong,
+    PrefixReport,
     SchedulerStats,
     TokenLogprobs,
     UtilityResult,
@@ -142,3 +143,12 @@ def test_replies_first_pongs_and_errors_bounded_the_farewell_last() -> None:
     assert [m.call_id for m in taken if isinstance(m, UtilityResult)] == list(range(100))
     assert isinstance(taken[-2], EngineCoreOutputs)
     assert taken[-1] == EngineGoodbye("over")
+
+
+def test_a_report_weighs_what_is_in_it() -> None:
+    outbox = Outbox()
+    report = PrefixReport([(1, "x" * 1000)], [2] * 100, [(1, [3] * 10, [4] * 320)])
+    outbox.put(report)
+    assert outbox.waiting > 100 + 10 + 320 + 1000 // NUMBER_BYTES
+    assert outbox.take(1) is report
+    assert outbox.waiting == 0
