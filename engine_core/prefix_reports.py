@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from quire.engine_core.feature import Feature
 from quire.kernels.runner import PrefixWatch, Sequences
-from quire.protocol.messages import MAX_WATCHED_SALTS, ClientMessage, ErrorMessage, PrefixReport, WatchPrefixes
+from quire.protocol.messages import MAX_WATCHED_SALTS, ClientMessage, PrefixReport, WatchPrefixes
 
 MAX_WATCHERS = 16
 """Clients that may watch the prefix cache at once."""
@@ -52,9 +52,7 @@ class PrefixReporter(Feature):
     holds nobody up: the cache notes what it has yet to be told, and what comes and goes meanwhile it never learns of.
     """
 
-    def __init__(
-        self, sequences: Sequences, block_size: int, send: Callable[[bytes, PrefixReport | ErrorMessage], None]
-    ) -> None:
+    def __init__(self, sequences: Sequences, block_size: int, send: Callable[[bytes, PrefixReport], None]) -> None:
         """`block_size`: tokens of a page."""
         self._tree = sequences.tree
         self._send = send
@@ -63,13 +61,13 @@ class PrefixReporter(Feature):
         self._unsent: set[bytes] = set()  # clients to whom a report has not left yet; any thread
 
     def receive(self, client_id: bytes, message: ClientMessage) -> bool:
-        """Take a WatchPrefixes, or answer it with an error."""
+        """Take a WatchPrefixes, or answer it with a refusal."""
         if not isinstance(message, WatchPrefixes):
             return False
         try:
             self._watch(client_id, message.salts)
         except ValueError as error:
-            self._send(client_id, ErrorMessage(f"WatchPrefixes: {error}"))
+            self._send(client_id, PrefixReport(refusal=str(error)))
         return True
 
     def _watch(self, client_id: bytes, salts: Sequence[str]) -> None:

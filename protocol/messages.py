@@ -730,12 +730,13 @@ class PrefixReport(msgspec.Struct, array_like=True, gc=False, tag=22):
     the empty prefixes of salts that have not been told before. `removed`: prefixes whose last page has gone. `stored`:
     pages that follow one another; each entry is the number of the prefix before them, those of the prefixes that end
     with each of them, and the tokens of all. Prefixes come after those that they extend. All pages may take several
-    reports.
+    reports. `refusal`: why the engine doesn't watch the salts of the last `WatchPrefixes`; then it tells nothing else.
     """
 
     roots: list[tuple[int, str]] = []
     removed: list[int] = []
     stored: list[tuple[int, list[int], list[int]]] = []
+    refusal: str = ""
 
 
 ClientMessage = (

@@ -15,6 +15,7 @@ from patience import PATIENCE
 
 from quire.frontend import LLM, AsyncLLM, EngineConnectionError, EngineStartError, RequestOutput, SamplingParams
 from quire.frontend.errors import RequestError
+from quire.protocol.routing.routers import PrefixAffinity
 
 OPTIONS = {"num_pages": 256, "threads": 1}
 TALE = SamplingParams(max_tokens=200, ignore_eos=True, temperature=0.9, seed=3, logprobs=1)
@@ -229,3 +230,37 @@ def test_the_command_runs_several_engines(demo_model: Path, tmp_path: Path, expe
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == 130
     assert not list(tmp_path.glob("*.sock*"))
+
+
+def test_a_prompt_goes_where_its_prefix_is(demo_model: Path) -> None:
+    """Engines tell the router what they have, by salt, also what others have had computed."""
+
+    async def main() -> None:
+        async with AsyncLLM(str(demo_model), data_parallel_size=2, **OPTIONS) as llm:
+            short = SamplingParams(max_tokens=2, temperature=0.0)
+
+            async def sent(prompt: list[int], salt: str = "") -> tuple[int | None, str, int]:
+                async for output in llm.generate({"prompt_token_ids": prompt}, short, cache_salt=salt):
+                    last = output
+                return last.metrics.engine, last.metrics.routing, last.num_cached_tokens
+
+            tales = [[300 + number, *range(20, 180)] for number in range(4)]
+            homes = [(await sent(tale))[0] for tale in tales]
+            assert set(homes) == {0, 1}
+            router = llm._engine.routing.router
+            assert isinstance(router, PrefixAffinity)
+            for tale, home in zip(tales, homes, strict=True):
+                await until(lambda: router.outline.match("", tale).get(home) == 160)  # noqa: B023
+                assert await sent([*tale, 7]) == (home, "prefix", 160)
+            assert (await sent(tales[0], "a salt"))[1:] == ("load", 0)
+            await until(lambda: 160 in router.outline.match("a salt", tales[0]).values())
+            _, reason, cached = await sent(tales[0], "a salt")
+            assert (reason, cached) == ("prefix", 160)
+
+            with LLM(engine_address=llm.engines()[1].address) as other:
+                prompt = [500, *range(20, 180)]
+                other.generate({"prompt_token_ids": prompt}, short)
+            await until(lambda: router.outline.match("", prompt).get(1) == 160)
+            assert await sent([*prompt, 7]) == (1, "prefix", 160)
+
+    run(main())

@@ -334,6 +334,8 @@ class EngineSet:
     def _take(self, number: int, delivery: Delivery) -> None:
         """Pass on what an engine delivers, but for its end if there are others."""
         if isinstance(delivery, PrefixReport):
+            if delivery.refusal:
+                logger.warning("engine %d does not tell what it has cached: %s", number, delivery.refusal)
             self._routing.router.report(number, delivery)
             return
         if isinstance(delivery, EngineCoreOutputs):
