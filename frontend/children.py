@@ -12,8 +12,9 @@ import queue
 import signal
 import subprocess
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 Child = subprocess.Popen[bytes]
@@ -65,8 +66,25 @@ def _kill(future: Future[Child]) -> None:
 
 
 _STARTER = _Starter()
+_LOCAL = threading.local()  # `note` is called with the children of the thread
 
 
 def start_child(command: list[str], **options: Any) -> Child:
     """Start a process as `subprocess.Popen` does, by a thread that ends with this process only. Raises OSError."""
-    return _STARTER.start(command, options)
+    child = _STARTER.start(command, options)
+    getattr(_LOCAL, "note", _ignore)(child)
+    return child
+
+
+def _ignore(_child: Child) -> None:
+    pass
+
+
+@contextmanager
+def noted_children(note: Callable[[Child], None]) -> Iterator[None]:
+    """Call `note` with each child that this thread starts in the body of the `with`."""
+    _LOCAL.note = note
+    try:
+        yield
+    finally:
+        del _LOCAL.note

@@ -1,11 +1,16 @@
 """`python -m quire.kernels.survey PATH...`: whether folders and GGUF files can be loaded on this host, as JSON.
 
+`--options JSON` has options of an engine; those that concern the memory of a model are those of `LoadOptions`.
+
 Headers of the files are read, weights are not.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,8 +28,8 @@ from quire.kernels.runner import choose_memory, describe
 from quire.kernels.weights.checkpoint import read_config
 
 
-def survey(path: str) -> dict[str, Any]:
-    """Return what a checkpoint, a folder or a GGUF file, needs of this host.
+def survey(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a checkpoint, a folder or a GGUF file, needs of this host with the options that are given.
 
     `memory_bytes` is its memory without KV pages, `kv_tokens` what the KV pages next to it would hold. `problem` says
     why it cannot be loaded, None if it can.
@@ -35,7 +40,7 @@ def survey(path: str) -> dict[str, Any]:
     }  # fmt: skip
     try:
         with TemporaryDirectory(prefix="quire-survey-") as root:
-            _survey_folder(path if Path(path).is_dir() else str(model_folder(Path(path), Path(root))), found)
+            _survey_folder(path if Path(path).is_dir() else str(model_folder(Path(path), Path(root))), given, found)
     except ModelError as error:
         found["problem"] = str(error)
     except Exception as error:  # noqa: BLE001 - one folder must not keep the others from being listed
@@ -43,10 +48,11 @@ def survey(path: str) -> dict[str, Any]:
     return found
 
 
-def _survey_folder(folder: str, found: dict[str, Any]) -> None:
+def _survey_folder(folder: str, given: Mapping[str, Any], found: dict[str, Any]) -> None:
     """Enter what the checkpoint in a folder needs into `found`. Raises ModelError for its problem."""
     found["architecture"] = _architecture(folder)
-    options = LoadOptions(folder)
+    known = {field.name for field in fields(LoadOptions)}
+    options = LoadOptions(**{name: value for name, value in given.items() if name in known} | {"model": folder})
     plan, _ = describe(options)
     found |= {"supported": True, "memory_bytes": PROGRAM_BYTES + plan.weight_bytes + plan.array_bytes}
     with advised(options):
@@ -65,5 +71,15 @@ def _architecture(folder: str) -> str | None:
         return None
 
 
+def main() -> None:
+    """Print what each checkpoint needs."""
+    parser = argparse.ArgumentParser(prog="python -m quire.kernels.survey", description=__doc__)
+    parser.add_argument("--options", default="{}", type=msgspec.json.decode, help="options of an engine, as JSON")
+    parser.add_argument("paths", nargs="*", help="folders and GGUF files")
+    arguments = parser.parse_args()
+    found = [survey(path, arguments.options) for path in arguments.paths]
+    sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+
+
 if __name__ == "__main__":
-    sys.stdout.write(msgspec.json.encode([survey(path) for path in sys.argv[1:]]).decode() + "\n")
+    main()

@@ -15,7 +15,7 @@ DATED = {
     "frontend/evaluation/calibration/calibrate.py": "date of a calibration",
     "frontend/evaluation/report/run.py": "date of a report",
     "frontend/http/dialects/ollama/writer.py": "`created_at` of an answer",
-    "frontend/http/service.py": "`created` of an answer",
+    "frontend/http/server_state.py": "`created` of an answer",
     "frontend/llm_engine.py": "`arrival_time` of a request, as vLLM's callers have it",
     "frontend/metrics/tracing.py": "times of a span, as OTLP has them",
     "frontend/text/chat/template.py": "`strftime_now` of chat templates",

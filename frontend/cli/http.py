@@ -5,19 +5,19 @@ from __future__ import annotations
 import atexit
 import logging
 import socket
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.cli.flags import HttpFlags, SamplingFlags, wrong_usage
 from quire.frontend.cli.model import Model
 from quire.frontend.cli.output import say, write
-from quire.frontend.engine_args import DEMO_MODEL
 from quire.frontend.http.args import ServerArgs
-from quire.frontend.http.response_store import ResponseStore
 from quire.frontend.http.server import Serving
-from quire.frontend.http.service import ModelService, names_of
+from quire.frontend.http.server_state import ServerState
+from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.listener import bind
-from quire.frontend.http.transport.logs import configure_logging
 from quire.frontend.metrics.otlp import request_spans
 from quire.frontend.metrics.server import ServerMetrics
 from quire.protocol.address import note_server
@@ -76,38 +76,50 @@ def server_args(flags: HttpFlags) -> ServerArgs:
     return args
 
 
-def serving_of(
-    model: Model,
-    args: ServerArgs,
-    listener: socket.socket,
-    sampling: SamplingFlags,
-    responses: ResponseStore | None = None,
-) -> Serving:
-    """Return the server of `model`; sampling flags are the defaults of requests that omit a value."""
-    llm, names = model.llm, names_of(args, model.llm.model, DEMO_MODEL)
-    configure_logging(args.log_level, args.log_format)  # type: ignore[arg-type] # the table has checked it
-    metrics = ServerMetrics(model_name=names[0], max_model_len=llm.max_model_len, prefix=args.metrics_prefix)
-    llm.add_observer(metrics.requests)
-    if (spans := request_spans(args.otlp_traces_endpoint, names[0])) is not None:
-        llm.add_observer(spans)
-        atexit.register(spans.close)
-    service = ModelService(
-        llm=llm,
-        args=args,
-        names=names,
-        metrics=metrics,
-        defaults=model.defaults(sampling),
-        has_chat_template=model.has_chat_template,
-        responses=responses,
-    )
-    llm.add_observer(service.load)
-    if llm.pooling_info.generates:
-        logger.info("sampling defaults: %s", model.sampling_line(sampling))
-    return Serving(service, listener, _tell)
+class ServiceMaker:
+    """Makes the services of a model, one each time that it is loaded; its metrics and spans go on.
+
+    Sampling flags are the defaults of requests that omit a value.
+    """
+
+    def __init__(self, server: ServerState, names: Sequence[str], sampling: SamplingFlags) -> None:
+        self.names = names
+        self.metrics = ServerMetrics(model_name=names[0], prefix=server.args.metrics_prefix)
+        self._server = server
+        self._sampling = sampling
+        self._spans = request_spans(server.args.otlp_traces_endpoint, names[0])
+        if self._spans is not None:
+            atexit.register(self._spans.close)
+
+    def make(self, model: Model) -> ModelService:
+        """Return the service of the loaded model."""
+        if self._spans is not None:
+            model.llm.add_observer(self._spans)
+        service = ModelService(
+            llm=model.llm,
+            server=self._server,
+            names=self.names,
+            metrics=self.metrics,
+            defaults=model.defaults(self._sampling),
+            has_chat_template=model.has_chat_template,
+        )
+        if model.llm.pooling_info.generates:
+            logger.info("sampling defaults: %s", model.sampling_line(self._sampling))
+        return service
 
 
-def _tell(serving: Serving) -> None:
-    for address in serving.engine_addresses:
-        note_server(address, serving.url)
-        write(f"quire: engine listening at {address}\n")
-    write(f"quire: serving {serving.model_name} at {serving.url}\n")
+def tell(serving: Serving) -> None:
+    """Print where the server and the engines of its only model listen, and note the server with each engine."""
+    models, url = serving.models, serving.url
+    models.loader.on_open(lambda _model, service: note_engines(service.llm, url))
+    if len(models.models) == 1:
+        for service in models.services:
+            for engine in service.llm.engines():
+                write(f"quire: engine listening at {engine.address}\n")
+    write(f"quire: serving {', '.join(model.name for model in models)} at {url}\n")
+
+
+def note_engines(llm: AsyncLLM, url: str) -> None:
+    """Note the server with each engine of a model."""
+    for engine in llm.engines():
+        note_server(engine.address, url)

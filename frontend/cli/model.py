@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Model:
-    """A model ready to generate, and the runner of its event loop.
-
-    `folder`: folder of its tokenizer; None if it has none and so takes no text.
-    """
+    """A model ready to generate, and the runner of its event loop."""
 
     llm: AsyncLLM
     runner: asyncio.Runner
-    folder: Path | None
+
+    @property
+    def folder(self) -> Path | None:
+        """Folder of its tokenizer; None if it has none and so takes no text."""
+        return None if self.llm.tokenizer is None else self.llm.tokenizer.path
 
     def params(self, flags: SamplingFlags) -> SamplingParams:
         """Return the sampling parameters: the flags that were given, else the model's own, else the library's."""
@@ -67,10 +68,6 @@ def open_model(engine: EngineFlags, attach: AttachFlags, more: Mapping[str, Any]
 
     `more`: further arguments of `AsyncLLM`.
     """
-    import asyncio
-
-    import uvloop
-
     from quire.frontend.async_llm import AsyncLLM
     from quire.frontend.engine_args import check_attaching
 
@@ -78,10 +75,9 @@ def open_model(engine: EngineFlags, attach: AttachFlags, more: Mapping[str, Any]
         check_attaching({**engine.given, **attach.given})
     llm = AsyncLLM(**engine.given, **attach.given, **(more or {}))
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            # Not `runner.run`: it turns Ctrl-C into a cancellation, which a coroutine that never waits ignores.
-            folder = runner.get_loop().run_until_complete(_tokenizer_folder(llm))
-            yield Model(llm, runner, folder)
+        # Not `runner.run`: it turns Ctrl-C into a cancellation, which a coroutine that never waits ignores.
+        with new_runner() as runner:
+            yield Model(llm, runner)
     finally:
         llm.close()
 
@@ -91,11 +87,13 @@ def starts_engines(engine: EngineFlags, attach: AttachFlags) -> bool:
     return (attach.engine_address is None and not attach.engine) or engine.data_parallel_size is not None
 
 
-async def _tokenizer_folder(llm: AsyncLLM) -> Path | None:
-    try:
-        return (await llm.get_tokenizer()).path
-    except ValueError:  # the model has no tokenizer
-        return None
+def new_runner() -> asyncio.Runner:
+    """Return the runner of an event loop, as commands use it."""
+    import asyncio
+
+    import uvloop
+
+    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
 
 def generation_defaults(folder: Path) -> dict[str, Any]:

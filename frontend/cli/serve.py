@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,10 +32,12 @@ if TYPE_CHECKING:
 
 @takes_flags
 def serve(
-    prompt: Annotated[
-        str | None,
+    given: Annotated[
+        list[str] | None,
         typer.Argument(
-            help="Folder or name (ORG/NAME) of a model to serve, like --model; or a text of several words to continue.",
+            metavar="[MODEL]... | [PROMPT]",
+            help="Folder, GGUF file or name (ORG/NAME) of a model to serve, like --model; several are loaded by the "
+            "first requests for them. Or a text of several words to continue.",
             show_default=False,
         ),
     ] = None,
@@ -60,20 +62,36 @@ def serve(
     with --engine-address. With a text instead of a model: stream the answer to stdout and exit, without a server.
     """
     tolerate_encoding()
-    if prompt is not None and _is_model(prompt):
-        if engine.model is not None:
-            raise typer.BadParameter("the model is given twice; omit --model or the argument")
-        engine, prompt = engine.with_values(model=prompt), None
+    models, prompt = _models_or_text(given or [])
+    if models and engine.model is not None:
+        raise typer.BadParameter("the model is given twice; omit --model or the argument")
     if prompt is not None and text is not None:
         raise typer.BadParameter("the text is given twice; omit --prompt or the argument")
+    if models and text is None and len(models) == 1 and http.models_dir is None:
+        engine, models = engine.with_values(model=models[0]), []
     prompt = text if prompt is None else prompt
     if prompt is None:
-        _serve(http, recording, engine, attach, template, sampling)
+        _serve(models, http, recording, engine, attach, template, sampling)
         return
+    if len(models) > 1:
+        raise typer.BadParameter("one model continues a text; omit the further models, or --prompt")
+    if models:
+        engine = engine.with_values(model=models[0])
     if recording.record is not None:
         raise typer.BadParameter("--record applies to the server; omit it, or the text")
     with open_model(engine, attach, template.given) as model:
         answer_once(model, prompt, sampling, as_message=as_message)
+
+
+def _models_or_text(given: Sequence[str]) -> tuple[list[str], str | None]:
+    """Return the arguments as models, or as a text to continue. Raises `BadParameter`."""
+    models = [each for each in given if _is_model(each)]
+    texts = [each for each in given if each not in models]
+    if len(texts) > 1 or (texts and models):
+        raise typer.BadParameter(
+            f"{texts[0]!r} is a text among several arguments; give models only, or one text, or the text as --prompt"
+        )
+    return models, texts[0] if texts else None
 
 
 def _is_model(argument: str) -> bool:
@@ -126,6 +144,7 @@ def answer_once(model: Model, prompt: str, sampling: SamplingFlags, *, as_messag
 
 
 def _serve(
+    models: Sequence[str],
     http: HttpFlags,
     recording: RecordFlags,
     engine: EngineFlags,
@@ -135,35 +154,40 @@ def _serve(
 ) -> None:
     import signal
 
-    from quire.frontend.cli.http import listen, serving_of
+    from quire.frontend.cli.http import listen, tell
+    from quire.frontend.cli.served_models import ModelFlags, open_models
     from quire.frontend.http.response_store import response_store
+    from quire.frontend.http.server import Serving
+    from quire.frontend.http.server_state import ServerState
     from quire.frontend.http.transport.listener import removed
+    from quire.frontend.http.transport.logs import configure_logging
     from quire.protocol.address import forget_server
 
     if engine.preload_grammars is None and starts_engines(engine, attach):  # a later load would pause all streams
         engine = engine.with_values(preload_grammars=True)
     args, listener = listen(http)  # before the model loads, so that a port in use is reported at once
+    configure_logging(args.log_level, args.log_format)  # type: ignore[arg-type] # the table has checked it
     parsers = {"tool_call_parser": http.tool_call_parser, "reasoning_parser": http.reasoning_parser}
-    chat = {**parsers, **template.given}
+    flags = ModelFlags(engine, attach, sampling, {**parsers, **template.given})
     with (
         listener,
         removed(args.uds),
         response_store(args) as responses,
         _recorder(recording) as recorder,
-        open_model(engine, attach, chat) as model,
+        open_models(models, flags, ServerState(args, responses)) as opened,
     ):
+        loader = opened.models.loader
         if recorder is not None:
-            model.llm.add_observer(recorder)
-        if model.folder is None:
-            say("quire: the model has no tokenizer.json, so clients can only send token ids; put it into its folder")
-        serving = serving_of(model, args, listener, sampling, responses)
+            loader.on_open(lambda _model, service: service.llm.add_observer(recorder))
+        addresses = [each.address for service in opened.models.services for each in service.llm.engines()]
+        serving = Serving(opened.models, listener, tell)
         try:
-            received = model.runner.get_loop().run_until_complete(serving.run())
+            received = opened.runner.get_loop().run_until_complete(serving.run())
         finally:
-            for each in model.llm.engines():
-                forget_server(each.address)
+            for address in addresses:  # of an engine that goes on without this server
+                forget_server(address)
         if received is None:
-            raise RuntimeError(str(model.llm.dead_error))
+            raise RuntimeError(str(loader.dead_error))
     if received is signal.SIGINT:
         raise KeyboardInterrupt
     raise SystemExit(128 + received)

@@ -19,6 +19,7 @@ from quire.frontend.errors import CONTEXT_LENGTH_EXCEEDED
 from quire.frontend.http.dialects.registry import DIALECTS, dialect_at
 from quire.frontend.http.documentation.operation import Operation
 from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError, cut_off
+from quire.frontend.http.models.served_models import HELD, SERVICE, ServedModels
 from quire.frontend.http.quotas import Quotas
 from quire.frontend.http.routes import routes
 from quire.frontend.http.service import ModelService
@@ -46,24 +47,26 @@ _REFUSED_WHILE_DRAINING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _APIS = ("/api/", "/v1/", "/v2/")  # where a path may end with a slash; links of a page would lead elsewhere
 
 
-def make_app(service: ModelService) -> ASGIApp:
+def make_app(models: ServedModels) -> ASGIApp:
     """Return the whole server as an ASGI application. Raises `ValueError` if API keys can't be read."""
-    return Gateway(service, routes(service))
+    return Gateway(models, routes(models))
 
 
 class Gateway:
     """Wraps every request: id, checks of host and API key, errors in the form of the API, access log."""
 
-    def __init__(self, service: ModelService, routes: Sequence[Route]) -> None:
-        self._service = service
+    def __init__(self, models: ServedModels, routes: Sequence[Route]) -> None:
+        args = models.server.args
+        self._models = models
         self._router = Router(routes, redirect_slashes=False)
-        self._app: ASGIApp = Cors(self._respond, service.args)
-        self._hosts = AllowedHosts(service.args)
-        self._keys = ApiKeys(service.args.all_api_keys(), share_prefix_cache=service.args.share_prefix_cache)
-        self._quotas = Quotas(service.args.max_requests_per_key, service.args.max_tokens_per_minute_per_key)
-        service.llm.add_observer(self._quotas)
+        self._app: ASGIApp = Cors(self._respond, args)
+        self._hosts = AllowedHosts(args)
+        self._keys = ApiKeys(args.all_api_keys(), share_prefix_cache=args.share_prefix_cache)
+        self._quotas = Quotas(args.max_requests_per_key, args.max_tokens_per_minute_per_key)
+        models.loader.on_open(lambda _model, service: service.llm.add_observer(self._quotas))
         self._generating = {route.path for route in routes if isinstance(route, Operation) and route.generates}
-        if len(self._keys) > 1 and service.llm.engine_info.role is not Role.ADMIN:
+        roles = {service.llm.engine_info.role for service in models.services}
+        if len(self._keys) > 1 and not roles <= {Role.ADMIN}:
             logger.warning(
                 "the API keys of this server share one turn at the engine, which knows it as a plain client; attach "
                 "with an administrator's key to give each API key a turn of its own"
@@ -101,17 +104,25 @@ class Gateway:
 
     def _answer_to(self, error: Exception, scope: Scope) -> ApiError:
         """Return the answer to a request that has failed."""
-        api_error = self._http_error(error, scope) or self._service.api_error(error)
+        api_error = self._http_error(error, scope) or self._api_error(error, scope)
         if api_error.code == CONTEXT_LENGTH_EXCEEDED and api_error.param is None:
             api_error.param = _PROMPT_FIELDS.get(self._paths.get(scope.get("endpoint"), ""), "prompt")
         return api_error
+
+    def _api_error(self, error: Exception, scope: Scope) -> ApiError:
+        service: ModelService | None = scope.get(SERVICE)
+        if service is not None:
+            return service.api_error(error)
+        return self._models.server.api_error(error, self._models.retry_after)
 
     def _record(self, scope: Scope, exchange: HttpExchange) -> None:
         """Report the outcome to the access log and the metrics, which label routes and never client-chosen paths."""
         status = exchange.outcome or exchange.status
         access_log(scope, status, exchange.seconds, exchange.num_bytes, exchange.request_id)
         route = self._paths.get(scope.get("endpoint"), "other")
-        self._service.metrics.http.request(route, scope["method"], status, exchange.seconds)
+        service: ModelService | None = scope.get(SERVICE)
+        metrics = (self._models.default if service is None else service).metrics
+        metrics.http.request(route, scope["method"], status, exchange.seconds)
 
     def _http_error(self, error: Exception, scope: Scope) -> ApiError | None:
         """Return the router's own errors with messages that say what to do."""
@@ -133,12 +144,13 @@ class Gateway:
         path = _own_path(scope)
         caller = scope["caller"] = self._keys.check(path, headers, scope)
         with ExitStack() as stack:
+            scope[HELD] = stack
             stack.enter_context(doing(LoopWork(caller.tenant)))
             if scope["method"] in _REFUSED_WHILE_DRAINING:
-                self._service.check_open()
-                stack.enter_context(self._service.memory.admit())
+                self._models.server.check_open(lambda: self._models.retry_after)
+                stack.enter_context(self._models.server.memory.admit())
             if path in self._generating:
-                stack.enter_context(self._quotas.admit(caller.key, lambda: self._service.retry_after))
+                stack.enter_context(self._quotas.admit(caller.key, lambda: self._models.retry_after))
             yield
 
 

@@ -67,6 +67,10 @@ class ServerArgs:
         response_store_entries: Responses that are kept; beyond, the oldest of the API key with the most goes.
         response_store_size: Size of the file, as 1GiB; beyond, the oldest of the API key with the most goes.
         response_store_days: Days that a response is kept.
+        models_dir: Folder whose checkpoints and GGUF files are served, each loaded by the first request for it.
+        max_loaded: Models, of several, that are loaded at once; beyond, the least recently used one is unloaded.
+            Default: as many as fit into memory.
+        idle_timeout: Seconds without a request after which a model is unloaded until the next one. Default: never.
 
     Engine process:
         shutdown_timeout: Seconds that SIGTERM gives open requests to end; new ones are rejected.
@@ -107,6 +111,9 @@ class ServerArgs:
     response_store_entries: Annotated[int, Option("N", COUNT)] = 10_000
     response_store_size: Annotated[int | str, Option("SIZE")] = "1GiB"
     response_store_days: Annotated[float, Option("DAYS", SECONDS)] = 30.0
+    models_dir: Annotated[str | None, Option("FOLDER")] = None
+    max_loaded: Annotated[int | None, Option("N", COUNT)] = None
+    idle_timeout: Annotated[float | None, Option("S", SECONDS)] = None
 
     def __post_init__(self) -> None:
         check_options(self)

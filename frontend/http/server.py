@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from quire.frontend.http.app import make_app
 from quire.frontend.http.args import ServerArgs
-from quire.frontend.http.service import ModelService
+from quire.frontend.http.models.served_models import ServedModels
 from quire.frontend.http.transport.protocol import protocol_factory
 
 _SWITCH_SECONDS = 1e-4
@@ -75,29 +75,20 @@ class HttpServer(uvicorn.Server):
 
 
 class Serving:
-    """Serves a `ModelService` on the running event loop."""
+    """Serves models on the running event loop."""
 
-    def __init__(self, service: ModelService, listener: socket.socket, on_started: Callable[[Serving], None]) -> None:
-        self._service = service
+    def __init__(self, models: ServedModels, listener: socket.socket, on_started: Callable[[Serving], None]) -> None:
+        self.models = models
         self._listener = listener
-        config = _config(service.args, make_app(service))
-        self._server = HttpServer(config, lambda: on_started(self), service.args.shutdown_timeout)
+        args = models.server.args
+        config = _config(args, make_app(models))
+        self._server = HttpServer(config, lambda: on_started(self), args.shutdown_timeout)
         self._warming: asyncio.Task[None] | None = None
-
-    @property
-    def engine_addresses(self) -> list[str]:
-        """The address at which others can attach to the engine."""
-        return [engine.address for engine in self._service.llm.engines()]
-
-    @property
-    def model_name(self) -> str:
-        """The model's name."""
-        return self._service.name
 
     @property
     def url(self) -> str:
         """The server's URL; for a UNIX socket `unix:PATH`."""
-        args = self._service.args
+        args = self.models.server.args
         if args.uds is not None:
             return f"unix:{args.uds}"
         host, port = self._listener.getsockname()[:2]
@@ -107,7 +98,7 @@ class Serving:
     async def run(self) -> signal.Signals | None:
         """Serve until SIGTERM or SIGHUP, which drain open requests, or SIGINT, which does not.
 
-        Returns the signal, None if the engine has died.
+        Returns the signal, None if the engine of its only model has died. All models are unloaded then.
         """
         loop = asyncio.get_running_loop()
         received: list[signal.Signals] = []
@@ -124,7 +115,7 @@ class Serving:
         for number in handled:
             loop.add_signal_handler(number, end, number)
         watcher = asyncio.create_task(self._watch_engine())
-        self._warming = asyncio.create_task(self._service.warm_up())
+        self._warming = asyncio.create_task(self.models.loader.start())
         try:
             await asyncio.wait({self._warming})
             if not self._warming.cancelled():
@@ -133,20 +124,21 @@ class Serving:
                 await self._server.serve(sockets=[self._listener])
         finally:
             watcher.cancel()
+            await self.models.loader.close()
             for number in handled:
                 loop.remove_signal_handler(number)
                 signal.signal(number, before[number])
         return received[-1] if received else None
 
     def _end(self) -> None:
-        self._service.draining = True
+        self.models.server.draining = True
         self._server.should_exit = True
         if self._warming is not None:  # the chat template may take long
             self._warming.cancel()
 
     async def _watch_engine(self) -> None:
         """End when the engine does, after its requests have got their errors."""
-        await self._service.llm.wait_dead()
+        await self.models.loader.wait_dead()
         self._end()
 
 

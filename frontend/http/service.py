@@ -1,4 +1,4 @@
-"""The served model as every endpoint sees it: its names and defaults, and the limits of the server."""
+"""A loaded model as its endpoints see it: its names and defaults, and the limits of the server."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.client.observer import OpenRequest
 from quire.frontend.errors import EngineDeadError
 from quire.frontend.http.args import ServerArgs
-from quire.frontend.http.errors import ApiError, api_error, bad_request
+from quire.frontend.http.errors import ApiError, bad_request
 from quire.frontend.http.response_store import ResponseStore
-from quire.frontend.http.transport.arriving_bodies import ArrivingBodies
+from quire.frontend.http.server_state import ServerState, body_bytes, caller_of, now
 from quire.frontend.http.transport.auth import Caller
-from quire.frontend.http.transport.bodies import Body, decode, read_body
-from quire.frontend.http.transport.long_work import LongWork
-from quire.frontend.http.transport.memory import MemoryCeiling
+from quire.frontend.http.transport.bodies import Body
 from quire.frontend.http.transport.responses import json_response
 from quire.frontend.http.transport.sse import (
     DONE,
@@ -40,17 +38,20 @@ from quire.frontend.outputs import RequestOutput
 from quire.frontend.sampling import answer_room
 from quire.frontend.text.prompts import PromptType
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.protocol.messages import MAX_SALT, SamplingParams
-from quire.protocol.options import parse_size
+from quire.protocol.messages import MAX_SALT, Ready, SamplingParams
 
 _MOST_SECONDS = 60
 _NUM_RECENT = 64
-_BODIES_PART = 8  # of the server's memory, for bodies that are arriving
 
 
 def with_tag(name: str) -> str:
     """Return a model's name with its tag in Ollama's lists, which is `latest` if it has none."""
     return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
+
+
+def public_names(names: Sequence[str]) -> list[str]:
+    """Return the names of a model that clients are told: without its folder, unless that is the only one."""
+    return [name for name in dict.fromkeys(names) if not name.startswith("/")] or list(names[:1])
 
 
 class RetryAfter:
@@ -103,13 +104,13 @@ class RetryAfter:
 
 
 B = TypeVar("B", bound=Body)
+E = TypeVar("E", bound="Endpoints")
 R = TypeVar("R")
 
 logger = logging.getLogger(__name__)
 
-TIMEOUT_HEADER = "x-request-timeout"
 SESSION_HEADER = "x-session-id"
-_BODY_BYTES = "body_bytes"  # of a request, in its scope
+_BODY = "body"  # of a request, decoded, in its scope
 
 
 class Terms(TypedDict):
@@ -121,30 +122,54 @@ class Terms(TypedDict):
     session: str | None
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """What is known of a model from its first load on, also while it is not loaded.
+
+    `root`: its folder. `info`: its engine's description of itself. `defaults`: its own sampling parameters.
+    """
+
+    root: str
+    info: Ready
+    defaults: Mapping[str, Any]
+    chat_template: str
+    has_chat_template: bool
+    generates: bool
+    calls_tools: bool
+    thinks: bool
+
+
+@dataclass(eq=False)
 class ModelService:
-    """The server's one model, in an engine that may run anywhere.
+    """A loaded model of the server, in an engine that may run anywhere.
 
     `names`: the names that clients may use, the one that responses use first. `defaults`: the model's own sampling
-    parameters. `has_chat_template`: whether it can answer conversations. `responses`: where responses are stored.
+    parameters. `has_chat_template`: whether it can answer conversations.
     """
 
     llm: AsyncLLM
-    args: ServerArgs
+    server: ServerState
     names: Sequence[str]
     metrics: ServerMetrics
     defaults: Mapping[str, Any] = field(default_factory=dict)
     has_chat_template: bool = True
-    responses: ResponseStore | None = None
-    created: int = field(default_factory=lambda: int(time.time()))
-    long_work: LongWork = field(default_factory=LongWork)
     load: RetryAfter = field(default_factory=RetryAfter)
-    draining: bool = False
 
     def __post_init__(self) -> None:
-        limit = parse_size(str(self.args.server_memory_limit))
-        self.memory = MemoryCeiling(limit)
-        self._arriving = ArrivingBodies(max(limit // _BODIES_PART, self.args.max_body_bytes))
+        self._endpoints: dict[type[Endpoints], Endpoints] = {}
+        self.is_closed = False
+        self.llm.add_observer(self.load)
+        self.llm.add_observer(self.metrics.requests_of(self.llm.max_model_len))
+
+    @property
+    def args(self) -> ServerArgs:
+        """The arguments of the server."""
+        return self.server.args
+
+    @property
+    def responses(self) -> ResponseStore | None:
+        """Where responses are stored."""
+        return self.server.responses
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -156,6 +181,37 @@ class ModelService:
         """The model's name in responses."""
         return self.names[0]
 
+    @property
+    def public_names(self) -> list[str]:
+        """The names that `/v1/models` lists."""
+        return public_names(self.names)
+
+    def facts(self) -> ModelFacts:
+        """Return what stays known of the model. It loads the answer's format."""
+        llm, answer = self.llm, self.llm.answer_format
+        return ModelFacts(
+            root=llm.model,
+            info=llm.engine_info,
+            defaults=self.defaults,
+            chat_template=llm.chat_template,
+            has_chat_template=self.has_chat_template,
+            generates=llm.pooling_info.generates,
+            calls_tools=answer.tool_parser is not None and self.has_chat_template,
+            thinks=answer.reasoning_parser is not None,
+        )
+
+    def endpoints(self, kind: type[E]) -> E:
+        """Return the handlers of a class for this model; they are made once."""
+        if kind not in self._endpoints:
+            self._endpoints[kind] = kind(self)
+        return cast("E", self._endpoints[kind])
+
+    def close(self) -> None:
+        """End the engine if it was started here; it may take seconds. Any thread."""
+        self.is_closed = True
+        self._endpoints.clear()  # which refer to this object
+        self.llm.close()
+
     async def warm_up(self) -> None:
         """Load what the first chat needs, so that no client waits for it."""
         if self.has_chat_template:
@@ -165,68 +221,25 @@ class ModelService:
                 logger.warning("chats may fail: %s", error)
         _ = self.llm.answer_format  # cached from here on
 
-    @property
-    def public_names(self) -> list[str]:
-        """The names that `/v1/models` lists: without the model's folder, unless it is the only one."""
-        return [name for name in dict.fromkeys(self.names) if not name.startswith("/")] or list(self.names[:1])
-
     @staticmethod
     def now() -> int:
         """Return the time as responses give it: seconds since 1970."""
-        return int(time.time())
+        return now()
 
     @property
     def retry_after(self) -> int:
         """Seconds after which a rejected request is worth another try."""
         return self.load.seconds
 
-    def check_open(self) -> None:
-        """Raise `ApiError` 503 while the server is shutting down."""
-        if self.draining:
-            raise ApiError(
-                503,
-                "the server is shutting down: it finishes open requests and accepts no new ones; send this one to "
-                "another server",
-                code="shutting_down",
-                headers={"Retry-After": str(self.retry_after), "Connection": "close"},
-            )
-
-    def is_named(self, name: str) -> bool:
-        """Return True for a name of the model, with or without its tag."""
-        return with_tag(name) in map(with_tag, self.names)
-
-    def check_model(self, name: str | None) -> None:
-        """Raise `ApiError` 404 unless `name` is one of the model's or None."""
-        if name is None or self.is_named(name):
-            return
-        known = ", ".join(self.public_names)
-        raise ApiError(
-            404, f"the model {name!r} does not exist; this server has {known}", code="model_not_found", param="model"
-        )
-
     async def read(self, request: Request, kind: type[B]) -> B:
-        """Return the body of a request for this model. Raises `ApiError` 400, 404, 408, 413, 415 or 503."""
-        body = await self.read_any(request, kind)
-        self.check_model(body.model)
+        """Return the body of a request, which was read to find the model that it names."""
+        body = request.scope[_BODY]
+        assert isinstance(body, kind)
         return body
-
-    async def read_any(self, request: Request, kind: type[B]) -> B:
-        """Return the body of a request, whichever model it names. Raises `ApiError` 400, 408, 413, 415 or 503."""
-        address = "" if request.client is None else request.client.host
-        with self._arriving.body(address) as grow:
-
-            def reserve(num_bytes: int) -> None:
-                self.memory.check()
-                grow(num_bytes)
-
-            body = await read_body(request, self.args, reserve, kind.is_lenient)
-        request.scope[_BODY_BYTES] = len(body)
-        party = f"{self.caller(request).key} {address}"
-        return await decode(body, kind, self.long_work.runner(party, len(body)))
 
     async def convert(self, request: Request, work: Callable[[], R]) -> R:
         """Return `work()`, which goes through the body of a request: where tenants take turns, if the body is long."""
-        return await self.llm.run_python(work, request.scope[_BODY_BYTES])
+        return await self.llm.run_python(work, body_bytes(request))
 
     async def respond(
         self,
@@ -298,14 +311,9 @@ class ModelService:
 
     def api_error(self, error: Exception) -> ApiError:
         """Return the error response for an exception; a defect is logged, and its details are kept from the client."""
-        response = api_error(error, self.retry_after)
         if isinstance(error, EngineDeadError) and self.llm.dead_error is None:  # else its details end the server's log
             logger.error("a request failed: %s", error)
-        if response is None:
-            logger.error("a request failed because of a defect in the server", exc_info=error)
-            message = f"the server failed ({type(error).__name__}); its log has the details"
-            response = ApiError(500, message, code="internal")
-        return response
+        return self.server.api_error(error, self.retry_after)
 
     def stream(
         self,
@@ -327,11 +335,7 @@ class ModelService:
 
     def caller(self, request: Request) -> Caller:
         """Return the sender of a request."""
-        return cast("Caller", request.scope["caller"])
-
-    def tenant(self, request: Request) -> str:
-        """Return the party of a request that takes turns with others: its API key, or its connection without any."""
-        return self.caller(request).tenant
+        return caller_of(request)
 
     def terms(self, request: Request, cache_salt: str | None = None, session: str | None = None) -> Terms:
         """Return the terms on which the engine serves a request. Raises `ApiError` 400.
@@ -349,29 +353,25 @@ class ModelService:
         return Terms(timeout=self.timeout(request), tenant=caller.tenant, cache_salt=salt, session=session)
 
     def timeout(self, request: Request) -> float | None:
-        """Return the seconds that a request may take: the header's, but at most the server's."""
-        text, most = request.headers.get(TIMEOUT_HEADER), self.args.request_timeout
-        if text is None:
-            return most
-        try:
-            seconds = float(text)
-        except ValueError:
-            seconds = -1.0
-        if not 0 < seconds < 1e9:
-            raise bad_request(f"X-Request-Timeout: {text!r} is not a time; give seconds above 0", "X-Request-Timeout")
-        return seconds if most is None else min(seconds, most)
+        """Return the seconds that a request may take from now on. Raises `ApiError` 400."""
+        return self.server.timeout(request)
+
+
+def keep_body(request: Request, body: Body) -> None:
+    """Keep the body of a request for `ModelService.read`."""
+    request.scope[_BODY] = body
 
 
 class Endpoints:
-    """Handlers of an API's endpoints."""
+    """Handlers of an API's endpoints, for one loaded model."""
 
     def __init__(self, service: ModelService) -> None:
         self._service = service
 
 
-def names_of(args: ServerArgs, model: str, demo_model: str) -> list[str]:
+def names_of(given: Sequence[str], model: str, demo_model: str) -> list[str]:
     """Return the names of a model: those given, or its name at the hub or its folder's name, and the folder itself."""
-    if args.served_model_name:
-        return list(args.served_model_name)
+    if given:
+        return list(given)
     name = "quire-demo" if model == demo_model else name_of(model)
     return [name, model]

@@ -147,6 +147,21 @@ class Families(Collector):
         return cast("F", family)
 
 
+class MergedFamilies(Collector):
+    """Families of the same names, such as those of several models, as one family each. Their labels differ."""
+
+    def __init__(self, collections: Iterable[Families]) -> None:
+        self._families: dict[str, Metric] = {}
+        for collection in collections:
+            for family in collection.collect():
+                if (known := self._families.setdefault(family.name, family)) is not family:
+                    known.samples += family.samples
+
+    def collect(self) -> Iterator[Metric]:
+        """Return the families."""
+        return iter(self._families.values())
+
+
 def check_prefix(prefix: str) -> None:
     """Raise `ValueError` if `prefix` is invalid in metric names."""
     if not _PREFIX.fullmatch(prefix):

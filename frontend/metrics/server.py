@@ -1,10 +1,10 @@
-"""`ServerMetrics`: all metrics of a server and its engine, in the formats that Prometheus scrapes."""
+"""The metrics of a server, its models and their engines, in the formats that Prometheus scrapes."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from quire.frontend.errors import EngineDeadError
 from quire.frontend.metrics import prometheus
 from quire.frontend.metrics.engine import add_configuration, add_engine
-from quire.frontend.metrics.prometheus import Families, check_prefix, encode
+from quire.frontend.metrics.prometheus import Families, MergedFamilies, check_prefix, encode
 from quire.frontend.metrics.requests import RequestMeter
 from quire.protocol.totals import Distribution
 
@@ -63,49 +63,81 @@ STATS_SECONDS = 1.0  # for which a scrape waits for the engine's statistics
 
 
 class ServerMetrics:
-    """Metrics in Prometheus' formats, with vLLM's names, labels and buckets, and some of our own.
+    """Metrics of a model of a server, with vLLM's names, labels and buckets, and some of our own.
 
-    `prefix` begins each name except those of the process: with "vllm" existing dashboards work unchanged. vLLM's
-    metrics of missing features are absent: sleep, the finish reason "repetition". The labels are `model_name`, and
-    `engine`, the number of the engine for its metrics, and "0" for those of requests and HTTP. These cover this
-    frontend, so that they add up over several frontends of one engine; metrics of an engine are the same for all its
-    frontends.
+    `prefix` begins each name except those of the process: with "vllm" existing dashboards work unchanged. The labels
+    are `model_name`, and `engine`, the number of the engine for its metrics and "0" for those of requests and HTTP.
+    These cover this frontend, so that they add up over several frontends of one engine; metrics of an engine are the
+    same for all its frontends.
     Raises `ValueError` for a prefix that is invalid in metric names.
 
-    `requests` is an observer for `AsyncLLM.add_observer`; it and `http` count, `render` reports.
+    `requests_of` returns an observer for `AsyncLLM.add_observer`; it and `http` count, `render` reports. Counts go on
+    when the model is unloaded and loaded again.
     """
 
-    def __init__(self, *, model_name: str, max_model_len: int, prefix: str = "quire") -> None:
+    def __init__(self, *, model_name: str, prefix: str = "quire") -> None:
         check_prefix(prefix)
-        self._prefix = prefix
-        self._labels = {"model_name": model_name, "engine": "0"}
-        self.requests = RequestMeter(max_model_len)
+        self.prefix = prefix
+        self.labels = {"model_name": model_name, "engine": "0"}
         self.http = HttpMeter()
+        self._requests: RequestMeter | None = None
 
-    async def render(self, llm: AsyncLLM, accept: str = "") -> tuple[bytes, str]:
-        """Return the current metrics and their content type: text, or OpenMetrics if the `Accept` header names it.
+    def requests_of(self, max_model_len: int) -> RequestMeter:
+        """Return the observer of the model's requests, made when the model is loaded for the first time."""
+        if self._requests is None:
+            self._requests = RequestMeter(max_model_len)
+        return self._requests
+
+    async def add_to(self, families: Families, llm: AsyncLLM | None) -> None:
+        """Add all metrics; without `llm` the model is not loaded.
 
         `engine_up` is 0 if the engine is dead, or is being started again. Its other metrics are missing then, and also
         if it does not answer within `STATS_SECONDS`.
         """
-        stats = await _engine_stats(llm)
-        families = Families(self._prefix, self._labels)
-        for engine in llm.engines():
-            with families.labelled(engine=str(engine.number)):
-                is_up = llm.dead_error is None and engine.state != "away"
-                families.gauge("engine_up", "1 while the engine is alive.", is_up)
-                families.counter("engine_losses", "Times that the engine was lost.", engine.num_losses)
-                add_configuration(families, engine.ready)
-                if engine.number in stats:
-                    add_engine(families, stats[engine.number])
-        text = "Requests sent to an engine, and why: its turn, its load, the session or the prefix that it has."
-        families.counters("requests_routed", text, ("to", "reason"), llm.routed().items())
-        self.requests.add_to(families)
+        families.gauges("engine_sleep_state", _SLEEP_STATE, "sleep_state", _sleep_states(llm is not None))
+        if llm is not None:
+            await _add_engines(families, llm)
+        if self._requests is not None:
+            self._requests.add_to(families)
         self.http.add_to(families)
-        registry = CollectorRegistry()
-        registry.register(families)
-        ProcessCollector(registry=registry)
-        return encode(registry, accept)
+
+
+_SLEEP_STATE = "1 for the state of the engine: awake, or discard_all while the model is not loaded."
+
+
+def _sleep_states(is_awake: bool) -> dict[str, float]:
+    """Return vLLM's states of an engine; there is none here in which weights are kept elsewhere."""
+    return {"awake": is_awake, "weights_offloaded": 0, "discard_all": not is_awake}
+
+
+async def render(models: Iterable[tuple[ServerMetrics, AsyncLLM | None]], accept: str = "") -> tuple[bytes, str]:
+    """Return the current metrics of models, and their content type: text, or OpenMetrics if `Accept` names it.
+
+    A model that is not loaded has no `AsyncLLM`.
+    """
+    known = list(models)
+    collected = [Families(metrics.prefix, metrics.labels) for metrics, _ in known]
+    await asyncio.gather(
+        *(metrics.add_to(families, llm) for families, (metrics, llm) in zip(collected, known, strict=True))
+    )
+    registry = CollectorRegistry()
+    registry.register(MergedFamilies(collected))
+    ProcessCollector(registry=registry)
+    return encode(registry, accept)
+
+
+async def _add_engines(families: Families, llm: AsyncLLM) -> None:
+    stats = await _engine_stats(llm)
+    for engine in llm.engines():
+        with families.labelled(engine=str(engine.number)):
+            is_up = llm.dead_error is None and engine.state != "away"
+            families.gauge("engine_up", "1 while the engine is alive.", is_up)
+            families.counter("engine_losses", "Times that the engine was lost.", engine.num_losses)
+            add_configuration(families, engine.ready)
+            if engine.number in stats:
+                add_engine(families, stats[engine.number])
+    text = "Requests sent to an engine, and why: its turn, its load, the session or the prefix that it has."
+    families.counters("requests_routed", text, ("to", "reason"), llm.routed().items())
 
 
 async def _engine_stats(llm: AsyncLLM) -> dict[int, dict[str, Any]]:

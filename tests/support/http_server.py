@@ -20,10 +20,12 @@ from typing import Any, Self
 from patience import PATIENCE
 
 from quire.frontend import LLM
+from quire.protocol.address import is_alive
 
 _COMMAND = "from quire.frontend.cli import main; main()"
 _ENGINE = re.compile(r"quire: engine listening at (\S+)")
-_SERVING = re.compile(r"quire: serving (\S+) at (\S+)")
+_SERVING = re.compile(r"quire: serving (.+) at (\S+)")
+_LOADED = re.compile(r"its engine listens at (\S+)$")
 
 
 @dataclass
@@ -49,7 +51,10 @@ class Reply:
 
 @dataclass
 class Server:
-    """`quire serve` in a process of its own, on a free port. At the end, its engine must hold no pages."""
+    """`quire serve` in a process of its own, on a free port. At the end, its engines must hold no pages.
+
+    `model`: the names of its models, separated by commas; with several, `engine_address` is empty.
+    """
 
     process: subprocess.Popen[str]
     url: str
@@ -71,13 +76,13 @@ class Server:
         )
         assert process.stdout is not None
         lines = [process.stdout.readline()]
-        while _ENGINE.match(lines[-1]):  # one for each engine
+        while _ENGINE.match(lines[-1]):  # one for each engine of a single model
             lines.append(process.stdout.readline())
         engine, serving = _ENGINE.match(lines[0]), _SERVING.match(lines[-1])
-        if engine is None or serving is None:
+        if serving is None:
             process.kill()
             raise AssertionError(f"the server did not start: {lines} {process.communicate()}")
-        server = cls(process, serving[2], serving[1], engine[1])
+        server = cls(process, serving[2], serving[1], "" if engine is None else engine[1])
         server._reader = threading.Thread(target=server._read_log, daemon=True)
         server._reader.start()
         return server
@@ -107,9 +112,21 @@ class Server:
         tasks = sorted(Path(f"/proc/{self.process.pid}/task").iterdir(), key=lambda task: int(task.name))
         return int(next(pid for task in tasks for pid in (task / "children").read_text().split()))
 
+    @property
+    def engine_addresses(self) -> list[str]:
+        """The addresses of the engines that are there: of the models that are loaded."""
+        noted = [match[1] for line in self.log if (match := _LOADED.search(line.strip())) is not None]
+        return [address for address in (self.engine_address, *noted) if address and is_alive(address)]
+
     def check_pages(self) -> None:
-        """Wait until the engine is idle, then check that no page is held and that the counts of pages add up."""
-        with LLM(engine_address=self.engine_address) as llm:
+        """Wait until the engines are idle, then check that no page is held and that the counts of pages add up."""
+        addresses = self.engine_addresses
+        assert addresses or any("unloading" in line for line in self.log) or not self.engine_address
+        for address in addresses:
+            self._check_pages(address)
+
+    def _check_pages(self, address: str) -> None:
+        with LLM(engine_address=address) as llm:
             deadline = time.monotonic() + PATIENCE
             while (stats := llm.stats())["running"] + stats["waiting"]:
                 assert time.monotonic() < deadline, stats

@@ -10,7 +10,7 @@ import msgspec
 from starlette.routing import Route
 
 from quire.frontend.http.errors import ApiError
-from quire.frontend.http.service import ModelService
+from quire.frontend.http.models.served_models import ServedModels
 
 ErrorBody = Callable[[ApiError, str], msgspec.Struct]
 
@@ -26,7 +26,7 @@ class ApiDialect:
     """
 
     name: str
-    routes: Callable[[ModelService], Sequence[Route]]
+    routes: Callable[[ServedModels], Sequence[Route]]
     paths: re.Pattern[str] | None = None
     error_body: ErrorBody | None = None
     id_header: str | None = None

@@ -18,7 +18,7 @@ from starlette.routing import Route, compile_path
 from quire.frontend.http.dialects.registry import DIALECTS
 from quire.frontend.http.documentation.operation import AnswerTypes, Operation
 from quire.frontend.http.documentation.schemas import Schema, Schemas
-from quire.frontend.http.service import ModelService
+from quire.frontend.http.models.served_models import ServedModels
 from quire.frontend.http.transport.auth import OPEN_PATHS
 from quire.frontend.http.transport.responses import static_files
 from quire.frontend.http.transport.sse import JSON_LINES, SERVER_SENT_EVENTS
@@ -27,7 +27,7 @@ from quire.frontend.version import installed_version
 EVENT_STREAM = SERVER_SENT_EVENTS.media_type
 
 _DESCRIPTION = """\
-This server offers the model `{model}` through {apis} APIs. Fields have the
+This server offers {models} through {apis} APIs. Fields have the
 names and meanings of these APIs and of vLLM; an unknown or unsupported field is rejected with status 400 and an error
 that names it.
 """
@@ -75,27 +75,27 @@ _SECURITY: dict[str, Schema] = {
 }
 
 
-def document(service: ModelService, operations: Iterable[Operation]) -> dict[str, Any]:
+def document(models: ServedModels, operations: Iterable[Operation]) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of these operations."""
     known = list(operations)
     schemas = Schemas(kind for operation in known for kind in _types(operation))
     for operation in known:
         if operation.body is not None:
-            schemas.describe_body(operation.body, service.public_names, service.llm.vocab_size)
+            schemas.describe_body(operation.body, models.public_names, models.vocab_size)
     paths: dict[str, Any] = {}
     for operation in known:
         for method in operation.documented_methods:
             path = compile_path(operation.path)[1]
-            paths.setdefault(path, {})[method.lower()] = _operation(operation, method, service, schemas)
+            paths.setdefault(path, {})[method.lower()] = _operation(operation, method, models, schemas)
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Quire",
             "version": installed_version(),
-            "description": _DESCRIPTION.format(model=service.name, apis=_apis()),
+            "description": _DESCRIPTION.format(models=_described(models), apis=_apis()),
         },
-        "servers": [{"url": service.args.root_path or "/"}],
-        "security": [{name: []} for name in _SECURITY] if service.args.all_api_keys() else [],
+        "servers": [{"url": models.server.args.root_path or "/"}],
+        "security": [{name: []} for name in _SECURITY] if models.server.args.all_api_keys() else [],
         "paths": paths,
         "components": {
             "schemas": schemas.components,
@@ -105,6 +105,11 @@ def document(service: ModelService, operations: Iterable[Operation]) -> dict[str
             "securitySchemes": _SECURITY,
         },
     }
+
+
+def _described(models: ServedModels) -> str:
+    names = ", ".join(f"`{model.name}`" for model in models)
+    return f"the model {names}" if len(models.models) == 1 else f"the models {names}"
 
 
 def _apis() -> str:
@@ -123,7 +128,7 @@ def _types(operation: Operation) -> list[Any]:
     return [kind for kind in kinds if kind is not None]
 
 
-def _operation(operation: Operation, method: str, service: ModelService, schemas: Schemas) -> Schema:
+def _operation(operation: Operation, method: str, models: ServedModels, schemas: Schemas) -> Schema:
     summary, description = _texts(operation)
     _, path, converters = compile_path(operation.path)
     entry: Schema = {
@@ -131,7 +136,7 @@ def _operation(operation: Operation, method: str, service: ModelService, schemas
         "summary": summary,
         "description": description,
         "parameters": [
-            *(_path_parameter(name, service.name) for name in converters),
+            *(_path_parameter(name, models.default.name) for name in converters),
             _reference("parameters", "X-Request-Id"),
             *([_reference("parameters", "X-Request-Timeout")] if operation.generates else []),
         ],
@@ -141,7 +146,7 @@ def _operation(operation: Operation, method: str, service: ModelService, schemas
         },
     }
     if operation.body is not None:
-        entry["requestBody"] = {"required": True, "content": {"application/json": _body(operation, service, schemas)}}
+        entry["requestBody"] = {"required": True, "content": {"application/json": _body(operation, models, schemas)}}
     if path in OPEN_PATHS:
         entry["security"] = []
     return entry
@@ -162,10 +167,10 @@ def _path_parameter(name: str, example: str) -> Schema:
     return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}, "example": example}
 
 
-def _body(operation: Operation, service: ModelService, schemas: Schemas) -> Schema:
+def _body(operation: Operation, models: ServedModels, schemas: Schemas) -> Schema:
     content: Schema = {"schema": schemas.of(operation.body)}
     if operation.example is not None:
-        content["example"] = {"model": service.name, **operation.example}
+        content["example"] = {"model": models.default.name, **operation.example}
     return content
 
 
@@ -233,8 +238,8 @@ _FOLDER = Path(__file__).parent / "docs"
 class Documentation:
     """Documents `routes`, to which its own may be added later: the document is made at the first request for it."""
 
-    def __init__(self, service: ModelService, routes: Sequence[Route]) -> None:
-        self._service = service
+    def __init__(self, models: ServedModels, routes: Sequence[Route]) -> None:
+        self._models = models
         self._routes = routes
         self._files = static_files(_FOLDER)
 
@@ -261,4 +266,4 @@ class Documentation:
     @cached_property
     def _document(self) -> bytes:
         operations = [route for route in self._routes if isinstance(route, Operation)]
-        return msgspec.json.encode(document(self._service, operations))
+        return msgspec.json.encode(document(self._models, operations))

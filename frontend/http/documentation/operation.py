@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -12,9 +13,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.frontend.http.errors import ErrorResponse
+from quire.frontend.http.models.served_models import ServedModels
+from quire.frontend.http.service import Endpoints
 from quire.frontend.http.transport.bodies import Body
 
 Handler = Callable[[Request], Awaitable[Response]]
+E = TypeVar("E", bound=Endpoints)
 
 _WITH_BODY = (400, 404, 408, 413, 415, 503)
 _GENERATING = (429, 504)
@@ -76,3 +80,43 @@ class Operation(Route):
         found.update(_WITH_BODY if self.body is not None else ())
         found.update(_GENERATING if self.generates else ())
         return sorted(found)
+
+
+class ModelOperation(Operation):
+    """An operation of the model that its requests name, which is loaded if need be and held until they have ended.
+
+    The name is in the field `model` of the body, without a body in the query. `handler`: a method of the class `kind`,
+    of which each loaded model has an object.
+    """
+
+    def __init__(
+        self,
+        models: ServedModels,
+        path: str,
+        kind: type[E],
+        handler: Callable[[E, Request], Awaitable[Response]],
+        answers: AnswerTypes,
+        *,
+        body: type[Body] | None = None,
+        generates: bool = False,
+        example: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(
+            path, of_model(models, kind, handler, body), answers, body=body, generates=generates, example=example
+        )
+
+
+def of_model(
+    models: ServedModels,
+    kind: type[E],
+    handler: Callable[[E, Request], Awaitable[Response]],
+    body: type[Body] | None = None,
+) -> Handler:
+    """Return a handler that calls that of the model which a request names, see `ModelOperation`."""
+
+    @functools.wraps(handler)
+    async def handle(request: Request) -> Response:
+        service = await models.enter(request, body)
+        return await handler(service.endpoints(kind), request)
+
+    return handle

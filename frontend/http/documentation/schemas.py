@@ -117,7 +117,8 @@ DESCRIPTIONS: Mapping[str, str] = {
     "options": "How to sample the answer, and how Ollama would run the model.",
     "name": "Another name of model.",
     # Fields without effect
-    "keep_alive": "Accepted and ignored; the model stays loaded while the server runs.",
+    "keep_alive": "The time of idleness after which the model is unloaded, such as 5m; 0: after the answer, -1: never. "
+    "Ignored where the server's one model stays loaded.",
     "insecure": "Accepted and ignored; nothing is downloaded.",
     "user": "Names the conversation for routers of several engines, unless there is a prompt_cache_key.",
     "metadata": "Accepted and ignored.",
@@ -152,10 +153,10 @@ class Schemas:
         """Return the schema of one of the types, usually a reference."""
         return dict(self._of[kind])
 
-    def describe_body(self, kind: type[Body], models: Sequence[str], vocab_size: int) -> None:
+    def describe_body(self, kind: type[Body], models: Sequence[str], vocab_size: int | None) -> None:
         """Add to a body's fields their meaning and range, and add the fields that are not supported.
 
-        Integers in the lists of a body are token ids.
+        Integers in the lists of a body are token ids, below the size of the vocabulary if that is known.
         """
         component = self.components[self._of[kind]["$ref"].removeprefix(_REFERENCE)]
         properties = component["properties"]
@@ -168,7 +169,7 @@ class Schemas:
                 _limit_length(schema, LENGTHS[name])
             for branch in _branches(schema):
                 if branch.get("type") == "array":
-                    _limit(branch.get("items", {}), (0, vocab_size - 1, True))
+                    _limit(branch.get("items", {}), (0, math.inf if vocab_size is None else vocab_size - 1, True))
         if "model" in properties:
             properties["model"] = {"enum": [*models, None], "description": DESCRIPTIONS["model"]}
         for name, why in sorted(kind.refused.items()):

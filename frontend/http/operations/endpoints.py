@@ -1,21 +1,17 @@
-"""The endpoints for health, version, metrics, models and tokens."""
+"""The endpoints for health, version, metrics and models."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.frontend.errors import RequestError
-from quire.frontend.http.conversation import tools_of_chat
-from quire.frontend.http.errors import bad_request
-from quire.frontend.http.service import Endpoints
-from quire.frontend.http.shared_fields import MESSAGE, TOOL
-from quire.frontend.http.transport.bodies import ITEMS, Body, Refusals
+from quire.frontend.http.models.served_model import ServedModel
+from quire.frontend.http.models.served_models import ServedModels
 from quire.frontend.http.transport.responses import json_response
+from quire.frontend.metrics.server import render
 from quire.frontend.sampling import SamplingParams
 from quire.frontend.version import installed_version
 
@@ -44,11 +40,18 @@ class SamplingDefaults(msgspec.Struct):
     frequency_penalty: float
 
 
+class ModelStatus(msgspec.Struct, omit_defaults=True):
+    """The state of a model: loaded, loading, unloaded, or sleeping if it was idle. `failed`: it could not be loaded."""
+
+    value: str
+    failed: bool = False
+
+
 class ModelCard(msgspec.Struct, kw_only=True):
-    """The model under one of its names.
+    """A model under one of its names.
 
     `created`: the server's start time; `root`: the model's folder; `sampling_defaults`: those of the model and the
-    server's flags.
+    server's flags. What only the engine knows is null until the model has been loaded once. `status` is llama.cpp's.
     """
 
     id: str
@@ -57,78 +60,34 @@ class ModelCard(msgspec.Struct, kw_only=True):
     owned_by: str = "quire"
     root: str
     parent: None = None
-    max_model_len: int
-    has_chat_template: bool
-    sampling_defaults: SamplingDefaults
+    max_model_len: int | None = None
+    has_chat_template: bool | None = None
+    sampling_defaults: SamplingDefaults | None = None
+    status: ModelStatus
     permission: list[Any] = []
 
 
 class ModelList(msgspec.Struct, kw_only=True):
-    """The model under each of its names."""
+    """Each model under each of its names."""
 
     object: str = "list"
     data: list[ModelCard]
 
 
-class TokenPiece(msgspec.Struct):
-    """A token and its text, or the bytes of one that is no text by itself."""
+class OperatorEndpoints:
+    """Handlers of the endpoints for operators, none of which loads a model."""
 
-    id: int
-    piece: str | list[int]
-
-
-class Tokens(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The tokens of a prompt. `max_model_len`: the context length; `token_strs`: the text of each token."""
-
-    count: int
-    max_model_len: int
-    tokens: list[int | TokenPiece]
-    token_strs: list[str] | None = None
-
-
-class Detokenized(msgspec.Struct):
-    """The text of a list of tokens, under vLLM's name and under llama.cpp's."""
-
-    prompt: str
-    content: str
-
-
-class TokenizeBody(Body, kw_only=True):
-    """A text as `prompt` or `content`, or `messages` with options of the chat template.
-
-    The names are vLLM's, and those that go with `content` llama.cpp's, where a text has no special tokens unless
-    `add_special` is given.
-    """
-
-    refused: ClassVar[Refusals] = {"parse_special": ((True,), "special tokens in a text always become their ids")}
-
-    prompt: str | None = None
-    content: Annotated[str | None, Meta(description="The text, in llama.cpp's form.")] = None
-    add_special: Annotated[bool | None, Meta(description="With content: add the tokenizer's special tokens.")] = None
-    with_pieces: Annotated[bool | None, Meta(description="With content: return the text of each token.")] = None
-    messages: Annotated[list[Annotated[dict[str, Any], MESSAGE]], ITEMS] | None = None
-    add_special_tokens: bool | None = None
-    return_token_strs: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    tools: Annotated[list[Annotated[dict[str, Any], TOOL]], ITEMS] | None = None
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-
-
-class DetokenizeBody(Body, kw_only=True):
-    """Tokens to decode; the names are vLLM's."""
-
-    tokens: list[int]
-
-
-class OperatorEndpoints(Endpoints):
-    """Handlers of the endpoints for operators."""
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
 
     async def health(self, _request: Request) -> Response:
-        """Check that the engine makes steps or is idle, and the server is not shutting down. Needs no API key."""
-        await self._service.llm.check_health()
-        self._service.check_open()
+        """Check that the server is not shutting down, and that the engine of its only model makes steps or is idle.
+        Needs no API key. With several models /v1/models tells how each does.
+        """
+        only = self._models.default.service if len(self._models.models) == 1 else None
+        if only is not None:
+            await only.llm.check_health()
+        self._models.server.check_open(lambda: self._models.retry_after)
         return json_response(Health())
 
     async def ready(self, request: Request) -> Response:
@@ -145,86 +104,32 @@ class OperatorEndpoints(Endpoints):
 
     async def metrics(self, request: Request) -> Response:
         """Return the metrics. In Prometheus' text format, or in OpenMetrics' if Accept asks for it."""
-        service = self._service
-        body, media_type = await service.metrics.render(service.llm, request.headers.get("accept", ""))
+        found = [(model.metrics, None if model.service is None else model.service.llm) for model in self._models]
+        body, media_type = await render(found, request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": media_type})
 
     async def models(self, _request: Request) -> Response:
-        """List the model under each of its names."""
-        return json_response(ModelList(data=[self._model(name) for name in self._service.public_names]))
+        """List each model under each of its names, and whether it is loaded."""
+        cards = [self._card(name, model) for model in self._models for name in model.public_names]
+        return json_response(ModelList(data=cards))
 
     async def model(self, request: Request) -> Response:
-        """Describe the model under one of its names."""
+        """Describe a model under one of its names."""
         name = request.path_params["name"]
-        self._service.check_model(name)
-        return json_response(self._model(name))
+        return json_response(self._card(name, self._models.find(name)))
 
-    async def tokenize(self, request: Request) -> Response:
-        """Return the tokens of a text, or of a conversation rendered by the chat template."""
-        service = self._service
-        body = await service.read(request, TokenizeBody)
-        if [body.prompt, body.content, body.messages].count(None) != 2:
-            raise bad_request("give either prompt or messages, or content as llama.cpp has it")
-        if body.content is None and (body.add_special is not None or body.with_pieces is not None):
-            raise bad_request(
-                "add_special and with_pieces go with content; use add_special_tokens and return_token_strs",
-                "with_pieces" if body.add_special is None else "add_special",
-            )
-        if body.content is not None:
-            service.require_tokenizer()
-            tokens = await service.llm.tokenize(body.content, add_special_tokens=bool(body.add_special))
-        elif body.prompt is not None:
-            service.require_tokenizer()
-            tokens = await service.llm.tokenize(body.prompt, add_special_tokens=body.add_special_tokens is not False)
-        else:
-            service.check_template(body.chat_template)
-            use = await service.convert(request, lambda: tools_of_chat(request, body.messages or [], body.tools))
-            prompt = await service.llm.chat_prompt(
-                body.messages or [],
-                chat_template=body.chat_template,
-                add_generation_prompt=body.add_generation_prompt is not False,
-                continue_final_message=bool(body.continue_final_message),
-                tools=None if use is None else use.for_template(),
-                chat_template_kwargs=body.chat_template_kwargs,
-                add_special_tokens=bool(body.add_special_tokens),
-            )
-            tokens = prompt.token_ids
-        answer = Tokens(count=len(tokens), max_model_len=service.llm.max_model_len, tokens=[*tokens])
-        if body.with_pieces:
-            answer.tokens = [*await service.llm.run_python(lambda: list(map(self._piece, tokens)), len(tokens))]
-        if body.return_token_strs:
-            text_of = service.require_tokenizer().token_text
-            answer.token_strs = await service.llm.run_python(lambda: list(map(text_of, tokens)), len(tokens))
-        return json_response(answer)
-
-    async def detokenize(self, request: Request) -> Response:
-        """Return the text of tokens."""
-        service = self._service
-        body = await service.read(request, DetokenizeBody)
-        service.require_tokenizer()
-        try:
-            text = await service.llm.detokenize(body.tokens, skip_special_tokens=False)
-        except RequestError as error:
-            raise bad_request(str(error), "tokens") from None
-        return json_response(Detokenized(text, text))
-
-    def _piece(self, token_id: int) -> TokenPiece:
-        tokenizer = self._service.require_tokenizer()
-        piece = tokenizer.token_bytes(token_id)
-        try:
-            return TokenPiece(token_id, tokenizer.token_text(token_id) if piece is None else piece.decode())
-        except UnicodeDecodeError:
-            return TokenPiece(token_id, list(piece or b""))
-
-    def _model(self, name: str) -> ModelCard:
-        service = self._service
-        return ModelCard(
+    def _card(self, name: str, model: ServedModel) -> ModelCard:
+        facts = model.facts
+        card = ModelCard(
             id=name,
-            created=service.created,
-            root=service.llm.model,
-            max_model_len=service.llm.max_model_len,
-            has_chat_template=service.has_chat_template,
-            sampling_defaults=msgspec.convert(
-                SamplingParams(**service.defaults), SamplingDefaults, from_attributes=True
-            ),
+            created=self._models.server.created,
+            root=model.path if facts is None else facts.root,
+            status=ModelStatus(model.state, failed=model.failure is not None),
         )
+        if facts is not None:
+            card.max_model_len = facts.info.max_model_len
+            card.has_chat_template = facts.has_chat_template
+            card.sampling_defaults = msgspec.convert(
+                SamplingParams(**facts.defaults), SamplingDefaults, from_attributes=True
+            )
+        return card

@@ -54,6 +54,10 @@ class AddEngineBody(Body, kw_only=True):
     address: Annotated[str, Meta(min_length=1, max_length=_MOST_ADDRESS)]
 
 
+class DrainEngineBody(Body, kw_only=True):
+    """No options."""
+
+
 class RemoveEngineBody(Body, kw_only=True):
     """How long the requests of an engine that is to be removed may go on there."""
 
@@ -70,7 +74,7 @@ class EngineEndpoints(Endpoints):
     async def add(self, request: Request) -> Response:
         """Let a running engine share the requests."""
         self._check_admin(request)
-        body = await self._service.read_any(request, AddEngineBody)
+        body = await self._service.read(request, AddEngineBody)
         try:
             await self._service.llm.add_engine(body.address)
         except (AddressError, EngineConnectionError) as error:
@@ -93,7 +97,7 @@ class EngineEndpoints(Endpoints):
         """
         self._check_admin(request)
         number = self._number(request)
-        body = await self._service.read_any(request, RemoveEngineBody)
+        body = await self._service.read(request, RemoveEngineBody)
         timeout = {} if body.drain_timeout is None else {"drain_timeout": body.drain_timeout}
         try:
             await self._service.llm.remove_engine(number, **timeout)

@@ -1,10 +1,13 @@
-"""The page at `/`, and its live view of the engine."""
+"""The page at `/`, and its live views of the engines."""
 
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import msgspec
 from starlette.requests import Request
@@ -14,11 +17,15 @@ from starlette.routing import Route
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.errors import EngineDeadError
 from quire.frontend.http.documentation.operation import AnswerTypes, Operation
+from quire.frontend.http.errors import ApiError
+from quire.frontend.http.models.served_model import ServedModel
+from quire.frontend.http.models.served_models import ServedModels
 from quire.frontend.http.operations.changes import Change, Feed
 from quire.frontend.http.operations.pictures import Picture, PictureMaker, pause_after
 from quire.frontend.http.operations.prefixes import PrefixTrees, TreePicture, shown_of
+from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.responses import json_response, static_files
-from quire.frontend.http.transport.sse import event
+from quire.frontend.http.transport.sse import DONE, EventStream, event
 from quire.frontend.metrics.recent import RecentRates
 from quire.protocol.messages import EngineSnapshot
 
@@ -157,23 +164,68 @@ def _problem(message: str) -> bytes:
     return event(msgspec.json.encode(Problem(message)), "problem")
 
 
-def view_routes(view: EngineView, stream: Callable[[AsyncGenerator[bytes, None]], Response]) -> list[Route]:
-    """Return the routes `GET /view/events` and `GET /view/prefixes`; `stream` makes a response of events."""
+class ViewEndpoints:
+    """Handlers of the live views of the models, each of which has a view while it is loaded."""
 
-    async def events(_request: Request) -> Response:
-        """Stream the engine's state. A minute of history and a picture, then about four changes a second."""
-        return stream(view.events())
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
+        self._views: WeakKeyDictionary[ModelService, EngineView] = WeakKeyDictionary()
+        self._recent: dict[ServedModel, RecentRates] = {}
+        models.loader.on_open(self._note)
 
-    async def prefixes(request: Request) -> Response:
+    async def events(self, request: Request) -> Response:
+        """Stream the engine's state. A minute of history and a picture, then about four changes a second; with ?model=
+        those of that model. It loads no model: while it is not loaded, there is a problem in place of a picture.
+        """
+        model = self._models.asked(request)
+        return EventStream(self._events(model), self._explain, model.metrics.http.stream)
+
+    async def prefixes(self, request: Request) -> Response:
         """Return a part of the prefix cache as a tree. Its upper levels, and in the query `shown=ID:COUNT,ID:COUNT`
         the number of branches of any of its runs; `known` is the tag of an earlier answer, whose texts are left out.
         """
         query = request.query_params
-        return json_response(await view.trees.picture(shown_of(query.get("shown", "")), query.get("known", "")))
+        model, shown = self._models.asked(request), shown_of(query.get("shown", ""))
+        if model.service is None:
+            raise ApiError(503, _not_loaded(model), code="model_not_loaded")
+        return json_response(await self._views[model.service].trees.picture(shown, query.get("known", "")))
 
+    def _note(self, model: ServedModel, service: ModelService) -> None:
+        recent = self._recent.setdefault(model, RecentRates())
+        service.llm.add_observer(recent)
+        known, server = weakref.ref(service), self._models.server
+
+        def has_ended() -> bool:
+            return server.draining or (now := known()) is None or now.is_closed
+
+        self._views[service] = EngineView(service.llm, recent, has_ended, server.args.shows_prompts())
+
+    async def _events(self, model: ServedModel) -> AsyncGenerator[bytes, None]:
+        while not self._models.server.draining:
+            if model.service is None:
+                yield _problem(_not_loaded(model))
+                while not model.is_loaded and not self._models.server.draining:  # noqa: ASYNC110 - it has no event
+                    await asyncio.sleep(PERIOD)
+            else:
+                async with aclosing(self._views[model.service].events()) as events:
+                    async for each in events:
+                        yield each
+
+    def _explain(self, error: Exception) -> bytes:
+        return event(msgspec.json.encode(self._models.server.api_error(error, self._models.retry_after).body)) + DONE
+
+
+def _not_loaded(model: ServedModel) -> str:
+    return f"The model {model.name} is not loaded; a request for it loads it."
+
+
+def view_routes(models: ServedModels) -> list[Route]:
+    """Return the routes `GET /view/events` and `GET /view/prefixes`."""
+    view = ViewEndpoints(models)
+    kinds = AnswerTypes(events=[History, Picture, Change, Problem], errors=[404])
     return [
-        Operation("/view/events", events, AnswerTypes(events=[History, Picture, Change, Problem])),
-        Operation("/view/prefixes", prefixes, AnswerTypes(TreePicture, errors=[400, 503])),
+        Operation("/view/events", view.events, kinds),
+        Operation("/view/prefixes", view.prefixes, AnswerTypes(TreePicture, errors=[400, 404, 503])),
     ]
 
 

@@ -10,7 +10,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.frontend.http.documentation.operation import Handler
 from quire.frontend.http.errors import bad_request
+from quire.frontend.http.models.served_models import ServedModels
 from quire.frontend.http.service import Endpoints
 from quire.frontend.http.transport.responses import json_response
 from quire.frontend.text.chat.template_files import template_sources
@@ -21,9 +23,19 @@ _FORMATS = ("json", "text")
 
 
 class ServerLoad(msgspec.Struct):
-    """The number of requests of this server that wait or run at the engine."""
+    """The number of requests of this server that wait or run at the engines."""
 
     server_load: int
+
+
+def load_handler(models: ServedModels) -> Handler:
+    """Return the handler of `GET /load`."""
+
+    async def load(_request: Request) -> Response:
+        """Count the requests of this server that wait or run at the engines."""
+        return json_response(ServerLoad(sum(service.load.num_open for service in models.services)))
+
+    return load
 
 
 class ServedModelConfig(msgspec.Struct, kw_only=True):
@@ -66,11 +78,7 @@ class ServerInfo(msgspec.Struct, kw_only=True):
 
 
 class VllmStateEndpoints(Endpoints):
-    """Handlers of the endpoints about the server."""
-
-    async def load(self, _request: Request) -> Response:
-        """Count the requests of this server that wait or run at the engine."""
-        return json_response(ServerLoad(self._service.load.num_open))
+    """Handlers of the endpoints about a loaded model."""
 
     async def server_info(self, request: Request) -> Response:
         """Describe the engine. With ?config_format=text, as a text that holds JSON."""

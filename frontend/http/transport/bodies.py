@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar, TypeVar
@@ -47,6 +47,27 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     is_lenient: ClassVar[bool] = False
 
     model: str | None = None
+
+    @property
+    def named(self) -> str | None:
+        """The name of the model that the request is for, None if it names none."""
+        return self.model
+
+    @property
+    def keep_seconds(self) -> float | None:
+        """The seconds of idleness after which the model is to be unloaded, None if the body doesn't say."""
+        return None
+
+    @staticmethod
+    def unknown_model(name: str, known: Sequence[str]) -> ApiError:
+        """Return the error for a model that the server doesn't have, in the words of the API."""
+        return unknown_model(name, known)
+
+
+def unknown_model(name: str, known: Sequence[str]) -> ApiError:
+    """Return the error of status 404 for a name that is not among those of the server's models."""
+    message = f"the model {name!r} does not exist; this server has {', '.join(known)}"
+    return ApiError(404, message, code="model_not_found", param="model")
 
 
 T = TypeVar("T", bound=Body)

@@ -57,6 +57,7 @@ GAUGES: dict[str, set[str]] = {
     "num_requests_waiting": set(),
     "num_requests_waiting_by_reason": {"reason"},
     "kv_cache_usage_perc": set(),
+    "engine_sleep_state": {"sleep_state"},
     "cache_config_info": {
         *("block_size", "cache_dtype", "enable_prefix_caching", "kv_cache_memory_bytes", "num_gpu_blocks", "num_pages")
     },
@@ -127,9 +128,8 @@ def play(llm: LLM, body: Body, **options: str) -> None:
 
     async def main() -> None:
         async with AsyncLLM(engine_address=llm.engine_address) as each, asyncio.timeout(PATIENCE):
-            info = each.engine_info
-            metrics = ServerMetrics(model_name='a "model"\\', max_model_len=info.max_model_len, **options)
-            each.add_observer(metrics.requests)
+            metrics = ServerMetrics(model_name='a "model"\\', **options)
+            each.add_observer(metrics.requests_of(each.max_model_len))
             await body(each, metrics)
 
     asyncio.run(main())
@@ -142,7 +142,7 @@ async def complete(llm: AsyncLLM, prompt: str | list[int], params: SamplingParam
 
 
 async def scrape(llm: AsyncLLM, metrics: ServerMetrics) -> ParsedMetrics:
-    page, content_type = await metrics.render(llm)
+    page, content_type = await server.render([(metrics, llm)])
     assert content_type.startswith("text/plain; version=0.0.4")
     return ParsedMetrics(page)
 
@@ -175,7 +175,7 @@ def test_open_metrics_have_the_same_values(llm: LLM) -> None:
         await complete(each, "Once", greedy(8))
         text = await scrape(each, metrics)
         accept = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3"
-        page, content_type = await metrics.render(each, accept)
+        page, content_type = await server.render([(metrics, each)], accept)
         assert content_type.startswith("application/openmetrics-text; version=1.0.0")
         other = ParsedMetrics(page, parse_open_metrics)
         assert other.families.keys() == text.families.keys()
@@ -281,8 +281,8 @@ def test_finish_reasons_are_counted(llm: LLM) -> None:
 def test_metrics_of_the_engine_are_the_same_for_all_frontends_and_others_add_up(llm: LLM) -> None:
     async def body(each: AsyncLLM, metrics: ServerMetrics) -> None:
         async with AsyncLLM(engine_address=llm.engine_address) as other:
-            own = ServerMetrics(model_name="other", max_model_len=other.engine_info.max_model_len)
-            other.add_observer(own.requests)
+            own = ServerMetrics(model_name="other")
+            other.add_observer(own.requests_of(other.max_model_len))
             before = await scrape(each, metrics)
             await asyncio.gather(
                 *(complete(each, "Once", greedy(20)) for _ in range(3)), complete(other, "A", greedy(7))
@@ -369,8 +369,8 @@ def test_neither_a_silent_nor_a_dead_engine_blocks_a_scrape(demo_model: Path, mo
 
     async def main() -> None:
         async with AsyncLLM(str(demo_model), num_pages=64, max_restarts=0) as each, asyncio.timeout(PATIENCE):
-            metrics = ServerMetrics(model_name="demo", max_model_len=each.engine_info.max_model_len)
-            each.add_observer(metrics.requests)
+            metrics = ServerMetrics(model_name="demo")
+            each.add_observer(metrics.requests_of(each.max_model_len))
             await complete(each, "Once", greedy(5))
             os.kill(each.engine_info.engine_pid, signal.SIGSTOP)
             silent = await scrape(each, metrics)
@@ -390,7 +390,7 @@ def test_neither_a_silent_nor_a_dead_engine_blocks_a_scrape(demo_model: Path, mo
 def test_an_invalid_prefix_is_rejected() -> None:
     for prefix in ("", "1st", "a:b", "a b", "é"):
         with pytest.raises(ValueError, match="metrics_prefix"):
-            ServerMetrics(model_name="demo", max_model_len=10, prefix=prefix)
+            ServerMetrics(model_name="demo", prefix=prefix)
 
 
 def test_an_unknown_method_has_no_series_of_its_own(llm: LLM) -> None:

@@ -8,25 +8,28 @@ from quire.frontend.http.dialects.anthropic.body import CountBody, MessagesBody
 from quire.frontend.http.dialects.anthropic.endpoint import MessagesEndpoints
 from quire.frontend.http.dialects.anthropic.errors import AnthropicErrorResponse
 from quire.frontend.http.dialects.anthropic.writer import EVENTS, Message, TokenCount
-from quire.frontend.http.documentation.operation import AnswerTypes, Operation
-from quire.frontend.http.service import ModelService
+from quire.frontend.http.documentation.operation import AnswerTypes, ModelOperation
+from quire.frontend.http.models.served_models import ServedModels
 
 
-def anthropic_routes(service: ModelService) -> list[Route]:
+def anthropic_routes(models: ServedModels) -> list[Route]:
     """Return the routes of Anthropic's API."""
-    messages = MessagesEndpoints(service)
     return [
-        Operation(
+        ModelOperation(
+            models,
             "/v1/messages",
-            messages.create,
+            MessagesEndpoints,
+            MessagesEndpoints.create,
             AnswerTypes(Message, events=EVENTS, error=AnthropicErrorResponse),
             body=MessagesBody,
             generates=True,
             example={"messages": [{"role": "user", "content": "Tell me a tale."}], "max_tokens": 60},
         ),
-        Operation(
+        ModelOperation(
+            models,
             "/v1/messages/count_tokens",
-            messages.count_tokens,
+            MessagesEndpoints,
+            MessagesEndpoints.count_tokens,
             AnswerTypes(TokenCount, error=AnthropicErrorResponse),
             body=CountBody,
             example={"messages": [{"role": "user", "content": "Tell me a tale."}]},

@@ -55,6 +55,10 @@ class LlamaCompletionBody(GenerationBody, kw_only=True):
     prompt: Annotated[GivenPrompt, Meta(description=_PROMPT)]
 
 
+class ModelNameBody(Body, kw_only=True):
+    """A body that only names a model."""
+
+
 class ExtraText(msgspec.Struct, forbid_unknown_fields=True):
     """Text of another file."""
 

@@ -9,23 +9,27 @@ from quire.frontend.http.dialects.llama_cpp.body import (
     InfillBody,
     LlamaCompletionBody,
     LlamaEmbeddingBody,
+    ModelNameBody,
 )
 from quire.frontend.http.dialects.llama_cpp.endpoint import LlamaEmbedding, LlamaEndpoints, RenderedConversation
-from quire.frontend.http.dialects.llama_cpp.state import Adapter, ServerProperties, Slot, StateEndpoints
+from quire.frontend.http.dialects.llama_cpp.models import Adapter, LlamaServerEndpoints, Success
+from quire.frontend.http.dialects.llama_cpp.state import ServerProperties, Slot, StateEndpoints
 from quire.frontend.http.dialects.llama_cpp.writer import Completion
-from quire.frontend.http.documentation.operation import AnswerTypes, Operation
-from quire.frontend.http.service import ModelService
+from quire.frontend.http.documentation.operation import AnswerTypes, ModelOperation, Operation
+from quire.frontend.http.models.served_models import ServedModels
 
 
-def llama_cpp_routes(service: ModelService) -> list[Route]:
+def llama_cpp_routes(models: ServedModels) -> list[Route]:
     """Return the routes of llama.cpp's API."""
-    texts, state = LlamaEndpoints(service), StateEndpoints(service)
+    server = LlamaServerEndpoints(models)
     prompt = {"prompt": "Once upon a time", "n_predict": 60}
     return [
         *(
-            Operation(
+            ModelOperation(
+                models,
                 path,
-                texts.completion,
+                LlamaEndpoints,
+                LlamaEndpoints.completion,
                 AnswerTypes(Completion | list[Completion], events=[Completion]),
                 body=LlamaCompletionBody,
                 generates=True,
@@ -33,18 +37,22 @@ def llama_cpp_routes(service: ModelService) -> list[Route]:
             )
             for path in ("/completion", "/completions")
         ),
-        Operation(
+        ModelOperation(
+            models,
             "/infill",
-            texts.infill,
+            LlamaEndpoints,
+            LlamaEndpoints.infill,
             AnswerTypes(Completion | list[Completion], events=[Completion]),
             body=InfillBody,
             generates=True,
             example={"input_prefix": "def add(a, b):\n    ", "input_suffix": "\n", "n_predict": 60},
         ),
         *(
-            Operation(
+            ModelOperation(
+                models,
                 path,
-                texts.embedding,
+                LlamaEndpoints,
+                LlamaEndpoints.embedding,
                 AnswerTypes(list[LlamaEmbedding]),
                 body=LlamaEmbeddingBody,
                 generates=True,
@@ -52,15 +60,21 @@ def llama_cpp_routes(service: ModelService) -> list[Route]:
             )
             for path in ("/embedding", "/embeddings")
         ),
-        Operation(
+        ModelOperation(
+            models,
             "/apply-template",
-            texts.apply_template,
+            LlamaEndpoints,
+            LlamaEndpoints.apply_template,
             AnswerTypes(RenderedConversation),
             body=ApplyTemplateBody,
             example={"messages": [{"role": "user", "content": "Tell me a tale."}]},
         ),
-        Operation("/props", state.props, AnswerTypes(ServerProperties)),
-        Operation("/lora-adapters", state.adapters, AnswerTypes(list[Adapter])),
-        Operation("/slots", state.slots, AnswerTypes(list[Slot], errors=[503])),
-        Route("/slots/{id}", state.unsaved, methods=["POST"], include_in_schema=False),
+        Operation("/props", server.props, AnswerTypes(ServerProperties, errors=[404, 503])),
+        Operation("/lora-adapters", server.adapters, AnswerTypes(list[Adapter])),
+        ModelOperation(
+            models, "/slots", StateEndpoints, StateEndpoints.slots, AnswerTypes(list[Slot], errors=[404, 503])
+        ),
+        Route("/slots/{id}", server.unsaved, methods=["POST"], include_in_schema=False),
+        Operation("/models/load", server.load, AnswerTypes(Success), body=ModelNameBody),
+        Operation("/models/unload", server.unload, AnswerTypes(Success), body=ModelNameBody),
     ]

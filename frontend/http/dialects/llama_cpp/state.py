@@ -1,4 +1,4 @@
-"""`GET /props`, `/slots` and `/lora-adapters`: the server and its work, as clients of llama.cpp ask for them."""
+"""`GET /props` and `/slots`: a model and its work, as clients of llama.cpp ask for them."""
 
 from __future__ import annotations
 
@@ -37,14 +37,6 @@ class Slot(msgspec.Struct, kw_only=True):
     next_token: NextToken
 
 
-class Adapter(msgspec.Struct):
-    """A LoRA adapter, of which this server has none."""
-
-    id: int
-    path: str
-    scale: float
-
-
 class DefaultSettings(msgspec.Struct, kw_only=True):
     """The context length, and the sampling values of requests that omit them."""
 
@@ -69,7 +61,7 @@ class TemplateAbilities(msgspec.Struct, kw_only=True):
 
 
 class ServerProperties(msgspec.Struct, kw_only=True):
-    """The server and its model. `total_slots`: requests that can run at once."""
+    """The server and its model. `total_slots`: requests that can run at once. `is_sleeping`: it is not loaded now."""
 
     default_generation_settings: DefaultSettings
     total_slots: int
@@ -88,11 +80,7 @@ class ServerProperties(msgspec.Struct, kw_only=True):
 
 
 class StateEndpoints(Endpoints):
-    """Handlers of the endpoints about the server."""
-
-    async def props(self, _request: Request) -> Response:
-        """Describe the server and its model. For clients of llama.cpp; /v1/models has the same for all others."""
-        return json_response(self._properties)
+    """Handlers of the endpoints about a loaded model."""
 
     async def slots(self, request: Request) -> Response:
         """List the requests that run, one a slot, and the free slots. With ?fail_on_no_slot=1, 503 if none is free."""
@@ -111,20 +99,9 @@ class StateEndpoints(Endpoints):
         drafts = snapshot.total_draft_tokens > 0
         return json_response([_slot(i, entry, i < running, info, drafts) for i, entry in enumerate(entries)])
 
-    async def adapters(self, _request: Request) -> Response:
-        """List the LoRA adapters, of which there are none."""
-        return json_response(list[Adapter]())
-
-    async def unsaved(self, request: Request) -> Response:
-        """Reject a request to save, restore or erase the cache of a slot. Raises `ApiError` 400."""
-        raise ApiError(
-            400,
-            f"POST {request.url.path} is not supported: requests share one cache of prefixes, which keeps itself",
-            code="unsupported",
-        )
-
     @cached_property
-    def _properties(self) -> ServerProperties:
+    def properties(self) -> ServerProperties:
+        """The description of the server and its model."""
         service, info = self._service, self._service.llm.engine_info
         tokenizer, has_tools = service.tokenizer, service.llm.answer_format.tool_parser is not None
         params = SamplingFields().params(service.defaults)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -10,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from quire.frontend.http.dialects.ollama.options import GIVEN_OPTIONS
-from quire.frontend.http.errors import bad_request
+from quire.frontend.http.errors import ApiError, bad_request
 from quire.frontend.http.shared_fields import NOT_HERE, TOOL, effort_kwargs, thinking_kwargs
 from quire.frontend.http.transport.bodies import ITEMS, MAX_ITEMS, Body, Refusals, convert
 from quire.protocol.messages import StructuredOutputs
@@ -19,17 +21,51 @@ _NO_IMAGES = "this server reads no images"
 _NUMBER = r"[0-9]+(\.[0-9]*)?"
 _DURATION = Meta(pattern=rf"^[-+]?({_NUMBER}|({_NUMBER}(ns|us|µs|ms|s|m|h))+)(?![\s\S])", max_length=64)
 
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
 KeepAlive = Annotated[str, _DURATION] | int | float
-"""A duration such as 5m, or seconds. Nothing depends on it: the model stays loaded while the server runs."""
+"""A duration such as 5m or 1h30m, or seconds. A negative one is for ever."""
 
 
-class OllamaBody(Body, kw_only=True):
-    """Fields of all bodies for the model. Their clients rarely send a Content-Type."""
+def seconds_of(duration: str | float) -> float:
+    """Return the seconds of a `KeepAlive`, infinite for one that is negative."""
+    if isinstance(duration, str):
+        parts = re.findall(rf"({_NUMBER})([a-zµ]*)", duration)
+        seconds = sum(float(number) * _UNITS[unit or "s"] for number, _, unit in parts)
+        return math.inf if duration.startswith("-") else seconds
+    return math.inf if duration < 0 else float(duration)
+
+
+_MOST_SHOWN = 200  # characters of an unknown name in its error
+
+
+class OllamaNames(Body, kw_only=True):
+    """What Ollama's bodies have in common. Their clients rarely send a Content-Type."""
 
     is_lenient: ClassVar[bool] = True
 
+    @staticmethod
+    def unknown_model(name: str, known: Sequence[str]) -> ApiError:
+        """See `Body`: in Ollama's words, which its clients look for."""
+        return ApiError(
+            404,
+            f'model "{name[:_MOST_SHOWN]}" not found, this server has {", ".join(known)}; start one for another: quire '
+            "serve MODEL",
+            code="model_not_found",
+            param="model",
+        )
+
+
+class OllamaBody(OllamaNames, kw_only=True):
+    """Fields of all bodies for the model."""
+
     options: Annotated[dict[str, Any], GIVEN_OPTIONS] | None = None
     keep_alive: KeepAlive | None = None
+
+    @property
+    def keep_seconds(self) -> float | None:
+        """See `Body`."""
+        return None if self.keep_alive is None else seconds_of(self.keep_alive)
 
 
 _FORMATS = ("", "json")  # without a schema; the first is how some clients leave it out
@@ -187,10 +223,8 @@ class OllamaEmbeddingsBody(OllamaBody, kw_only=True):
     prompt: Annotated[str | None, Meta(description="The text.")] = None
 
 
-class NamedBody(Body, kw_only=True):
+class NamedBody(OllamaNames, kw_only=True):
     """A body that only names a model, in `model` or by its old name `name`."""
-
-    is_lenient: ClassVar[bool] = True
 
     name: str | None = None
 

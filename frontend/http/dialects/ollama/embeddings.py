@@ -10,11 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.frontend.http.dialects.ollama.body import OllamaBody, OllamaEmbedBody, OllamaEmbeddingsBody
-from quire.frontend.http.dialects.ollama.names import check_model
+from quire.frontend.http.dialects.ollama.names import answered_name
 from quire.frontend.http.dialects.ollama.options import read_options
 from quire.frontend.http.dialects.ollama.writer import nanoseconds
 from quire.frontend.http.errors import bad_request
 from quire.frontend.http.openai.embeddings import PoolingBody, embed_all
+from quire.frontend.http.server_state import load_seconds
 from quire.frontend.http.service import Endpoints
 from quire.frontend.http.transport.responses import json_response
 from quire.frontend.outputs import EmbeddingRequestOutput
@@ -44,8 +45,8 @@ class EmbedEndpoints(Endpoints):
 
     async def embed(self, request: Request) -> Response:
         """Turn texts into vectors of length 1. Without a text it only checks the model."""
-        began = time.monotonic()
-        body = await self._service.read_any(request, OllamaEmbedBody)
+        began = time.monotonic() - load_seconds(request)
+        body = await self._service.read(request, OllamaEmbedBody)
         name = self._checked(body, request)
         texts = [body.input] if isinstance(body.input, str) else body.input
         given = [] if texts == [""] else texts
@@ -63,7 +64,7 @@ class EmbedEndpoints(Endpoints):
 
     async def embeddings(self, request: Request) -> Response:
         """Turn a text into a vector. An older form of /api/embed, without its scaling to length 1."""
-        body = await self._service.read_any(request, OllamaEmbeddingsBody)
+        body = await self._service.read(request, OllamaEmbeddingsBody)
         self._checked(body, request)
         outputs = await self._vectors([body.prompt] if body.prompt else [], PoolingParams(), True, request)
         return json_response(EmbeddedText(outputs[0].outputs.embedding if outputs else []))
@@ -73,7 +74,7 @@ class EmbedEndpoints(Endpoints):
         self._service.timeout(request)
         if body.options is not None:
             read_options(body.options)[0].check()
-        return check_model(self._service, body.model)
+        return answered_name(self._service, body.model)
 
     async def _vectors(
         self, texts: Sequence[str], params: PoolingParams, truncates: bool, request: Request

@@ -20,7 +20,7 @@ from quire.frontend.http.dialects.ollama.body import (
     OllamaGenerationBody,
     chat_messages,
 )
-from quire.frontend.http.dialects.ollama.names import check_model
+from quire.frontend.http.dialects.ollama.names import answered_name
 from quire.frontend.http.dialects.ollama.options import FIELD_NAMES, read_options
 from quire.frontend.http.dialects.ollama.writer import (
     LOADED,
@@ -32,6 +32,7 @@ from quire.frontend.http.dialects.ollama.writer import (
     now,
 )
 from quire.frontend.http.errors import bad_request, errors_renamed
+from quire.frontend.http.server_state import load_seconds
 from quire.frontend.http.service import Endpoints
 from quire.frontend.http.transport.ignored import note_ignored
 from quire.frontend.http.transport.responses import json_response, new_id
@@ -47,9 +48,9 @@ class AnswerEndpoints(Endpoints):
 
     async def generate(self, request: Request) -> Response:
         """Answer a prompt with a `GeneratedText`, or with lines of it. An empty prompt only checks the model."""
-        began = time.monotonic()
+        began = time.monotonic() - load_seconds(request)
         service = self._service
-        body = await service.read_any(request, GenerateBody)
+        body = await service.read(request, GenerateBody)
         name, params = self._checked(body, request)
         if not body.prompt:
             return json_response(GeneratedText(model=name, created_at=now(), done=True, done_reason=LOADED))
@@ -63,9 +64,9 @@ class AnswerEndpoints(Endpoints):
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation with a `ChatAnswer`, or with lines of it. Without messages it only checks the model."""
-        began = time.monotonic()
+        began = time.monotonic() - load_seconds(request)
         service = self._service
-        body = await service.read_any(request, OllamaChatBody)
+        body = await service.read(request, OllamaChatBody)
         name, params = self._checked(body, request)
         turn = await service.convert(request, lambda: self._chat_turn(body, params, request))
         if turn is None:
@@ -97,7 +98,7 @@ class AnswerEndpoints(Endpoints):
     def _checked(self, body: OllamaGenerationBody, request: Request) -> tuple[str, SamplingParams]:
         """Return the model's name for the answer, and the sampling parameters. Raises `ApiError` or `ValueError`."""
         service = self._service
-        name = check_model(service, body.model)
+        name = answered_name(service, body.model)
         service.timeout(request)
         body.check()
         if body.think and service.llm.answer_format.reasoning_parser is None:

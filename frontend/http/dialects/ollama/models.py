@@ -1,13 +1,10 @@
-"""The endpoints that describe the model, and those that would manage models, of which there is only this one."""
+"""The endpoints that describe models, and those that would make, change or remove some."""
 
 from __future__ import annotations
 
-import hashlib
-import re
-from collections.abc import Iterable
+import math
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,17 +12,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.frontend.http.dialects.ollama.body import PullBody, ShowBody
-from quire.frontend.http.dialects.ollama.names import check_model
+from quire.frontend.http.dialects.ollama.described_model import DescribedModel, ModelDetails
 from quire.frontend.http.errors import ApiError, bad_request
-from quire.frontend.http.service import Endpoints, with_tag
+from quire.frontend.http.models.served_model import ServedModel
+from quire.frontend.http.models.served_models import ServedModels
+from quire.frontend.http.server_state import now
+from quire.frontend.http.service import ModelFacts, ModelService, with_tag
 from quire.frontend.http.transport.responses import json_response
 from quire.frontend.http.transport.sse import JSON_LINES
-from quire.frontend.text.tokenizer_files import read_json
 
 COVERED_VERSION = "0.12.6"
 """The version of Ollama whose API this is; clients compare it with the one that they need."""
 
-_WEIGHTS = ("*.safetensors", "*.gguf")
 _NEVER = "2318-01-01T00:00:00Z"  # when a model without a time to leave expires, as Ollama says it
 
 
@@ -35,19 +33,8 @@ class OllamaVersion(msgspec.Struct):
     version: str = COVERED_VERSION
 
 
-class ModelDetails(msgspec.Struct, kw_only=True):
-    """Kind and size of the model; the size is empty if the weights are no GGUF file, or on another machine."""
-
-    parent_model: str = ""
-    format: str
-    family: str
-    families: list[str]
-    parameter_size: str = ""
-    quantization_level: str = ""
-
-
 class ListedModel(msgspec.Struct, kw_only=True):
-    """The model under one of its names. `modified_at`: the server's start; `digest` changes with model and tokenizer.
+    """A model under one of its names. `modified_at`: the server's start; `digest` changes with model and tokenizer.
 
     `size`: bytes of the files of weights, 0 if they are on another machine.
     """
@@ -61,13 +48,13 @@ class ListedModel(msgspec.Struct, kw_only=True):
 
 
 class ListedModels(msgspec.Struct):
-    """The model under each of its names."""
+    """Each model under each of its names."""
 
     models: list[ListedModel]
 
 
 class RunningModel(msgspec.Struct, kw_only=True):
-    """The model, which stays loaded: `expires_at` is far away."""
+    """A loaded model. `expires_at`: when it will be unloaded if no further request comes; far away if it stays."""
 
     name: str
     model: str
@@ -86,7 +73,7 @@ class RunningModels(msgspec.Struct):
 
 
 class ShownModel(msgspec.Struct, kw_only=True):
-    """The model's chat template (in Jinja), its sampling defaults, kind, sizes, and what it can do."""
+    """A model's chat template (in Jinja), its sampling defaults, kind, sizes, and what it can do."""
 
     license: str = ""
     modelfile: str = ""
@@ -104,146 +91,105 @@ class Status(msgspec.Struct):
     status: str = "success"
 
 
-class ModelEndpoints(Endpoints):
-    """Handlers of the endpoints about models."""
+class OllamaModelEndpoints:
+    """Handlers of the endpoints about models, none of which loads one."""
+
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
 
     async def version(self, _request: Request) -> Response:
         """Return the version of Ollama whose API this is. Not that of this server, which is at /version."""
         return json_response(OllamaVersion())
 
     async def tags(self, _request: Request) -> Response:
-        """List the model under each of its names."""
-        return json_response(ListedModels([self._listed(with_tag(name)) for name in self._service.public_names]))
+        """List each model under each of its names."""
+        described = [(name, DescribedModel(model)) for model in self._models for name in model.public_names]
+        return json_response(ListedModels([self._listed(with_tag(name), model) for name, model in described]))
 
     async def running(self, _request: Request) -> Response:
-        """List the models in memory, of which there is one."""
-        listed = self._listed(with_tag(self._service.name))
-        model = RunningModel(
-            name=listed.name,
-            model=listed.model,
-            size=listed.size,
-            digest=listed.digest,
-            details=listed.details,
-            context_length=self._service.llm.max_model_len,
-        )
-        return json_response(RunningModels([model]))
+        """List the models in memory."""
+        loaded = [self._running(model, model.service) for model in self._models if model.service is not None]
+        return json_response(RunningModels(loaded))
 
     async def show(self, request: Request) -> Response:
-        """Describe the model."""
-        service = self._service
-        body = await service.read_any(request, ShowBody)
-        check_model(service, body.named)
-        model = ShownModel(
-            parameters="\n".join(_parameters(service.defaults.items())),
-            template=self._service.llm.chat_template,
-            details=self._details,
-            model_info=self._info(),
-            capabilities=self._capabilities(),
+        """Describe a model. What only its engine knows is missing until it has been loaded once."""
+        model, _ = await self._models.read(request, ShowBody)
+        described, facts = DescribedModel(model), model.facts
+        shown = ShownModel(
+            parameters="\n".join(_parameters({} if facts is None else facts.defaults)),
+            template="" if facts is None else facts.chat_template,
+            details=described.details,
+            model_info=described.info(),
+            capabilities=_capabilities(facts),
             modified_at=self._started,
         )
-        return json_response(model)
+        return json_response(shown)
 
     async def pull(self, request: Request) -> Response:
-        """Report that the model is there. No other model can be downloaded."""
-        body = await self._service.read_any(request, PullBody)
+        """Report that a model is there. No other model can be downloaded."""
+        _, body = await self._models.read(request, PullBody)
         if body.named is None:
             raise bad_request("model is missing; it is required", "model", "missing_field")
-        check_model(self._service, body.named)
         media_type = "application/json" if body.stream is False else JSON_LINES
         return Response(msgspec.json.encode(Status()) + b"\n", media_type=media_type)
 
     async def unmanaged(self, request: Request) -> Response:
         """Reject a request that would make, change or remove a model. Raises `ApiError` 400."""
+        names = [model.name for model in self._models]
+        served = f"one model, {names[0]}, which is" if len(names) == 1 else f"{', '.join(names)}, which are"
         raise ApiError(
             400,
-            f"{request.url.path} is not supported: this server serves one model, {self._service.name}, which is chosen "
-            "when it starts: quire serve MODEL",
+            f"{request.url.path} is not supported: this server serves {served} chosen when it starts: quire serve "
+            "MODEL",
             code="unsupported",
         )
 
-    def _listed(self, name: str) -> ListedModel:
+    def _listed(self, name: str, described: DescribedModel) -> ListedModel:
         return ListedModel(
             name=name,
             model=name,
             modified_at=self._started,
-            size=self._size,
-            digest=self._digest,
-            details=self._details,
+            size=described.size,
+            digest=described.digest,
+            details=described.details,
         )
 
-    @cached_property
+    def _running(self, model: ServedModel, service: ModelService) -> RunningModel:
+        name, described = with_tag(model.name), DescribedModel(model)
+        left = self._models.loader.seconds_left(model)
+        return RunningModel(
+            name=name,
+            model=name,
+            size=described.size,
+            digest=described.digest,
+            details=described.details,
+            expires_at=_NEVER if math.isinf(left) else _date(now() + left),
+            context_length=service.llm.max_model_len,
+        )
+
+    @property
     def _started(self) -> str:
-        return datetime.fromtimestamp(self._service.created, UTC).isoformat().replace("+00:00", "Z")
-
-    @cached_property
-    def _details(self) -> ModelDetails:
-        family = _family(self._service.llm.engine_info.architecture)
-        described = self._description
-        return ModelDetails(
-            format="gguf" if described else "safetensors",
-            family=family,
-            families=[family],
-            parameter_size=_short_count(described.get("num_parameters", 0)),
-            quantization_level=described.get("file_type", ""),
-        )
-
-    @cached_property
-    def _description(self) -> dict[str, Any]:
-        """The description of a GGUF file (`kernels/gguf/description.py`), empty for other models."""
-        return read_json(Path(self._service.llm.model), "gguf.json")
-
-    @cached_property
-    def _size(self) -> int:
-        place = Path(self._service.llm.model)
-        files = [place] if place.is_file() else [file for kind in _WEIGHTS for file in place.glob(kind)]
-        return sum(file.stat().st_size for file in files if file.is_file())
-
-    @cached_property
-    def _digest(self) -> str:
-        known = self._service.llm.engine_info
-        identity = [known.model, known.architecture, known.text_files, str(self._size)]
-        return hashlib.sha256("\0".join(identity).encode()).hexdigest()
-
-    def _info(self) -> dict[str, Any]:
-        known, family = self._service.llm.engine_info, self._details.family
-        count = self._description.get("num_parameters")
-        return {
-            "general.architecture": family,
-            "general.basename": self._service.name,
-            **({} if count is None else {"general.parameter_count": count}),
-            f"{family}.context_length": known.max_model_len,
-            f"{family}.embedding_length": known.hidden_size,
-            f"{family}.vocab_size": known.vocab_size,
-        }
-
-    def _capabilities(self) -> list[str]:
-        """Return what the model can do, in Ollama's words; only models that generate nothing are for embeddings."""
-        llm = self._service.llm
-        if not llm.pooling_info.generates:
-            return ["embedding"]
-        answer = llm.answer_format
-        can = {
-            "completion": True,
-            "tools": answer.tool_parser is not None and self._service.has_chat_template,
-            "thinking": answer.reasoning_parser is not None,
-        }
-        return [name for name, has in can.items() if has]
+        return _date(self._models.server.created)
 
 
-def _family(architecture: str) -> str:
-    """Return the family of an architecture: `qwen3` for `Qwen3ForCausalLM`."""
-    return re.sub(r"(For\w+|Model)$", "", architecture).lower()
+def _date(seconds: float) -> str:
+    """Return a time, given in seconds since 1970, as Ollama writes it."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
-def _short_count(count: int) -> str:
-    """Return a number of parameters as Ollama writes it, 134.52M or 3.2B; nothing for 0."""
-    for size, letter, digits in ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 2)):
-        if count >= size:
-            return f"{count / size:.{digits}f}".rstrip("0").rstrip(".") + letter
-    return str(count or "")
+def _capabilities(facts: ModelFacts | None) -> list[str]:
+    """Return what a model can do, in Ollama's words; only models that generate nothing are for embeddings."""
+    if facts is None:
+        return ["completion"]
+    if not facts.generates:
+        return ["embedding"]
+    can = {"completion": True, "tools": facts.calls_tools, "thinking": facts.thinks}
+    return [name for name, has in can.items() if has]
 
 
-def _parameters(defaults: Iterable[tuple[str, Any]]) -> list[str]:
+def _parameters(defaults: Mapping[str, Any]) -> list[str]:
     """Return sampling defaults as lines of a Modelfile."""
     names = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict"}
-    return [f"{names.get(name, name)} {value}" for name, value in defaults if isinstance(value, (int, float, str))]
+    return [
+        f"{names.get(name, name)} {value}" for name, value in defaults.items() if isinstance(value, (int, float, str))
+    ]

@@ -13,24 +13,24 @@ from quire.frontend.http.dialects.ollama.body import (
     ShowBody,
 )
 from quire.frontend.http.dialects.ollama.embeddings import EmbeddedText, EmbeddedTexts, EmbedEndpoints
-from quire.frontend.http.dialects.ollama.endpoint import AnswerEndpoints
 from quire.frontend.http.dialects.ollama.errors import OllamaErrorResponse
 from quire.frontend.http.dialects.ollama.models import (
     ListedModels,
-    ModelEndpoints,
+    OllamaModelEndpoints,
     OllamaVersion,
     RunningModels,
     ShownModel,
     Status,
 )
+from quire.frontend.http.dialects.ollama.unloading import OllamaServerEndpoints
 from quire.frontend.http.dialects.ollama.writer import ChatAnswer, GeneratedText
-from quire.frontend.http.documentation.operation import AnswerTypes, Operation
-from quire.frontend.http.service import ModelService
+from quire.frontend.http.documentation.operation import AnswerTypes, ModelOperation, Operation
+from quire.frontend.http.models.served_models import ServedModels
 
 
-def ollama_routes(service: ModelService) -> list[Route]:
+def ollama_routes(models: ServedModels) -> list[Route]:
     """Return the routes of Ollama's API."""
-    answers, vectors = AnswerEndpoints(service), EmbedEndpoints(service)
+    answers = OllamaServerEndpoints(models)
     return [
         Operation(
             "/api/generate",
@@ -48,27 +48,31 @@ def ollama_routes(service: ModelService) -> list[Route]:
             generates=True,
             example={"messages": [{"role": "user", "content": "Tell me a tale."}], "options": {"num_predict": 60}},
         ),
-        Operation(
+        ModelOperation(
+            models,
             "/api/embed",
-            vectors.embed,
+            EmbedEndpoints,
+            EmbedEndpoints.embed,
             AnswerTypes(EmbeddedTexts, error=OllamaErrorResponse),
             body=OllamaEmbedBody,
             generates=True,
             example={"input": ["Once upon a time", "There was once a fox"]},
         ),
-        Operation(
+        ModelOperation(
+            models,
             "/api/embeddings",
-            vectors.embeddings,
+            EmbedEndpoints,
+            EmbedEndpoints.embeddings,
             AnswerTypes(EmbeddedText, error=OllamaErrorResponse),
             body=OllamaEmbeddingsBody,
             generates=True,
             example={"prompt": "Once upon a time"},
         ),
-        *_ollama_models(ModelEndpoints(service)),
+        *_ollama_models(OllamaModelEndpoints(models)),
     ]
 
 
-def _ollama_models(models: ModelEndpoints) -> list[Route]:
+def _ollama_models(models: OllamaModelEndpoints) -> list[Route]:
     error = OllamaErrorResponse
     unmanaged = {"/api/copy": "POST", "/api/create": "POST", "/api/delete": "DELETE", "/api/push": "POST"}
     return [

@@ -22,8 +22,8 @@ from quire.frontend.text.chat.events import ContentDelta, Event, ReasoningDelta,
 
 _DONE_REASONS = {"tool_calls": "stop", "timeout": "length"}  # clients know stop, length and load
 
-LOADED = "load"
-"""The reason for which an answer without a prompt is done."""
+LOADED, UNLOADED = "load", "unload"
+"""The reasons for which an answer without a prompt is done."""
 
 
 class OllamaAnswer(msgspec.Struct, kw_only=True):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import schemathesis
+from http_app import models_of
 from http_server import Server, events_of
 from starlette.routing import Route, compile_path
 
@@ -20,9 +21,7 @@ from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.documentation.openapi import document
 from quire.frontend.http.documentation.operation import Operation
 from quire.frontend.http.routes import routes
-from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.auth import OPEN_PATHS
-from quire.frontend.metrics.server import ServerMetrics
 from quire.frontend.text.chat.message_keys import KNOWN_KEYS, REFUSED_KEYS
 
 KEY = "key-of-the-tests"
@@ -47,10 +46,9 @@ def build(server: Server, args: ServerArgs) -> tuple[list[Route], dict[str, Any]
 
     async def make() -> tuple[list[Route], dict[str, Any]]:
         async with AsyncLLM(engine_address=server.engine_address) as llm:
-            metrics = ServerMetrics(model_name="m", max_model_len=llm.max_model_len)
-            service = ModelService(llm=llm, args=args, names=["m"], metrics=metrics)
-            known = routes(service)
-            return known, document(service, [route for route in known if isinstance(route, Operation)])
+            models = models_of(llm, args)
+            known = routes(models)
+            return known, document(models, [route for route in known if isinstance(route, Operation)])
 
     return asyncio.run(make())
 

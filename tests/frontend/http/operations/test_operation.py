@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import pytest
 from engine_watch import EngineWatch
+from http_app import models_of
 from http_server import Reply, Server, events_of
 from openai import AuthenticationError, OpenAI, RateLimitError
 from patience import PATIENCE
@@ -25,9 +26,8 @@ from quire.frontend.cli.secret_flags import secrets_in
 from quire.frontend.client.observer import OpenRequest
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.routes import routes
-from quire.frontend.http.service import ModelService, RetryAfter
+from quire.frontend.http.service import RetryAfter
 from quire.frontend.http.transport.auth import OPEN_PATHS
-from quire.frontend.metrics.server import ServerMetrics
 
 COMPLETIONS = "/v1/completions"
 GOOD = {"prompt": "Once upon", "max_tokens": 1}
@@ -80,8 +80,7 @@ def test_a_request_without_a_valid_key_is_unauthorized(locked: Server, headers: 
 def test_every_route_but_probes_requires_a_key(locked: Server) -> None:
     with_engine = AsyncLLM(engine_address=locked.engine_address)
     try:
-        metrics = ServerMetrics(model_name="m", max_model_len=with_engine.max_model_len)
-        known = routes(ModelService(llm=with_engine, args=ServerArgs(), names=["m"], metrics=metrics))
+        known = routes(models_of(with_engine))
     finally:
         with_engine.close()
     paths = {route.path.replace("{name:path}", "x") for route in known} | {"/nothing", "/health/", "//health"}

@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from http_app import models_of
 from http_server import Server
 from starlette.testclient import TestClient
 
 from quire.frontend import AsyncLLM
 from quire.frontend.http.app import make_app
-from quire.frontend.http.args import ServerArgs
-from quire.frontend.http.service import ModelService
-from quire.frontend.metrics.server import ServerMetrics
 
 TEXT = "Once upon a time there was a fox. " * 30  # short by itself
 
@@ -29,9 +27,7 @@ def llm(server: Server) -> Iterator[AsyncLLM]:
 @pytest.fixture
 def client(llm: AsyncLLM) -> TestClient:
     """Run the server in this process."""
-    metrics = ServerMetrics(model_name="m", max_model_len=llm.max_model_len)
-    app = make_app(ModelService(llm=llm, args=ServerArgs(), names=["m"], metrics=metrics))
-    return TestClient(app, base_url="http://localhost")
+    return TestClient(make_app(models_of(llm)), base_url="http://localhost")
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
+from http_app import models_of
 from http_server import Server
 from patience import PATIENCE
 from starlette.testclient import TestClient
@@ -18,9 +19,7 @@ from quire.frontend import AsyncLLM, turns
 from quire.frontend.client.engine import ConnectedEngine
 from quire.frontend.http.app import HttpExchange, make_app
 from quire.frontend.http.args import ServerArgs
-from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.long_work import LONG_BODY
-from quire.frontend.metrics.server import ServerMetrics
 from quire.frontend.text.chat import answer_grammar
 from quire.frontend.text.chat.answer_format import AnswerFormat
 from quire.frontend.text.prompts import LONG_TEXT
@@ -42,8 +41,7 @@ def llm(server: Server) -> Iterator[AsyncLLM]:
 
 def client_of(llm: AsyncLLM, **args: Any) -> TestClient:
     """Run the server in this process."""
-    metrics = ServerMetrics(model_name="m", max_model_len=llm.max_model_len)
-    app = make_app(ModelService(llm=llm, args=ServerArgs(**args), names=["m"], metrics=metrics))
+    app = make_app(models_of(llm, ServerArgs(**args)))
     return TestClient(app, base_url="http://localhost")
 
 

@@ -1,0 +1,82 @@
+"""`POST /models/load` and `/models/unload`, `GET /props` and `/lora-adapters`: what needs no loaded model."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.frontend.http.dialects.llama_cpp.body import ModelNameBody
+from quire.frontend.http.dialects.llama_cpp.state import ServerProperties, StateEndpoints
+from quire.frontend.http.errors import ApiError, bad_request
+from quire.frontend.http.models.served_model import ServedModel
+from quire.frontend.http.models.served_models import ServedModels
+from quire.frontend.http.transport.responses import json_response
+
+
+class Success(msgspec.Struct):
+    """The request has been accepted."""
+
+    success: bool = True
+
+
+class Adapter(msgspec.Struct):
+    """A LoRA adapter, of which this server has none."""
+
+    id: int
+    path: str
+    scale: float
+
+
+class LlamaServerEndpoints:
+    """Handlers of the endpoints about the server and all of its models."""
+
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
+        self._properties: dict[ServedModel, ServerProperties] = {}
+
+    async def props(self, request: Request) -> Response:
+        """Describe the server and the model that ?model= names. For clients of llama.cpp; /v1/models has the same for
+        all others. The model is loaded if it never was, but one that sleeps is not woken.
+        """
+        model = self._models.asked(request)
+        if model.service is None and (known := self._properties.get(model)) is not None:
+            return json_response(msgspec.structs.replace(known, is_sleeping=True))
+        service = await self._models.hold(request, model)
+        self._properties[model] = service.endpoints(StateEndpoints).properties
+        return json_response(self._properties[model])
+
+    async def load(self, request: Request) -> Response:
+        """Begin to load a model. Requests for it wait until it is loaded; /v1/models has its `status`."""
+        model = await self._named(request)
+        if model.service is not None or model.loading is not None:
+            raise bad_request(f"the model {model.name} is loaded already", "model")
+        self._models.loader.load(model)
+        return json_response(Success())
+
+    async def unload(self, request: Request) -> Response:
+        """Unload a model as soon as its open requests have ended, unless new ones come before that."""
+        model = await self._named(request)
+        if model.service is None:
+            raise bad_request(f"the model {model.name} is not loaded", "model")
+        self._models.check_managed()
+        self._models.loader.unload(model)
+        return json_response(Success())
+
+    async def adapters(self, _request: Request) -> Response:
+        """List the LoRA adapters, of which there are none."""
+        return json_response(list[Adapter]())
+
+    async def unsaved(self, request: Request) -> Response:
+        """Reject a request to save, restore or erase the cache of a slot. Raises `ApiError` 400."""
+        raise ApiError(
+            400,
+            f"POST {request.url.path} is not supported: requests share one cache of prefixes, which keeps itself",
+            code="unsupported",
+        )
+
+    async def _named(self, request: Request) -> ServedModel:
+        model, body = await self._models.read(request, ModelNameBody)
+        if body.named is None:
+            raise bad_request("model is missing; it is required", "model", "missing_field")
+        return model

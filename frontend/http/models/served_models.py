@@ -1,0 +1,153 @@
+"""The models of a server by their names, and the requests that name them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TypeVar
+
+from starlette.requests import Request
+
+from quire.frontend.http.errors import ApiError, bad_request
+from quire.frontend.http.models.loader import LoadPolicy, ModelLoader
+from quire.frontend.http.models.served_model import ServedModel
+from quire.frontend.http.server_state import ServerState, load_seconds, note_load
+from quire.frontend.http.service import ModelService, keep_body
+from quire.frontend.http.transport.bodies import Body, unknown_model
+from quire.frontend.http.transport.sse import cancelled_on_disconnect
+
+B = TypeVar("B", bound=Body)
+
+HELD = "held"  # what a request holds until it has ended: an `ExitStack` in its scope
+SERVICE = "service"  # of the model that a request holds, in its scope
+
+
+@dataclass(frozen=True)
+class ServedModels:
+    """The models of a server; requests without a name get the first.
+
+    `max_waiting`: most requests that wait for models to be loaded.
+    """
+
+    server: ServerState
+    models: Sequence[ServedModel]
+    loader: ModelLoader
+    max_waiting: int = 4096
+
+    @classmethod
+    def of(cls, service: ModelService) -> ServedModels:
+        """Return the models of a server that has one, which stays loaded."""
+        models = [ServedModel.of(service)]
+        return cls(service.server, models, ModelLoader(models, LoadPolicy()))
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self.models)
+
+    @property
+    def default(self) -> ServedModel:
+        """The model of requests that name none."""
+        return self.models[0]
+
+    @property
+    def are_managed(self) -> bool:
+        """True if models are loaded and unloaded while the server runs."""
+        return any(model.open is not None for model in self.models)
+
+    @property
+    def public_names(self) -> list[str]:
+        """The names of all models that clients are told."""
+        return [name for model in self.models for name in model.public_names]
+
+    @property
+    def vocab_size(self) -> int | None:
+        """The size of the largest vocabulary, None as long as one is not known."""
+        sizes = [None if model.facts is None else model.facts.info.vocab_size for model in self.models]
+        return None if None in sizes else max(size for size in sizes if size is not None)
+
+    @property
+    def services(self) -> list[ModelService]:
+        """The services of the loaded models."""
+        return [model.service for model in self.models if model.service is not None]
+
+    @property
+    def retry_after(self) -> int:
+        """Seconds after which a rejected request is worth another try."""
+        return max((service.retry_after for service in self.services), default=1)
+
+    def find(self, name: str | None, unknown: Callable[[str, Sequence[str]], ApiError] = unknown_model) -> ServedModel:
+        """Return the model of a name, the first for None. Raises the error that `unknown` makes."""
+        if name is None:
+            return self.default
+        found = next((model for model in self.models if model.is_named(name)), None)
+        if found is None:
+            raise unknown(name, self.public_names)
+        return found
+
+    def asked(self, request: Request) -> ServedModel:
+        """Return the model that the query of a request names. Raises `ApiError` 404."""
+        return self.find(request.query_params.get("model"))
+
+    async def read(self, request: Request, kind: type[B]) -> tuple[ServedModel, B]:
+        """Return the model that the body of a request names, and the body, which is kept. Raises `ApiError`."""
+        body = await self.server.read(request, kind)
+        keep_body(request, body)
+        return self.find(body.named, body.unknown_model), body
+
+    async def enter(self, request: Request, kind: type[Body] | None) -> ModelService:
+        """Return the service of the model that a request names, in its body of a kind or else in its query.
+
+        The model is loaded if it is not, and stays loaded until the request has ended. Raises `ApiError`.
+        """
+        if kind is None:
+            return await self.hold(request, self.asked(request))
+        model, body = await self.read(request, kind)
+        return await self.hold(request, model, body.keep_seconds)
+
+    async def hold(self, request: Request, model: ServedModel, keep_seconds: float | None = None) -> ModelService:
+        """Return the service of a model, which is loaded if it is not, and stays so until the request has ended.
+
+        `keep_seconds`: of idleness after that. Raises `ApiError` 429, 499, 503 or 504.
+        """
+        is_there = model.service is not None and not model.makes_room
+        service = await (self.loader.hold(model) if is_there else self._wait_for(request, model))
+        held: ExitStack = request.scope[HELD]
+        held.callback(self.loader.release, model, keep_seconds)
+        request.scope[SERVICE] = service
+        return service
+
+    def check_managed(self) -> None:
+        """Raise `ApiError` 400 unless models are loaded and unloaded while the server runs."""
+        if not self.are_managed:
+            raise bad_request(
+                f"this server keeps its one model, {self.default.name}, loaded; to have models loaded and unloaded, "
+                "start it with several, or with --idle-timeout",
+                "model",
+                "unsupported",
+            )
+
+    async def _wait_for(self, request: Request, model: ServedModel) -> ModelService:
+        """Return the service of a model once it is loaded, and note how long that took."""
+        self.server.check_open(lambda: self.retry_after)
+        if (waiting := sum(len(each.waiters) for each in self.models)) >= self.max_waiting:
+            raise ApiError(
+                429,
+                f"{waiting} requests are waiting for models to be loaded, and no more may; try again later",
+                code="overloaded",
+                headers={"Retry-After": str(self.retry_after)},
+            )
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        try:
+            async with cancelled_on_disconnect(request.receive), asyncio.timeout(self.server.timeout(request)):
+                service = await self.loader.hold(model)
+        except TimeoutError:
+            raise ApiError(
+                504,
+                f"the request's time limit (X-Request-Timeout, or the server's) was up before its model {model.name} "
+                "was loaded; allow more time",
+                code="deadline_exceeded",
+            ) from None
+        note_load(request, load_seconds(request) + clock() - began)
+        return service
