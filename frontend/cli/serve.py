@@ -35,7 +35,7 @@ def serve(
     given: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[MODEL]... | [PROMPT]",
+            metavar="MODEL|PROMPT",
             help="Folder, GGUF file or name (ORG/NAME) of a model to serve, like --model; several are loaded by the "
             "first requests for them. Or a text of several words to continue.",
             show_default=False,
@@ -59,7 +59,8 @@ def serve(
     """Start an engine and an HTTP server, for browsers and for clients of OpenAI, Anthropic, Ollama and llama.cpp.
 
     It serves until SIGTERM, which lets open requests finish, or Ctrl-C, which does not. Others can attach to its engine
-    with --engine-address. With a text instead of a model: stream the answer to stdout and exit, without a server.
+    with --engine-address. Several models have an engine each, which the first request for it starts. With a text
+    instead of a model: stream the answer to stdout and exit, without a server.
     """
     tolerate_encoding()
     models, prompt = _models_or_text(given or [])
@@ -163,6 +164,8 @@ def _serve(
     from quire.frontend.http.transport.logs import configure_logging
     from quire.protocol.address import forget_server
 
+    if recording.record is not None and (len(models) > 1 or http.models_dir is not None):
+        raise typer.BadParameter("--record is for one model; omit it, or the further models")
     if engine.preload_grammars is None and starts_engines(engine, attach):  # a later load would pause all streams
         engine = engine.with_values(preload_grammars=True)
     args, listener = listen(http)  # before the model loads, so that a port in use is reported at once

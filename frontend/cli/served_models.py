@@ -61,7 +61,7 @@ class ModelFlags:
         """Start an engine; on any thread."""
         from quire.frontend.async_llm import AsyncLLM
 
-        return Model(AsyncLLM(**{**self.engine.given, **self.more, **changes}), runner)
+        return Model(AsyncLLM(**{**self.engine.given, **self.attach.given, **self.more, **changes}), runner)
 
 
 @contextmanager

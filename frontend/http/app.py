@@ -22,7 +22,7 @@ from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError, cut_off
 from quire.frontend.http.models.served_models import HELD, SERVICE, ServedModels
 from quire.frontend.http.quotas import Quotas
 from quire.frontend.http.routes import routes
-from quire.frontend.http.service import ModelService
+from quire.frontend.http.service import BODY, ModelService
 from quire.frontend.http.transport.auth import ApiKeys
 from quire.frontend.http.transport.cors import Cors
 from quire.frontend.http.transport.hosts import AllowedHosts
@@ -87,7 +87,10 @@ class Gateway:
             await self._app(scope, receive, exchange.send)
         finally:
             self._record(scope, exchange)
-            del scope["exchange"]  # which refers to the scope: neither is left to the garbage collector
+            # The exchange refers to the scope: neither is left to the garbage collector. An idle connection keeps the
+            # scope of its last request, and is to keep neither its body nor a model that has been unloaded.
+            for name in ("exchange", HELD, SERVICE, BODY):
+                scope.pop(name, None)
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Route a request. It runs inside the CORS middleware, so that web pages can read errors too."""

@@ -110,7 +110,7 @@ R = TypeVar("R")
 logger = logging.getLogger(__name__)
 
 SESSION_HEADER = "x-session-id"
-_BODY = "body"  # of a request, decoded, in its scope
+BODY = "body"  # of a request, decoded, in its scope
 
 
 class Terms(TypedDict):
@@ -233,7 +233,7 @@ class ModelService:
 
     async def read(self, request: Request, kind: type[B]) -> B:
         """Return the body of a request, which was read to find the model that it names."""
-        body = request.scope[_BODY]
+        body = request.scope[BODY]
         assert isinstance(body, kind)
         return body
 
@@ -359,7 +359,7 @@ class ModelService:
 
 def keep_body(request: Request, body: Body) -> None:
     """Keep the body of a request for `ModelService.read`."""
-    request.scope[_BODY] = body
+    request.scope[BODY] = body
 
 
 class Endpoints:

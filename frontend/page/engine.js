@@ -20,6 +20,7 @@ export class EnginePanel {
   #picture = null;
   #stream = null; // AbortController of the connection
   #timer = 0;
+  #model = ""; // of several
 
   constructor(root, pulse) {
     this.root = root;
@@ -49,6 +50,14 @@ export class EnginePanel {
     for (const view of this.views) view.setFull?.(isFull);
     if (this.#picture) this.#draw();
     this.repaint();
+  }
+
+  /** Show the engine of one of several models. */
+  setModel(model) {
+    if (model === this.#model) return;
+    this.#model = model;
+    this.tree.setModel(model);
+    this.retry();
   }
 
   /** Reconnect at once, for example with a new key. */
@@ -81,7 +90,7 @@ export class EnginePanel {
     const stream = (this.#stream = new AbortController());
     let problem;
     try {
-      const response = await call("view/events", { signal: stream.signal });
+      const response = await call(`view/events${this.#model && `?model=${encodeURIComponent(this.#model)}`}`, { signal: stream.signal });
       for await (const { event, data } of events(response)) this.#take(event, JSON.parse(data));
       problem = "The server closed the view; reconnecting …";
     } catch (error) {

@@ -83,14 +83,25 @@ function disclose(toggle, panel, isOpen) {
 async function loadModel() {
   try {
     const { data } = await (await call("v1/models")).json();
-    [chat.model, chat.canChat] = [data[0].id, data[0].has_chat_template];
-    settings.showDefaults(data[0]);
-    $("model").textContent = $("engine-model").textContent = data[0].id;
-    welcome(page.welcome, data[0], (example) => ask(example));
+    const several = data.filter(({ root }, index) => index === data.findIndex((other) => other.root === root));
+    const shown = several.find(({ status }) => status?.value === "loaded") ?? several[0];
+    $("models").replaceChildren(...several.map(({ id }) => new Option(id, id, false, id === shown.id)));
+    $("models").onchange = () => showModel(several.find(({ id }) => id === $("models").value), true);
+    $("model").hidden = !($("models").hidden = several.length < 2);
+    showModel(shown, several.length > 1);
   } catch (error) {
     welcomeText.textContent = error.message;
     if (error.status === 401) askForKey();
   }
+}
+
+/** Talk with a model from now on, an entry of /v1/models; of one that was never loaded the server knows little. */
+function showModel(model, isOneOfSeveral) {
+  [chat.model, chat.canChat] = [model.id, model.has_chat_template ?? true];
+  settings.showDefaults(model);
+  $("model").textContent = $("engine-model").textContent = model.id;
+  if (isOneOfSeveral) engine.setModel(model.id);
+  welcome(page.welcome, { ...model, has_chat_template: chat.canChat }, (example) => ask(example));
 }
 
 // Conversations

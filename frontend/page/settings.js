@@ -36,13 +36,13 @@ export class Settings {
   }
 
   /** Show what the server does where a field is empty: the values of an entry of /v1/models. */
-  showDefaults({ sampling_defaults: defaults = {}, max_model_len: length }) {
+  showDefaults({ sampling_defaults: defaults, max_model_len: length }) {
     for (const field of this.#fields) {
-      const value = defaults[field.name];
+      const value = defaults?.[field.name];
       if (value !== undefined) field.placeholder = value === 0 && OFF[field.name] ? OFF[field.name] : String(value);
     }
     const tokens = this.#fields.find(({ name }) => name === "max_tokens");
-    tokens.placeholder = `Up to ${length}`;
+    if (length) tokens.placeholder = `Up to ${length}`;
   }
 
   reset() {

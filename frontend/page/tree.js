@@ -29,6 +29,7 @@ export class TreeView {
   #seen = ""; // state of the engine at the last poll
   #now = "";
   #tag = "";
+  #model = ""; // of several
   #answer = null; // {runs, blockSize, showsText}
   #texts = new Map(); // id -> [first, last]
   #shown = new Map(); // id -> number of branches that the viewer wants
@@ -54,6 +55,14 @@ export class TreeView {
   setFull(isFull) {
     this.#isFull = isFull;
     this.#update();
+  }
+
+  /** Show the prefix cache of one of several models. */
+  setModel(model) {
+    this.#model = model;
+    this.#tag = this.#seen = "";
+    this.#texts.clear();
+    this.#shown.clear();
   }
 
   /** Ask the server only while `isLive`. */
@@ -83,7 +92,8 @@ export class TreeView {
     const seen = this.#now;
     try {
       const shown = [...this.#shown].map(([id, number]) => `${id}:${number}`).join();
-      const response = await call(`view/prefixes?shown=${shown}&known=${this.#tag}`, { signal: request.signal });
+      const of = this.#model && `&model=${encodeURIComponent(this.#model)}`;
+      const response = await call(`view/prefixes?shown=${shown}&known=${this.#tag}${of}`, { signal: request.signal });
       this.#take(await response.json());
       this.#seen = seen;
     } catch (error) {

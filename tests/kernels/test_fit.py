@@ -18,6 +18,7 @@ from quire.kernels.errors import MemoryShortageError, ModelError
 from quire.kernels.fit import advised
 from quire.kernels.options import LoadOptions
 from quire.kernels.runner import PreparedModel, choose_memory, describe
+from quire.kernels.survey import survey
 
 MIB = 1 << 20
 CONFIG = {
@@ -149,3 +150,14 @@ def test_a_file_beyond_the_address_space_is_no_damaged_one(model: LoadOptions) -
     message = done.stderr.splitlines()[-1]
     assert re.search(r"model.safetensors can't be mapped: its \d+ bytes exceed .* \(`ulimit -v` limits", message)
     assert "incomplete" not in message
+
+
+def test_a_survey_goes_by_the_options_of_the_engine(model: LoadOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "available_memory", lambda: 1000 * MIB)
+    as_it_is = survey(model.model, {"max_num_batched_tokens": 256, "max_waiting_requests": 9})
+    assert (as_it_is["supported"], as_it_is["fits"]) == (True, True)
+    without_room = survey(model.model, {"max_num_batched_tokens": 256, "num_pages": 1 << 20})
+    assert (without_room["supported"], without_room["fits"]) == (True, False)
+    assert "num_pages=1048576 is too much" in without_room["problem"]
+    small = survey(model.model, {"max_num_batched_tokens": 256, "quantization": "int4"})
+    assert small["memory_bytes"] < as_it_is["memory_bytes"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import math
 import time
@@ -15,6 +16,7 @@ from quire.frontend.errors import EngineDeadError
 from quire.frontend.http.errors import ApiError
 from quire.frontend.http.models.served_model import LoadFailure, ModelState, ServedModel
 from quire.frontend.http.service import ModelService
+from quire.protocol.resident_memory import trim_heap
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +107,8 @@ class ModelLoader:
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self.release(model, model.keep_seconds)
+            elif waiter in model.waiters:
+                model.waiters.remove(waiter)
             raise
         finally:
             self._changed.set()
@@ -256,9 +260,9 @@ class ModelLoader:
         return False
 
     async def _unload(self, model: ServedModel, state: ModelState) -> None:
-        service = self._leave(model)
         logger.info("unloading %s", model.name)
-        await asyncio.to_thread(service.close)
+        await asyncio.to_thread(self._leave(model).close)
+        await asyncio.to_thread(_give_back)
         model.state = state
 
     def _leave(self, model: ServedModel) -> ModelService:
@@ -320,3 +324,9 @@ class ModelLoader:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _give_back() -> None:
+    """Give the memory of a service that is no longer used back to the system: cycles would keep its tokenizer."""
+    gc.collect()
+    trim_heap()

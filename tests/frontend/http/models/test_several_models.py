@@ -9,16 +9,20 @@ import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from engine_watch import halted, wait_until
 from gguf_files import write_gguf
 from http_server import Reply, Server, events_of
 from ollama import Client
+from patience import PATIENCE
 from raw_http import RawConnection
 
 from quire.frontend.client.engine_client import CoreClient
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 ENGINE = ("--num-pages", "64", "--no-preload-grammars")
 
@@ -221,6 +225,26 @@ def test_a_view_shows_its_model_and_loads_none(side_by_side: Server) -> None:
     assert server.request("/view/prefixes?model=broken").error["code"] == "model_not_loaded"
     assert server.request("/view/prefixes?model=tales").status == 200
     assert states(server)["broken"] == "unloaded"
+
+
+def test_the_page_has_a_list_of_the_models(browser: Browser, side_by_side: Server) -> None:
+    complete(side_by_side, "fables")
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE * 1000)
+        page.goto(side_by_side.url)
+        page.wait_for_function("() => document.querySelector('#model').textContent")
+        assert page.locator("#models option").all_inner_texts() == ["broken", "fables", "tales"]
+        assert states(side_by_side)[page.input_value("#models")] == "loaded"
+        page.select_option("#models", "tales")
+        page.fill("#input", "Tell me a tale.")
+        with page.expect_request("**/v1/chat/completions") as sent:
+            page.keyboard.press("Enter")
+        assert sent.value.post_data_json["model"] == "tales"
+        page.evaluate("document.querySelector('#toggle-engine').click()")
+        page.wait_for_function("() => document.querySelector('#engine-note').hidden")
+        page.select_option("#models", "broken")
+        page.wait_for_selector("#engine-note:text('broken is not loaded')")
 
 
 def test_a_folder_has_checkpoints_and_gguf_files_and_signals_end_all(
