@@ -84,6 +84,7 @@ class ModelLoader:
         for model in self.loaded:
             if model.service is not None:
                 await model.service.warm_up()
+                model.known = model.service.facts()
                 self._watch(model, model.service)
                 self._expire_after(model, self.policy.keep_seconds)
 
@@ -208,7 +209,7 @@ class ModelLoader:
         service = await asyncio.to_thread(model.open)
         try:
             await service.warm_up()
-            model.facts = service.facts()
+            model.known = service.facts()
         except BaseException:
             await asyncio.to_thread(service.close)
             raise

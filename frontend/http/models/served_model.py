@@ -36,9 +36,9 @@ class ServedModel:
 
     `path`: its folder, its GGUF file or its name, as it was given. `open`: loads it and returns its service, on any
     thread, or raises an exception; None for a model that stays loaded. `state`: it counts as loaded until its engine
-    has ended. `facts`: from its first load on. `num_open`: the requests that hold it. `waiters`: those that wait for
-    it. `is_wanted`: it is to be loaded although none waits. `is_unwanted`: it is to be unloaded once it is idle.
-    `makes_room`: the same, for another model, so that new requests wait. `last_used`: by the loader's clock.
+    has ended. `known`: its facts, from its first load on. `num_open`: the requests that hold it. `waiters`: those that
+    wait for it. `is_wanted`: it is to be loaded although none waits. `is_unwanted`: it is to be unloaded once it is
+    idle. `makes_room`: the same, for another model, so that new requests wait. `last_used`: by the loader's clock.
     `keep_seconds`: seconds of idleness after which it is unloaded.
     """
 
@@ -48,7 +48,7 @@ class ServedModel:
     open: Callable[[], ModelService] | None = None
     service: ModelService | None = None
     state: ModelState = ModelState.UNLOADED
-    facts: ModelFacts | None = None
+    known: ModelFacts | None = None
     failure: LoadFailure | None = None
     num_open: int = 0
     waiters: list[asyncio.Future[ModelService]] = field(default_factory=list)
@@ -64,9 +64,7 @@ class ServedModel:
     @classmethod
     def of(cls, service: ModelService, reopen: Callable[[], ModelService] | None = None) -> ServedModel:
         """Return a model that is loaded; `reopen` loads it again, and without it the model stays loaded."""
-        made = cls(service.names, service.llm.model, service.metrics, reopen, service, ModelState.LOADED)
-        made.facts = service.facts()
-        return made
+        return cls(service.names, service.llm.model, service.metrics, reopen, service, ModelState.LOADED)
 
     @property
     def name(self) -> str:
@@ -77,6 +75,13 @@ class ServedModel:
     def public_names(self) -> list[str]:
         """The names that clients are told."""
         return public_names(self.names)
+
+    @property
+    def facts(self) -> ModelFacts | None:
+        """What is known of it, None if it was never loaded."""
+        if self.known is None and self.service is not None:
+            self.known = self.service.facts()
+        return self.known
 
     @property
     def is_loaded(self) -> bool:

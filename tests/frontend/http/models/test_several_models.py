@@ -56,8 +56,8 @@ def side_by_side(shelf: Path) -> Iterator[Server]:
         yield server
 
 
-def complete(server: Server, model: str | None, max_tokens: int = 4, **headers: str) -> Reply:
-    body = {"prompt": "Once upon a time", "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+def complete(server: Server, model: str | None, headers: dict[str, str] | None = None) -> Reply:
+    body = {"prompt": "Once upon a time", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
     return server.request("/v1/completions", body if model is None else {**body, "model": model}, headers=headers)
 
 
@@ -78,10 +78,10 @@ def engine_of(server: Server, model: str) -> int:
 def stream(server: Server, model: str, max_tokens: int) -> tuple[RawConnection, Any]:
     """Begin a stream, and return once its first token is there."""
     body = json.dumps({"model": model, "prompt": "Once", "max_tokens": max_tokens, "stream": True, "ignore_eos": True})
+    head = ["POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json", "Connection: close"]
     connection = RawConnection(server.url)
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-    reply = connection.send(f"{head}\r\nConnection: close\r\n\r\n{body}".replace("Host: x", "Host: localhost").encode())
-    response = reply.begin_reply()
+    connection.send("\r\n".join([*head, f"Content-Length: {len(body)}", "", body]).encode())
+    response = connection.begin_reply()
     assert response.status == 200
     assert response.read(1)
     return connection, response
@@ -127,7 +127,7 @@ def test_a_model_is_not_unloaded_under_a_stream(one_at_a_time: Server) -> None:
     connection, response = stream(server, "tales", 40)
     with connection:
         with halted(engine_of(server, "tales")):
-            late = complete(server, "fables", **{"X-Request-Timeout": "0.2"})
+            late = complete(server, "fables", {"X-Request-Timeout": "0.2"})
             assert (late.status, late.error["code"]) == (504, "deadline_exceeded")
             assert "fables" in late.error["message"]
             assert states(server)["tales"] == "loaded"
@@ -240,7 +240,8 @@ def test_the_page_has_a_list_of_the_models(browser: Browser, side_by_side: Serve
         page.fill("#input", "Tell me a tale.")
         with page.expect_request("**/v1/chat/completions") as sent:
             page.keyboard.press("Enter")
-        assert sent.value.post_data_json["model"] == "tales"
+        body: Any = sent.value.post_data_json
+        assert body["model"] == "tales"
         page.evaluate("document.querySelector('#toggle-engine').click()")
         page.wait_for_function("() => document.querySelector('#engine-note').hidden")
         page.select_option("#models", "broken")
