@@ -86,9 +86,9 @@ def _check(given: Sequence[str], flags: ModelFlags, args: ServerArgs) -> None:
     are_several = len(given) > 1 or args.models_dir is not None
     if args.max_loaded is not None and not are_several:
         raise typer.BadParameter("--max-loaded is for several models; name them, or give --models-dir, or omit it")
-    if flags.attach.engine_address is not None and (are_several or args.idle_timeout is not None):
+    if (flags.attach.engine_address or flags.attach.engine) and (are_several or args.idle_timeout is not None):
         raise typer.BadParameter(
-            "--engine-address is for one model, whose engine this server neither starts nor ends; omit it, or further "
+            "--engine-address and --engine are for one model, whose engine this server neither starts nor ends; omit it, or further "
             "models, --models-dir and --idle-timeout"
         )
     if not are_several:
