@@ -74,7 +74,7 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
     @takes_engine_args(EngineArgs)
     def __init__(self, model: str | None = None, **options: Any) -> None:
         self._deliveries = DeliveryQueue()
-        self._engine = ConnectedEngine(EngineArgs.from_options(model, options), self._deliveries.put)
+        self._engine = self._connected(EngineArgs.from_options(model, options))
         self._finalizer = weakref.finalize(self, self._engine.close)
         is_admin = self._engine.engines.ready.role is Role.ADMIN
         self._table = RequestTable(
@@ -85,6 +85,9 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         self._request_ids = itertools.count()
         # Of their own, so that a chat template that takes long delays chats only.
         self._chat_threads = FairThreads(MAX_PROCESSES, "quire-chat")
+
+    def _connected(self, args: EngineArgs) -> ConnectedEngine:
+        return ConnectedEngine(args, self._deliveries.put)
 
     @takes_vllm_arguments
     def generate(

@@ -16,6 +16,7 @@ import typer
 
 from quire.frontend.cli.failures import DEBUG
 from quire.frontend.http.args import ServerArgs
+from quire.frontend.text.generation_config import GENERATION_DEFAULTS
 from quire.protocol.address import ipc_path
 from quire.protocol.engine_options import (
     ClientOptions,
@@ -192,7 +193,6 @@ class HttpFlags(Flags):
     rows = rows_of(ServerArgs, section="HTTP server") | rows_of(ClientOptions, ("tool_call_parser", "reasoning_parser"))
 
 
-GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _MODELS = "the model's *, or {:g}"
 SAMPLING_NOTE = "* from its generation_config.json, or its GGUF file"
 

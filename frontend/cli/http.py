@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import atexit
-import logging
 import socket
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.cli.flags import HttpFlags, SamplingFlags, wrong_usage
-from quire.frontend.cli.model import Model
+from quire.frontend.cli.flags import HttpFlags, wrong_usage
 from quire.frontend.cli.output import say, write
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.http.server import Serving
-from quire.frontend.http.server_state import ServerState
-from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.listener import bind
-from quire.frontend.metrics.otlp import request_spans
-from quire.frontend.metrics.server import ServerMetrics
 from quire.protocol.address import note_server
 from quire.protocol.open_files import OTHER_FILES, allow_connections
 from quire.protocol.options import options_of
-
-logger = logging.getLogger(__name__)
 
 _LEAST_CONNECTIONS = 16
 _PORTS_TO_TRY = 20  # from the default port on, if none was given
@@ -74,38 +64,6 @@ def server_args(flags: HttpFlags) -> ServerArgs:
         args.all_api_keys()
         args.admin_keys()
     return args
-
-
-class ServiceMaker:
-    """Makes the services of a model, one each time that it is loaded; its metrics and spans go on.
-
-    Sampling flags are the defaults of requests that omit a value.
-    """
-
-    def __init__(self, server: ServerState, names: Sequence[str], sampling: SamplingFlags) -> None:
-        self.names = names
-        self.metrics = ServerMetrics(model_name=names[0], prefix=server.args.metrics_prefix)
-        self._server = server
-        self._sampling = sampling
-        self._spans = request_spans(server.args.otlp_traces_endpoint, names[0])
-        if self._spans is not None:
-            atexit.register(self._spans.close)
-
-    def make(self, model: Model) -> ModelService:
-        """Return the service of the loaded model."""
-        if self._spans is not None:
-            model.llm.add_observer(self._spans)
-        service = ModelService(
-            llm=model.llm,
-            server=self._server,
-            names=self.names,
-            metrics=self.metrics,
-            defaults=model.defaults(self._sampling),
-            has_chat_template=model.has_chat_template,
-        )
-        if model.llm.pooling_info.generates:
-            logger.info("sampling defaults: %s", model.sampling_line(self._sampling))
-        return service
 
 
 def tell(serving: Serving) -> None:

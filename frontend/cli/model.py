@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.frontend.cli.flags import GENERATION_DEFAULTS, AttachFlags, EngineFlags, SamplingFlags, wrong_usage
+from quire.frontend.cli.flags import AttachFlags, EngineFlags, SamplingFlags, wrong_usage
+from quire.frontend.text.generation_config import GENERATION_DEFAULTS, model_defaults
 
 if TYPE_CHECKING:
     import asyncio
@@ -41,10 +42,7 @@ class Model:
 
     @property
     def _own_defaults(self) -> dict[str, Any]:
-        """The model's sampling parameters: of the folder with its tokenizer, else of its own, as a GGUF file has."""
-        if self.folder is None:
-            return {}
-        return generation_defaults(self.folder) or generation_defaults(Path(self.llm.model))
+        return model_defaults(self.folder, self.llm.model)
 
     def sampling_line(self, flags: SamplingFlags) -> str:
         """Return the sampling parameters of requests that give none, as a line for users."""
@@ -94,12 +92,3 @@ def new_runner() -> asyncio.Runner:
     import uvloop
 
     return asyncio.Runner(loop_factory=uvloop.new_event_loop)
-
-
-def generation_defaults(folder: Path) -> dict[str, Any]:
-    """Return the sampling values of generation_config.json; `do_sample: false` there means temperature 0."""
-    from quire.frontend.text.tokenizer_files import read_json
-
-    config = read_json(folder, "generation_config.json")
-    found = {name: config[name] for name in GENERATION_DEFAULTS if config.get(name) is not None}
-    return {**found, "temperature": 0.0} if config.get("do_sample") is False else found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import math
 import threading
 from collections import Counter
@@ -17,7 +18,6 @@ import typer
 
 from quire.frontend.children import Child, noted_children
 from quire.frontend.cli.flags import AttachFlags, EngineFlags, SamplingFlags, wrong_usage
-from quire.frontend.cli.http import ServiceMaker
 from quire.frontend.cli.model import Model, new_runner, open_model
 from quire.frontend.cli.output import say
 from quire.frontend.engine_args import DEMO_MODEL
@@ -26,6 +26,7 @@ from quire.frontend.http.models.served_model import ServedModel
 from quire.frontend.http.models.served_models import ServedModels
 from quire.frontend.http.server_state import ServerState
 from quire.frontend.http.service import ModelService, names_of
+from quire.frontend.http.service_maker import ServiceMaker
 from quire.frontend.hub.gguf_files import SUFFIX, gguf_models
 from quire.frontend.hub.names import check_model, name_of
 from quire.frontend.hub.resolve import resolve_model
@@ -33,6 +34,8 @@ from quire.frontend.kernels import ask_kernels
 from quire.frontend.path_kind import what_is
 from quire.protocol.engine_options import EngineOptions
 from quire.protocol.options import options_of, parse_size
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     import asyncio
@@ -63,6 +66,12 @@ class ModelFlags:
 
         return Model(AsyncLLM(**{**self.engine.given, **self.attach.given, **self.more, **changes}), runner)
 
+    def service(self, maker: ServiceMaker, model: Model) -> ModelService:
+        """Return the service of a loaded model, with the flags' sampling values as defaults."""
+        if model.llm.pooling_info.generates:
+            logger.info("sampling defaults: %s", model.sampling_line(self.sampling))
+        return maker.make(model.llm, model.defaults(self.sampling))
+
 
 @contextmanager
 def open_models(given: Sequence[str], flags: ModelFlags, server: ServerState) -> Iterator[OpenedModels]:
@@ -88,8 +97,8 @@ def _check(given: Sequence[str], flags: ModelFlags, args: ServerArgs) -> None:
         raise typer.BadParameter("--max-loaded is for several models; name them, or give --models-dir, or omit it")
     if (flags.attach.engine_address or flags.attach.engine) and (are_several or args.idle_timeout is not None):
         raise typer.BadParameter(
-            "--engine-address and --engine are for one model, whose engine this server neither starts nor ends; omit it, or further "
-            "models, --models-dir and --idle-timeout"
+            "--engine-address and --engine are for one model, whose engine this server neither starts nor ends; omit "
+            "them, or further models, --models-dir and --idle-timeout"
         )
     if not are_several:
         return
@@ -104,12 +113,12 @@ def _check(given: Sequence[str], flags: ModelFlags, args: ServerArgs) -> None:
 
 def _one(model: Model, flags: ModelFlags, server: ServerState) -> ServedModels:
     """Return the one model, which is loaded; with an idle timeout it may be unloaded, and is loaded again."""
-    maker = ServiceMaker(server, names_of(server.args.served_model_name, model.llm.model, DEMO_MODEL), flags.sampling)
-    service = maker.make(model)
+    maker = ServiceMaker(server, names_of(server.args.served_model_name, model.llm.model, DEMO_MODEL))
+    service = flags.service(maker, model)
     if server.args.idle_timeout is None:
         return ServedModels.of(service)
     loads = StoppableLoads()
-    served = ServedModel.of(service, loads.stoppable(lambda: maker.make(flags.load(model.runner))))
+    served = ServedModel.of(service, loads.stoppable(lambda: flags.service(maker, flags.load(model.runner))))
     return _managed([served], flags, server, loads)
 
 
@@ -122,8 +131,8 @@ def _several(given: Sequence[str], flags: ModelFlags, server: ServerState, runne
         raise typer.BadParameter(f"several models are named {twice[0]}; rename the folder or the file of one")
 
     def served(path: Path) -> ServedModel:
-        maker = ServiceMaker(server, [_name(path), str(path)], flags.sampling)
-        load = loads.stoppable(lambda: maker.make(flags.load(runner, model=str(path))))
+        maker = ServiceMaker(server, [_name(path), str(path)])
+        load = loads.stoppable(lambda: flags.service(maker, flags.load(runner, model=str(path))))
         return ServedModel(maker.names, str(path), maker.metrics, load)
 
     return _managed([served(path) for path in paths], flags, server, loads)

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from quire.frontend.client.engine_client import Delivery
+from quire.frontend.client.connection import Connection
+from quire.frontend.client.engine_client import Connect, Delivery
 from quire.frontend.client.engine_set import EngineSet
 from quire.frontend.client.observer import DEFAULT_OPTIONS, RequestOptions
 from quire.frontend.client.remote_prefill import RemotePrefill
@@ -86,11 +87,13 @@ class ConnectedEngine:
     """The common part of `LLM` and `AsyncLLM`: the engines, and the conversion of user input into requests.
 
     `deliver` is called on another thread, see `EngineSet`. Raises `EngineStartError`, `EngineConnectionError`. `close`
-    ends the connections, and the processes of engines that were started here.
+    ends the connections, and the processes of engines that were started here. `connect` makes the connections to
+    engines that are running already, see `CoreClient`.
     """
 
-    def __init__(self, args: EngineArgs, deliver: Callable[[Delivery], None]) -> None:
+    def __init__(self, args: EngineArgs, deliver: Callable[[Delivery], None], *, connect: Connect = Connection) -> None:
         self.args = args
+        self._new_connection = connect
         self._seeds = SeedSource(args.seed)
         self._renderer = TemplateRenderer()
         self._given_template = None if args.chat_template is None else given_template(args.chat_template)
@@ -139,6 +142,7 @@ class ConnectedEngine:
             reconnect_timeout=args.reconnect_timeout,
             timeout=min(args.start_timeout, _LONGEST_HANDSHAKE),
             security=args.security,
+            connect=self._new_connection,
         )
 
     def _join(self, address: str, supervisor: Supervisor | None = None, **options: Any) -> int:

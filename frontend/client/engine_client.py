@@ -91,6 +91,9 @@ class EngineMovedError(EngineConnectionError):
     """The engine gives way to another one in its place."""
 
 
+Connect = Callable[[str, Security], Connection]
+"""How a connection is made to an address, with the security of its socket."""
+
 # Outputs of the engine, how the engine fares, what it has cached, or the error that ends every open request and the
 # client.
 Delivery = EngineCoreOutputs | EngineAway | EngineBack | EngineLeft | EngineRefusal | PrefixReport | EngineDeadError
@@ -135,7 +138,7 @@ class CoreClient:
         reconnect: ReconnectPolicy = NO_RECONNECT,
         engine: int = 0,
         host: Host = HOST,
-        connect: Callable[[str, Security], Connection] = Connection,
+        connect: Connect = Connection,
     ) -> None:
         """`engine`: the number that deliveries have for it."""
         self.address = address

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from quire.frontend.errors import EngineDeadError
 from quire.frontend.metrics import prometheus
 from quire.frontend.metrics.engine import add_configuration, add_engine
 from quire.frontend.metrics.prometheus import Families, MergedFamilies, check_prefix, encode
@@ -143,5 +142,5 @@ async def _add_engines(families: Families, llm: AsyncLLM) -> None:
 async def _engine_stats(llm: AsyncLLM) -> dict[int, dict[str, Any]]:
     try:
         return await asyncio.wait_for(llm.engine_stats(), STATS_SECONDS)
-    except (EngineDeadError, TimeoutError):
+    except (RuntimeError, TimeoutError):  # the engine is dead, has no answer, or there are no replicas of it
         return {}

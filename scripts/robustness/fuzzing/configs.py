@@ -19,9 +19,9 @@ import tiny_model
 from fuzzing.target import mutate_json, replace
 
 from quire.engine_core.grammar.tokenizer import GrammarTokenizer
-from quire.frontend.cli.model import generation_defaults
 from quire.frontend.errors import ChatTemplateError
 from quire.frontend.text.chat.template_files import find_template
+from quire.frontend.text.generation_config import generation_defaults
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.frontend.text.tokenizer_files import SPECIAL_TOKEN_NAMES, TokenizerError
 from quire.kernels.errors import ModelError
