@@ -41,7 +41,7 @@ LAYERS = {
     " < scheduling < grammar < prefix_reports trace transport < stats < *",
     "frontend": "* < text < bad_words beam_search engine_args vllm.names < sampling < client request_params"
     " < metrics.prometheus < metrics.engine metrics.requests < metrics.reader < async_llm llm llm_engine < metrics"
-    " < evaluation http < cli",
+    " < evaluation http < cli ray",
     "frontend.text": "token_bytes tokenizer_files < fewest_tokens tokenizer_trial < tokenizer < * < chat detokenizer"
     " < offsets",
     "frontend.client": "connection observer < * < engine streams",
@@ -60,6 +60,7 @@ APART = [("kernels.models", "kernels.emit"), ("kernels.pooling", "kernels.emit")
 OPTIONAL = {  # imported only when the features of their extras are requested
     "frontend/metrics/tracing.py": {"opentelemetry"},
     "frontend/evaluation/simulation/comparison.py": {"matplotlib"},
+    **{f"frontend/ray/{name}.py": {"ray"} for name in ("application", "ingress", "replica", "router", "scaling")},
 }
 NEVER = {"torch", "transformers", "pickle", "cloudpickle"}  # not for serving; and nothing is ever unpickled
 

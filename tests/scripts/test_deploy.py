@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
+
 from quire.frontend.http.args import API_KEY_VARIABLE, ServerArgs
+from quire.frontend.ray.options import ApplicationOptions
 
 DEPLOY = Path(__file__).parents[2] / "scripts" / "deploy"
-EXAMPLES = ("Dockerfile", "kubernetes.yaml", "quire.service")
+EXAMPLES = ("Dockerfile", "kubernetes.yaml", "quire.service", "serve.yaml")
 DRAIN = ServerArgs().shutdown_timeout
 
 
@@ -49,3 +52,9 @@ def test_the_image_of_kubernetes_is_one_that_does_not_change() -> None:
     assert "/" in registry
     assert re.fullmatch(r"v\d+\.\d+\.\d+", tag)
     assert "imagePullPolicy: IfNotPresent" in text_of("kubernetes.yaml")
+
+
+def test_the_arguments_of_the_ray_application_are_allowed() -> None:
+    (application,) = msgspec.yaml.decode((DEPLOY / "serve.yaml").read_bytes())["applications"]
+    assert application["import_path"] == "quire.frontend.ray:build"
+    assert ApplicationOptions.parse(application["args"]).ray.max_replicas == 4

@@ -1,0 +1,136 @@
+"""A Ray cluster of several nodes on this machine, with the application of `quire.frontend.ray`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import ray
+from patience import PATIENCE
+from ray import serve
+from ray._private import state
+from ray.cluster_utils import Cluster
+from ray.serve.config import HTTPOptions
+
+T = TypeVar("T")
+
+_PAUSE = 0.05  # seconds between two looks
+
+
+def wait_for(look: Callable[[], T | None]) -> T:
+    """Return what `look` finds, once it finds something."""
+    deadline = time.monotonic() + PATIENCE
+    while not (found := look()):
+        assert time.monotonic() < deadline, "it has not happened"
+        time.sleep(_PAUSE)
+    return found
+
+
+class RayCluster:
+    """A head with the proxy and the ingress, and nodes of one CPU for the engines."""
+
+    def __init__(self, num_nodes: int, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self._port = port
+        self.cluster = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 0, "resources": {"ingress": 1}, "include_dashboard": False},
+        )
+        self.nodes = [self.cluster.add_node(num_cpus=1) for _ in range(num_nodes)]
+        ray.init(self.cluster.address, log_to_driver=False, logging_level="error")
+        serve.start(proxy_location="HeadOnly", http_options=HTTPOptions(host="127.0.0.1", port=port))
+
+    def deploy(self, folder: Path, num_replicas: int, **arguments: Any) -> None:
+        """Deploy the application by a config file, or change it, and wait until it runs."""
+        application = {
+            "name": "quire",
+            "route_prefix": "/",
+            "import_path": "quire.frontend.ray:build",
+            "args": {"threads": 1, "num_pages": 256, **arguments},
+            "deployments": [
+                {"name": "http", "ray_actor_options": {"num_cpus": 0, "resources": {"ingress": 0.001}}},
+                {"name": "engines", "num_replicas": num_replicas},
+            ],
+        }
+        options = {"host": "127.0.0.1", "port": self._port}
+        config = {"proxy_location": "HeadOnly", "http_options": options, "applications": [application]}
+        file = folder / "serve.yaml"
+        file.write_bytes(msgspec.yaml.encode(config))
+        command = [
+            sys.executable,
+            "-m",
+            "ray.serve.scripts",
+            "run",
+            "--non-blocking",
+            "--app-dir",
+            str(folder),
+            str(file),
+        ]
+        environment = {**os.environ, "RAY_ADDRESS": self.cluster.address}
+        subprocess.run(command, check=True, env=environment, timeout=PATIENCE, stdout=subprocess.DEVNULL)
+        wait_for(lambda: len(self.replicas()) == num_replicas and self.is_running())
+
+    def is_running(self) -> bool:
+        """Return whether all that was deployed runs."""
+        return serve.status().applications["quire"].status == "RUNNING"
+
+    def replicas(self) -> list[dict[str, Any]]:
+        """Return the actors of the engines that are alive, as Ray describes them."""
+        return [
+            actor for actor in state.actors().values() if actor["State"] == "ALIVE" and "#engines#" in actor["Name"]
+        ]
+
+    def engine_pids(self) -> list[int]:
+        """Return the process ids of the engines that serve, one of each replica."""
+        return [pid for replica in self.replicas() if (pid := _engine_of(replica["Pid"])) is not None]
+
+    def node_of(self, replica: dict[str, Any]) -> Any:
+        """Return the node of a replica."""
+        return next(node for node in self.nodes if node.node_id == replica["Address"]["NodeID"])
+
+    def kill_node(self, replica: dict[str, Any]) -> None:
+        """Kill the node of a replica, without a word to anyone."""
+        node = self.node_of(replica)
+        self.nodes.remove(node)
+        self.cluster.remove_node(node, allow_graceful=False)
+
+    def add_node(self) -> None:
+        """Add a node."""
+        self.nodes.append(self.cluster.add_node(num_cpus=1))
+
+    def close(self) -> None:
+        """End everything."""
+        serve.shutdown()
+        session = Path(ray.worker.global_worker.node.get_session_dir_path())
+        ray.shutdown()
+        self.cluster.shutdown()
+        shutil.rmtree(session)
+
+
+def kill(pid: int) -> None:
+    """Kill a process."""
+    os.kill(pid, signal.SIGKILL)
+
+
+def _engine_of(pid: int) -> int | None:
+    """Return the oldest engine process that a process has started; a later one stands by."""
+    children: list[int] = []
+    with suppress(FileNotFoundError):  # it ends
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            children += map(int, (task / "children").read_text().split())
+    return next((child for child in sorted(children) if _is_engine(child)), None)
+
+
+def _is_engine(pid: int) -> bool:
+    with suppress(FileNotFoundError):
+        return b"quire.engine_core" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
