@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import logging
 import math
 import queue
 import secrets
@@ -41,6 +42,8 @@ from quire.protocol.messages import (
     UtilityResult,
 )
 
+logger = logging.getLogger(__name__)
+
 _SILENT_SECONDS = 6 * HEARTBEAT_SECONDS  # after which a call is lost
 _MOST_LOSSES = 10  # of a request in a row, without a token in between
 _LONGEST_PAUSE = 2.0  # seconds, between two calls for the same request
@@ -60,7 +63,7 @@ class ReplicaCall(Protocol):
 class Replicas(Protocol):
     """All replicas of the engine."""
 
-    def relay(self, frame: bytes) -> ReplicaCall:
+    def relay(self, frame: bytes, text_files: str) -> ReplicaCall:
         """Call `EngineReplica.relay` of one of them."""
 
     async def describe(self) -> bytes:
@@ -80,6 +83,7 @@ class ReplicaConnection:
         self._replicas = replicas
         self._loop = loop
         self._name = secrets.token_hex(8)  # that begins the ids of this connection's requests
+        self._text_files = ""  # of the engines, as the one had them that answered the Hello
         self._requests = EngineDecoder()
         self._inbox: queue.SimpleQueue[EngineMessage | None] = queue.SimpleQueue()
         self._open: dict[str, asyncio.Task[None]] = {}  # requests, by their ids
@@ -150,6 +154,7 @@ class ReplicaConnection:
     async def _describe(self) -> None:
         ready = ClientDecoder().decode([await self._replicas.describe()])
         assert isinstance(ready, Ready)
+        self._text_files = ready.text_files
         self._inbox.put(ready)
 
     async def _answer(self, call: UtilityCall) -> None:
@@ -184,7 +189,7 @@ class ReplicaConnection:
 
     async def _attempt(self, relayed: RelayedRequest) -> str:
         """Pass on the outputs of one call; return why it was lost, unless the request has ended."""
-        call = self._replicas.relay(relayed.frame())
+        call = self._replicas.relay(relayed.frame(), self._text_files)
         try:
             async with asyncio.timeout(None) as silence:
                 async for item in call:
@@ -251,11 +256,12 @@ class RelayedRequest:
 
     async def lose(self, cause: str) -> None:
         """Wait until the request is to be sent again. Raises `LostRequestError` if that is of no use."""
+        logger.warning("request %s was lost, and is sent again if it may be: %s", self._request.request_id, cause)
         self._num_losses += 1
         if self._num_losses >= _MOST_LOSSES:
             raise LostRequestError(
-                f"the request was lost {self._num_losses} times in a row, with the replicas that had it; the last "
-                f"time: {cause}"
+                f"the request was lost {self._num_losses} times in a row, with the engines that had it; the server's "
+                "log has the reasons"
             )
         if self._num_losses > 1:
             await asyncio.sleep(min(_LONGEST_PAUSE, 0.05 * 2**self._num_losses))

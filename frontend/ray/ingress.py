@@ -41,9 +41,9 @@ class HandleReplicas:
         self._handle = handle.options(_by_reference=False)
         self._streams = self._handle.options(stream=True)
 
-    def relay(self, frame: bytes) -> ReplicaCall:
+    def relay(self, frame: bytes, text_files: str) -> ReplicaCall:
         """See `Replicas`."""
-        return cast("ReplicaCall", self._streams.relay.remote(frame))
+        return cast("ReplicaCall", self._streams.relay.remote(frame, text_files))
 
     async def describe(self) -> bytes:
         """See `Replicas`."""

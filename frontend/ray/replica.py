@@ -50,12 +50,15 @@ class EngineReplica:
         self._engine = await asyncio.to_thread(self._start, options)
         self._has_engine.set()
 
-    async def relay(self, frame: bytes) -> AsyncGenerator[bytes, None]:
+    async def relay(self, frame: bytes, text_files: str) -> AsyncGenerator[bytes, None]:
         """Yield this machine's clock, and then the outputs of a request: `EngineCoreOutputs`, encoded.
 
-        `frame`: an encoded `EngineCoreRequest`, whose id no other request of any caller has. An empty item says that
-        the replica is alive.
+        `frame`: an encoded `EngineCoreRequest`, whose id no other request of any caller has. `text_files`: what the
+        caller reads tokens by, see `Ready`. An empty item says that the replica is alive. Raises `RuntimeError` if the
+        engine reads them by others, as while the application is deployed with another model.
         """
+        if text_files != self._engine.client.ready.text_files:
+            raise RuntimeError("the model has been replaced by one with another tokenizer; send the request again")
         request = cast("EngineCoreRequest", self._decoder.decode([frame]))
         relay = self._open[request.request_id] = Relay(request)
         try:

@@ -7,14 +7,18 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import msgspec
 import ray
+from parsed_metrics import ParsedMetrics
 from patience import PATIENCE
 from ray import serve
 from ray._private import state
@@ -23,6 +27,10 @@ from ray.serve.config import HTTPOptions
 
 T = TypeVar("T")
 
+NUM_PAGES = 256
+"""KV pages of each engine."""
+
+_METRICS_PERIOD = "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S"
 _PAUSE = 0.05  # seconds between two looks
 
 
@@ -41,6 +49,10 @@ class RayCluster:
     def __init__(self, num_nodes: int, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self._port = port
+        # Who is killed leaves its files. Ray's paths are long, and those of sockets may have 107 characters.
+        self._folder = Path(tempfile.mkdtemp(prefix="quire-ray-", dir="/tmp"))
+        self._environment = patch.dict(os.environ, {"TMPDIR": str(self._folder), _METRICS_PERIOD: "0.5"})
+        self._environment.start()
         self.cluster = Cluster(
             initialize_head=True,
             head_node_args={"num_cpus": 0, "resources": {"ingress": 1}, "include_dashboard": False},
@@ -49,16 +61,16 @@ class RayCluster:
         ray.init(self.cluster.address, log_to_driver=False, logging_level="error")
         serve.start(proxy_location="HeadOnly", http_options=HTTPOptions(host="127.0.0.1", port=port))
 
-    def deploy(self, folder: Path, num_replicas: int, **arguments: Any) -> None:
-        """Deploy the application by a config file, or change it, and wait until it runs."""
+    def deploy(self, folder: Path, engines: dict[str, Any]) -> None:
+        """Deploy the application by a config file, or change it; `engines`: options of their deployment."""
         application = {
             "name": "quire",
             "route_prefix": "/",
             "import_path": "quire.frontend.ray:build",
-            "args": {"threads": 1, "num_pages": 256, **arguments},
+            "args": {"threads": 1, "num_pages": NUM_PAGES},
             "deployments": [
                 {"name": "http", "ray_actor_options": {"num_cpus": 0, "resources": {"ingress": 0.001}}},
-                {"name": "engines", "num_replicas": num_replicas},
+                {"name": "engines", **engines},
             ],
         }
         options = {"host": "127.0.0.1", "port": self._port}
@@ -77,11 +89,30 @@ class RayCluster:
         ]
         environment = {**os.environ, "RAY_ADDRESS": self.cluster.address}
         subprocess.run(command, check=True, env=environment, timeout=PATIENCE, stdout=subprocess.DEVNULL)
-        wait_for(lambda: len(self.replicas()) == num_replicas and self.is_running())
+        wait_for(lambda: serve.status().applications["quire"].status == "RUNNING")
 
-    def is_running(self) -> bool:
-        """Return whether all that was deployed runs."""
-        return serve.status().applications["quire"].status == "RUNNING"
+    def wait_replicas(self, count: int) -> None:
+        """Wait until there are so many replicas with an engine."""
+        wait_for(lambda: len(self.replicas()) == len(self.engine_pids()) == count)
+
+    def metrics(self) -> ParsedMetrics:
+        """Return the metrics of the application."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=PATIENCE) as reply:
+            return ParsedMetrics(reply.read())
+
+    def check_pages(self) -> None:
+        """Wait until all engines are idle, and check that their KV pages are accounted for."""
+
+        def are_idle() -> bool:
+            found = self.metrics()
+            if "quire:kv_pages" not in found.families:
+                return False  # none has answered in time
+            counts = [found[f"quire:kv_pages_{name}"] for name in ("free", "cached", "held")]
+            assert sum(counts) == found["quire:kv_pages"]
+            assert found["quire:kv_pages"] % NUM_PAGES == 0
+            return not counts[-1] and not found["quire:num_requests_running"] + found["quire:num_requests_waiting"]
+
+        wait_for(are_idle)
 
     def replicas(self) -> list[dict[str, Any]]:
         """Return the actors of the engines that are alive, as Ray describes them."""
@@ -110,10 +141,10 @@ class RayCluster:
     def close(self) -> None:
         """End everything."""
         serve.shutdown()
-        session = Path(ray.worker.global_worker.node.get_session_dir_path())
         ray.shutdown()
         self.cluster.shutdown()
-        shutil.rmtree(session)
+        self._environment.stop()
+        shutil.rmtree(self._folder)
 
 
 def kill(pid: int) -> None:

@@ -74,8 +74,9 @@ class ScriptedReplicas:
         self._clock = clock
         self._results = results
 
-    def relay(self, frame: bytes) -> ScriptedCall:
+    def relay(self, frame: bytes, text_files: str) -> ScriptedCall:
         """See `Replicas`."""
+        del text_files
         request = EngineDecoder().decode([frame])
         assert isinstance(request, EngineCoreRequest)
         self.requests.append(request)
@@ -157,7 +158,7 @@ def test_a_request_that_is_always_lost_fails(monkeypatch: pytest.MonkeyPatch) ->
     (output,) = _serve(replicas)
     assert output.finish_reason is FinishReason.ERROR
     assert "10 times in a row" in (output.error or "")
-    assert "the actor died" in (output.error or "")
+    assert "the actor died" not in (output.error or "")  # it may hold addresses, which are for the log
     assert len(replicas.calls) == 10
 
 

@@ -13,7 +13,7 @@ from patience import PATIENCE
 
 from quire.frontend import LLM, SamplingParams
 
-pytest.importorskip("ray.serve", reason="ray is not installed; pip install 'quire-engine[ray]'")
+pytest.importorskip("ray.serve", reason="the extra `ray` is not installed")
 import openai
 from ray_cluster import RayCluster, kill, wait_for
 
@@ -32,10 +32,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
     """A cluster of a head and three nodes, with two replicas."""
     made = RayCluster(num_nodes=3, port=_free_port())
     try:
-        made.deploy(tmp_path_factory.mktemp("serve"), 2)
+        made.deploy(tmp_path_factory.mktemp("serve"), {"num_replicas": 2})
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture(autouse=True)
+def pages_are_accounted_for(cluster: RayCluster) -> Iterator[None]:
+    """After each test no KV page is held anywhere."""
+    yield
+    cluster.check_pages()
 
 
 def _prompt(index: int) -> str:
@@ -103,15 +110,32 @@ def _hit(hit: str, cluster: RayCluster) -> None:
 
 @pytest.mark.parametrize("hit", ["nothing", "engine", "replica", "node"])
 def test_streams_go_on_with_the_same_tokens(cluster: RayCluster, expected: list[str], hit: str) -> None:
-    wait_for(lambda: len(cluster.engine_pids()) == 2)
+    cluster.wait_replicas(2)
     streams = Streams(cluster.url)
     streams.wait_begun()
     _hit(hit, cluster)
     assert streams.answers() == expected
 
 
-def test_nothing_is_lost_while_replicas_come_and_go(cluster: RayCluster, expected: list[str], tmp_path: Path) -> None:
-    wait_for(lambda: len(cluster.engine_pids()) == 2)
+def test_a_conversation_stays_where_its_prefix_is_cached(cluster: RayCluster) -> None:
+    cluster.wait_replicas(2)
+    prompt, count = "There was a king who had twelve daughters, each fairer than the one before. " * 8, 6
+    client = openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
+    before = cluster.metrics()["quire:engine_prefix_cache_hits_total"]
+    usages = [
+        client.completions.create(model="quire-demo", prompt=prompt, max_tokens=2).usage.prompt_tokens
+        for _ in range(count)
+    ]
+    hits = cluster.metrics()["quire:engine_prefix_cache_hits_total"] - before
+    assert hits >= (count - 1) * (usages[0] - 32)  # all but the first found all full pages
+
+
+def test_replicas_come_and_go_with_the_tokens_and_nothing_is_lost(
+    cluster: RayCluster, expected: list[str], tmp_path: Path
+) -> None:
+    delays = {"look_back_period_s": 11.0, "upscale_delay_s": 0.5, "downscale_delay_s": 1.0}
+    policy = {"policy_function": "quire.frontend.ray.scaling:TokenPolicy", "policy_kwargs": {"target_tokens": 500}}
+    scaling = {"min_replicas": 1, "max_replicas": 3, "policy": policy, **delays}
     over = threading.Event()
     rounds: list[list[str]] = []
 
@@ -119,13 +143,15 @@ def test_nothing_is_lost_while_replicas_come_and_go(cluster: RayCluster, expecte
         while not over.is_set():
             rounds.append(Streams(cluster.url).answers())
 
+    cluster.deploy(tmp_path, {"autoscaling_config": scaling})
+    cluster.wait_replicas(1)
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(load)
         try:
-            for count in (1, 3, 1):
-                cluster.deploy(tmp_path, count)
+            cluster.wait_replicas(3)
         finally:
             over.set()
+        cluster.wait_replicas(1)
         loading.result(PATIENCE)
     assert rounds
     assert all(answers == expected for answers in rounds)

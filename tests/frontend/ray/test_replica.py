@@ -10,6 +10,7 @@ import signal
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
+import pytest
 from patience import PATIENCE
 
 from quire.frontend import LLM, SamplingParams
@@ -39,20 +40,20 @@ class DirectReplicas:
     """Replicas that are called in turn."""
 
     def __init__(self, replicas: Sequence[Any]) -> None:
-        self._replicas = replicas
+        self.replicas = replicas
         self._turn = itertools.cycle(replicas)
 
-    def relay(self, frame: bytes) -> DirectCall:
+    def relay(self, frame: bytes, text_files: str) -> DirectCall:
         """See `Replicas`."""
-        return DirectCall(next(self._turn).relay(frame))
+        return DirectCall(next(self._turn).relay(frame, text_files))
 
     async def describe(self) -> bytes:
         """See `Replicas`."""
-        return await self._replicas[0].describe()
+        return await self.replicas[0].describe()
 
     async def call_all(self, frame: bytes) -> Sequence[bytes | Exception]:
         """See `Replicas`."""
-        return await asyncio.gather(*(replica.call(frame) for replica in self._replicas), return_exceptions=True)
+        return await asyncio.gather(*(replica.call(frame) for replica in self.replicas), return_exceptions=True)
 
 
 @contextlib.asynccontextmanager
@@ -130,5 +131,20 @@ def test_statistics_are_those_of_all_replicas() -> None:
             assert totals["decode_tokens"] >= 2 * 119
             assert await llm.reset_prefix_cache()
             assert (await llm.stats())["pages_cached"] == 0
+
+    asyncio.run(run())
+
+
+def test_a_replica_with_another_tokenizer_refuses_requests() -> None:
+    """As while the application is deployed with another model: the tokens would be read as other text."""
+
+    async def run() -> None:
+        replica = EngineReplica.__new__(EngineReplica)
+        await replica.__init__(OPTIONS)
+        try:
+            with pytest.raises(RuntimeError, match="another tokenizer"):
+                await anext(replica.relay(b"", "other files"))
+        finally:
+            await asyncio.to_thread(replica.__del__)
 
     asyncio.run(run())
