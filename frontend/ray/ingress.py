@@ -16,7 +16,11 @@ from quire.frontend.client.engine import ConnectedEngine
 from quire.frontend.engine_args import DEMO_MODEL, EngineArgs
 from quire.frontend.errors import EngineDeadError
 from quire.frontend.http.app import make_app
-from quire.frontend.http.service import ModelService, names_of, open_service
+from quire.frontend.http.models.served_models import ServedModels
+from quire.frontend.http.server_state import ServerState
+from quire.frontend.http.service import names_of
+from quire.frontend.http.service_maker import ServiceMaker
+from quire.frontend.http.transport.logs import configure_logging
 from quire.frontend.hub.resolve import resolve_model
 from quire.frontend.ray.connection import ReplicaCall, ReplicaConnection, Replicas
 from quire.frontend.ray.options import ApplicationOptions
@@ -91,12 +95,14 @@ class HttpIngress:
         args, model = parsed.server_args, parsed.engine.get("model") or DEMO_MODEL
         tokenizer = self._llm.tokenizer
         defaults = model_defaults(None if tokenizer is None else tokenizer.path, ready.model)
-        self._service: ModelService = open_service(self._llm, args, names_of(args, model, DEMO_MODEL), defaults)
+        maker = ServiceMaker(ServerState(args, None), names_of(args.served_model_name, model, DEMO_MODEL))
+        configure_logging(args.log_level, args.log_format)  # type: ignore[arg-type] # the table has checked it
+        self._service = maker.make(self._llm, defaults)
         await self._service.warm_up()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the application that Ray Serve calls for each HTTP request."""
-        return WithoutLifespan(make_app(self._service))
+        return WithoutLifespan(make_app(ServedModels.of(self._service)))
 
     async def check_health(self) -> None:
         """Raise `EngineDeadError` if the client has failed; replicas of the engine may come and go."""

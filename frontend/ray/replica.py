@@ -19,7 +19,14 @@ from quire.frontend.errors import EngineDeadError
 from quire.frontend.ray.cpus import bind_process, numa_nodes, part_of
 from quire.frontend.ray.scaling import TOKENS
 from quire.protocol.codec import EngineDecoder, encode
-from quire.protocol.messages import Abort, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, UtilityCall
+from quire.protocol.messages import (
+    Abort,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    PrefixReport,
+    UtilityCall,
+)
 
 CLOCK = struct.Struct("<d")
 """The first item of a relay: the replica's monotonic clock, in seconds, which the times of its engine are of."""
@@ -57,7 +64,7 @@ class EngineReplica:
         caller reads tokens by, see `Ready`. An empty item says that the replica is alive. Raises `RuntimeError` if the
         engine reads them by others, as while the application is deployed with another model.
         """
-        if text_files != self._engine.client.ready.text_files:
+        if text_files != self._engine.engines.ready.text_files:
             raise RuntimeError("the model has been replaced by one with another tokenizer; send the request again")
         request = cast("EngineCoreRequest", self._decoder.decode([frame]))
         relay = self._open[request.request_id] = Relay(request)
@@ -66,7 +73,7 @@ class EngineReplica:
             while not await _happens(self._has_engine, HEARTBEAT_SECONDS):
                 yield b""
             with suppress(EngineDeadError):  # then it is lost
-                self._engine.client.send(msgspec.structs.replace(request, arrival_time=time.monotonic()))
+                self._engine.engines.first.send(msgspec.structs.replace(request, arrival_time=time.monotonic()))
                 while not relay.is_over:
                     yield await relay.take(HEARTBEAT_SECONDS)
                     await relay.pause(len(self._open) / _ITEMS_PER_SECOND)
@@ -76,26 +83,26 @@ class EngineReplica:
             del self._open[request.request_id]
             if not relay.has_ended:
                 with suppress(EngineDeadError):
-                    self._engine.client.send(Abort([request.request_id]))
+                    self._engine.engines.first.send(Abort([request.request_id]))
 
     async def describe(self) -> bytes:
         """Return the engine's description of itself, an encoded `Ready`."""
-        return bytes(encode(self._engine.client.ready)[0])
+        return bytes(encode(self._engine.engines.ready)[0])
 
     async def call(self, frame: bytes) -> bytes:
         """Return the result of a utility call of the engine, as msgpack. Raises `RuntimeError`."""
         call = cast("UtilityCall", self._decoder.decode([frame]))
-        future = self._engine.client.call(call.method, call.token_ids, call.cache_salt, shown=call.shown)
+        future = self._engine.engines.call(call.method, call.token_ids, call.cache_salt, shown=call.shown)
         return msgspec.msgpack.encode(await asyncio.wrap_future(future))
 
     async def check_health(self) -> None:
         """Raise `EngineDeadError` once no engine will come back; Ray Serve then replaces the replica."""
-        if (error := self._engine.client.dead) is not None:
+        if (error := self._engine.engines.dead) is not None:
             raise EngineDeadError(*error.args)
 
     async def record_routing_stats(self) -> dict[str, int]:
         """Return what routers need to know: how many KV pages there are."""
-        return {"num_pages": self._engine.client.ready.num_pages}
+        return {"num_pages": self._engine.engines.ready.num_pages}
 
     async def record_autoscaling_stats(self) -> dict[str, int]:
         """Return what the autoscaling goes by: tokens of the open requests."""
@@ -122,7 +129,9 @@ class EngineReplica:
                     relay.put(output, delivery.timestamp)
         elif isinstance(delivery, EngineBack):
             self._has_engine.set()
-        else:  # the engine is away or dead, or has rejected a message, nobody knows of which request
+        elif not isinstance(
+            delivery, PrefixReport
+        ):  # the engine is away or dead, or has rejected a message, nobody knows of which request
             if isinstance(delivery, EngineAway):
                 self._has_engine.clear()
             for relay in self._open.values():
