@@ -22,7 +22,16 @@ _REFUSED = {
         f"{_PROXY}; set it there, in http_options of the Serve config",
     ),
     "root_path": "give the application a route_prefix instead",
-    **dict.fromkeys(("engine_address", "reconnect_timeout", "curve_keys", "insecure_tcp"), f"{_ENGINES}; leave it out"),
+    **dict.fromkeys(
+        (
+            *("engine_address", "engine", "router", "data_parallel_size", "admin_key_file", "reconnect_timeout"),
+            *("curve_keys", "insecure_tcp"),
+        ),
+        f"{_ENGINES}; leave it out",
+    ),
+    **dict.fromkeys(
+        ("models_dir", "max_loaded", "idle_timeout"), "an application has one model, which stays loaded; leave it out"
+    ),
     **dict.fromkeys(
         ("prefill_address", "prefill_min_tokens", "kv_peer"),
         "no replica of the engine has a peer of its own; leave it out",
