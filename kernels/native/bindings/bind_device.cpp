@@ -76,6 +76,27 @@ void bind_device(nb::module_& m) {
           "allocate_matrix", [](Device& d, std::size_t bytes) { return address_of(d.allocate_matrix(bytes)); },
           "num_bytes"_a, nb::call_guard<nb::gil_scoped_release>(),
           "Allocate memory for a matrix, each part of its columns near the units that will read it.")
+      .def(
+          "place_matrix",
+          [](Device& d, Address address, std::size_t bytes) {
+            auto* memory = reinterpret_cast<std::byte*>(address);
+            d.check(memory, bytes);
+            d.place_matrix(memory, bytes);
+          },
+          "address"_a, "num_bytes"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "Prepare memory of a file for a matrix, each part of its columns near the units that will read it.")
+      .def(
+          "map_file",
+          [](Device& d, int descriptor, std::size_t bytes, bool writable) {
+            return address_of(d.map_file(descriptor, bytes, writable));
+          },
+          "descriptor"_a, "num_bytes"_a, "writable"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "Map the first bytes of a file, which must have as many; return the address, which is good as long as the "
+          "device lives. Raises OSError.")
+      .def(
+          "make_read_only", [](Device& d, Address address) { d.make_read_only(reinterpret_cast<std::byte*>(address)); },
+          "address"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "End the writing to a file that was mapped here, from its first byte on. Raises OSError.")
       .def("upload", &upload, "array"_a, nb::sig("def upload(self, array: numpy.typing.NDArray[typing.Any]) -> int"),
            "Copy the array into memory that lives as long as the device; return its address.")
       .def(

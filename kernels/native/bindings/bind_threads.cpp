@@ -65,7 +65,7 @@ void bind_threads(nb::module_& m) {
           "touch",
           [](ThreadPool& pool, const Bytes& memory) {
             const nb::gil_scoped_release release;
-            touch_by_node(pool, reinterpret_cast<std::byte*>(memory.data()), memory.size());
+            touch_by_node(pool, reinterpret_cast<std::byte*>(memory.data()), memory.size(), touch_pages);
           },
           "memory"_a, "Touch every page of the memory, each on the NUMA node whose share it belongs to.")
       .def("launch_time", &launch_time, "launches"_a, nb::call_guard<nb::gil_scoped_release>(),

@@ -48,15 +48,18 @@ void* Arena::allocate(std::size_t bytes) {
 }
 
 void Arena::check(const void* address, std::size_t bytes) const {
-  const auto begin = reinterpret_cast<std::uintptr_t>(address);
   const bool is_mapped = std::ranges::any_of(mappings_, [&](const Mapping& mapping) {
-    const auto first = reinterpret_cast<std::uintptr_t>(mapping.get());
-    const std::size_t whole = mapping.get_deleter().bytes;
-    return begin >= first && begin - first <= whole && bytes <= whole - (begin - first);
+    return lies_within(address, bytes, {mapping.get(), mapping.get_deleter().bytes});
   });
   if (!is_mapped)
-    throw std::invalid_argument(std::to_string(bytes) + " bytes at address " + std::to_string(begin) +
+    throw std::invalid_argument(std::to_string(bytes) + " bytes at address " +
+                                std::to_string(reinterpret_cast<std::uintptr_t>(address)) +
                                 " are not memory that was allocated here");
+}
+
+bool lies_within(const void* address, std::size_t bytes, std::span<const std::byte> memory) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(address), first = reinterpret_cast<std::uintptr_t>(memory.data());
+  return begin >= first && begin - first <= memory.size() && bytes <= memory.size() - (begin - first);
 }
 
 void touch_pages(std::byte* begin, std::byte* end) {
@@ -69,6 +72,14 @@ void touch_pages(std::byte* begin, std::byte* end) {
     __atomic_fetch_add(reinterpret_cast<std::uint8_t*>(begin), 0, __ATOMIC_RELAXED);
 }
 
+void read_pages(std::span<const std::byte> memory) {
+#if defined(MADV_POPULATE_READ)
+  madvise(const_cast<std::byte*>(memory.data()), memory.size(), MADV_POPULATE_READ);  // only a hint
+#else
+  static_cast<void>(memory);  // they become resident as they are read
+#endif
+}
+
 void touch_huge_pages(std::byte* begin, std::byte* end) {
   if (begin >= end) return;
   std::byte* const first = begin - reinterpret_cast<std::uintptr_t>(begin) % kHugePage;
@@ -78,15 +89,14 @@ void touch_huge_pages(std::byte* begin, std::byte* end) {
   touch_pages(begin, end);
 }
 
-void touch_by_node(ThreadPool& pool, std::byte* memory, std::size_t bytes) {
+void touch_by_node(ThreadPool& pool, std::byte* memory, std::size_t bytes, void (*touch)(std::byte*, std::byte*)) {
   const std::size_t threads = static_cast<std::size_t>(pool.size()), pages = (bytes + kPage - 1) / kPage;
   std::latch left(pool.size());
   pool.run([&](int thread) {
     const ScopedAffinity affinity(pool.place(thread).cpus);
     // Threads are numbered node by node, so this is a part of the node's share.
     const std::size_t index = static_cast<std::size_t>(thread);
-    touch_pages(memory + pages * index / threads * kPage,
-                memory + std::min(bytes, pages * (index + 1) / threads * kPage));
+    touch(memory + pages * index / threads * kPage, memory + std::min(bytes, pages * (index + 1) / threads * kPage));
     left.count_down();
     if (thread == 0) left.wait();  // so that every thread takes part
   });

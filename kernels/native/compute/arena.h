@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <memory>
 #include <new>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -45,6 +46,12 @@ class Arena {
   std::size_t left_ = 0;
 };
 
+/// Returns true if all of the bytes are part of the memory.
+bool lies_within(const void* address, std::size_t bytes, std::span<const std::byte> memory);
+
+/// Makes memory of a file resident that another process has written.
+void read_pages(std::span<const std::byte> memory);
+
 /// Makes the memory resident and keeps its contents, even if other threads write to it concurrently. Linux places a
 /// page on the NUMA node that touches it first.
 void touch_pages(std::byte* begin, std::byte* end);
@@ -53,7 +60,8 @@ void touch_pages(std::byte* begin, std::byte* end);
 /// getting them on a fault, as they do by default.
 void touch_huge_pages(std::byte* begin, std::byte* end);
 
-/// Touches all of the memory, each share (ThreadPool::share_begin) from a thread of its NUMA node.
-void touch_by_node(ThreadPool& pool, std::byte* memory, std::size_t bytes);
+/// Calls `touch`, one of the above, for all of the memory, for each share (ThreadPool::share_begin) from a thread of
+/// its NUMA node.
+void touch_by_node(ThreadPool& pool, std::byte* memory, std::size_t bytes, void (*touch)(std::byte*, std::byte*));
 
 }  // namespace quire

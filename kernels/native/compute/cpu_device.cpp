@@ -5,6 +5,7 @@
 #include <cstring>
 #include <latch>
 #include <optional>
+#include <stdexcept>
 #include <utility>
 
 namespace quire {
@@ -22,8 +23,30 @@ CpuDevice::CpuDevice(ThreadPool& threads) : Device(threads) {
 
 std::byte* CpuDevice::allocate_matrix(std::size_t bytes) {
   std::byte* memory = allocate(bytes);
-  if (threads().nodes() > 1) touch_by_node(threads(), memory, bytes);
+  if (threads().nodes() > 1) touch_by_node(threads(), memory, bytes, touch_pages);
   return memory;
+}
+
+void CpuDevice::place_matrix(std::byte* memory, std::size_t bytes) const {
+  touch_by_node(threads(), memory, bytes, touch_huge_pages);
+}
+
+std::byte* CpuDevice::map_file(int fd, std::size_t bytes, bool writable) {
+  const std::span<std::byte> memory = files_.emplace_back(fd, bytes, writable).memory();
+  if (!writable) read_pages(memory);
+  return memory.data();
+}
+
+void CpuDevice::make_read_only(std::byte* memory) {
+  const auto file = std::ranges::find(files_, memory, [](const FileMapping& each) { return each.memory().data(); });
+  if (file == files_.end()) throw std::invalid_argument("no file is mapped at this address");
+  touch_huge_pages(memory, memory + file->memory().size());
+  file->make_read_only();
+}
+
+void CpuDevice::check(const void* address, std::size_t bytes) const {
+  const auto holds = [&](const FileMapping& file) { return lies_within(address, bytes, file.memory()); };
+  if (std::ranges::none_of(files_, holds)) arena_.check(address, bytes);
 }
 
 void CpuDevice::touch(std::byte* begin, std::byte* end, std::int64_t head) const {

@@ -3,11 +3,13 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <list>
 #include <span>
 #include <vector>
 
 #include "compute/arena.h"
 #include "compute/device.h"
+#include "compute/file_mapping.h"
 
 namespace quire {
 
@@ -25,7 +27,16 @@ class CpuDevice final : public Device {
   /// Where threads run on several nodes, those of each touch first the part that `run` prefers to give them, so it lies
   /// on their node.
   std::byte* allocate_matrix(std::size_t bytes) override;
-  void check(const void* address, std::size_t bytes) const override { arena_.check(address, bytes); }
+
+  /// On huge pages. A part may share one with a neighbour's part.
+  void place_matrix(std::byte* memory, std::size_t bytes) const override;
+
+  /// What another process has written is resident at once.
+  std::byte* map_file(int fd, std::size_t bytes, bool writable) override;
+
+  /// Also moves to huge pages what was not placed on them.
+  void make_read_only(std::byte* memory) override;
+  void check(const void* address, std::size_t bytes) const override;
 
   /// Heads are distributed over the NUMA nodes in turn.
   void touch(std::byte* begin, std::byte* end, std::int64_t head) const override;
@@ -48,6 +59,7 @@ class CpuDevice final : public Device {
   void reset(std::size_t num_launches);
 
   Arena arena_;
+  std::list<FileMapping> files_;
   std::vector<const Place*> places_;              ///< place of a thread on each node, if there are several nodes
   std::vector<std::atomic<std::int64_t>> taken_;  ///< items taken from each node's share of a launch
   std::vector<std::atomic<std::int64_t>> done_;   ///< finished items of each launch

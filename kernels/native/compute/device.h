@@ -38,7 +38,18 @@ class Device {
   /// to give it to.
   virtual std::byte* allocate_matrix(std::size_t bytes) = 0;
 
-  /// Throws std::invalid_argument unless all of the memory was allocated here.
+  /// Prepares memory of a file for a matrix, each part of its columns near the units that `run` prefers to give it to.
+  virtual void place_matrix(std::byte* memory, std::size_t bytes) const = 0;
+
+  /// Maps the first bytes of a file, which must have as many, into memory that lives as long as the device. Throws
+  /// OutOfMemory or std::system_error.
+  virtual std::byte* map_file(int fd, std::size_t bytes, bool writable) = 0;
+
+  /// Ends the writing to a file that was mapped here, from its first byte on. Throws std::system_error, or
+  /// std::invalid_argument for an address that is none of a file.
+  virtual void make_read_only(std::byte* memory) = 0;
+
+  /// Throws std::invalid_argument unless all of the memory was allocated or mapped here.
   virtual void check(const void* address, std::size_t bytes) const = 0;
 
   /// Makes a part of a head's KV memory resident, so that no step waits for it. Any thread.

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "compute/file_mapping.h"
 #include "kv_cache/page_record.h"
 
 namespace quire {
@@ -19,9 +20,6 @@ class KvFile {
   /// Resizes the file and maps it, on huge pages where the system grants them. Throws std::invalid_argument where that
   /// is impossible.
   KvFile(int fd, std::int32_t num_pages, std::int32_t block_size, std::size_t tile_bytes);
-  ~KvFile();
-  KvFile(const KvFile&) = delete;
-  KvFile& operator=(const KvFile&) = delete;
 
   std::span<PageRecord> records() const;
   std::span<std::int32_t> tokens() const;  ///< [pages][block_size]
@@ -29,9 +27,7 @@ class KvFile {
 
  private:
   std::size_t num_pages_, num_tokens_;
-  std::size_t bytes_;    ///< size of the file
-  std::byte* reserved_;  ///< address space, a huge page more than the file so that it can be aligned
-  std::byte* base_ = nullptr;
+  FileMapping mapping_;
 };
 
 }  // namespace quire
