@@ -41,6 +41,7 @@ from quire.kernels.errors import ModelError
 from quire.kernels.fit import advised
 from quire.kernels.host import MachineShare
 from quire.kernels.runner import ModelRunner, PreparedModel
+from quire.kernels.weights.shared_weights import WAITING
 from quire.protocol.address import default_address, remove_orphaned
 from quire.protocol.codec import MAX_REPLY_BYTES
 from quire.protocol.engine_options import DEFAULT_DISK_SIZE, EngineProcessOptions
@@ -275,7 +276,7 @@ def _prepare(parsed: EngineProcessOptions, stages: Stages) -> PreparedModel:
     shows_progress = sys.stderr.isatty()
 
     def progress(what: str, done: int, total: int) -> None:
-        stages.begin(what)
+        stages.begin(what, waits=what == WAITING)
         if shows_progress:
             _show_progress(what, done, total)
 

@@ -64,11 +64,11 @@ class Stages:
         self._is_supervised = is_supervised
         self._current = ""
 
-    def begin(self, what: str) -> None:
-        """Begin a part, or go on with it."""
+    def begin(self, what: str, *, waits: bool = False) -> None:
+        """Begin a part, or go on with it. One that `waits` for another engine does nothing meanwhile."""
         if self._is_supervised and what != self._current:
             self._current = what
-            write_line("STAGE", {"what": what})
+            write_line("STAGE", {"what": what, "waits": waits})
 
 
 class SupervisorLink:

@@ -48,8 +48,9 @@ class LoadOptions:
     one of INSTRUCTION_SETS in devices/instruction_sets.py. `quantization`: one of quantization.MODES for a float
     checkpoint, or the checkpoint's own method. `kv_cache_dtype`: `auto` or `int8`. `weight_cache`: folder where packed
     weights are kept for the next start. `kv_memory_fd`: file descriptor of the memory of KV pages, which the next
-    engine takes over. `memory_limit`: bytes of the whole process. `machine_share`: "I/N" for one of N engines,
-    which share the memory that is left. `hf_overrides`: fields that replace those of config.json, as a JSON object.
+    engine takes over. `weights_fd`: file descriptor of the memory of packed weights, which other engines have too.
+    `memory_limit`: bytes of the whole process. `machine_share`: "I/N" for one of N engines, which share the memory that
+    is left. `hf_overrides`: fields that replace those of config.json, as a JSON object.
     """
 
     model: str
@@ -68,6 +69,7 @@ class LoadOptions:
     kv_cache_dtype: str = "auto"
     weight_cache: str | None = None
     kv_memory_fd: int | None = None
+    weights_fd: int | None = None
     memory_limit: int | None = None
     machine_share: str | None = None
     hf_overrides: str | None = None
@@ -147,15 +149,17 @@ def choose_num_pages(
     kv_heads: int,
     whole: bool = False,
     file: KvFile | None = None,
+    shared_bytes: int = 0,
 ) -> int:
     """Return the pages of a pool next to weights and buffers of `other_bytes`, maybe in a file.
 
     A page's bytes lie in `kv_heads` places, one for each KV head of all layers. By default as many as the file holds
     already, or else as all sequences together could fill, up to 4 GiB or half of the memory that is left; with a
     memory_limit up to what it leaves, and at least for one sequence of max_model_len. With `whole` prompts, which are
-    computed in one step each and then gone, no more than a few steps fill.
+    computed in one step each and then gone, no more than a few steps fill. `shared_bytes` of the weights are in memory
+    already, that of all engines.
     """
-    free = choose_device(options).available_memory()
+    free = choose_device(options).available_memory() + shared_bytes
     if free < other_bytes:  # whatever the file holds may be in use until the pool is mapped
         raise MemoryShortageError(
             f"weights and buffers take {other_bytes} bytes, but {free} are free"
@@ -233,10 +237,12 @@ def _over_limit(options: LoadOptions, other_bytes: int, kv_bytes: int) -> Memory
     )
 
 
-def plan_memory(options: LoadOptions, weights: int, buffers: int, kv_bytes: int) -> MemoryPlan:
+def plan_memory(
+    options: LoadOptions, weights: int, buffers: int, kv_bytes: int, *, shared_bytes: int = 0
+) -> MemoryPlan:
     """Return the plan of a process with a pool that `choose_num_pages` has chosen."""
     if options.memory_limit is None:
-        left = host.available_memory() - weights - buffers - kv_bytes
+        left = host.available_memory() + shared_bytes - weights - buffers - kv_bytes
         share = left // host.MachineShare.parse(options.machine_share).count
         return MemoryPlan(weights, buffers, kv_bytes, reserve_beside(share))
     reserve = options.memory_limit - PROGRAM_BYTES - weights - buffers - kv_bytes

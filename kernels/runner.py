@@ -50,8 +50,9 @@ from quire.kernels.step import StepInput
 from quire.kernels.trial import TrialRun
 from quire.kernels.weights.checkpoint import Checkpoint
 from quire.kernels.weights.gguf_checkpoint import open_checkpoint
-from quire.kernels.weights.loader import ImportanceTrial, Loader, check
+from quire.kernels.weights.loader import ImportanceTrial, Loader, check, packing_key
 from quire.kernels.weights.quantization import choose_quantization
+from quire.kernels.weights.shared_weights import SharedWeights
 
 __all__ = [
     "Constraint",
@@ -222,15 +223,34 @@ def describe(options: LoadOptions, features: Features | None = None) -> tuple[Mo
     return plan_of(options, checkpoint, features), checkpoint
 
 
-def choose_memory(plan: ModelPlan, options: LoadOptions, file: KvFile | None = None) -> tuple[int, MemoryPlan]:
-    """Return the number of KV pages, maybe in a file, and the memory of the whole process. Raises ModelError."""
+def choose_memory(
+    plan: ModelPlan, options: LoadOptions, file: KvFile | None = None, shared_bytes: int = 0
+) -> tuple[int, MemoryPlan]:
+    """Return the number of KV pages, maybe in a file, and the memory of the whole process. Raises ModelError.
+
+    `shared_bytes` of the weights are in the memory of other engines already.
+    """
     logit_rows, logit_stride = logits_shape(plan)
     buffers = sum(b.bytes for b in plan.buffers.values()) + logit_rows * 4 * (logit_stride + plan.hidden_size)
     weights, kv_heads = plan.weight_bytes + plan.array_bytes, plan.layers * plan.heads.kv
     pages = choose_num_pages(
-        options, plan.limits, plan.page_bytes, weights + buffers, kv_heads=kv_heads, whole=plan.is_encoder, file=file
-    )
-    return pages, plan_memory(options, weights, buffers, pages * plan.page_bytes)
+        options, plan.limits, plan.page_bytes, weights + buffers, kv_heads=kv_heads, whole=plan.is_encoder, file=file,
+        shared_bytes=shared_bytes,
+    )  # fmt: skip
+    return pages, plan_memory(options, weights, buffers, pages * plan.page_bytes, shared_bytes=shared_bytes)
+
+
+def _claim_weights(
+    plan: ModelPlan, fd: int, trial: ImportanceTrial | None, progress: Progress | None
+) -> SharedWeights | None:
+    """Return the file `fd` of the plan's weights, to be read or to be filled; None if it has others."""
+    matrices = [weight for weight in plan.weights if isinstance(weight, Matrix)]
+    key = packing_key(plan.quantization, matrices, plan.dtypes, trial)
+    shared = SharedWeights(fd, key, plan.weights, plan.dtypes)
+    if shared.claim(progress):
+        return shared
+    logger.warning("weights_fd=%d has other weights; those of this engine take memory of their own", fd)
+    return None
 
 
 def assemble(
@@ -249,7 +269,8 @@ def assemble(
     if fd is None and log_sealed_pages:
         fd = os.memfd_create("quire-kv")  # until this process ends
     file = None if fd is None else KvFile(fd, model_name(plan))
-    pages, memory = choose_memory(plan, options, file)
+    shared = None if options.weights_fd is None else _claim_weights(plan, options.weights_fd, trial, progress)
+    pages, memory = choose_memory(plan, options, file, 0 if shared is None else shared.resident_bytes)
     is_chosen = options.num_pages is not None or options.kv_cache_memory_bytes is not None
     if not is_chosen and pages * limits.block_size < limits.max_model_len:
         logger.warning(
@@ -258,7 +279,7 @@ def assemble(
             pages, pages * limits.block_size, limits.max_model_len,
         )  # fmt: skip
     native = open_runner(plan, device, pages, file, log_sealed_pages=log_sealed_pages)
-    loader = Loader(device.native, plan.quantization, plan.dtypes, progress, options.weight_cache, trial)
+    loader = Loader(device.native, plan.quantization, plan.dtypes, progress, options.weight_cache, trial, shared)
     assembly = Assembly(native, device, plan, loader, memory, pages, file)
     assembly.compile(progress)
     loader.load(plan.weights)

@@ -207,6 +207,9 @@ class EngineProcessOptions(SocketOptions, EngineOptions):
             the one that started the engine. Default: no process.
         kv_memory_fd: Inherited file descriptor of a memfd to hold the KV pages. The next engine that is given it takes
             over the pages of this one. Default: the pages end with the engine.
+        weights_fd: Inherited file descriptor of a memfd (MFD_ALLOW_SEALING) to hold the packed weights. The first
+            engine that is given it packs them; all others, also later ones, find them there. Default: each engine packs
+            its own.
         crash_journal_fd: Inherited file descriptor of a memfd that tells the next engine under which requests this one
             has died: one under which engines die again and again is tried alone, and fails. Default: no memory of it.
         machine_share: Use the I-th of N equal shares of the cores, by NUMA node, and of the memory for KV pages. With
@@ -224,6 +227,7 @@ class EngineProcessOptions(SocketOptions, EngineOptions):
     log_level: Annotated[str, Option("LEVEL", choices=LOG_LEVELS)] = "warning"
     die_with_parent: Annotated[int | None, Option("PID", Range(0, MAX_INT32))] = None
     kv_memory_fd: Annotated[int | None, Option("FD", Range(0, MAX_INT32))] = None
+    weights_fd: Annotated[int | None, Option("FD", Range(0, MAX_INT32))] = None
     crash_journal_fd: Annotated[int | None, Option("FD", Range(0, MAX_INT32))] = None
     machine_share: Annotated[str | None, Option("I/N")] = None
     standby: Annotated[str | None, Option("WHAT", choices=STANDBYS)] = None

@@ -103,7 +103,7 @@ def _own_options(config: SpeculativeConfig, model: str, loading: LoadOptions, ru
     """Return the options by which what drafts is loaded beside the model."""
     return replace(
         loading, model=model, quantization=config.quantization, max_model_len=None, num_pages=None,
-        kv_memory_fd=None, memory_limit=None, hf_overrides=None,
+        kv_memory_fd=None, weights_fd=None, memory_limit=None, hf_overrides=None,
         kv_cache_memory_bytes=max(runner.kv_bytes // _KV_SHARE, 1 << 24),
     )  # fmt: skip
 

@@ -71,9 +71,10 @@ class Loaded(msgspec.Struct):
 
 
 class Stage(msgspec.Struct):
-    """The part of its start that an engine has begun."""
+    """The part of its start that an engine has begun. It `waits` for another engine, which its own owner watches."""
 
     what: str
+    waits: bool = False
 
 
 class Blame(msgspec.Struct):
@@ -119,7 +120,7 @@ class EngineProcess:
         self.last_beat: Beat | None = None
         self.num_blamed = 0  # of the deaths before it, those that a request has caused
         self._has_begun = threading.Event()
-        self._stage = "starting Python"
+        self._stage = Stage("starting Python")
         # -P: folders in the current directory must not shadow packages.
         command = [sys.executable, "-P", "-m", "quire.engine_core", *flags, "--die-with-parent", str(self._owner)]
         command += [] if standby is None else ["--standby", standby]
@@ -190,13 +191,15 @@ class EngineProcess:
             except FutureTimeoutError:
                 left -= _SAMPLE_SECONDS
             activity.sample()
+            if self._stage.waits:
+                activity.num_idle_samples = 0
             self._go_on()
             if left <= 0:
-                text = f"the engine was not ready within {timeout:g} s, while {self._stage}; raise start_timeout"
+                text = f"the engine was not ready within {timeout:g} s, while {self._stage.what}; raise start_timeout"
             elif activity.num_idle_samples >= _MOST_IDLE_SAMPLES:
                 text = (
-                    f"the engine did nothing for {activity.num_idle_samples} s, while {self._stage}; see whether the "
-                    "files of the model can be read"
+                    f"the engine did nothing for {activity.num_idle_samples} s, while {self._stage.what}; see whether "
+                    "the files of the model can be read"
                 )
             else:
                 continue
@@ -293,7 +296,7 @@ class EngineProcess:
         elif word == "BEGUN":
             self._has_begun.set()
         elif word == "STAGE":
-            self._stage = msgspec.json.decode(rest, type=Stage).what
+            self._stage = msgspec.json.decode(rest, type=Stage)
         elif word == "BLAMED":
             self.num_blamed = msgspec.json.decode(rest, type=Blame).num_deaths
         elif word == "RELOAD":

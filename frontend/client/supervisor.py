@@ -59,11 +59,13 @@ class Supervisor:
         timeouts: ProcessTimeouts,
         machine_share: str | None = None,
         on_ready: Callable[[str], None] = lambda _address: None,
+        weights_fd: int | None = None,
         host: Host = HOST,
         process: Callable[..., EngineProcess] = EngineProcess,
     ) -> None:
         """Start the first process with these settings, see `EngineProcessOptions` for its `machine_share`.
 
+        `weights_fd`: memfd of the caller in which all processes find their weights packed, once one has packed them.
         Raises `EngineStartError`.
         """
         self.address = address
@@ -73,6 +75,7 @@ class Supervisor:
         self._options = options
         self._timeouts = timeouts
         self._on_ready = on_ready
+        self._weights_fd = weights_fd
         self._host = host
         self._new_process = process
         # The KV pages of an engine that has died are the next one's, and what it notes of requests that may kill it.
@@ -146,6 +149,9 @@ class Supervisor:
         flags += ["--kv-memory-fd", str(self._kv_memory), "--crash-journal-fd", str(self._crash_journal)]
         flags += [] if self._machine_share is None else ["--machine-share", self._machine_share]
         kept_fds = [self._kv_memory, self._crash_journal]
+        if self._weights_fd is not None:
+            flags += ["--weights-fd", str(self._weights_fd)]
+            kept_fds.append(self._weights_fd)
         return self._new_process(flags, kept_fds=kept_fds, standby=standby, on_reload=self._start_reload)
 
     def _start_reload(self, call: ReloadCall) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import ctypes
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +17,7 @@ from quire.kernels.errors import ModelError
 from quire.kernels.operands import Array, ArrayWeight, Matrix, MatrixPart, Operand, Weight
 from quire.kernels.weights.checkpoint import FLOAT_DTYPES, Checkpoint, Tensor
 from quire.kernels.weights.quantization import Quantization, counts_by_importance
+from quire.kernels.weights.shared_weights import SharedWeights
 from quire.kernels.weights.weight_cache import CacheFile, key_of
 
 Importance = Mapping[tuple[str, int], npt.NDArray[np.float32]]
@@ -57,7 +59,7 @@ class Loader:
     """Packs weights into a device's memory, or reads them from the weight cache in `cache_folder`.
 
     `progress(task, done, total)` counts bytes. `trial` measures the importance of inputs for the formats that weigh
-    errors by it.
+    errors by it. `shared` is memory of other engines too, which may hold the weights already.
     """
 
     device: Device
@@ -66,6 +68,7 @@ class Loader:
     progress: Callable[[str, int, int], None] | None = None
     cache_folder: str | None = None
     trial: ImportanceTrial | None = None
+    shared: SharedWeights | None = None
     addresses: dict[Operand, int] = field(default_factory=dict)
     _importance: Importance = field(default_factory=dict)
     _read: tuple[tuple[str, tuple[int, ...]], Tensor, npt.NDArray[np.uint8]] | None = None
@@ -77,35 +80,54 @@ class Loader:
 
     def load(self, weights: list[Weight]) -> None:
         """Load the weights and store their addresses in `addresses`."""
+        if self.shared is None:
+            self._fill(weights)
+        else:
+            self._load_shared(self.shared, weights)
+        self.checkpoint.drop_pages()
+        self.trial, self._importance = None, {}  # they hold the graph and much else
+
+    def _load_shared(self, shared: SharedWeights, weights: list[Weight]) -> None:
+        """Load the weights, those that can be shared into shared memory unless they are there."""
+        self.addresses |= shared.map(self.device)
+        if shared.is_complete:
+            self._fill([weight for weight in weights if weight not in self.addresses])
+        else:
+            self._fill(weights)
+            shared.complete(self.device)
+
+    def _fill(self, weights: list[Weight]) -> None:
+        """Load the weights into the memory that they have, or else into new memory."""
         self.upload(weights)
         matrices = [weight for weight in weights if isinstance(weight, Matrix)]
         sizes = {matrix: matrix.bytes(self.dtypes) for matrix in matrices}
         for matrix, size in sizes.items():
-            self.addresses[matrix] = self.device.allocate_matrix(size)
-        self._pack_or_read(sizes)
-        self.trial, self._importance = None, {}  # they hold the graph and much else
+            if matrix in self.addresses:
+                self.device.place_matrix(self.addresses[matrix], size)
+            else:
+                self.addresses[matrix] = self.device.allocate_matrix(size)
+        if matrices:
+            self._pack_or_read(sizes)
 
     def _pack_or_read(self, sizes: Mapping[Matrix, int]) -> None:
         """Pack the matrices, or read them from the weight cache."""
         if self.cache_folder is None:
             self._pack_all(sizes)
             return
-        matrices = list(sizes)
-        trial = self._trial_of(matrices)
-        key = key_of(self.quantization, matrices, self.dtypes, "" if trial is None else trial.described)
+        key = packing_key(self.quantization, list(sizes), self.dtypes, self.trial)
         file = CacheFile(Path(self.cache_folder) / f"{key.hex()}.packed", key, self.device, self.addresses, sizes)
         file.load(lambda: self._pack_all(sizes), self._counter(sizes))
-
-    def _trial_of(self, matrices: Iterable[Matrix]) -> ImportanceTrial | None:
-        """Return the trial if the matrices are quantized by what it measures."""
-        is_needed = any(counts_by_importance(matrix.quantized) for matrix in matrices)
-        return self.trial if is_needed and self.quantization.scheme is None else None
 
     def upload(self, weights: Iterable[Weight]) -> None:
         """Load those of the weights that are plain arrays."""
         for weight in weights:
-            if not isinstance(weight, Matrix):
-                self.addresses[weight] = self.device.upload(self._values(weight))
+            if isinstance(weight, Matrix):
+                continue
+            values = self._values(weight)
+            if weight in self.addresses:
+                ctypes.memmove(self.addresses[weight], values.ctypes.data, values.nbytes)
+            else:
+                self.addresses[weight] = self.device.upload(values)
 
     def _counter(self, sizes: Mapping[Matrix, int]) -> Callable[[int], None]:
         """Return a function that shows progress, to be called with the bytes of each matrix that is done."""
@@ -130,7 +152,7 @@ class Loader:
 
     def _pack_all(self, sizes: Mapping[Matrix, int]) -> None:
         """Pack the matrices, the largest first: what is read for it is in memory while little else is."""
-        trial = self._trial_of(sizes)
+        trial = _needed(self.trial, self.quantization, sizes)
         if trial is not None:
             self._importance = trial.run()
         count = self._counter(sizes)
@@ -200,3 +222,19 @@ class Loader:
         read = self.quantization.read(part)
         zeros = None if read.zeros is None else read.zeros.astype(np.int16)
         self.device.pack_quantized(read.values, read.scales, zeros, packed, part.first_tile, part.tile_step)
+
+
+def packing_key(
+    quantization: Quantization, matrices: Sequence[Matrix], dtypes: Dtypes, trial: ImportanceTrial | None
+) -> bytes:
+    """Return a hash of all that the bytes of the packed matrices depend on."""
+    needed = _needed(trial, quantization, matrices)
+    return key_of(quantization, matrices, dtypes, "" if needed is None else needed.described)
+
+
+def _needed(
+    trial: ImportanceTrial | None, quantization: Quantization, matrices: Iterable[Matrix]
+) -> ImportanceTrial | None:
+    """Return the trial if the matrices are quantized by what it measures."""
+    is_needed = any(counts_by_importance(matrix.quantized) for matrix in matrices)
+    return trial if is_needed and quantization.scheme is None else None

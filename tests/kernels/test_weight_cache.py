@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import short_answers
 from patience import PATIENCE
 from quantized_checkpoints import by_name, write_quantized
 from tiny_model import CONFIG, weights, write
 
 from quire.frontend.engine_args import DEMO_MODEL
-from quire.kernels import options, runner
 from quire.kernels.errors import ModelError
-from quire.kernels.step import StepInput
 from quire.kernels.weights import loader, weight_cache
 
 if TYPE_CHECKING:
@@ -29,22 +28,9 @@ if TYPE_CHECKING:
 
 def answer(model: Path, folder: Path | None, **chosen: Any) -> tuple[list[int], list[float]]:
     """Return four greedy tokens and their log probabilities."""
-    cache = None if folder is None else str(folder)
-    engine = runner.load_model(options.LoadOptions(str(model), num_pages=8, threads=2, weight_cache=cache, **chosen))
-    slot = engine.sequences.open([5, 6, 7], 3, sampling=runner.SamplingConfig(temperature=0.0, logprobs=3))
-    assert engine.sequences.reserve(slot, 8)
-    tokens: list[int] = []
-    values: list[float] = []
-    start, count = 0, 3
-    for _ in range(4):
-        result = engine.run(StepInput([slot], [start], [count]))
-        entries = result.logprobs(0)
-        assert entries is not None
-        tokens += result.token_ids[0]
-        values += entries[0][1]
-        start, count = start + count, 1
-    engine.sequences.close(slot)
-    return tokens, values
+    return short_answers.answer(
+        short_answers.load(model, weight_cache=None if folder is None else str(folder), **chosen)
+    )
 
 
 def files(folder: Path) -> list[str]:

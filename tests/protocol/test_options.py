@@ -129,7 +129,7 @@ def test_the_engine_process_has_every_option() -> None:
 def test_the_model_is_loaded_with_the_same_names_and_defaults() -> None:
     fields = {field.name: field.default for field in dataclasses.fields(kernel_options.LoadOptions)}
     process = options_of(EngineProcessOptions)
-    assert fields.keys() - ENGINE.keys() == {"isa", "kv_memory_fd", "machine_share"}
+    assert fields.keys() - ENGINE.keys() == {"isa", "kv_memory_fd", "machine_share", "weights_fd"}
     assert fields.keys() - process.keys() == {"isa"}
     assert {name: process[name].default for name in fields if name not in {"isa", "model"}} == {
         name: default for name, default in fields.items() if name not in {"isa", "model"}

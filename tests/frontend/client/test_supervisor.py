@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import select
 import shutil
@@ -18,11 +19,13 @@ from engine_watch import wait_until
 from patience import PATIENCE
 
 from quire.frontend import LLM, AsyncLLM, EngineDeadError, RequestOutput, SamplingParams
+from quire.frontend.activity import Activity
 from quire.frontend.client import launcher, standby
 from quire.frontend.client import supervisor as module
 from quire.frontend.client.engine_client import Delivery
 from quire.frontend.client.launcher import Beat, EngineProcess
 from quire.frontend.client.supervisor import ProcessTimeouts, Supervisor
+from quire.protocol.address import default_address, remove_address
 from quire.protocol.engine_options import SupervisionOptions
 from quire.protocol.messages import EngineCoreOutputs, SchedulerStats
 
@@ -200,6 +203,52 @@ def test_an_engine_that_does_nothing_as_it_loads_is_given_up(
         os.kill(llm._engine.engines.ready.engine_pid, signal.SIGKILL)
         assert llm.generate("Once", SamplingParams(max_tokens=3))[0].outputs[0].token_ids
     assert "did nothing for 10 s, while reading the model's files" in capfd.readouterr().err
+
+
+def test_an_engine_that_waits_for_the_one_that_packs_is_not_given_up(
+    demo_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fd = os.memfd_create("quire-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fcntl.lockf(fd, fcntl.LOCK_EX)  # as an engine that packs
+    flags = ["--model", str(demo_model), "--num-pages", "64", "--beat-seconds", "1", "--weights-fd", str(fd)]
+    process = EngineProcess([*flags, "--engine-address", default_address()], kept_fds=[fd])
+    num_samples = 0
+
+    def find_idle(activity: Activity) -> None:
+        nonlocal num_samples
+        if process._stage.waits:
+            activity.num_idle_samples += 1000
+            num_samples += 1
+        if num_samples == 3:
+            fcntl.lockf(fd, fcntl.LOCK_UN)
+
+    monkeypatch.setattr(launcher, "_SAMPLE_SECONDS", 0.1)
+    monkeypatch.setattr(Activity, "sample", find_idle)
+    address = process.wait_ready(PATIENCE)
+    assert num_samples >= 3
+    process.stop(PATIENCE)
+    remove_address(address)
+    os.close(fd)
+
+
+def test_a_process_finds_the_weights_of_the_one_before(demo_model: Path) -> None:
+    fd = os.memfd_create("quire-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    ready = threading.Semaphore(0)
+    supervisor = Supervisor(
+        default_address(), {"model": str(demo_model), "num_pages": 64}, SupervisionOptions(),
+        timeouts=ProcessTimeouts(PATIENCE, 0.0), weights_fd=fd, on_ready=lambda _address: ready.release(),
+    )  # fmt: skip
+    supervisor.wait_ready()
+    pids = [supervisor.pid]
+    assert ready.acquire(timeout=PATIENCE)
+    os.kill(supervisor.pid, signal.SIGKILL)
+    assert ready.acquire(timeout=PATIENCE)
+    pids.append(supervisor.pid)
+    (mapping,) = [line for line in Path(f"/proc/{pids[1]}/maps").read_text().splitlines() if "quire-weights" in line]
+    assert pids[0] != pids[1]
+    assert int(mapping.split()[4]) == os.fstat(fd).st_ino
+    supervisor.stop()
+    os.close(fd)
 
 
 class HungProcess:
