@@ -232,6 +232,35 @@ def test_the_command_runs_several_engines(demo_model: Path, tmp_path: Path, expe
     assert not list(tmp_path.glob("*.sock*"))
 
 
+def weights_of(pid: int) -> int:
+    """Return the number of the file in which a process has its weights."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return next(int(line.split()[4]) for line in lines if "quire-weights" in line)
+
+
+def test_engines_have_one_copy_of_the_weights_and_are_reloaded_in_turn(
+    demo_model: Path, expected: list[object]
+) -> None:
+    async def main() -> None:
+        async with AsyncLLM(str(demo_model), data_parallel_size=2, **OPTIONS) as llm:
+            before = {weights_of(engine.ready.engine_pid) for engine in llm.engines()}
+            assert len(before) == 1
+            streams = asyncio.create_task(answers(llm))
+            await until(lambda: llm.num_requests(0) > 0)
+            await llm.reload(max_num_seqs=33)
+            assert await streams == expected
+            assert [engine.ready.max_num_seqs for engine in llm.engines()] == [33, 33]
+            assert {weights_of(engine.ready.engine_pid) for engine in llm.engines()} == before
+            assert llm.num_engine_losses == 0
+            await llm.reload(quantization="int8")
+            after = {weights_of(engine.ready.engine_pid) for engine in llm.engines()}
+            assert len(after) == 1
+            assert after != before
+            await check_pages(llm)
+
+    run(main())
+
+
 def test_a_prompt_goes_where_its_prefix_is(demo_model: Path) -> None:
     """Engines tell the router what they have, by salt, also what others have had computed."""
 

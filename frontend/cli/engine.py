@@ -29,7 +29,7 @@ def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> None:
     It prints `READY <address>` whenever others can attach to one with --engine-address. SIGTERM lets running requests
     finish, Ctrl-C aborts them.
     """
-    from quire.frontend.client.supervisor import ProcessTimeouts, Supervisor, share_of
+    from quire.frontend.client.supervisor import MachinePart, ProcessTimeouts, Supervisor
     from quire.frontend.engine_args import DEMO_MODEL
     from quire.frontend.hub.resolve import resolve_model
     from quire.frontend.text.tokenizer_trial import check_tokenizer
@@ -48,14 +48,14 @@ def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> None:
         addresses = [stack.enter_context(listed(address)) for address in chosen]
         supervisors: list[Supervisor] = []
         received = stack.enter_context(_ended_by_signals(supervisors))
-        for index, address in enumerate(addresses):
+        for address, part in zip(addresses, MachinePart.each(len(addresses)), strict=True):
             supervisors.append(
                 Supervisor(
                     address,
                     given,
                     supervision,
                     timeouts=ProcessTimeouts(start_timeout, shutdown_timeout),
-                    machine_share=share_of(index, len(addresses)),
+                    part=part,
                     on_ready=lambda address: print("READY", address, flush=True),
                 )
             )

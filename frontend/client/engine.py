@@ -24,7 +24,7 @@ from quire.frontend.client.request import (
     validate_pooling,
 )
 from quire.frontend.client.routing import Routing, Session
-from quire.frontend.client.supervisor import ProcessTimeouts, Supervisor, share_of, stop_all
+from quire.frontend.client.supervisor import MachinePart, ProcessTimeouts, Supervisor, stop_all
 from quire.frontend.engine_args import EngineArgs
 from quire.frontend.errors import EngineConnectionError, RequestError
 from quire.frontend.outputs import RequestOutput
@@ -438,14 +438,12 @@ def _supervise(args: EngineArgs) -> list[Supervisor]:
     """Start the engines of an `LLM` or `AsyncLLM`, on sockets in private folders."""
     check_tokenizer(args.model)
     supervisors: list[Supervisor] = []
-    count = args.data_parallel_size
+    timeouts = ProcessTimeouts(args.start_timeout, _DRAIN_SECONDS)
     try:
-        for index in range(count):
-            share = share_of(index, count)
-            timeouts = ProcessTimeouts(args.start_timeout, _DRAIN_SECONDS)
-            supervisors.append(
-                Supervisor(default_address(), args.settings(), args, timeouts=timeouts, machine_share=share)
-            )
+        supervisors.extend(  # each is there as soon as it has begun
+            Supervisor(default_address(), args.settings(), args, timeouts=timeouts, part=part)
+            for part in MachinePart.each(args.data_parallel_size)
+        )
     except BaseException:
         stop_all(supervisors)
         raise

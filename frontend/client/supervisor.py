@@ -7,7 +7,6 @@ is started after ever longer pauses, and at last no more. A client may ask for a
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
 import os
 import threading
@@ -16,9 +15,11 @@ from dataclasses import dataclass
 
 from quire.frontend.client.engine_log import show
 from quire.frontend.client.launcher import KILL_SECONDS, EngineProcess, ReloadCall, closed_in_forks
+from quire.frontend.client.memory_file import memory_file
 from quire.frontend.client.reload import Settings, Successor, change, refuse
 from quire.frontend.client.restarts import Restarts
 from quire.frontend.client.standby import Standby, begins
+from quire.frontend.client.weight_files import WeightFile, WeightFiles
 from quire.frontend.errors import EngineDeadError, EngineStartError
 from quire.protocol.address import remove_address
 from quire.protocol.engine_options import SupervisionOptions
@@ -26,13 +27,26 @@ from quire.protocol.host import HOST, Host
 from quire.protocol.options import command_line
 from quire.protocol.supervision import CRASHES, note_death
 
-_LAST_STANDARD = 2
 _TICK_SECONDS = 1.0  # between beats, and between checks of them; less if
 _TICKS_OF_TIMEOUT = 5  # would take longer than `step_timeout`, but at least
 _LEAST_TICK_SECONDS = 0.2
 _LATE_BEATS = 2  # that tell of no step for too long
 _SILENT_SECONDS = 10.0  # without a beat, after which a process counts as stopped, if `step_timeout` is not shorter,
 _LEAST_SILENT_SECONDS = 2.0  # which a beat may miss by chance
+
+
+@dataclass(frozen=True, slots=True)
+class MachinePart:
+    """The part of one of several engines on a machine: its `share`, "I/N", and where the weights of all are."""
+
+    share: str
+    weights: WeightFiles
+
+    @classmethod
+    def each(cls, count: int) -> list[MachinePart | None]:
+        """Return the parts of so many engines; None for a single one."""
+        weights = WeightFiles()
+        return [None] if count == 1 else [cls(f"{index}/{count}", weights) for index in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,30 +71,29 @@ class Supervisor:
         options: SupervisionOptions,
         *,
         timeouts: ProcessTimeouts,
-        machine_share: str | None = None,
+        part: MachinePart | None = None,
         on_ready: Callable[[str], None] = lambda _address: None,
-        weights_fd: int | None = None,
         host: Host = HOST,
         process: Callable[..., EngineProcess] = EngineProcess,
     ) -> None:
-        """Start the first process with these settings, see `EngineProcessOptions` for its `machine_share`.
+        """Start the first process with these settings, on a part of the machine or the whole one.
 
-        `weights_fd`: memfd of the caller in which all processes find their weights packed, once one has packed them.
         Raises `EngineStartError`.
         """
         self.address = address
-        self._machine_share = machine_share
+        self._part = part
+        self._weights = None if part is None else part.weights.of(settings)
+        self._next_weights: WeightFile | None = None  # of a successor
         self.failure: EngineDeadError | None = None
         self._settings = settings
         self._options = options
         self._timeouts = timeouts
         self._on_ready = on_ready
-        self._weights_fd = weights_fd
         self._host = host
         self._new_process = process
         # The KV pages of an engine that has died are the next one's, and what it notes of requests that may kill it.
-        self._kv_memory = _memory_file("quire-kv")
-        self._crash_journal = _memory_file("quire-crash-journal")
+        self._kv_memory = memory_file("quire-kv")
+        self._crash_journal = memory_file("quire-crash-journal")
         self._stopping = host.event()
         self._owner = os.getpid()
         self._restarts = Restarts(options.max_restarts, host.monotonic)
@@ -147,11 +160,11 @@ class Supervisor:
         flags = [*command_line(self._settings if settings is None else settings), "--engine-address", self.address]
         flags += ["--beat-seconds", str(self._tick_seconds), "--shutdown-timeout", str(self._timeouts.shutdown)]
         flags += ["--kv-memory-fd", str(self._kv_memory), "--crash-journal-fd", str(self._crash_journal)]
-        flags += [] if self._machine_share is None else ["--machine-share", self._machine_share]
         kept_fds = [self._kv_memory, self._crash_journal]
-        if self._weights_fd is not None:
-            flags += ["--weights-fd", str(self._weights_fd)]
-            kept_fds.append(self._weights_fd)
+        if self._part is not None:
+            weights = self._part.weights.of(self._settings if settings is None else settings)
+            flags += ["--machine-share", self._part.share, "--weights-fd", str(weights.fd)]
+            kept_fds.append(weights.fd)
         return self._new_process(flags, kept_fds=kept_fds, standby=standby, on_reload=self._start_reload)
 
     def _start_reload(self, call: ReloadCall) -> None:
@@ -161,6 +174,7 @@ class Supervisor:
             return
         try:
             settings = change(self._settings, call.settings)
+            self._next_weights = None if self._part is None else self._part.weights.of(settings)
             self._successor = Successor(
                 self._process, call, settings, lambda new: self._spawn(new, standby="model"), self._timeouts.start,
                 self._host,
@@ -181,7 +195,7 @@ class Supervisor:
         self._restarts.note_begin()
         if not begins(successor.process, "the reload's engine") or not self._use(successor.process):
             return False
-        self._settings = successor.settings
+        self._settings, self._weights = successor.settings, self._next_weights
         self._standby.stop()  # it has the settings from before
         return True
 
@@ -301,22 +315,6 @@ def _ticks(step_timeout: float) -> tuple[float, int]:
     seconds = min(_TICK_SECONDS, max(_LEAST_TICK_SECONDS, timeout / _TICKS_OF_TIMEOUT))
     most = min(_SILENT_SECONDS, max(_LEAST_SILENT_SECONDS, timeout))
     return seconds, math.ceil(round(most / seconds, 3))
-
-
-def _memory_file(name: str) -> int:
-    """Return the descriptor of a file in memory, never a standard one, which means something else to a child."""
-    descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
-    if descriptor > _LAST_STANDARD:
-        return descriptor
-    try:
-        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _LAST_STANDARD + 1)
-    finally:
-        os.close(descriptor)
-
-
-def share_of(index: int, count: int) -> str | None:
-    """Return the machine share of one of several engines; None for a single one."""
-    return None if count == 1 else f"{index}/{count}"
 
 
 def stop_all(supervisors: Sequence[Supervisor]) -> None:

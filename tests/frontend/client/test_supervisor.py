@@ -24,7 +24,8 @@ from quire.frontend.client import launcher, standby
 from quire.frontend.client import supervisor as module
 from quire.frontend.client.engine_client import Delivery
 from quire.frontend.client.launcher import Beat, EngineProcess
-from quire.frontend.client.supervisor import ProcessTimeouts, Supervisor
+from quire.frontend.client.supervisor import MachinePart, ProcessTimeouts, Supervisor
+from quire.frontend.client.weight_files import WeightFiles
 from quire.protocol.address import default_address, remove_address
 from quire.protocol.engine_options import SupervisionOptions
 from quire.protocol.messages import EngineCoreOutputs, SchedulerStats
@@ -232,11 +233,11 @@ def test_an_engine_that_waits_for_the_one_that_packs_is_not_given_up(
 
 
 def test_a_process_finds_the_weights_of_the_one_before(demo_model: Path) -> None:
-    fd = os.memfd_create("quire-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    files, settings = WeightFiles(), {"model": str(demo_model), "num_pages": 64}
     ready = threading.Semaphore(0)
     supervisor = Supervisor(
-        default_address(), {"model": str(demo_model), "num_pages": 64}, SupervisionOptions(),
-        timeouts=ProcessTimeouts(PATIENCE, 0.0), weights_fd=fd, on_ready=lambda _address: ready.release(),
+        default_address(), settings, SupervisionOptions(), timeouts=ProcessTimeouts(PATIENCE, 0.0),
+        part=MachinePart("0/1", files), on_ready=lambda _address: ready.release(),
     )  # fmt: skip
     supervisor.wait_ready()
     pids = [supervisor.pid]
@@ -246,9 +247,21 @@ def test_a_process_finds_the_weights_of_the_one_before(demo_model: Path) -> None
     pids.append(supervisor.pid)
     (mapping,) = [line for line in Path(f"/proc/{pids[1]}/maps").read_text().splitlines() if "quire-weights" in line]
     assert pids[0] != pids[1]
-    assert int(mapping.split()[4]) == os.fstat(fd).st_ino
+    assert int(mapping.split()[4]) == os.fstat(files.of(settings).fd).st_ino
     supervisor.stop()
-    os.close(fd)
+
+
+def test_a_file_of_weights_is_closed_when_nobody_needs_it() -> None:
+    files = WeightFiles()
+    one = files.of({"model": "a", "max_num_seqs": 4})
+    assert files.of({"model": "a", "max_num_seqs": 5}) is one
+    other = files.of({"model": "a", "quantization": "int8"})
+    fd = one.fd
+    assert other.fd != fd
+    del one
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    os.fstat(other.fd)
 
 
 class HungProcess:
