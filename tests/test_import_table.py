@@ -27,7 +27,7 @@ MAY_IMPORT = {
 # Imports under `TYPE_CHECKING` and in functions count.
 LAYERS = {
     "protocol": "errors pooling_info totals < engine_shape < * < address messages"
-    " < codec keys kv_events pipe pooling_tasks simulation < engine_options < sockets",
+    " < codec keys kv_events pipe pooling_tasks routing simulation < engine_options < sockets",
     "kernels": "activations attention_heads cgroups errors regular_files < config < rope < emit graph < host"
     " < devices gguf < weights.tensor"
     " < weights.expert_tensors < weights.checkpoint"

@@ -13,6 +13,7 @@ import msgspec
 from quire.engine_core.simulation.drafts import simulated_speculation
 from quire.engine_core.simulation.executor import EOS, VOCAB_SIZE, SimulatedExecutor, VirtualClock, prompt_tokens
 from quire.engine_core.simulation.foresight import ForeseenSteps, SimulatedCore
+from quire.engine_core.simulation.reports import CacheWatch, EngineReport
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import (
     EngineCoreEvent,
@@ -61,6 +62,9 @@ class EngineTiming:
 class SimulatedEngine:
     """An engine that steps on request, and reports the first token and the end of each request.
 
+    With `on_report` it also reports the steps in which these come, and its prefix cache after them. What changes there
+    in the steps between is reported then: a prompt's pages with its first token.
+
     Steps in which no request begins or ends are put off until one does, or arrives, and then taken at once; with
     `is_stepwise`, or if tokens are drafted, each is taken alone, with the same result.
     """
@@ -74,6 +78,7 @@ class SimulatedEngine:
         is_stepwise: bool = False,
         on_first_token: Callable[[SimulatedAnswer], None] = lambda _: None,
         on_end: Callable[[SimulatedAnswer], None] = lambda _: None,
+        on_report: Callable[[EngineReport], None] | None = None,
         speculative_config: SpeculativeConfig | None = None,
     ) -> None:
         self.limits = limits
@@ -92,6 +97,9 @@ class SimulatedEngine:
         self._tells_lengths = tells_lengths
         self._on_first_token = on_first_token
         self._on_end = on_end
+        self._on_report = on_report
+        self._cache = None if on_report is None else CacheWatch(self.executor.sequences)
+        self._has_news = False  # a request has got its first token or its end since the last report
         self._coming: deque[tuple[float, SimulatedRequest]] = deque()
         self._answers: dict[str, SimulatedAnswer] = {}
 
@@ -129,6 +137,8 @@ class SimulatedEngine:
         if self.clock.now == began and self.core.has_requests:
             waiting = len(self.core.scheduler.waiting)
             raise RuntimeError(f"at {began} s a step took no time, and {waiting} requests wait; is the base time 0?")
+        if self._has_news:
+            self._report()
         self._foresee()
 
     def catch_up(self, until: float) -> None:
@@ -146,6 +156,11 @@ class SimulatedEngine:
         self._foreseen = ForeseenSteps(self.clock.now) if self._is_stepwise else self.core.foresee()
         if self._coming:
             self._foreseen.cut(self._coming[0][0])
+
+    def _report(self) -> None:
+        self._has_news = False
+        if self._cache is not None and self._on_report is not None:
+            self._on_report(EngineReport(self.clock.now, self.core.last_step, self._cache.take()))
 
     @property
     def summary(self) -> EngineSummary:
@@ -194,10 +209,12 @@ class SimulatedEngine:
         answer.events += output.events
         answer.cached_tokens = max(answer.cached_tokens, output.num_cached_tokens)
         if 0 < len(answer.token_times) == len(output.new_token_ids):
+            self._has_news = True
             self._on_first_token(answer)
 
     def _end(self, answer: SimulatedAnswer, output: EngineCoreOutput, now: float) -> None:
         del self._answers[output.request_id]
         answer.ended, answer.finish_reason = now, output.finish_reason
         answer.error, answer.error_kind = output.error, output.error_kind
+        self._has_news |= output.error is None  # else nothing was computed
         self._on_end(answer)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import heapq
 import math
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 
 from quire.engine_core.simulation.arrivals import Arrivals
 from quire.engine_core.simulation.engine import EngineTiming, SimulatedAnswer, SimulatedEngine, limits_of
-from quire.engine_core.simulation.routers import ROUTERS
+from quire.engine_core.simulation.executor import prompt_tokens
+from quire.engine_core.simulation.reports import FIRST_REPORT, EngineReport
+from quire.protocol.routing.routers import ROUTERS, RoutedRequest
 from quire.protocol.simulation import (
     SimulatedRequest,
     SimulatedResult,
@@ -37,6 +40,8 @@ class Fleet:
         self._setup = setup
         self._emit = emit
         limits = limits_of(setup.engine)
+        self.router = ROUTERS[setup.router](setup.seed)
+        self._reports: list[deque[EngineReport]] = [deque() for _ in range(setup.num_engines)]  # on their way
         self.engines = [
             SimulatedEngine(
                 limits,
@@ -45,11 +50,15 @@ class Fleet:
                 is_stepwise=is_stepwise,
                 on_first_token=partial(self._answered, number, False),
                 on_end=partial(self._answered, number, True),
+                on_report=self._reports[number].append if self.router.watches_prefixes else None,
                 speculative_config=setup.speculative_config,
             )
             for number in range(setup.num_engines)
         ]
-        self.router = ROUTERS[setup.router](setup)
+        for number in range(setup.num_engines):
+            self.router.add(number, limits.block_size)
+            self.router.report(number, FIRST_REPORT)
+        self._routed: dict[int, RoutedRequest] = {}  # by the request's index
         self._steps: list[tuple[float, int]] = []  # a heap: next steps, some of which have been moved forward since
         self._answers: list[_AnswerEvent] = []  # a heap: news for clients
         self._free = [0.0] * setup.num_engines  # the time since which the client of each engine has sent nothing
@@ -96,7 +105,8 @@ class Fleet:
         if (arrival := self._arrivals.pop()) is None:
             return
         time, request = arrival
-        number = self.router.send(request)
+        self._routed[request.index] = routed = _routed(request)
+        number = self.router.send(routed)
         engine = self.engines[number]
         before = engine.next_step
         leaves = max(time, self._free[number])
@@ -111,14 +121,23 @@ class Fleet:
         heapq.heappush(self._answers, (time, answer.request.index, is_end, number, answer))
 
     def _tell(self) -> None:
-        time, _, is_end, number, answer = heapq.heappop(self._answers)
+        time, index, is_end, number, answer = heapq.heappop(self._answers)
+        self._hear(number, time)
         if not is_end:
-            self.router.first_token(answer.request, number)
+            self.router.first_token(self._routed[index])
             return
-        self.router.ended(answer.request, number, len(answer.token_times))
+        self.router.ended(self._routed.pop(index), len(answer.token_times))
         self._arrivals.ended(answer.request, time)
         self._ended = max(self._ended, time)
         self._emit(self._result(answer, time, number))
+
+    def _hear(self, number: int, time: float) -> None:
+        """Tell the router what an engine has reported until a time at which the client hears of it."""
+        reports, delay = self._reports[number], self._setup.client.to_client
+        while reports and reports[0].time + delay <= time:
+            report = reports.popleft()
+            self.router.observe(number, report.stats)
+            self.router.report(number, report.prefixes)
 
     def _result(self, answer: SimulatedAnswer, ended: float, number: int) -> SimulatedResult:
         request, delay, times = answer.request, self._setup.client.to_client, answer.token_times
@@ -165,3 +184,8 @@ class Fleet:
                 output_tokens=sum(engine.num_output_tokens for engine in self.engines),
             )
         )
+
+
+def _routed(request: SimulatedRequest) -> RoutedRequest:
+    read = partial(prompt_tokens, request.blocks, request.block_tokens, request.prompt_tokens)
+    return RoutedRequest(request.prompt_tokens, read, session=request.session)

@@ -17,9 +17,9 @@ import msgspec
 
 from quire.engine_core.scheduling.policies import POLICIES
 from quire.engine_core.simulation.fleet import Fleet
-from quire.engine_core.simulation.routers import ROUTERS
 from quire.protocol.errors import ProtocolError
 from quire.protocol.parent_death import end_with_parent
+from quire.protocol.routing.routers import ROUTERS
 from quire.protocol.simulation import (
     SimulatedRequest,
     SimulatedResult,

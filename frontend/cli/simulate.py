@@ -63,7 +63,7 @@ class FleetFlags:
 
     def check(self, report: ReportFlags) -> None:
         """Check the combination of flags. Raises `BadParameter`."""
-        from quire.frontend.evaluation.simulation.plan import ROUTERS
+        from quire.protocol.routing.routers import ROUTERS
 
         if self.router not in (*ROUTERS, "all"):
             raise typer.BadParameter(f"--router {self.router} is not known; it can be {', '.join(ROUTERS)}, or all")
@@ -212,7 +212,7 @@ def _compare(plan: Plan, fleet: FleetFlags, report: ReportFlags, rows: Trace) ->
     from quire.frontend.evaluation.report.files import save_json
     from quire.frontend.evaluation.report.summary import summarize
     from quire.frontend.evaluation.simulation.comparison import draw_routers, router_table
-    from quire.frontend.evaluation.simulation.plan import ROUTERS
+    from quire.protocol.routing.routers import ROUTERS
 
     reports, imbalances, written = {}, {}, []
     for router in ROUTERS:

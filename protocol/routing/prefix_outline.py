@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 import threading
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from quire.protocol.messages import PrefixReport
 
@@ -14,38 +15,48 @@ MAX_PAGES = 1 << 18
 _TOKEN_BYTES = 4
 
 
-def page_keys(salt: str, tokens: Sequence[int], block_size: int) -> Iterator[int]:
-    """Yield a key for each prefix of `tokens` that ends with a full page, the shortest first.
+def page_keys(salt: str, tokens: Sequence[int], block_size: int) -> list[int]:
+    """Return a key for each prefix of `tokens` that ends with a full page, the shortest first.
 
     A key is a hash of 64 bits that holds for this process alone.
     """
-    return _chain(hash(salt), tokens, block_size)
+    return list(_chain(hash(salt), tokens, block_size))
 
 
 def _chain(key: int, tokens: Sequence[int], block_size: int) -> Iterator[int]:
-    size = _TOKEN_BYTES * block_size
-    packed = array("i", tokens[: len(tokens) // block_size * block_size]).tobytes()
-    for start in range(0, len(packed), size):
-        key = hash((key, packed[start : start + size]))
+    """Yield the keys of the prefixes that extend the one with this key by one page of `tokens` after the other."""
+    count = len(tokens) // block_size * block_size
+    packed = struct.pack(f"{count}i", *tokens[:count])
+    for (page,) in struct.iter_unpack(f"{_TOKEN_BYTES * block_size}s", packed):
+        key = hash((key, page))
         yield key
+
+
+@dataclass(slots=True)
+class _OutlinedEngine:
+    """An engine: the bit that stands for it, the tokens of a page, and the requests that compute a prefix, by key."""
+
+    bit: int
+    block_size: int
+    counts: dict[int, int] = field(default_factory=dict)
 
 
 class PrefixOutline:
     """The pages that each engine has in its prefix cache, and those that it is about to compute.
 
-    Its memory is about 350 bytes for each page that any engine has, however many of them have it. Thread-safe.
+    Its memory is about 200 bytes for each page that any engine has, however many of them have it. Thread-safe.
     """
 
     def __init__(self, max_pages: int = MAX_PAGES) -> None:
         self.num_left_out = 0  # pages that were reported and not taken, as there was no room
         self._max_pages = max_pages
         self._lock = threading.Lock()
-        self._bits: dict[int, int] = {}  # by engine
-        self._block_sizes: dict[int, int] = {}  # by engine
+        self._engines: dict[int, _OutlinedEngine] = {}
+        self._numbers: dict[int, dict[int, int]] = {}  # engines by block size and bit
         self._owners: dict[int, int] = {}  # engines that have a prefix, as bits, by its key
         self._keys: dict[int, int] = {}  # by the engines' own keys, of which a report speaks
         self._roots: dict[int, int] = {}  # the same for empty prefixes
-        self._expected: dict[int, dict[int, int]] = {}  # requests that compute a prefix, by its key and the engine
+        self._expected: dict[int, int] = {}  # engines that compute a prefix, as bits, by its key
 
     def __len__(self) -> int:
         return len(self._owners)
@@ -54,94 +65,136 @@ class PrefixOutline:
         """Add an engine with an empty cache whose pages have `block_size` tokens; one that is there loses its pages."""
         self.remove(engine)
         with self._lock:
-            used = set(self._bits.values())
-            self._bits[engine] = next(bit for bit in (1 << place for place in range(len(used) + 1)) if bit not in used)
-            self._block_sizes[engine] = block_size
+            used = {each.bit for each in self._engines.values()}
+            bit = next(bit for bit in (1 << place for place in range(len(used) + 1)) if bit not in used)
+            self._engines[engine] = _OutlinedEngine(bit, block_size)
+            self._numbers.setdefault(block_size, {})[bit] = engine
 
     def remove(self, engine: int) -> None:
-        """Remove an engine with its pages. Without effect if it is not there."""
+        """Remove an engine with its pages, and all that is expected of it. Without effect if it is not there."""
         with self._lock:
-            if (bit := self._bits.pop(engine, None)) is None:
+            if (gone := self._engines.pop(engine, None)) is None:
                 return
-            del self._block_sizes[engine]
-            self._owners = {key: left for key, owners in self._owners.items() if (left := owners & ~bit)}
+            del self._numbers[gone.block_size][gone.bit]
+            if not self._numbers[gone.block_size]:
+                del self._numbers[gone.block_size]
+            for key in gone.counts:
+                _clear(self._expected, key, gone.bit)
+            self._owners = {key: left for key, owners in self._owners.items() if (left := owners & ~gone.bit)}
             self._drop_unused_keys()
 
     def report(self, engine: int, report: PrefixReport) -> None:
         """Take a report of an engine. Without effect if the engine is not there."""
         with self._lock:
-            if (bit := self._bits.get(engine)) is None:
+            if (its := self._engines.get(engine)) is None:
                 return
             for number, salt in report.roots:
                 self._roots[number] = hash(salt)
             for removed in report.removed:
-                self._take_page(removed, bit)
+                self._take_page(removed, its.bit)
             for parent, own_keys, tokens in report.stored:
                 key = self._keys.get(parent, self._roots.get(parent))
-                if key is not None:  # else what is before it was left out
-                    self._add_pages(zip(own_keys, _chain(key, tokens, self._block_sizes[engine]), strict=True), bit)
+                if key is None:  # what is before it was left out
+                    self.num_left_out += len(own_keys)
+                else:
+                    self._add_pages(own_keys, _chain(key, tokens, its.block_size), its.bit)
             if len(self._keys) > 2 * self._max_pages:
                 self._drop_unused_keys()
 
     def expect(self, engine: int, keys: Iterable[int]) -> None:
         """Count the prefixes of a prompt as cached, since the engine is about to compute them."""
         with self._lock:
+            its = self._engines[engine]
+            bit, counts, expected = its.bit, its.counts, self._expected
             for key in keys:
-                counts = self._expected.setdefault(key, {})
-                counts[engine] = counts.get(engine, 0) + 1
+                if count := counts.get(key, 0):
+                    counts[key] = count + 1
+                else:
+                    counts[key] = 1
+                    expected[key] = expected.get(key, 0) | bit
 
     def expect_no_more(self, engine: int, keys: Iterable[int]) -> None:
-        """Undo `expect`: the engine has reported them, or will not compute them."""
+        """Undo `expect`: the engine has reported them, or will not compute them. Without effect if it is not there."""
         with self._lock:
+            if (its := self._engines.get(engine)) is None:
+                return
             for key in keys:
-                counts = self._expected[key]
-                counts[engine] -= 1
-                if not counts[engine]:
-                    del counts[engine]
-                if not counts:
-                    del self._expected[key]
+                if count := its.counts[key] - 1:
+                    its.counts[key] = count
+                else:
+                    del its.counts[key]
+                    _clear(self._expected, key, its.bit)
 
-    def match(self, salt: str, tokens: Sequence[int]) -> dict[int, int]:
-        """Return how many of the first tokens each engine has, or will have, under a salt."""
+    def prefixes(self, salt: str, tokens: Sequence[int]) -> dict[int, list[int]]:
+        """Return the `page_keys` of a prompt for each block size that engines have."""
+        with self._lock:
+            sizes = list(self._numbers)
+        return {size: page_keys(salt, tokens, size) for size in sizes}
+
+    def match(self, prefixes: Mapping[int, Sequence[int]]) -> dict[int, int]:
+        """Return how many of the first tokens of a prompt each engine has, or will have, but for those with none.
+
+        `prefixes` are what the method of this name returns.
+        """
         found: dict[int, int] = {}
         with self._lock:
-            for block_size in set(self._block_sizes.values()):
-                engines = {self._bits[each]: each for each, size in self._block_sizes.items() if size == block_size}
-                for bit, count in self._match(engines, page_keys(salt, tokens, block_size)):
-                    found[engines[bit]] = count * block_size
+            for block_size, keys in prefixes.items():
+                engines = self._numbers.get(block_size, {})
+                for bits, count in self._match(sum(engines), keys):
+                    found.update((engines[bit], count * block_size) for bit in _single_bits(bits))
         return found
 
-    def _match(self, engines: dict[int, int], keys: Iterable[int]) -> Iterator[tuple[int, int]]:
-        """Yield the bit of each engine, and how many of the keys it has from the first on."""
-        left, count = sum(engines), 0
-        for key in keys:
-            having = self._owners.get(key, 0)
-            for engine in self._expected.get(key, ()):
-                having |= self._bits.get(engine, 0)
-            if gone := left & ~having:
-                yield from ((bit, count) for bit in engines if bit & gone)
-            left &= having
-            if not left:
-                return
-            count += 1
-        yield from ((bit, count) for bit in engines if bit & left)
+    def _match(self, left: int, keys: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Yield, for the engines of `left`, how many of the keys they have from the first on, if any.
 
-    def _add_pages(self, pages: Iterable[tuple[int, int]], bit: int) -> None:
-        for own_key, key in pages:
-            owners = self._owners.get(key, 0)
-            if not owners and len(self._owners) >= self._max_pages:
-                self.num_left_out += 1
-                return  # nor what follows it, which nobody would find
-            self._owners[key] = owners | bit
-            self._keys[own_key] = key
+        Engines come as bits, those with the same number together.
+        """
+        owners, expected = self._owners, self._expected
+        count = 0
+        for key in keys:
+            having = left & (owners.get(key, 0) | expected.get(key, 0))
+            if having != left:
+                if count:
+                    yield left & ~having, count
+                left = having
+                if not left:
+                    return
+            count += 1
+        if count:
+            yield left, count
+
+    def _add_pages(self, own_keys: Sequence[int], keys: Iterable[int], bit: int) -> None:
+        """Add pages that follow one another. What comes after a page that finds no room would be found by nobody."""
+        for number, (own_key, key) in enumerate(zip(own_keys, keys, strict=True)):
+            owners = self._owners.get(key)
+            if owners is not None:
+                self._owners[key] = owners | bit
+            elif len(self._owners) < self._max_pages:
+                self._owners[key] = bit  # an object that all pages share
+            else:
+                self.num_left_out += len(own_keys) - number
+                return
+            self._keys.setdefault(own_key, key)
 
     def _take_page(self, own_key: int, bit: int) -> None:
-        if (key := self._keys.get(own_key)) is None or key not in self._owners:
-            return
-        if left := self._owners[key] & ~bit:
-            self._owners[key] = left
-        else:
-            del self._owners[key], self._keys[own_key]
+        key = self._keys.get(own_key)
+        if key is not None and _clear(self._owners, key, bit):
+            del self._keys[own_key]
 
     def _drop_unused_keys(self) -> None:
         self._keys = {own: key for own, key in self._keys.items() if key in self._owners}
+
+
+def _clear(sets: dict[int, int], key: int, bit: int) -> bool:
+    """Take a bit from a set of bits, and the set away if it is empty then; return True if it is not there any more."""
+    if left := sets.get(key, 0) & ~bit:
+        sets[key] = left
+        return False
+    sets.pop(key, None)
+    return True
+
+
+def _single_bits(bits: int) -> Iterator[int]:
+    while bits:
+        yield (bit := bits & -bits)
+        bits ^= bit

@@ -6,9 +6,10 @@ They see what a client sees: its requests, the answers to them, and what engines
 from __future__ import annotations
 
 import random
+import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -22,6 +23,8 @@ MAX_SESSIONS = 1 << 17
 _SESSION_TOKENS = 1024  # identify the session of a request that names none: more than a system prompt that all share
 _BLEND = 0.02  # weight of one more answer in the mean length
 _FIRST_ESTIMATE = 256.0  # output tokens, before any answer has ended
+_ABOUT = 1.1  # costs that differ by less count as the same: their estimates are not better
+_MOST_DELAYED = 4.0  # requests: under overload a queue must still be worth more than a prefix
 
 Reason = Literal["turn", "load", "session", "prefix"]
 """Why an engine was chosen: it was the next, it had the least to do, it has the session, or it has the prefix."""
@@ -44,14 +47,20 @@ class RoutedRequest:
     reason: Reason = "turn"
     cached_tokens: int = 0  # tokens that the engine was believed to have when the request was sent
     waits_for: int = 0  # prompt tokens that the engine is likely still to compute
-    expected: list[int] = field(default_factory=list)  # keys of prefixes that it will have
+    prefixes: dict[int, list[int]] = field(default_factory=dict)  # their keys by block size, while an engine is chosen
+    expected: list[int] = field(default_factory=list)  # keys of prefixes that the engine will have
 
 
 @dataclass(slots=True)
 class EngineLoad:
-    """A router's view of an engine: sequences in flight, and the prompt tokens that are likely still to compute."""
+    """A router's view of an engine.
+
+    `in_flight`: sequences; `prefills`: requests without a first token; `prefill_tokens`: prompt tokens that are likely
+    still to compute.
+    """
 
     in_flight: int = 0
+    prefills: int = 0
     prefill_tokens: int = 0
 
 
@@ -99,13 +108,17 @@ class Router(ABC):
         self._last = choice.engine
         load = self.loads[choice.engine]
         load.in_flight += request.num_answers
+        load.prefills += 1
         load.prefill_tokens += request.waits_for
         return choice.engine
 
     def first_token(self, request: RoutedRequest) -> None:
         """Note that a request's prompt is computed. Repeated, it has no effect."""
-        if request.engine is not None:
-            self.loads[request.engine].prefill_tokens -= request.waits_for
+        if request.engine is None or not request.waits_for:
+            return
+        load = self.loads[request.engine]
+        load.prefills -= 1
+        load.prefill_tokens -= request.waits_for
         request.waits_for = 0
 
     def take_back(self, request: RoutedRequest) -> None:
@@ -200,14 +213,17 @@ class StickyBySession(Router):
             return f"{request.salt}\n{request.session}"
         if request.num_tokens < _SESSION_TOKENS:
             return None
-        return next(page_keys(request.salt, request.read()[:_SESSION_TOKENS], _SESSION_TOKENS))
+        (key,) = page_keys(request.salt, request.read()[:_SESSION_TOKENS], _SESSION_TOKENS)
+        return key
 
 
 class PrefixAffinity(Router):
-    """The engine where the answer is likely to end first: a long cached prefix is traded against the load.
+    """The engine with the least cost of an answer: a long cached prefix is traded against the load.
 
-    The seconds of an answer are those of the prompt tokens to compute, those queued before it and its own that are not
-    cached, and, for each output token, those that each concurrent sequence adds to a step. They are learned.
+    The cost are the seconds until the answer ends: those of the prompt tokens to compute, the ones queued before it and
+    its own that are not cached, and, for each output token, those that each concurrent sequence adds to a step. They
+    are learned. Its own tokens will also delay the requests that come after it: as many, presumably, as wait at an
+    engine now. Of engines with about the same cost, the one that has to compute the fewest tokens is chosen.
     """
 
     watches_prefixes = True
@@ -216,13 +232,15 @@ class PrefixAffinity(Router):
         super().__init__(seed)
         self.outline = PrefixOutline()
         self.costs: dict[int, StepCosts] = {}
+        self._all_costs = StepCosts()
+        self._learning = threading.Lock()
         self._block_sizes: dict[int, int] = {}
         self._output_tokens = _FIRST_ESTIMATE
 
     def add(self, engine: int, block_size: int) -> None:
         """Add an engine with an empty cache."""
         super().add(engine, block_size)
-        self.costs[engine] = StepCosts(*(each.seconds for each in self.costs.values()))
+        self.costs[engine] = StepCosts(self._all_costs)
         self._block_sizes[engine] = block_size
         self.outline.add(engine, block_size)
 
@@ -233,25 +251,23 @@ class PrefixAffinity(Router):
         self.outline.remove(engine)
 
     def choose(self, request: RoutedRequest, engines: Sequence[int]) -> RoutingChoice:
-        """Choose the least expected time; of several engines, the next after the last choice."""
-        cached = self.outline.match(request.salt, request.read())
-        most = request.num_tokens - 1  # one token is computed in any case
-        engine = min(
-            engines,
-            key=lambda each: (
-                self._seconds(each, request.num_tokens - min(cached.get(each, 0), most)),
-                *self.turn(each),
-            ),
-        )
-        count = min(cached.get(engine, 0), most)
-        return RoutingChoice(engine, "prefix" if count else "load", count)
+        """Choose the least cost; of several engines, the next after the last choice."""
+        most = request.num_tokens - 1  # the last token is computed in any case, with its page
+        cached = self.outline.match({size: keys[: most // size] for size, keys in request.prefixes.items()})
+        costs = self._costs(engines, request.num_tokens, cached)
+        enough = min(costs) * _ABOUT
+        near = [engine for engine, cost in zip(engines, costs, strict=True) if cost <= enough]
+        longest = max(cached.get(engine, 0) for engine in near)
+        engine = min((engine for engine in near if cached.get(engine, 0) == longest), key=self.turn)
+        return RoutingChoice(engine, "prefix" if longest else "load", longest)
 
     def send(self, request: RoutedRequest, engines: Sequence[int] | None = None) -> int:
         """Choose an engine, and expect it to have the prompt from now on."""
+        if len(self.loads) > 1:
+            request.prefixes = self.outline.prefixes(request.salt, request.read())
         engine = super().send(request, engines)
-        if len(self.loads) == 1:
-            return engine
-        request.expected = list(page_keys(request.salt, request.read(), self._block_sizes[engine]))
+        request.expected = request.prefixes.get(self._block_sizes[engine], [])
+        request.prefixes = {}
         self.outline.expect(engine, request.expected)
         return engine
 
@@ -270,17 +286,24 @@ class PrefixAffinity(Router):
 
     def observe(self, engine: int, stats: SchedulerStats) -> None:
         """Learn how long steps take."""
-        if (costs := self.costs.get(engine)) is not None:
-            costs.observe(stats)
+        with self._learning:
+            if (costs := self.costs.get(engine)) is not None:
+                costs.observe(stats)
+                self._all_costs.observe(stats)
 
     def report(self, engine: int, report: PrefixReport) -> None:
         """Take note of what has changed in an engine's prefix cache."""
         self.outline.report(engine, report)
 
-    def _seconds(self, engine: int, tokens: int) -> float:
-        load, seconds = self.loads[engine], self.costs[engine].seconds
-        others = seconds.decode * self._output_tokens * load.in_flight
-        return seconds.prefill * (tokens + load.prefill_tokens) + others
+    def _costs(self, engines: Sequence[int], num_tokens: int, cached: Mapping[int, int]) -> list[float]:
+        """Return the cost of an answer at each engine, to a prompt of which each has so many tokens cached."""
+        weight = 1 + min(_MOST_DELAYED, sum(load.prefills for load in self.loads.values()) / len(self.loads))
+        found, output_tokens = [], self._output_tokens
+        for engine in engines:
+            load, (_, prefill, decode) = self.loads[engine], self.costs[engine].seconds
+            tokens = weight * (num_tokens - cached.get(engine, 0)) + load.prefill_tokens
+            found.append(prefill * tokens + decode * output_tokens * load.in_flight)
+        return found
 
 
 ROUTERS: dict[str, type[Router]] = {

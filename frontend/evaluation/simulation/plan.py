@@ -20,8 +20,6 @@ from quire.protocol.speculative_config import SpeculativeConfig
 
 _CALIBRATE = "give a file that `quire calibrate` has written"
 
-ROUTERS = ("round-robin", "least-loaded", "power-of-two", "sticky", "prefix-affinity")
-
 
 @dataclass(frozen=True)
 class SimulatedRun:

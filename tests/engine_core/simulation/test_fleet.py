@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from simulations import BLOCK, STEP_TIME, FleetRun, chats, request, setup, times_of
 
 from quire.engine_core.simulation.engine import EngineTiming, SimulatedAnswer, SimulatedEngine, limits_of
+from quire.engine_core.simulation.executor import prompt_tokens
 from quire.engine_core.simulation.fleet import Fleet
-from quire.engine_core.simulation.routers import ROUTERS
 from quire.protocol.messages import EngineCoreEvent, EngineCoreOutput, EngineCoreOutputs, ErrorKind, EventType
+from quire.protocol.routing.routers import ROUTERS, PrefixAffinity
 from quire.protocol.simulation import ClientTime, Rest, SimulatedRequest, StepTime, StepWork
 from quire.protocol.speculative_config import SpeculativeConfig
 
@@ -105,6 +106,55 @@ def test_a_fleet_of_one_is_a_single_engine() -> None:
         outcome = FleetRun(setup(1, router), requests)
         assert [result.token_times for result in outcome.results] == [a.token_times.tobytes() for a in answers]
         assert outcome.end.engines == [engine.summary]
+
+
+def test_affinity_finds_prefixes_that_chance_scatters() -> None:
+    """Five families of prompts that come in turn, on four engines."""
+    requests = [
+        request(
+            index, 0.2 * index, 32 * BLOCK, 10, [*range(100 * (index % 5), 100 * (index % 5) + 30), 1000 + index, 0]
+        )
+        for index in range(60)
+    ]
+    hits = {}
+    for name in ROUTERS:
+        engines = FleetRun(setup(4, name, num_pages=300), requests).end.engines
+        hits[name] = sum(engine.cached_tokens for engine in engines) / sum(engine.prompt_tokens for engine in engines)
+    assert hits["prefix-affinity"] > 0.75
+    assert hits["sticky"] > 0.75
+    assert hits["round-robin"] < 0.5
+
+
+@pytest.mark.parametrize("router", sorted(ROUTERS))
+def test_routers_know_of_every_end(router: str) -> None:
+    outcome = FleetRun(setup(3, router, max_waiting_requests=2, max_num_seqs=2), chats(60, rate=200.0))
+    assert any(result.error for result in outcome.results)
+    for load in outcome.fleet.router.loads.values():
+        assert (load.in_flight, load.prefills, load.prefill_tokens) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("client", [ClientTime(), ClientTime(0.003, 0.3)])
+def test_a_router_learns_what_engines_have_cached_and_how_long_steps_take(client: ClientTime) -> None:
+    """Some pages have been evicted."""
+    requests = chats(60)
+    outcome = FleetRun(setup(3, "prefix-affinity", num_pages=100, client=client), requests)
+    router = outcome.fleet.router
+    assert isinstance(router, PrefixAffinity)
+    has_all = []
+    for each in requests:
+        tokens = prompt_tokens(each.blocks, BLOCK, each.prompt_tokens)
+        found = router.outline.match(router.outline.prefixes("", tokens))
+        for number, engine in enumerate(outcome.fleet.engines):
+            tree, pages = engine.executor.sequences.tree, list[int]()
+            root = tree.enter("")
+            pages = tree.match(root, tokens)
+            tree.leave(root)
+            assert found.get(number, 0) == len(pages) * 32
+            has_all.append(len(pages) == len(tokens) // 32)
+    assert 20 < sum(has_all) < 100
+    for costs in router.costs.values():
+        assert costs.seconds.prefill == pytest.approx(STEP_TIME.prefill_token, rel=0.25)
+        assert costs.seconds.decode == pytest.approx(STEP_TIME.decode, rel=0.25)
 
 
 def drafting(length: float) -> SpeculativeConfig:

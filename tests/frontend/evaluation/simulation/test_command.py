@@ -18,8 +18,8 @@ from simulations import BLOCK, chats
 
 from quire.frontend.cli import app
 from quire.frontend.cli.failures import exit_status
-from quire.frontend.evaluation.simulation.plan import ROUTERS
 from quire.frontend.evaluation.simulation.progress import SimulationProgress
+from quire.protocol.routing.routers import ROUTERS
 
 QUIRE = [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()"]
 

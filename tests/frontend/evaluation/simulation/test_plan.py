@@ -18,10 +18,11 @@ from quire.frontend.evaluation.replay.record import Outcome
 from quire.frontend.evaluation.report.goodput import GoodputLimits
 from quire.frontend.evaluation.report.run import Run
 from quire.frontend.evaluation.report.summary import summarize
-from quire.frontend.evaluation.simulation.plan import ROUTERS, Plan, find_engines, load_calibration
+from quire.frontend.evaluation.simulation.plan import Plan, find_engines, load_calibration
 from quire.frontend.evaluation.simulation.process import SimulationError, simulate
 from quire.frontend.evaluation.simulation.records import record_of, sample_of
 from quire.frontend.evaluation.workload.request import WorkloadRequest
+from quire.protocol.routing.routers import ROUTERS
 from quire.protocol.simulation import SimulatedResult, SimulationEnd, SimulationOutput, SimulationSample
 
 Workload = Callable[[], Iterable[WorkloadRequest]]
@@ -61,7 +62,7 @@ def test_the_process_has_the_results_of_the_fleet() -> None:
     assert sum(isinstance(one, SimulationEnd) for one in outputs) == 1
 
 
-def test_routers_have_the_same_names_on_both_sides() -> None:
+def test_an_unknown_router_is_an_error() -> None:
     with pytest.raises(SimulationError) as error:
         list(simulate(setup(1, "nobody"), []))
     assert str(error.value) == f"the router 'nobody' is not known; it can be {', '.join(ROUTERS)}"
