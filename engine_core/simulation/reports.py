@@ -7,6 +7,7 @@ from typing import NamedTuple
 from quire.kernels.runner import Sequences
 from quire.protocol.messages import PrefixReport, SchedulerStats
 
+_ALL = 1 << 30  # pages
 _ROOT = 0  # number of the empty prefix, which has no key
 
 FIRST_REPORT = PrefixReport(roots=[(_ROOT, "")])
@@ -25,11 +26,10 @@ class CacheWatch:
     """Notes the changes of a prefix cache that is empty. There are no salts in a simulation."""
 
     def __init__(self, sequences: Sequences) -> None:
-        self._tree = sequences.tree
-        self._tree.watch()
+        self._watch = sequences.tree.watch()
 
     def take(self) -> PrefixReport:
         """Return what has changed since the last call."""
-        removed, stored = self._tree.take_changes()
-        runs = [(_ROOT if parent is None else parent, keys, tokens) for parent, _, keys, tokens in stored]
+        removed, stored = self._watch.take(_ALL)
+        runs = [(_ROOT if parent is None else parent, keys, tokens) for parent, _, _, keys, tokens in stored]
         return PrefixReport(removed=removed, stored=runs)

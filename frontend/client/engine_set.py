@@ -339,7 +339,7 @@ class EngineSet:
             self._routing.router.report(number, delivery)
             return
         if isinstance(delivery, EngineCoreOutputs):
-            if delivery.stats is not None:
+            if delivery.stats is not None and len(self._members) > 1:
                 self._routing.router.observe(number, delivery.stats)
         elif isinstance(delivery, EngineDeadError):
             delivery = self._bury(number, delivery)

@@ -113,8 +113,10 @@ def test_with_api_keys_an_admin_key_is_needed(tmp_path: Path) -> None:
     bearer = {"Authorization": "Bearer user"}
     with Server.start("--api-key", "user", "--admin-key-file", str(keys), "--num-pages", "64") as server:
         assert len(listed(server, bearer)) == 1
-        for path in ("/engines", "/engines/0/drain", "/engines/0/remove"):
-            reply = server.request(path, {"address": "ipc:///nowhere.sock"}, headers=bearer)
+        for path, body in (
+            ("/engines", {"address": "ipc:///nowhere.sock"}), ("/engines/0/drain", {}), ("/engines/0/remove", {}),
+        ):  # fmt: skip
+            reply = server.request(path, body, headers=bearer)
             assert (reply.status, reply.error["code"]) == (403, "admin_key_needed")
         reply = server.request("/engines", {"address": "ipc:///nowhere.sock"}, headers=bearer | ADMIN)
         assert (reply.status, "no engine listens" in reply.error["message"]) == (400, True)
