@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 
 from quire.protocol.messages import PrefixReport
 
-MAX_PAGES = 1 << 18
+MAX_PAGES = 1 << 20
 """Pages that an outline holds at most, of all engines together; what they report beyond is left out."""
 
 _TOKEN_BYTES = 4
+_CLEANED_AT_ONCE = 4096  # keys: a millisecond or two
 
 
 def page_keys(salt: str, tokens: Sequence[int], block_size: int) -> list[int]:
@@ -57,6 +58,9 @@ class PrefixOutline:
         self._keys: dict[int, int] = {}  # by the engines' own keys, of which a report speaks
         self._roots: dict[int, int] = {}  # the same for empty prefixes
         self._expected: dict[int, int] = {}  # engines that compute a prefix, as bits, by its key
+        self._gone = 0  # bits of engines that are gone, which some owners still have
+        self._cleaned = 0  # those of them that are being taken away
+        self._unclean: list[int] = []  # engines' own keys that are still to be looked at for it
 
     def __len__(self) -> int:
         return len(self._owners)
@@ -65,8 +69,8 @@ class PrefixOutline:
         """Add an engine with an empty cache whose pages have `block_size` tokens; one that is there loses its pages."""
         self.remove(engine)
         with self._lock:
-            used = {each.bit for each in self._engines.values()}
-            bit = next(bit for bit in (1 << place for place in range(len(used) + 1)) if bit not in used)
+            unused = ~(self._gone | sum(each.bit for each in self._engines.values()))
+            bit = unused & -unused
             self._engines[engine] = _OutlinedEngine(bit, block_size)
             self._numbers.setdefault(block_size, {})[bit] = engine
 
@@ -80,8 +84,8 @@ class PrefixOutline:
                 del self._numbers[gone.block_size]
             for key in gone.counts:
                 _clear(self._expected, key, gone.bit)
-            self._owners = {key: left for key, owners in self._owners.items() if (left := owners & ~gone.bit)}
-            self._drop_unused_keys()
+            self._gone |= gone.bit
+            self._clean()
 
     def report(self, engine: int, report: PrefixReport) -> None:
         """Take a report of an engine. Without effect if the engine is not there."""
@@ -98,8 +102,7 @@ class PrefixOutline:
                     self.num_left_out += len(own_keys)
                 else:
                     self._add_pages(own_keys, _chain(key, tokens, its.block_size), its.bit)
-            if len(self._keys) > 2 * self._max_pages:
-                self._drop_unused_keys()
+            self._clean()
 
     def expect(self, engine: int, keys: Iterable[int]) -> None:
         """Count the prefixes of a prompt as cached, since the engine is about to compute them."""
@@ -176,18 +179,28 @@ class PrefixOutline:
                 return
             self._keys.setdefault(own_key, key)
 
-    def _take_page(self, own_key: int, bit: int) -> None:
+    def _take_page(self, own_key: int, bits: int) -> None:
+        """Take a page from some engines; forget its key if no other has it."""
         key = self._keys.get(own_key)
-        if key is not None and _clear(self._owners, key, bit):
+        if key is not None and _clear(self._owners, key, bits):
             del self._keys[own_key]
 
-    def _drop_unused_keys(self) -> None:
-        self._keys = {own: key for own, key in self._keys.items() if key in self._owners}
+    def _clean(self) -> None:
+        """Drop some of what engines have left that are gone. All is looked at over several calls, none of them long."""
+        if not self._unclean:
+            if not self._gone and len(self._keys) <= 2 * self._max_pages:
+                return
+            self._cleaned, self._unclean = self._gone, list(self._keys)
+        for own_key in self._unclean[-_CLEANED_AT_ONCE:]:
+            self._take_page(own_key, self._cleaned)
+        del self._unclean[-_CLEANED_AT_ONCE:]
+        if not self._unclean:
+            self._gone &= ~self._cleaned
 
 
-def _clear(sets: dict[int, int], key: int, bit: int) -> bool:
-    """Take a bit from a set of bits, and the set away if it is empty then; return True if it is not there any more."""
-    if left := sets.get(key, 0) & ~bit:
+def _clear(sets: dict[int, int], key: int, bits: int) -> bool:
+    """Take bits from a set of bits, and the set away if it is empty then; return True if it is not there any more."""
+    if left := sets.get(key, 0) & ~bits:
         sets[key] = left
         return False
     sets.pop(key, None)

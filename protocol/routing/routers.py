@@ -23,7 +23,7 @@ MAX_SESSIONS = 1 << 17
 _SESSION_TOKENS = 1024  # identify the session of a request that names none: more than a system prompt that all share
 _BLEND = 0.02  # weight of one more answer in the mean length
 _FIRST_ESTIMATE = 256.0  # output tokens, before any answer has ended
-_ABOUT = 1.1  # costs that differ by less count as the same: their estimates are not better
+_ABOUT = 1.05  # costs that differ by less count as the same: their estimates are not better
 _MOST_DELAYED = 4.0  # requests: under overload a queue must still be worth more than a prefix
 
 Reason = Literal["turn", "load", "session", "prefix"]

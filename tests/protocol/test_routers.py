@@ -235,7 +235,7 @@ def observe(one: PrefixAffinity, engine: int, factor: float = 1.0) -> None:
 def test_idle_engines_take_turns_though_their_costs_differ_a_little() -> None:
     one = affinity(3)
     for engine in range(3):
-        observe(one, engine, 1 + 0.03 * engine)
+        observe(one, engine, 1 + 0.02 * engine)
     chosen = []
     for index in range(6):
         each = fresh(index)
