@@ -19,7 +19,7 @@ _SERVER = "A server"
 
 
 @dataclass(frozen=True)
-class ServerFlags:
+class RunningServerFlags:
     """Flags for reaching a running server."""
 
     url: Annotated[
@@ -36,7 +36,7 @@ Number = Annotated[int, typer.Argument(help="Number of the engine, as `quire eng
 
 @takes_flags
 def list_engines(
-    as_json: Annotated[bool, switch(None, "--json", "Print JSON.")] = False, *, server: ServerFlags
+    as_json: Annotated[bool, switch(None, "--json", "Print JSON.")] = False, *, server: RunningServerFlags
 ) -> None:
     """List the engines of a server: their states, requests and addresses."""
     answer = _ask(server, "GET", "/engines")
@@ -50,14 +50,14 @@ def list_engines(
 def add(
     address: Annotated[str, typer.Argument(help="ipc://PATH or tcp://HOST:PORT of a running engine.")],
     *,
-    server: ServerFlags,
+    server: RunningServerFlags,
 ) -> None:
     """Let a running engine share the requests of a server. It must have the same model."""
     _show(_ask(server, "POST", "/engines", {"address": address}))
 
 
 @takes_flags
-def drain(number: Number, *, server: ServerFlags) -> None:
+def drain(number: Number, *, server: RunningServerFlags) -> None:
     """Send an engine no more requests; those that it has go on there."""
     _show(_ask(server, "POST", f"/engines/{number}/drain"))
 
@@ -70,7 +70,7 @@ def remove(
         option(None, "Seconds that its requests may go on there; then they move. Default: 60.", "S", min=0.0),
     ] = None,
     *,
-    server: ServerFlags,
+    server: RunningServerFlags,
 ) -> None:
     """Remove an engine when its requests have ended. One that the server has started ends then."""
     body = {} if drain_timeout is None else {"drain_timeout": drain_timeout}
@@ -79,7 +79,7 @@ def remove(
 
 
 def _ask(
-    server: ServerFlags, method: str, path: str, body: object = None, seconds: float = _ANSWER_SECONDS
+    server: RunningServerFlags, method: str, path: str, body: object = None, seconds: float = _ANSWER_SECONDS
 ) -> dict[str, Any]:
     """Return a server's answer. Raises `RuntimeError` with its error, and `BadParameter`."""
     url = (server.url or _only_url()).rstrip("/")
