@@ -220,10 +220,10 @@ class StickyBySession(Router):
 class PrefixAffinity(Router):
     """The engine with the least cost of an answer: a long cached prefix is traded against the load.
 
-    The cost are the seconds until the answer ends: those of the prompt tokens to compute, the ones queued before it and
+    The cost is the seconds until the answer ends: those of the prompt tokens to compute, the ones queued before it and
     its own that are not cached, and, for each output token, those that each concurrent sequence adds to a step. They
-    are learned. Its own tokens will also delay the requests that come after it: as many, presumably, as wait at an
-    engine now. Of engines with about the same cost, the one that has to compute the fewest tokens is chosen.
+    are learned. The seconds of its own tokens count again for each later request that they delay: as many, presumably,
+    as wait at an engine now. Of engines with about the same cost, the one with the longest cached prefix is chosen.
     """
 
     watches_prefixes = True
