@@ -9,6 +9,7 @@ import functools
 import itertools
 import time
 import weakref
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, Self, TypeVar, Unpack, cast
@@ -17,7 +18,6 @@ import msgspec
 
 from quire.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from quire.frontend.client.engine import AnswerParsing, ConnectedEngine, TemplateOptions
-from quire.frontend.client.engine_client import EngineLeft
 from quire.frontend.client.engine_set import EngineStatus
 from quire.frontend.client.observer import Observer, RequestOptions, TraceContext
 from quire.frontend.client.request import PoolingParams
@@ -290,9 +290,9 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         """
         return await self._engine.engines.stats()
 
-    async def engine_stats(self) -> dict[int, dict[str, Any]]:
-        """Return the same of each engine by its number, of those that are there."""
-        return await self._engine.engines.stats_each()
+    async def engine_stats(self, timeout: float | None = None) -> dict[int, dict[str, Any]]:  # noqa: ASYNC109
+        """Return the same of each engine by its number, of those that answer within `timeout` seconds."""
+        return await self._engine.engines.stats_each(timeout)
 
     async def snapshot(self, engine: int | None = None) -> EngineSnapshot:
         """Return a snapshot of an engine: its last step, waiting requests, KV pages. Much more than `stats`.
@@ -481,9 +481,9 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         """The name of the router that chooses among several engines."""
         return self._engine.routing.name
 
-    def num_requests(self, engine: int) -> int:
-        """Return how many requests of this client an engine has now."""
-        return self._table.count(engine)
+    def num_requests(self) -> Counter[int]:
+        """Return how many requests of this client each engine has now."""
+        return self._table.counts()
 
     def routed(self) -> dict[tuple[str, str], int]:
         """Return how many requests were sent to each engine for each reason: "turn", "load", "session", "prefix"."""
@@ -510,10 +510,14 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         SECONDS_OR_ZERO.check("drain_timeout", drain_timeout)
         await self.drain_engine(engine)
         end = time.monotonic() + drain_timeout
-        while self._table.count(engine) and time.monotonic() < end:  # noqa: ASYNC110 - each of many requests may end
-            await asyncio.sleep(min(_WATCH_SECONDS, max(0.0, end - time.monotonic())))
-        self._deliveries.put(EngineLeft("it was removed", engine))
-        await asyncio.to_thread(self._engine.engines.remove, engine)
+        try:
+            while self._table.count(engine) and time.monotonic() < end:  # noqa: ASYNC110 - each of many requests may end
+                await asyncio.sleep(min(_WATCH_SECONDS, max(0.0, end - time.monotonic())))
+            await asyncio.to_thread(self._engine.engines.remove, engine)
+        except BaseException:
+            self._engine.engines.set_draining(engine, is_draining=False)
+            self._engine.routing.undrain(engine)
+            raise
 
     async def check_health(self) -> None:
         """Raise `EngineDeadError` if the engine is dead or away, or has neither stepped nor been idle for 30 s.

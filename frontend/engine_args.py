@@ -80,6 +80,8 @@ class EngineArgs(ClientOptions, SupervisionOptions, HubOptions, EngineOptions):
         """
         given = own_options(options, options_of(cls).keys())
         given = {name: _as_text(name, value) for name, value in given.items()}
+        if isinstance(given.get("engine"), str):
+            given["engine"] = (given["engine"],)
         if model is not None:
             given["model"] = str(model)
         check_attaching(given)
@@ -121,7 +123,7 @@ class EngineArgs(ClientOptions, SupervisionOptions, HubOptions, EngineOptions):
 
 def check_attaching(given: Mapping[str, Any]) -> None:
     """Raise `ValueError` for arguments that an engine has from its start, if no engine is started."""
-    if "data_parallel_size" in given:
+    if given.get("data_parallel_size", 1) > 1:
         return
     running = given.get("engine_address") or next(iter(given.get("engine") or ()), None)
     if running is not None and (decided := sorted(given.keys() - options_of(ClientOptions).keys())):

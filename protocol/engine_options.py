@@ -260,7 +260,7 @@ class ClientOptions(SocketOptions):
         engine_address: Attach to the engine at ipc://PATH or tcp://HOST:PORT instead of starting one. Options of the
             model and the scheduler were set when that engine was started, and are rejected. Default: start an engine.
         engine: Let the running engine at ipc://PATH or tcp://HOST:PORT share the requests. Engines are started beside
-            such ones only if data_parallel_size is given.
+            such ones only if data_parallel_size is 2 or more.
         router: How requests are routed among several engines: in turns, to the one with the fewest requests
             (least-loaded), to the one with fewer of two random ones (power-of-two), to the one that has answered in the
             same session (sticky), or to where an answer is likely to end first, since the engine has the beginning of

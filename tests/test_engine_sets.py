@@ -97,9 +97,9 @@ def test_engines_join_drain_and_leave_under_streams(demo_model: Path, second: LL
             assert await llm.add_engine(second.engine_address) == 1
             assert await streams == expected
             streams = asyncio.create_task(answers(llm))
-            await until(lambda: llm.num_requests(1) > 0)
+            await until(lambda: llm.num_requests()[1] > 0)
             await llm.remove_engine(1, drain_timeout=0.0)  # what it has moves
-            assert llm.num_requests(1) == 0
+            assert llm.num_requests()[1] == 0
             assert await streams == expected
             assert [engine.number for engine in llm.engines()] == [0]
             assert await llm.add_engine(second.engine_address) == 2  # a number is given once
@@ -147,7 +147,7 @@ def test_an_engine_that_is_stopped_hands_its_requests_over(
         async with AsyncLLM(str(demo_model), engine=[second.engine_address], data_parallel_size=2, **OPTIONS) as llm:
             assert len(llm.engines()) == 3
             streams = asyncio.create_task(answers(llm))
-            await until(lambda: llm.num_requests(2) > 0)
+            await until(lambda: llm.num_requests()[2] > 0)
             await asyncio.to_thread(second.close)  # its owner ends it
             assert await streams == expected
             await until(lambda: len(llm.engines()) == 2)
@@ -246,7 +246,7 @@ def test_engines_have_one_copy_of_the_weights_and_are_reloaded_in_turn(
             before = {weights_of(engine.ready.engine_pid) for engine in llm.engines()}
             assert len(before) == 1
             streams = asyncio.create_task(answers(llm))
-            await until(lambda: llm.num_requests(0) > 0)
+            await until(lambda: llm.num_requests()[0] > 0)
             await llm.reload(max_num_seqs=33)
             assert await streams == expected
             assert [engine.ready.max_num_seqs for engine in llm.engines()] == [33, 33]

@@ -59,10 +59,13 @@ def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> None:
                     on_ready=lambda address: print("READY", address, flush=True),
                 )
             )
-        for supervisor in supervisors:
-            supervisor.wait_ready()
-        for supervisor in supervisors:
-            supervisor.join()
+            if received:
+                break
+        if not received:
+            for supervisor in supervisors:
+                supervisor.wait_ready()
+            for supervisor in supervisors:
+                supervisor.join()
     failures = [supervisor.failure for supervisor in supervisors if supervisor.failure is not None]
     if failures:
         raise failures[0]

@@ -82,7 +82,7 @@ def open_model(engine: EngineFlags, attach: AttachFlags, more: Mapping[str, Any]
 
 def starts_engines(engine: EngineFlags, attach: AttachFlags) -> bool:
     """Return True if a command with these flags starts engines, and doesn't only attach to some."""
-    return (attach.engine_address is None and not attach.engine) or engine.data_parallel_size is not None
+    return (attach.engine_address is None and not attach.engine) or (engine.data_parallel_size or 1) > 1
 
 
 def new_runner() -> asyncio.Runner:

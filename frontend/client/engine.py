@@ -51,7 +51,7 @@ from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
 from quire.frontend.text.tokenizer_trial import check_tokenizer
 from quire.protocol.address import default_address
 from quire.protocol.engine_options import CONTENT_FORMATS
-from quire.protocol.messages import ClientMessage, Role
+from quire.protocol.messages import ClientMessage, Ready, Role
 from quire.protocol.pooling_info import PoolingInfo
 from quire.protocol.routing.routers import ROUTERS, LeastLoaded, Router
 
@@ -91,7 +91,15 @@ class ConnectedEngine:
     engines that are running already, see `CoreClient`.
     """
 
-    def __init__(self, args: EngineArgs, deliver: Callable[[Delivery], None], *, connect: Connect = Connection) -> None:
+    def __init__(
+        self,
+        args: EngineArgs,
+        deliver: Callable[[Delivery], None],
+        *,
+        routing: Routing | None = None,
+        connect: Connect = Connection,
+    ) -> None:
+        """`routing`: the one that the caller has made of these arguments, see `choose_router`."""
         self.args = args
         self._new_connection = connect
         self._seeds = SeedSource(args.seed)
@@ -99,7 +107,7 @@ class ConnectedEngine:
         self._given_template = None if args.chat_template is None else given_template(args.chat_template)
         self._template_source: TemplateSource | None = None
         self._prefill: RemotePrefill | None = None
-        self.routing = Routing(choose_router(args))
+        self.routing = routing or Routing(choose_router(args))
         self.engines = EngineSet(self._observed(deliver), self.routing)
         supervisors = _supervise(args) if args.starts_engines else []
         try:
@@ -132,7 +140,8 @@ class ConnectedEngine:
 
     def send(self, message: ClientMessage, session: Session) -> None:
         """Send a message to an engine, and what it concerns to the prefill engine; see `EngineSet.send`."""
-        self.engines.send(message if self._prefill is None else self._prefill.pass_on(message), session)
+        passed = message if self._prefill is None else self._prefill.pass_on(message, session.engine)
+        self.engines.send(passed, session)
 
     def add_engine(self, address: str) -> int:
         """Let a running engine share the requests; return its number. Raises `EngineConnectionError`."""
@@ -146,29 +155,23 @@ class ConnectedEngine:
         )
 
     def _join(self, address: str, supervisor: Supervisor | None = None, **options: Any) -> int:
-        number = self.engines.join(address, supervisor, **options)
-        try:
-            ready = self.engines.client(number).ready
-            if self._prefill is not None:
-                self._prefill.check(ready)
-            if self.routing.router.watches_prefixes and ready.role is not Role.ADMIN:
-                self._leave_caches_alone()
-        except EngineConnectionError:
-            self.engines.remove(number)
-            raise
-        return number
+        return self.engines.join(address, supervisor, check=self._check, **options)
+
+    def _check(self, ready: Ready) -> None:
+        """Raise `EngineConnectionError` for an engine without the peer, or without the role, that is asked for."""
+        if self._prefill is not None:
+            self._prefill.check(ready)
+        if self.routing.router.watches_prefixes and ready.role is not Role.ADMIN and not len(self.engines):
+            self._leave_caches_alone()
 
     def _leave_caches_alone(self) -> None:
-        """Use another router than one that engines do not tell of their caches, unless that was asked for.
-
-        All engines give this client the same role, so there have been no requests.
-        """
+        """Use another router than one that engines do not tell of their caches, unless that was asked for."""
         if self.args.router is not None:
             raise EngineConnectionError(
                 f"router={self.args.router} needs the role {Role.ADMIN} at the engines, and this client has the role "
                 f"{Role.CLIENT}; attach over their ipc:// sockets or with the key admin.secret, or choose least-loaded"
             )
-        self.routing.router = LeastLoaded()
+        self.routing.use(LeastLoaded())
 
     def close(self) -> None:
         """Disconnect, and stop the engines that were started here. Idempotent."""

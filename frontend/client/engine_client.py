@@ -42,7 +42,9 @@ from quire.protocol.messages import (
 )
 
 SILENT_HEARTBEATS = 10  # consecutive heartbeats without a message from the engine, after which it counts as dead
-_RETRY_SECONDS = 0.02  # between attempts to reach an engine that is gone
+_RETRY_SECONDS = 0.02  # between attempts to reach an engine that is gone, for the first so many of them
+_QUICK_ATTEMPTS = 1000
+_LATE_RETRY_SECONDS = 0.5
 _HANDSHAKE_SECONDS = 5.0  # for an engine that has come back
 _MOVED, _LOST = "the engine gives way to a new one", "the connection to the engine was lost"
 _AWAY_SECONDS = 0.1  # between notices that there is still no engine
@@ -137,10 +139,11 @@ class CoreClient:
         timeout: float = 10.0,
         reconnect: ReconnectPolicy = NO_RECONNECT,
         engine: int = 0,
+        is_started: bool = True,
         host: Host = HOST,
         connect: Connect = Connection,
     ) -> None:
-        """`engine`: the number that deliveries have for it."""
+        """`engine`: the number that deliveries have for it. Unless `is_started`, `start` begins the deliveries."""
         self.address = address
         self._engine = engine
         self.dead: EngineDeadError | None = None
@@ -163,6 +166,11 @@ class CoreClient:
         self._on_step: Callable[[StepTrace], None] | None = None
         self._connection, self.ready = self._connect(timeout)
         self._thread = host.thread("quire-client", self._run)
+        if is_started:
+            self.start()
+
+    def start(self) -> None:
+        """Begin to deliver; once."""
         self._thread.start()
 
     @property
@@ -249,7 +257,9 @@ class CoreClient:
             self._closing.set()
             if self.dead is None and self._away is None:
                 self._connection.wake()
-        if threading.current_thread() is not self._thread:  # a finalizer may run on any thread
+        if self._thread.ident is None:  # it was not started
+            self._connection.close()
+        elif threading.current_thread() is not self._thread:  # a finalizer may run on any thread
             self._thread.join()
 
     def _connect(self, timeout: float, *, checks_steps: bool = False) -> tuple[Connection, Ready]:
@@ -392,7 +402,7 @@ class CoreClient:
         if self._policy.timeout == 0:
             raise lost
         left = self._policy.timeout
-        next_notice = 0.0
+        next_notice, num_attempts = 0.0, 0
         while not self._closing.is_set():
             if (report := self._policy.final_report()) is not None:
                 raise report
@@ -405,9 +415,10 @@ class CoreClient:
                 if left <= 0:
                     summary = f"{lost.summary}, and no engine has come back within {self._policy.timeout:g} s"
                     raise EngineDeadError(summary, lost.details) from None
-                self._closing.wait(_RETRY_SECONDS)
+                num_attempts += 1
+                self._closing.wait(_RETRY_SECONDS if num_attempts < _QUICK_ATTEMPTS else _LATE_RETRY_SECONDS)
                 # Longer than that it has not waited, but was itself suspended.
-                left -= min(self._host.monotonic() - now, _HANDSHAKE_SECONDS + _RETRY_SECONDS)
+                left -= min(self._host.monotonic() - now, _HANDSHAKE_SECONDS + _LATE_RETRY_SECONDS)
             else:
                 self._begin_session(connection, ready)
                 return

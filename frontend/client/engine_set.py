@@ -34,7 +34,7 @@ from quire.protocol.messages import (
     WatchPrefixes,
 )
 
-_SAME = ("architecture", "vocab_size", "hidden_size", "max_model_len", "eos_token_ids", "text_files", "role")
+_SAME = ("architecture", "vocab_size", "hidden_size", "max_model_len", "eos_token_ids")
 _LONGEST_STEP = 30.0  # seconds; an engine whose step takes longer gets no requests while there are others
 _LONGEST_GAP = 10.0  # seconds between two attempts to reach an engine; after more, this process was suspended
 
@@ -95,6 +95,7 @@ class EngineSet:
         self._lock = threading.RLock()
         self._members: dict[int, _Member] = {}
         self._next = 0
+        self._silent: set[int] = set()  # engines that do not tell what they have cached
         self._num_losses = 0  # of engines that have left
         self._dead: EngineDeadError | None = None
         self._waited = 0.0  # seconds that no engine has been there
@@ -107,38 +108,44 @@ class EngineSet:
         supervisor: Supervisor | None = None,
         *,
         reconnect_timeout: float,
+        check: Callable[[Ready], None] = lambda _ready: None,
         **options: Any,
     ) -> int:
         """Connect to an engine, and let requests go to it after the delivery of an `EngineBack`; return its number.
 
         `supervisor`: that of an engine that was started here. `reconnect_timeout`: seconds that all engines may be gone
-        before the set gives up; those of a supervisor are waited for. `options` are further ones of `CoreClient`.
-        Raises `EngineConnectionError`, also if the engine is not like the others.
+        before the set gives up; those of a supervisor are waited for. `check` raises `EngineConnectionError` for an
+        engine that is of no use. `options` are further ones of `CoreClient`. Raises `EngineConnectionError`, also if
+        the engine is not like the others.
         """
         with self._lock:
             number, self._next = self._next, self._next + 1
         client = CoreClient(
             address,
             lambda delivery: self._take(number, delivery),
-            reconnect=self._policy(supervisor, reconnect_timeout),
+            reconnect=self._policy(number, supervisor, reconnect_timeout),
             engine=number,
+            is_started=False,
             **options,
         )
-        with self._lock:
-            try:
+        try:
+            check(client.ready)
+            with self._lock:
                 self._check(client)
-            except EngineConnectionError:
-                client.close()
-                raise
-            self._members[number] = _Member(client, supervisor)
-            self._deliver(EngineBack(client.session, client.ready.block_size))  # before any news of its end
+                self._members[number] = _Member(client, supervisor)
+                self._deliver(EngineBack(client.session, client.ready.block_size))
+        except BaseException:
+            client.close()
+            raise
+        client.start()
         return number
 
-    def _policy(self, supervisor: Supervisor | None, timeout: float) -> ReconnectPolicy:
+    def _policy(self, number: int, supervisor: Supervisor | None, timeout: float) -> ReconnectPolicy:
         """Return for how long to wait for an engine that is gone; at most as long as there are others."""
 
         def longest_step() -> float:
-            return _LONGEST_STEP if len(self) > 1 else math.inf
+            has_others = any(member.state == "ready" for other, member in self._sorted() if other != number)
+            return _LONGEST_STEP if has_others else math.inf
 
         if supervisor is not None:
             return ReconnectPolicy(math.inf, lambda: supervisor.failure, longest_step=longest_step)
@@ -161,36 +168,60 @@ class EngineSet:
             return EngineDeadError(f"{away}, and no engine has come back within {most:g} s", self.address)
 
     def _check(self, client: CoreClient) -> None:
-        """Raise `EngineConnectionError` for an engine that is gone or here already, or that has another model."""
-        if client.dead is not None:
-            raise EngineConnectionError(str(client.dead))
+        """Raise `EngineConnectionError` for an engine that is here already, or that differs from the others."""
+        if self._dead is not None:
+            raise EngineConnectionError(f"there are no engines any more, and none can join: {self._dead.summary}")
+        own, address = client.ready, client.address
         for member in self._members.values():
-            others = member.client.ready
-            if client.address == member.client.address:
-                raise EngineConnectionError(f"the engine at {client.address} is in use already; give another one")
+            ready, other = member.client.ready, member.client.address
+            if address == other:
+                raise EngineConnectionError(f"the engine at {address} is in use already; give another one")
+            if own.role is not ready.role:
+                raise EngineConnectionError(
+                    f"this client has the role {own.role} at the engine at {address}, and {ready.role} at the one at "
+                    f"{other}; give the keys with which it has the same"
+                )
+            if own.text_files != ready.text_files:
+                raise EngineConnectionError(
+                    f"the engine at {address} has another tokenizer or chat template than the one at {other}; start "
+                    "all of them with the same model"
+                )
             for name in _SAME:
-                if (own := getattr(client.ready, name)) != getattr(others, name):
+                if getattr(own, name) != getattr(ready, name):
                     raise EngineConnectionError(
-                        f"the engine at {client.address} has {name} {own}, and the one at {member.client.address} "
-                        f"{getattr(others, name)}; start all of them with the same model and options"
+                        f"the engine at {address} has {name} {getattr(own, name)}, and the one at {other} "
+                        f"{getattr(ready, name)}; start all of them with the same model and options"
                     )
 
     def remove(self, number: int) -> None:
-        """Leave an engine, and end it if it was started here. Its requests have been taken back."""
+        """Leave an engine, and end it if it was started here; an `EngineLeft` is delivered.
+
+        Raises `ValueError` if it is not there any more, or the only one that is.
+        """
         with self._lock:
+            self._check_spare(number)
             member = self._members.pop(number)
             self._num_losses += member.client.num_losses
+            self._deliver(EngineLeft("it was removed", number))  # after which no other news of it is delivered
         member.close()
 
-    def set_draining(self, number: int) -> None:
-        """Note that an engine is to get no more requests. Raises `ValueError` unless there is another one."""
+    def set_draining(self, number: int, *, is_draining: bool = True) -> None:
+        """Note that an engine is to get no more requests, or is to get some again.
+
+        Raises `ValueError` if it is not there, or the only one that gets requests.
+        """
         with self._lock:
-            if number not in self._members:
-                known = ", ".join(map(str, sorted(self._members)))
-                raise ValueError(f"there is no engine {number}; the engines are {known}")
-            if all(each.is_draining or other == number for other, each in self._members.items()):
-                raise ValueError(f"engine {number} is the last one that takes requests; add another one first")
-            self._members[number].is_draining = True
+            if is_draining:
+                self._check_spare(number)
+            if number in self._members:
+                self._members[number].is_draining = is_draining
+
+    def _check_spare(self, number: int) -> None:
+        if number not in self._members:
+            known = ", ".join(map(str, sorted(self._members)))
+            raise ValueError(f"there is no engine {number}; the engines are {known}")
+        if all(member.is_draining for other, member in self._members.items() if other != number):
+            raise ValueError(f"engine {number} is the last one that takes requests; add another one first")
 
     def statuses(self) -> list[EngineStatus]:
         """Return all engines, in the order in which they came."""
@@ -265,8 +296,13 @@ class EngineSet:
         if self._dead is not None:
             raise EngineDeadError(*self._dead.args)
         member = self._members.get(session.engine)
-        if member is not None and member.client.dead is None:  # else it leaves, and its requests are sent again
+        if member is None:  # it has left, and its requests are sent again
+            return
+        try:
             member.client.send(message, session)
+        except EngineDeadError:
+            if self._dead is not None:
+                raise
 
     def call(self, method: str, *args: Any, engine: int | None = None, **options: Any) -> Future[Any]:
         """Start a utility call of one engine, None for the first one that is there; see `CoreClient.call`."""
@@ -282,28 +318,48 @@ class EngineSet:
 
     def call_each(self, method: str, *args: Any, **options: Any) -> dict[int, Future[Any]]:
         """Start a utility call of each engine that is there. Raises `EngineDeadError` if none is."""
-        there = [(number, member.client) for number, member in self._sorted() if member.state != "away"]
-        if not there:
-            return {0: self.call(method, *args, **options)}
-        return {number: client.call(method, *args, **options) for number, client in there}
+        calls: dict[int, Future[Any]] = {}
+        for number, member in self._sorted():
+            with contextlib.suppress(EngineDeadError):  # it is away
+                calls[number] = member.client.call(method, *args, **options)
+        return calls or {0: self.call(method, *args, **options)}
 
     async def stats(self) -> dict[str, Any]:
         """Return the sums of the statistics of all engines that are there. Raises `EngineDeadError` if none is."""
         return merged(list((await self.stats_each()).values()))
 
-    async def stats_each(self) -> dict[int, dict[str, Any]]:
-        """Return the statistics of each engine that is there, by its number. Raises `EngineDeadError` if none is."""
+    async def stats_each(self, timeout: float | None = None) -> dict[int, dict[str, Any]]:  # noqa: ASYNC109
+        """Return the statistics of each engine that answers within `timeout` seconds, by its number.
+
+        Raises `EngineDeadError` if there is no engine, `TimeoutError` if none answers.
+        """
         calls = self.call_each("stats")
-        results = await asyncio.gather(*map(asyncio.wrap_future, calls.values()), return_exceptions=True)
+        answers = (asyncio.wait_for(asyncio.wrap_future(call), timeout) for call in calls.values())
+        results = await asyncio.gather(*answers, return_exceptions=True)
         found = {number: each for number, each in zip(calls, results, strict=True) if isinstance(each, dict)}
         if not found:
             raise next(each for each in results if isinstance(each, BaseException))
         return found
 
     def reload(self, arguments: Reload) -> Ready:
-        """Have another engine take the place of each, one after the other; see `CoreClient.reload`."""
-        for _, member in self._sorted():
-            ready = member.client.reload(arguments)
+        """Have another engine take the place of each, one after the other; see `CoreClient.reload`.
+
+        Raises `RuntimeError` before the first one if an engine is away, and if one fails, after which the others are as
+        they were.
+        """
+        members = self._sorted()
+        if away := [str(number) for number, member in members if member.state == "away"]:
+            raise RuntimeError(f"engine {', '.join(away)} is away; reload when all are there, or remove it")
+        done: list[str] = []
+        for number, member in members:
+            try:
+                ready = member.client.reload(arguments)
+            except (RuntimeError, EngineDeadError) as error:
+                if len(members) == 1:
+                    raise
+                changed = f"engine {', '.join(done)} has the new settings already" if done else "no engine has changed"
+                raise RuntimeError(f"engine {number}: {error}; {changed}") from error
+            done.append(str(number))
         return ready
 
     def start_trace(self, on_step: Callable[[StepTrace], None], engine: int | None = None) -> Future[Any]:
@@ -325,6 +381,8 @@ class EngineSet:
 
     def _watch(self, session: Session, salts: list[str]) -> None:
         """Have an engine report the prefixes of some salts, as many at once as a message has room for."""
+        if session.engine in self._silent:
+            return
         for first in range(0, len(salts), _SALTS_AT_ONCE):
             with contextlib.suppress(EngineDeadError):  # the next session begins with them
                 self.send(WatchPrefixes(salts[first : first + _SALTS_AT_ONCE]), session)
@@ -334,27 +392,27 @@ class EngineSet:
     def _take(self, number: int, delivery: Delivery) -> None:
         """Pass on what an engine delivers, but for its end if there are others."""
         if isinstance(delivery, PrefixReport):
-            if delivery.refusal:
+            if delivery.refusal and number not in self._silent:
+                self._silent.add(number)
                 logger.warning("engine %d does not tell what it has cached: %s", number, delivery.refusal)
             self._routing.router.report(number, delivery)
             return
         if isinstance(delivery, EngineCoreOutputs):
             if delivery.stats is not None and len(self._members) > 1:
                 self._routing.router.observe(number, delivery.stats)
-        elif isinstance(delivery, EngineDeadError):
-            delivery = self._bury(number, delivery)
-        self._deliver(delivery)
+            self._deliver(delivery)
+            return
+        with self._lock:
+            if number in self._members:  # else it has been removed
+                self._deliver(self._bury(number, delivery) if isinstance(delivery, EngineDeadError) else delivery)
 
     def _bury(self, number: int, error: EngineDeadError) -> EngineLeft | EngineDeadError:
         """Remove an engine that is gone for good; return what is to be delivered."""
-        with self._lock:
-            if number not in self._members:  # it is not in the set yet, or no more
-                return EngineLeft(error.summary, number)
-            if len(self._members) == 1:
-                self._dead = error
-                return error
-            member = self._members.pop(number)
-            self._num_losses += member.client.num_losses
+        if len(self._members) == 1:
+            self._dead = error
+            return error
+        member = self._members.pop(number)
+        self._num_losses += member.client.num_losses
         logger.error("engine %d at %s has left the set: %s", number, member.client.address, error)
         if member.supervisor is not None:
             threading.Thread(target=member.supervisor.stop, name="quire-engine-end", daemon=True).start()

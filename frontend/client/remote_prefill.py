@@ -7,7 +7,14 @@ import math
 
 import msgspec
 
-from quire.frontend.client.engine_client import CoreClient, Delivery, EngineAway, EngineBack, ReconnectPolicy
+from quire.frontend.client.engine_client import (
+    CoreClient,
+    Delivery,
+    EngineAway,
+    EngineBack,
+    EngineLeft,
+    ReconnectPolicy,
+)
 from quire.frontend.errors import EngineConnectionError, EngineDeadError
 from quire.protocol.errors import ProtocolError
 from quire.protocol.keys import Security
@@ -36,7 +43,7 @@ class RemotePrefill:
 
     def __init__(self, address: str, min_tokens: int, *, security: Security, timeout: float) -> None:
         self._min_tokens = min_tokens
-        self._open: dict[str, None] = {}  # requests that it computes, by the id that both engines know
+        self._open: dict[str, int] = {}  # the engines that answer requests that it computes, by ids that both know
         self._is_complaining = False
         self._client = CoreClient(
             address,
@@ -61,8 +68,8 @@ class RemotePrefill:
                     f"answers {getattr(ready, name)}; start both with the same model and options"
                 )
 
-    def begin(self, request: EngineCoreRequest) -> EngineCoreRequest:
-        """Have the prompt of a request computed, if it is long; return the request for the engine that answers."""
+    def begin(self, request: EngineCoreRequest, engine: int) -> EngineCoreRequest:
+        """Have the prompt of a request computed, if it is long; return the request for the `engine` that answers."""
         if request.shares_prompt_with in self._open:
             return msgspec.structs.replace(request, remote_prefill=True)
         if (
@@ -85,7 +92,7 @@ class RemotePrefill:
             self._client.send(prefill)
         except (EngineDeadError, ProtocolError):
             return request
-        self._open[request.request_id] = None
+        self._open[request.request_id] = engine
         return msgspec.structs.replace(request, remote_prefill=True)
 
     def end(self, request_ids: list[str]) -> None:
@@ -96,19 +103,21 @@ class RemotePrefill:
         if ended:
             self._abort(ended)
 
-    def pass_on(self, message: ClientMessage) -> ClientMessage:
-        """Take note of a message; return that which the engine that answers is to get."""
+    def pass_on(self, message: ClientMessage, engine: int) -> ClientMessage:
+        """Take note of a message; return that which the `engine` that answers is to get."""
         if isinstance(message, Abort):
             self.end(message.request_ids)
-        return self.begin(message) if isinstance(message, EngineCoreRequest) else message
+        return self.begin(message, engine) if isinstance(message, EngineCoreRequest) else message
 
     def observe(self, delivery: Delivery) -> None:
-        """Take note of what the engine that answers delivers: a request with a first token needs its prompt no more."""
+        """Take note of what engines that answer deliver: a request with a first token needs its prompt no more."""
         if not self._open:
             return
         if isinstance(delivery, EngineCoreOutputs):
             self.end([output.request_id for output in delivery.outputs if _is_past_prompt(output)])
-        elif isinstance(delivery, EngineAway | EngineBack | EngineDeadError):
+        elif isinstance(delivery, EngineAway | EngineLeft):
+            self.end([request_id for request_id, engine in list(self._open.items()) if engine == delivery.engine])
+        elif isinstance(delivery, EngineDeadError):
             self.end(list(self._open))
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import itertools
 import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from quire.protocol.routing.routers import RoutedRequest
 _LEAST_TIMEOUT = 1e-3  # seconds, of a request whose time is up while it is sent again
 _IDENTITY_BITS = 63
 _MOST_FRUITLESS = 2  # engines that a request may lose in a row without a token, before it is bound to the last of them
+_MOST_BOUND_SECONDS = 60.0
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +57,8 @@ class Submission:
     is_aborted: bool = False  # the engine has been told to abort it, and may not have answered
     has_grown: bool = False  # in its present session
     num_fruitless: int = 0  # engines that were lost under it in a row, and none of which has given it a token
-    home: int | None = None  # the one engine that it may go to, None for any
+    home: int | None = None  # the one engine that it may go to, None for any,
+    bound_until: float = 0.0  # at most until that time
     completions: dict[int, OpenCompletion] = field(default_factory=dict)
 
     @property
@@ -174,7 +177,7 @@ class RequestTable:
                 num_tokens += self._note_growth(entry, output, now, gaps)
                 num_together += max(0, len(output.new_token_ids) - 1)
             if output.new_token_ids and not submission.has_grown:
-                submission.has_grown, submission.num_fruitless = True, 0
+                submission.has_grown, submission.num_fruitless, submission.home = True, 0, None
                 self._routing.router.first_token(submission.route)
             if ended_here:
                 stopped.append(entry)
@@ -201,23 +204,41 @@ class RequestTable:
             for submission in taken:
                 self._take_back(submission)
                 if is_loss:
-                    submission.num_fruitless += 1
-                    submission.home = engine if submission.num_fruitless >= _MOST_FRUITLESS else None
+                    self._note_loss(submission, engine)
             self._routing.close(engine)
             ended += [submission.request for submission in taken if submission.is_aborted]
             for request in ended:
                 self._conclude(request, EngineCoreOutput("", finish_reason=FinishReason.ABORT))
             self._drop_finished(ended)
             ended += self._send_waiting()
+        else:
+            ended += self._send_patient(engine)
         late = self._expire(reason)
         self._drop_finished(late)
         return ended + late
+
+    def _note_loss(self, submission: Submission, engine: int) -> None:
+        """Count the loss of an engine under a request, and bind the request to it if there are too many."""
+        submission.num_fruitless += 1
+        if submission.num_fruitless >= _MOST_FRUITLESS:
+            submission.home, submission.bound_until = engine, self._clock() + _MOST_BOUND_SECONDS
+
+    def _send_patient(self, engine: int) -> list[OpenRequest]:
+        """Send requests elsewhere that have waited too long for an engine; return those that fail."""
+        now = self._clock()
+        patient = [each for each in self._requests.values() if each.home == engine and each.bound_until <= now]
+        for submission in patient:
+            submission.home = None
+        return self._send_waiting() if patient else []
 
     def resume(self, session: Session, block_size: int = 1) -> list[OpenRequest]:
         """Send the requests that are in no engine to that of a new session, or to another; return those that fail.
 
         They have the tokens that they have received. `block_size`: tokens of the engine's KV pages.
         """
+        if self._routing.session_of(session.engine) not in (None, session):  # the news of its end has not come
+            for submission in self._submissions_in(session.engine):
+                self._take_back(submission)
         self._routing.open(session, block_size)
         return self._send_waiting()
 
@@ -246,12 +267,17 @@ class RequestTable:
         self._routing.note_end(session.engine)
         self._end(submission.completions.values())
         self._take_back(submission)
+        submission.home = None
         self._start(submission, self._time_left(submission))
         return True
 
     def count(self, engine: int) -> int:
         """Return the number of requests that an engine has."""
-        return len(self._submissions_in(engine))
+        return self.counts()[engine]
+
+    def counts(self) -> Counter[int]:
+        """Return the number of requests that each engine has."""
+        return Counter(each.session.engine for each in self._requests.values() if each.session is not None)
 
     def _submissions_in(self, engine: int) -> list[Submission]:
         return [each for each in self._requests.values() if each.session is not None and each.session.engine == engine]

@@ -33,6 +33,7 @@ class Routing:
         self.watch: Callable[[Session, list[str]], None] = lambda _session, _salts: None
         self.counts: Counter[tuple[int, str]] = Counter()  # of requests by engine and reason
         self._sessions: dict[int, Session] = {}
+        self._block_sizes: dict[int, int] = {}
         self._draining: set[int] = set()
         self._ending: set[int] = set()  # engines that end in their present session
         self._salts: dict[str, None] = {}  # of all requests
@@ -51,8 +52,15 @@ class Routing:
         self._ending.discard(session.engine)
         self.router.add(session.engine, block_size)
         self._sessions[session.engine] = session
+        self._block_sizes[session.engine] = block_size
         if self.router.watches_prefixes and len(self._sessions) > 1:
             self._watch_all(session)
+
+    def use(self, router: Router) -> None:
+        """Use another router, before there have been requests."""
+        self.router = router
+        for engine in self._sessions:
+            router.add(engine, self._block_sizes[engine])
 
     def close(self, engine: int) -> bool:
         """End the session with an engine; return False if there is none. Its requests have been taken back."""
@@ -65,6 +73,10 @@ class Routing:
     def drain(self, engine: int) -> None:
         """Send no more requests to an engine, as long as there are others."""
         self._draining.add(engine)
+
+    def undrain(self, engine: int) -> None:
+        """Undo `drain`."""
+        self._draining.discard(engine)
 
     def note_end(self, engine: int) -> None:
         """Do so until its next session: it ends."""
@@ -88,7 +100,7 @@ class Routing:
         `home`: the only engine that comes into question.
         """
         if home is not None:
-            engines = [home] if home in self._sessions else []
+            engines = [home] if home in self._sessions and home not in self._ending else []
         else:
             engines = sorted(self._usable) or sorted(self._sessions)
         if not engines:

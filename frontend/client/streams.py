@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import queue
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -55,27 +55,48 @@ def _sent_together(request: OpenRequest) -> int:
     return max(1, min(_SENT_COMPLETIONS, _SENT_TOKENS // (1 + len(request.prompt.token_ids))))
 
 
-def repeats(delivery: Delivery, last: Delivery | None) -> bool:
-    """Return True for a notice that need not wait behind `last`, which has not been taken yet."""
-    return isinstance(delivery, EngineAway) and isinstance(last, EngineAway)
+class WaitingNotices:
+    """The engines whose latest news, which has not been taken yet, is that they are away. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._engines: set[int] = set()
+
+    def repeat(self, delivery: Delivery) -> bool:
+        """Note a delivery; return True if it says what waits already."""
+        with self._lock:
+            if isinstance(delivery, EngineAway):
+                is_repeated = delivery.engine in self._engines
+                self._engines.add(delivery.engine)
+                return is_repeated
+            if isinstance(delivery, EngineBack):
+                self._engines.discard(delivery.session.engine)
+        return False
+
+    def take(self, delivery: Delivery) -> None:
+        """Note that a delivery does not wait any more."""
+        if isinstance(delivery, EngineAway):
+            with self._lock:
+                self._engines.discard(delivery.engine)
 
 
 class DeliveryInbox:
-    """Queue of deliveries from the client's thread to any thread that waits for them."""
+    """Queue of deliveries from the clients' threads to any thread that waits for them."""
 
     def __init__(self) -> None:
         self._waiting: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
-        self._last: Delivery | None = None
+        self._notices = WaitingNotices()
 
     def put(self, delivery: Delivery) -> None:
-        """Add a delivery; on the client's thread."""
-        if self._waiting.empty() or not repeats(delivery, self._last):
+        """Add a delivery. Any thread."""
+        if not self._notices.repeat(delivery):
             self._waiting.put(delivery)
-        self._last = delivery
 
     def get(self) -> Delivery:
         """Remove and return the next delivery, once there is one."""
-        return self._waiting.get()
+        delivery = self._waiting.get()
+        self._notices.take(delivery)
+        return delivery
 
     def empty(self) -> bool:
         """Return True if none waits."""
@@ -83,10 +104,11 @@ class DeliveryInbox:
 
 
 class DeliveryQueue:
-    """Queue of deliveries from the client's thread to an event loop; a burst costs one wake-up."""
+    """Queue of deliveries from the clients' threads to an event loop; a burst costs one wake-up."""
 
     def __init__(self) -> None:
         self._waiting: deque[Delivery] = deque()
+        self._notices = WaitingNotices()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_deliveries: Callable[[], None] = lambda: None
         self._is_waking = False
@@ -102,9 +124,8 @@ class DeliveryQueue:
 
     def put(self, delivery: Delivery) -> None:
         """Add a delivery. Any thread."""
-        with contextlib.suppress(IndexError):  # it is being taken
-            if repeats(delivery, self._waiting[-1]):
-                return
+        if self._notices.repeat(delivery):
+            return
         self._waiting.append(delivery)
         if self._is_waking or self._loop is None:
             return
@@ -120,6 +141,7 @@ class DeliveryQueue:
         taken: list[Delivery] = []
         while self._waiting:
             taken.append(self._waiting.popleft())
+            self._notices.take(taken[-1])
         return taken
 
 

@@ -141,6 +141,6 @@ async def _add_engines(families: Families, llm: AsyncLLM) -> None:
 
 async def _engine_stats(llm: AsyncLLM) -> dict[int, dict[str, Any]]:
     try:
-        return await asyncio.wait_for(llm.engine_stats(), STATS_SECONDS)
+        return await llm.engine_stats(STATS_SECONDS)
     except (RuntimeError, TimeoutError):  # the engine is dead, has no answer, or there are no replicas of it
         return {}

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Self
 
-from quire.frontend.client.engine import ConnectedEngine
+from quire.frontend.client.engine import ConnectedEngine, choose_router
 from quire.frontend.client.engine_client import Delivery, EngineAway, EngineBack, EngineLeft
 from quire.frontend.client.engine_set import EngineSet
+from quire.frontend.client.routing import Routing
 from quire.frontend.engine_args import EngineArgs
 from quire.frontend.errors import EngineDeadError
 from quire.frontend.evaluation.replay.record import Outcome, PhaseTrack, RequestRecord, RunClock, TargetSample
@@ -93,7 +94,8 @@ class EngineTarget:
         self._ids = itertools.count()
         self._num_tokens = 0
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._engine = ConnectedEngine(args, self._deliver)
+        self._routing = Routing(choose_router(args))
+        self._engine = ConnectedEngine(args, self._deliver, routing=self._routing)
         ready = self._engine.engines.ready
         address = self._engine.engines.address
         tokenizer = self._engine.tokenizer
@@ -174,7 +176,7 @@ class EngineTarget:
     async def _serve(self, token_ids: list[int], params: SamplingParams, answer: EngineAnswer) -> None:
         self._loop = asyncio.get_running_loop()
         wire_id = str(next(self._ids))
-        routing, eos = self._engine.routing, self._engine.eos_token_ids
+        routing, eos = self._routing, self._engine.eos_token_ids
         session = routing.send(answer.route)
         if session is None:
             answer.fail(self.engines.away or "there is no engine")
@@ -198,23 +200,31 @@ class EngineTarget:
         if isinstance(delivery, EngineCoreOutputs):
             self._take(delivery, ended)
         elif isinstance(delivery, EngineBack):
-            self._on_loop(self._engine.routing.open, delivery.session, delivery.block_size)
+            self._on_loop(self._routing.open, delivery.session, delivery.block_size)
         else:
             engine = delivery.engine if isinstance(delivery, EngineAway | EngineLeft) else None
             for wire_id, answer in list(self._open.items()):
                 if engine in (None, answer.route.engine) and self._open.pop(wire_id, None) is not None:
                     answer.fail(str(delivery))
                     ended.append(answer)
-            if engine is not None:
-                self._on_loop(self._engine.routing.close, engine)
+            self._on_loop(self._lose, engine, ended)
+            return
         if ended:
             self._on_loop(_end, ended)
 
+    def _lose(self, engine: int | None, ended: list[EngineAnswer]) -> None:
+        """End the answers of an engine that is gone, None for all."""
+        for answer in ended:
+            self._routing.router.take_back(answer.route)
+        if engine is not None:
+            self._routing.close(engine)
+        _end(ended)
+
     def _on_loop(self, work: Callable[..., object], *arguments: object) -> None:
-        """Have the event loop do something, or do it now if there is none yet."""
-        if self._loop is None:
+        """Have the event loop do something, or do it now if there is none."""
+        if self._loop is None or self._loop.is_closed():
             work(*arguments)
-        elif not self._loop.is_closed():
+        else:
             self._loop.call_soon_threadsafe(work, *arguments)
 
     def _take(self, delivery: EngineCoreOutputs, ended: list[EngineAnswer]) -> None:
@@ -224,7 +234,7 @@ class EngineTarget:
                 continue  # in flight when its request was aborted
             self._num_tokens += len(output.new_token_ids)
             if answer.take(output, delivery.timestamp) and len(self.engines) > 1:
-                self._on_loop(self._engine.routing.router.first_token, answer.route)
+                self._on_loop(self._routing.router.first_token, answer.route)
             if output.finish_reason is not None:
                 self._open.pop(output.request_id, None)  # unless the event loop has just done so
                 ended.append(answer)

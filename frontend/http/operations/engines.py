@@ -11,13 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.frontend.client.engine_set import EngineStatus
-from quire.frontend.errors import EngineConnectionError
+from quire.frontend.errors import EngineConnectionError, EngineDeadError
 from quire.frontend.http.errors import ApiError, bad_request
 from quire.frontend.http.service import Endpoints
 from quire.frontend.http.transport.auth import key_of
 from quire.frontend.http.transport.bodies import Body
 from quire.frontend.http.transport.responses import json_response
-from quire.protocol.errors import AddressError
 
 ADMIN_HEADER = "x-admin-key"
 _MOST_ADDRESS = 4096
@@ -77,7 +76,7 @@ class EngineEndpoints(Endpoints):
         body = await self._service.read(request, AddEngineBody)
         try:
             await self._service.llm.add_engine(body.address)
-        except (AddressError, EngineConnectionError) as error:
+        except (ValueError, EngineConnectionError, EngineDeadError) as error:
             raise bad_request(str(error), "address") from None
         return json_response(self._list())
 
@@ -132,9 +131,12 @@ class EngineEndpoints(Endpoints):
 
     def _list(self) -> EngineList:
         llm = self._service.llm
-        return EngineList(router=llm.router, engines=[self._card(engine) for engine in llm.engines()])
+        counts = llm.num_requests()
+        return EngineList(
+            router=llm.router, engines=[self._card(engine, counts[engine.number]) for engine in llm.engines()]
+        )
 
-    def _card(self, engine: EngineStatus) -> EngineCard:
+    def _card(self, engine: EngineStatus, num_requests: int) -> EngineCard:
         llm, name = self._service.llm, str(engine.number)
         return EngineCard(
             number=engine.number,
@@ -143,6 +145,6 @@ class EngineEndpoints(Endpoints):
             supervised=engine.supervised,
             pid=engine.ready.engine_pid,
             losses=engine.num_losses,
-            requests=llm.num_requests(engine.number),
+            requests=num_requests,
             routed={reason: count for (number, reason), count in llm.routed().items() if number == name},
         )

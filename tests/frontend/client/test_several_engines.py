@@ -7,10 +7,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from mortal_engine import LENGTH, MortalEngine, tokens
 
+from quire.frontend.client.engine_client import EngineAway, EngineBack
 from quire.frontend.client.observer import RequestOptions
 from quire.frontend.client.request import GenerationRequest
 from quire.frontend.client.request_table import RequestTable
 from quire.frontend.client.routing import Routing, Session
+from quire.frontend.client.streams import DeliveryInbox
 from quire.frontend.sampling import SamplingParams, engine_params
 from quire.frontend.text.prompts import Prompt
 from quire.protocol.messages import (
@@ -250,3 +252,43 @@ def test_a_completion_is_sent_with_those_of_its_request() -> None:
     world.lose(request.metrics.engine)
     assert len(world.engines[request.metrics.engine].running) == 5
     world.run()
+
+
+def test_an_engine_that_does_not_come_back_is_not_waited_for_for_ever() -> None:
+    world = Several()
+    request = world.submit("a")
+    for _ in range(2):
+        world.lose(request.metrics.engine)
+    (third,) = world.there
+    assert not world.engines[third].running
+    world.now += 61
+    world.table.suspend("it died", request.metrics.engine)
+    assert request.metrics.engine == third
+    world.run()
+    assert tokens(request) == [list(range(LENGTH))]
+
+
+def test_a_session_that_follows_another_unseen_takes_its_requests() -> None:
+    world = Several(2)
+    requests = [world.submit(str(number)) for number in range(4)]
+    world.engines[1].die()
+    world.table.resume(world.engines[1].return_())  # the news of its end was not needed
+    world.run()
+    assert all(tokens(request) == [list(range(LENGTH))] for request in requests)
+
+
+def test_notices_that_engines_are_away_do_not_pile_up() -> None:
+    inbox = DeliveryInbox()
+    for _ in range(100):
+        inbox.put(EngineAway("it died", 0))
+        inbox.put(EngineAway("it died", 1))
+    inbox.put(EngineBack(Session(0, 2)))
+    inbox.put(EngineAway("it died", 0))
+    found = []
+    while not inbox.empty():
+        found.append(inbox.get())
+    assert found == [
+        EngineAway("it died", 0), EngineAway("it died", 1), EngineBack(Session(0, 2)), EngineAway("it died", 0),
+    ]  # fmt: skip
+    inbox.put(EngineAway("it died", 1))
+    assert not inbox.empty()
