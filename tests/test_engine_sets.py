@@ -144,7 +144,7 @@ def test_an_engine_that_is_stopped_hands_its_requests_over(
     demo_model: Path, second: LLM, expected: list[object]
 ) -> None:
     async def main() -> None:
-        async with AsyncLLM(str(demo_model), engine=[second.engine_address], data_parallel_size=2, **OPTIONS) as llm:
+        async with AsyncLLM(str(demo_model), engine=(second.engine_address,), data_parallel_size=2, **OPTIONS) as llm:
             assert len(llm.engines()) == 3
             streams = asyncio.create_task(answers(llm))
             await until(lambda: llm.num_requests()[2] > 0)
@@ -221,7 +221,7 @@ def test_the_command_runs_several_engines(demo_model: Path, tmp_path: Path, expe
         assert ready == [f"ipc://{path}", f"ipc://{path}.1"]
 
         async def main() -> None:
-            async with AsyncLLM(engine_address=ready[0], engine=ready[1:]) as llm:
+            async with AsyncLLM(engine_address=ready[0], engine=tuple(ready[1:])) as llm:
                 assert await answers(llm) == expected
                 await check_pages(llm)
 

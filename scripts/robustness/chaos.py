@@ -332,7 +332,7 @@ async def engines(args: argparse.Namespace, options: dict[str, Any]) -> AsyncIte
         AsyncLLM(
             args.model,
             data_parallel_size=args.engines - 1,
-            engine=[other.engine_address],
+            engine=(other.engine_address,),
             router=args.router,
             **options,
         ) as llm,

@@ -31,6 +31,11 @@ SMALL_PAGE = 4  # of the one without a model
 ENGINE = 0  # its number in an outline
 
 
+def cached(outline: PrefixOutline, salt: str, tokens: list[int]) -> dict[int, int]:
+    """Return what an outline knows of a prompt."""
+    return outline.match(outline.prefixes(salt, tokens))
+
+
 class Router(DealerClient):
     """A client that watches salts, and keeps an outline of what is cached under them."""
 
@@ -59,7 +64,7 @@ class Router(DealerClient):
 
     def expect_cached(self, salt: str, tokens: list[int]) -> int:
         """Return how many tokens of a prompt the engine will find."""
-        return min(self.outline.match(salt, tokens)[ENGINE], (len(tokens) - 1) // PAGE * PAGE)
+        return min(cached(self.outline, salt, tokens).get(ENGINE, 0), (len(tokens) - 1) // PAGE * PAGE)
 
 
 def generate(client: DealerClient, request_id: str, tokens: list[int], salt: str = "") -> int:
@@ -171,7 +176,7 @@ def test_the_next_report_waits_until_the_last_has_left() -> None:
     engine.add("long", list(range(900)) * 5, max_tokens=1)
     engine.finish()
     engine.core.receive(b"router", WatchPrefixes([""]))
-    counts = []
+    counts: list[int] = []
     for _ in range(3):
         for _ in range(3):
             engine.step()
@@ -182,7 +187,7 @@ def test_the_next_report_waits_until_the_last_has_left() -> None:
         assert engine.num_wakes == wakes + 1
     engine.step()
     assert counts == [512, 512, 101]
-    assert outline_of(reports(engine, b"router")).match("", list(range(900)) * 5) == {ENGINE: 4500}
+    assert cached(outline_of(reports(engine, b"router")), "", list(range(900)) * 5) == {ENGINE: 4500}
 
 
 @settings(max_examples=50)
@@ -215,7 +220,7 @@ def test_a_slow_client_learns_everything_at_last(requests: list[tuple[str, list[
     for salt, pages in requests:
         if salt == "a":
             prompt = [page for page in pages for _ in range(SMALL_PAGE)]
-            assert outline.match("a", prompt) == {ENGINE: SMALL_PAGE * len(tree.match(root, prompt))}
+            assert cached(outline, "a", prompt).get(ENGINE, 0) == SMALL_PAGE * len(tree.match(root, prompt))
     tree.leave(root)
 
 
@@ -234,11 +239,13 @@ def test_too_many_clients_and_too_many_salts_are_rejected() -> None:
         engine.core.receive(bytes([place]), WatchPrefixes(["a"]))
     engine.core.receive(b"late", WatchPrefixes(["a"]))
     (error,) = engine.sent.pop(b"late")
+    assert isinstance(error, PrefixReport)
     assert "16 clients watch the prefix cache of this engine" in error.refusal
     engine.core.receive(bytes([3]), Goodbye())
     engine.core.receive(b"late", WatchPrefixes(["a", "a"]))
     engine.core.receive(b"late", WatchPrefixes([str(place) for place in range(MAX_WATCHED_SALTS)]))
     (error,) = engine.sent.pop(b"late")
+    assert isinstance(error, PrefixReport)
     assert "watches 1 salts, and with 16384 more they would be above 16384" in error.refusal
     engine.core.receive(b"late", WatchPrefixes(["a", *(str(place) for place in range(MAX_WATCHED_SALTS - 1))]))
     for salt in ("a", "5", str(MAX_WATCHED_SALTS)):

@@ -34,8 +34,10 @@ that names it.
 _ERRORS = {
     400: "The request can't be served as it is; `param` names the field.",
     401: "The API key is missing or wrong.",
+    403: "The admin key is missing or wrong.",
     404: "There is no model with this name, or nothing at this path.",
     408: "The body did not arrive in time.",
+    409: "The engine is needed.",
     413: "The body is too large.",
     415: "The body is not JSON.",
     421: "The header Host has a name by which the server may not be addressed.",

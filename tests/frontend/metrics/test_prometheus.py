@@ -94,7 +94,16 @@ HISTOGRAMS: dict[str, Sequence[float]] = {
     "request_num_preemptions": [1, 2, 3, 4, 5, 10, 20],
 }
 OWN = {
-    *("engine_up", "engine_losses", "engine_clients", "kv_pages", "kv_pages_free", "kv_pages_cached", "kv_pages_held"),
+    *(
+        "engine_up",
+        "engine_losses",
+        "requests_routed",
+        "engine_clients",
+        "kv_pages",
+        "kv_pages_free",
+        "kv_pages_cached",
+        "kv_pages_held",
+    ),
     *("engine_steps", "engine_preemptions", "engine_evictions", "engine_wasted_tokens", "engine_frames_refused"),
     *("engine_clients_silent", "engine_clients_gone", "engine_clients_slow", "engine_outputs_merged"),
     *("engine_messages_dropped", "engine_prefill_tokens", "engine_decode_tokens", "engine_prefix_cache_queries"),
