@@ -9,15 +9,17 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from patience import PATIENCE
 
 from quire.frontend import LLM, AsyncLLM, EngineConnectionError, EngineStartError, RequestOutput, SamplingParams
 from quire.frontend.errors import RequestError
+from quire.frontend.text.prompts import PromptType
 from quire.protocol.routing.routers import PrefixAffinity
 
-OPTIONS = {"num_pages": 256, "threads": 1}
+OPTIONS: dict[str, Any] = {"num_pages": 256, "threads": 1}
 TALE = SamplingParams(max_tokens=200, ignore_eos=True, temperature=0.9, seed=3, logprobs=1)
 PROMPTS = [[300 + number, 17, 23] for number in range(8)]
 
@@ -48,7 +50,7 @@ async def check_pages(llm: AsyncLLM) -> None:
 def expected(demo_model: Path) -> list[object]:
     """The answers of one engine."""
     with LLM(str(demo_model), **OPTIONS) as llm:
-        prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+        prompts: list[PromptType] = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
         return [output.outputs for output in llm.generate(prompts, TALE)]
 
 
@@ -158,7 +160,7 @@ def test_an_engine_that_is_stopped_hands_its_requests_over(
 
 def test_a_sync_client_has_several_engines_too(demo_model: Path, expected: list[object]) -> None:
     with LLM(str(demo_model), data_parallel_size=2, **OPTIONS) as llm:
-        prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+        prompts: list[PromptType] = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
         outputs = llm.generate(prompts, TALE)
         assert [output.outputs for output in outputs] == expected
         assert {output.metrics.engine for output in outputs} == {0, 1}
@@ -284,7 +286,7 @@ def test_a_prompt_goes_where_its_prefix_is(demo_model: Path) -> None:
                 return outline.match(outline.prefixes(salt, prompt))
 
             for tale, home in zip(tales, homes, strict=True):
-                await until(lambda: found(tale).get(home) == 160)  # noqa: B023
+                await until(lambda: found(tale).get(home or 0) == 160)  # noqa: B023
                 assert await sent([*tale, 7]) == (home, "prefix", 160)
             assert (await sent(tales[0], "a salt"))[1:] == ("load", 0)
             await until(lambda: 160 in found(tales[0], "a salt").values())

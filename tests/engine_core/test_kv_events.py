@@ -290,13 +290,14 @@ def test_the_engine_wakes_when_a_publisher_is_no_longer_full(tmp_path: Path) -> 
     config = KvEventsConfig(enable_kv_cache_events=True, endpoint=f"ipc://{tmp_path}/events", max_queue_size=2)
     has_room = threading.Event()
     publisher = ZmqPublisher(config, has_room.set)
+    fullness = []
     for _ in range(2):
-        assert not publisher.is_full
+        fullness.append(publisher.is_full)
         publisher.put(KvEventBatch(0.0, []))
-    assert publisher.is_full
+    fullness.append(publisher.is_full)
     publisher.start()
     assert has_room.wait(PATIENCE)
-    assert not publisher.is_full
+    assert [*fullness, publisher.is_full] == [False, False, True, False]
     assert publisher.stop()
 
 

@@ -112,6 +112,9 @@ DESCRIPTIONS: Mapping[str, str] = {
     "verbosity": "Accepted and ignored; ask for it in the prompt.",
     "priority": "Lower values go first where the engine's scheduling policy uses it.",
     "cache_salt": "Cached prefixes are shared only among requests with the same salt.",
+    # Engines
+    "address": "ipc://PATH or tcp://HOST:PORT of a running engine.",
+    "drain_timeout": "Seconds that the engine's requests may go on there; then they move. Default: 60.",
     # Constraints and options in Ollama's form
     "format": "'json' for an answer that is a JSON object, or the JSON schema that it follows.",
     "options": "How to sample the answer, and how Ollama would run the model.",

@@ -9,12 +9,13 @@ import pytest
 
 from quire.frontend.client import streams
 from quire.frontend.client.engine_client import EngineAway, EngineBack
+from quire.frontend.client.routing import Session
 from quire.frontend.client.streams import DeliveryInbox, DeliveryQueue, RequestStreams
 from quire.frontend.errors import EngineDeadError
 from quire.frontend.turns import SLICE_SECONDS
 from quire.protocol.messages import EngineCoreOutput, EngineCoreOutputs
 
-AWAY, BACK = EngineAway("it died"), EngineBack(1)
+AWAY, BACK = EngineAway("it died"), EngineBack(Session(0, 1))
 
 
 def test_repeated_notices_that_nobody_reads_are_one() -> None:

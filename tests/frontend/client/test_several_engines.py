@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from mortal_engine import LENGTH, MortalEngine, tokens
 
 from quire.frontend.client.engine_client import EngineAway, EngineBack
-from quire.frontend.client.observer import RequestOptions
+from quire.frontend.client.observer import OpenRequest, RequestOptions
 from quire.frontend.client.request import GenerationRequest
 from quire.frontend.client.request_table import RequestTable
 from quire.frontend.client.routing import Routing, Session
@@ -70,6 +70,12 @@ class Several:
             for number in self.there:
                 self.step(number)
         assert not self.table
+
+
+def engine_of(request: GenerationRequest) -> int:
+    """Return the engine that a request was sent to last."""
+    assert request.metrics.engine is not None
+    return request.metrics.engine
 
 
 class EnginesThatComeAndGo(RuleBasedStateMachine):
@@ -135,12 +141,12 @@ class EnginesThatComeAndGo(RuleBasedStateMachine):
             assert load.in_flight == sum(len(each.engine_params) for each in self._requests_in(number))
             assert load.prefill_tokens >= 0
 
-    def _requests_in(self, number: int) -> list[object]:
+    def _requests_in(self, number: int) -> list[OpenRequest]:
         return [each.request for each in self.world.table._submissions_in(number)]
 
     @staticmethod
     def _num_open(request: GenerationRequest) -> int:
-        return sum(each.finish_reason is None for each in request.output().outputs)
+        return len([each for each in request.output().outputs if each.finish_reason is None])
 
     def teardown(self) -> None:
         for number in set(self.world.engines) - self.world.there:
@@ -171,14 +177,14 @@ def test_a_request_that_kills_gets_no_third_engine() -> None:
     """It waits for the second to come back, which knows what it has died of; others go on elsewhere."""
     world = Several()
     poison = world.submit("poison")
-    first = poison.metrics.engine
+    first = engine_of(poison)
     world.lose(first)
-    second = poison.metrics.engine
+    second = engine_of(poison)
     world.lose(second)
     (third,) = world.there
     assert not world.engines[third].running
     innocent = world.submit("innocent")
-    assert innocent.metrics.engine == third
+    assert engine_of(innocent) == third
     world.come_back(first)
     assert not world.engines[first].running
     world.come_back(second)
@@ -191,10 +197,10 @@ def test_a_request_that_gets_on_is_not_suspected() -> None:
     world = Several()
     request = world.submit("a")
     for _ in range(4):
-        engine = request.metrics.engine
+        engine = engine_of(request)
         world.step(engine)
         world.lose(engine)
-        assert request.metrics.engine != engine
+        assert engine_of(request) != engine
         world.come_back(engine)
     world.run()
     assert tokens(request) == [list(range(LENGTH))]
@@ -204,10 +210,10 @@ def test_an_engine_that_gives_way_is_no_loss() -> None:
     world = Several()
     request = world.submit("a")
     for _ in range(4):
-        engine = request.metrics.engine
+        engine = engine_of(request)
         world.engines[engine].die()
         world.table.suspend("it gives way", engine, is_loss=False)
-        assert request.metrics.engine != engine
+        assert engine_of(request) != engine
         world.come_back(engine)
     world.run()
     assert tokens(request) == [list(range(LENGTH))]
@@ -216,18 +222,18 @@ def test_an_engine_that_gives_way_is_no_loss() -> None:
 def test_what_an_engine_gives_up_as_it_ends_goes_on_elsewhere() -> None:
     world = Several(2)
     request, other = world.submit("a"), world.submit("b")
-    ending = request.metrics.engine
+    ending = engine_of(request)
     (wire_id,) = world.engines[ending].running
     rejected = EngineCoreOutput(
         wire_id, finish_reason=FinishReason.ERROR, error="it ends", error_kind=ErrorKind.SHUTTING_DOWN
     )
     world.table.update(EngineCoreOutputs([rejected]))
-    assert request.metrics.engine == other.metrics.engine != ending
-    assert world.submit("c").metrics.engine != ending  # it gets no more
+    assert engine_of(request) == engine_of(other) != ending
+    assert engine_of(world.submit("c")) != ending  # it gets no more
     world.engines[ending].die()
     world.table.suspend("it ended", ending)
     world.come_back(ending)
-    assert world.submit("d").metrics.engine == ending
+    assert engine_of(world.submit("d")) == ending
     world.run()
     assert tokens(request) == [list(range(LENGTH))]
 
@@ -235,7 +241,7 @@ def test_what_an_engine_gives_up_as_it_ends_goes_on_elsewhere() -> None:
 def test_the_last_engine_is_used_although_it_drains() -> None:
     world = Several(2)
     world.routing.drain(0)
-    assert {world.submit(str(number)).metrics.engine for number in range(4)} == {1}
+    assert {engine_of(world.submit(str(number))) for number in range(4)} == {1}
     world.lose(1)
     assert {message.request_id for message, _ in world.engines[0].running.values()}
     world.run()
@@ -244,13 +250,13 @@ def test_the_last_engine_is_used_although_it_drains() -> None:
 def test_a_completion_is_sent_with_those_of_its_request() -> None:
     world = Several()
     request = world.submit("a", n=5)
-    running = world.engines[request.metrics.engine].running
+    running = world.engines[engine_of(request)].running
     assert len(running) == 5
     messages: list[EngineCoreRequest] = [message for message, _ in running.values()]
     assert {message.shares_prompt_with for message in messages[1:]} == {messages[0].request_id}
-    world.step(request.metrics.engine)
-    world.lose(request.metrics.engine)
-    assert len(world.engines[request.metrics.engine].running) == 5
+    world.step(engine_of(request))
+    world.lose(engine_of(request))
+    assert len(world.engines[engine_of(request)].running) == 5
     world.run()
 
 
@@ -258,12 +264,12 @@ def test_an_engine_that_does_not_come_back_is_not_waited_for_for_ever() -> None:
     world = Several()
     request = world.submit("a")
     for _ in range(2):
-        world.lose(request.metrics.engine)
+        world.lose(engine_of(request))
     (third,) = world.there
     assert not world.engines[third].running
     world.now += 61
-    world.table.suspend("it died", request.metrics.engine)
-    assert request.metrics.engine == third
+    world.table.suspend("it died", engine_of(request))
+    assert engine_of(request) == third
     world.run()
     assert tokens(request) == [list(range(LENGTH))]
 

@@ -31,7 +31,7 @@ class MeteredTable:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.table = RequestTable(lambda message, session: None, [], clock=lambda: self.now)
+        self.table = RequestTable(lambda _message, _session: None, [], clock=lambda: self.now)
         self.meter = RequestMeter(max_model_len=128)
         self.rates = RecentRates(clock=lambda: self.now)
         self.table.add_observer(self.meter)
@@ -163,7 +163,7 @@ def test_a_request_that_fails_is_an_error() -> None:
 def test_a_request_that_cannot_be_sent_is_not_counted() -> None:
     frontend = MeteredTable()
 
-    def fail(message: object, session: int) -> None:
+    def fail(_message: object, _session: object) -> None:
         raise RuntimeError("the engine is dead")
 
     frontend.table._send = fail

@@ -199,7 +199,7 @@ def test_times_are_of_the_clock_here() -> None:
     ],
 )
 def test_the_results_of_replicas_become_one(method: str, results: Sequence[object], expected: object) -> None:
-    encoded = [*map(msgspec.msgpack.encode, results), RuntimeError("one that died")]
+    encoded: list[bytes | Exception] = [*map(msgspec.msgpack.encode, results), RuntimeError("one that died")]
     with _connected(ScriptedReplicas(results=encoded)) as made:
         made.post(encode(UtilityCall(1, method)))
         assert _receive(made, lambda _message: True) == [UtilityResult(1, expected)]

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from patience import PATIENCE
@@ -18,7 +19,7 @@ import openai
 from ray_cluster import RayCluster, kill, wait_for
 
 NUM_STREAMS, TOKENS, BEGUN = 12, 400, 20
-SAMPLING = {"temperature": 0.8, "top_p": 0.95, "top_k": 50, "min_p": 0.0, "repetition_penalty": 1.0}
+SAMPLING: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "top_k": 50, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 def _free_port() -> int:
@@ -123,7 +124,7 @@ def test_a_conversation_stays_where_its_prefix_is_cached(cluster: RayCluster) ->
     client = openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
     before = cluster.metrics()["quire:engine_prefix_cache_hits_total"]
     usages = [
-        client.completions.create(model="quire-demo", prompt=prompt, max_tokens=2).usage.prompt_tokens
+        client.completions.create(model="quire-demo", prompt=prompt, max_tokens=2).usage.prompt_tokens  # type: ignore[union-attr]
         for _ in range(count)
     ]
     hits = cluster.metrics()["quire:engine_prefix_cache_hits_total"] - before

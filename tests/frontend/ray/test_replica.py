@@ -49,11 +49,14 @@ class DirectReplicas:
 
     async def describe(self) -> bytes:
         """See `Replicas`."""
-        return await self.replicas[0].describe()
+        ready: bytes = await self.replicas[0].describe()
+        return ready
 
     async def call_all(self, frame: bytes) -> Sequence[bytes | Exception]:
         """See `Replicas`."""
-        return await asyncio.gather(*(replica.call(frame) for replica in self.replicas), return_exceptions=True)
+        calls = (replica.call(frame) for replica in self.replicas)
+        answers: list[bytes | Exception] = await asyncio.gather(*calls, return_exceptions=True)
+        return answers
 
 
 @contextlib.asynccontextmanager
@@ -62,7 +65,7 @@ async def _serving(count: int) -> AsyncIterator[ReplicatedLLM]:
     replicas = [EngineReplica.__new__(EngineReplica) for _ in range(count)]
     try:
         for replica in replicas:
-            await replica.__init__(OPTIONS)
+            await replica.__init__(OPTIONS)  # type: ignore[misc]
         loop = asyncio.get_running_loop()
         llm = await asyncio.to_thread(ReplicatedLLM, DirectReplicas(replicas), loop, start_timeout=PATIENCE)
         async with llm:
@@ -80,27 +83,27 @@ async def _check_pages(llm: ReplicatedLLM) -> None:
     assert stats["pages_free"] + stats["pages_cached"] == stats["pages_total"], stats
 
 
-async def _answer(llm: ReplicatedLLM, index: int, begun: asyncio.Event) -> tuple[list[int], float]:
+async def _answer(llm: ReplicatedLLM, index: int, begun: asyncio.Event) -> tuple[list[int], float | None]:
     async for output in llm.generate(PROMPTS[index], PARAMS[index]):
         if len(output.outputs[0].token_ids) > 10:
             begun.set()
     return output.outputs[0].token_ids, output.outputs[0].cumulative_logprob
 
 
-def _expected() -> list[tuple[list[int], float]]:
+def _expected() -> list[tuple[list[int], float | None]]:
     with LLM(**OPTIONS) as llm:
         outputs = [output.outputs[0] for output in llm.generate(PROMPTS, PARAMS)]
     return [(output.token_ids, output.cumulative_logprob) for output in outputs]
 
 
 def test_requests_go_on_at_another_replica_with_the_same_tokens() -> None:
-    async def run() -> list[tuple[list[int], float]]:
+    async def run() -> list[tuple[list[int], float | None]]:
         async with _serving(2) as llm:
             begun = [asyncio.Event() for _ in PROMPTS]
             answers = [asyncio.ensure_future(_answer(llm, index, begun[index])) for index in range(len(PROMPTS))]
             await asyncio.gather(*(event.wait() for event in begun))
             os.kill(llm.engine_info.engine_pid, signal.SIGKILL)
-            return await asyncio.gather(*answers)
+            return list(await asyncio.gather(*answers))
 
     assert asyncio.run(run()) == _expected()
 
@@ -140,7 +143,7 @@ def test_a_replica_with_another_tokenizer_refuses_requests() -> None:
 
     async def run() -> None:
         replica = EngineReplica.__new__(EngineReplica)
-        await replica.__init__(OPTIONS)
+        await replica.__init__(OPTIONS)  # type: ignore[misc]
         try:
             with pytest.raises(RuntimeError, match="another tokenizer"):
                 await anext(replica.relay(b"", "other files"))
