@@ -24,16 +24,18 @@ _DURATION = Meta(pattern=rf"^[-+]?({_NUMBER}|({_NUMBER}(ns|us|µs|ms|s|m|h))+)(?
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 KeepAlive = Annotated[str, _DURATION] | int | float
-"""A duration such as 5m or 1h30m, or seconds. A negative one is for ever."""
+"""A duration such as 5m or 1h30m, or seconds. A negative one is for ever, as is one of decades."""
+
+_MOST_SECONDS = 1e9
 
 
 def seconds_of(duration: str | float) -> float:
-    """Return the seconds of a `KeepAlive`, infinite for one that is negative."""
+    """Return the seconds of a `KeepAlive`, infinite for one that is for ever."""
     if isinstance(duration, str):
         parts = re.findall(rf"({_NUMBER})([a-zµ]*)", duration)
         seconds = sum(float(number) * _UNITS[unit or "s"] for number, _, unit in parts)
-        return math.inf if duration.startswith("-") else seconds
-    return math.inf if duration < 0 else float(duration)
+        return math.inf if duration.startswith("-") or seconds > _MOST_SECONDS else seconds
+    return float(duration) if 0 <= duration <= _MOST_SECONDS else math.inf
 
 
 _MOST_SHOWN = 200  # characters of an unknown name in its error
