@@ -97,6 +97,7 @@ class ModelLoader:
 
         Raises `ApiError` 503 if it cannot be loaded.
         """
+        model.is_unwanted = False
         if model.service is not None and not model.makes_room:
             self._begin(model)
             return model.service
@@ -119,19 +120,20 @@ class ModelLoader:
         model.num_open -= 1
         model.last_used = self._clock()
         self._changed.set()
-        if model.is_unwanted:
-            self._expire_after(model, 0.0, ModelState.UNLOADED)
-        else:
-            self._expire_after(model, self.policy.keep_seconds if keep_seconds is None else keep_seconds)
+        self._expire_idle(model, keep_seconds)
 
     def load(self, model: ServedModel) -> None:
         """Begin to load a model for a client that does not wait. Raises `ApiError` 503 if that failed just now."""
         self._start_load(model)
-        model.is_wanted = True
+        model.is_wanted, model.is_unwanted = True, False
 
     def unload(self, model: ServedModel) -> None:
-        """Unload a model once its open requests have ended, unless new ones come before that."""
-        model.is_unwanted = True
+        """Unload a model once its open requests have ended, unless new ones come before that.
+
+        One that is being loaded is unloaded after that; its load does not begin if no request waits for it.
+        """
+        model.is_wanted, model.is_unwanted = False, True
+        self._changed.set()
         self._expire_after(model, 0.0, ModelState.UNLOADED)
 
     def seconds_left(self, model: ServedModel) -> float:
@@ -165,7 +167,6 @@ class ModelLoader:
     def _begin(self, model: ServedModel) -> None:
         model.num_open += 1
         model.last_used = self._clock()
-        model.is_unwanted = False
         self._cancel_expiry(model)
 
     def _start_load(self, model: ServedModel) -> None:
@@ -220,7 +221,7 @@ class ModelLoader:
         for note in self._on_open:
             note(model, service)
         self._watch(model, service)
-        self._expire_after(model, self.policy.keep_seconds)
+        self._expire_idle(model)
 
     def _note_failure(self, model: ServedModel, error: Exception) -> None:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
@@ -255,7 +256,8 @@ class ModelLoader:
             if idle is not None:
                 await self._unload(idle, ModelState.UNLOADED)
                 return True
-            others[0].makes_room = True
+            if not any(other.makes_room for other in others):  # a second one would keep its clients waiting for nothing
+                others[0].makes_room = True
             self._changed.clear()
             await self._changed.wait()
         return False
@@ -263,7 +265,7 @@ class ModelLoader:
     async def _unload(self, model: ServedModel, state: ModelState) -> None:
         logger.info("unloading %s", model.name)
         await asyncio.to_thread(self._leave(model).close)
-        await asyncio.to_thread(_give_back)
+        await asyncio.to_thread(_give_back, with_frozen=not self.loaded)
         model.state = state
 
     def _leave(self, model: ServedModel) -> ModelService:
@@ -280,6 +282,13 @@ class ModelLoader:
         if model.expiry is not None:
             model.expiry.cancel()
             model.expiry = None
+
+    def _expire_idle(self, model: ServedModel, keep_seconds: float | None = None) -> None:
+        """Unload a model after so many seconds of idleness, None for those of the policy; at once if it is unwanted."""
+        if model.is_unwanted:
+            self._expire_after(model, 0.0, ModelState.UNLOADED)
+        else:
+            self._expire_after(model, self.policy.keep_seconds if keep_seconds is None else keep_seconds)
 
     def _expire_after(self, model: ServedModel, seconds: float, state: ModelState = ModelState.SLEEPING) -> None:
         """Unload a model after so many seconds of idleness."""
@@ -327,7 +336,15 @@ class ModelLoader:
         task.add_done_callback(self._tasks.discard)
 
 
-def _give_back() -> None:
-    """Give the memory of a service that is no longer used back to the system: cycles would keep its tokenizer."""
+def _give_back(*, with_frozen: bool) -> None:
+    """Give the memory of a service that is no longer used back to the system: cycles would keep its tokenizer.
+
+    `with_frozen`: also that of objects that were there when the server began, which takes longer.
+    """
+    thaws = with_frozen and gc.get_freeze_count() > 0
+    if thaws:
+        gc.unfreeze()
     gc.collect()
+    if thaws:
+        gc.freeze()
     trim_heap()

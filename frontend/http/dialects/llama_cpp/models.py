@@ -49,7 +49,7 @@ class LlamaServerEndpoints:
     async def load(self, request: Request) -> Response:
         """Begin to load a model. Requests for it wait until it is loaded; /v1/models has its `status`."""
         model = await self._named(request)
-        if model.service is not None or model.loading is not None:
+        if (model.service is not None or model.loading is not None) and not model.is_unwanted:
             raise bad_request(f"the model {model.name} is loaded already", "model")
         self._models.loader.load(model)
         return json_response(Success())
@@ -57,7 +57,7 @@ class LlamaServerEndpoints:
     async def unload(self, request: Request) -> Response:
         """Unload a model as soon as its open requests have ended, unless new ones come before that."""
         model = await self._named(request)
-        if model.service is None:
+        if model.service is None and model.loading is None:
             raise bad_request(f"the model {model.name} is not loaded", "model")
         self._models.check_managed()
         self._models.loader.unload(model)

@@ -147,6 +147,25 @@ def test_a_model_that_is_held_stays_and_requests_that_wait_for_its_room_have_the
     play(Scene(max_loaded=1), body)
 
 
+def test_one_model_at_a_time_makes_room_though_another_was_used_later() -> None:
+    async def body(scene: Scene) -> None:
+        a, c = scene.model("a"), scene.model("c")
+        for model in (a, a, c):
+            scene.now += 1
+            await scene.loader.hold(model)
+        waiting = asyncio.create_task(scene.use("b"))
+        await until(lambda: a.makes_room)
+        scene.now += 1
+        scene.loader.release(a)  # one of its two, so that it was used after c
+        await turns()
+        assert (a.makes_room, c.makes_room) == (True, False)
+        scene.loader.release(a)
+        await waiting
+        assert scene.loaded == "bc"
+
+    play(Scene(max_loaded=2), body)
+
+
 def test_one_load_serves_all_who_wait_and_no_one_takes_the_room_before_they_had_it() -> None:
     async def body(scene: Scene) -> None:
         await asyncio.gather(*(scene.use(name) for name in "abcabcabc"))
@@ -246,6 +265,29 @@ def test_a_model_is_unloaded_once_it_is_idle_unless_new_requests_come() -> None:
         assert a.state is ModelState.LOADED
 
     play(Scene(), body)
+
+
+def test_a_model_that_is_unloaded_while_it_loads_does_not_stay() -> None:
+    async def body(scene: Scene) -> None:
+        a, b = scene.model("a"), scene.model("b")
+        scene.loader.load(a)
+        await until(lambda: a.state is ModelState.LOADING)
+        scene.loader.unload(a)
+        await until(lambda: a.state is ModelState.UNLOADED)
+        assert scene.opened == ["a"]
+        waiting = asyncio.create_task(scene.loader.hold(a))
+        await until(lambda: a.state is ModelState.LOADING)
+        scene.loader.unload(a)
+        await waiting  # it came before that
+        scene.loader.load(b)
+        await until(lambda: a.makes_room)
+        scene.loader.unload(b)
+        await until(lambda: b.loading is None)
+        scene.loader.release(a)
+        await until(lambda: a.state is ModelState.UNLOADED)
+        assert scene.opened == ["a", "a"]
+
+    play(Scene(max_loaded=1), body)
 
 
 def test_an_engine_that_dies_for_good_is_the_end_of_its_model_alone() -> None:
