@@ -85,10 +85,14 @@ def open_models(given: Sequence[str], flags: ModelFlags, server: ServerState) ->
         with new_runner() as runner:
             yield OpenedModels(_several(given, flags, server, runner), runner)
         return
+    if server.args.idle_timeout is not None:
+        with _one_that_sleeps(flags, server) as opened:
+            yield opened
+        return
     with open_model(flags.engine, flags.attach, flags.more) as model:
-        if model.folder is None:
-            say("quire: the model has no tokenizer.json, so clients can only send token ids; put it into its folder")
-        yield OpenedModels(_one(model, flags, server), model.runner)
+        _note_folder(model)
+        maker = ServiceMaker(server, names_of(server.args.served_model_name, model.llm.model, DEMO_MODEL))
+        yield OpenedModels(ServedModels.of(flags.service(maker, model)), model.runner)
 
 
 def _check(given: Sequence[str], flags: ModelFlags, args: ServerArgs) -> None:
@@ -111,15 +115,33 @@ def _check(given: Sequence[str], flags: ModelFlags, args: ServerArgs) -> None:
         raise typer.BadParameter("--revision is for one model; omit it, or the further models")
 
 
-def _one(model: Model, flags: ModelFlags, server: ServerState) -> ServedModels:
-    """Return the one model, which is loaded; with an idle timeout it may be unloaded, and is loaded again."""
+@contextmanager
+def _one_that_sleeps(flags: ModelFlags, server: ServerState) -> Iterator[OpenedModels]:
+    """Yield one model, which is loaded, and may be unloaded and loaded again."""
+    with new_runner() as runner:
+        models = _sleeping(flags.load(runner), flags, server)
+        try:
+            yield OpenedModels(models, runner)
+        finally:
+            for service in models.services:  # none, if the server has run
+                service.close()
+
+
+def _sleeping(model: Model, flags: ModelFlags, server: ServerState) -> ServedModels:
+    """Return a loaded model as one that may be unloaded: nothing else refers to it when this has returned.
+
+    It is loaded again from the same folder, so that it stays the same if the hub has another one by then.
+    """
+    _note_folder(model)
+    runner, again, loads = model.runner, {"model": model.llm.model, "revision": None}, StoppableLoads()
     maker = ServiceMaker(server, names_of(server.args.served_model_name, model.llm.model, DEMO_MODEL))
-    service = flags.service(maker, model)
-    if server.args.idle_timeout is None:
-        return ServedModels.of(service)
-    loads = StoppableLoads()
-    served = ServedModel.of(service, loads.stoppable(lambda: flags.service(maker, flags.load(model.runner))))
-    return _managed([served], flags, server, loads)
+    load = loads.stoppable(lambda: flags.service(maker, flags.load(runner, **again)))
+    return _managed([ServedModel.of(flags.service(maker, model), load)], flags, server, loads)
+
+
+def _note_folder(model: Model) -> None:
+    if model.folder is None:
+        say("quire: the model has no tokenizer.json, so clients can only send token ids; put it into its folder")
 
 
 def _several(given: Sequence[str], flags: ModelFlags, server: ServerState, runner: asyncio.Runner) -> ServedModels:

@@ -202,6 +202,7 @@ class Supervisor:
     def _release(self) -> None:
         """Give back the socket's file and the memory that engines share."""
         remove_address(self.address)
+        self._part = self._weights = self._next_weights = None
         self._close_memory()
 
     def _close_memory(self) -> None:

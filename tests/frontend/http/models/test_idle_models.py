@@ -38,6 +38,21 @@ def test_a_model_that_sleeps_has_no_process_and_a_request_wakes_it(sleepy: Serve
     assert server.request("/v1/completions", body).json()["choices"] == before
 
 
+def test_engines_that_share_their_weights_leave_none_in_memory_when_the_model_sleeps(demo_model: Path) -> None:
+    options = ("--idle-timeout", "0.1", "--data-parallel-size", "2", "--threads", "1", "--num-pages", "64")
+    with Server.start(str(demo_model), *options) as server:
+        for _ in range(2):  # also for the engines that a request has started
+            wait_for_sleep(server)
+            assert memory_files(server) == []
+            assert server.request("/v1/completions", {"prompt": "Once", "max_tokens": 1}).status == 200
+
+
+def memory_files(server: Server) -> list[str]:
+    """Return the memory files that a server shares with its engines."""
+    found = [os.readlink(file) for file in Path(f"/proc/{server.process.pid}/fd").iterdir() if file.is_symlink()]
+    return [name for name in found if name.startswith("/memfd:quire")]
+
+
 def is_engine(pid: str) -> bool:
     try:
         return b"quire.engine_core" in Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -66,6 +81,8 @@ def test_a_model_without_the_option_stays_loaded_whatever_its_clients_say(server
     body = {"prompt": "Once", "options": {"num_predict": 1}, "stream": False}
     assert server.request("/api/generate", {**body, "keep_alive": 0}).status == 200
     assert server.request("/api/generate", {"keep_alive": 0}).json()["done_reason"] == "load"
+    for long in (10**310, "9" * 64):
+        assert server.request("/api/generate", {"keep_alive": long}).status == 200
     refused = server.request("/models/unload", {"model": server.model})
     assert (refused.status, "--idle-timeout" in refused.error["message"]) == (400, True)
     assert server.request("/models/load", {"model": server.model}).status == 400
