@@ -11,8 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from quire.frontend.cli.flags import option, switch, takes_flags
+from quire.frontend.cli.flags import option, switch, takes_flags, wrong_usage
 from quire.frontend.cli.output import CONTROLS, write
+from quire.frontend.http.args import keys_of
 
 _ANSWER_SECONDS = 30.0
 _SERVER = "A server"
@@ -27,7 +28,7 @@ class RunningServerFlags:
         option(_SERVER, "Its address. Default: the only server that this user runs here.", "URL"),
     ] = None
     admin_key_file: Annotated[
-        Path | None, option(_SERVER, "File with the server's admin key, if it has API keys.", "FILE")
+        Path | None, option(_SERVER, "File with the server's admin key, if it has keys.", "FILE")
     ] = None
 
 
@@ -87,8 +88,8 @@ def _ask(
         raise typer.BadParameter(f"--url {url} is no address of a server; give http://HOST:PORT")
     headers = {"Content-Type": "application/json"}
     if server.admin_key_file is not None:
-        lines = server.admin_key_file.read_text(encoding="utf-8").split()
-        headers["X-Admin-Key"] = lines[0] if lines else ""
+        with wrong_usage():
+            headers["X-Admin-Key"] = keys_of(str(server.admin_key_file))[0]
     data = None if method == "GET" else json.dumps(body or {}).encode()
     request = urllib.request.Request(url + path, data, headers, method=method)  # noqa: S310 - http, as checked above
     try:

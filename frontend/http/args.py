@@ -57,8 +57,9 @@ class ServerArgs:
         request_timeout: Seconds after which a request ends; the header X-Request-Timeout sets less. Default: no limit.
         trust_request_chat_template: Let clients bring chat templates, which are programs in a sandbox.
         keep_alive: Seconds that an idle connection stays open.
-        admin_key_file: File of the keys with which the set of engines can be changed, one a line. Default: whoever
-            reaches the server can change it if it has no API keys, else nobody.
+        admin_key_file: File of the keys with which the set of engines can be changed, and models loaded and unloaded
+            by /models/load and /models/unload, one a line; an API key is not needed besides. Default: whoever reaches
+            the server can load and unload models, and change the engines if it has no API keys.
         share_prefix_cache: Let API keys share cached prefixes; each can then tell by times what others have sent.
         max_requests_per_key: Requests of an API key that may be open at once. Default: no limit.
         max_tokens_per_minute_per_key: Tokens of prompts and answers that an API key may take. Default: no limit.
@@ -158,7 +159,7 @@ class ServerArgs:
             raise ValueError("an API key is empty, and would leave the server open; give one, or leave --api-key out")
         keys = [*self.api_key, *os.environ.get(API_KEY_VARIABLE, "").split(",")]
         for path in self.api_key_file:
-            keys += _keys_of(path)
+            keys += keys_of(path)
         keys = [key.strip() for key in keys if key.strip()]
         for key in keys:
             if not key.isascii() or not key.isprintable() or " " in key:
@@ -173,7 +174,7 @@ class ServerArgs:
 
     def admin_keys(self) -> Sequence[str]:
         """Return the keys of administrators. Raises `ValueError` for a file that cannot be read."""
-        return () if self.admin_key_file is None else _keys_of(self.admin_key_file)
+        return () if self.admin_key_file is None else keys_of(self.admin_key_file)
 
     def shows_prompts(self) -> bool:
         """Return whether the page may show texts of prompts: all who can see it are one party.
@@ -185,7 +186,8 @@ class ServerArgs:
         return num_keys == 1 or (num_keys == 0 and is_local)
 
 
-def _keys_of(path: str) -> Sequence[str]:
+def keys_of(path: str) -> Sequence[str]:
+    """Return the keys in a file, one a line. Raises `ValueError` for a file that cannot be read or has none."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

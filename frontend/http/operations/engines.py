@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 from typing import Annotated
 
 import msgspec
@@ -13,12 +12,11 @@ from starlette.responses import Response
 from quire.frontend.client.engine_set import EngineStatus
 from quire.frontend.errors import EngineConnectionError, EngineDeadError
 from quire.frontend.http.errors import ApiError, bad_request
-from quire.frontend.http.service import Endpoints
-from quire.frontend.http.transport.auth import key_of
+from quire.frontend.http.service import Endpoints, ModelService
+from quire.frontend.http.transport.auth import AdminKeys
 from quire.frontend.http.transport.bodies import Body
 from quire.frontend.http.transport.responses import json_response
 
-ADMIN_HEADER = "x-admin-key"
 _MOST_ADDRESS = 4096
 
 
@@ -65,6 +63,11 @@ class RemoveEngineBody(Body, kw_only=True):
 
 class EngineEndpoints(Endpoints):
     """Handlers of the endpoints of the set of engines. Those that change it need the admin key, if there are keys."""
+
+    def __init__(self, service: ModelService) -> None:
+        super().__init__(service)
+        self._admins = AdminKeys(service.args.admin_keys())
+        self._is_open = not self._admins and not service.args.all_api_keys()
 
     async def list(self, _request: Request) -> Response:
         """List the engines that share the requests."""
@@ -117,17 +120,8 @@ class EngineEndpoints(Endpoints):
 
     def _check_admin(self, request: Request) -> None:
         """Raise `ApiError` 403 for a request without the admin key."""
-        keys = self._service.args.admin_keys()
-        if not keys and not self._service.args.all_api_keys():
-            return
-        given = (request.headers.get(ADMIN_HEADER) or key_of(request.headers) or "").encode()
-        if not sum([hmac.compare_digest(given, key.encode()) for key in keys]):
-            raise ApiError(
-                403,
-                f"changing the engines needs the admin key; send it in the header {ADMIN_HEADER}"
-                + ("" if keys else ", and start the server with --admin-key-file"),
-                code="admin_key_needed",
-            )
+        if not self._is_open:
+            self._admins.check(request, "changing the engines")
 
     def _list(self) -> EngineList:
         llm = self._service.llm

@@ -6,16 +6,20 @@ import base64
 import binascii
 import hashlib
 import hmac
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import Scope
 
 from quire.frontend.http.errors import ApiError
 
 OPEN_PATHS = ("/health", "/v1/health", "/ping")  # for load balancers, which have no key
+ADMIN_HEADER = "x-admin-key"
+_ADMIN_PATHS = re.compile(r"/engines(/.*)?|/models/(un)?load")  # where an admin key is enough
 CONNECTION = "connection"
 """The number of a connection in the state that its requests have."""
 
@@ -52,9 +56,15 @@ class ApiKeys:
     authentication, for which browsers prompt by themselves.
     """
 
-    def __init__(self, keys: Sequence[str], *, share_prefix_cache: bool = False) -> None:
-        """Unless they `share_prefix_cache`, each key has cache salts of its own, the same in all servers."""
+    def __init__(
+        self, keys: Sequence[str], admin_keys: Sequence[str] = (), *, share_prefix_cache: bool = False
+    ) -> None:
+        """Unless they `share_prefix_cache`, each key has cache salts of its own, the same in all servers.
+
+        `admin_keys` are enough where only administrators change something.
+        """
         self._digests = [_digest(key) for key in keys]
+        self._admins = AdminKeys(admin_keys)
         self._shares = share_prefix_cache
         self._server = secrets.token_hex(4)  # another one before the same engine has connections of these numbers too
 
@@ -67,12 +77,13 @@ class ApiKeys:
             return Caller(tenant=self._tenant_of_connection(scope))
         if path in OPEN_PATHS:
             return NOBODY
+        if _ADMIN_PATHS.fullmatch(path) and self._admins.has_key_of(headers):
+            return NOBODY
         given = key_of(headers)
         if given is None:
             raise _unauthorized("this server requires an API key; send the header Authorization: Bearer KEY", headers)
         digest = _digest(given)
-        # Compare with all keys in constant time, so that the time reveals nothing about them.
-        if not sum([hmac.compare_digest(digest, known) for known in self._digests]):
+        if not _is_among(digest, self._digests):
             raise _unauthorized("the API key is not one of this server's; check it", headers)
         name = f"key-{digest.hex()[:_NAME_DIGITS]}"
         return Caller(name, name, None if self._shares else given.encode())
@@ -83,8 +94,38 @@ class ApiKeys:
         return f"{self._server}-{address}/{scope.get('state', {}).get(CONNECTION, '')}"
 
 
+class AdminKeys:
+    """The keys of administrators. A client sends one as `X-Admin-Key: KEY`, or like an API key."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._digests = [_digest(key) for key in keys]
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def has_key_of(self, headers: Headers) -> bool:
+        """Return whether a request has one of the keys."""
+        given = headers.get(ADMIN_HEADER) or key_of(headers)
+        return given is not None and _is_among(_digest(given), self._digests)
+
+    def check(self, request: Request, action: str) -> None:
+        """Raise `ApiError` 403 for a request without one of the keys, which `action` needs."""
+        if not self.has_key_of(request.headers):
+            raise ApiError(
+                403,
+                f"{action} needs the admin key; send it in the header {ADMIN_HEADER}"
+                + ("" if self._digests else ", and start the server with --admin-key-file"),
+                code="admin_key_needed",
+            )
+
+
 def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
+    return hashlib.sha256(key.encode(errors="surrogatepass")).digest()
+
+
+def _is_among(digest: bytes, known: Sequence[bytes]) -> bool:
+    """Compare with all digests in constant time, so that the time reveals nothing about them."""
+    return bool(sum([hmac.compare_digest(digest, each) for each in known]))
 
 
 def key_of(headers: Headers) -> str | None:

@@ -11,6 +11,7 @@ from quire.frontend.http.dialects.llama_cpp.state import ServerProperties, State
 from quire.frontend.http.errors import ApiError, bad_request
 from quire.frontend.http.models.served_model import ServedModel
 from quire.frontend.http.models.served_models import ServedModels
+from quire.frontend.http.transport.auth import AdminKeys
 from quire.frontend.http.transport.responses import json_response
 
 
@@ -34,6 +35,7 @@ class LlamaServerEndpoints:
     def __init__(self, models: ServedModels) -> None:
         self._models = models
         self._properties: dict[ServedModel, ServerProperties] = {}
+        self._admins = AdminKeys(models.server.args.admin_keys())
 
     async def props(self, request: Request) -> Response:
         """Describe the server and the model that ?model= names. For clients of llama.cpp; /v1/models has the same for
@@ -48,6 +50,7 @@ class LlamaServerEndpoints:
 
     async def load(self, request: Request) -> Response:
         """Begin to load a model. Requests for it wait until it is loaded; /v1/models has its `status`."""
+        self._check_admin(request)
         model = await self._named(request)
         if (model.service is not None or model.loading is not None) and not model.is_unwanted:
             raise bad_request(f"the model {model.name} is loaded already", "model")
@@ -56,6 +59,7 @@ class LlamaServerEndpoints:
 
     async def unload(self, request: Request) -> Response:
         """Unload a model as soon as its open requests have ended, unless new ones come before that."""
+        self._check_admin(request)
         model = await self._named(request)
         if model.service is None and model.loading is None:
             raise bad_request(f"the model {model.name} is not loaded", "model")
@@ -74,6 +78,11 @@ class LlamaServerEndpoints:
             f"POST {request.url.path} is not supported: requests share one cache of prefixes, which keeps itself",
             code="unsupported",
         )
+
+    def _check_admin(self, request: Request) -> None:
+        """Raise `ApiError` 403 for a request without the admin key, if there is one."""
+        if self._admins:
+            self._admins.check(request, "loading and unloading models")
 
     async def _named(self, request: Request) -> ServedModel:
         model, body = await self._models.read(request, ModelNameBody)

@@ -49,7 +49,7 @@ def test_engines_that_share_their_weights_leave_none_in_memory_when_the_model_sl
 
 def memory_files(server: Server) -> list[str]:
     """Return the memory files that a server shares with its engines."""
-    found = [os.readlink(file) for file in Path(f"/proc/{server.process.pid}/fd").iterdir() if file.is_symlink()]
+    found = [str(file.readlink()) for file in Path(f"/proc/{server.process.pid}/fd").iterdir() if file.is_symlink()]
     return [name for name in found if name.startswith("/memfd:quire")]
 
 

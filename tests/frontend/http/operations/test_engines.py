@@ -109,7 +109,7 @@ def test_the_last_engine_stays(server: Server) -> None:
 
 def test_with_api_keys_an_admin_key_is_needed(tmp_path: Path) -> None:
     keys = tmp_path / "admin"
-    keys.write_text("boss\n")
+    keys.write_text("# of administrators\n\nboss\n")
     bearer = {"Authorization": "Bearer user"}
     with Server.start("--api-key", "user", "--admin-key-file", str(keys), "--num-pages", "64") as server:
         assert len(listed(server, bearer)) == 1
@@ -120,3 +120,13 @@ def test_with_api_keys_an_admin_key_is_needed(tmp_path: Path) -> None:
             assert (reply.status, reply.error["code"]) == (403, "admin_key_needed")
         reply = server.request("/engines", {"address": "ipc:///nowhere.sock"}, headers=bearer | ADMIN)
         assert (reply.status, "no engine listens" in reply.error["message"]) == (400, True)
+        assert command(server, "list").returncode == 1
+        assert "0  ready" in command(server, "list", "--admin-key-file", str(keys)).stdout
+        refused = command(server, "drain", "0", "--admin-key-file", str(keys))
+        assert "engine 0 is the last one that takes requests" in refused.stderr
+        for what in ("load", "unload"):
+            body = {"model": server.model}
+            assert server.request(f"/models/{what}", body, headers=bearer).error["code"] == "admin_key_needed"
+            assert server.request(f"/models/{what}", body, headers=ADMIN).status == 400  # the model stays loaded
+        for path in ("/v1/models", "/enginesx", "/v1/completions"):
+            assert server.request(path, headers=ADMIN).status == 401
