@@ -21,8 +21,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from quire.frontend.client.merged_stats import merged
 from quire.frontend.ray.replica import CLOCK, HEARTBEAT_SECONDS
-from quire.frontend.ray.totals import total
 from quire.protocol.codec import ClientDecoder, EngineDecoder, Frame, encode
 from quire.protocol.messages import (
     Abort,
@@ -45,6 +45,7 @@ from quire.protocol.messages import (
 logger = logging.getLogger(__name__)
 
 _SILENT_SECONDS = 6 * HEARTBEAT_SECONDS  # after which a call is lost
+_UNTAKEN_SECONDS = 60.0  # after which a call is made again that no replica has taken, maybe since its own is frozen
 _MOST_LOSSES = 10  # of a request in a row, without a token in between
 _LONGEST_PAUSE = 2.0  # seconds, between two calls for the same request
 _LATE_SECONDS = 1.0  # after the end of its time, at which a request ends that no engine has
@@ -161,8 +162,7 @@ class ReplicaConnection:
         try:
             combine = _combiner_of(call.method)
             answers = await self._replicas.call_all(bytes(encode(call)[0]))
-            results = [msgspec.msgpack.decode(answer) for answer in answers if isinstance(answer, bytes)]
-            self._inbox.put(UtilityResult(call.call_id, combine(results)))
+            self._inbox.put(UtilityResult(call.call_id, combine(_results(call.method, answers))))
         except Exception as error:  # noqa: BLE001 - whatever it is, its caller gets it
             self._inbox.put(UtilityResult(call.call_id, error=f"{error}"))
 
@@ -174,7 +174,7 @@ class ReplicaConnection:
             async with asyncio.timeout(late):
                 while not relayed.has_ended:
                     cause = await self._attempt(relayed)
-                    if not relayed.has_ended:
+                    if cause is not None and not relayed.has_ended:
                         await relayed.lose(cause)
         except TimeoutError:
             error = f"the time of {request.timeout:g} s that the request was given was up while no engine had it"
@@ -187,16 +187,22 @@ class ReplicaConnection:
                 )
             )
 
-    async def _attempt(self, relayed: RelayedRequest) -> str:
-        """Pass on the outputs of one call; return why it was lost, unless the request has ended."""
+    async def _attempt(self, relayed: RelayedRequest) -> str | None:
+        """Pass on the outputs of one call; return why it was lost, unless the request has ended.
+
+        Return None if no replica took it in time: the request is not to blame for that.
+        """
         call = self._replicas.relay(relayed.frame(), self._text_files)
         try:
-            async with asyncio.timeout(None) as silence:
+            async with asyncio.timeout(_UNTAKEN_SECONDS) as silence:
                 async for item in call:
                     silence.reschedule(self._loop.time() + _SILENT_SECONDS)
                     if (outputs := relayed.take(item)) is not None:
                         self._inbox.put(outputs)
         except Exception as error:  # noqa: BLE001 - Ray's errors are of many kinds; all mean that the call is lost
+            if silence.expired() and not relayed.is_taken:
+                logger.warning("no replica took a request within %g s; it is sent again", _UNTAKEN_SECONDS)
+                return None
             return f"{type(error).__name__}: {error}"
         finally:
             if not relayed.has_ended:
@@ -221,6 +227,11 @@ class RelayedRequest:
         self._calls = itertools.count()
         self._num_losses = 0  # since the last token
         self._offset: float | None = None  # of the clock here to that of the present replica
+
+    @property
+    def is_taken(self) -> bool:
+        """True if a replica has the present call."""
+        return self._offset is not None
 
     def frame(self) -> bytes:
         """Return the request as it is to be sent now, encoded, under an id of its own."""
@@ -291,6 +302,19 @@ def _combiner_of(method: str) -> Callable[[Sequence[Any]], Any]:
     )
 
 
+def _results(method: str, answers: Sequence[bytes | Exception]) -> list[Any]:
+    """Return the results of the replicas that have answered. Raises `RuntimeError` if too few have."""
+    failures = [answer for answer in answers if isinstance(answer, Exception)]
+    results = [msgspec.msgpack.decode(answer) for answer in answers if isinstance(answer, bytes)]
+    if not results:
+        raise RuntimeError("no replica of the engine has answered; there may be none now")
+    if failures and method in _OF_ALL:
+        raise RuntimeError(
+            f"{method} has failed at {len(failures)} of {len(answers)} replicas: {failures[0]}; try again"
+        )
+    return results
+
+
 def _all(results: Sequence[Any]) -> bool:
     return all(results)
 
@@ -301,8 +325,9 @@ def _only(method: str, results: Sequence[Any]) -> Any:
     return results[0]
 
 
+_OF_ALL = frozenset({"reset_cache"})  # succeed only if each replica has done them
 _COMBINED: dict[str, Callable[[Sequence[Any]], Any]] = {
-    "stats": total,
+    "stats": merged,
     "reset_cache": _all,
     "snapshot": functools.partial(_only, "snapshot"),
     "prefix_tree": functools.partial(_only, "prefix_tree"),

@@ -13,6 +13,7 @@ from patience import PATIENCE
 
 from quire.frontend.ray import connection
 from quire.frontend.ray.connection import ReplicaConnection
+from quire.frontend.ray.ingress import ReplicatedLLM
 from quire.frontend.ray.replica import CLOCK
 from quire.protocol.codec import EngineDecoder, encode
 from quire.protocol.messages import (
@@ -38,6 +39,9 @@ STATS_OF_TWO = {"step": 2, "totals": {"a": [2, 4], "bounds": [5]}}
 STUCK = "stuck"
 """The end of a call that says nothing more."""
 
+FROZEN = "frozen"
+"""The only item of a call that no replica takes."""
+
 Script = Sequence[EngineCoreOutput | Exception | str]
 
 
@@ -50,6 +54,8 @@ class ScriptedCall:
         self._clock = clock
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        if FROZEN in self._script:
+            await asyncio.Event().wait()
         yield CLOCK.pack(self._clock)
         for each in self._script:
             if isinstance(each, Exception):
@@ -167,6 +173,14 @@ def test_a_request_without_an_engine_ends_when_its_time_is_up() -> None:
     assert output.finish_reason is FinishReason.TIMEOUT
 
 
+def test_a_request_that_no_replica_takes_is_sent_again_and_not_counted_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_UNTAKEN_SECONDS", 0.001)
+    replicas = ScriptedReplicas(*[[FROZEN]] * 15, [END])
+    assert _serve(replicas)[-1].finish_reason is FinishReason.LENGTH
+    assert len(replicas.calls) == 16
+    assert all(call.is_cancelled for call in replicas.calls[:15])
+
+
 def test_an_aborted_request_ends_and_its_call_is_cancelled() -> None:
     replicas = ScriptedReplicas([EngineCoreOutput("", [4]), STUCK])
     with _connected(replicas) as made:
@@ -194,7 +208,6 @@ def test_times_are_of_the_clock_here() -> None:
     ("method", "results", "expected"),
     [
         ("stats", [{"step": 1, "totals": {"a": [1, 2], "bounds": [5]}}] * 2, STATS_OF_TWO),
-        ("reset_cache", [True, True], True),
         ("snapshot", [[1, 2]], [1, 2]),
     ],
 )
@@ -203,6 +216,24 @@ def test_the_results_of_replicas_become_one(method: str, results: Sequence[objec
     with _connected(ScriptedReplicas(results=encoded)) as made:
         made.post(encode(UtilityCall(1, method)))
         assert _receive(made, lambda _message: True) == [UtilityResult(1, expected)]
+
+
+def test_all_replicas_reset_their_caches_or_the_caller_is_told() -> None:
+    done = msgspec.msgpack.encode(True)
+    for results, words in (([done, done], None), ([done, RuntimeError("one that died")], "1 of 2"), ([], "no replica")):
+        with _connected(ScriptedReplicas(results=results)) as made:
+            made.post(encode(UtilityCall(1, "reset_cache")))
+            (answer,) = _receive(made, lambda _message: True)
+        assert isinstance(answer, UtilityResult)
+        assert answer.result is (True if words is None else None)
+        assert (words or "") in (answer.error or "")
+
+
+def test_engines_are_not_added_or_removed_where_ray_decides() -> None:
+    llm = ReplicatedLLM.__new__(ReplicatedLLM)
+    for change in (llm.add_engine("ipc:///run/e.sock"), llm.drain_engine(0), llm.remove_engine(0)):
+        with pytest.raises(ValueError, match="Ray decides"):
+            asyncio.run(change)
 
 
 @pytest.mark.parametrize(
