@@ -192,7 +192,7 @@ def _managed(
     models: Sequence[ServedModel], flags: ModelFlags, server: ServerState, loads: StoppableLoads
 ) -> ServedModels:
     """Return models that are loaded and unloaded while the server runs."""
-    args, options = server.args, options_of(EngineOptions)
+    args, options, server.unloads_models = server.args, options_of(EngineOptions), True
     policy = LoadPolicy(
         max_loaded=args.max_loaded,
         fits=functools.partial(_fits, flags.engine),

@@ -40,13 +40,14 @@ def now() -> int:
 class ServerState:
     """What all models of a server share. `responses`: where responses are stored. `created`: when the server started.
 
-    `draining`: the server is shutting down.
+    `unloads_models`: its models are loaded and unloaded while it runs. `draining`: it is shutting down.
     """
 
     args: ServerArgs
     responses: ResponseStore | None = None
     created: int = field(default_factory=now)
     long_work: LongWork = field(default_factory=LongWork)
+    unloads_models: bool = False
     draining: bool = False
 
     def __post_init__(self) -> None:

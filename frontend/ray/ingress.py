@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 ADDRESS = "ray:engines"
 """The address of all replicas of the engine."""
 
+_BY_RAY = "Ray decides which engines there are; deploy the application with another number of replicas"
 _CALL_SECONDS = 5.0  # for all replicas to answer a utility call
 
 
@@ -76,6 +77,19 @@ class ReplicatedLLM(AsyncLLM):
             return cast("Connection", ReplicaConnection(self._replicas, self._loop))
 
         return ConnectedEngine(args, self._deliveries.put, connect=connect)
+
+    async def add_engine(self, address: str) -> int:
+        """Raise `ValueError`."""
+        raise ValueError(f"{address} can't be added: {_BY_RAY}")
+
+    async def drain_engine(self, engine: int) -> None:
+        """Raise `ValueError`."""
+        raise ValueError(f"engine {engine} can't be drained: {_BY_RAY}")
+
+    async def remove_engine(self, engine: int, *, drain_timeout: float = 0.0) -> None:
+        """Raise `ValueError`."""
+        del drain_timeout
+        raise ValueError(f"engine {engine} can't be removed: {_BY_RAY}")
 
 
 class HttpIngress:

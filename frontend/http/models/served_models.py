@@ -53,7 +53,7 @@ class ServedModels:
     @property
     def are_managed(self) -> bool:
         """True if models are loaded and unloaded while the server runs."""
-        return any(model.open is not None for model in self.models)
+        return self.server.unloads_models
 
     @property
     def public_names(self) -> list[str]:

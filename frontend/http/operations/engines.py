@@ -77,6 +77,12 @@ class EngineEndpoints(Endpoints):
         """Let a running engine share the requests."""
         self._check_admin(request)
         body = await self._service.read(request, AddEngineBody)
+        if self._service.server.unloads_models:
+            raise bad_request(
+                "this server unloads models that nobody uses, and would forget an engine that is added; add engines to "
+                "one that serves a single model without --idle-timeout",
+                code="unsupported",
+            )
         try:
             await self._service.llm.add_engine(body.address)
         except (ValueError, EngineConnectionError, EngineDeadError) as error:

@@ -53,6 +53,11 @@ def memory_files(server: Server) -> list[str]:
     return [name for name in found if name.startswith("/memfd:quire")]
 
 
+def test_an_engine_that_would_be_forgotten_is_not_added(sleepy: Server) -> None:
+    refused = sleepy.request("/engines", {"address": "ipc:///nowhere.sock"})
+    assert (refused.status, "--idle-timeout" in refused.error["message"]) == (400, True)
+
+
 def is_engine(pid: str) -> bool:
     try:
         return b"quire.engine_core" in Path(f"/proc/{pid}/cmdline").read_bytes()
