@@ -10,13 +10,24 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+from quire.frontend.children import start_child
 
-def ask_kernels(module: str, *arguments: str) -> Any:
-    """Run `python -m quire.kernels.MODULE`; return the JSON that it prints. Raises RuntimeError with its message."""
-    done = subprocess.run(_command(module, arguments), capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise _failure(module, done.returncode, done.stderr)
-    return json.loads(done.stdout)
+
+def ask_kernels(module: str, *arguments: str, timeout: float | None = None) -> Any:
+    """Run `python -m quire.kernels.MODULE`; return the JSON that it prints.
+
+    Raises RuntimeError with its message, and if it takes more than `timeout` seconds.
+    """
+    with start_child(_command(module, arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        try:
+            output, errors = child.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"quire.kernels.{module} has not answered within {timeout:g} s; try again") from None
+        finally:
+            child.kill()  # nothing, if it has ended
+    if child.returncode != 0:
+        raise _failure(module, child.returncode, errors.decode(errors="replace"))
+    return json.loads(output)
 
 
 def follow_kernels(module: str, *arguments: str) -> Iterator[Any]:

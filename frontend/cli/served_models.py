@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import typer
 
@@ -36,6 +36,11 @@ from quire.protocol.engine_options import EngineOptions
 from quire.protocol.options import options_of, parse_size
 
 logger = logging.getLogger(__name__)
+
+_SURVEY_SECONDS = 60.0  # for the headers of a model's files to be read
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     import asyncio
@@ -195,7 +200,7 @@ def _managed(
     args, options, server.unloads_models = server.args, options_of(EngineOptions), True
     policy = LoadPolicy(
         max_loaded=args.max_loaded,
-        fits=functools.partial(_fits, flags.engine),
+        fits=loads.stoppable(functools.partial(_fits, flags.engine)),
         keep_seconds=math.inf if args.idle_timeout is None else args.idle_timeout,
         stop_loading=loads.stop,
     )
@@ -204,30 +209,34 @@ def _managed(
 
 
 def _fits(engine: EngineFlags, model: ServedModel) -> bool:
-    """Return whether a model fits into the memory that is free. Raises `ValueError` if it can't be loaded at all."""
+    """Return whether a model's engines fit into the memory that is free. Raises `ValueError` if it can't be loaded at
+    all, and `RuntimeError` if that isn't known in time.
+    """
     given = {
         name: parse_size(str(value)) if engine.rows[name].is_size else value
         for name, value in engine.given.items()
         if isinstance(value, (str, int, float))
     }
-    [found] = ask_kernels("survey", "--options", json.dumps(given), model.path)
+    if (count := engine.given.get("data_parallel_size", 1)) > 1:
+        given["machine_share"] = f"0/{count}"
+    [found] = ask_kernels("survey", "--options", json.dumps(given), model.path, timeout=_SURVEY_SECONDS)
     if not found["supported"]:
         raise ValueError(found["problem"])
     return bool(found["fits"])
 
 
 class StoppableLoads:
-    """Loads of models on other threads, which fail soon once they are stopped: the engines that start are killed."""
+    """Loads of models on other threads, which fail soon once they are stopped: the processes they start are killed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # of what follows
         self._starting: set[Child] = set()
         self._are_stopped = False
 
-    def stoppable(self, load: Callable[[], ModelService]) -> Callable[[], ModelService]:
+    def stoppable(self, load: Callable[P, T]) -> Callable[P, T]:
         """Return `load` as one that can be stopped."""
 
-        def loading() -> ModelService:
+        def loading(*args: P.args, **kwargs: P.kwargs) -> T:
             started: list[Child] = []
 
             def note(child: Child) -> None:
@@ -239,7 +248,7 @@ class StoppableLoads:
 
             try:
                 with noted_children(note):
-                    return load()
+                    return load(*args, **kwargs)
             finally:
                 with self._lock:
                     self._starting -= {*started}
