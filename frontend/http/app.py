@@ -19,7 +19,8 @@ from quire.frontend.errors import CONTEXT_LENGTH_EXCEEDED
 from quire.frontend.http.dialects.registry import DIALECTS, dialect_at
 from quire.frontend.http.documentation.operation import Operation
 from quire.frontend.http.errors import CLIENT_CLOSED_REQUEST, ApiError, cut_off
-from quire.frontend.http.models.served_models import HELD, SERVICE, ServedModels
+from quire.frontend.http.models.served_model import ServedModel
+from quire.frontend.http.models.served_models import HELD, MODEL, SERVICE, ServedModels
 from quire.frontend.http.quotas import Quotas
 from quire.frontend.http.routes import routes
 from quire.frontend.http.service import BODY, ModelService
@@ -123,9 +124,8 @@ class Gateway:
         status = exchange.outcome or exchange.status
         access_log(scope, status, exchange.seconds, exchange.num_bytes, exchange.request_id)
         route = self._paths.get(scope.get("endpoint"), "other")
-        service: ModelService | None = scope.get(SERVICE)
-        metrics = (self._models.default if service is None else service).metrics
-        metrics.http.request(route, scope["method"], status, exchange.seconds)
+        model: ServedModel = scope.get(MODEL, self._models.default)
+        model.metrics.http.request(route, scope["method"], status, exchange.seconds)
 
     def _http_error(self, error: Exception, scope: Scope) -> ApiError | None:
         """Return the router's own errors with messages that say what to do."""

@@ -37,7 +37,7 @@ _ERRORS = {
     403: "The admin key is missing or wrong.",
     404: "There is no model with this name, or nothing at this path.",
     408: "The body did not arrive in time.",
-    409: "The engine is needed.",
+    409: "The engine is needed: it is the last one that takes requests.",
     413: "The body is too large.",
     415: "The body is not JSON.",
     421: "The header Host has a name by which the server may not be addressed.",
@@ -68,6 +68,12 @@ _PARAMETERS: dict[str, Schema] = {
         "in": "header",
         "description": "Seconds that the request may take. The answer then ends with what has been generated.",
         "schema": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1e9},
+    },
+    "model": {
+        "name": "model",
+        "in": "query",
+        "description": "The name of a model of the server. Default: its first.",
+        "schema": {"type": "string"},
     },
 }
 _SECURITY: dict[str, Schema] = {
@@ -140,7 +146,8 @@ def _operation(operation: Operation, method: str, models: ServedModels, schemas:
         "parameters": [
             *(_path_parameter(name, models.default.name) for name in converters),
             _reference("parameters", "X-Request-Id"),
-            *([_reference("parameters", "X-Request-Timeout")] if operation.generates else []),
+            *([_reference("parameters", "X-Request-Timeout")] if operation.waits else []),
+            *([_reference("parameters", "model")] if operation.has_model_query else []),
         ],
         "responses": {
             "200": _answer(operation, schemas),

@@ -21,7 +21,8 @@ Handler = Callable[[Request], Awaitable[Response]]
 E = TypeVar("E", bound=Endpoints)
 
 _WITH_BODY = (400, 404, 408, 413, 415, 503)
-_GENERATING = (429, 504)
+_WAITING = (429, 504)
+_LOOKING = (404, 503)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +75,30 @@ class Operation(Route):
         return sorted((self.methods or set()) - {"HEAD"})
 
     @property
+    def waits(self) -> bool:
+        """True if a request may wait before it is answered, for at most its X-Request-Timeout."""
+        return self.generates
+
+    @property
+    def has_model_query(self) -> bool:
+        """True if the query of a request names its model."""
+        return False
+
+    @property
     def statuses(self) -> list[int]:
         """The status codes of its errors, including those that every route can have."""
         found = {401, 421, 500, *self.answers.errors}
         found.update(_WITH_BODY if self.body is not None else ())
-        found.update(_GENERATING if self.generates else ())
+        found.update(_WAITING if self.waits else ())
+        found.update(_LOOKING if self.has_model_query else ())
         return sorted(found)
 
 
 class ModelOperation(Operation):
-    """An operation of the model that its requests name, which is loaded if need be and held until they have ended.
+    """An operation of the model that its requests name in the body, loaded if need be and held until they have ended.
 
-    The name is in the field `model` of the body, without a body in the query. `handler`: a method of the class `kind`,
-    of which each loaded model has an object.
+    Without a body the name is in the query, and the model is only looked at: status 503 if it is not loaded.
+    `handler`: a method of the class `kind`, of which each loaded model has an object.
     """
 
     def __init__(
@@ -104,6 +116,16 @@ class ModelOperation(Operation):
         super().__init__(
             path, of_model(models, kind, handler, body), answers, body=body, generates=generates, example=example
         )
+
+    @property
+    def waits(self) -> bool:
+        """See `Operation`: its model may have to be loaded."""
+        return self.generates or self.body is not None
+
+    @property
+    def has_model_query(self) -> bool:
+        """See `Operation`."""
+        return self.body is None
 
 
 def of_model(

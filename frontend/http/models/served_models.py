@@ -21,7 +21,8 @@ from quire.frontend.http.transport.sse import cancelled_on_disconnect
 B = TypeVar("B", bound=Body)
 
 HELD = "held"  # what a request holds until it has ended: an `ExitStack` in its scope
-SERVICE = "service"  # of the model that a request holds, in its scope
+MODEL = "served_model"  # that a request names, in its scope
+SERVICE = "service"  # of that model, in the request's scope once it is loaded
 
 
 @dataclass(frozen=True)
@@ -87,21 +88,28 @@ class ServedModels:
 
     def asked(self, request: Request) -> ServedModel:
         """Return the model that the query of a request names. Raises `ApiError` 404."""
-        return self.find(request.query_params.get("model"))
+        model = request.scope[MODEL] = self.find(request.query_params.get("model"))
+        return model
 
     async def read(self, request: Request, kind: type[B]) -> tuple[ServedModel, B]:
         """Return the model that the body of a request names, and the body, which is kept. Raises `ApiError`."""
         body = await self.server.read(request, kind)
         keep_body(request, body)
-        return self.find(body.named, body.unknown_model), body
+        model = request.scope[MODEL] = self.find(body.named, body.unknown_model)
+        return model, body
 
     async def enter(self, request: Request, kind: type[Body] | None) -> ModelService:
         """Return the service of the model that a request names, in its body of a kind or else in its query.
 
-        The model is loaded if it is not, and stays loaded until the request has ended. Raises `ApiError`.
+        With a body the model is loaded if it is not, and stays loaded until the request has ended. What only looks at a
+        model neither loads it nor keeps it loaded. Raises `ApiError`.
         """
         if kind is None:
-            return await self.hold(request, self.asked(request))
+            model = self.asked(request)
+            if model.service is None:
+                raise not_loaded(model)
+            request.scope[SERVICE] = model.service
+            return model.service
         model, body = await self.read(request, kind)
         return await self.hold(request, model, body.keep_seconds)
 
@@ -151,3 +159,10 @@ class ServedModels:
             ) from None
         note_load(request, load_seconds(request) + clock() - began)
         return service
+
+
+def not_loaded(model: ServedModel) -> ApiError:
+    """Return the error of requests that look at a model which is not loaded."""
+    return ApiError(
+        503, f"the model {model.name} is not loaded; a request for text from it loads it", code="model_not_loaded"
+    )

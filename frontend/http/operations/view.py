@@ -17,9 +17,8 @@ from starlette.routing import Route
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.errors import EngineDeadError
 from quire.frontend.http.documentation.operation import AnswerTypes, Operation
-from quire.frontend.http.errors import ApiError
 from quire.frontend.http.models.served_model import ServedModel
-from quire.frontend.http.models.served_models import ServedModels
+from quire.frontend.http.models.served_models import ServedModels, not_loaded
 from quire.frontend.http.operations.changes import Change, Feed
 from quire.frontend.http.operations.pictures import Picture, PictureMaker, pause_after
 from quire.frontend.http.operations.prefixes import PrefixTrees, TreePicture, shown_of
@@ -187,7 +186,7 @@ class ViewEndpoints:
         query = request.query_params
         model, shown = self._models.asked(request), shown_of(query.get("shown", ""))
         if model.service is None:
-            raise ApiError(503, _not_loaded(model), code="model_not_loaded")
+            raise not_loaded(model)
         return json_response(await self._views[model.service].trees.picture(shown, query.get("known", "")))
 
     def _note(self, model: ServedModel, service: ModelService) -> None:
@@ -203,7 +202,7 @@ class ViewEndpoints:
     async def _events(self, model: ServedModel) -> AsyncGenerator[bytes, None]:
         while not self._models.server.draining:
             if model.service is None:
-                yield _problem(_not_loaded(model))
+                yield _problem(str(not_loaded(model)))
                 while not model.is_loaded and not self._models.server.draining:  # noqa: ASYNC110 - it has no event
                     await asyncio.sleep(PERIOD)
             else:
@@ -213,10 +212,6 @@ class ViewEndpoints:
 
     def _explain(self, error: Exception) -> bytes:
         return event(msgspec.json.encode(self._models.server.api_error(error, self._models.retry_after).body)) + DONE
-
-
-def _not_loaded(model: ServedModel) -> str:
-    return f"The model {model.name} is not loaded; a request for it loads it."
 
 
 def view_routes(models: ServedModels) -> list[Route]:

@@ -88,8 +88,8 @@ def test_a_salt_of_the_length_that_the_engine_allows_is_the_longest(server: Serv
 def test_the_salts_of_a_key_are_the_same_in_every_server_and_are_not_shown() -> None:
     from starlette.datastructures import Headers
 
-    def caller(*keys: str, **options: bool) -> Any:
-        return ApiKeys(keys, **options).check("/v1/models", Headers({"x-api-key": "secret"}), {})
+    def caller(*keys: str, share_prefix_cache: bool = False) -> Any:
+        return ApiKeys(keys, share_prefix_cache=share_prefix_cache).check("/v1/models", Headers({"x-api-key": "secret"}), {})
 
     salts = {caller("secret").cache_salt("x"), caller("other", "secret").cache_salt("x")}
     assert len(salts) == 1

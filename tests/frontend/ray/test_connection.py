@@ -220,7 +220,10 @@ def test_the_results_of_replicas_become_one(method: str, results: Sequence[objec
 
 def test_all_replicas_reset_their_caches_or_the_caller_is_told() -> None:
     done = msgspec.msgpack.encode(True)
-    for results, words in (([done, done], None), ([done, RuntimeError("one that died")], "1 of 2"), ([], "no replica")):
+    cases: list[tuple[list[bytes | Exception], str | None]] = [
+        ([done, done], None), ([done, RuntimeError("one that died")], "1 of 2"), ([], "no replica"),
+    ]  # fmt: skip
+    for results, words in cases:
         with _connected(ScriptedReplicas(results=results)) as made:
             made.post(encode(UtilityCall(1, "reset_cache")))
             (answer,) = _receive(made, lambda _message: True)

@@ -10,7 +10,8 @@ from quire.frontend.http.dialects.llama_cpp.body import ModelNameBody
 from quire.frontend.http.dialects.llama_cpp.state import ServerProperties, StateEndpoints
 from quire.frontend.http.errors import ApiError, bad_request
 from quire.frontend.http.models.served_model import ServedModel
-from quire.frontend.http.models.served_models import ServedModels
+from quire.frontend.http.models.served_models import ServedModels, not_loaded
+from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.auth import AdminKeys
 from quire.frontend.http.transport.responses import json_response
 
@@ -35,18 +36,20 @@ class LlamaServerEndpoints:
     def __init__(self, models: ServedModels) -> None:
         self._models = models
         self._properties: dict[ServedModel, ServerProperties] = {}
+        models.loader.on_open(self._note)
         self._admins = AdminKeys(models.server.args.admin_keys())
 
     async def props(self, request: Request) -> Response:
         """Describe the server and the model that ?model= names. For clients of llama.cpp; /v1/models has the same for
-        all others. The model is loaded if it never was, but one that sleeps is not woken.
+        all others. It loads no model, and is status 503 for one that was never loaded.
         """
         model = self._models.asked(request)
-        if model.service is None and (known := self._properties.get(model)) is not None:
-            return json_response(msgspec.structs.replace(known, is_sleeping=True))
-        service = await self._models.hold(request, model)
+        if (known := self._properties.get(model)) is None:
+            raise not_loaded(model)
+        return json_response(msgspec.structs.replace(known, is_sleeping=model.service is None))
+
+    def _note(self, model: ServedModel, service: ModelService) -> None:
         self._properties[model] = service.endpoints(StateEndpoints).properties
-        return json_response(self._properties[model])
 
     async def load(self, request: Request) -> Response:
         """Begin to load a model. Requests for it wait until it is loaded; /v1/models has its `status`."""

@@ -75,6 +75,6 @@ def llama_cpp_routes(models: ServedModels) -> list[Route]:
             models, "/slots", StateEndpoints, StateEndpoints.slots, AnswerTypes(list[Slot], errors=[404, 503])
         ),
         Route("/slots/{id}", server.unsaved, methods=["POST"], include_in_schema=False),
-        Operation("/models/load", server.load, AnswerTypes(Success), body=ModelNameBody),
-        Operation("/models/unload", server.unload, AnswerTypes(Success), body=ModelNameBody),
+        Operation("/models/load", server.load, AnswerTypes(Success, errors=[403]), body=ModelNameBody),
+        Operation("/models/unload", server.unload, AnswerTypes(Success, errors=[403]), body=ModelNameBody),
     ]

@@ -101,6 +101,8 @@ def test_a_request_goes_to_the_model_that_it_names_and_without_a_name_to_the_fir
     assert "tales, fables, broken" in unknown.error["message"]
     assert server.request("/api/show", {"model": "poems"}).status == 404
     assert server.request("/tokenizer_info?model=fables").status == 200
+    for path in ("/tokenizer_info", "/slots", "/engines", "/server_info", "/props"):
+        assert server.request(f"{path}?model=broken").error["code"] == "model_not_loaded"
     assert server.request("/props?model=poems").status == 404
 
 
