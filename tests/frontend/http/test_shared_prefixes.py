@@ -89,7 +89,9 @@ def test_the_salts_of_a_key_are_the_same_in_every_server_and_are_not_shown() -> 
     from starlette.datastructures import Headers
 
     def caller(*keys: str, share_prefix_cache: bool = False) -> Any:
-        return ApiKeys(keys, share_prefix_cache=share_prefix_cache).check("/v1/models", Headers({"x-api-key": "secret"}), {})
+        return ApiKeys(keys, share_prefix_cache=share_prefix_cache).check(
+            "/v1/models", Headers({"x-api-key": "secret"}), {}
+        )
 
     salts = {caller("secret").cache_salt("x"), caller("other", "secret").cache_salt("x")}
     assert len(salts) == 1
