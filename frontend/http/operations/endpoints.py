@@ -81,12 +81,15 @@ class OperatorEndpoints:
         self._models = models
 
     async def health(self, _request: Request) -> Response:
-        """Check that the server is not shutting down, and that the engine of its only model makes steps or is idle.
-        Needs no API key. With several models /v1/models tells how each does.
+        """Check that the server is not shutting down, and that the engine of its only model makes steps or is idle, or
+        could be started. Needs no API key. With several models /v1/models tells how each does.
         """
-        only = self._models.default.service if len(self._models.models) == 1 else None
-        if only is not None:
-            await only.llm.check_health()
+        if len(self._models.models) == 1:
+            only = self._models.default
+            if only.service is not None:
+                await only.service.llm.check_health()
+            elif only.failure is not None:
+                raise self._models.loader.failed(only, only.failure)
         self._models.server.check_open(lambda: self._models.retry_after)
         return json_response(Health())
 

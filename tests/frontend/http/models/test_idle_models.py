@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,16 @@ def memory_files(server: Server) -> list[str]:
 def test_an_engine_that_would_be_forgotten_is_not_added(sleepy: Server) -> None:
     refused = sleepy.request("/engines", {"address": "ipc:///nowhere.sock"})
     assert (refused.status, "--idle-timeout" in refused.error["message"]) == (400, True)
+
+
+def test_a_server_is_not_healthy_whose_model_can_not_be_loaded_again(demo_model: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(demo_model, tmp_path / "model")
+    with Server.start(str(folder), "--idle-timeout", "0.1", "--num-pages", "64") as server:
+        wait_for_sleep(server)
+        assert server.request("/health").status == 200
+        (folder / "config.json").write_text("{}")
+        assert server.request("/v1/completions", {"prompt": "Once"}).error["code"] == "model_not_loaded"
+        assert server.request("/health").error["code"] == "model_not_loaded"
 
 
 def is_engine(pid: str) -> bool:
