@@ -7,7 +7,7 @@ import re
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -32,8 +32,16 @@ class DescribedModel:
     """Kind, size and identity of a model, from its files and from what is known since it was loaded."""
 
     def __init__(self, model: ServedModel) -> None:
+        self.facts = model.facts
         self._model = model
-        self._folder = Path(model.path if model.facts is None else model.facts.root)
+        self._folder = Path(model.path if self.facts is None else self.facts.root)
+
+    @classmethod
+    def read(cls, model: ServedModel) -> Self:
+        """Return a model as its files describe it, which are read now; not on the event loop."""
+        made = cls(model)
+        _ = made.details, made.digest
+        return made
 
     @cached_property
     def details(self) -> ModelDetails:
@@ -57,13 +65,13 @@ class DescribedModel:
     @cached_property
     def digest(self) -> str:
         """Hash of what tells the model from others."""
-        facts = self._model.facts
+        facts = self.facts
         known = [self._model.path] if facts is None else [facts.root, facts.info.architecture, facts.info.text_files]
         return hashlib.sha256("\0".join([*known, str(self.size)]).encode()).hexdigest()
 
     def info(self) -> dict[str, Any]:
         """Return the fields of a GGUF file's metadata that are known."""
-        facts, family = self._model.facts, self._family
+        facts, family = self.facts, self._family
         count = self._description.get("num_parameters")
         known = {} if facts is None else {
             f"{family}.context_length": facts.info.max_model_len,
@@ -79,7 +87,7 @@ class DescribedModel:
 
     @cached_property
     def _family(self) -> str:
-        facts = self._model.facts
+        facts = self.facts
         if facts is not None:
             return _family(facts.info.architecture)
         architectures = self._read("config.json").get("architectures")

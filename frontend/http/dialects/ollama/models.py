@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -96,6 +97,7 @@ class OllamaModelEndpoints:
 
     def __init__(self, models: ServedModels) -> None:
         self._models = models
+        self._described: dict[ServedModel, DescribedModel] = {}
 
     async def version(self, _request: Request) -> Response:
         """Return the version of Ollama whose API this is. Not that of this server, which is at /version."""
@@ -103,18 +105,20 @@ class OllamaModelEndpoints:
 
     async def tags(self, _request: Request) -> Response:
         """List each model under each of its names."""
-        described = [(name, DescribedModel(model)) for model in self._models for name in model.public_names]
+        described = [(name, await self._describe(model)) for model in self._models for name in model.public_names]
         return json_response(ListedModels([self._listed(with_tag(name), model) for name, model in described]))
 
     async def running(self, _request: Request) -> Response:
         """List the models in memory."""
-        loaded = [self._running(model, model.service) for model in self._models if model.service is not None]
+        described = [(model, await self._describe(model)) for model in self._models if model.service is not None]
+        loaded = [self._running(model, model.service, known) for model, known in described if model.service is not None]
         return json_response(RunningModels(loaded))
 
     async def show(self, request: Request) -> Response:
         """Describe a model. What only its engine knows is missing until it has been loaded once."""
         model, _ = await self._models.read(request, ShowBody)
-        described, facts = DescribedModel(model), model.facts
+        described = await self._describe(model)
+        facts = described.facts
         shown = ShownModel(
             parameters="\n".join(_parameters({} if facts is None else facts.defaults)),
             template="" if facts is None else facts.chat_template,
@@ -144,6 +148,13 @@ class OllamaModelEndpoints:
             code="unsupported",
         )
 
+    async def _describe(self, model: ServedModel) -> DescribedModel:
+        """Return a model as its files describe it; they are read once, and once more after each load of the model."""
+        known = self._described.get(model)
+        if known is None or known.facts is not model.facts:
+            known = self._described[model] = await asyncio.to_thread(DescribedModel.read, model)
+        return known
+
     def _listed(self, name: str, described: DescribedModel) -> ListedModel:
         return ListedModel(
             name=name,
@@ -154,8 +165,8 @@ class OllamaModelEndpoints:
             details=described.details,
         )
 
-    def _running(self, model: ServedModel, service: ModelService) -> RunningModel:
-        name, described = with_tag(model.name), DescribedModel(model)
+    def _running(self, model: ServedModel, service: ModelService, described: DescribedModel) -> RunningModel:
+        name = with_tag(model.name)
         left = self._models.loader.seconds_left(model)
         return RunningModel(
             name=name,
