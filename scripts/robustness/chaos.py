@@ -36,7 +36,7 @@ from typing import Any
 
 import uvloop
 
-from quire.frontend import AsyncLLM, EngineDeadError, SamplingParams
+from quire.frontend import AsyncLLM, EngineConnectionError, EngineDeadError, SamplingParams
 from quire.protocol.messages import StructuredOutputs
 
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 30}, "age": {"type": "integer"}},
@@ -265,7 +265,12 @@ class Hitter:
         """Have an engine leave that is not this client's own, and join again."""
         engine = next(engine for engine in self._llm.engines() if not engine.supervised)
         await self._llm.remove_engine(engine.number, drain_timeout=random.choice((0.0, 0.2)))
-        await self._llm.add_engine(engine.address)
+        is_back = False
+        while not is_back:
+            with suppress(EngineConnectionError):  # it is being started again, after another hit
+                await self._llm.add_engine(engine.address)
+                is_back = True
+            await asyncio.sleep(0.05)
 
     async def _stop_standby(self, engine: int) -> None:
         """Stop the process that stands by for an engine, once there is one."""
