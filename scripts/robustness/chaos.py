@@ -233,7 +233,7 @@ class Hitter:
         victim = random.choice(self._llm.engines())
         pid, deadline = victim.ready.engine_pid, math.inf
         if kind == "drain":
-            await self._leave_and_join()
+            await asyncio.shield(asyncio.create_task(self._leave_and_join()))  # which may outlive a round of streams
             return
         if kind == "step":
             self._flag.touch()
@@ -263,7 +263,9 @@ class Hitter:
 
     async def _leave_and_join(self) -> None:
         """Have an engine leave that is not this client's own, and join again."""
-        engine = next(engine for engine in self._llm.engines() if not engine.supervised)
+        engine = next((engine for engine in self._llm.engines() if not engine.supervised), None)
+        if engine is None:  # it has left already
+            return
         await self._llm.remove_engine(engine.number, drain_timeout=random.choice((0.0, 0.2)))
         is_back = False
         while not is_back:
