@@ -166,9 +166,11 @@ class RequestTable:
                 continue  # it was in flight when its request was aborted
             submission = entry.submission
             request = submission.request
-            output = self._unless_moved(submission, received)
-            if output is None:
-                continue
+            output = received
+            if received.finish_reason is not None:
+                if (last := self._unless_moved(submission, received)) is None:
+                    continue
+                output = last
             try:
                 ended_here = request.append(entry.index, output, message.timestamp)
             except Exception as error:  # noqa: BLE001 - it concerns this request only, whose owner gets it
