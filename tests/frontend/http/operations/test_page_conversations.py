@@ -123,6 +123,7 @@ def test_an_earlier_message_is_edited(open_page: Callable[..., Page]) -> None:
     page.wait_for_selector(f"{ANSWER} .rich:has-text('Three.')")
     wait_for_answers(page)
     assert [each["content"] for each in bodies[2]["messages"]] == ["Another"]
+    page.wait_for_selector(f"{ITEMS}:has-text('Another')")  # it is kept before it is listed
     assert titles(page) == ["Another"]
 
 
