@@ -1,4 +1,4 @@
-"""What all models of a server share: its arguments, the bounds of its memory, the stored responses."""
+"""State that all models of a server share: its arguments, the bounds of its memory, the stored responses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def now() -> int:
 
 @dataclass
 class ServerState:
-    """What all models of a server share. `responses`: where responses are stored. `created`: when the server started.
+    """State that all models of a server share. `responses`: the store of responses. `created`: when the server started.
 
     `unloads_models`: its models are loaded and unloaded while it runs. `draining`: it is shutting down.
     """
@@ -109,7 +109,9 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 < seconds < 1e9:
-        raise bad_request(f"X-Request-Timeout: {text!r} is not a time; give seconds above 0", "X-Request-Timeout")
+        raise bad_request(
+            f"X-Request-Timeout: {text!r} is not a time; give seconds above 0 and below 1e9", "X-Request-Timeout"
+        )
     return seconds
 
 

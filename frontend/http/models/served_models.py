@@ -116,10 +116,11 @@ class ServedModels:
     async def hold(self, request: Request, model: ServedModel, keep_seconds: float | None = None) -> ModelService:
         """Return the service of a model, which is loaded if it is not, and stays so until the request has ended.
 
-        `keep_seconds`: of idleness after that. Raises `ApiError` 429, 499, 503 or 504.
+        `keep_seconds`: of idleness after that. Raises `ApiError` 400, 429, 499, 503 or 504.
         """
+        timeout = self.server.timeout(request)
         is_there = model.service is not None and not model.makes_room
-        service = await (self.loader.hold(model) if is_there else self._wait_for(request, model))
+        service = await (self.loader.hold(model) if is_there else self._wait_for(request, model, timeout))
         held: ExitStack = request.scope[HELD]
         held.callback(self.loader.release, model, keep_seconds)
         request.scope[SERVICE] = service
@@ -135,8 +136,8 @@ class ServedModels:
                 "unsupported",
             )
 
-    async def _wait_for(self, request: Request, model: ServedModel) -> ModelService:
-        """Return the service of a model once it is loaded, and note how long that took."""
+    async def _wait_for(self, request: Request, model: ServedModel, seconds: float | None) -> ModelService:
+        """Return the service of a model once it is loaded, for at most `seconds`, and note how long that took."""
         self.server.check_open(lambda: self.retry_after)
         if (waiting := sum(len(each.waiters) for each in self.models)) >= self.max_waiting:
             raise ApiError(
@@ -148,7 +149,7 @@ class ServedModels:
         clock = asyncio.get_running_loop().time
         began = clock()
         try:
-            async with cancelled_on_disconnect(request.receive), asyncio.timeout(self.server.timeout(request)):
+            async with cancelled_on_disconnect(request.receive), asyncio.timeout(seconds):
                 service = await self.loader.hold(model)
         except TimeoutError:
             raise ApiError(
