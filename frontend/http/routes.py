@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from starlette.routing import Route
@@ -123,32 +124,24 @@ def _ranking(models: ServedModels) -> list[Route]:
     text = {"input": "The fox sleeps."}
     pair = {"text_1": "A fox", "text_2": ["The fox sleeps.", "The king had a daughter."]}
     query = {"query": "A fox", "documents": ["The king had a daughter.", "The fox sleeps."], "top_n": 1}
-
-    def scores(path: str) -> Route:
-        answers = AnswerTypes(ScoreList)
-        kind, handler = RankingEndpoints, RankingEndpoints.score
-        return ModelOperation(models, path, kind, handler, answers, body=ScoreBody, generates=True, example=pair)
-
-    def ranking(path: str) -> Route:
-        answers = AnswerTypes(Ranking)
-        kind, handler = RankingEndpoints, RankingEndpoints.rerank
-        return ModelOperation(models, path, kind, handler, answers, body=RerankBody, generates=True, example=query)
-
-    def classification(path: str) -> Route:
-        answers = AnswerTypes(ClassificationList)
-        kind, handler = PoolingEndpoints, PoolingEndpoints.classify
-        return ModelOperation(models, path, kind, handler, answers, body=ClassifyBody, generates=True, example=text)
-
-    def vectors(path: str) -> Route:
-        answers = AnswerTypes(PooledList)
-        kind, handler = PoolingEndpoints, PoolingEndpoints.pool
-        return ModelOperation(models, path, kind, handler, answers, body=PoolBody, generates=True, example=text)
-
+    operation = functools.partial(ModelOperation, models, generates=True)
+    ranker, pooler = RankingEndpoints, PoolingEndpoints
+    scores, ranking = AnswerTypes(ScoreList), AnswerTypes(Ranking)
+    classes, vectors = AnswerTypes(ClassificationList), AnswerTypes(PooledList)
     return [
-        *map(scores, ("/score", "/v1/score")),
-        *map(ranking, RERANK_PATHS),
-        *map(classification, ("/classify", "/v1/classify")),
-        *map(vectors, ("/pooling", "/v1/pooling")),
+        *(
+            operation(path, ranker, ranker.score, scores, body=ScoreBody, example=pair)
+            for path in ("/score", "/v1/score")
+        ),
+        *(operation(path, ranker, ranker.rerank, ranking, body=RerankBody, example=query) for path in RERANK_PATHS),
+        *(
+            operation(path, pooler, pooler.classify, classes, body=ClassifyBody, example=text)
+            for path in ("/classify", "/v1/classify")
+        ),
+        *(
+            operation(path, pooler, pooler.pool, vectors, body=PoolBody, example=text)
+            for path in ("/pooling", "/v1/pooling")
+        ),
     ]
 
 

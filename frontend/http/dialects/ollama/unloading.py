@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from quire.frontend.http.dialects.ollama.body import GenerateBody, OllamaChatBody
 from quire.frontend.http.dialects.ollama.endpoint import AnswerEndpoints
-from quire.frontend.http.dialects.ollama.writer import UNLOADED, ChatAnswer, GeneratedText, now
+from quire.frontend.http.dialects.ollama.writer import UNLOADED, ChatAnswer, GeneratedText, OllamaAnswer, now
 from quire.frontend.http.models.served_model import ServedModel
 from quire.frontend.http.models.served_models import ServedModels
 from quire.frontend.http.transport.responses import json_response
@@ -25,8 +25,7 @@ class OllamaServerEndpoints:
         """
         model, body = await self._models.read(request, GenerateBody)
         if not body.prompt and self._unloads(model, body.keep_seconds):
-            name = model.name if body.model is None else body.model
-            return json_response(GeneratedText(model=name, created_at=now(), done=True, done_reason=UNLOADED))
+            return _unloaded(GeneratedText, model.name if body.model is None else body.model)
         service = await self._models.hold(request, model, body.keep_seconds)
         return await service.endpoints(AnswerEndpoints).generate(request)
 
@@ -36,8 +35,7 @@ class OllamaServerEndpoints:
         """
         model, body = await self._models.read(request, OllamaChatBody)
         if not body.messages and self._unloads(model, body.keep_seconds):
-            name = model.name if body.model is None else body.model
-            return json_response(ChatAnswer(model=name, created_at=now(), done=True, done_reason=UNLOADED))
+            return _unloaded(ChatAnswer, model.name if body.model is None else body.model)
         service = await self._models.hold(request, model, body.keep_seconds)
         return await service.endpoints(AnswerEndpoints).chat(request)
 
@@ -47,3 +45,7 @@ class OllamaServerEndpoints:
             return False
         self._models.loader.unload(model)
         return True
+
+
+def _unloaded(kind: type[OllamaAnswer], name: str) -> Response:
+    return json_response(kind(model=name, created_at=now(), done=True, done_reason=UNLOADED))
