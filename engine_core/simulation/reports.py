@@ -1,4 +1,4 @@
-"""What simulated engines report to a router, as real ones do: their steps, and changes of their prefix caches."""
+"""Reports of simulated engines to a router, like those of real ones: their steps and changes of their prefix caches."""
 
 from __future__ import annotations
 

@@ -407,7 +407,7 @@ class EngineSet:
                 self._deliver(self._bury(number, delivery) if isinstance(delivery, EngineDeadError) else delivery)
 
     def _bury(self, number: int, error: EngineDeadError) -> EngineLeft | EngineDeadError:
-        """Remove an engine that is gone for good; return what is to be delivered."""
+        """Remove an engine that is gone for good, with the lock held; return what is to be delivered."""
         if len(self._members) == 1:
             self._dead = error
             return error

@@ -124,7 +124,7 @@ class Terms(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What is known of a model from its first load on, also while it is not loaded.
+    """Facts about a model that are known from its first load on, also while it is not loaded.
 
     `root`: its folder. `info`: its engine's description of itself. `defaults`: its own sampling parameters.
     """
@@ -168,7 +168,7 @@ class ModelService:
 
     @property
     def responses(self) -> ResponseStore | None:
-        """Where responses are stored."""
+        """The store of responses, None if they are not stored."""
         return self.server.responses
 
     @property

@@ -78,7 +78,7 @@ class ServedModel:
 
     @property
     def facts(self) -> ModelFacts | None:
-        """What is known of it, None if it was never loaded."""
+        """Its facts, None if it was never loaded."""
         if self.known is None and self.service is not None:
             self.known = self.service.facts()
         return self.known

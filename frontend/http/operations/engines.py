@@ -56,7 +56,7 @@ class DrainEngineBody(Body, kw_only=True):
 
 
 class RemoveEngineBody(Body, kw_only=True):
-    """How long the requests of an engine that is to be removed may go on there."""
+    """The longest time for which the requests of an engine that is to be removed may go on there."""
 
     drain_timeout: Annotated[float, Meta(ge=0, le=1e9, description="Seconds. Default: 60.")] | None = None
 

@@ -42,7 +42,7 @@ _MOST_SHOWN = 200  # characters of an unknown name in its error
 
 
 class OllamaNames(Body, kw_only=True):
-    """What Ollama's bodies have in common. Their clients rarely send a Content-Type."""
+    """Base class of Ollama's bodies that name a model. Their clients rarely send a Content-Type."""
 
     is_lenient: ClassVar[bool] = True
 
