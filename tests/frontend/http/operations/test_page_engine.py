@@ -28,17 +28,24 @@ def test_the_full_view_of_a_busy_engine(open_page: Callable[..., Page], server: 
     page.click("#toggle-full")
     assert page.is_hidden("#input")
     body = {"prompt": "Once upon a time there was a fox " * 10, "max_tokens": 700, "n": 8, "ignore_eos": True}
-    answers = [threading.Thread(target=server.request, args=("/v1/completions", body)) for _ in range(2)]
-    for answer in answers:
-        answer.start()
+    is_seen = threading.Event()
+
+    def keep_busy() -> None:
+        while not is_seen.is_set():
+            server.request("/v1/completions", body)
+
+    clients = [threading.Thread(target=keep_busy) for _ in range(2)]
+    for client in clients:
+        client.start()
     try:
         page.wait_for_selector("#timeline-summary:text('decoded')")
         page.wait_for_function(f"({INK})('#timeline')")
         page.wait_for_function(f"({INK})('#pages')")
         page.wait_for_selector("#batch li .what:text('decode +')")
     finally:
-        for answer in answers:
-            answer.join()
+        is_seen.set()
+        for client in clients:
+            client.join()
     page.wait_for_selector("#tree .run-text:text('Once upon')")
     page.keyboard.press("Escape")
     assert page.is_visible("#input")
