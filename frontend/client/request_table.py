@@ -6,7 +6,7 @@ import itertools
 import math
 import secrets
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,6 +33,7 @@ _LEAST_TIMEOUT = 1e-3  # seconds, of a request whose time is up while it is sent
 _IDENTITY_BITS = 63
 _MOST_FRUITLESS = 2  # engines that a request may lose in a row without a token, before it is bound to the last of them
 _MOST_BOUND_SECONDS = 60.0
+_PART_COMPLETIONS, _PART_TOKENS = 8, 16384
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +77,8 @@ class RequestTable:
     """The table that sends requests to engines and passes each increment to its request.
 
     A request outlives the engine that works on it: when the engine is gone, `suspend` takes back what it had, which
-    goes on in another one at once, or else in the next one that there is, with the tokens that have been received.
+    goes on in another one, or else in the next one that there is, with the tokens that have been received. `resend`
+    sends it there, a part at each call: many long prompts take longer than others on an event loop may wait.
 
     An engine may have died of one of its requests. So that this one doesn't kill all engines in turn, a request under
     which two have been lost in a row waits for the second to come back, which knows what it has died of.
@@ -107,6 +109,8 @@ class RequestTable:
         self._ids = itertools.count()
         self._requests: dict[OpenRequest, Submission] = {}
         self._open: dict[str, OpenCompletion] = {}  # by wire id
+        self._unsent: dict[Submission, None] = {}  # of which `resend` has something to send, once there is an engine
+        self._resending: deque[Submission] = deque()  # those for which there may be one
         self._dead: EngineDeadError | None = None  # there will be no other session
         self._observers: tuple[Observer, ...] = ()
 
@@ -145,14 +149,43 @@ class RequestTable:
     def send_more(self, request: OpenRequest, most: int) -> bool:
         """Send up to `most` engine requests that `submit` has left; return False if there are none.
 
-        Without an engine there are none either, since `resume` sends all. Raises `EngineDeadError`, or `ProtocolError`
-        if one is too large.
+        There are none either once `resend` is to send them. Raises `EngineDeadError`, or `ProtocolError` if one is too
+        large.
         """
         submission = self._requests.get(request)
-        if submission is None or submission.session is None or submission.is_sent:
+        if submission is None or submission in self._unsent or submission.is_sent:
             return False
         self._start(submission, self._time_left(submission), most)
         return True
+
+    @property
+    def is_resending(self) -> bool:
+        """Whether there is something to send again, and may be an engine for it."""
+        return bool(self._resending)
+
+    def resend(self) -> list[OpenRequest]:
+        """Send a part of what engines have lost, in a few milliseconds; return the requests that fail."""
+        if not self._resending:
+            return []
+        submission = self._resending[0]
+        if submission not in self._unsent:  # it has ended, or has been sent in an earlier turn
+            self._resending.popleft()
+            return []
+        try:
+            self._start(submission, self._time_left(submission), part_of(submission.request))
+        except (EngineDeadError, ProtocolError) as error:
+            submission.request.error = error
+            self.drop([submission.request])
+            return [submission.request]
+        if submission.session is None:
+            self._resending.popleft()
+        elif submission.is_sent:
+            del self._unsent[self._resending.popleft()]
+        return []
+
+    def _resend_all(self) -> None:
+        """Have `resend` try everything that is to be sent again."""
+        self._resending = deque(self._unsent)
 
     def update(self, message: EngineCoreOutputs) -> list[OpenRequest]:
         """Distribute one frame of increments; return the requests that grew. Requests that ended leave the table."""
@@ -195,7 +228,7 @@ class RequestTable:
         return list(grown)
 
     def suspend(self, reason: str, engine: int = 0, *, is_loss: bool = True) -> list[OpenRequest]:
-        """Take back what an engine had that is gone for `reason`; to be repeated while there is none.
+        """Take back what an engine had that is gone for `reason`, to be sent again; to be repeated while there is none.
 
         `is_loss`: it has not given way in order. Returns the requests that end now: those that were to be aborted, and
         those whose time is up.
@@ -203,18 +236,18 @@ class RequestTable:
         ended: list[OpenRequest] = []
         if self._routing.session_of(engine) is not None:
             taken = self._submissions_in(engine)
+            self._routing.close(engine)
             for submission in taken:
                 self._take_back(submission)
                 if is_loss:
                     self._note_loss(submission, engine)
-            self._routing.close(engine)
             ended += [submission.request for submission in taken if submission.is_aborted]
             for request in ended:
                 self._conclude(request, EngineCoreOutput("", finish_reason=FinishReason.ABORT))
             self._drop_finished(ended)
-            ended += self._send_waiting()
+            self._resend_all()
         else:
-            ended += self._send_patient(engine)
+            self._release_patient(engine)
         late = self._expire(reason)
         self._drop_finished(late)
         return ended + late
@@ -225,24 +258,26 @@ class RequestTable:
         if submission.num_fruitless >= _MOST_FRUITLESS:
             submission.home, submission.bound_until = engine, self._clock() + _MOST_BOUND_SECONDS
 
-    def _send_patient(self, engine: int) -> list[OpenRequest]:
-        """Send requests elsewhere that have waited too long for an engine; return those that fail."""
+    def _release_patient(self, engine: int) -> None:
+        """Let requests go elsewhere that have waited too long for an engine."""
         now = self._clock()
         patient = [each for each in self._requests.values() if each.home == engine and each.bound_until <= now]
         for submission in patient:
             submission.home = None
-        return self._send_waiting() if patient else []
+        if patient:
+            self._resend_all()
 
-    def resume(self, session: Session, block_size: int = 1) -> list[OpenRequest]:
-        """Send the requests that are in no engine to that of a new session, or to another; return those that fail.
+    def resume(self, session: Session, block_size: int = 1) -> None:
+        """Let the requests that are in no engine be sent to that of a new session, or to another.
 
         They have the tokens that they have received. `block_size`: tokens of the engine's KV pages.
         """
         if self._routing.session_of(session.engine) not in (None, session):  # the news of its end has not come
+            self._routing.close(session.engine)
             for submission in self._submissions_in(session.engine):
                 self._take_back(submission)
         self._routing.open(session, block_size)
-        return self._send_waiting()
+        self._resend_all()
 
     def leave(self, reason: str, engine: int) -> list[OpenRequest]:
         """Take back what an engine has that is there, but will not be used any more; return the requests that end."""
@@ -251,7 +286,8 @@ class RequestTable:
         for submission in self._requests.values():
             if submission.home == engine:
                 submission.home = None
-        return ended + self._send_waiting()
+        self._resend_all()
+        return ended
 
     def _unless_moved(self, submission: Submission, output: EngineCoreOutput) -> EngineCoreOutput | None:
         """Return what has arrived as the request is to take it; None if the request goes on in another engine."""
@@ -262,7 +298,7 @@ class RequestTable:
         return _lost(output) if output.finish_reason is FinishReason.ABORT else output
 
     def _move(self, submission: Submission) -> bool:
-        """Send a request to another engine, since the one that it is in ends; return False if there is none."""
+        """Have a request sent to another engine, since the one that it is in ends; return False if there is none."""
         session = submission.session
         if session is None or not self._routing.has_other(session.engine):
             return False
@@ -270,7 +306,7 @@ class RequestTable:
         self._end(submission.completions.values())
         self._take_back(submission)
         submission.home = None
-        self._start(submission, self._time_left(submission))
+        self._resending.append(submission)
         return True
 
     def count(self, engine: int) -> int:
@@ -343,24 +379,12 @@ class RequestTable:
         left = submission.deadline - self._clock()
         return None if left == math.inf else max(_LEAST_TIMEOUT, left)
 
-    def _send_waiting(self) -> list[OpenRequest]:
-        """Send the requests that are in no engine, as far as there is one for them; return those that fail."""
-        failed: list[OpenRequest] = []
-        for request, submission in self._requests.items():
-            if submission.session is None:
-                try:
-                    self._start(submission, self._time_left(submission))
-                except (EngineDeadError, ProtocolError) as error:
-                    request.error = error
-                    failed.append(request)
-        self.drop(failed)
-        return failed
-
     def _start(self, submission: Submission, timeout: float | None, most: int | None = None) -> None:
         """Send the open completions of a request that are in no engine, or as many, if there is an engine for it."""
         if submission.session is None:
             submission.session = self._routing.send(submission.route, submission.home)
         if submission.session is None:
+            self._unsent[submission] = None
             return
         metrics = submission.request.metrics
         metrics.engine, metrics.routing = submission.session.engine, submission.route.reason
@@ -399,6 +423,7 @@ class RequestTable:
                 del self._open[completion.wire_id]
                 completion.wire_id = None
         submission.session, submission.has_grown = None, False
+        self._unsent[submission] = None
         self._routing.router.take_back(submission.route)
 
     def _conclude(self, request: OpenRequest, output: EngineCoreOutput) -> None:
@@ -416,6 +441,7 @@ class RequestTable:
         ended = [self._requests.pop(request) for request in requests]
         open_completions = [completion for each in ended for completion in each.completions.values()]
         for submission in ended:
+            self._unsent.pop(submission, None)
             self._routing.router.ended(submission.route, submission.request.num_output_tokens)
         self._end(open_completions)
         for completion in open_completions:
@@ -454,6 +480,12 @@ def _one_engine() -> Routing:
     routing = Routing()
     routing.open(FIRST_SESSION)
     return routing
+
+
+def part_of(request: OpenRequest) -> int:
+    """Return how many completions of a request can be sent in a fraction of a millisecond; each has the prompt."""
+    num_tokens = len(request.prompt.token_ids) + request.num_output_tokens
+    return max(1, min(_PART_COMPLETIONS, _PART_TOKENS // (1 + num_tokens)))
 
 
 def _is_given_up(output: EngineCoreOutput) -> bool:

@@ -63,7 +63,7 @@ class Routing:
             router.add(engine, self._block_sizes[engine])
 
     def close(self, engine: int) -> bool:
-        """End the session with an engine; return False if there is none. Its requests have been taken back."""
+        """End the session with an engine; return False if there is none. Its requests are to be taken back."""
         if (session := self._sessions.pop(engine, None)) is None:
             return False
         self._watched.discard(session)

@@ -11,17 +11,24 @@ from collections.abc import Callable, Iterator
 
 from quire.frontend.client.engine_client import Delivery, EngineAway, EngineBack, EngineLeft, EngineRefusal
 from quire.frontend.client.observer import OpenRequest
-from quire.frontend.client.request_table import RequestTable
+from quire.frontend.client.request_table import RequestTable, part_of
 from quire.frontend.errors import EngineDeadError, RequestError
 from quire.frontend.turns import SLICE_SECONDS
 from quire.protocol.messages import EngineCoreOutputs
 
 _PART_OUTPUTS = 16
-_SENT_COMPLETIONS, _SENT_TOKENS = 8, 16384
 
 
 def apply_delivery(table: RequestTable, delivery: Delivery) -> list[OpenRequest]:
-    """Pass a delivery on to the table; return the requests that have grown or ended."""
+    """Pass a delivery on to the table, and send again what is to be; return the requests that have grown or ended."""
+    grown = _take_in(table, delivery)
+    while table.is_resending:
+        grown += table.resend()
+    return grown
+
+
+def _take_in(table: RequestTable, delivery: Delivery) -> list[OpenRequest]:
+    """Pass a delivery on to the table, which may have something to send then; return the requests that have changed."""
     grown: list[OpenRequest] = []
     match delivery:
         case EngineCoreOutputs():
@@ -29,7 +36,7 @@ def apply_delivery(table: RequestTable, delivery: Delivery) -> list[OpenRequest]
         case EngineAway():
             grown = table.suspend(delivery.reason, delivery.engine, is_loss=delivery.is_loss)
         case EngineBack():
-            grown = table.resume(delivery.session, delivery.block_size)
+            table.resume(delivery.session, delivery.block_size)
         case EngineLeft():
             grown = table.leave(delivery.reason, delivery.engine)
         case EngineRefusal():
@@ -48,11 +55,6 @@ def parts_of(delivery: Delivery) -> list[Delivery]:
         EngineCoreOutputs(outputs[first : first + _PART_OUTPUTS], None, delivery.timestamp)
         for first in range(0, len(outputs), _PART_OUTPUTS)
     ]
-
-
-def _sent_together(request: OpenRequest) -> int:
-    """Return how many completions of a request can be sent in a fraction of a millisecond; each has the prompt."""
-    return max(1, min(_SENT_COMPLETIONS, _SENT_TOKENS // (1 + len(request.prompt.token_ids))))
 
 
 class WaitingNotices:
@@ -192,7 +194,7 @@ class RequestStreams:
             raise RequestError(f"request_id={request.request_id!r} is in use by a request that has not ended")
         stream = self._streams[request.request_id] = RequestStream(request)
         try:
-            self._table.submit(request, _sent_together(request))
+            self._table.submit(request, part_of(request))
         except BaseException:
             del self._streams[request.request_id]
             raise
@@ -200,7 +202,7 @@ class RequestStreams:
 
     def sending(self, stream: RequestStream) -> Iterator[None]:
         """Send what `open` has left, a part at each step. Raises `EngineDeadError`."""
-        while self._table.send_more(stream.request, _sent_together(stream.request)):
+        while self._table.send_more(stream.request, part_of(stream.request)):
             yield
 
     def close(self, stream: RequestStream) -> None:
@@ -236,13 +238,14 @@ class RequestStreams:
             self._apply()
 
     def _apply(self) -> None:
-        """Apply what has arrived, in slices."""
+        """Apply what has arrived, and send again what is to be, in slices."""
         end = time.monotonic() + SLICE_SECONDS
         try:
-            while self._parts and time.monotonic() < end:
-                for request in apply_delivery(self._table, self._parts.popleft()):
+            while (self._parts or self._table.is_resending) and time.monotonic() < end:
+                changed = _take_in(self._table, self._parts.popleft()) if self._parts else []
+                for request in changed + self._table.resend():
                     self._streams[request.request_id].notify()
         finally:
-            self._is_applying = bool(self._parts)
+            self._is_applying = bool(self._parts) or self._table.is_resending
             if self._is_applying:
                 asyncio.get_running_loop().call_soon(self._apply)

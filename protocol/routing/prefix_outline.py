@@ -61,6 +61,7 @@ class PrefixOutline:
         self._gone = 0  # bits of engines that are gone, which some owners still have
         self._cleaned = 0  # those of them that are being taken away
         self._unclean: list[int] = []  # engines' own keys that are still to be looked at for it
+        self._unexpected: list[tuple[int, list[int]]] = []  # bits of engines that are gone, and keys expected of them
 
     def __len__(self) -> int:
         return len(self._owners)
@@ -82,8 +83,7 @@ class PrefixOutline:
             del self._numbers[gone.block_size][gone.bit]
             if not self._numbers[gone.block_size]:
                 del self._numbers[gone.block_size]
-            for key in gone.counts:
-                _clear(self._expected, key, gone.bit)
+            self._unexpected.append((gone.bit, list(gone.counts)))
             self._gone |= gone.bit
             self._clean()
 
@@ -187,6 +187,14 @@ class PrefixOutline:
 
     def _clean(self) -> None:
         """Drop some of what engines have left that are gone. All is looked at over several calls, none of them long."""
+        if self._unexpected:
+            bit, keys = self._unexpected[-1]
+            for key in keys[-_CLEANED_AT_ONCE:]:
+                _clear(self._expected, key, bit)
+            del keys[-_CLEANED_AT_ONCE:]
+            if not keys:
+                self._unexpected.pop()
+            return
         if not self._unclean:
             if not self._gone and len(self._keys) <= 2 * self._max_pages:
                 return

@@ -96,7 +96,7 @@ class Router(ABC):
         self.loads[engine] = EngineLoad()
 
     def remove(self, engine: int) -> None:
-        """Remove an engine; its requests have been taken back."""
+        """Remove an engine; its requests are to be taken back, now or later."""
         del self.loads[engine]
 
     def send(self, request: RoutedRequest, engines: Sequence[int] | None = None) -> int:
@@ -116,16 +116,16 @@ class Router(ABC):
         """Note that a request's prompt is computed. Repeated, it has no effect."""
         if request.engine is None or not request.waits_for:
             return
-        load = self.loads[request.engine]
-        load.prefills -= 1
-        load.prefill_tokens -= request.waits_for
+        if (load := self.loads.get(request.engine)) is not None:
+            load.prefills -= 1
+            load.prefill_tokens -= request.waits_for
         request.waits_for = 0
 
     def take_back(self, request: RoutedRequest) -> None:
         """Note that a request is at no engine any more. Repeated, it has no effect."""
         self.first_token(request)
-        if request.engine is not None:
-            self.loads[request.engine].in_flight -= request.num_answers
+        if request.engine is not None and (load := self.loads.get(request.engine)) is not None:
+            load.in_flight -= request.num_answers
         request.engine = None
 
     def ended(self, request: RoutedRequest, output_tokens: int) -> None:

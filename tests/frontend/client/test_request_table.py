@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mortal_engine import LENGTH, MortalEngine, tokens
 
+from quire.frontend.client.engine_client import EngineBack
 from quire.frontend.client.observer import RequestOptions
 from quire.frontend.client.request import GenerationRequest
 from quire.frontend.client.request_table import RequestTable
+from quire.frontend.client.streams import apply_delivery
 from quire.frontend.errors import EngineDeadError, RequestError
 from quire.frontend.sampling import SamplingParams, engine_params
 from quire.frontend.text.prompts import Prompt
@@ -50,7 +52,10 @@ class Frontend:
         self.engine.die()
         self.table.suspend("it died")
         self.table.suspend("it died")  # is said again and again
-        self.table.resume(self.engine.return_())
+        self.return_()
+
+    def return_(self) -> None:
+        apply_delivery(self.table, EngineBack(self.engine.return_()))
 
     def run(self) -> None:
         """Step until all requests have ended."""
@@ -101,7 +106,7 @@ def test_requests_without_an_engine_can_be_submitted_aborted_and_time_out() -> N
     assert frontend.table.suspend("it died") == [late]
     assert late.finish_reasons == ["timeout"]
     frontend.engine.die()
-    frontend.table.resume(frontend.engine.return_())
+    frontend.return_()
     left = {len(message.generated_token_ids): message.timeout for message, _ in frontend.engine.running.values()}
     assert left == {1: 8.0, 0: None}  # of the ten seconds, two are gone
     frontend.run()
@@ -116,7 +121,7 @@ def test_what_is_sent_to_an_engine_that_is_gone_is_lost() -> None:
     request = frontend.submit("a")
     assert not frontend.engine.running
     frontend.table.suspend("it died")
-    frontend.table.resume(session)
+    apply_delivery(frontend.table, EngineBack(session))
     frontend.run()
     assert tokens(request) == [list(range(LENGTH))]
 
@@ -222,6 +227,6 @@ def test_without_an_engine_nothing_is_left_to_send() -> None:
     frontend.table.suspend("it died")
     request = frontend.submit("a", n=3, most=1)
     assert not frontend.table.send_more(request, 1)
-    frontend.table.resume(frontend.engine.return_())
+    frontend.return_()
     frontend.run()
     assert tokens(request) == [list(range(LENGTH))] * 3

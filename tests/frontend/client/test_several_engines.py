@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from mortal_engine import LENGTH, MortalEngine, tokens
 
-from quire.frontend.client.engine_client import EngineAway, EngineBack
+from quire.frontend.client.engine_client import Delivery, EngineAway, EngineBack, EngineLeft
 from quire.frontend.client.observer import OpenRequest, RequestOptions
 from quire.frontend.client.request import GenerationRequest
 from quire.frontend.client.request_table import RequestTable
 from quire.frontend.client.routing import Routing, Session
-from quire.frontend.client.streams import DeliveryInbox
+from quire.frontend.client.streams import DeliveryInbox, apply_delivery
 from quire.frontend.sampling import SamplingParams, engine_params
 from quire.frontend.text.prompts import Prompt
 from quire.protocol.messages import (
@@ -36,16 +36,19 @@ class Several:
         self.there = set(self.engines)
         self.table = RequestTable(self.send, [], clock=lambda: self.now, routing=self.routing)
         for engine in self.engines.values():
-            self.table.resume(engine.session)
+            self.take(EngineBack(engine.session))
 
     def send(self, message: ClientMessage, session: Session) -> None:
         if session.engine in self.engines:
             self.engines[session.engine].send(message, session)
 
-    def submit(self, name: str, n: int = 1) -> GenerationRequest:
+    def take(self, delivery: Delivery) -> None:
+        apply_delivery(self.table, delivery)
+
+    def submit(self, name: str, n: int = 1, prompt_tokens: int = 1) -> GenerationRequest:
         params = SamplingParams(max_tokens=LENGTH, n=n)
         request = GenerationRequest(
-            name, Prompt([1], None), params, engine_params(params, 1, None), None,
+            name, Prompt([1] * prompt_tokens, None), params, engine_params(params, prompt_tokens, None), None,
             arrival_time=self.now, options=RequestOptions(),
         )  # fmt: skip
         self.table.submit(request)
@@ -58,14 +61,16 @@ class Several:
         """Kill an engine; its client tells of it more than once."""
         self.there.discard(number)
         self.engines[number].die()
-        self.table.suspend("it died", number)
-        self.table.suspend("it died", number)
+        self.take(EngineAway("it died", number))
+        self.take(EngineAway("it died", number))
 
     def come_back(self, number: int) -> None:
         self.there.add(number)
-        self.table.resume(self.engines[number].return_())
+        self.take(EngineBack(self.engines[number].return_()))
 
     def run(self) -> None:
+        while self.table.is_resending:
+            self.table.resend()
         for _ in range(LENGTH + 2):
             for number in self.there:
                 self.step(number)
@@ -100,6 +105,20 @@ class EnginesThatComeAndGo(RuleBasedStateMachine):
         if number in self.world.there:
             self.world.lose(number)
 
+    @rule(number=st.integers(0, 5), parts=st.integers(0, 5))
+    def lose_while_much_is_sent_again(self, number: int, parts: int) -> None:
+        """Something else happens before all of it has been sent."""
+        if number in self.world.there:
+            self.world.there.discard(number)
+            self.world.engines[number].die()
+            self.world.table.suspend("it died", number)
+            for _ in range(parts):
+                self.world.table.resend()
+
+    @rule()
+    def resend(self) -> None:
+        self.world.table.resend()
+
     @rule(number=st.integers(0, 5))
     def come_back(self, number: int) -> None:
         if number in self.world.engines and number not in self.world.there:
@@ -109,7 +128,7 @@ class EnginesThatComeAndGo(RuleBasedStateMachine):
     def leave(self, number: int) -> None:
         """One that is there or not is removed, unless it is the last."""
         if number in self.world.engines and len(self.world.engines) > 1:
-            self.world.table.leave("it was removed", number)
+            self.world.take(EngineLeft("it was removed", number))
             assert not self.world.engines.pop(number).running
             self.world.there.discard(number)
 
@@ -119,7 +138,7 @@ class EnginesThatComeAndGo(RuleBasedStateMachine):
         number = max(self.world.engines) + 1
         self.world.engines[number] = MortalEngine(Session(number, 1))
         self.world.there.add(number)
-        self.world.table.resume(Session(number, 1))
+        self.world.take(EngineBack(Session(number, 1)))
 
     @rule(index=st.integers(0, 50))
     def abort(self, index: int) -> None:
@@ -131,10 +150,14 @@ class EnginesThatComeAndGo(RuleBasedStateMachine):
         world = self.world
         running = sum(len(engine.running) for engine in world.engines.values())
         in_engines = sum(
-            self._num_open(request) for request, _ in self.requests
-            if any(request in self._requests_in(number) for number in world.there)
-        )  # fmt: skip
+            len(submission.wire_ids) for number in world.there for submission in world.table._submissions_in(number)
+        )
         assert running == in_engines
+        if not world.table.is_resending:
+            assert in_engines == sum(
+                self._num_open(request) for request, _ in self.requests
+                if any(request in self._requests_in(number) for number in world.there)
+            )  # fmt: skip
         loads = world.routing.router.loads
         assert set(loads) == world.there
         for number, load in loads.items():
@@ -212,7 +235,7 @@ def test_an_engine_that_gives_way_is_no_loss() -> None:
     for _ in range(4):
         engine = engine_of(request)
         world.engines[engine].die()
-        world.table.suspend("it gives way", engine, is_loss=False)
+        world.take(EngineAway("it gives way", engine, is_loss=False))
         assert engine_of(request) != engine
         world.come_back(engine)
     world.run()
@@ -227,11 +250,11 @@ def test_what_an_engine_gives_up_as_it_ends_goes_on_elsewhere() -> None:
     rejected = EngineCoreOutput(
         wire_id, finish_reason=FinishReason.ERROR, error="it ends", error_kind=ErrorKind.SHUTTING_DOWN
     )
-    world.table.update(EngineCoreOutputs([rejected]))
+    world.take(EngineCoreOutputs([rejected]))
     assert engine_of(request) == engine_of(other) != ending
     assert engine_of(world.submit("c")) != ending  # it gets no more
     world.engines[ending].die()
-    world.table.suspend("it ended", ending)
+    world.take(EngineAway("it ended", ending))
     world.come_back(ending)
     assert engine_of(world.submit("d")) == ending
     world.run()
@@ -268,17 +291,34 @@ def test_an_engine_that_does_not_come_back_is_not_waited_for_for_ever() -> None:
     (third,) = world.there
     assert not world.engines[third].running
     world.now += 61
-    world.table.suspend("it died", engine_of(request))
+    world.take(EngineAway("it died", engine_of(request)))
     assert engine_of(request) == third
     world.run()
     assert tokens(request) == [list(range(LENGTH))]
+
+
+def test_long_prompts_are_sent_again_one_by_one() -> None:
+    """Others on an event loop have their turn between them."""
+    world = Several(2)
+    requests = [world.submit(str(number), prompt_tokens=20_000) for number in range(8)]
+    world.there.discard(0)
+    world.engines[0].die()
+    world.table.suspend("it died", 0)
+    other = world.engines[1].running
+    assert len(other) == 4
+    for expected in range(5, 9):
+        assert world.table.resend() == []
+        assert len(other) == expected
+    assert not world.table.is_resending
+    world.run()
+    assert all(tokens(request) == [list(range(LENGTH))] for request in requests)
 
 
 def test_a_session_that_follows_another_unseen_takes_its_requests() -> None:
     world = Several(2)
     requests = [world.submit(str(number)) for number in range(4)]
     world.engines[1].die()
-    world.table.resume(world.engines[1].return_())  # the news of its end was not needed
+    world.take(EngineBack(world.engines[1].return_()))  # the news of its end was not needed
     world.run()
     assert all(tokens(request) == [list(range(LENGTH))] for request in requests)
 
