@@ -15,6 +15,7 @@ from quire.engine_core.grammar.constrained import ConstrainedRequests
 from quire.engine_core.grammar.grammars import Grammars
 from quire.engine_core.host import EngineHost
 from quire.engine_core.intake import Intake
+from quire.engine_core.kv_tiers.peers import PeerSet
 from quire.engine_core.kv_tiers.tier import KvTier
 from quire.engine_core.memory import MemoryGuard
 from quire.engine_core.open_requests import OpenRequests
@@ -48,13 +49,18 @@ from quire.protocol.totals import EngineTotals
 class EngineParts:
     """Parts of an engine that it can do without: features (features.py), and what grammars, KV and memory need.
 
-    `tiers`: those nearer to this engine first.
+    `tiers`: those nearer to this engine first; `peers`, one of the features, has those that come after them.
     """
 
     features: Sequence[Feature] = ()
     grammars: Grammars | None = None
     tiers: Sequence[KvTier] = ()
+    peers: PeerSet | None = None
     memory: MemoryGuard | None = None
+
+    def tiers_of(self, source: str) -> Sequence[KvTier]:
+        """Return the tiers of a request with this `kv_source`."""
+        return self.tiers if self.peers is None else (*self.tiers, *self.peers.of(source))
 
 
 class EngineCore:
@@ -77,7 +83,7 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = scheduler = Scheduler(
-            executor, limits, clock, parts.features, tiers=parts.tiers, wake=host.wake
+            executor, limits, clock, parts.features, tiers=parts.tiers_of, wake=host.wake
         )
         self.features, self.tiers = parts.features, parts.tiers
         self.host = host

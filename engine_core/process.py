@@ -31,6 +31,7 @@ from quire.engine_core.kv_tiers.disk import DiskTier
 from quire.engine_core.kv_tiers.disk_files import DiskFiles
 from quire.engine_core.kv_tiers.page_server import PageServer
 from quire.engine_core.kv_tiers.peer import KvPeer
+from quire.engine_core.kv_tiers.peers import PeerSet
 from quire.engine_core.kv_tiers.tier import KvTier
 from quire.engine_core.loop import EngineLoop
 from quire.engine_core.memory import MemoryGuard
@@ -214,6 +215,7 @@ def _assemble(
     journal = CrashJournal(parsed.crash_journal_fd)
     if link is not None and journal.num_explained_deaths:
         write_line("BLAMED", {"num_deaths": journal.num_explained_deaths})
+    peers = _start_peers(parsed, runner)
     core = EngineCore(
         runner,
         limits,
@@ -228,10 +230,12 @@ def _assemble(
                 chosen=[
                     start_speculation(parsed, load_options(parsed), runner, limits),
                     _start_kv_events(parsed, runner, wake),
+                    peers,
                 ],
             ),
             Grammars(text.compiler, wake=wake, most_bytes=memory.grammar_bytes),
             _start_tiers(parsed, runner),
+            peers,
             memory,
         ),
         EngineHost(
@@ -299,20 +303,28 @@ def _log_take_over(runner: ModelRunner) -> None:
 
 
 def _start_tiers(parsed: EngineProcessOptions, runner: ModelRunner) -> list[KvTier]:
-    """Start the tiers, those nearer to this engine first. Raises AddressError or KeyFileError."""
-    tiers: list[KvTier] = []
-    if parsed.kv_disk is not None:
-        folder, size = Path(parsed.kv_disk), parse_size(str(parsed.kv_disk_bytes or DEFAULT_DISK_SIZE))
-        disk = DiskTier(lambda: DiskFiles(folder, size, runner.kv_model, runner.page_bytes), runner)
-        disk.start()
-        tiers.append(disk)
-    if parsed.kv_peer is not None:
-        if parsed.kv_peer == parsed.engine_address:
-            raise AddressError(f"kv_peer={parsed.kv_peer} is the address of this engine itself; name another engine's")
-        peer = KvPeer(parsed.kv_peer, parsed.security, runner, runner.block_size)
+    """Start the tiers of this machine, those nearer to this engine first."""
+    if parsed.kv_disk is None:
+        return []
+    folder, size = Path(parsed.kv_disk), parse_size(str(parsed.kv_disk_bytes or DEFAULT_DISK_SIZE))
+    disk = DiskTier(lambda: DiskFiles(folder, size, runner.kv_model, runner.page_bytes), runner)
+    disk.start()
+    return [disk]
+
+
+def _start_peers(parsed: EngineProcessOptions, runner: ModelRunner) -> PeerSet | None:
+    """Start the peers, if there is a cache for their pages. Raises AddressError or KeyFileError."""
+    if not parsed.enable_prefix_caching or runner.computes_whole_prompts:
+        return None
+
+    def start(address: str) -> KvPeer:
+        if address == parsed.engine_address:
+            raise AddressError(f"kv_peer={address} is the address of this engine itself; name another engine's")
+        peer = KvPeer(address, parsed.security, runner, runner.block_size)
         peer.start()
-        tiers.append(peer)
-    return tiers
+        return peer
+
+    return PeerSet(start, parsed.kv_peer)
 
 
 def _check_encoder(parsed: EngineProcessOptions) -> None:

@@ -473,8 +473,8 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         await asyncio.to_thread(reload)
 
     def engines(self) -> list[EngineStatus]:
-        """Return the engines that share the requests."""
-        return self._engine.engines.statuses()
+        """Return the engines that share the requests, and those that compute prompts for them."""
+        return self._engine.statuses()
 
     @property
     def router(self) -> str:
@@ -482,25 +482,32 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         return self._engine.routing.name
 
     def num_requests(self) -> Counter[int]:
-        """Return how many requests of this client each engine has now."""
+        """Return how many requests of this client each engine that answers has now."""
         return self._table.counts()
+
+    def num_prefills(self) -> Counter[int]:
+        """Return how many prompts of this client each prefill engine is computing."""
+        return self._engine.prefill.counts()
+
+    def _count(self, engine: int) -> int:
+        return self._table.count(engine) + self.num_prefills()[engine]
 
     def routed(self) -> dict[tuple[str, str], int]:
         """Return how many requests were sent to each engine for each reason: "turn", "load", "session", "prefix"."""
         return {(str(engine), reason): count for (engine, reason), count in self._engine.routing.counts.items()}
 
-    async def add_engine(self, address: str) -> int:
+    async def add_engine(self, address: str, *, is_prefill: bool = False) -> int:
         """Let the running engine at `ipc://PATH` or `tcp://HOST:PORT` share the requests from now on.
 
-        Return its number. Raises `EngineConnectionError`, also if it has another model than the engines that are here,
-        and `AddressError`.
+        `is_prefill`: it computes prompts for the others only. Return its number. Raises `EngineConnectionError`, also
+        if it has another model than the engines that are here, and `AddressError`.
         """
-        return await asyncio.to_thread(self._engine.add_engine, address)
+        add = self._engine.add_prefill_engine if is_prefill else self._engine.add_engine
+        return await asyncio.to_thread(add, address)
 
     async def drain_engine(self, engine: int) -> None:
         """Send no more requests to an engine; those that it has go on there. Raises `ValueError` for the last one."""
-        self._engine.engines.set_draining(engine)
-        self._engine.routing.drain(engine)
+        self._engine.set_draining(engine)
 
     async def remove_engine(self, engine: int, *, drain_timeout: float = DRAIN_SECONDS) -> None:
         """Leave an engine once its requests have ended; those that have not after `drain_timeout` s go on elsewhere.
@@ -511,12 +518,11 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         await self.drain_engine(engine)
         end = time.monotonic() + drain_timeout
         try:
-            while self._table.count(engine) and time.monotonic() < end:  # noqa: ASYNC110 - each of many requests may end
+            while self._count(engine) and time.monotonic() < end:  # noqa: ASYNC110 - each of many requests may end
                 await asyncio.sleep(min(_WATCH_SECONDS, max(0.0, end - time.monotonic())))
-            await asyncio.to_thread(self._engine.engines.remove, engine)
+            await asyncio.to_thread(self._engine.remove, engine)
         except BaseException:
-            self._engine.engines.set_draining(engine, is_draining=False)
-            self._engine.routing.undrain(engine)
+            self._engine.set_draining(engine, is_draining=False)
             raise
 
     async def check_health(self) -> None:

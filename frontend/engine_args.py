@@ -80,16 +80,15 @@ class EngineArgs(ClientOptions, SupervisionOptions, HubOptions, EngineOptions):
         """
         given = own_options(options, options_of(cls).keys())
         given = {name: _as_text(name, value) for name, value in given.items()}
-        if isinstance(given.get("engine"), str):
-            given["engine"] = (given["engine"],)
+        for name in ("engine", "prefill_address"):
+            if isinstance(given.get(name), str):
+                given[name] = (given[name],)
         if model is not None:
             given["model"] = str(model)
         check_attaching(given)
         args = cls(**given)
         if not args.starts_engines:
             return args
-        if args.prefill_address is not None and args.kv_peer is None:
-            args = replace(args, kv_peer=args.prefill_address)
         folder = resolve_model(args.model, args.revision, args.download_dir)
         drafting = _with_draft_folder(args.speculative_config, args.download_dir)
         return replace(args, model=str(folder), speculative_config=drafting, revision=None, download_dir=None)

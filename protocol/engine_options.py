@@ -268,8 +268,8 @@ class ClientOptions(SocketOptions):
             this client see their caches, else least-loaded.
         start_timeout: Seconds after which an engine that is not ready or does not answer is given up.
         reconnect_timeout: Seconds that requests wait for a running engine to come back when the connection is lost.
-        prefill_address: Have prompts computed by the engine at ipc://PATH or tcp://HOST:PORT, from which the one that
-            answers fetches their KV: its kv_peer, which this sets for an engine that is started. Default: none.
+        prefill_address: Have prompts computed by the running engine at ipc://PATH or tcp://HOST:PORT, from which the
+            one that answers fetches their KV. Several engines share the prompts. Default: none.
         prefill_min_tokens: Least tokens of a prompt that is computed there.
         tokenizer: Folder of the tokenizer. Default: the model's.
         skip_tokenizer_init: Use no tokenizer: prompts and answers are token ids.
@@ -288,7 +288,7 @@ class ClientOptions(SocketOptions):
     router: Annotated[str | None, Option("NAME", choices=ROUTER_NAMES)] = None
     start_timeout: Annotated[float, Option("S", SECONDS)] = 600.0
     reconnect_timeout: Annotated[float, Option("S", SECONDS_OR_ZERO)] = 60.0
-    prefill_address: Annotated[str | None, Option("ADDRESS")] = None
+    prefill_address: Annotated[tuple[str, ...], Option("ADDRESS")] = ()
     prefill_min_tokens: Annotated[int, Option("TOKENS", COUNT)] = 512
     tokenizer: Annotated[str | None, Option("FOLDER")] = None
     skip_tokenizer_init: Annotated[bool, Option()] = False

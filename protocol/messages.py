@@ -103,6 +103,12 @@ PRIORITY = Range(-1_000_000, 1_000_000)
 MAX_SALT = 1024
 """Characters of a `cache_salt`."""
 
+MAX_ADDRESS = 1024
+"""Characters of an engine's address in a message."""
+
+MAX_NAMED_PEERS = 256
+"""Engines that a client names at once as KV peers of another."""
+
 MAX_WATCHED_SALTS = 1 << 14
 """Salts of which a client can watch the prefixes."""
 
@@ -282,12 +288,13 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid
     as it would have there, and they count for its lengths, penalties and grammar. Tenants share the engine fairly:
     every client is one, and an administrator may send a request for another, named in `tenant`. Those whose names begin
     alike up to a "/" are a group, and have their grammars compiled in turn, as one tenant would. With `remote_prefill`
-    another engine, the KV peer of this one, is about to compute the prompt: the request waits for its KV pages, as long
-    as some come. `identity` is a random number that the request keeps when it is sent again: an engine knows by it
-    which requests the ones before it have died of. 0: the request has none, and is never suspected. `segment`: the
-    position at which the second text of a pair begins, for a model that tells them apart; 0: there is one.
-    `predicted_token_ids`: what it will probably generate; where that is right the answer comes sooner, and it never
-    changes.
+    another engine, a KV peer of this one, is about to compute the prompt: the request waits for its KV pages, as long
+    as some come. `kv_source` is the address of that peer, or of one that has pages of the prompt, which are fetched if
+    that takes less time than computing them; "": the peer that the engine was started with. `identity` is a random
+    number that the request keeps when it is sent again: an engine knows by it which requests the ones before it have
+    died of. 0: the request has none, and is never suspected. `segment`: the position at which the second text of a pair
+    begins, for a model that tells them apart; 0: there is one. `predicted_token_ids`: what it will probably generate;
+    where that is right the answer comes sooner, and it never changes.
     """
 
     request_id: str
@@ -306,6 +313,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid
     identity: Annotated[int, msgspec.Meta(ge=0, le=MAX_INT64)] = 0
     segment: Annotated[int, msgspec.Meta(ge=0)] = 0
     predicted_token_ids: TokenIds = []
+    kv_source: Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS)] = ""
 
 
 class Abort(msgspec.Struct, array_like=True, gc=False, tag=2, forbid_unknown_fields=True):
@@ -410,6 +418,17 @@ class WatchPrefixes(msgspec.Struct, array_like=True, gc=False, tag=21, forbid_un
 
     salts: Annotated[
         list[Annotated[str, msgspec.Meta(max_length=MAX_SALT)]], msgspec.Meta(max_length=MAX_WATCHED_SALTS)
+    ]
+
+
+class KvPeers(msgspec.Struct, array_like=True, gc=False, tag=23, forbid_unknown_fields=True):
+    """Name engines from which this one may fetch KV pages, in place of those that this client has named before.
+
+    For administrators. The engine leaves them when the client leaves it.
+    """
+
+    addresses: Annotated[
+        list[Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS)]], msgspec.Meta(max_length=MAX_NAMED_PEERS)
     ]
 
 
@@ -751,6 +770,7 @@ ClientMessage = (
     | KvAck
     | KvCancel
     | WatchPrefixes
+    | KvPeers
 )
 KvMessage = KvHello | KvAck | KvCancel  # those that need not wait for the engine's step to end
 EngineMessage = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import subprocess
@@ -298,5 +299,35 @@ def test_a_prompt_goes_where_its_prefix_is(demo_model: Path) -> None:
                 other.generate({"prompt_token_ids": prompt}, short)
             await until(lambda: found(prompt).get(1) == 160)
             assert await sent([*prompt, 7]) == (1, "prefix", 160)
+
+    run(main())
+
+
+def test_a_prefix_that_another_engine_has_is_fetched(demo_model: Path) -> None:
+    rest = [10 + 7 * i % 2000 for i in range(399)]
+    num_pages = 400 // 32
+
+    async def main() -> None:
+        async with AsyncLLM(str(demo_model), data_parallel_size=2, router="prefix-affinity", **OPTIONS) as llm:
+            router = llm._engine.routing.router
+            assert isinstance(router, PrefixAffinity)
+            while (await llm.stats())["kv_peer_connected"] < 2:  # noqa: ASYNC110 - of the engines' own threads
+                await asyncio.sleep(0.01)
+            for number in itertools.count():  # on a busy host a prefix may be computed sooner
+                prompt, num_known = [500 + number, *rest], len(router.outline)
+                expected = await last(llm, prompt)
+                home = expected.metrics.engine
+                assert home is not None
+                await until(lambda num_known=num_known: len(router.outline) >= num_known + num_pages)  # type: ignore[misc]
+                await llm.drain_engine(home)
+                again = await last(llm, prompt)
+                assert (again.metrics.engine, again.outputs) == (1 - home, expected.outputs)
+                await check_pages(llm)
+                if again.num_cached_tokens == num_pages * 32:
+                    stats = await llm.engine_stats()
+                    assert stats[1 - home]["kv_peer_pages_fetched"] >= num_pages
+                    assert stats[home]["kv_peer_pages_served"] >= num_pages
+                    return
+                llm._engine.set_draining(home, is_draining=False)
 
     run(main())

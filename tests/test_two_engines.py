@@ -192,7 +192,7 @@ def test_more_prompts_than_are_fetched_at_once(demo_model: Path) -> None:
         for name, prompt in prompts.items():
             engines.ask_both(prompt, name)
         answers = {name: engines.d.tokens(name) for name in prompts}
-        assert engines.num_fetched == len(prompts) * (401 // PAGE)
+        assert 0 < engines.num_fetched <= len(prompts) * (401 // PAGE)  # on a busy host some are computed here
         for name, prompt in prompts.items():
             engines.p.end(name)
             ask(engines.p, f"again-{name}", prompt)
@@ -262,7 +262,7 @@ def test_a_frontend_has_long_prompts_computed_by_the_other_engine(
     params = SamplingParams(seed=1, max_tokens=8, ignore_eos=True)
     with pair(demo_model, *SLOW, *QUICK_HEARTBEAT) as engines:
         engines.connect()
-        with LLM(engine_address=engines.decode.address, prefill_address=engines.prefill.address) as llm:
+        with LLM(engine_address=engines.decode.address, prefill_address=(engines.prefill.address,)) as llm:
 
             def answer(prompt: list[int]) -> list[int]:
                 output = llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)[0]
@@ -290,7 +290,7 @@ def test_completions_of_one_prompt_wait_for_it_together(demo_model: Path) -> Non
     answers = []
     with pair(demo_model, *SLOW) as engines:
         engines.connect()
-        for prefill in (engines.prefill.address, None):
+        for prefill in ((engines.prefill.address,), ()):
             with LLM(engine_address=engines.decode.address, prefill_address=prefill) as llm:
                 output = llm.generate({"prompt_token_ids": PROMPT}, params, use_tqdm=False)[0]
             answers.append([list(completion.token_ids) for completion in output.outputs])
@@ -302,7 +302,7 @@ def test_completions_of_one_prompt_wait_for_it_together(demo_model: Path) -> Non
 
 def test_an_aborted_request_leaves_both_engines(demo_model: Path) -> None:
     async def leave_soon(address: str, prefill_address: str, engines: Pair) -> None:
-        async with AsyncLLM(engine_address=address, prefill_address=prefill_address) as llm:
+        async with AsyncLLM(engine_address=address, prefill_address=(prefill_address,)) as llm:
             stream = llm.generate({"prompt_token_ids": PROMPT}, SamplingParams(max_tokens=8))
             first = asyncio.ensure_future(anext(stream))
             await asyncio.to_thread(engines.p.until, lambda: engines.p.call("stats")["running"] > 0)
@@ -320,15 +320,75 @@ def test_an_aborted_request_leaves_both_engines(demo_model: Path) -> None:
 def test_a_frontend_needs_two_engines_that_fit(demo_model: Path) -> None:
     with (
         EngineUnderTest(demo_model) as one,
-        pytest.raises(EngineConnectionError, match="start it with --kv-peer"),
+        pytest.raises(EngineConnectionError, match="either answer requests or compute prompts"),
     ):
-        LLM(engine_address=one.address, prefill_address=one.address)
+        LLM(engine_address=one.address, prefill_address=(one.address,))
     with (
         EngineUnderTest(demo_model, "--max-model-len", "1024") as one,
         EngineUnderTest(demo_model, "--kv-peer", one.address) as other,
         pytest.raises(EngineConnectionError, match="max_model_len 1024"),
     ):
-        LLM(engine_address=other.address, prefill_address=one.address)
+        LLM(engine_address=other.address, prefill_address=(one.address,))
+
+
+def test_several_engines_share_the_prompts_and_come_and_go(demo_model: Path, expected: dict[int, list[int]]) -> None:
+    """The engine that answers needs no options for it."""
+    params = SamplingParams(seed=1, max_tokens=8, ignore_eos=True)
+
+    async def answer(llm: AsyncLLM, prompt: list[int]) -> list[int]:
+        outputs = [output async for output in llm.generate({"prompt_token_ids": prompt}, params)]
+        return list(outputs[-1].outputs[0].token_ids)
+
+    async def reaches(llm: AsyncLLM, count: int) -> None:
+        while (await llm.stats()).get("kv_peer_connected", 0) != count:  # noqa: ASYNC110 - of the engine's own threads
+            await asyncio.sleep(0.01)
+
+    async def fetches(llm: AsyncLLM) -> None:
+        """Ask until pages have come: on a busy host prompts may be computed sooner."""
+        before, number = await num_fetched(llm), 0
+        while await num_fetched(llm) == before:
+            number += 1
+            await answer(llm, [500 + number, *PROMPT[:639]])
+        assert llm.num_prefills() == {}
+
+    async def num_fetched(llm: AsyncLLM) -> float:
+        return float((await llm.stats())["kv_peer_pages_fetched"])
+
+    async def main(decode: str, first: str, second: str) -> None:
+        async with AsyncLLM(engine_address=decode, prefill_address=(first, second)) as llm, asyncio.timeout(PATIENCE):
+            assert [(each.number, each.is_prefill) for each in llm.engines()] == [(0, False), (1, True), (2, True)]
+            await reaches(llm, 2)
+            await fetches(llm)
+            assert await answer(llm, PROMPT) == expected[len(PROMPT)]
+            assert await answer(llm, OTHER) == expected[len(OTHER)]
+            await llm.reset_prefix_cache()
+            with pytest.raises(EngineConnectionError, match="in use already"):
+                await llm.add_engine(first, is_prefill=True)
+            await llm.remove_engine(1)
+            await reaches(llm, 1)
+            await fetches(llm)
+            await llm.drain_engine(2)
+            before = await num_fetched(llm)
+            assert await answer(llm, PROMPT) == expected[len(PROMPT)]
+            await llm.remove_engine(2)
+            assert await answer(llm, OTHER) == expected[len(OTHER)]
+            assert await num_fetched(llm) == before
+            assert await llm.add_engine(first, is_prefill=True) > 2
+            await reaches(llm, 1)
+            await llm.reset_prefix_cache()
+            await fetches(llm)
+            assert await answer(llm, PROMPT) == expected[len(PROMPT)]
+
+    with (
+        EngineUnderTest(demo_model) as decode,
+        EngineUnderTest(demo_model, *SLOW) as first,
+        EngineUnderTest(demo_model, *SLOW) as second,
+    ):
+        asyncio.run(main(decode.address, first.address, second.address))
+        for engine in (decode, first, second):
+            with DealerClient(engine.address) as client:
+                stats = client.call("stats")
+                assert (stats["pages_held"], stats["pages_free"] + stats["pages_cached"]) == (0, stats["pages_total"])
 
 
 @pytest.mark.parametrize("role", [Role.ADMIN, Role.CLIENT])
@@ -347,7 +407,7 @@ def test_pages_travel_over_tcp_with_an_administrators_key(
     with (
         EngineUnderTest(demo_model, "--curve-keys", str(keys), address="tcp://127.0.0.1:0") as one,
         EngineUnderTest(demo_model, "--curve-keys", str(theirs), "--kv-peer", one.address) as other,
-        LLM(engine_address=other.address, curve_keys=str(keys), prefill_address=one.address) as llm,
+        LLM(engine_address=other.address, curve_keys=str(keys), prefill_address=(one.address,)) as llm,
     ):
         attribute = "kv_peer_connected" if role is Role.ADMIN else "kv_peer_failures"
         while not llm.stats()[attribute]:

@@ -18,6 +18,9 @@ from quire.engine_core.scheduling.prefill_budget import PrefillBudget
 from quire.kernels.runner import Sequences
 from quire.protocol.engine_shape import EngineShape
 
+TierChoice = Callable[[str], Sequence[KvTier]]
+"""Returns the tiers of a request with this `kv_source`, those nearer to this engine first."""
+
 _MAX_FETCHES = 8  # at a time
 _SHARE_OF_PAGES = 4  # one page in four is being fetched at most, unless there is but one fetch
 _MAX_FETCHES_OF_REQUEST = 3  # what comes may be evicted before it starts
@@ -49,7 +52,7 @@ class Fetches:
         self,
         sequences: Sequences,
         limits: EngineShape,
-        tiers: Sequence[KvTier],
+        tiers: TierChoice,
         budget: PrefillBudget,
         wake: Callable[[], None],
         clock: Callable[[], float],
@@ -75,17 +78,18 @@ class Fetches:
 
     def begin(self, request: Request, num_found: int) -> bool:
         """Begin to fetch what follows the first `num_found` tokens of an open request; return True if it is to wait."""
-        if not self._tiers or request.needs_every_token:
+        tiers = self._tiers(request.message.kv_source)
+        if not tiers or request.needs_every_token:
             return False
         keys = self._sequences.keys(request.slot)[1:]
-        for each in self._tiers:
+        for each in tiers:
             each.touch(keys)
         missing = keys[num_found // self._limits.block_size :]
         if not missing or self._num_fetches[request] >= _MAX_FETCHES_OF_REQUEST:
             return False
         transfer = self._by_key.get(missing[0])
         if transfer is None:
-            if (found := self._find(request, num_found, missing)) is None:
+            if (found := self._find(request, tiers, num_found, missing)) is None:
                 return False
             tier, count = found
             if self._is_full(count):
@@ -126,12 +130,14 @@ class Fetches:
         """Return True if another engine is computing the prompt, and has not been asked for it yet."""
         return request.message.remote_prefill and request not in self._asked
 
-    def _find(self, request: Request, num_found: int, keys: Sequence[Key]) -> tuple[KvTier, int] | None:
+    def _find(
+        self, request: Request, tiers: Sequence[KvTier], num_found: int, keys: Sequence[Key]
+    ) -> tuple[KvTier, int] | None:
         """Return the tier to fetch from and how many pages, if that takes less time than computing them.
 
         Tiers nearer to this engine go first. What another engine is computing for this request is fetched in any case.
         """
-        found = [(tier, count) for tier in self._tiers if (count := tier.find(keys))]
+        found = [(tier, count) for tier in tiers if (count := tier.find(keys))]
         if not found:
             return None
         if self._is_expected(request):

@@ -14,11 +14,10 @@ from itertools import islice
 
 from quire.engine_core.executor import Executor
 from quire.engine_core.feature import Feature, hooks
-from quire.engine_core.kv_tiers.tier import KvTier
 from quire.engine_core.request import Request, RequestStatus
 from quire.engine_core.scheduling.admission import Admission
 from quire.engine_core.scheduling.batch import Batch, RunningRequests
-from quire.engine_core.scheduling.fetches import Fetches
+from quire.engine_core.scheduling.fetches import Fetches, TierChoice
 from quire.engine_core.scheduling.giving_way import Blocked, victims_for
 from quire.engine_core.scheduling.lifecycle import RequestLifecycle
 from quire.engine_core.scheduling.policies import POLICIES, Match
@@ -42,10 +41,10 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         features: Sequence[Feature] = (),
         *,
-        tiers: Sequence[KvTier] = (),
+        tiers: TierChoice = lambda _source: (),
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        """`tiers`: those nearer to this engine first. `wake` is called, on any thread, when a fetch is done."""
+        """`tiers`: those of a request, see Fetches. `wake` is called, on any thread, when a fetch is done."""
         self.limits = limits
         self.starts_only_begun = False  # only requests that have begun may start, maybe again
         policy = POLICIES[limits.scheduling_policy]()

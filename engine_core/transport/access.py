@@ -15,6 +15,7 @@ from quire.protocol.messages import (
     ErrorMessage,
     KvFetch,
     KvHello,
+    KvPeers,
     Role,
     UtilityCall,
     UtilityResult,
@@ -49,7 +50,7 @@ def objection(identity: Identity, message: ClientMessage) -> EngineMessage | Non
 def _for_administrators(message: ClientMessage) -> str | None:
     """Return what a message asks for that administrators alone may have; None if there is nothing."""
     match message:
-        case KvHello() | KvFetch():  # KV tells of the weights, and of what others have asked
+        case KvHello() | KvFetch() | KvPeers():  # KV tells of the weights, and of what others have asked
             return "a fetch of KV pages"
         case WatchPrefixes():  # and so do the tokens of what is cached
             return "a watch of cached prefixes"

@@ -50,11 +50,12 @@ def list_engines(
 @takes_flags
 def add(
     address: Annotated[str, typer.Argument(help="ipc://PATH or tcp://HOST:PORT of a running engine.")],
+    prefill: Annotated[bool, switch(None, "--prefill", "It computes prompts for the other engines only.")] = False,
     *,
     server: RunningServerFlags,
 ) -> None:
     """Let a running engine share the requests of a server. It must have the same model."""
-    _show(_ask(server, "POST", "/engines", {"address": address}))
+    _show(_ask(server, "POST", "/engines", {"address": address, "prefill": prefill}))
 
 
 @takes_flags
@@ -124,9 +125,10 @@ def _show(answer: dict[str, Any]) -> None:
     lines = [f"{'engine':>6}  {'state':8}  {'requests':>8}  {'sent':>8}  {'losses':>6}  {'pid':>8}  address"]
     for each in answer["engines"]:
         sent = sum(each["routed"].values())
-        started = "  (started by the server)" if each["supervised"] else ""
+        notes = ["started by the server"] * each["supervised"] + ["prefill"] * each["prefill"]
+        note = f"  ({', '.join(notes)})" if notes else ""
         lines.append(
             f"{each['number']:>6}  {each['state']:8}  {each['requests']:>8}  {sent:>8}  {each['losses']:>6}  "
-            f"{each['pid']:>8}  {each['address'].translate(CONTROLS)}{started}"
+            f"{each['pid']:>8}  {each['address'].translate(CONTROLS)}{note}"
         )
     write("\n".join(lines) + f"\nrouter: {answer['router']}\n")

@@ -112,7 +112,7 @@ def _check(given: Sequence[str], flags: ModelFlags, args: ServerArgs) -> None:
     if not are_several:
         return
     for name in ("tokenizer", "prefill_address"):
-        if getattr(flags.attach, name) is not None:
+        if getattr(flags.attach, name):
             raise typer.BadParameter(f"--{name.replace('_', '-')} is for one model; omit it, or the further models")
     if args.served_model_name:
         raise typer.BadParameter("--served-model-name is for one model; several are named by their folders and files")

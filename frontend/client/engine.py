@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import logging
 import math
 import time
@@ -13,7 +14,7 @@ from typing import Any, TypedDict, Unpack
 
 from quire.frontend.client.connection import Connection
 from quire.frontend.client.engine_client import Connect, Delivery
-from quire.frontend.client.engine_set import EngineSet
+from quire.frontend.client.engine_set import EngineSet, EngineStatus
 from quire.frontend.client.observer import DEFAULT_OPTIONS, RequestOptions
 from quire.frontend.client.remote_prefill import RemotePrefill
 from quire.frontend.client.request import (
@@ -106,15 +107,17 @@ class ConnectedEngine:
         self._renderer = TemplateRenderer()
         self._given_template = None if args.chat_template is None else given_template(args.chat_template)
         self._template_source: TemplateSource | None = None
-        self._prefill: RemotePrefill | None = None
         self.routing = routing or Routing(choose_router(args))
-        self.engines = EngineSet(self._observed(deliver), self.routing)
+        numbers = itertools.count()
+        self.prefill = RemotePrefill(args.prefill_min_tokens, args.security, numbers)
+        self.engines = EngineSet(self._observed(deliver), self.routing, numbers=numbers)
         supervisors = _supervise(args) if args.starts_engines else []
         try:
             # Meanwhile the engines load their model.
             self.tokenizer = self._load_tokenizer(args.model) if supervisors else None
-            self._prefill = self._connect_prefill()
             self._connect(supervisors)
+            for address in args.prefill_address:
+                self.add_prefill_engine(address)
             if not args.starts_engines:
                 self.tokenizer = self._load_tokenizer(self.engines.ready.model)
         except BaseException:
@@ -139,13 +142,13 @@ class ConnectedEngine:
         return self.engines.ready.model
 
     def send(self, message: ClientMessage, session: Session) -> None:
-        """Send a message to an engine, and what it concerns to the prefill engine; see `EngineSet.send`."""
-        passed = message if self._prefill is None else self._prefill.pass_on(message, session.engine)
-        self.engines.send(passed, session)
+        """Send a message to an engine, and what it concerns to a prefill engine; see `EngineSet.send`."""
+        self.engines.send(self.prefill.pass_on(message, session.engine), session)
 
     def add_engine(self, address: str) -> int:
         """Let a running engine share the requests; return its number. Raises `EngineConnectionError`."""
         args = self.args
+        self._check_unused(address, self.prefill.engines)
         return self._join(
             address,
             reconnect_timeout=args.reconnect_timeout,
@@ -154,13 +157,60 @@ class ConnectedEngine:
             connect=self._new_connection,
         )
 
+    def add_prefill_engine(self, address: str) -> int:
+        """Let a running engine compute prompts for the others; return its number. Raises `EngineConnectionError`."""
+        self._check_unused(address, self.engines)
+        number = self.prefill.join(address, min(self.args.start_timeout, _LONGEST_HANDSHAKE))
+        try:
+            for engine in self.engines.statuses():
+                self._check(engine.ready)
+        except BaseException:
+            self.prefill.engines.remove(number)
+            raise
+        self._fetch_from_prefill_engines()
+        return number
+
+    @staticmethod
+    def _check_unused(address: str, engines: EngineSet) -> None:
+        """Raise `EngineConnectionError` for the address of one of these engines."""
+        if any(each.address == address for each in engines.statuses()):
+            raise EngineConnectionError(
+                f"the engine at {address} can either answer requests or compute prompts for others, and does one of "
+                "them already; give another one"
+            )
+
+    def _fetch_from_prefill_engines(self) -> None:
+        self.engines.fetch_from([each.address for each in self.prefill.engines.statuses()])
+
+    def statuses(self) -> list[EngineStatus]:
+        """Return all engines, those that compute prompts for others too, in the order in which they came."""
+        prefill = [dataclasses.replace(each, is_prefill=True) for each in self.prefill.engines.statuses()]
+        return sorted([*self.engines.statuses(), *prefill], key=lambda each: each.number)
+
+    def set_draining(self, number: int, *, is_draining: bool = True) -> None:
+        """Give an engine no more requests, or some again. Raises `ValueError` if it is unknown, or the last one."""
+        part = self._part_of(number)
+        part.engines.set_draining(number, is_draining=is_draining)
+        if is_draining:
+            part.routing.drain(number)
+        else:
+            part.routing.undrain(number)
+
+    def remove(self, number: int) -> None:
+        """Leave an engine; see `EngineSet.remove`."""
+        self._part_of(number).engines.remove(number)
+        self._fetch_from_prefill_engines()
+
+    def _part_of(self, number: int) -> ConnectedEngine | RemotePrefill:
+        is_prefill = any(each.number == number for each in self.prefill.engines.statuses())
+        return self.prefill if is_prefill else self
+
     def _join(self, address: str, supervisor: Supervisor | None = None, **options: Any) -> int:
         return self.engines.join(address, supervisor, check=self._check, **options)
 
     def _check(self, ready: Ready) -> None:
         """Raise `EngineConnectionError` for an engine without the peer, or without the role, that is asked for."""
-        if self._prefill is not None:
-            self._prefill.check(ready)
+        self.prefill.check(ready)
         if self.routing.router.watches_prefixes and ready.role is not Role.ADMIN and not len(self.engines):
             self._leave_caches_alone()
 
@@ -176,8 +226,7 @@ class ConnectedEngine:
     def close(self) -> None:
         """Disconnect, and stop the engines that were started here. Idempotent."""
         self.engines.close()
-        if self._prefill is not None:
-            self._prefill.close()
+        self.prefill.close()
         self._renderer.close()
 
     def require_tokenizer(self) -> Tokenizer:
@@ -404,20 +453,9 @@ class ConnectedEngine:
             return None  # the engine runs on another machine
         return load_tokenizer(model)
 
-    def _connect_prefill(self) -> RemotePrefill | None:
-        args = self.args
-        if args.prefill_address is None:
-            return None
-        timeout = min(args.start_timeout, _LONGEST_HANDSHAKE)
-        return RemotePrefill(args.prefill_address, args.prefill_min_tokens, security=args.security, timeout=timeout)
-
     def _observed(self, deliver: Callable[[Delivery], None]) -> Callable[[Delivery], None]:
-        if self.args.prefill_address is None:
-            return deliver
-
         def deliver_observed(delivery: Delivery) -> None:
-            if self._prefill is not None:
-                self._prefill.observe(delivery)
+            self.prefill.observe(delivery)
             deliver(delivery)
 
         return deliver_observed

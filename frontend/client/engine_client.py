@@ -66,11 +66,12 @@ class EngineAway:
 class EngineBack:
     """Notice that there is an engine again: the client is in a new session, in which nothing has been sent yet.
 
-    `block_size`: tokens of the engine's KV pages.
+    `block_size`: tokens of the engine's KV pages. `address`: where other engines can reach it.
     """
 
     session: Session
     block_size: int = 1
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,7 +437,7 @@ class CoreClient:
         with self._lock:
             self._connection, self.ready, self._away = connection, ready, None
             self._lock.notify_all()
-        self._deliver(EngineBack(self.session, ready.block_size))
+        self._deliver(EngineBack(self.session, ready.block_size, self.address))
         if self._on_step is not None:
             self.call("trace_start")
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -25,11 +26,14 @@ from quire.frontend.client.supervisor import Supervisor
 from quire.frontend.errors import EngineConnectionError, EngineDeadError
 from quire.protocol.host import HOST, Host
 from quire.protocol.messages import (
+    MAX_NAMED_PEERS,
     ClientMessage,
     EngineCoreOutputs,
+    KvPeers,
     PrefixReport,
     Ready,
     Reload,
+    Role,
     StepTrace,
     WatchPrefixes,
 )
@@ -47,7 +51,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EngineStatus:
-    """An engine of a set as its users see it. `supervised`: this process has started it, and starts it again."""
+    """An engine of a set as its users see it.
+
+    `supervised`: this process has started it, and starts it again. `is_prefill`: it computes prompts for the others.
+    """
 
     number: int
     address: str
@@ -55,6 +62,7 @@ class EngineStatus:
     supervised: bool
     num_losses: int
     ready: Ready
+    is_prefill: bool = False
 
 
 @dataclass(eq=False)
@@ -87,19 +95,30 @@ class EngineSet:
     called from any thread. All engines have the same model with the same context length.
     """
 
-    def __init__(self, deliver: Callable[[Delivery], None], routing: Routing, host: Host = HOST) -> None:
+    def __init__(
+        self,
+        deliver: Callable[[Delivery], None],
+        routing: Routing,
+        host: Host = HOST,
+        *,
+        numbers: Iterator[int] | None = None,
+        is_optional: bool = False,
+    ) -> None:
+        """`numbers`: those of the engines to come. `is_optional`: the set may be empty, and waits for lost engines."""
         self._deliver = deliver
         self._routing = routing
         self._host = host
+        self._numbers = numbers or itertools.count()
+        self._is_optional = is_optional
         self._traced: CoreClient | None = None
         self._lock = threading.RLock()
         self._members: dict[int, _Member] = {}
-        self._next = 0
         self._silent: set[int] = set()  # engines that do not tell what they have cached
         self._num_losses = 0  # of engines that have left
         self._dead: EngineDeadError | None = None
         self._waited = 0.0  # seconds that no engine has been there
         self._last_outage: float | None = None  # time at which none was there
+        self._sources: list[str] = []  # further engines from which these fetch
         routing.watch = self._watch
 
     def join(
@@ -118,8 +137,7 @@ class EngineSet:
         engine that is of no use. `options` are further ones of `CoreClient`. Raises `EngineConnectionError`, also if
         the engine is not like the others.
         """
-        with self._lock:
-            number, self._next = self._next, self._next + 1
+        number = next(self._numbers)
         client = CoreClient(
             address,
             lambda delivery: self._take(number, delivery),
@@ -133,11 +151,12 @@ class EngineSet:
             with self._lock:
                 self._check(client)
                 self._members[number] = _Member(client, supervisor)
-                self._deliver(EngineBack(client.session, client.ready.block_size))
+                self._deliver(EngineBack(client.session, client.ready.block_size, client.address))
         except BaseException:
             client.close()
             raise
         client.start()
+        self._introduce()
         return number
 
     def _policy(self, number: int, supervisor: Supervisor | None, timeout: float) -> ReconnectPolicy:
@@ -149,6 +168,8 @@ class EngineSet:
 
         if supervisor is not None:
             return ReconnectPolicy(math.inf, lambda: supervisor.failure, longest_step=longest_step)
+        if self._is_optional:
+            return ReconnectPolicy(math.inf, outlives_engine=True, longest_step=longest_step)
         if timeout == 0:
             return ReconnectPolicy(0)
         return ReconnectPolicy(math.inf, lambda: self._outage(timeout), longest_step=longest_step)
@@ -203,6 +224,7 @@ class EngineSet:
             member = self._members.pop(number)
             self._num_losses += member.client.num_losses
             self._deliver(EngineLeft("it was removed", number))  # after which no other news of it is delivered
+        self._introduce()
         member.close()
 
     def set_draining(self, number: int, *, is_draining: bool = True) -> None:
@@ -220,7 +242,9 @@ class EngineSet:
         if number not in self._members:
             known = ", ".join(map(str, sorted(self._members)))
             raise ValueError(f"there is no engine {number}; the engines are {known}")
-        if all(member.is_draining for other, member in self._members.items() if other != number):
+        if not self._is_optional and all(
+            member.is_draining for other, member in self._members.items() if other != number
+        ):
             raise ValueError(f"engine {number} is the last one that takes requests; add another one first")
 
     def statuses(self) -> list[EngineStatus]:
@@ -387,6 +411,25 @@ class EngineSet:
             with contextlib.suppress(EngineDeadError):  # the next session begins with them
                 self.send(WatchPrefixes(salts[first : first + _SALTS_AT_ONCE]), session)
 
+    def fetch_from(self, addresses: Sequence[str]) -> None:
+        """Let the engines fetch KV pages from the ones at these addresses too, which are not in the set."""
+        self._sources = list(addresses)
+        self._introduce()
+
+    def _introduce(self) -> None:
+        """Tell each engine of those from which it may fetch: the others, if the router knows what they have."""
+        router, members = self._routing.router, self._sorted()
+        router.can_fetch = router.watches_prefixes
+        if not router.can_fetch and not self._sources:
+            return
+        of_set = [member.client.address for _, member in members] if router.can_fetch else []
+        addresses = [*self._sources, *of_set]
+        for _, member in members:
+            if member.client.ready.role is Role.ADMIN:
+                others = [address for address in addresses if address != member.client.address]
+                with contextlib.suppress(EngineDeadError):  # it is away, and is told when it is back
+                    member.client.send(KvPeers(others[:MAX_NAMED_PEERS]))
+
     # On the threads of the clients
 
     def _take(self, number: int, delivery: Delivery) -> None:
@@ -405,10 +448,12 @@ class EngineSet:
         with self._lock:
             if number in self._members:  # else it has been removed
                 self._deliver(self._bury(number, delivery) if isinstance(delivery, EngineDeadError) else delivery)
+        if isinstance(delivery, EngineBack | EngineDeadError):
+            self._introduce()
 
     def _bury(self, number: int, error: EngineDeadError) -> EngineLeft | EngineDeadError:
         """Remove an engine that is gone for good, with the lock held; return what is to be delivered."""
-        if len(self._members) == 1:
+        if len(self._members) == 1 and not self._is_optional:
             self._dead = error
             return error
         member = self._members.pop(number)

@@ -1,24 +1,24 @@
-"""Remote prefill: another engine computes long prompts, and the engine that answers fetches their KV from it."""
+"""Remote prefill: other engines compute long prompts, and the engine that answers fetches their KV from them."""
 
 from __future__ import annotations
 
 import logging
 import math
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from quire.frontend.client.engine_client import (
-    CoreClient,
-    Delivery,
-    EngineAway,
-    EngineBack,
-    EngineLeft,
-    ReconnectPolicy,
-)
+from quire.frontend.client.engine_client import Delivery, EngineAway, EngineBack, EngineLeft
+from quire.frontend.client.engine_set import EngineSet
+from quire.frontend.client.routing import Routing, Session
 from quire.frontend.errors import EngineConnectionError, EngineDeadError
 from quire.protocol.errors import ProtocolError
 from quire.protocol.keys import Security
 from quire.protocol.messages import (
+    MAX_ABORTED,
     Abort,
     ClientMessage,
     EngineCoreOutput,
@@ -28,50 +28,56 @@ from quire.protocol.messages import (
     Role,
     SamplingParams,
 )
+from quire.protocol.routing.routers import PrefixAffinity, RoutedRequest
 
 _SAME = ("architecture", "vocab_size", "hidden_size", "max_model_len", "block_size", "kv_cache_dtype")
 
 logger = logging.getLogger(__name__)
 
 
-class RemotePrefill:
-    """The prefill engine at `address`, for prompts of at least `min_tokens` tokens.
+class _Prefill(NamedTuple):
+    """A prompt that is computed for the request of an `engine` which answers, and where."""
 
-    While it is gone, the other engine computes all prompts; it is used again when it is back. Raises
-    `EngineConnectionError` if it does not answer within `timeout` seconds.
+    engine: int
+    session: Session
+    route: RoutedRequest
+
+
+class RemotePrefill:
+    """The prefill engines, which compute prompts of at least `min_tokens` tokens.
+
+    They are a set like that of the engines that answer, with the same numbers, and may be none. Of several, each prompt
+    goes to the one that has the most of it cached, load considered. Without any, the engines that answer compute all.
     """
 
-    def __init__(self, address: str, min_tokens: int, *, security: Security, timeout: float) -> None:
+    def __init__(self, min_tokens: int, security: Security, numbers: Iterator[int]) -> None:
+        self.routing = Routing(PrefixAffinity(), is_optional=True)
+        self.engines = EngineSet(self._note, self.routing, numbers=numbers, is_optional=True)
         self._min_tokens = min_tokens
-        self._open: dict[str, int] = {}  # the engines that answer requests that it computes, by ids that both know
-        self._is_complaining = False
-        self._client = CoreClient(
-            address,
-            self._note,
-            security=security,
-            timeout=timeout,
-            reconnect=ReconnectPolicy(math.inf, outlives_engine=True),
-        )
+        self._security = security
+        self._lock = threading.Lock()  # of what follows, and of the routing
+        self._open: dict[str, _Prefill] = {}  # by ids that both engines know
+        self._is_away: set[int] = set()
+
+    def join(self, address: str, timeout: float) -> int:
+        """Use an engine too; return its number. Raises `EngineConnectionError` if it does not answer in `timeout` s."""
+        return self.engines.join(address, reconnect_timeout=math.inf, security=self._security, timeout=timeout)
 
     def check(self, ready: Ready) -> None:
-        """Raise `EngineConnectionError` unless the engine that answers can use the KV of this one."""
-        address, own = self._client.address, self._client.ready
-        if not ready.has_kv_peer:
-            raise EngineConnectionError(
-                f"prefill_address={address} needs an engine that fetches KV pages from there; start it with "
-                f"--kv-peer {address}"
-            )
-        for name in _SAME:
-            if getattr(own, name) != getattr(ready, name):
-                raise EngineConnectionError(
-                    f"the engine at prefill_address={address} has {name} {getattr(own, name)}, and the one that "
-                    f"answers {getattr(ready, name)}; start both with the same model and options"
-                )
+        """Raise `EngineConnectionError` unless the engine that answers can use the KV of these."""
+        for prefill in self.engines.statuses():
+            check_fetch(ready, prefill.ready, prefill.address)
+
+    def counts(self) -> Counter[int]:
+        """Return how many prompts each engine is computing."""
+        with self._lock:
+            return Counter(each.session.engine for each in self._open.values())
 
     def begin(self, request: EngineCoreRequest, engine: int) -> EngineCoreRequest:
         """Have the prompt of a request computed, if it is long; return the request for the `engine` that answers."""
-        if request.shares_prompt_with in self._open:
-            return msgspec.structs.replace(request, remote_prefill=True)
+        shared = None if request.shares_prompt_with is None else self._open.get(request.shares_prompt_with)
+        if shared is not None:
+            return self._fetching(request, shared.session.engine)
         if (
             len(request.prompt_token_ids) < self._min_tokens
             or request.shares_prompt_with is not None
@@ -79,32 +85,62 @@ class RemotePrefill:
             or request.sampling_params.prompt_logprobs is not None  # each token has a result of its own
         ):
             return request
-        is_admin = self._client.ready.role is Role.ADMIN
-        prefill = msgspec.structs.replace(
+        tokens = request.prompt_token_ids
+        route = RoutedRequest(len(tokens), lambda: tokens, request.cache_salt)
+        with self._lock:
+            session = self.routing.send(route)
+            if session is None:
+                return request
+            self._open[request.request_id] = _Prefill(engine, session, route)
+        try:
+            self.engines.send(self._prefill_of(request, session, route), session)
+        except (EngineDeadError, ProtocolError):
+            self._take([request.request_id])
+            return request
+        return self._fetching(request, session.engine)
+
+    def _fetching(self, request: EngineCoreRequest, prefill: int) -> EngineCoreRequest:
+        """Return a request that waits for the pages of a prefill engine."""
+        try:
+            source = self.engines.client(prefill).address
+        except EngineDeadError:  # it has just left
+            return request
+        return msgspec.structs.replace(request, remote_prefill=True, kv_source=source)
+
+    def _prefill_of(self, request: EngineCoreRequest, session: Session, route: RoutedRequest) -> EngineCoreRequest:
+        """Return the request for the prompt of another request."""
+        is_admin = self.engines.client(session.engine).ready.role is Role.ADMIN
+        return msgspec.structs.replace(
             request,
             sampling_params=SamplingParams(max_tokens=1, temperature=0.0),
             eos_token_ids=[],
             generated_token_ids=[],
             priority=request.priority if is_admin else max(0, request.priority),
             tenant=request.tenant if is_admin else "",
+            kv_source=self.routing.source_of(route),
         )
-        try:
-            self._client.send(prefill)
-        except (EngineDeadError, ProtocolError):
-            return request
-        self._open[request.request_id] = engine
-        return msgspec.structs.replace(request, remote_prefill=True)
 
-    def end(self, request_ids: list[str]) -> None:
+    def end(self, request_ids: Sequence[str]) -> None:
         """End requests whose prompt is not needed any more. Any thread."""
-        ended = [each for each in request_ids if each in self._open]
-        for request_id in ended:
-            self._open.pop(request_id, None)
-        if ended:
-            self._abort(ended)
+        ended: dict[Session, list[str]] = {}
+        for request_id, each in self._take(request_ids):
+            ended.setdefault(each.session, []).append(request_id)
+        for session, ids in ended.items():
+            for first in range(0, len(ids), MAX_ABORTED):
+                self.engines.send(Abort(ids[first : first + MAX_ABORTED]), session)
+
+    def _take(self, request_ids: Sequence[str]) -> list[tuple[str, _Prefill]]:
+        """Remove and return those of the requests that are open."""
+        with self._lock:
+            taken = [(each, self._open.pop(each)) for each in request_ids if each in self._open]
+            for _, each in taken:
+                self.routing.router.take_back(each.route)
+        return taken
 
     def pass_on(self, message: ClientMessage, engine: int) -> ClientMessage:
         """Take note of a message; return that which the `engine` that answers is to get."""
+        if not len(self.engines):
+            return message
         if isinstance(message, Abort):
             self.end(message.request_ids)
         return self.begin(message, engine) if isinstance(message, EngineCoreRequest) else message
@@ -116,29 +152,48 @@ class RemotePrefill:
         if isinstance(delivery, EngineCoreOutputs):
             self.end([output.request_id for output in delivery.outputs if _is_past_prompt(output)])
         elif isinstance(delivery, EngineAway | EngineLeft):
-            self.end([request_id for request_id, engine in list(self._open.items()) if engine == delivery.engine])
+            self.end([name for name, each in list(self._open.items()) if each.engine == delivery.engine])
         elif isinstance(delivery, EngineDeadError):
             self.end(list(self._open))
 
     def close(self) -> None:
-        """Leave the engine. Idempotent."""
-        self._client.close()
-
-    def _abort(self, request_ids: list[str]) -> None:
-        try:
-            self._client.send(Abort(request_ids))
-        except EngineDeadError:  # and they with it
-            return
+        """Leave the engines. Idempotent."""
+        self.engines.close()
 
     def _note(self, delivery: Delivery) -> None:
-        """Log that the engine is gone or back. On the client's thread."""
-        if isinstance(delivery, EngineBack):
-            self._is_complaining = False
-            logger.warning("the prefill engine is back")
-        elif isinstance(delivery, EngineAway | EngineDeadError) and not self._is_complaining:
-            self._is_complaining = True
-            reason = delivery.reason if isinstance(delivery, EngineAway) else str(delivery)
-            logger.warning("the prefill engine is gone, prompts are computed without it: %s", reason)
+        """Take note that an engine is gone or back. On the threads of the clients."""
+        match delivery:
+            case EngineBack():
+                with self._lock:
+                    self.routing.open(delivery.session, delivery.block_size, delivery.address)
+                    was_away = delivery.session.engine in self._is_away
+                    self._is_away.discard(delivery.session.engine)
+                if was_away:
+                    logger.warning("the prefill engine at %s is back", delivery.address)
+            case EngineAway() | EngineLeft():
+                with self._lock:
+                    self.routing.close(delivery.engine)
+                    is_news = delivery.engine not in self._is_away
+                    self._is_away.add(delivery.engine)
+                    lost = [name for name, each in self._open.items() if each.session.engine == delivery.engine]
+                self._take(lost)
+                if is_news:
+                    logger.warning("a prefill engine is gone, prompts are computed without it: %s", delivery.reason)
+
+
+def check_fetch(own: Ready, other: Ready, address: str) -> None:
+    """Raise `EngineConnectionError` unless an engine can fetch the KV of the prefill engine at `address`."""
+    if not own.has_kv_peer and own.role is not Role.ADMIN:
+        raise EngineConnectionError(
+            f"prefill_address={address} needs an engine that fetches KV pages from there, and this client's role does "
+            f"not allow it to name one; start the engine with --kv-peer {address}"
+        )
+    for name in _SAME:
+        if getattr(own, name) != getattr(other, name):
+            raise EngineConnectionError(
+                f"the engine at prefill_address={address} has {name} {getattr(other, name)}, and the one that answers "
+                f"{getattr(own, name)}; start both with the same model and options"
+            )
 
 
 def _is_past_prompt(output: EngineCoreOutput) -> bool:

@@ -267,16 +267,16 @@ class RequestTable:
         if patient:
             self._resend_all()
 
-    def resume(self, session: Session, block_size: int = 1) -> None:
+    def resume(self, session: Session, block_size: int = 1, address: str = "") -> None:
         """Let the requests that are in no engine be sent to that of a new session, or to another.
 
-        They have the tokens that they have received. `block_size`: tokens of the engine's KV pages.
+        They have the tokens that they have received. `block_size` and `address` are those of the engine, see `Routing`.
         """
         if self._routing.session_of(session.engine) not in (None, session):  # the news of its end has not come
             self._routing.close(session.engine)
             for submission in self._submissions_in(session.engine):
                 self._take_back(submission)
-        self._routing.open(session, block_size)
+        self._routing.open(session, block_size, address)
         self._resend_all()
 
     def leave(self, reason: str, engine: int) -> list[OpenRequest]:
@@ -410,6 +410,7 @@ class RequestTable:
                 identity=completion.identity,
                 segment=request.prompt.segment,
                 predicted_token_ids=request.prompt.predicted_token_ids,
+                kv_source=self._routing.source_of(submission.route),
             )
             self._send(message, submission.session)
             completion.wire_id = wire_id

@@ -27,13 +27,15 @@ class Routing:
     `watch(session, salts)` is called to have an engine report the prefixes of some salts, if the router wants that.
     """
 
-    def __init__(self, router: Router | None = None) -> None:
-        """Without a router, engines take turns."""
+    def __init__(self, router: Router | None = None, *, is_optional: bool = False) -> None:
+        """Without a router, engines take turns. `is_optional`: no engine is better than one that is draining."""
         self.router = router or RoundRobin()
         self.watch: Callable[[Session, list[str]], None] = lambda _session, _salts: None
         self.counts: Counter[tuple[int, str]] = Counter()  # of requests by engine and reason
+        self._is_optional = is_optional
         self._sessions: dict[int, Session] = {}
         self._block_sizes: dict[int, int] = {}
+        self._addresses: dict[int, str] = {}
         self._draining: set[int] = set()
         self._ending: set[int] = set()  # engines that end in their present session
         self._salts: dict[str, None] = {}  # of all requests
@@ -44,8 +46,11 @@ class Routing:
         """The name of the router."""
         return next(name for name, kind in ROUTERS.items() if type(self.router) is kind)
 
-    def open(self, session: Session, block_size: int = 1) -> None:
-        """Add a session with an engine whose KV pages have `block_size` tokens; it has none of the requests."""
+    def open(self, session: Session, block_size: int = 1, address: str = "") -> None:
+        """Add a session with an engine whose KV pages have `block_size` tokens; it has none of the requests.
+
+        `address`: where other engines can reach it.
+        """
         if self._sessions.get(session.engine) == session:
             return
         self.close(session.engine)
@@ -53,6 +58,7 @@ class Routing:
         self.router.add(session.engine, block_size)
         self._sessions[session.engine] = session
         self._block_sizes[session.engine] = block_size
+        self._addresses[session.engine] = address
         if self.router.watches_prefixes and len(self._sessions) > 1:
             self._watch_all(session)
 
@@ -102,13 +108,17 @@ class Routing:
         if home is not None:
             engines = [home] if home in self._sessions and home not in self._ending else []
         else:
-            engines = sorted(self._usable) or sorted(self._sessions)
+            engines = sorted(self._usable or (() if self._is_optional else self._sessions))
         if not engines:
             return None
         self._note_salt(route.salt)
         engine = self.router.send(route, engines)
         self.counts[engine, route.reason] += 1
         return self._sessions[engine]
+
+    def source_of(self, route: RoutedRequest) -> str:
+        """Return the address of an engine that has more of a prompt than the one it goes to; "" if there is none."""
+        return "" if route.source is None or route.source not in self._sessions else self._addresses[route.source]
 
     def _note_salt(self, salt: str) -> None:
         """Have all engines report the prefixes of a salt that is new, if there are several."""

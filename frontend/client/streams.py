@@ -36,7 +36,7 @@ def _take_in(table: RequestTable, delivery: Delivery) -> list[OpenRequest]:
         case EngineAway():
             grown = table.suspend(delivery.reason, delivery.engine, is_loss=delivery.is_loss)
         case EngineBack():
-            table.resume(delivery.session, delivery.block_size)
+            table.resume(delivery.session, delivery.block_size, delivery.address)
         case EngineLeft():
             grown = table.leave(delivery.reason, delivery.engine)
         case EngineRefusal():

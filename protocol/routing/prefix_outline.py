@@ -83,7 +83,8 @@ class PrefixOutline:
             del self._numbers[gone.block_size][gone.bit]
             if not self._numbers[gone.block_size]:
                 del self._numbers[gone.block_size]
-            self._unexpected.append((gone.bit, list(gone.counts)))
+            if gone.counts:
+                self._unexpected.append((gone.bit, list(gone.counts)))
             self._gone |= gone.bit
             self._clean()
 
@@ -134,25 +135,25 @@ class PrefixOutline:
             sizes = list(self._numbers)
         return {size: page_keys(salt, tokens, size) for size in sizes}
 
-    def match(self, prefixes: Mapping[int, Sequence[int]]) -> dict[int, int]:
+    def match(self, prefixes: Mapping[int, Sequence[int]], *, only_stored: bool = False) -> dict[int, int]:
         """Return how many of the first tokens of a prompt each engine has, or will have, but for those with none.
 
-        `prefixes` are what the method of this name returns.
+        `prefixes` are what the method of this name returns. With `only_stored` what they will have does not count.
         """
         found: dict[int, int] = {}
         with self._lock:
             for block_size, keys in prefixes.items():
                 engines = self._numbers.get(block_size, {})
-                for bits, count in self._match(sum(engines), keys):
+                for bits, count in self._match(sum(engines), keys, {} if only_stored else self._expected):
                     found.update((engines[bit], count * block_size) for bit in _single_bits(bits))
         return found
 
-    def _match(self, left: int, keys: Sequence[int]) -> Iterator[tuple[int, int]]:
+    def _match(self, left: int, keys: Sequence[int], expected: Mapping[int, int]) -> Iterator[tuple[int, int]]:
         """Yield, for the engines of `left`, how many of the keys they have from the first on, if any.
 
         Engines come as bits, those with the same number together.
         """
-        owners, expected = self._owners, self._expected
+        owners = self._owners
         count = 0
         for key in keys:
             having = left & (owners.get(key, 0) | expected.get(key, 0))
@@ -194,7 +195,8 @@ class PrefixOutline:
             del keys[-_CLEANED_AT_ONCE:]
             if not keys:
                 self._unexpected.pop()
-            return
+            if self._unexpected:
+                return
         if not self._unclean:
             if not self._gone and len(self._keys) <= 2 * self._max_pages:
                 return

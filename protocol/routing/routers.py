@@ -24,6 +24,7 @@ _SESSION_TOKENS = 1024  # identify the session of a request that names none: mor
 _BLEND = 0.02  # weight of one more answer in the mean length
 _FIRST_ESTIMATE = 256.0  # output tokens, before any answer has ended
 _ABOUT = 1.05  # costs that differ by less count as the same: their estimates are not better
+_LEAST_FETCHED = 64  # tokens: for fewer it is not worth asking another engine
 _MOST_DELAYED = 4.0  # requests: under overload a queue must still be worth more than a prefix
 
 Reason = Literal["turn", "load", "session", "prefix"]
@@ -46,6 +47,7 @@ class RoutedRequest:
     engine: int | None = None
     reason: Reason = "turn"
     cached_tokens: int = 0  # tokens that the engine was believed to have when the request was sent
+    source: int | None = None  # another engine, from which this one may fetch more of the prompt's prefix
     waits_for: int = 0  # prompt tokens that the engine is likely still to compute
     prefixes: dict[int, list[int]] = field(default_factory=dict)  # their keys by block size, while an engine is chosen
     expected: list[int] = field(default_factory=list)  # keys of prefixes that the engine will have
@@ -65,20 +67,23 @@ class EngineLoad:
 
 
 class RoutingChoice(NamedTuple):
-    """An engine, and why it was chosen."""
+    """An engine, why it was chosen, what it has cached, and another engine that has more of it."""
 
     engine: int
     reason: Reason
     cached_tokens: int = 0
+    source: int | None = None
 
 
 class Router(ABC):
     """Keeps count of each engine's load. Subclasses choose the engine.
 
-    Engines are numbers. `watches_prefixes`: it wants reports of what engines have in their caches.
+    Engines are numbers. `watches_prefixes`: it wants reports of what engines have in their caches. `can_fetch`: engines
+    can fetch prefixes from one another.
     """
 
     watches_prefixes = False
+    can_fetch = False
 
     def __init__(self, seed: int = 0) -> None:
         """`seed` is for those that choose by chance."""
@@ -102,8 +107,8 @@ class Router(ABC):
     def send(self, request: RoutedRequest, engines: Sequence[int] | None = None) -> int:
         """Choose one of these engines, None for all, and count the request as sent there."""
         engines = sorted(self.loads) if engines is None else engines
-        choice = self.choose(request, engines) if len(engines) > 1 else RoutingChoice(engines[0], "turn")
-        request.engine, request.reason, request.cached_tokens = choice
+        choice = self.choose(request, engines) if len(self.loads) > 1 else RoutingChoice(engines[0], "turn")
+        request.engine, request.reason, request.cached_tokens, request.source = choice
         request.waits_for = request.num_tokens - choice.cached_tokens
         self._last = choice.engine
         load = self.loads[choice.engine]
@@ -253,13 +258,23 @@ class PrefixAffinity(Router):
     def choose(self, request: RoutedRequest, engines: Sequence[int]) -> RoutingChoice:
         """Choose the least cost; of several engines, the next after the last choice."""
         most = request.num_tokens - 1  # the last token is computed in any case, with its page
-        cached = self.outline.match({size: keys[: most // size] for size, keys in request.prefixes.items()})
+        keys = {size: each[: most // size] for size, each in request.prefixes.items()}
+        cached = self.outline.match(keys)
         costs = self._costs(engines, request.num_tokens, cached)
         enough = min(costs) * _ABOUT
         near = [engine for engine, cost in zip(engines, costs, strict=True) if cost <= enough]
         longest = max(cached.get(engine, 0) for engine in near)
         engine = min((engine for engine in near if cached.get(engine, 0) == longest), key=self.turn)
-        return RoutingChoice(engine, "prefix" if longest else "load", longest)
+        return RoutingChoice(engine, "prefix" if longest else "load", longest, self._source(longest, cached, keys))
+
+    def _source(self, longest: int, cached: Mapping[int, int], keys: Mapping[int, Sequence[int]]) -> int | None:
+        """Return an engine that has enough more than `longest` tokens of a prompt to fetch them from there, if any."""
+        least = longest + _LEAST_FETCHED
+        if not self.can_fetch or max(cached.values(), default=0) < least:
+            return None
+        stored = self.outline.match(keys, only_stored=True)
+        found = max(stored, key=stored.__getitem__, default=None)
+        return None if found is None or stored[found] < least else found
 
     def send(self, request: RoutedRequest, engines: Sequence[int] | None = None) -> int:
         """Choose an engine, and expect it to have the prompt from now on."""

@@ -154,6 +154,33 @@ def test_a_reported_prefix_attracts_requests() -> None:
     assert (other.reason, other.cached_tokens) == ("load", 0)
 
 
+def test_an_engine_that_has_more_is_the_source_of_a_fetch() -> None:
+    one, numbers = affinity(2), PrefixNumbers()
+    one.report(0, numbers.stored(prompt(range(20)), PAGE))
+    away = request([*range(20), 70])
+    assert one.send(away, [1]) == 1  # the other takes no requests
+    assert away.source is None  # engines cannot fetch
+    one.take_back(away)
+    one.can_fetch = True
+    assert one.send(away, [1]) == 1
+    assert away.source == 0
+    one.take_back(away)
+    assert one.send(away) == 0
+    assert away.source is None
+    short = request([*range(64 // BLOCK - 1), 70, 71, 72])
+    one.send(short, [1])
+    assert short.source is None  # for so few tokens it is not worth asking
+
+
+def test_what_is_still_computed_is_no_source() -> None:
+    one = affinity(2)
+    one.can_fetch = True
+    first, second = request(range(20)), request(range(20))
+    one.send(first, [0])
+    one.send(second, [1])
+    assert second.source is None
+
+
 def test_a_removed_prefix_attracts_none() -> None:
     one, numbers, tokens = affinity(), PrefixNumbers(), prompt(range(20))
     one.report(2, numbers.stored(tokens, PAGE))

@@ -24,14 +24,15 @@ class EngineCard(msgspec.Struct, kw_only=True):
     """An engine.
 
     `state`: ready, draining (it gets no more requests) or away. `supervised`: the server has started it, and starts it
-    again when it dies. `losses`: times that it was lost. `requests`: those of this server that it has now; `routed`:
-    how many it was sent ever, by reason.
+    again when it dies. `prefill`: it computes prompts for the others. `losses`: times that it was lost. `requests`:
+    those of this server that it has now; `routed`: how many it was sent ever, by reason.
     """
 
     number: int
     address: str
     state: str
     supervised: bool
+    prefill: bool
     pid: int
     losses: int
     requests: int
@@ -46,9 +47,10 @@ class EngineList(msgspec.Struct, kw_only=True):
 
 
 class AddEngineBody(Body, kw_only=True):
-    """The address of a running engine."""
+    """The address of a running engine, which computes prompts for the others only if it is to."""
 
     address: Annotated[str, Meta(min_length=1, max_length=_MOST_ADDRESS)]
+    prefill: bool = False
 
 
 class DrainEngineBody(Body, kw_only=True):
@@ -70,7 +72,7 @@ class EngineEndpoints(Endpoints):
         self._is_open = not self._admins and not service.args.all_api_keys()
 
     async def list(self, _request: Request) -> Response:
-        """List the engines that share the requests."""
+        """List the engines that share the requests, and those that compute prompts for them."""
         return json_response(self._list())
 
     async def add(self, request: Request) -> Response:
@@ -84,7 +86,7 @@ class EngineEndpoints(Endpoints):
                 code="unsupported",
             )
         try:
-            await self._service.llm.add_engine(body.address)
+            await self._service.llm.add_engine(body.address, is_prefill=body.prefill)
         except (ValueError, EngineConnectionError, EngineDeadError) as error:
             raise bad_request(str(error), "address") from None
         return json_response(self._list())
@@ -131,7 +133,7 @@ class EngineEndpoints(Endpoints):
 
     def _list(self) -> EngineList:
         llm = self._service.llm
-        counts = llm.num_requests()
+        counts = llm.num_requests() + llm.num_prefills()
         return EngineList(
             router=llm.router, engines=[self._card(engine, counts[engine.number]) for engine in llm.engines()]
         )
@@ -143,6 +145,7 @@ class EngineEndpoints(Endpoints):
             address=engine.address,
             state=engine.state,
             supervised=engine.supervised,
+            prefill=engine.is_prefill,
             pid=engine.ready.engine_pid,
             losses=engine.num_losses,
             requests=num_requests,
