@@ -40,8 +40,8 @@ LAYERS = {
     " < request < validation < decoding < scheduling.batch scheduling.prefill_budget < feature < speculation"
     " < scheduling < grammar < prefix_reports trace transport < stats < *",
     "frontend": "* < text < bad_words beam_search engine_args vllm.names < sampling < client request_params"
-    " < metrics.prometheus < metrics.engine metrics.requests < metrics.reader < async_llm llm llm_engine < metrics"
-    " < evaluation http < cli ray",
+    " < metrics.prometheus < metrics.routers < metrics.engine metrics.requests < metrics.reader"
+    " < async_llm llm llm_engine < metrics < evaluation http < cli ray",
     "frontend.text": "token_bytes tokenizer_files < fewest_tokens tokenizer_trial < tokenizer < * < chat detokenizer"
     " < offsets",
     "frontend.client": "connection observer < * < engine streams",

@@ -62,7 +62,12 @@ class Gateway:
         self._router = Router(routes, redirect_slashes=False)
         self._app: ASGIApp = Cors(self._respond, args)
         self._hosts = AllowedHosts(args)
-        self._keys = ApiKeys(args.all_api_keys(), args.admin_keys(), share_prefix_cache=args.share_prefix_cache)
+        self._keys = ApiKeys(
+            args.all_api_keys(),
+            args.admin_keys(),
+            share_prefix_cache=args.share_prefix_cache,
+            metrics_without_key=args.metrics_without_key,
+        )
         self._quotas = Quotas(args.max_requests_per_key, args.max_tokens_per_minute_per_key)
         models.loader.on_open(lambda _model, service: service.llm.add_observer(self._quotas))
         self._generating = {route.path for route in routes if isinstance(route, Operation) and route.generates}

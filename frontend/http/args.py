@@ -42,7 +42,8 @@ class ServerArgs:
             localhost are always allowed. Default: any; on a loopback address none.
         log_level: Least level of messages on stderr; info: a line for each request.
         log_format: json: an object a line.
-        metrics_prefix: Prefix of the names at /metrics; vllm fits dashboards made for vLLM.
+        metrics_prefix: Prefix of the names at /metrics; vllm fits dashboards and routers made for vLLM.
+        metrics_without_key: Answer /metrics to whoever has no API key, as routers of Kubernetes have none.
         otlp_traces_endpoint: Send an OpenTelemetry span for each request there. Default: OTEL_EXPORTER_OTLP_*.
         ssl_certfile: TLS: certificate chain, PEM.
         ssl_keyfile: TLS: private key, PEM.
@@ -89,6 +90,7 @@ class ServerArgs:
     log_level: Annotated[str, Option("LEVEL", choices=LOG_LEVELS)] = "info"
     log_format: Annotated[str, Option("FORMAT", choices=("text", "json"))] = "text"
     metrics_prefix: Annotated[str, Option("WORD")] = "quire"
+    metrics_without_key: Annotated[bool, Option()] = False
     otlp_traces_endpoint: Annotated[str | None, Option("URL")] = None
     ssl_certfile: Annotated[str | None, Option("FILE")] = None
     ssl_keyfile: Annotated[str | None, Option("FILE")] = None

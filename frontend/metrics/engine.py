@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from quire.frontend.metrics.prometheus import Families
+from quire.frontend.metrics.routers import add_router_metrics
 from quire.protocol.messages import Ready
 from quire.protocol.totals import DraftTotals, EngineTotals
 
@@ -79,7 +80,9 @@ def add_engine(families: Families, stats: Mapping[str, Any]) -> None:
     families.gauge("engine_memory_limit_bytes", text, stats["memory_limit"])
     for field, (name, text) in _COUNTERS.items():
         families.counter(f"engine_{name}", text, stats[field])
-    _add_totals(families, msgspec.convert(stats["totals"], EngineTotals))
+    totals = msgspec.convert(stats["totals"], EngineTotals)
+    _add_totals(families, totals)
+    add_router_metrics(families, usage, totals)
 
 
 def add_configuration(families: Families, ready: Ready) -> None:

@@ -19,7 +19,7 @@ from quire.frontend.http.dialects.registry import DIALECTS
 from quire.frontend.http.documentation.operation import AnswerTypes, Operation
 from quire.frontend.http.documentation.schemas import Schema, Schemas
 from quire.frontend.http.models.served_models import ServedModels
-from quire.frontend.http.transport.auth import OPEN_PATHS
+from quire.frontend.http.transport.auth import open_paths
 from quire.frontend.http.transport.responses import static_files
 from quire.frontend.http.transport.sse import JSON_LINES, SERVER_SENT_EVENTS
 from quire.frontend.version import installed_version
@@ -156,7 +156,7 @@ def _operation(operation: Operation, method: str, models: ServedModels, schemas:
     }
     if operation.body is not None:
         entry["requestBody"] = {"required": True, "content": {"application/json": _body(operation, models, schemas)}}
-    if path in OPEN_PATHS:
+    if path in open_paths(metrics_without_key=models.server.args.metrics_without_key):
         entry["security"] = []
     return entry
 

@@ -19,6 +19,7 @@ from quire.frontend.http.errors import ApiError
 
 OPEN_PATHS = ("/health", "/v1/health", "/ping")  # for load balancers, which have no key
 ADMIN_HEADER = "x-admin-key"
+METRICS_PATH = "/metrics"
 _ADMIN_PATHS = re.compile(r"/engines(/.*)?|/models/(un)?load")  # where an admin key is enough
 CONNECTION = "connection"
 """The number of a connection in the state that its requests have."""
@@ -57,12 +58,18 @@ class ApiKeys:
     """
 
     def __init__(
-        self, keys: Sequence[str], admin_keys: Sequence[str] = (), *, share_prefix_cache: bool = False
+        self,
+        keys: Sequence[str],
+        admin_keys: Sequence[str] = (),
+        *,
+        share_prefix_cache: bool = False,
+        metrics_without_key: bool = False,
     ) -> None:
         """Unless they `share_prefix_cache`, each key has cache salts of its own, the same in all servers.
 
         `admin_keys` are enough where only administrators change something.
         """
+        self._open = open_paths(metrics_without_key=metrics_without_key)
         self._digests = [_digest(key) for key in keys]
         self._admins = AdminKeys(admin_keys)
         self._shares = share_prefix_cache
@@ -75,7 +82,7 @@ class ApiKeys:
         """Return the sender of a request. Raises `ApiError` 401 without a key of this server."""
         if not self._digests:
             return Caller(tenant=self._tenant_of_connection(scope))
-        if path in OPEN_PATHS:
+        if path in self._open:
             return NOBODY
         if _ADMIN_PATHS.fullmatch(path) and self._admins.has_key_of(headers):
             return NOBODY
@@ -117,6 +124,11 @@ class AdminKeys:
                 + ("" if self._digests else ", and start the server with --admin-key-file"),
                 code="admin_key_needed",
             )
+
+
+def open_paths(*, metrics_without_key: bool) -> tuple[str, ...]:
+    """Return the paths that need no API key."""
+    return (*OPEN_PATHS, METRICS_PATH) if metrics_without_key else OPEN_PATHS
 
 
 def _digest(key: str) -> bytes:

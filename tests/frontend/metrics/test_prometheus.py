@@ -61,6 +61,8 @@ GAUGES: dict[str, set[str]] = {
     "cache_config_info": {
         *("block_size", "cache_dtype", "enable_prefix_caching", "kv_cache_memory_bytes", "num_gpu_blocks", "num_pages")
     },
+    "gpu_cache_usage_perc": set(),
+    "lora_requests_info": {"max_lora", "running_lora_adapters", "waiting_lora_adapters"},
 }
 COUNTERS: dict[str, set[str]] = {
     "prompt_tokens": set(),
@@ -71,6 +73,8 @@ COUNTERS: dict[str, set[str]] = {
     "request_success": {"finished_reason"},
     "prefix_cache_queries": set(),
     "prefix_cache_hits": set(),
+    "gpu_prefix_cache_queries": set(),
+    "gpu_prefix_cache_hits": set(),
     "admission_rejections": {"reason"},
     "spec_decode_num_drafts": set(),
     "spec_decode_num_draft_tokens": set(),

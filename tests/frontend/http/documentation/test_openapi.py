@@ -140,3 +140,6 @@ def test_it_gives_the_servers_url_and_its_security(server: Server, api: Any) -> 
     assert guarded["servers"] == [{"url": "/quire"}]
     assert guarded["security"] == [{"bearer": []}, {"apiKey": []}, {"basic": []}]
     assert all(guarded["paths"][path]["get"]["security"] == [] for path in OPEN_PATHS)
+    assert "security" not in guarded["paths"]["/metrics"]["get"]
+    _, scraped = build(server, ServerArgs(api_key=(KEY,), metrics_without_key=True))
+    assert scraped["paths"]["/metrics"]["get"]["security"] == []
