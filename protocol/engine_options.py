@@ -266,6 +266,8 @@ class ClientOptions(SocketOptions):
             same session (sticky), or to where an answer is likely to end first, since the engine has the beginning of
             the prompt in its prefix cache or little to do (prefix-affinity). Default: prefix-affinity where engines let
             this client see their caches, else least-loaded.
+        fetch_prefixes: Let engines of prefix-affinity fetch the beginning of a prompt from one another where that takes
+            less time than computing it.
         start_timeout: Seconds after which an engine that is not ready or does not answer is given up.
         reconnect_timeout: Seconds that requests wait for a running engine to come back when the connection is lost.
         prefill_address: Have prompts computed by the running engine at ipc://PATH or tcp://HOST:PORT, from which the
@@ -286,6 +288,7 @@ class ClientOptions(SocketOptions):
     engine_address: Annotated[str | None, Option("ADDRESS")] = None
     engine: Annotated[tuple[str, ...], Option("ADDRESS")] = ()
     router: Annotated[str | None, Option("NAME", choices=ROUTER_NAMES)] = None
+    fetch_prefixes: Annotated[bool, Option()] = True
     start_timeout: Annotated[float, Option("S", SECONDS)] = 600.0
     reconnect_timeout: Annotated[float, Option("S", SECONDS_OR_ZERO)] = 60.0
     prefill_address: Annotated[tuple[str, ...], Option("ADDRESS")] = ()

@@ -161,8 +161,8 @@ class AttachFlags(Flags):
     rows = rows_of(
         ClientOptions,
         (
-            *("engine_address", "engine", "router", "reconnect_timeout", "curve_keys", "insecure_tcp"),
-            *("prefill_address", "prefill_min_tokens", "tokenizer"),
+            *("engine_address", "engine", "router", "fetch_prefixes", "reconnect_timeout", "curve_keys"),
+            *("insecure_tcp", "prefill_address", "prefill_min_tokens", "tokenizer"),
         ),
         section="A running engine",
     )

@@ -472,7 +472,9 @@ class ConnectedEngine:
 def choose_router(args: EngineArgs) -> Router:
     """Return the router that was asked for, or the one for any engines."""
     name = args.router or "prefix-affinity"
-    return ROUTERS[name](0 if args.seed is None else args.seed)
+    router = ROUTERS[name](0 if args.seed is None else args.seed)
+    router.can_fetch = router.watches_prefixes and args.fetch_prefixes
+    return router
 
 
 def _supervise(args: EngineArgs) -> list[Supervisor]:

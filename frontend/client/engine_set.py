@@ -419,7 +419,6 @@ class EngineSet:
     def _introduce(self) -> None:
         """Tell each engine of those from which it may fetch: the others, if the router knows what they have."""
         router, members = self._routing.router, self._sorted()
-        router.can_fetch = router.watches_prefixes
         if not router.can_fetch and not self._sources:
             return
         of_set = [member.client.address for _, member in members] if router.can_fetch else []

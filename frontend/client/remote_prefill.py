@@ -51,7 +51,9 @@ class RemotePrefill:
     """
 
     def __init__(self, min_tokens: int, security: Security, numbers: Iterator[int]) -> None:
-        self.routing = Routing(PrefixAffinity(), is_optional=True)
+        router = PrefixAffinity()
+        router.can_fetch = True
+        self.routing = Routing(router, is_optional=True)
         self.engines = EngineSet(self._note, self.routing, numbers=numbers, is_optional=True)
         self._min_tokens = min_tokens
         self._security = security

@@ -25,7 +25,7 @@ _REFUSED = {
     **dict.fromkeys(
         (
             *("engine_address", "engine", "router", "data_parallel_size", "admin_key_file", "reconnect_timeout"),
-            *("curve_keys", "insecure_tcp"),
+            *("fetch_prefixes", "curve_keys", "insecure_tcp"),
         ),
         f"{_ENGINES}; leave it out",
     ),

@@ -40,6 +40,7 @@ from quire.protocol.messages import (
     FinishReason,
     Goodbye,
     Hello,
+    KvPeers,
     Ping,
     Pong,
     PrefixReport,
@@ -788,11 +789,17 @@ def test_a_plain_client_may_generate_abort_and_read_statistics(plain_client: tup
         assert type(engine.inbox.get(timeout=PATIENCE)[1]) is type(message)
 
 
-def test_a_plain_client_does_not_learn_what_is_cached(plain_client: tuple[ServerHarness, RawClient]) -> None:
+@pytest.mark.parametrize(
+    ("message", "what"),
+    [(WatchPrefixes([""]), "a watch of cached prefixes"), (KvPeers(["tcp://10.0.0.1:1"]), "a fetch of KV pages")],
+)
+def test_a_plain_client_neither_learns_what_is_cached_nor_has_it_fetched(
+    plain_client: tuple[ServerHarness, RawClient], message: ClientMessage, what: str
+) -> None:
     engine, client = plain_client
-    client.send(WatchPrefixes([""]))
+    client.send(message)
     error = client.expect(ErrorMessage)
-    assert error.message.startswith("a watch of cached prefixes needs the role admin")
+    assert error.message.startswith(f"{what} needs the role admin")
     assert not error.fatal
     client.ping()
     assert engine.inbox.empty()
