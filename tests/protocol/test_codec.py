@@ -33,6 +33,7 @@ from quire.protocol.messages import (
     KvFetch,
     KvFetched,
     KvHello,
+    KvPeers,
     KvPage,
     KvWelcome,
     Ping,
@@ -85,6 +86,7 @@ CLIENT_MESSAGES: list[ClientMessage] = [
     KvAck(3, 1),
     KvCancel(3),
     WatchPrefixes(["", "salt"]),
+    KvPeers(["ipc:///tmp/a.sock"]),
 ]
 ENGINE_MESSAGES: list[EngineMessage] = [
     EngineCoreOutputs([OUTPUT, EngineCoreOutput("s", finish_reason=FinishReason.ERROR, error="no")], SchedulerStats(3)),
@@ -202,7 +204,7 @@ def test_lists_that_would_take_long_to_decode_are_refused(message: ClientMessage
     [
         (
             frame(1, "r", [1], [], [2], 0.0, 0, "", 1.0, None, None, [], "", False, 7, 0, [3], "json"),
-            "EngineCoreRequest: 1 unknown field follows predicted_token_ids",
+            "EngineCoreRequest: 1 unknown field follows kv_source",
         ),
         (frame(2, ["r"], "junk", 1), "Abort: 2 unknown fields follow request_ids"),
         (frame(4, "junk"), "Ping: 1 unknown field, where there are none"),
