@@ -93,8 +93,10 @@ class PrefixTrees:
 
     @property
     def _pid(self) -> int:
+        if self._engine is None:
+            return self._llm.engine_info.engine_pid
         pids = {engine.number: engine.ready.engine_pid for engine in self._llm.engines()}
-        return self._llm.engine_info.engine_pid if self._engine is None else pids.get(self._engine, 0)
+        return pids.get(self._engine, 0)
 
     def _texts(self, run: PrefixRun) -> RunTexts:
         return self._text(run.first_token_ids), self._text(run.last_token_ids)
