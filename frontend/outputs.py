@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
 
 import msgspec
 
@@ -29,11 +30,23 @@ class Logprob(msgspec.Struct, frozen=True, gc=False):
 PositionLogprobs = dict[int, Logprob]
 
 
+class RouteHop(msgspec.Struct):
+    """An engine that a request was sent to, by its number.
+
+    `reason`: why the router chose it: "turn", "load", "session" or "prefix". `left`: why the request did not stay there
+    to its end: the engine was "lost", or the request was "moved" since the engine was to end; "" if it stayed.
+    """
+
+    engine: int
+    reason: str
+    left: Literal["", "lost", "moved"] = ""
+
+
 class RequestMetrics(msgspec.Struct, gc=False):
     """Times of one request in seconds of the engine's monotonic clock; None before the event.
 
-    `arrival_time` is measured by the frontend; on one machine the two clocks are the same. `engine`: number of the
-    engine that the request was sent to last, and `routing` why: "turn", "load", "session" or "prefix".
+    `arrival_time` is measured by the frontend; on one machine the two clocks are the same. `route`: the engines that
+    the request was sent to, the latest last.
     """
 
     arrival_time: float
@@ -43,9 +56,18 @@ class RequestMetrics(msgspec.Struct, gc=False):
     last_token_time: float | None = None
     finished_time: float | None = None
     num_preemptions: int = 0
-    engine: int | None = None
-    routing: str = ""
     events: list[EngineCoreEvent] = msgspec.field(default_factory=list)
+    route: list[RouteHop] = msgspec.field(default_factory=list)
+
+    @property
+    def engine(self) -> int | None:
+        """Number of the engine that the request was sent to last, None before that."""
+        return self.route[-1].engine if self.route else None
+
+    @property
+    def routing(self) -> str:
+        """Why the router chose this engine: "turn", "load", "session" or "prefix"."""
+        return self.route[-1].reason if self.route else ""
 
 
 class EmbeddingOutput(msgspec.Struct, gc=False):

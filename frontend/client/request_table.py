@@ -10,12 +10,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
 from quire.frontend.client.observer import Observer, OpenRequest
 from quire.frontend.client.routing import FIRST_SESSION, Routing, Session, route_of
 from quire.frontend.errors import EngineDeadError
+from quire.frontend.outputs import RouteHop
 from quire.protocol.errors import ProtocolError
 from quire.protocol.messages import (
     MAX_ABORTED,
@@ -238,7 +240,7 @@ class RequestTable:
             taken = self._submissions_in(engine)
             self._routing.close(engine)
             for submission in taken:
-                self._take_back(submission)
+                self._take_back(submission, "lost" if is_loss else "moved")
                 if is_loss:
                     self._note_loss(submission, engine)
             ended += [submission.request for submission in taken if submission.is_aborted]
@@ -275,7 +277,7 @@ class RequestTable:
         if self._routing.session_of(session.engine) not in (None, session):  # the news of its end has not come
             self._routing.close(session.engine)
             for submission in self._submissions_in(session.engine):
-                self._take_back(submission)
+                self._take_back(submission, "lost")
         self._routing.open(session, block_size, address)
         self._resend_all()
 
@@ -304,7 +306,7 @@ class RequestTable:
             return False
         self._routing.note_end(session.engine)
         self._end(submission.completions.values())
-        self._take_back(submission)
+        self._take_back(submission, "moved")
         submission.home = None
         self._resending.append(submission)
         return True
@@ -383,11 +385,11 @@ class RequestTable:
         """Send the open completions of a request that are in no engine, or as many, if there is an engine for it."""
         if submission.session is None:
             submission.session = self._routing.send(submission.route, submission.home)
-        if submission.session is None:
-            self._unsent[submission] = None
-            return
-        metrics = submission.request.metrics
-        metrics.engine, metrics.routing = submission.session.engine, submission.route.reason
+            if submission.session is None:
+                self._unsent[submission] = None
+                return
+            hop = RouteHop(submission.session.engine, submission.route.reason)
+            submission.request.metrics.route.append(hop)
         request, completions = submission.request, submission.completions.values()
         first = next((each.wire_id for each in completions if each.wire_id is not None), None)
         unsent = (each for each in completions if each.wire_id is None)
@@ -417,8 +419,9 @@ class RequestTable:
             self._open[wire_id] = completion
             first = first or wire_id
 
-    def _take_back(self, submission: Submission) -> None:
-        """Note that a request is in no engine any more."""
+    def _take_back(self, submission: Submission, left: Literal["lost", "moved"]) -> None:
+        """Note that a request is in no engine any more, and why."""
+        submission.request.metrics.route[-1].left = left
         for completion in submission.completions.values():
             if completion.wire_id is not None:
                 del self._open[completion.wire_id]

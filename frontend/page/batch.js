@@ -20,6 +20,13 @@ export class BatchView {
     this.#rows = isFull ? ROWS_FULL : ROWS;
   }
 
+  clear() {
+    write(this.number, "");
+    write(this.summary, "Nothing has run yet.");
+    this.list.replaceChildren();
+    this.more.hidden = true;
+  }
+
   show({ stats, batch, batch_size: size }) {
     if (!stats.step) return;
     const requests = batch.map(request);

@@ -4,6 +4,7 @@ import { ApiError, TOO_LONG, call, errorOf } from "./api.js";
 import { fittingStart } from "./context.js";
 import { Conversation, addCalls, increment } from "./conversation.js";
 import { AnswerView, ToolView, UserView, button } from "./messages.js";
+import { routeText } from "./route.js";
 import { events } from "./sse.js";
 import { Thread } from "./thread.js";
 import { Timing } from "./timing.js";
@@ -232,15 +233,16 @@ export class Chat {
     this.page.status.textContent = "Answering.";
     this.page.spoken.replaceChildren();
     const timing = new Timing();
-    let end = "";
+    let [end, route] = ["", ""];
     try {
-      end = ENDS[await this.#stream(path, body, message, thread, timing)] ?? "";
+      const { finish, ...ended } = await this.#stream(path, body, message, thread, timing);
+      [end, route] = [ENDS[finish] ?? "", ended.route];
     } catch (error) {
       if (error.name === "AbortError") end = ENDS.abort;
       else this.#failed(error, message, thread);
     }
     delete message.isPartial;
-    const figures = [String(timing), end].filter(Boolean).join(" · ");
+    const figures = [String(timing), route, end].filter(Boolean).join(" · ");
     if (figures) message.figures = figures;
     view.end(figures);
     this.#ended(thread, end);
@@ -263,11 +265,12 @@ export class Chat {
     this.on.busy(false);
   }
 
-  /** Stream an answer into `message` and its view; return its finish reason. */
+  /** Stream an answer into `message` and its view; return its finish reason, and its route in words. */
   async #stream(path, body, message, thread, timing) {
     const { stop, view } = thread.answer;
     const response = await call(path, { body, signal: stop.signal });
     let finish = null;
+    let route = "";
     for await (const { data } of events(response)) {
       if (data === "[DONE]") continue; // read on to the end, or the server sees a disconnect
       const chunk = JSON.parse(data);
@@ -276,13 +279,14 @@ export class Chat {
       if (added.text || added.reasoning || added.entries.length) timing.arrived(added.entries.length || 1);
       if (added.usage) timing.counted(added.usage.completion_tokens);
       finish = added.finish ?? finish;
+      if (added.route) route = routeText(added.route);
       this.#take(added, message);
       view.append(added);
       if (added.calls.length) view.calls.show(message.calls);
       this.#keep(thread, false);
     }
     if (finish === null) throw new ApiError("The answer is incomplete: the server closed the connection.");
-    return finish;
+    return { finish, route };
   }
 
   #take({ text, reasoning, calls }, message) {

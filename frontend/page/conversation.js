@@ -61,7 +61,7 @@ export class Conversation {
 
   /** Return path and body of the request for the next answer. `chat`: send messages, else a text to continue. */
   request(model, settings, chat, start = this.start) {
-    const body = { model, stream: true, stream_options: { include_usage: true } };
+    const body = { model, stream: true, stream_options: { include_usage: true }, return_route: true };
     for (const name of NUMBERS) {
       if (typeof settings[name] === "number") body[name] = settings[name];
     }
@@ -101,7 +101,7 @@ function sent({ role, content, files, calls, tool_call_id: id }) {
   return { role, content: withFiles(content, files) };
 }
 
-/** Return the increment in a chunk of either endpoint: {text, reasoning, entries, calls, finish, usage}. */
+/** Return the increment in a chunk of either endpoint: {text, reasoning, entries, calls, finish, usage, route}. */
 export function increment(chunk) {
   const choice = chunk.choices?.[0];
   const delta = choice?.delta;
@@ -112,6 +112,7 @@ export function increment(chunk) {
     entries: entries(choice?.logprobs),
     finish: choice?.finish_reason ?? null,
     usage: chunk.usage ?? null,
+    route: choice?.route ?? null,
   };
 }
 

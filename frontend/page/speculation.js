@@ -16,6 +16,13 @@ export class SpeculationView {
     this.bar = root.querySelector("#held-bar");
   }
 
+  clear() {
+    this.#counts = [];
+    this.drafted.clear();
+    this.held.clear();
+    this.last = null;
+  }
+
   add({ draft_tokens_per_second: drafted, accepted_tokens_per_second: held }) {
     this.#counts.push([drafted, held]);
     if (this.#counts.length > 240) this.#counts.shift();

@@ -26,6 +26,7 @@ export class TimelineView {
   constructor(root) {
     this.canvas = root.querySelector("#timeline");
     this.summary = root.querySelector("#timeline-summary");
+    this.empty = this.summary.textContent;
     this.swatches = Object.fromEntries(
       [...TOKENS, ...SECONDS].map(([name]) => [name, root.querySelector(`#timeline-legend .${name}`)]),
     );
@@ -36,6 +37,13 @@ export class TimelineView {
 
   setFull(isFull) {
     this.#isFull = isFull;
+  }
+
+  clear() {
+    this.#samples = [];
+    this.#step = this.#hovered = null;
+    write(this.summary, this.empty);
+    this.paint();
   }
 
   add({ stats }) {

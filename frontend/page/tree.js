@@ -29,7 +29,7 @@ export class TreeView {
   #seen = ""; // state of the engine at the last poll
   #now = "";
   #tag = "";
-  #model = ""; // of several
+  #source = {}; // the parameters that say of which engine
   #answer = null; // {runs, blockSize, showsText}
   #texts = new Map(); // id -> [first, last]
   #shown = new Map(); // id -> number of branches that the viewer wants
@@ -57,9 +57,9 @@ export class TreeView {
     this.#update();
   }
 
-  /** Show the prefix cache of one of several models. */
-  setModel(model) {
-    this.#model = model;
+  /** Show the prefix cache of another engine; `source` has the parameters that name it. */
+  setSource(source) {
+    this.#source = source;
     this.#tag = this.#seen = "";
     this.#texts.clear();
     this.#shown.clear();
@@ -92,8 +92,8 @@ export class TreeView {
     const seen = this.#now;
     try {
       const shown = [...this.#shown].map(([id, number]) => `${id}:${number}`).join();
-      const of = this.#model && `&model=${encodeURIComponent(this.#model)}`;
-      const response = await call(`view/prefixes?shown=${shown}&known=${this.#tag}${of}`, { signal: request.signal });
+      const query = new URLSearchParams({ shown, known: this.#tag, ...this.#source });
+      const response = await call(`view/prefixes?${query}`, { signal: request.signal });
       this.#take(await response.json());
       this.#seen = seen;
     } catch (error) {

@@ -75,6 +75,12 @@ _PARAMETERS: dict[str, Schema] = {
         "description": "The name of a model of the server. Default: its first.",
         "schema": {"type": "string"},
     },
+    "engine": {
+        "name": "engine",
+        "in": "query",
+        "description": "The number of one of several engines. Default: the first that is there.",
+        "schema": {"type": "integer", "minimum": 0, "maximum": 999999999},
+    },
 }
 _SECURITY: dict[str, Schema] = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "An API key, as OpenAI's clients send it."},
@@ -148,6 +154,7 @@ def _operation(operation: Operation, method: str, models: ServedModels, schemas:
             _reference("parameters", "X-Request-Id"),
             *([_reference("parameters", "X-Request-Timeout")] if operation.waits else []),
             *([_reference("parameters", "model")] if operation.has_model_query else []),
+            *(_reference("parameters", name) for name in operation.query),
         ],
         "responses": {
             "200": _answer(operation, schemas),

@@ -49,7 +49,7 @@ class Operation(Route):
 
     `body`: the type of the body; with one the method is POST, else GET, unless `methods` says otherwise. `generates`:
     whether the request goes to the engine, so that it may wait in the queue and accepts X-Request-Timeout. `example`: a
-    body that works, to which the model's name is added.
+    body that works, to which the model's name is added. `query`: names of parameters that the document describes.
     """
 
     def __init__(
@@ -62,12 +62,14 @@ class Operation(Route):
         body: type[Body] | None = None,
         generates: bool = False,
         example: Mapping[str, Any] | None = None,
+        query: Sequence[str] = (),
     ) -> None:
         super().__init__(path, handler, methods=list(methods) or ["GET" if body is None else "POST"])
         self.answers = answers
         self.body = body
         self.generates = generates
         self.example = example
+        self.query = query
 
     @property
     def documented_methods(self) -> list[str]:

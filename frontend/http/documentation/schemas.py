@@ -76,6 +76,7 @@ DESCRIPTIONS: Mapping[str, str] = {
     "top_logprobs": "Number of likeliest tokens to return at each position; with logprobs=true.",
     "prompt_logprobs": "Return the prompt's log probabilities, with this many likeliest tokens at each position.",
     "return_token_ids": "Return the token ids of the prompt and of the answer.",
+    "return_route": "Return the engines that the request was sent to, and why, as route of each choice.",
     "return_tokens_as_token_ids": "Write tokens in log probabilities as token_id:N.",
     "return_token_strs": "Return the text of each token.",
     "skip_special_tokens": "Leave special tokens out of the text.",

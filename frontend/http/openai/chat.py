@@ -14,6 +14,7 @@ from starlette.responses import Response
 from quire.frontend.client.observer import TraceContext
 from quire.frontend.http.conversation import AnswerDelta, AssistantAnswer, Conversation, Turn, tools_of_chat
 from quire.frontend.http.errors import bad_request, errors_renamed
+from quire.frontend.http.openai.answer_route import AnswerRoute, route_of_answer
 from quire.frontend.http.openai.fields import (
     REFUSED,
     GenerationFields,
@@ -148,6 +149,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     finish_reason: str
     stop_reason: int | str | None = None
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    route: AnswerRoute | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):
@@ -159,6 +161,7 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
     finish_reason: str | None = None
     stop_reason: int | str | msgspec.UnsetType | None = msgspec.UNSET
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    route: AnswerRoute | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
@@ -256,7 +259,7 @@ class ChatWriter:
                 thoughts.add(answer.completion.index, answer.message.reasoning_content)
         choices = []
         async for answer in in_turns(answers):
-            choices.append(encoded(await self._choice(answer)))
+            choices.append(encoded(await self._choice(output, answer)))
             await free(answer.completion.logprobs)
         result = ChatCompletion(
             id=self._id,
@@ -311,7 +314,7 @@ class ChatWriter:
         usage = thoughts.added_to(tally.usage, self._service.tokenizer)
         return usage if self._body.prediction is None else tally.add_predictions_to(usage)
 
-    async def _choice(self, answer: AssistantAnswer) -> ChatChoice:
+    async def _choice(self, output: RequestOutput, answer: AssistantAnswer) -> ChatChoice:
         completion = answer.completion
         parsed = answer.message
         message = ChatMessage(content=parsed.content)
@@ -333,6 +336,8 @@ class ChatWriter:
             choice.logprobs = await self._tokens.chat(completion.logprobs, completion.token_ids, top)
         if self._body.return_token_ids:
             choice.token_ids = completion.token_ids
+        if self._body.return_route:
+            choice.route = route_of_answer(self._service.llm, output.metrics)
         return choice
 
     async def _chunk_choices(self, delta: AnswerDelta) -> list[ChatChunkChoice]:
@@ -354,6 +359,8 @@ class ChatWriter:
         if delta.finish_reason is not None:
             last.finish_reason = self._finish_reason(delta.finish_reason, delta.cuts_call)
             last.stop_reason = known_end(completion)[1]
+            if body.return_route:
+                last.route = route_of_answer(self._service.llm, delta.output.metrics)
         return choices
 
     def _finish_reason(self, reason: str, cuts_call: bool) -> str:

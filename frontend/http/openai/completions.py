@@ -15,6 +15,7 @@ from starlette.responses import Response
 from quire.frontend.client.observer import TraceContext
 from quire.frontend.http.errors import bad_request, errors_at, grammar_errors_at
 from quire.frontend.http.generation import Outputs, all_of, check_deadline, check_lengths, grown, merged
+from quire.frontend.http.openai.answer_route import AnswerRoute, route_of_answer
 from quire.frontend.http.openai.fields import (
     REFUSED,
     GenerationFields,
@@ -67,6 +68,7 @@ class TextChoice(msgspec.Struct, kw_only=True):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    route: AnswerRoute | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     prompt_logprobs: list[Any] | msgspec.UnsetType | None = msgspec.UNSET
 
@@ -170,6 +172,8 @@ class CompletionTask:
                     begun = None if index in seen else output
                     parts = await self._parts(index, completion, offsets.get(index), begun)
                     seen.add(index)
+                    if self._body.return_route and completion.finish_reason is not None:
+                        parts[-1].route = route_of_answer(self._service.llm, output.metrics)
                     for choice in parts:
                         chunk.choices = [choice]
                         if shown.continuous_usage_stats:
@@ -238,6 +242,8 @@ class CompletionTask:
             choice.prompt_logprobs = await prompt_logprobs(output.prompt_logprobs)
         if body.return_token_ids:
             choice.token_ids, choice.prompt_token_ids = token_ids, output.prompt_token_ids
+        if body.return_route:
+            choice.route = route_of_answer(self._service.llm, output.metrics)
         return choice
 
     async def _parts(

@@ -229,6 +229,7 @@ class GenerationFields(Body, kw_only=True):
     truncate_prompt_tokens: int | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    return_route: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     structured_outputs: StructuredOutputsField | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -63,6 +64,18 @@ class RemoveEngineBody(Body, kw_only=True):
     drain_timeout: Annotated[float, Meta(ge=0, le=1e9, description="Seconds. Default: 60.")] | None = None
 
 
+def engine_number(given: str, known: Sequence[int] | None) -> int:
+    """Return the number of one of the `known` engines, None for a model whose engines are not there yet.
+
+    Raises `ApiError` 404 for another.
+    """
+    number = int(given) if given.isdecimal() and len(given) < 10 else -1
+    if number >= 0 and (known is None or number in known):
+        return number
+    there = "the model is not loaded" if known is None else f"the engines are {', '.join(map(str, known))}"
+    raise ApiError(404, f"there is no engine {given[:100]!r}; {there}", code="engine_not_found")
+
+
 class EngineEndpoints(Endpoints):
     """Handlers of the endpoints of the set of engines. Those that change it need the admin key, if there are keys."""
 
@@ -117,14 +130,8 @@ class EngineEndpoints(Endpoints):
 
     def _number(self, request: Request) -> int:
         """Return the number in the path. Raises `ApiError` 404 unless it is an engine's."""
-        given = request.path_params["number"]
         known = [engine.number for engine in self._service.llm.engines()]
-        if not (given.isdecimal() and len(given) < 10 and int(given) in known):
-            raise ApiError(
-                404, f"there is no engine {given[:100]!r}; the engines are {', '.join(map(str, known))}",
-                code="engine_not_found",
-            )  # fmt: skip
-        return int(given)
+        return engine_number(request.path_params["number"], known)
 
     def _check_admin(self, request: Request) -> None:
         """Raise `ApiError` 403 for a request without the admin key."""

@@ -53,9 +53,10 @@ class TreePicture(msgspec.Struct):
 class PrefixTrees:
     """Asks the engine for trees, one at a time, and pauses after each, so that they take little of its time."""
 
-    def __init__(self, llm: AsyncLLM, shows_prompts: bool = True) -> None:
-        """`shows_prompts`: viewers may read the prompts of all."""
+    def __init__(self, llm: AsyncLLM, shows_prompts: bool = True, engine: int | None = None) -> None:
+        """`shows_prompts`: viewers may read the prompts of all. `engine`: as for `AsyncLLM.snapshot`."""
         self._llm = llm
+        self._engine = engine
         self._shows_prompts = shows_prompts
         self._turn = asyncio.Lock()
         self._free_at = 0.0
@@ -69,7 +70,7 @@ class PrefixTrees:
         async with self._turn:
             await asyncio.sleep(max(0.0, self._free_at - time.monotonic()))
             try:
-                tree = await asyncio.wait_for(self._llm.prefix_tree(shown), _PATIENCE)
+                tree = await asyncio.wait_for(self._llm.prefix_tree(shown, self._engine), _PATIENCE)
             except TimeoutError:
                 message = f"the engine has been busy with one step for more than {_PATIENCE:g} seconds; ask again"
                 raise ApiError(503, message, code="engine_busy") from None
@@ -77,7 +78,7 @@ class PrefixTrees:
         return self._picture(tree, known)
 
     def _picture(self, tree: PrefixTree, known: str) -> TreePicture:
-        pid = self._llm.engine_info.engine_pid  # a new engine begins with the ids again
+        pid = self._pid  # a new engine begins with the ids again
         sent = self._sent.get(known)
         goes_on = sent is not None and sent[0] == pid
         earlier = sent[1] if sent is not None and goes_on else frozenset[int]()
@@ -89,6 +90,13 @@ class PrefixTrees:
             del self._sent[next(iter(self._sent))]
         pictures = [msgspec.convert(run, RunPicture, from_attributes=True) for run in tree.runs]
         return TreePicture(tag, goes_on, tree.block_size, self._shows_prompts, pictures, texts)
+
+    @property
+    def _pid(self) -> int:
+        if self._engine is None:
+            return self._llm.engine_info.engine_pid
+        pids = {engine.number: engine.ready.engine_pid for engine in self._llm.engines()}
+        return pids.get(self._engine, 0)
 
     def _texts(self, run: PrefixRun) -> RunTexts:
         return self._text(run.first_token_ids), self._text(run.last_token_ids)

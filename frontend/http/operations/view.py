@@ -20,6 +20,8 @@ from quire.frontend.http.documentation.operation import AnswerTypes, Operation
 from quire.frontend.http.models.served_model import ServedModel
 from quire.frontend.http.models.served_models import ServedModels, not_loaded
 from quire.frontend.http.operations.changes import Change, Feed
+from quire.frontend.http.operations.engine_table import EngineTable, EngineTableFeed, Updates
+from quire.frontend.http.operations.engines import engine_number
 from quire.frontend.http.operations.pictures import Picture, PictureMaker, pause_after
 from quire.frontend.http.operations.prefixes import PrefixTrees, TreePicture, shown_of
 from quire.frontend.http.service import ModelService
@@ -33,9 +35,13 @@ _PATIENCE = 5.0  # seconds after which a long step is reported
 
 
 class History(msgspec.Struct):
-    """The last minute of this server's requests: [tokens per second, TTFT, ITL] of each quarter second."""
+    """The last minute of this server's requests: [tokens per second, TTFT, ITL] of each quarter second.
 
-    points: list[tuple[float, float | None, float | None]]
+    `engines`: how many there are. Where there are several the tokens are None, since views show one engine's.
+    """
+
+    points: list[tuple[float | None, float | None, float | None]]
+    engines: int
 
 
 class Problem(msgspec.Struct):
@@ -46,6 +52,8 @@ class Problem(msgspec.Struct):
 
 class EngineView:
     """Server-sent events for any number of viewers: `history` and `picture` once, then `change` or `problem`.
+
+    Of a set of engines it shows one; `engines` events have a table of all.
 
     While there are viewers, one task polls the engine for snapshots, every `PERIOD` seconds or less often, so that they
     take less than a hundredth of the engine's time. A viewer that reads slowly skips changes, gets a whole picture
@@ -58,22 +66,28 @@ class EngineView:
         recent: RecentRates,
         is_draining: Callable[[], bool] = lambda: False,
         shows_prompts: bool = True,
+        engine: int | None = None,
+        table: EngineTableFeed | None = None,
+        updates: Updates | None = None,
     ) -> None:
         """Observe `llm` through `recent`, its observer; `is_draining` returns whether the server is shutting down.
 
-        `shows_prompts`: viewers may read the prompts of all.
+        `shows_prompts`: viewers may read the prompts of all. `engine`: number of one of several, None for the first
+        that is there. `table` and `updates` are those that all views of the set have.
         """
         self._shows_prompts = shows_prompts
         self._llm = llm
+        self._engine = engine
         self._recent = recent
         self._is_draining = is_draining
         self._feed = Feed()
         self._problem = b""  # the event, if the latest poll failed
-        self._updated = asyncio.Event()
+        self._updates = updates or Updates()
+        self._table = table or EngineTableFeed(llm, self._updates)
         self._sent_until = 0.0  # time of the latest recent point that a picture included
         self._viewers = 0
         self._poller: asyncio.Task[None] | None = None
-        self.trees = PrefixTrees(llm, shows_prompts)
+        self.trees = PrefixTrees(llm, shows_prompts, engine)
 
     @property
     def viewers(self) -> int:
@@ -90,12 +104,17 @@ class EngineView:
         self._join()
         try:
             yield event(msgspec.json.encode(self._history()), "history")
-            feed, seen = self._feed, 0
+            feed, seen, table, problem = self._feed, 0, b"", b""
             while not self._is_draining():
-                updated = self._updated  # an update while the viewer reads is for the next turn
-                if self._problem:
-                    yield self._problem
-                elif feed.number:
+                updated = self._updates.next  # an update while the viewer reads is for the next turn
+                if self._table.event != table:
+                    table = self._table.event
+                    yield table
+                if self._problem != problem:
+                    problem = self._problem
+                    if problem:
+                        yield problem
+                if not problem and feed.number != seen:
                     latest = feed.event_after(seen)
                     seen = feed.number
                     yield latest
@@ -105,22 +124,30 @@ class EngineView:
 
     def _join(self) -> None:
         self._viewers += 1
+        self._table.join()
         if self._poller is None:
             self._feed, self._problem = Feed(), b""
             self._poller = asyncio.create_task(self._poll(), name="quire-view")
 
     def _leave(self) -> None:
         self._viewers -= 1
+        self._table.leave()
         if self._viewers == 0 and self._poller is not None:
             self._poller.cancel()
             self._poller = None
 
     def _history(self) -> History:
+        num_engines = len(self._llm.engines())
         return History(
             [
-                (round(point.tokens_per_second, 1), _rounded(point.ttft), _rounded(point.itl))
+                (
+                    round(point.tokens_per_second, 1) if num_engines == 1 else None,
+                    _rounded(point.ttft),
+                    _rounded(point.itl),
+                )
                 for point in self._recent.points()
-            ]
+            ],
+            num_engines,
         )
 
     async def _poll(self) -> None:
@@ -128,7 +155,7 @@ class EngineView:
         while True:
             pause = PERIOD
             try:
-                snapshot = await asyncio.wait_for(self._llm.snapshot(), _PATIENCE)
+                snapshot = await asyncio.wait_for(self._llm.snapshot(self._engine), _PATIENCE)
                 self._feed.publish(self._picture(maker, snapshot))
                 self._publish(b"")
                 pause = max(PERIOD, pause_after(snapshot.seconds))
@@ -151,8 +178,7 @@ class EngineView:
 
     def _publish(self, problem: bytes) -> None:
         self._problem = problem
-        updated, self._updated = self._updated, asyncio.Event()
-        updated.set()
+        self._updates.notify()
 
 
 def _rounded(seconds: float | None) -> float | None:
@@ -163,21 +189,47 @@ def _problem(message: str) -> bytes:
     return event(msgspec.json.encode(Problem(message)), "problem")
 
 
+class EngineViews:
+    """The views of a set of engines: of the first engine that is there, and of each by its number."""
+
+    def __init__(self, llm: AsyncLLM, make: Callable[[int | None, EngineTableFeed, Updates], EngineView]) -> None:
+        """`make(engine, table, updates)` returns a view of one engine of `llm`."""
+        self._llm = llm
+        self._make = make
+        self._updates = Updates()
+        self._table = EngineTableFeed(llm, self._updates)
+        self._views: dict[int | None, EngineView] = {}
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of the engines."""
+        return [engine.number for engine in self._llm.engines()]
+
+    def of(self, engine: int | None) -> EngineView:
+        """Return the view of an engine, None for the first that is there. Of one that is not there it has a problem."""
+        there = {None, *self.numbers}
+        self._views = {number: view for number, view in self._views.items() if number in there or view.viewers}
+        if engine not in self._views:
+            self._views[engine] = self._make(engine, self._table, self._updates)
+        return self._views[engine]
+
+
 class ViewEndpoints:
     """Handlers of the live views of the models, each of which has a view while it is loaded."""
 
     def __init__(self, models: ServedModels) -> None:
         self._models = models
-        self._views: WeakKeyDictionary[ModelService, EngineView] = WeakKeyDictionary()
+        self._views: WeakKeyDictionary[ModelService, EngineViews] = WeakKeyDictionary()
         self._recent: dict[ServedModel, RecentRates] = {}
         models.loader.on_open(self._note)
 
     async def events(self, request: Request) -> Response:
-        """Stream the engine's state. A minute of history and a picture, then about four changes a second; with ?model=
-        those of that model. It loads no model: while it is not loaded, there is a problem in place of a picture.
+        """Stream an engine's state. A minute of history and a picture, then about four changes a second; if the model
+        has several engines, also a table of them. It loads no model: while it is not loaded, there is a problem in
+        place of a picture.
         """
         model = self._models.asked(request)
-        return EventStream(self._events(model), self._explain, model.metrics.http.stream)
+        return EventStream(self._events(model, self._engine(request, model)), self._explain, model.metrics.http.stream)
 
     async def prefixes(self, request: Request) -> Response:
         """Return a part of the prefix cache as a tree. Its upper levels, and in the query `shown=ID:COUNT,ID:COUNT`
@@ -187,26 +239,37 @@ class ViewEndpoints:
         model, shown = self._models.asked(request), shown_of(query.get("shown", ""))
         if model.service is None:
             raise not_loaded(model)
-        return json_response(await self._views[model.service].trees.picture(shown, query.get("known", "")))
+        view = self._views[model.service].of(self._engine(request, model))
+        return json_response(await view.trees.picture(shown, query.get("known", "")))
+
+    def _engine(self, request: Request, model: ServedModel) -> int | None:
+        """Return the number of the engine in the query. Raises `ApiError` 404 unless there is one, or may be later."""
+        if (given := request.query_params.get("engine")) is None:
+            return None
+        return engine_number(given, None if model.service is None else self._views[model.service].numbers)
 
     def _note(self, model: ServedModel, service: ModelService) -> None:
         recent = self._recent.setdefault(model, RecentRates())
-        service.llm.add_observer(recent)
+        llm = service.llm
+        llm.add_observer(recent)
         known, server = weakref.ref(service), self._models.server
 
         def has_ended() -> bool:
             return server.draining or (now := known()) is None or now.is_closed
 
-        self._views[service] = EngineView(service.llm, recent, has_ended, server.args.shows_prompts())
+        def make(engine: int | None, table: EngineTableFeed, updates: Updates) -> EngineView:
+            return EngineView(llm, recent, has_ended, server.args.shows_prompts(), engine, table, updates)
 
-    async def _events(self, model: ServedModel) -> AsyncGenerator[bytes, None]:
+        self._views[service] = EngineViews(llm, make)
+
+    async def _events(self, model: ServedModel, engine: int | None) -> AsyncGenerator[bytes, None]:
         while not self._models.server.draining:
             if model.service is None:
                 yield _problem(str(not_loaded(model)))
                 while not model.is_loaded and not self._models.server.draining:  # noqa: ASYNC110 - it has no event
                     await asyncio.sleep(PERIOD)
             else:
-                async with aclosing(self._views[model.service].events()) as events:
+                async with aclosing(self._views[model.service].of(engine).events()) as events:
                     async for each in events:
                         yield each
 
@@ -217,10 +280,11 @@ class ViewEndpoints:
 def view_routes(models: ServedModels) -> list[Route]:
     """Return the routes `GET /view/events` and `GET /view/prefixes`."""
     view = ViewEndpoints(models)
-    kinds = AnswerTypes(events=[History, Picture, Change, Problem], errors=[404])
+    kinds = AnswerTypes(events=[History, Picture, Change, Problem, EngineTable], errors=[404])
+    tree = AnswerTypes(TreePicture, errors=[400, 404, 503])
     return [
-        Operation("/view/events", view.events, kinds),
-        Operation("/view/prefixes", view.prefixes, AnswerTypes(TreePicture, errors=[400, 404, 503])),
+        Operation("/view/events", view.events, kinds, query=("model", "engine")),
+        Operation("/view/prefixes", view.prefixes, tree, query=("model", "engine")),
     ]
 
 

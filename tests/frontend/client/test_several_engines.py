@@ -194,6 +194,11 @@ def test_what_an_engine_had_goes_on_in_the_others_at_once() -> None:
     assert sum(message.generated_token_ids == [0] for message in continued) == 3
     world.run()
     assert all(tokens(request) == [list(range(LENGTH))] for request in requests)
+    routes = [[(hop.engine, hop.left) for hop in request.metrics.route] for request in requests]
+    assert [route for route in routes if len(route) == 1] == [[(number, "")] for number in (1, 2)] * 3
+    moved = [route for route in routes if len(route) > 1]
+    assert [route[0] for route in moved] == [(0, "lost")] * 3
+    assert {route[1] for route in moved} == {(1, ""), (2, "")}
 
 
 def test_a_request_that_kills_gets_no_third_engine() -> None:

@@ -65,6 +65,7 @@ _FOREIGN = {
     "use_beam_search": (False,),
     "prompt_logprobs": (),
     "return_token_ids": (False,),
+    "return_route": (False,),
     "add_special_tokens": (False,),
 }
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from http_server import Server
+from http_server import Server, events_of
 from parsed_metrics import ParsedMetrics
 from patience import PATIENCE
 
@@ -63,6 +66,48 @@ def test_metrics_have_the_engines_number(several: Server) -> None:
     for name in ("engine_up", "num_requests_running", "kv_cache_usage_perc", "cache_config_info"):
         found = {sample.labels["engine"] for sample in families[f"quire:{name}"].samples}
         assert found == {"0", "1"}, name
+
+
+def final_route(server: Server, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the only route in a stream, which comes with the finish reason."""
+    *events, _done = events_of(server.request(path, {**body, "stream": True, "return_route": True}).body)
+    [choice] = [choice for event in events for choice in event["choices"] if "route" in choice]
+    assert choice["finish_reason"] == "length"
+    return dict(choice["route"])
+
+
+def test_an_answer_has_its_route(several: Server) -> None:
+    asked = {**BODY, "return_route": True}
+    route = several.request("/v1/completions", asked).json()["choices"][0]["route"]
+    [hop] = route["hops"]
+    assert (route["engines"], route["router"], hop["left"]) == (2, "prefix-affinity", "")
+    assert hop["engine"] in (0, 1)
+    assert hop["reason"] in ("load", "prefix")
+    assert len(final_route(several, "/v1/completions", BODY)["hops"]) == 1
+    chat = {"messages": [{"role": "user", "content": "a fox"}], "max_tokens": 8, "ignore_eos": True}
+    choices = several.request("/v1/chat/completions", {**chat, "return_route": True, "n": 2}).json()["choices"]
+    assert [len(choice["route"]["hops"]) for choice in choices] == [1, 1]
+    assert final_route(several, "/v1/chat/completions", chat)["engines"] == 2
+    assert "route" not in several.request("/v1/completions", BODY).json()["choices"][0]
+
+
+def test_a_route_tells_of_the_engine_that_was_lost() -> None:
+    """The engine has nothing of the request yet when it is killed, since both are stopped."""
+    with Server.start("--data-parallel-size", "2", "--threads", "1", "--num-pages", "128") as server:
+        pids = {engine["number"]: engine["pid"] for engine in listed(server)}
+        for pid in pids.values():
+            os.kill(pid, signal.SIGSTOP)
+        with ThreadPoolExecutor() as threads:
+            answer = threads.submit(server.request, "/v1/completions", {**BODY, "return_route": True})
+            while not (busy := [engine["number"] for engine in listed(server) if engine["requests"]]):
+                assert not answer.done()
+            for number, pid in pids.items():
+                os.kill(pid, signal.SIGKILL if number == busy[0] else signal.SIGCONT)
+            hops = answer.result().json()["choices"][0]["route"]["hops"]
+        assert [hop["left"] for hop in hops] == ["lost"] * (len(hops) - 1) + [""]
+        assert (hops[0]["engine"], len(hops) > 1) == (busy[0], True)
+        while any(engine["state"] != "ready" for engine in listed(server)):
+            assert server.process.poll() is None
 
 
 def test_engines_join_and_leave_by_command(several: Server, third: LLM) -> None:

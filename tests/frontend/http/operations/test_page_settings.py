@@ -51,7 +51,7 @@ def test_only_values_of_ones_own_are_sent(open_page: Callable[..., Page]) -> Non
     assert page.inner_text("#settings-set") == ""
     say(page, "Three")
     wait_for_answers(page, 3)
-    plain = {"model", "stream", "stream_options", "messages"}
+    plain = {"model", "stream", "stream_options", "return_route", "messages"}
     assert [set(body) - plain for body in bodies] == [set(), {"temperature"}, set()]
     assert [body["messages"][0]["role"] for body in bodies] == ["user", "system", "user"]
 
