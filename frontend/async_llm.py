@@ -292,14 +292,14 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
 
     async def engine_stats(self, timeout: float | None = None) -> dict[int, dict[str, Any]]:  # noqa: ASYNC109
         """Return the same of each engine by its number, of those that answer within `timeout` seconds."""
-        return await self._engine.engines.stats_each(timeout)
+        return await self._engine.stats_each(timeout)
 
     async def snapshot(self, engine: int | None = None) -> EngineSnapshot:
         """Return a snapshot of an engine: its last step, waiting requests, KV pages. Much more than `stats`.
 
         `engine`: the number of one of several; None for the first that is there.
         """
-        result = await asyncio.wrap_future(self._engine.engines.call("snapshot", engine=engine))
+        result = await asyncio.wrap_future(self._engine.call("snapshot", engine=engine))
         return msgspec.convert(result, EngineSnapshot)
 
     async def prefix_tree(self, shown: Mapping[int, int] | None = None, engine: int | None = None) -> PrefixTree:
@@ -307,7 +307,7 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
 
         `shown`: how many branches there are of some of its runs, by their ids. `engine`: as for `snapshot`.
         """
-        result = await asyncio.wrap_future(self._engine.engines.call("prefix_tree", shown=shown, engine=engine))
+        result = await asyncio.wrap_future(self._engine.call("prefix_tree", shown=shown, engine=engine))
         return msgspec.convert(result, PrefixTree)
 
     async def start_trace(self, on_step: Callable[[StepTrace], None]) -> None:

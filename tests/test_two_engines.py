@@ -359,6 +359,8 @@ def test_several_engines_share_the_prompts_and_come_and_go(demo_model: Path, exp
             assert [(each.number, each.is_prefill) for each in llm.engines()] == [(0, False), (1, True), (2, True)]
             await reaches(llm, 2)
             await fetches(llm)
+            assert set(await llm.engine_stats()) == {0, 1, 2}
+            assert (await llm.snapshot(1)).stats.pages_total == (await llm.snapshot(0)).stats.pages_total
             assert await answer(llm, PROMPT) == expected[len(PROMPT)]
             assert await answer(llm, OTHER) == expected[len(OTHER)]
             await llm.reset_prefix_cache()

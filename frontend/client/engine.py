@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -9,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -27,7 +29,7 @@ from quire.frontend.client.request import (
 from quire.frontend.client.routing import Routing, Session
 from quire.frontend.client.supervisor import MachinePart, ProcessTimeouts, Supervisor, stop_all
 from quire.frontend.engine_args import EngineArgs
-from quire.frontend.errors import EngineConnectionError, RequestError
+from quire.frontend.errors import EngineConnectionError, EngineDeadError, RequestError
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.sampling import SamplingParams, SeedSource, answer_room, check_length, engine_params, validate
 from quire.frontend.text.chat import harmony
@@ -186,6 +188,19 @@ class ConnectedEngine:
         """Return all engines, those that compute prompts for others too, in the order in which they came."""
         prefill = [dataclasses.replace(each, is_prefill=True) for each in self.prefill.engines.statuses()]
         return sorted([*self.engines.statuses(), *prefill], key=lambda each: each.number)
+
+    async def stats_each(self, timeout: float | None = None) -> dict[int, dict[str, Any]]:  # noqa: ASYNC109
+        """Return the statistics of each engine, see `EngineSet`; of prefill engines only those that answer."""
+        found = await self.engines.stats_each(timeout)
+        if len(self.prefill.engines):
+            with contextlib.suppress(EngineDeadError, RuntimeError, TimeoutError):
+                found |= await self.prefill.engines.stats_each(timeout)
+        return found
+
+    def call(self, method: str, *args: Any, engine: int | None = None, **options: Any) -> Future[Any]:
+        """Start a utility call of one engine, None for the first that answers; see `EngineSet.call`."""
+        engines = self.engines if engine is None else self._part_of(engine).engines
+        return engines.call(method, *args, engine=engine, **options)
 
     def set_draining(self, number: int, *, is_draining: bool = True) -> None:
         """Give an engine no more requests, or some again. Raises `ValueError` if it is unknown, or the last one."""

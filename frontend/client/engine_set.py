@@ -242,9 +242,9 @@ class EngineSet:
         if number not in self._members:
             known = ", ".join(map(str, sorted(self._members)))
             raise ValueError(f"there is no engine {number}; the engines are {known}")
-        if not self._is_optional and all(
-            member.is_draining for other, member in self._members.items() if other != number
-        ):
+        others = [member for other, member in self._members.items() if other != number]
+        is_last_there = self._members[number].state == "ready" and not any(each.state == "ready" for each in others)
+        if not self._is_optional and (is_last_there or all(each.is_draining for each in others)):
             raise ValueError(f"engine {number} is the last one that takes requests; add another one first")
 
     def statuses(self) -> list[EngineStatus]:

@@ -57,7 +57,7 @@ function fillRow(row, engine, isShown) {
   row.dataset.engine = engine.number;
   row.dataset.state = engine.state;
   row.classList.toggle("shown", isShown);
-  write(button, String(engine.number));
+  write(button, engine.prefill ? `${engine.number} (prefill)` : String(engine.number));
   button.setAttribute("aria-label", `Engine ${engine.number}`);
   button.setAttribute("aria-pressed", String(isShown));
   for (const [name, text] of Object.entries(CELLS)) write(row.querySelector(`.${name}`), text(engine));

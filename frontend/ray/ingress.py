@@ -78,8 +78,9 @@ class ReplicatedLLM(AsyncLLM):
 
         return ConnectedEngine(args, self._deliveries.put, connect=connect)
 
-    async def add_engine(self, address: str) -> int:
+    async def add_engine(self, address: str, *, is_prefill: bool = False) -> int:
         """Raise `ValueError`."""
+        del is_prefill
         raise ValueError(f"{address} can't be added: {_BY_RAY}")
 
     async def drain_engine(self, engine: int) -> None:

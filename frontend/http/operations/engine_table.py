@@ -21,15 +21,17 @@ _PATIENCE = 1.0  # seconds for which an engine's answer is waited for
 class EngineRow(msgspec.Struct):
     """An engine of the set.
 
-    `state`: ready, draining or away. `requests`: those of this server; `losses`: times that it was lost. All others are
-    those of all its clients, None if they are not known: `kv_usage` is the share of KV pages that requests hold, and
-    `tokens_per_second` counts prefill and decode tokens since the table before.
+    `state`: ready, draining or away. `requests`: those of this server; `losses`: times that it was lost; `prefill`: it
+    computes prompts for the others. What follows is of all its clients, None if it is not known: `kv_usage` is the
+    share of KV pages that requests hold, and `tokens_per_second` counts prefill and decode tokens since the table
+    before.
     """
 
     number: int
     state: str
     requests: int
     losses: int
+    prefill: bool = False
     running: int | None = None
     waiting: int | None = None
     kv_usage: float | None = None
@@ -125,14 +127,14 @@ class EngineTableFeed:
                 self._rates[number] = max(0, tokens) / seconds  # an engine that was started again counts from zero
 
     def _rows(self) -> list[EngineRow]:
-        engines, requests = self._llm.engines(), self._llm.num_requests()
+        engines, requests = self._llm.engines(), self._llm.num_requests() + self._llm.num_prefills()
         there = {engine.number for engine in engines if engine.state != "away"}
         self._looks = {number: look for number, look in self._looks.items() if number in there}
         self._rates = {number: rate for number, rate in self._rates.items() if number in there}
         return [self._row(engine, requests[engine.number]) for engine in engines]
 
     def _row(self, engine: EngineStatus, num_requests: int) -> EngineRow:
-        row = EngineRow(engine.number, engine.state, num_requests, engine.num_losses)
+        row = EngineRow(engine.number, engine.state, num_requests, engine.num_losses, engine.is_prefill)
         if (look := self._looks.get(engine.number)) is not None:
             row.running, row.waiting = look.stats["running"], look.stats["waiting"]
             row.kv_usage = round(look.stats["pages_held"] / look.stats["pages_total"], 3)

@@ -51,7 +51,7 @@ class AddEngineBody(Body, kw_only=True):
     """The address of a running engine, which computes prompts for the others only if it is to."""
 
     address: Annotated[str, Meta(min_length=1, max_length=_MOST_ADDRESS)]
-    prefill: bool = False
+    prefill: Annotated[bool, Meta(description="It computes prompts for the other engines only.")] = False
 
 
 class DrainEngineBody(Body, kw_only=True):

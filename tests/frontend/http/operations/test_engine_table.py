@@ -29,6 +29,9 @@ class Engines:
         ready = cast("Ready", None)
         return [EngineStatus(number, "", state, False, 0, ready) for number, state in enumerate(self.states)]
 
+    def num_prefills(self) -> Counter[int]:
+        return Counter()
+
     def num_requests(self) -> Counter[int]:
         """See `AsyncLLM`."""
         return Counter({0: 3})
@@ -76,7 +79,7 @@ def test_a_busy_engine_keeps_its_row_and_one_that_is_away_has_none() -> None:
         with Viewer(engines) as viewer:
             first, second = await viewer.rows()
             assert first == {
-                "number": 0, "state": "ready", "requests": 3, "losses": 0, "running": 5, "waiting": 1,
+                "number": 0, "state": "ready", "requests": 3, "losses": 0, "prefill": False, "running": 5, "waiting": 1,
                 "kv_usage": 0.25, "tokens_per_second": None,
             }  # fmt: skip
             assert (second["state"], second["requests"], second["running"]) == ("draining", 0, 6)
