@@ -5,9 +5,9 @@ signals (kill, segv, stop, term, int), by a kill while the process that stands b
 another client that crashes each engine which works on it (bomb), or whose schema crashes the process that compiles it
 (grammar), by the kernel as memory is short (oom, which needs root and cgroups), by a step that fails once it has
 sampled (step). With several engines (--engines) each hit has another victim, and one may leave the set and come back
-(drain). Every answer must equal that of one engine which nothing disturbs, and both bombs must end with an error. The
-report has the time from each hit to the next token. Exit status 1 if an answer differs or is missing, or an engine does
-not account for all its KV pages.
+(drain). Every answer must equal that of one engine which nothing disturbs, or begin it where a deadline ends it; each
+must end once, and both bombs with an error. The report has the time from each hit to the next token. Exit status 1 if
+an answer differs or is missing, or an engine does not account for all its KV pages.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "n": {"temperature": 0.9, "n": 3},
     "beams": {"beam_width": 3, "n": 2, "temperature": 0.0},
     "json": {"temperature": 0.7, "structured_outputs": StructuredOutputs(json=json.dumps(SCHEMA))},
+    "regex": {"temperature": 1.0, "structured_outputs": StructuredOutputs(regex=r"(\w{2,9}[ ,.]){60}")},
+    "deadline": {"temperature": 0.9},  # which ends some of them
     "penalties": {"presence_penalty": 1.0, "frequency_penalty": 0.7, "repetition_penalty": 1.2},
     "stop": {"temperature": 0.8, "stop": ["the King", "\n\n"]},
     "logprobs": {"temperature": 1.1, "top_k": 40, "logprobs": 3, "prompt_logprobs": 1},
@@ -55,7 +58,9 @@ HTTP_KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "sampled": {"temperature": 1, "top_p": 0.9, "logprobs": 2},
     "penalties": {"frequency_penalty": 0.8, "presence_penalty": 0.4},
+    "n": {"temperature": 0.9, "n": 2},
 }
+_DEADLINES = (0.3, 3.0)  # seconds, at random
 _BEAM_TOKENS = 60  # few, since a search begins anew with each engine
 SIGNALS = {
     "kill": signal.SIGKILL, "segv": signal.SIGSEGV, "stop": signal.SIGSTOP, "term": signal.SIGTERM,
@@ -100,10 +105,27 @@ if "quire.engine_core" in sys.orig_argv:
 """
 
 
+@dataclass
+class Choice:
+    """A choice of an answer over HTTP; it has one reason for which it ends."""
+
+    text: str = ""
+    reasons: list[str] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    def add(self, chunk: dict[str, Any]) -> None:
+        """Append a part of the stream."""
+        self.text += chunk["text"]
+        self.logprobs += (chunk.get("logprobs") or {}).get("token_logprobs", [])
+        if chunk["finish_reason"]:
+            self.reasons.append(chunk["finish_reason"])
+
+
 class Streams:
     """The streams of one run, and when their tokens arrived."""
 
-    def __init__(self, llm: AsyncLLM, url: str, count: int, tokens: int) -> None:
+    def __init__(self, llm: AsyncLLM, url: str, count: int, tokens: int, *, has_deadlines: bool = True) -> None:
+        self._has_deadlines = has_deadlines
         self._llm = llm
         self._url = url
         self._count = count
@@ -119,13 +141,14 @@ class Streams:
         prompt = f"Once upon a time there were {number} {'little ' * (number % 7)}goats, and"
         if kind.startswith("http "):
             return await asyncio.to_thread(self._over_http, prompt, HTTP_KINDS[kind[5:]], number)
-        ignore_eos = kind not in ("beams", "json", "stop")
+        ignore_eos = kind not in ("beams", "json", "regex", "stop")
         max_tokens = min(self._tokens, _BEAM_TOKENS) if kind == "beams" else self._tokens
         params = SamplingParams(seed=number, max_tokens=max_tokens, ignore_eos=ignore_eos, **KINDS[kind])
+        timeout = random.uniform(*_DEADLINES) if kind == "deadline" and self._has_deadlines else None
         answer: list[object] = []
-        async for output in self._llm.generate(prompt, params):
+        async for output in self._llm.generate(prompt, params, timeout=timeout):
             self.arrivals.append(time.monotonic())
-            answer = [
+            answer += [
                 (each.token_ids, each.text, each.finish_reason, each.stop_reason, each.logprobs)
                 for each in output.outputs
                 if output.finished
@@ -137,9 +160,11 @@ class Streams:
         data = json.dumps({**body, **fields}).encode()
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(f"{self._url}/v1/completions", data, headers)  # noqa: S310 - http
-        text, reasons, logprobs = "", [], []
+        choices: dict[int, Choice] = {}
+        num_ends = 0
         with urllib.request.urlopen(request) as reply:  # noqa: S310
             for line in reply:
+                num_ends += line.startswith(b"data: [DONE]")
                 if not line.startswith(b"data: {"):
                     continue
                 self.arrivals.append(time.monotonic())
@@ -147,10 +172,8 @@ class Streams:
                 if "error" in chunk:
                     return chunk["error"]["message"]
                 for choice in chunk["choices"]:
-                    text += choice["text"]
-                    logprobs += (choice.get("logprobs") or {}).get("token_logprobs", [])
-                    reasons += [choice["finish_reason"]] if choice["finish_reason"] else []
-        return text, reasons, logprobs
+                    choices.setdefault(choice["index"], Choice()).add(choice)
+        return choices, num_ends
 
 
 @asynccontextmanager
@@ -223,7 +246,7 @@ class Hitter:
             while len(streams.arrivals) == num_arrived:  # noqa: ASYNC110 - they come on other threads too
                 await asyncio.sleep(0.001)
             delay = streams.arrivals[num_arrived] - begun
-            if kind == "bomb":  # which goes off more than once
+            if kind in ("bomb", "drain"):  # the one goes off more than once, the other waits for an engine to be back
                 delay = longest_gap(begun, streams.arrivals)
             self.delays.setdefault(kind, []).append(delay)
             print(f"  {kind}: next token after {delay:.3f} s", flush=True)
@@ -245,7 +268,7 @@ class Hitter:
             self.bombs.append(asyncio.create_task(asyncio.to_thread(send_bomb, self._url, body)))
             await asyncio.shield(self.bombs[-1])  # which may outlive a round of streams
             return
-        if kind == "standby":
+        if kind == "standby" and victim.supervised:
             await self._stop_standby(victim.number)
         if kind == "oom":
             deadline, memory = time.monotonic() + _OOM_SECONDS, ShortMemory()
@@ -315,11 +338,19 @@ def send_bomb(url: str, body: dict[str, Any]) -> str:
         return f"{error.code} {json.loads(error.read())['error']['message']:.120}"
 
 
+def is_begin(answer: object, whole: object) -> bool:
+    """Return whether a deadline has ended an answer that would have become this one."""
+    match answer, whole:
+        case [(Sequence() as tokens, _, "timeout", _, _)], [(Sequence() as all_tokens, *_)]:
+            return bool(all_tokens[: len(tokens)] == tokens)
+    return False
+
+
 def differences(expected: list[object], answers: list[object]) -> int:
     """Print the answers that differ; return their number."""
     count = 0
     for number, (one, other) in enumerate(zip(expected, answers, strict=True)):
-        if one != other:
+        if one != other and not is_begin(other, one):
             count += 1
             print(f"  stream {number} differs:\n    {one!r:.300}\n    {other!r:.300}")
     return count
@@ -336,25 +367,20 @@ async def engines(args: argparse.Namespace, options: dict[str, Any]) -> AsyncIte
     options["threads"] = 1
     async with (
         AsyncLLM(args.model, **options) as other,
-        AsyncLLM(
-            args.model,
-            data_parallel_size=args.engines - 1,
-            engine=(other.engine_address,),
-            router=args.router,
-            **options,
-        ) as llm,
+        AsyncLLM(args.model, data_parallel_size=args.engines - 1, router=args.router, **options) as llm,
     ):
+        await llm.add_engine(other.engine_address)
         yield llm, [engine.address for engine in llm.engines()]
 
 
 async def run(args: argparse.Namespace, flag: Path) -> int:
     """Run all rounds; return the exit status."""
-    options = {} if args.kv_disk is None else {"kv_disk": args.kv_disk}
+    options = {"kv_disk": args.kv_disk, "speculative_config": args.speculative_config}
     threads = ThreadPoolExecutor(args.streams + 4)  # one for each stream over HTTP, and for bombs
     asyncio.get_running_loop().set_default_executor(threads)
     async with AsyncLLM(args.model, num_pages=args.num_pages) as one, serving([one.engine_address]) as url:
         begun = time.monotonic()
-        expected = await Streams(one, url, args.streams, args.tokens).run()
+        expected = await Streams(one, url, args.streams, args.tokens, has_deadlines=False).run()
         print(f"undisturbed: {args.streams} streams in {time.monotonic() - begun:.2f} s", flush=True)
     async with engines(args, options) as (llm, addresses), serving(addresses) as url:
         num_wrong, kinds = 0, itertools.islice(itertools.cycle(args.hits), args.most)
@@ -412,6 +438,7 @@ def main() -> int:
     parser.add_argument("--num-pages", type=int, default=2048, help="KV pages (default: %(default)s)")
     parser.add_argument("--engines", type=int, default=1, help="engines that share the streams (default: %(default)s)")
     parser.add_argument("--router", help="how streams are routed among them")
+    parser.add_argument("--speculative-config", metavar="JSON", help="of the engines that are hit: same tokens, sooner")
     parser.add_argument("--kv-disk", metavar="FOLDER", help="keep KV pages there too")
     parser.add_argument("--seed", type=int, default=0, help="of the times of the hits")
     args = parser.parse_args()
