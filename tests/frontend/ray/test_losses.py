@@ -19,6 +19,7 @@ import openai
 from ray_cluster import RayCluster, kill, wait_for
 
 NUM_STREAMS, TOKENS, BEGUN = 50, 300, 20
+NUM_PROMPTS, PAGE = 8, 32
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "top_k": 50, "min_p": 0.0, "repetition_penalty": 1.0}
 GREEDY = {**SAMPLED, "temperature": 0.0}
 
@@ -92,7 +93,8 @@ class Streams:
             extra_body={"return_token_ids": True, **_sampling(index)},
         )
         tokens: list[int] = []
-        ends, text = [], ""
+        ends: list[str] = []
+        text = ""
         for chunk in stream:
             (choice,) = chunk.choices
             tokens += (choice.model_extra or {}).get("token_ids") or []
@@ -152,6 +154,25 @@ def test_a_conversation_stays_where_its_prefix_is_cached(cluster: RayCluster) ->
     ]
     hits = cluster.metrics()["quire:engine_prefix_cache_hits_total"] - before
     assert hits >= (count - 1) * (usages[0] - 32)  # all but the first found all full pages
+
+
+def test_an_ingress_that_is_new_finds_prefixes_where_they_are_cached(cluster: RayCluster) -> None:
+    cluster.wait_replicas(2)
+    client = openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
+
+    def answer(index: int) -> int:
+        prompt = f"{index} kings had {index} daughters, each fairer than the one before. " * 8
+        usage = client.completions.create(model="quire-demo", prompt=prompt, max_tokens=2).usage
+        assert usage is not None
+        return usage.prompt_tokens
+
+    with ThreadPoolExecutor(NUM_PROMPTS) as pool:
+        lengths = list(pool.map(answer, range(NUM_PROMPTS)))
+    cluster.renew_ingress()
+    before = cluster.metrics()["quire:engine_prefix_cache_hits_total"]
+    assert list(map(answer, range(NUM_PROMPTS))) == lengths
+    hits = cluster.metrics()["quire:engine_prefix_cache_hits_total"] - before
+    assert hits >= sum(length // PAGE * PAGE - PAGE for length in lengths)
 
 
 def _scaled_by_tokens(target_tokens: int) -> dict[str, Any]:
