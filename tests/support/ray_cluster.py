@@ -119,6 +119,17 @@ class RayCluster:
         name = f"#{deployment}#"
         return [actor for actor in state.actors().values() if actor["State"] == "ALIVE" and name in actor["Name"]]
 
+    def wait_told(self) -> None:
+        """Wait until Ray's controller has told routers what the engines have cached now."""
+        handle = serve.get_deployment_handle("engines", app_name="quire")
+
+        def are_told() -> bool:
+            have = handle.broadcast("record_routing_stats").results(timeout_s=PATIENCE)
+            replicas = handle._router._asyncio_router.request_router.curr_replicas.values()
+            return sorted(map(repr, have)) == sorted(repr(replica.routing_stats) for replica in replicas)
+
+        wait_for(are_told)
+
     def renew_ingress(self) -> None:
         """Kill the ingress, and wait until another one serves."""
         (old,) = self.replicas("http")

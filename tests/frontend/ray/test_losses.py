@@ -168,6 +168,7 @@ def test_an_ingress_that_is_new_finds_prefixes_where_they_are_cached(cluster: Ra
 
     with ThreadPoolExecutor(NUM_PROMPTS) as pool:
         lengths = list(pool.map(answer, range(NUM_PROMPTS)))
+    cluster.wait_told()
     cluster.renew_ingress()
     before = cluster.metrics()["quire:engine_prefix_cache_hits_total"]
     assert list(map(answer, range(NUM_PROMPTS))) == lengths
