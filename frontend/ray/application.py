@@ -11,7 +11,7 @@ from ray.serve import Application
 from quire.frontend.ray.ingress import HttpIngress
 from quire.frontend.ray.options import ApplicationOptions, RayOptions
 from quire.frontend.ray.replica import EngineReplica
-from quire.frontend.ray.router import PrefixRouter
+from quire.frontend.ray.router import STATS_SECONDS, PrefixRouter
 from quire.frontend.ray.scaling import TokenPolicy
 
 _OPEN_REQUESTS = 1 << 14  # of a replica: engines and servers have limits of their own, with errors that say what to do
@@ -38,6 +38,7 @@ def build(args: Mapping[str, Any]) -> Application:
         request_router_config={
             "request_router_class": _path_of(PrefixRouter),
             "request_router_kwargs": {"block_size": options.engine.get("block_size", 32)},
+            "request_routing_stats_period_s": STATS_SECONDS,
         },
         **_number(options.ray),
         **common,

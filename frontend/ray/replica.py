@@ -14,18 +14,22 @@ import msgspec
 
 from quire.frontend.client.engine import ConnectedEngine
 from quire.frontend.client.engine_client import Delivery, EngineAway, EngineBack
+from quire.frontend.client.routing import Routing
 from quire.frontend.engine_args import EngineArgs
 from quire.frontend.errors import EngineDeadError
+from quire.frontend.ray.cached_prefixes import CachedPrefixes, ReportingRouter
 from quire.frontend.ray.cpus import bind_process, numa_nodes, part_of
 from quire.frontend.ray.scaling import TOKENS
 from quire.protocol.codec import EngineDecoder, encode
 from quire.protocol.messages import (
+    MAX_WATCHED_SALTS,
     Abort,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
     PrefixReport,
     UtilityCall,
+    WatchPrefixes,
 )
 
 CLOCK = struct.Struct("<d")
@@ -34,6 +38,10 @@ CLOCK = struct.Struct("<d")
 HEARTBEAT_SECONDS = 5.0
 """Seconds after which a relay that has nothing to say sends an empty item."""
 
+PREFIXES = "prefixes"
+"""Name of the keys of cached prefixes among what routers are told of a replica."""
+
+_SALTS_AT_ONCE = 1024  # of a message that asks for reports
 _ITEMS_PER_SECOND = 1000  # of all relays of a replica, beside the first outputs and the last; each takes Ray 0.3 ms
 
 
@@ -49,12 +57,16 @@ class EngineReplica:
     ) -> None:
         """Start an engine with these arguments of `EngineArgs`, and wait until it is ready."""
         self._loop = asyncio.get_running_loop()
+        self._is_closed = False
+        self._cached = CachedPrefixes(1)
         self._open: dict[str, Relay] = {}  # by the ids of their requests
         self._has_engine = asyncio.Event()
         self._decoder = EngineDecoder()
         if replicas_per_node > 1:
             bind_process(part_of(os.sched_getaffinity(0), numa_nodes(), _local_rank(), replicas_per_node))
         self._engine = await asyncio.to_thread(self._start, options)
+        self._salts: dict[str, None] = {"": None}  # of all requests
+        self._watch_all()
         self._has_engine.set()
 
     async def relay(self, frame: bytes, text_files: str) -> AsyncGenerator[bytes, None]:
@@ -73,6 +85,7 @@ class EngineReplica:
             while not await _happens(self._has_engine, HEARTBEAT_SECONDS):
                 yield b""
             with suppress(EngineDeadError):  # then it is lost
+                self._note_salt(request.cache_salt)
                 self._engine.engines.first.send(msgspec.structs.replace(request, arrival_time=time.monotonic()))
                 while not relay.is_over:
                     yield await relay.take(HEARTBEAT_SECONDS)
@@ -100,22 +113,40 @@ class EngineReplica:
         if (error := self._engine.engines.dead) is not None:
             raise EngineDeadError(*error.args)
 
-    async def record_routing_stats(self) -> dict[str, int]:
-        """Return what routers need to know: how many KV pages there are."""
-        return {"num_pages": self._engine.engines.ready.num_pages}
+    async def record_routing_stats(self) -> dict[str, bytes]:
+        """Return what routers need to know: the prefixes that are cached, see `CachedPrefixes.encode`."""
+        return {PREFIXES: self._cached.encode()}
 
     async def record_autoscaling_stats(self) -> dict[str, int]:
         """Return what the autoscaling goes by: tokens of the open requests."""
         return {TOKENS: sum(relay.num_tokens for relay in self._open.values())}
 
     def __del__(self) -> None:
-        """End the engine. Ray Serve calls it at the end of a replica, whose relays have ended by then, or had time."""
-        if (engine := getattr(self, "_engine", None)) is not None:
+        """End the engine. Ray Serve calls it at the end of a replica, whose relays have ended by then, or had time.
+
+        Python calls it once more, maybe in a thread that is being started: then it must not start one.
+        """
+        if (engine := getattr(self, "_engine", None)) is not None and not self._is_closed:
+            self._is_closed = True
             engine.close()
 
     def _start(self, options: dict[str, Any]) -> ConnectedEngine:
         args = EngineArgs.from_options(options.get("model"), {**options, "skip_tokenizer_init": True})
-        return ConnectedEngine(args, self._deliver)
+        return ConnectedEngine(args, self._deliver, routing=Routing(ReportingRouter(self._deliver)))
+
+    def _watch_all(self) -> None:
+        """Have a new engine, whose cache is empty, report the prefixes of all salts."""
+        self._cached = CachedPrefixes(self._engine.engines.ready.block_size)
+        salts = list(self._salts)
+        with suppress(EngineDeadError):  # the next one is asked
+            for first in range(0, len(salts), _SALTS_AT_ONCE):
+                self._engine.engines.first.send(WatchPrefixes(salts[first : first + _SALTS_AT_ONCE]))
+
+    def _note_salt(self, salt: str) -> None:
+        """Have the engine report the prefixes of a salt, too. Raises `EngineDeadError`."""
+        if salt not in self._salts and len(self._salts) < MAX_WATCHED_SALTS:
+            self._salts[salt] = None
+            self._engine.engines.first.send(WatchPrefixes([salt]))
 
     def _deliver(self, delivery: Delivery) -> None:
         """Pass a delivery on; on the client's thread."""
@@ -127,12 +158,15 @@ class EngineReplica:
             for output in delivery.outputs:
                 if (relay := self._open.get(output.request_id)) is not None:
                     relay.put(output, delivery.timestamp)
+        elif isinstance(delivery, PrefixReport):
+            self._cached.take(delivery)
         elif isinstance(delivery, EngineBack):
+            if hasattr(self, "_engine"):  # else `__init__` does it
+                self._watch_all()
             self._has_engine.set()
-        elif not isinstance(
-            delivery, PrefixReport
-        ):  # the engine is away or dead, or has rejected a message, nobody knows of which request
+        else:  # the engine is away or dead, or has rejected a message, nobody knows of which request
             if isinstance(delivery, EngineAway):
+                self._cached.clear()
                 self._has_engine.clear()
             for relay in self._open.values():
                 relay.lose()

@@ -2,33 +2,52 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Any, cast
+import time
+from collections import deque
+from typing import Any, NamedTuple, cast
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
+from quire.frontend.ray.cached_prefixes import decode_keys
+from quire.frontend.ray.replica import PREFIXES
 from quire.protocol.codec import EngineDecoder
-from quire.protocol.messages import EngineCoreRequest, PrefixReport
-from quire.protocol.routing.prefix_outline import page_keys
+from quire.protocol.messages import EngineCoreRequest
+from quire.protocol.routing.prefix_outline import PrefixOutline, shared_page_keys
 from quire.protocol.routing.routers import PrefixAffinity, RoutedRequest
 
-_PAGES = 4096  # of a replica whose number of KV pages is not known yet
+STATS_SECONDS = 2.0
+"""Seconds between two looks of Ray's controller at what each replica has cached."""
+
+_REPORTED_SECONDS = 10.0  # after which the replica has told what it has cached of a request that has ended
 _RELAY = "relay"
 
 
+class _Ended(NamedTuple):
+    """The prefixes of a request that has ended, which are still expected of a replica until the `deadline`."""
+
+    deadline: float
+    number: int
+    keys: list[int]
+
+
 class PrefixRouter(RequestRouter):
-    """The router of one ingress. It knows what it has sent to which replica, and has that for what is cached there."""
+    """The router of one ingress. It knows what the replicas have told of their caches, and its own requests.
+
+    The prefixes of a request count as cached at its replica from when it is sent until the replica must have told.
+    """
 
     def initialize_state(self, block_size: int) -> None:
         """Begin; `block_size`: tokens of a KV page."""
         self._block_size = block_size
-        self._policy = PrefixAffinity()
+        self._outline = PrefixOutline(keys_of=shared_page_keys)
+        self._policy = PrefixAffinity(outline=self._outline)
         self._decoder = EngineDecoder()
         self._numbers: dict[ReplicaID, int] = {}  # of replicas, as the policy knows them
-        self._caches: dict[int, SentPrefixes] = {}
+        self._told: dict[int, bytes] = {}  # of each replica, what it has told last
         self._next = 0
         self._sent: dict[str, RoutedRequest] = {}  # by Ray's ids
+        self._expected: dict[str, list[int]] = {}  # prefixes of requests that a replica has taken, by Ray's ids
+        self._ended: deque[_Ended] = deque()
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Take note of the replicas that there are."""
@@ -40,7 +59,8 @@ class PrefixRouter(RequestRouter):
             number = self._numbers[replica_id] = self._next
             self._next += 1
             self._policy.add(number, self._block_size)
-            self._caches[number] = SentPrefixes(self._policy, number)
+        for replica in replicas:
+            self._note_told(self._numbers[replica.replica_id], replica.routing_stats.get(PREFIXES, b""))
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         """Forget a replica."""
@@ -57,6 +77,7 @@ class PrefixRouter(RequestRouter):
         }
         if not known or pending_request is None or pending_request.metadata.call_method != _RELAY:
             return [candidate_replicas]
+        self._forget_ended()
         request_id = pending_request.metadata.internal_request_id
         self._take_back(request_id)
         request = self._sent[request_id] = self._routed(pending_request)
@@ -67,18 +88,18 @@ class PrefixRouter(RequestRouter):
         return [[known.pop(number)], list(known.values())]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """Count the request where it has been sent, and have its prompt for cached there from now on."""
+        """Count the request where it has been sent, and its prompt as computed, since nobody tells when it is."""
         del result
-        request = self._sent.get(pending_request.metadata.internal_request_id)
+        request_id = pending_request.metadata.internal_request_id
+        request = self._sent.get(request_id)
         number = self._numbers.get(replica_id)
         if request is None or number is None:
             return
         if request.engine != number:
             self._policy.take_back(request)
             self._policy.send(request, [number])
+        self._expected[request_id], request.expected = request.expected, []
         self._policy.first_token(request)
-        num_pages = self._replicas[replica_id].routing_stats.get("num_pages", _PAGES)
-        self._caches[number].add(request.salt, request.read(), self._block_size, num_pages)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Count the request no more."""
@@ -91,8 +112,24 @@ class PrefixRouter(RequestRouter):
         return RoutedRequest(len(tokens), lambda: tokens, request.cache_salt)
 
     def _take_back(self, request_id: str) -> None:
-        if (request := self._sent.pop(request_id, None)) is not None:
-            self._policy.take_back(request)
+        if (request := self._sent.pop(request_id, None)) is None:
+            return
+        if (keys := self._expected.pop(request_id, None)) and request.engine is not None:
+            self._ended.append(_Ended(time.monotonic() + _REPORTED_SECONDS, request.engine, keys))
+        self._policy.take_back(request)
+
+    def _forget_ended(self) -> None:
+        """Expect no more what replicas have told since."""
+        now = time.monotonic()
+        while self._ended and self._ended[0].deadline <= now:
+            _, number, keys = self._ended.popleft()
+            self._outline.expect_no_more(number, keys)
+
+    def _note_told(self, number: int, told: bytes) -> None:
+        """Take note of what a replica has cached, if that has changed."""
+        if told != self._told.get(number, b""):
+            self._told[number] = told
+            self._outline.replace(number, decode_keys(told))
 
     def _remove(self, replica_id: ReplicaID) -> None:
         number = self._numbers.pop(replica_id)
@@ -100,32 +137,4 @@ class PrefixRouter(RequestRouter):
             if request.engine == number:
                 self._policy.take_back(request)
         self._policy.remove(number)
-        del self._caches[number]
-
-
-class SentPrefixes:
-    """The prefixes that were sent to an engine: the last of them, as many pages as it has.
-
-    They are reported to the policy as an engine reports its cache.
-    """
-
-    def __init__(self, policy: PrefixAffinity, engine: int) -> None:
-        self._policy = policy
-        self._engine = engine
-        self._pages: OrderedDict[int, None] = OrderedDict()  # the least recently used first
-
-    def add(self, salt: str, tokens: Sequence[int], block_size: int, num_pages: int) -> None:
-        """Add the full pages of a prompt; of `num_pages` and more, the least recently used go."""
-        keys = list(page_keys(salt, tokens, block_size))[:num_pages]
-        if not keys:
-            return
-        first_new = next((index for index, key in enumerate(keys) if key not in self._pages), len(keys))
-        for key in reversed(keys):  # a page goes before those that it follows
-            self._pages[key] = None
-            self._pages.move_to_end(key)
-        removed = [self._pages.popitem(last=False)[0] for _ in range(len(self._pages) - num_pages)]
-        root = hash(salt)
-        parent = keys[first_new - 1] if first_new else root
-        new = tokens[first_new * block_size : len(keys) * block_size]
-        stored = [(parent, keys[first_new:], list(new))] if first_new < len(keys) else []
-        self._policy.report(self._engine, PrefixReport([(root, salt)], removed, stored))
+        self._told.pop(number, None)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from quire.protocol.messages import PrefixReport
 
@@ -24,31 +25,66 @@ def page_keys(salt: str, tokens: Sequence[int], block_size: int) -> list[int]:
     return list(_chain(hash(salt), tokens, block_size))
 
 
+def shared_root(salt: str) -> int:
+    """Return the key of the empty prefix of a salt, for `shared_chain`."""
+    return int.from_bytes(blake2b(salt.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def shared_chain(key: int, tokens: Sequence[int], block_size: int) -> Iterator[int]:
+    """Yield the keys of the prefixes that extend the one with this key by one page of `tokens` after the other.
+
+    A key is a hash of 64 bits that is the same in all processes of one version of Python, since integers have no
+    secret in their hash. So prompts can be made whose keys are equal: they may be believed to be cached where they are
+    not, and no more must depend on them.
+    """
+    for (page,) in _pages(tokens, block_size):
+        key = hash((key, block_size, int.from_bytes(page, "little")))
+        yield key
+
+
+def shared_page_keys(salt: str, tokens: Sequence[int], block_size: int) -> list[int]:
+    """Return what `page_keys` does, with keys that all processes share."""
+    return list(shared_chain(shared_root(salt), tokens, block_size))
+
+
 def _chain(key: int, tokens: Sequence[int], block_size: int) -> Iterator[int]:
     """Yield the keys of the prefixes that extend the one with this key by one page of `tokens` after the other."""
-    count = len(tokens) // block_size * block_size
-    packed = struct.pack(f"{count}i", *tokens[:count])
-    for (page,) in struct.iter_unpack(f"{_TOKEN_BYTES * block_size}s", packed):
+    for (page,) in _pages(tokens, block_size):
         key = hash((key, page))
         yield key
 
 
+def _pages(tokens: Sequence[int], block_size: int) -> Iterator[tuple[bytes]]:
+    """Return the full pages of tokens, as the only entry of a tuple each."""
+    count = len(tokens) // block_size * block_size
+    packed = struct.pack(f"{count}i", *tokens[:count])
+    return struct.iter_unpack(f"{_TOKEN_BYTES * block_size}s", packed)
+
+
 @dataclass(slots=True)
 class _OutlinedEngine:
-    """An engine: the bit that stands for it, the tokens of a page, and the requests that compute a prefix, by key."""
+    """An engine: the bit that stands for it, the tokens of a page, and the requests that compute a prefix, by key.
+
+    `replaced`: the keys of its last `PrefixOutline.replace`.
+    """
 
     bit: int
     block_size: int
     counts: dict[int, int] = field(default_factory=dict)
+    replaced: frozenset[int] = frozenset()
 
 
 class PrefixOutline:
     """The pages that each engine has in its prefix cache, and those that it is about to compute.
 
-    Its memory is about 200 bytes for each page that any engine has, however many of them have it. Thread-safe.
+    Its memory is about 200 bytes for each page that any engine has, however many of them have it. Thread-safe. What an
+    engine has is told by `report`, or else by `replace`, with `keys_of=shared_page_keys`.
     """
 
-    def __init__(self, max_pages: int = MAX_PAGES) -> None:
+    def __init__(
+        self, max_pages: int = MAX_PAGES, keys_of: Callable[[str, Sequence[int], int], list[int]] = page_keys
+    ) -> None:
+        self._keys_of = keys_of
         self.num_left_out = 0  # pages that were reported and not taken, as there was no room
         self._max_pages = max_pages
         self._lock = threading.Lock()
@@ -105,6 +141,22 @@ class PrefixOutline:
                     self._add_pages(own_keys, _chain(key, tokens, its.block_size), its.bit)
             self._clean()
 
+    def replace(self, engine: int, keys: Sequence[int]) -> None:
+        """Take the keys of all prefixes that an engine has, each after those that it extends.
+
+        Without effect if the engine is not there.
+        """
+        with self._lock:
+            if (its := self._engines.get(engine)) is None:
+                return
+            new = frozenset(keys)
+            for key in its.replaced - new:
+                self._take_page(key, its.bit)
+            added = [key for key in keys if key not in its.replaced]
+            self._add_pages(added, added, its.bit)
+            its.replaced = new
+            self._clean()
+
     def expect(self, engine: int, keys: Iterable[int]) -> None:
         """Count the prefixes of a prompt as cached, since the engine is about to compute them."""
         with self._lock:
@@ -130,10 +182,10 @@ class PrefixOutline:
                     _clear(self._expected, key, its.bit)
 
     def prefixes(self, salt: str, tokens: Sequence[int]) -> dict[int, list[int]]:
-        """Return the `page_keys` of a prompt for each block size that engines have."""
+        """Return the keys of a prompt's prefixes for each block size that engines have."""
         with self._lock:
             sizes = list(self._numbers)
-        return {size: page_keys(salt, tokens, size) for size in sizes}
+        return {size: self._keys_of(salt, tokens, size) for size in sizes}
 
     def match(self, prefixes: Mapping[int, Sequence[int]], *, only_stored: bool = False) -> dict[int, int]:
         """Return how many of the first tokens of a prompt each engine has, or will have, but for those with none.

@@ -233,9 +233,9 @@ class PrefixAffinity(Router):
 
     watches_prefixes = True
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, outline: PrefixOutline | None = None) -> None:
         super().__init__(seed)
-        self.outline = PrefixOutline()
+        self.outline = PrefixOutline() if outline is None else outline
         self.costs: dict[int, StepCosts] = {}
         self._all_costs = StepCosts()
         self._learning = threading.Lock()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -11,11 +15,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from prefix_reports import Prefix, PrefixNumbers
 
 from quire.protocol.messages import PrefixReport
-from quire.protocol.routing.prefix_outline import PrefixOutline, page_keys
+from quire.protocol.routing.prefix_outline import PrefixOutline, page_keys, shared_page_keys
 
 BLOCK_SIZES = {0: 2, 1: 2, 2: 3, 3: 2}
 SALTS = st.sampled_from(["", "x"])
 PROMPTS = st.lists(st.integers(0, 1), max_size=9)
+KeysOf = Callable[[str, Sequence[int], int], list[int]]
 ENGINES = st.sampled_from(sorted(BLOCK_SIZES))
 
 
@@ -27,11 +32,12 @@ class Caches(RuleBasedStateMachine):
     """Engines with prefix caches, each of which reports every change; a cache has a prefix with all before it."""
 
     max_pages = 1000
+    keys_of = staticmethod(page_keys)
 
     def __init__(self) -> None:
         super().__init__()
         self.numbers = PrefixNumbers()
-        self.outline = PrefixOutline(self.max_pages)
+        self.outline = PrefixOutline(self.max_pages, self.keys_of)
         self.caches: dict[int, set[Prefix]] = {}
         self.expected: list[tuple[int, Prefix]] = []  # prompts that an engine computes
 
@@ -41,6 +47,7 @@ class Caches(RuleBasedStateMachine):
         self.remove(engine)
         self.outline.add(engine, BLOCK_SIZES[engine])
         self.caches[engine] = set()
+        self.report_nothing()
 
     @rule(engine=ENGINES)
     def remove(self, engine: int) -> None:
@@ -60,8 +67,8 @@ class Caches(RuleBasedStateMachine):
         after = data.draw(st.integers(0, len(tokens) // size)) * size
         while after and (salt, tuple(tokens[:after])) not in cache:
             after -= size
-        self.outline.report(engine, self.numbers.stored(tokens, size, salt=salt, after=after))
         cache.update((salt, tuple(tokens[:end])) for end in range(after + size, len(tokens) + 1, size))
+        self.tell(engine, self.numbers.stored(tokens, size, salt=salt, after=after))
 
     @precondition(lambda self: any(self.caches.values()))
     @rule(data=st.data())
@@ -72,20 +79,24 @@ class Caches(RuleBasedStateMachine):
         inner = {(salt, tokens[:-size]) for salt, tokens in cache}
         salt, tokens = data.draw(st.sampled_from(sorted(cache - inner)))
         cache.remove((salt, tokens))
-        self.outline.report(engine, self.numbers.removed(tokens, salt=salt))
+        self.tell(engine, self.numbers.removed(tokens, salt=salt))
 
     @precondition(lambda self: self.caches)
     @rule(salt=SALTS, tokens=PROMPTS, data=st.data())
     def expect(self, salt: str, tokens: list[int], data: st.DataObject) -> None:
         engine = data.draw(st.sampled_from(sorted(self.caches)))
-        self.outline.expect(engine, page_keys(salt, tokens, BLOCK_SIZES[engine]))
+        self.outline.expect(engine, self.keys_of(salt, tokens, BLOCK_SIZES[engine]))
         self.expected.append((engine, (salt, tuple(tokens))))
 
     @precondition(lambda self: self.expected)
     @rule(data=st.data())
     def expect_no_more(self, data: st.DataObject) -> None:
         engine, (salt, tokens) = self.expected.pop(data.draw(st.integers(0, len(self.expected) - 1)))
-        self.outline.expect_no_more(engine, page_keys(salt, tokens, BLOCK_SIZES[engine]))
+        self.outline.expect_no_more(engine, self.keys_of(salt, tokens, BLOCK_SIZES[engine]))
+
+    def tell(self, engine: int, report: PrefixReport) -> None:
+        """Tell the outline what has changed in a cache."""
+        self.outline.report(engine, report)
 
     def known(self, engine: int, salt: str, tokens: Sequence[int]) -> int:
         """Return how many of the first tokens an engine has, or computes."""
@@ -113,6 +124,20 @@ class Caches(RuleBasedStateMachine):
         assert self.outline.num_left_out == 0
 
 
+class ReplacedCaches(Caches):
+    """Caches of which the outline is told all that they have, in the place of reports."""
+
+    keys_of = staticmethod(shared_page_keys)
+
+    def tell(self, engine: int, report: PrefixReport) -> None:
+        """Tell the outline all that a cache has, the shortest prefixes first."""
+        del report
+        prefixes = sorted(self.caches.get(engine, ()), key=lambda prefix: len(prefix[1]))
+        self.outline.replace(
+            engine, [shared_page_keys(salt, tokens, BLOCK_SIZES[engine])[-1] for salt, tokens in prefixes]
+        )
+
+
 class FullOutline(Caches):
     """The same when there is no room for all: nothing is found that is not there, and it never holds more."""
 
@@ -133,14 +158,19 @@ class FullOutline(Caches):
 
 TestCaches = Caches.TestCase
 TestFullOutline = FullOutline.TestCase
+TestReplacedCaches = ReplacedCaches.TestCase
 TestCaches.settings = TestFullOutline.settings = settings(max_examples=20, stateful_step_count=40)
+TestReplacedCaches.settings = TestCaches.settings
 
 
 @given(st.lists(st.tuples(SALTS, PROMPTS), max_size=20), st.sampled_from([1, 2, 3]))
-def test_keys_are_equal_where_salts_and_prefixes_are(prompts: list[tuple[str, list[int]]], size: int) -> None:
+@pytest.mark.parametrize("keys_of", [page_keys, shared_page_keys])
+def test_keys_are_equal_where_salts_and_prefixes_are(
+    keys_of: KeysOf, prompts: list[tuple[str, list[int]]], size: int
+) -> None:
     prefixes: dict[int, Prefix] = {}
     for salt, tokens in prompts:
-        keys = page_keys(salt, tokens, size)
+        keys = keys_of(salt, tokens, size)
         assert len(keys) == len(tokens) // size
         for number, key in enumerate(keys, start=1):
             prefix = salt, tuple(tokens[: number * size])
@@ -150,7 +180,18 @@ def test_keys_are_equal_where_salts_and_prefixes_are(prompts: list[tuple[str, li
 
 def test_tokens_are_told_apart_over_their_whole_range() -> None:
     tokens = [0, 1, 255, 256, 2**16, 2**31 - 1]
-    assert len({page_keys("", [first, second], 2)[0] for first in tokens for second in tokens}) == len(tokens) ** 2
+    pairs = [[first, second] for first in tokens for second in tokens]
+    for keys_of in (page_keys, shared_page_keys):
+        assert len({keys_of("", pair, 2)[0] for pair in pairs}) == len(pairs)
+
+
+def test_shared_keys_are_the_same_in_each_process() -> None:
+    salt, tokens = "a salt", list(range(1000, 1100))
+    code = f"from quire.protocol.routing.prefix_outline import *; print(shared_page_keys({salt!r}, {tokens}, 32))"
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        printed = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True).stdout
+        assert json.loads(printed) == shared_page_keys(salt, tokens, 32)
 
 
 def test_pages_that_find_no_room_are_counted_and_come_again_later() -> None:

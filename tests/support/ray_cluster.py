@@ -114,11 +114,33 @@ class RayCluster:
 
         wait_for(are_idle)
 
-    def replicas(self) -> list[dict[str, Any]]:
-        """Return the actors of the engines that are alive, as Ray describes them."""
-        return [
-            actor for actor in state.actors().values() if actor["State"] == "ALIVE" and "#engines#" in actor["Name"]
-        ]
+    def replicas(self, deployment: str = "engines") -> list[dict[str, Any]]:
+        """Return the actors of a deployment that are alive, as Ray describes them."""
+        name = f"#{deployment}#"
+        return [actor for actor in state.actors().values() if actor["State"] == "ALIVE" and name in actor["Name"]]
+
+    def wait_told(self) -> None:
+        """Wait until Ray's controller has told routers what the engines have cached now."""
+        handle = serve.get_deployment_handle("engines", app_name="quire")
+
+        def are_told() -> bool:
+            have = handle.broadcast("record_routing_stats").results(timeout_s=PATIENCE)
+            replicas = handle._router._asyncio_router.request_router.curr_replicas.values()
+            return sorted(map(repr, have)) == sorted(repr(replica.routing_stats) for replica in replicas)
+
+        wait_for(are_told)
+
+    def renew_ingress(self) -> None:
+        """Kill the ingress, and wait until another one serves."""
+        (old,) = self.replicas("http")
+        kill(old["Pid"])
+        wait_for(lambda: [each for each in self.replicas("http") if each["Pid"] != old["Pid"]])
+        wait_for(self._has_metrics)
+
+    def _has_metrics(self) -> bool:
+        with suppress(OSError):
+            return "quire:kv_pages" in self.metrics().families
+        return False
 
     def engine_pids(self) -> list[int]:
         """Return the process ids of the engines that serve, one of each replica."""

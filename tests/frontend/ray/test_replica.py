@@ -7,15 +7,17 @@ import contextlib
 import itertools
 import os
 import signal
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
 from patience import PATIENCE
 
 from quire.frontend import LLM, SamplingParams
+from quire.frontend.ray.cached_prefixes import decode_keys
 from quire.frontend.ray.ingress import ReplicatedLLM
-from quire.frontend.ray.replica import EngineReplica
+from quire.frontend.ray.replica import PREFIXES, EngineReplica
+from quire.protocol.routing.prefix_outline import shared_page_keys
 
 OPTIONS: dict[str, Any] = {"num_pages": 128, "start_timeout": PATIENCE}
 PROMPTS = [f"Once upon a time there were {count} foxes" for count in range(6)]
@@ -149,5 +151,36 @@ def test_a_replica_with_another_tokenizer_refuses_requests() -> None:
                 await anext(replica.relay(b"", "other files"))
         finally:
             await asyncio.to_thread(replica.__del__)
+
+    asyncio.run(run())
+
+
+async def _told(replica: Any, is_right: Callable[[set[int]], bool]) -> set[int]:
+    """Return the keys of prefixes that a replica tells routers, once they are right."""
+    async with asyncio.timeout(PATIENCE):
+        while not is_right(keys := set(decode_keys((await replica.record_routing_stats())[PREFIXES]))):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # nobody says when the engine has reported
+    return keys
+
+
+def test_a_replica_tells_routers_what_its_engine_has_cached() -> None:
+    async def run() -> None:
+        async with _serving(1) as llm:
+            (replica,) = llm._replicas.replicas  # type: ignore[attr-defined]
+            for salt in ("", "tenant"):
+                tokens = list(range(1000, 1100))
+                params = SamplingParams(max_tokens=1)
+                async for _ in llm.generate({"prompt_token_ids": tokens}, params, cache_salt=salt):
+                    pass
+                keys = shared_page_keys(salt, tokens, llm.engine_info.block_size)
+                await _told(replica, set(keys).issubset)
+            assert await llm.reset_prefix_cache()
+            await _told(replica, lambda told: not told)
+            await _answer(llm, 0, asyncio.Event())
+            await _told(replica, bool)
+            os.kill(llm.engine_info.engine_pid, signal.SIGKILL)
+            await _told(replica, lambda told: not told)
+            await _answer(llm, 1, asyncio.Event())
+            await _told(replica, bool)  # the next engine has been asked, too
 
     asyncio.run(run())
