@@ -59,7 +59,8 @@ class EngineCallbacks:
 class ClientSessions:
     """The sessions of all clients: what arrives is passed to `receive`, frames leave by `transmit`, time is told.
 
-    `put` receives EngineCoreRequest, Abort, UtilityCall, KvFetch, WatchPrefixes and Goodbye, each with its client.
+    `put` receives EngineCoreRequest, Abort, UtilityCall, KvFetch, WatchPrefixes, KvPeers and Goodbye, each with its
+    client.
     Goodbye is put as well for a client that went silent, vanished or does not read. Hello and Ping are answered here.
     """
 
