@@ -1,6 +1,6 @@
 """OpenTelemetry spans of requests, with `gen_ai.*` attributes. Needs the extra `otel`; import only if requested.
 
-Attributes that begin with `gen_ai.latency` have vLLM's names; the others are those of OpenTelemetry's
+Attributes that begin with `gen_ai.latency` have vLLM's names; the other `gen_ai.*` are those of OpenTelemetry's
 semantic conventions. Spans never contain text of prompts or answers.
 """
 
@@ -120,6 +120,8 @@ def _response_attributes(request: OpenRequest) -> dict[str, AttributeValue]:
         "gen_ai.usage.completion_tokens": num_output_tokens,
         "gen_ai.usage.cache_read.input_tokens": request.num_cached_tokens,
         "gen_ai.response.finish_reasons": request.finish_reasons,
+        "quire.route.engines": [hop.engine for hop in request.metrics.route],
+        "quire.route.reasons": [hop.reason for hop in request.metrics.route],
     }
 
 

@@ -103,6 +103,8 @@ def test_a_span_has_parameters_usage_and_latencies(llm: LLM) -> None:
         "gen_ai.usage.completion_tokens": 8,
         "gen_ai.usage.cache_read.input_tokens": 0,
         "gen_ai.response.finish_reasons": ("length",),
+        "quire.route.engines": (0,),
+        "quire.route.reasons": ("turn",),
     }
     names = ("time_to_first_token", "e2e", "time_in_queue", "time_in_model_prefill", "time_in_model_decode")
     assert latencies.keys() == {f"gen_ai.latency.{name}" for name in (*names, "time_in_model_inference")}
