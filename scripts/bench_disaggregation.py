@@ -73,7 +73,7 @@ def client(arguments: argparse.Namespace, model: Path, arm: Arm) -> Iterator[Asy
         address = stack.enter_context(engine(arguments, model, arm.cpus, *flags))
         llm = AsyncLLM(
             engine_address=address,
-            prefill_address=prefill,
+            prefill_address=() if prefill is None else (prefill,),
             prefill_min_tokens=_PROMPT_TOKENS + 1,
             skip_tokenizer_init=True,
         )

@@ -157,19 +157,18 @@ def test_a_reported_prefix_attracts_requests() -> None:
 def test_an_engine_that_has_more_is_the_source_of_a_fetch() -> None:
     one, numbers = affinity(2), PrefixNumbers()
     one.report(0, numbers.stored(prompt(range(20)), PAGE))
-    away = request([*range(20), 70])
-    assert one.send(away, [1]) == 1  # the other takes no requests
-    assert away.source is None  # engines cannot fetch
-    one.take_back(away)
+
+    def source(blocks: Iterable[int], engines: list[int]) -> int | None:
+        sent = request(blocks)
+        assert one.send(sent, engines) == engines[0]
+        one.take_back(sent)
+        return sent.source
+
+    assert source([*range(20), 70], [1]) is None  # engines cannot fetch
     one.can_fetch = True
-    assert one.send(away, [1]) == 1
-    assert away.source == 0
-    one.take_back(away)
-    assert one.send(away) == 0
-    assert away.source is None
-    short = request([*range(64 // BLOCK - 1), 70, 71, 72])
-    one.send(short, [1])
-    assert short.source is None  # for so few tokens it is not worth asking
+    assert source([*range(20), 70], [1]) == 0  # which takes no requests
+    assert source([*range(20), 70], [0, 1]) is None
+    assert source([70, *range(20)], [1]) is None
 
 
 def test_what_is_still_computed_is_no_source() -> None:

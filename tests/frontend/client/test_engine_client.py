@@ -210,7 +210,7 @@ def test_a_client_that_was_dropped_begins_a_new_session() -> None:
         engine.send(ready())
         while isinstance(back := engine.delivered(), EngineAway):
             pass
-        assert back == EngineBack(Session(0, 2), ready().block_size)
+        assert back == EngineBack(Session(0, 2), ready().block_size, engine.address)
         client.send(Abort(["late"]), FIRST_SESSION)
         client.send(Abort(["s"]), Session(0, 2))
         assert engine.receive(Abort).request_ids == ["s"]

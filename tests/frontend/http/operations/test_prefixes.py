@@ -103,7 +103,7 @@ class StandIn:
         self.engine_pid = 1
         self.asked = 0
 
-    async def prefix_tree(self, _shown: object) -> PrefixTree:
+    async def prefix_tree(self, _shown: object, _engine: object = None) -> PrefixTree:
         self.asked += 1
         return self.tree
 
@@ -154,7 +154,7 @@ def test_a_look_that_has_waited_for_a_processor_delays_the_next_ones_by_seconds_
 
 def test_an_engine_that_is_busy_is_an_error() -> None:
     class Busy(StandIn):
-        async def prefix_tree(self, _shown: object) -> PrefixTree:
+        async def prefix_tree(self, _shown: object, _engine: object = None) -> PrefixTree:
             raise TimeoutError
 
     with pytest.raises(ApiError, match="busy with one step") as error:
