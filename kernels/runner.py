@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -86,6 +87,7 @@ class ModelRunner:
     def __init__(self, assembly: Assembly, options: LoadOptions, pooler: Pooler) -> None:
         self._native = native = assembly.native
         self._plan = assembly.plan
+        self._format, self._format_lock = "", threading.Lock()
         self._assembly = assembly  # owns the code that launches point to
         checkpoint, plan = assembly.loader.checkpoint, assembly.plan
         self.pooler = pooler
@@ -183,9 +185,11 @@ class ModelRunner:
     def kv_format(self) -> str:
         """Return a hash of all that the bits of KV depend on besides tokens: also other hosts may compare it.
 
-        It reads the whole checkpoint and may take seconds, but not the GIL.
+        The first call reads the whole checkpoint and may take seconds, but not the GIL. Any thread.
         """
-        return kv_format(self._plan)
+        with self._format_lock:
+            self._format = self._format or kv_format(self._plan)
+        return self._format
 
     @property
     def threads(self) -> int:

@@ -16,7 +16,7 @@ import msgspec
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.options import F32_MAX, MAX_INT64, Length, Option, Range, lengths_of, options_of
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 
 
 class Role(enum.StrEnum):
@@ -664,7 +664,7 @@ class Ready(msgspec.Struct, array_like=True, gc=False, tag=12):
     kv_cache_bytes: int = 0
     role: Role = Role.ADMIN
     memory_limit: int = 0  # bytes that the engine's process may take
-    has_kv_peer: bool = False  # the engine fetches KV pages from another one
+    has_kv_peer: bool = False  # the engine was started with a KV peer
     text_files: str = ""
 
 

@@ -324,6 +324,12 @@ def test_a_frontend_needs_two_engines_that_fit(demo_model: Path) -> None:
     ):
         LLM(engine_address=one.address, prefill_address=(one.address,))
     with (
+        EngineUnderTest(demo_model) as one,
+        EngineUnderTest(demo_model, "--no-enable-prefix-caching") as other,
+        pytest.raises(EngineConnectionError, match="needs an engine with a prefix cache"),
+    ):
+        LLM(engine_address=other.address, prefill_address=(one.address,))
+    with (
         EngineUnderTest(demo_model, "--max-model-len", "1024") as one,
         EngineUnderTest(demo_model, "--kv-peer", one.address) as other,
         pytest.raises(EngineConnectionError, match="max_model_len 1024"),

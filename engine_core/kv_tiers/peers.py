@@ -6,6 +6,9 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import zmq
 
 from quire.engine_core.feature import Feature
 from quire.engine_core.kv_tiers.tier import KvTier
@@ -61,12 +64,13 @@ class PeerSet(Feature):
 
     def stop(self) -> bool:
         """Leave all peers."""
-        have_ended = [peer.stop() for peer in self._peers.values()]
-        return all(have_ended)
+        with ThreadPoolExecutor(MAX_PEERS) as pool:  # each may take a while
+            return all(list(pool.map(lambda peer: peer.stop(), self._peers.values())))
 
     def _update(self) -> None:
         """Start the peers that have been named, and leave those that nobody names any more."""
         wanted = {address for named in self._named.values() for address in named}
+        self._unusable &= wanted
         for address in self._peers.keys() - wanted - {self._given}:
             peer = self._peers.pop(address)
             self._counts.update({name: 0 if name == _GAUGE else int(value) for name, value in peer.stats().items()})
@@ -74,6 +78,6 @@ class PeerSet(Feature):
         for address in sorted(wanted - self._peers.keys() - self._unusable)[: MAX_PEERS - len(self._peers)]:
             try:
                 self._peers[address] = self._start(address)
-            except (AddressError, KeyFileError) as error:
+            except (AddressError, KeyFileError, zmq.ZMQError, OSError) as error:  # or there are no more descriptors
                 self._unusable.add(address)
                 logger.warning("KV pages cannot be fetched from %s: %s", address, error)

@@ -54,7 +54,7 @@ from quire.frontend.text.tokenizer import Tokenizer, load_tokenizer
 from quire.frontend.text.tokenizer_trial import check_tokenizer
 from quire.protocol.address import default_address
 from quire.protocol.engine_options import CONTENT_FORMATS
-from quire.protocol.messages import ClientMessage, Ready, Role
+from quire.protocol.messages import ClientMessage, EngineCoreRequest, Ready, Role
 from quire.protocol.pooling_info import PoolingInfo
 from quire.protocol.routing.routers import ROUTERS, LeastLoaded, Router
 
@@ -111,7 +111,7 @@ class ConnectedEngine:
         self._template_source: TemplateSource | None = None
         self.routing = routing or Routing(choose_router(args))
         numbers = itertools.count()
-        self.prefill = RemotePrefill(args.prefill_min_tokens, args.security, numbers)
+        self.prefill = RemotePrefill(args.prefill_min_tokens, args.security, numbers, can_fetch=args.fetch_prefixes)
         self.engines = EngineSet(self._observed(deliver), self.routing, numbers=numbers)
         supervisors = _supervise(args) if args.starts_engines else []
         try:
@@ -145,7 +145,12 @@ class ConnectedEngine:
 
     def send(self, message: ClientMessage, session: Session) -> None:
         """Send a message to an engine, and what it concerns to a prefill engine; see `EngineSet.send`."""
-        self.engines.send(self.prefill.pass_on(message, session.engine), session)
+        try:
+            self.engines.send(self.prefill.pass_on(message, session.engine), session)
+        except BaseException:
+            if isinstance(message, EngineCoreRequest):
+                self.prefill.end([message.request_id])
+            raise
 
     def add_engine(self, address: str) -> int:
         """Let a running engine share the requests; return its number. Raises `EngineConnectionError`."""

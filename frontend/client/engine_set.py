@@ -112,6 +112,7 @@ class EngineSet:
         self._is_optional = is_optional
         self._traced: CoreClient | None = None
         self._lock = threading.RLock()
+        self._introducing = threading.Lock()
         self._members: dict[int, _Member] = {}
         self._silent: set[int] = set()  # engines that do not tell what they have cached
         self._num_losses = 0  # of engines that have left
@@ -243,7 +244,7 @@ class EngineSet:
             known = ", ".join(map(str, sorted(self._members)))
             raise ValueError(f"there is no engine {number}; the engines are {known}")
         others = [member for other, member in self._members.items() if other != number]
-        is_last_there = self._members[number].state == "ready" and not any(each.state == "ready" for each in others)
+        is_last_there = self._members[number].state != "away" and not any(each.state == "ready" for each in others)
         if not self._is_optional and (is_last_there or all(each.is_draining for each in others)):
             raise ValueError(f"engine {number} is the last one that takes requests; add another one first")
 
@@ -413,11 +414,16 @@ class EngineSet:
 
     def fetch_from(self, addresses: Sequence[str]) -> None:
         """Let the engines fetch KV pages from the ones at these addresses too, which are not in the set."""
-        self._sources = list(addresses)
+        with self._introducing:
+            self._sources = list(addresses)
         self._introduce()
 
     def _introduce(self) -> None:
         """Tell each engine of those from which it may fetch: the others, if the router knows what they have."""
+        with self._introducing:  # so that no engine gets an older list after a newer one
+            self._send_peers()
+
+    def _send_peers(self) -> None:
         router, members = self._routing.router, self._sorted()
         if not router.can_fetch and not self._sources:
             return

@@ -50,9 +50,10 @@ class RemotePrefill:
     goes to the one that has the most of it cached, load considered. Without any, the engines that answer compute all.
     """
 
-    def __init__(self, min_tokens: int, security: Security, numbers: Iterator[int]) -> None:
+    def __init__(self, min_tokens: int, security: Security, numbers: Iterator[int], *, can_fetch: bool) -> None:
+        """`numbers`: those of the engines to come. `can_fetch`: they fetch prefixes from one another too."""
         router = PrefixAffinity()
-        router.can_fetch = True
+        router.can_fetch = can_fetch
         self.routing = Routing(router, is_optional=True)
         self.engines = EngineSet(self._note, self.routing, numbers=numbers, is_optional=True)
         self._min_tokens = min_tokens
@@ -185,6 +186,11 @@ class RemotePrefill:
 
 def check_fetch(own: Ready, other: Ready, address: str) -> None:
     """Raise `EngineConnectionError` unless an engine can fetch the KV of the prefill engine at `address`."""
+    if own.shape is not None and not own.shape.enable_prefix_caching:
+        raise EngineConnectionError(
+            f"prefill_address={address} needs an engine with a prefix cache, into which it fetches KV from there; "
+            "start it with enable_prefix_caching, and with a model that has KV"
+        )
     if not own.has_kv_peer and own.role is not Role.ADMIN:
         raise EngineConnectionError(
             f"prefill_address={address} needs an engine that fetches KV pages from there, and this client's role does "

@@ -239,6 +239,7 @@ class RequestTable:
         if self._routing.session_of(engine) is not None:
             taken = self._submissions_in(engine)
             self._routing.close(engine)
+            self._end([each for submission in taken for each in submission.completions.values()])
             for submission in taken:
                 self._take_back(submission, "lost" if is_loss else "moved")
                 if is_loss:
@@ -276,7 +277,9 @@ class RequestTable:
         """
         if self._routing.session_of(session.engine) not in (None, session):  # the news of its end has not come
             self._routing.close(session.engine)
-            for submission in self._submissions_in(session.engine):
+            taken = self._submissions_in(session.engine)
+            self._end([each for submission in taken for each in submission.completions.values()])
+            for submission in taken:
                 self._take_back(submission, "lost")
         self._routing.open(session, block_size, address)
         self._resend_all()
@@ -467,7 +470,7 @@ class RequestTable:
         return num_tokens
 
     def _end(self, completions: Iterable[OpenCompletion]) -> None:
-        """Have engines abort those of the completions that they have."""
+        """Have engines abort those of the completions that they have, also engines that compute their prompts only."""
         wire_ids: dict[Session, list[str]] = {}
         for completion in completions:
             session = completion.submission.session

@@ -63,6 +63,8 @@ def test_equal_blocks_are_found_in_the_prefix_cache(target: EngineTarget) -> Non
 
 
 def test_preempted_requests_have_phases_that_add_up(target: EngineTarget) -> None:
+    short = [request(prompt=4, output=1, block=100 + place) for place in range(12)]  # which the engine expects then
+    asyncio.run(replay(target, short))
     requests = [request(prompt=100, output=300, block=place) for place in range(8)]
     kept = asyncio.run(replay(target, requests))
     assert kept.outcomes == [Outcome.COMPLETED] * 8
