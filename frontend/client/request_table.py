@@ -237,13 +237,9 @@ class RequestTable:
         """
         ended: list[OpenRequest] = []
         if self._routing.session_of(engine) is not None:
-            taken = self._submissions_in(engine)
-            self._routing.close(engine)
-            self._end([each for submission in taken for each in submission.completions.values()])
-            for submission in taken:
-                self._take_back(submission, "lost" if is_loss else "moved")
-                if is_loss:
-                    self._note_loss(submission, engine)
+            taken = self._take_all_back(engine, "lost" if is_loss else "moved")
+            for submission in taken if is_loss else ():
+                self._note_loss(submission, engine)
             ended += [submission.request for submission in taken if submission.is_aborted]
             for request in ended:
                 self._conclude(request, EngineCoreOutput("", finish_reason=FinishReason.ABORT))
@@ -276,17 +272,12 @@ class RequestTable:
         They have the tokens that they have received. `block_size` and `address` are those of the engine, see `Routing`.
         """
         if self._routing.session_of(session.engine) not in (None, session):  # the news of its end has not come
-            self._routing.close(session.engine)
-            taken = self._submissions_in(session.engine)
-            self._end([each for submission in taken for each in submission.completions.values()])
-            for submission in taken:
-                self._take_back(submission, "lost")
+            self._take_all_back(session.engine, "lost")
         self._routing.open(session, block_size, address)
         self._resend_all()
 
     def leave(self, reason: str, engine: int) -> list[OpenRequest]:
         """Take back what an engine has that is there, but will not be used any more; return the requests that end."""
-        self._end([completion for each in self._submissions_in(engine) for completion in each.completions.values()])
         ended = self.suspend(reason, engine, is_loss=False)
         for submission in self._requests.values():
             if submission.home == engine:
@@ -422,6 +413,18 @@ class RequestTable:
             self._open[wire_id] = completion
             first = first or wire_id
 
+    def _take_all_back(self, engine: int, left: Literal["lost", "moved"]) -> list[Submission]:
+        """End the session with an engine; take back and return what it had.
+
+        All is aborted, too: the engine may go on, and others may compute prompts for it.
+        """
+        taken = self._submissions_in(engine)
+        self._routing.close(engine)
+        self._end(completion for submission in taken for completion in submission.completions.values())
+        for submission in taken:
+            self._take_back(submission, left)
+        return taken
+
     def _take_back(self, submission: Submission, left: Literal["lost", "moved"]) -> None:
         """Note that a request is in no engine any more, and why."""
         submission.request.metrics.route[-1].left = left
@@ -470,7 +473,7 @@ class RequestTable:
         return num_tokens
 
     def _end(self, completions: Iterable[OpenCompletion]) -> None:
-        """Have engines abort those of the completions that they have, also engines that compute their prompts only."""
+        """Have engines abort those of the completions that they have."""
         wire_ids: dict[Session, list[str]] = {}
         for completion in completions:
             session = completion.submission.session
