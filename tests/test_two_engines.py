@@ -345,12 +345,8 @@ def test_several_engines_share_the_prompts_and_come_and_go(demo_model: Path, exp
         outputs = [output async for output in llm.generate({"prompt_token_ids": prompt}, params)]
         return list(outputs[-1].outputs[0].token_ids)
 
-    async def reaches(llm: AsyncLLM, count: int) -> None:
-        while (await llm.stats()).get("kv_peer_connected", 0) != count:  # noqa: ASYNC110 - of the engine's own threads
-            await asyncio.sleep(0.01)
-
     async def fetches(llm: AsyncLLM) -> None:
-        """Ask until pages have come: on a busy host prompts may be computed sooner."""
+        """Ask until pages have come: without a connection yet, or on a busy host, prompts are computed."""
         before, number = await num_fetched(llm), 0
         while await num_fetched(llm) == before:
             number += 1
@@ -358,12 +354,11 @@ def test_several_engines_share_the_prompts_and_come_and_go(demo_model: Path, exp
         assert llm.num_prefills() == {}
 
     async def num_fetched(llm: AsyncLLM) -> float:
-        return float((await llm.stats())["kv_peer_pages_fetched"])
+        return float((await llm.stats()).get("kv_peer_pages_fetched", 0))
 
     async def main(decode: str, first: str, second: str) -> None:
         async with AsyncLLM(engine_address=decode, prefill_address=(first, second)) as llm, asyncio.timeout(PATIENCE):
             assert [(each.number, each.is_prefill) for each in llm.engines()] == [(0, False), (1, True), (2, True)]
-            await reaches(llm, 2)
             await fetches(llm)
             assert set(await llm.engine_stats()) == {0, 1, 2}
             assert (await llm.snapshot(1)).stats.pages_total == (await llm.snapshot(0)).stats.pages_total
@@ -373,7 +368,6 @@ def test_several_engines_share_the_prompts_and_come_and_go(demo_model: Path, exp
             with pytest.raises(EngineConnectionError, match="in use already"):
                 await llm.add_engine(first, is_prefill=True)
             await llm.remove_engine(1)
-            await reaches(llm, 1)
             await fetches(llm)
             await llm.drain_engine(2)
             before = await num_fetched(llm)
@@ -382,7 +376,6 @@ def test_several_engines_share_the_prompts_and_come_and_go(demo_model: Path, exp
             assert await answer(llm, OTHER) == expected[len(OTHER)]
             assert await num_fetched(llm) == before
             assert await llm.add_engine(first, is_prefill=True) > 2
-            await reaches(llm, 1)
             await llm.reset_prefix_cache()
             await fetches(llm)
             assert await answer(llm, PROMPT) == expected[len(PROMPT)]

@@ -24,13 +24,18 @@ logger = logging.getLogger(__name__)
 
 
 class PeerSet(Feature):
-    """The peers by address. `start(address)` starts the tier of one; it raises AddressError or KeyFileError."""
+    """The peers by address. `start(address)` starts the tier of one; it raises AddressError or KeyFileError.
+
+    A peer that clients name is started when a request first asks for its pages, and has none until it is connected: a
+    connection costs threads, descriptors, and at first a checksum of the checkpoint, which most engines never need.
+    """
 
     def __init__(self, start: Callable[[str], KvTier], given: str | None = None) -> None:
         """`given`: the peer of requests that name none, which no client can take away."""
         self._start = start
         self._given = given
         self._named: dict[bytes, frozenset[str]] = {}  # by client
+        self._wanted: set[str] = set()  # by any client
         self._peers: dict[str, KvTier] = {}
         self._unusable: set[str] = set()
         self._counts = Counter[str]()  # of peers that are gone
@@ -39,7 +44,10 @@ class PeerSet(Feature):
 
     def of(self, source: str) -> Sequence[KvTier]:
         """Return the peer at an address, or that which was given; none if there is none."""
-        peer = self._peers.get(source or self._given or "")
+        address = source or self._given or ""
+        if address in self._wanted and address not in self._peers:
+            self._begin(address)
+        peer = self._peers.get(address)
         return () if peer is None else (peer,)
 
     def receive(self, client_id: bytes, message: ClientMessage) -> bool:
@@ -68,16 +76,20 @@ class PeerSet(Feature):
             return all(list(pool.map(lambda peer: peer.stop(), self._peers.values())))
 
     def _update(self) -> None:
-        """Start the peers that have been named, and leave those that nobody names any more."""
-        wanted = {address for named in self._named.values() for address in named}
-        self._unusable &= wanted
-        for address in self._peers.keys() - wanted - {self._given}:
+        """Leave the peers that nobody names any more."""
+        self._wanted = {address for named in self._named.values() for address in named}
+        self._unusable &= self._wanted
+        for address in self._peers.keys() - self._wanted - {self._given}:
             peer = self._peers.pop(address)
             self._counts.update({name: 0 if name == _GAUGE else int(value) for name, value in peer.stats().items()})
             threading.Thread(target=peer.stop, name="quire-kv-peer-end", daemon=True).start()
-        for address in sorted(wanted - self._peers.keys() - self._unusable)[: MAX_PEERS - len(self._peers)]:
-            try:
-                self._peers[address] = self._start(address)
-            except (AddressError, KeyFileError, zmq.ZMQError, OSError) as error:  # or there are no more descriptors
-                self._unusable.add(address)
-                logger.warning("KV pages cannot be fetched from %s: %s", address, error)
+
+    def _begin(self, address: str) -> None:
+        """Start a peer, unless there are too many, or it cannot be used."""
+        if len(self._peers) >= MAX_PEERS or address in self._unusable:
+            return
+        try:
+            self._peers[address] = self._start(address)
+        except (AddressError, KeyFileError, zmq.ZMQError, OSError) as error:  # or there are no more descriptors
+            self._unusable.add(address)
+            logger.warning("KV pages cannot be fetched from %s: %s", address, error)

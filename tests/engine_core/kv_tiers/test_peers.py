@@ -47,9 +47,11 @@ def test_peers_come_and_go_with_the_clients_that_name_them() -> None:
     assert (list(peers.of("")), list(peers.of("a")), peers.stats()) == ([], [], {})
     peers.receive(b"1", KvPeers(["a", "b"]))
     peers.receive(b"2", KvPeers(["b"]))
+    assert peers.stats() == {}  # nobody has asked for pages
     (first,), (second,) = peers.of("a"), peers.of("b")
     assert peers.stats() == {"kv_peer_connected": 2, "kv_peer_pages_fetched": 6}
     peers.receive(b"1", KvPeers(["c"]))
+    assert len(peers.of("c")) == 1
     assert isinstance(first, CountingPeer)
     assert first.stopped.wait(10)
     assert (list(peers.of("a")), list(peers.of("b"))) == ([], [second])
@@ -76,6 +78,7 @@ def test_a_useless_address_costs_a_line_and_the_others_nothing(caplog: pytest.Lo
     peers = PeerSet(CountingPeer)
     for _ in range(3):
         peers.receive(b"1", KvPeers(["bad", "a"]))
+        assert list(peers.of("bad")) == []
     assert len(peers.of("a")) == 1
     assert [record.getMessage() for record in caplog.records] == [
         "KV pages cannot be fetched from bad: bad is no address"
@@ -85,6 +88,7 @@ def test_a_useless_address_costs_a_line_and_the_others_nothing(caplog: pytest.Lo
 def test_peers_are_bounded() -> None:
     peers = PeerSet(CountingPeer)
     peers.receive(b"1", KvPeers([str(number) for number in range(100)]))
+    assert sum(len(peers.of(str(number))) for number in range(100)) == MAX_PEERS
     assert peers.stats()["kv_peer_connected"] == MAX_PEERS
 
 
