@@ -120,7 +120,7 @@ class EngineSet:
         self._waited = 0.0  # seconds that no engine has been there
         self._last_outage: float | None = None  # time at which none was there
         self._sources: list[str] = []  # further engines from which these fetch
-        routing.watch = self._watch
+        routing.watch = self.watch
 
     def join(
         self,
@@ -404,7 +404,7 @@ class EngineSet:
         for thread in closing:
             thread.join()
 
-    def _watch(self, session: Session, salts: list[str]) -> None:
+    def watch(self, session: Session, salts: list[str]) -> None:
         """Have an engine report the prefixes of some salts, as many at once as a message has room for."""
         if session.engine in self._silent:
             return

@@ -29,7 +29,6 @@ from quire.protocol.messages import (
     EngineCoreRequest,
     PrefixReport,
     UtilityCall,
-    WatchPrefixes,
 )
 
 CLOCK = struct.Struct("<d")
@@ -41,7 +40,6 @@ HEARTBEAT_SECONDS = 5.0
 PREFIXES = "prefixes"
 """Name of the keys of cached prefixes among what routers are told of a replica."""
 
-_SALTS_AT_ONCE = 1024  # of a message that asks for reports
 _ITEMS_PER_SECOND = 1000  # of all relays of a replica, beside the first outputs and the last; each takes Ray 0.3 ms
 
 
@@ -137,16 +135,17 @@ class EngineReplica:
     def _watch_all(self) -> None:
         """Have a new engine, whose cache is empty, report the prefixes of all salts."""
         self._cached = CachedPrefixes(self._engine.engines.ready.block_size)
-        salts = list(self._salts)
-        with suppress(EngineDeadError):  # the next one is asked
-            for first in range(0, len(salts), _SALTS_AT_ONCE):
-                self._engine.engines.first.send(WatchPrefixes(salts[first : first + _SALTS_AT_ONCE]))
+        self._watch(list(self._salts))
 
     def _note_salt(self, salt: str) -> None:
-        """Have the engine report the prefixes of a salt, too. Raises `EngineDeadError`."""
+        """Have the engine report the prefixes of a salt, too."""
         if salt not in self._salts and len(self._salts) < MAX_WATCHED_SALTS:
             self._salts[salt] = None
-            self._engine.engines.first.send(WatchPrefixes([salt]))
+            self._watch([salt])
+
+    def _watch(self, salts: list[str]) -> None:
+        engines = self._engine.engines
+        engines.watch(engines.first.session, salts)
 
     def _deliver(self, delivery: Delivery) -> None:
         """Pass a delivery on; on the client's thread."""
