@@ -153,7 +153,6 @@ def _operation(operation: Operation, method: str, models: ServedModels, schemas:
             *(_path_parameter(name, models.default.name) for name in converters),
             _reference("parameters", "X-Request-Id"),
             *([_reference("parameters", "X-Request-Timeout")] if operation.waits else []),
-            *([_reference("parameters", "model")] if operation.has_model_query else []),
             *(_reference("parameters", name) for name in operation.query),
         ],
         "responses": {

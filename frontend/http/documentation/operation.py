@@ -82,17 +82,11 @@ class Operation(Route):
         return self.generates
 
     @property
-    def has_model_query(self) -> bool:
-        """True if the query of a request names its model."""
-        return False
-
-    @property
     def statuses(self) -> list[int]:
         """The status codes of its errors, including those that every route can have."""
         found = {401, 421, 500, *self.answers.errors}
         found.update(_WITH_BODY if self.body is not None else ())
         found.update(_WAITING if self.waits else ())
-        found.update(_LOOKING if self.has_model_query else ())
         return sorted(found)
 
 
@@ -116,8 +110,9 @@ class ModelOperation(Operation):
         example: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(
-            path, of_model(models, kind, handler, body), answers, body=body, generates=generates, example=example
-        )
+            path, of_model(models, kind, handler, body), answers, body=body, generates=generates, example=example,
+            query=("model",) if body is None else (),
+        )  # fmt: skip
 
     @property
     def waits(self) -> bool:
@@ -125,9 +120,9 @@ class ModelOperation(Operation):
         return self.generates or self.body is not None
 
     @property
-    def has_model_query(self) -> bool:
+    def statuses(self) -> list[int]:
         """See `Operation`."""
-        return self.body is None
+        return sorted({*super().statuses, *(_LOOKING if self.body is None else ())})
 
 
 def of_model(
