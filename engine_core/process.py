@@ -216,22 +216,19 @@ def _assemble(
     if link is not None and journal.num_explained_deaths:
         write_line("BLAMED", {"num_deaths": journal.num_explained_deaths})
     peers = _start_peers(parsed, runner)
+    chosen = [
+        start_speculation(parsed, load_options(parsed), runner, limits),
+        _start_kv_events(parsed, runner, wake),
+        peers,
+    ]
+    page_server = _start_page_server(parsed, runner, server, wake)
     core = EngineCore(
         runner,
         limits,
         server.send,
         EngineParts(
             make_features(
-                runner.sequences,
-                limits,
-                server.send,
-                journal=journal,
-                page_server=_start_page_server(parsed, runner, server, wake),
-                chosen=[
-                    start_speculation(parsed, load_options(parsed), runner, limits),
-                    _start_kv_events(parsed, runner, wake),
-                    peers,
-                ],
+                runner.sequences, limits, server.send, journal=journal, page_server=page_server, chosen=chosen
             ),
             Grammars(text.compiler, wake=wake, most_bytes=memory.grammar_bytes),
             _start_tiers(parsed, runner),
