@@ -1,4 +1,4 @@
-"""What an engine has cached, as Ray Serve passes it on from a replica to the routers: the keys of prefixes."""
+"""Keys of the prefixes that an engine has cached, as Ray Serve passes them on from a replica to the routers."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Replicas(Protocol):
 
 
 class ReplicaConnection:
-    """What a `CoreClient` has for a `Connection`: it answers as an engine would, with what the replicas say.
+    """Stand-in for the `Connection` of a `CoreClient`: it answers as an engine would, with what the replicas say.
 
     Calls run on `loop`; `post` and `wake` may be called from any thread, `exchange` from one at a time.
     """

@@ -33,7 +33,7 @@ Reason = Literal["turn", "load", "session", "prefix"]
 
 @dataclass(slots=True, eq=False)
 class RoutedRequest:
-    """What a router knows of a request, and where it has sent it.
+    """A request as its router knows it, and where it was sent.
 
     `read` returns the tokens of the prompt. `num_answers`: sequences that decode. `session`: name of a conversation,
     which its client has given, None without one.

@@ -55,7 +55,7 @@ class StepCosts:
 
     @property
     def seconds(self) -> StepSeconds:
-        """What is known now."""
+        """The times as they are known now."""
         return self._seconds if self._num_steps or self._shared is None else self._shared.seconds
 
     def observe(self, stats: SchedulerStats) -> None:
