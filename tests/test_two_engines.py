@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine_process import DealerClient, EngineUnderTest
@@ -357,7 +358,8 @@ def test_several_engines_share_the_prompts_and_come_and_go(demo_model: Path, exp
         return float((await llm.stats()).get("kv_peer_pages_fetched", 0))
 
     async def main(decode: str, first: str, second: str) -> None:
-        async with AsyncLLM(engine_address=decode, prefill_address=(first, second)) as llm, asyncio.timeout(PATIENCE):
+        options: dict[str, Any] = {"prefill_address": (first, second), "router": "least-loaded"}
+        async with AsyncLLM(engine_address=decode, **options) as llm, asyncio.timeout(PATIENCE):
             assert [(each.number, each.is_prefill) for each in llm.engines()] == [(0, False), (1, True), (2, True)]
             await fetches(llm)
             assert set(await llm.engine_stats()) == {0, 1, 2}
@@ -375,6 +377,8 @@ def test_several_engines_share_the_prompts_and_come_and_go(demo_model: Path, exp
             await llm.remove_engine(2)
             assert await answer(llm, OTHER) == expected[len(OTHER)]
             assert await num_fetched(llm) == before
+            while (await llm.stats())["kv_peer_connected"]:  # noqa: ASYNC110 - of the engine's own threads
+                await asyncio.sleep(0.01)
             assert await llm.add_engine(first, is_prefill=True) > 2
             await llm.reset_prefix_cache()
             await fetches(llm)

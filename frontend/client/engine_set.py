@@ -120,6 +120,7 @@ class EngineSet:
         self._waited = 0.0  # seconds that no engine has been there
         self._last_outage: float | None = None  # time at which none was there
         self._sources: list[str] = []  # further engines from which these fetch
+        self._is_introduced = False  # the engines have been told of peers
         routing.watch = self.watch
 
     def join(
@@ -424,16 +425,17 @@ class EngineSet:
             self._send_peers()
 
     def _send_peers(self) -> None:
-        router, members = self._routing.router, self._sorted()
-        if not router.can_fetch and not self._sources:
-            return
-        of_set = [member.client.address for _, member in members] if router.can_fetch else []
+        clients = [member.client for _, member in self._sorted()]
+        of_set = [client.address for client in clients] if self._routing.router.can_fetch and len(clients) > 1 else []
         addresses = [*self._sources, *of_set]
-        for _, member in members:
-            if member.client.ready.role is Role.ADMIN:
-                others = [address for address in addresses if address != member.client.address]
+        if not addresses and not self._is_introduced:
+            return
+        self._is_introduced = True
+        for client in clients:
+            if client.ready.role is Role.ADMIN:
+                others = [address for address in addresses if address != client.address]
                 with contextlib.suppress(EngineDeadError):  # it is away, and is told when it is back
-                    member.client.send(KvPeers(others[:MAX_NAMED_PEERS]))
+                    client.send(KvPeers(others[:MAX_NAMED_PEERS]))
 
     # On the threads of the clients
 
