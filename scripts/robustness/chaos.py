@@ -289,7 +289,12 @@ class Hitter:
         engine = next((engine for engine in self._llm.engines() if not engine.supervised), None)
         if engine is None:  # it has left already
             return
-        await self._llm.remove_engine(engine.number, drain_timeout=random.choice((0.0, 0.2)))
+        has_left = False
+        while not has_left:
+            with suppress(ValueError):  # it is the only one that is there, as another hit has killed the others
+                await self._llm.remove_engine(engine.number, drain_timeout=random.choice((0.0, 0.2)))
+                has_left = True
+            await asyncio.sleep(0.05)
         is_back = False
         while not is_back:
             with suppress(EngineConnectionError):  # it is being started again, after another hit
