@@ -315,7 +315,10 @@ def test_version(place: Workplace) -> None:
         (["serve", "/usr", "/tmp", "--prompt", "Once"], "one model continues a text"),
         (["serve", "--models-dir", "/nowhere"], "--models-dir /nowhere does not exist; give a folder with models"),
         (["serve", "--models-dir", "/proc/self/fdinfo"], "neither a folder with a config.json, nor a GGUF file"),
-        (["serve", "--engine-address", "ipc:///x", "--idle-timeout", "5"], "--engine-address and --engine are for one model"),
+        (
+            ["serve", "--engine-address", "ipc:///x", "--idle-timeout", "5"],
+            "--engine-address and --engine are for one model",
+        ),
         (["serve", "--max-requests-per-key", "3"], "is a quota of API keys, and there are none; give --api-key too"),
         (["engine", "--kv-peer", "x"], "must start with ipc:// or tcp://"),
         (
