@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from quire.kernels._native import Plan, Runner, RunnerConfig
+from quire.kernels._native import Plan, Runner, RunnerConfig, StateShape
 from quire.kernels.devices import Device
 from quire.kernels.emit.context import Kernel
 from quire.kernels.emit.layout import BLOCK, round_up
@@ -25,6 +25,9 @@ Progress = Callable[[str, int, int], None]
 """Called as progress(task, done, total)."""
 
 Rows = npt.NDArray[np.float32]
+
+_FIRST_SNAPSHOT = 8
+"""Pages of a long prompt before its first snapshot, and at least as many as take the memory of one."""
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +70,7 @@ class Assembly:
     @property
     def memory(self) -> Memory:
         """Addresses of the plan's operands."""
-        return Memory(self.buffers, self.loader.addresses, self.native.kv_layer)
+        return Memory(self.buffers, self.loader.addresses, self.native.kv_layer, self.native.states)
 
     @property
     def kv_model(self) -> str:
@@ -103,16 +106,21 @@ def logits_shape(plan: ModelPlan) -> tuple[int, int]:
 
 
 def open_runner(
-    plan: ModelPlan, device: Device, num_pages: int, file: KvFile | None = None, *, log_sealed_pages: bool = False
-) -> Runner:
+    plan: ModelPlan, device: Device, num_pages: int, num_records: int = 0, file: KvFile | None = None, *,
+    log_sealed_pages: bool = False,
+) -> Runner:  # fmt: skip
     """Return a native runner for the plan. Raises ModelError if there is no such device."""
+    state = None
+    if plan.state_bytes:
+        first = max(_FIRST_SNAPSHOT, plan.state_bytes // plan.page_bytes)
+        state = StateShape(record_bytes=plan.state_bytes, num_records=num_records, snapshot_pages=first)
     limits, heads, layout = plan.limits, plan.heads, plan.kv_layout
     logit_rows, logit_stride = logits_shape(plan)
     config = RunnerConfig(
         num_pages=num_pages, block_size=limits.block_size, vocab_size=plan.vocab_size, kv_heads=heads.kv,
         max_num_batched_tokens=limits.max_num_batched_tokens, max_logit_rows=logit_rows, logit_stride=logit_stride,
         hidden_size=plan.hidden_size, tokens_per_entry=plan.tokens_per_entry, layers=plan.layers,
-        tile_bytes=layout.tile_bytes, value_offset=layout.value_offset, window=plan.window,
+        tile_bytes=layout.tile_bytes, value_offset=layout.value_offset, state=state, window=plan.window,
         bidirectional=plan.is_encoder, lookahead=plan.features is not None and plan.features.lookahead,
         kv_memory_fd=None if file is None else file.fd, kv_model="" if file is None else file.model,
         log_sealed_pages=log_sealed_pages,

@@ -1,4 +1,4 @@
-"""The heads of attention layers: their numbers and sizes, on which graphs, kernels and KV pages agree."""
+"""The heads of attention layers, and of layers with a state: their numbers and sizes, on which all parts agree."""
 
 from __future__ import annotations
 
@@ -53,3 +53,40 @@ class LatentHeads:
     def attention(self) -> Heads:
         """Heads of the attention over KV pages: all queries read one key, its rotated part first, then the latent."""
         return Heads(self.query, 1, self.rope + self.rank, self.rank)
+
+
+@dataclass(frozen=True)
+class StateHeads:
+    """The heads of a layer that keeps a matrix [key, value] for each of its value heads, in place of keys and values.
+
+    There are `keys` key heads of `key` elements, with as many queries, and `values` value heads of `value` elements.
+    Consecutive value heads share a key head.
+    """
+
+    keys: int
+    values: int
+    key: int
+    value: int
+
+    @property
+    def group(self) -> int:
+        """Number of value heads that share a key head."""
+        return self.values // self.keys
+
+    @property
+    def key_columns(self) -> int:
+        """Elements of all keys of a token."""
+        return self.keys * self.key
+
+    @property
+    def value_columns(self) -> int:
+        """Elements of all values of a token."""
+        return self.values * self.value
+
+    @property
+    def channels(self) -> int:
+        """Elements of all queries, keys and values of a token."""
+        return 2 * self.key_columns + self.value_columns
+
+    def __str__(self) -> str:
+        return f"{self.keys}/{self.values} x {self.key} x {self.value}"

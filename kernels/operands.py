@@ -16,16 +16,19 @@ from quire.kernels.errors import ModelError
 from quire.kernels.rope import Rope
 from quire.kernels.weights.checkpoint import Checkpoint
 
+_MOST_LOG_RATE = 80.0
+
 Array = npt.NDArray[np.float32] | npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Addresses of buffers by name, of weights, and of the KV tiles of each layer."""
+    """Addresses of buffers by name, of weights, of the KV tiles of each layer, and of the first record of state."""
 
     buffers: Mapping[str, int]
     weights: Mapping[Operand, int]
     kv_layer: Callable[[int], int]
+    states: int = 0
 
 
 class Operand(ABC):
@@ -58,6 +61,18 @@ class KvLayer(Operand):
     def address(self, memory: Memory) -> int:
         """See Operand."""
         return memory.kv_layer(self.layer)
+
+
+@dataclass(frozen=True)
+class StatePart(Operand):
+    """A layer's part of the first record of state: `bytes` bytes, `first` bytes from its start."""
+
+    first: int
+    bytes: int
+
+    def address(self, memory: Memory) -> int:
+        """See Operand."""
+        return memory.states + self.first
 
 
 class LoadedOperand(Operand):
@@ -259,6 +274,48 @@ class TensorRows(ArrayWeight):
     def values(self, checkpoint: Checkpoint) -> Array:
         """See ArrayWeight."""
         return np.ascontiguousarray(checkpoint.get(self.name, self.tensors[self.name]).to_f32()[self.first :])
+
+
+@dataclass(frozen=True)
+class Taps(ArrayWeight):
+    """Weights of a convolution, a tensor [channels, 1, taps], as f32 [taps, channels]."""
+
+    name: str
+    channels: int
+    taps: int
+
+    @property
+    def tensors(self) -> Mapping[str, tuple[int, ...]]:
+        """See ArrayWeight."""
+        return {self.name: (self.channels, 1, self.taps)}
+
+    def values(self, checkpoint: Checkpoint) -> Array:
+        """See ArrayWeight."""
+        values = checkpoint.get(self.name, self.tensors[self.name]).to_f32()
+        return np.ascontiguousarray(values.reshape(self.channels, self.taps).T)
+
+
+@dataclass(frozen=True)
+class DecayRates(ArrayWeight):
+    """-exp(x) of the tensor x of a layer with state, [heads], as f32."""
+
+    name: str
+    heads: int
+
+    @property
+    def tensors(self) -> Mapping[str, tuple[int, ...]]:
+        """See ArrayWeight."""
+        return {self.name: (self.heads,)}
+
+    def values(self, checkpoint: Checkpoint) -> Array:
+        """See ArrayWeight. Raises ModelError for a rate that no f32 has."""
+        logarithms = checkpoint.get(self.name, (self.heads,)).to_f32()
+        if not (logarithms < _MOST_LOG_RATE).all():
+            raise ModelError(
+                f"{checkpoint.folder}: {self.name} has logarithms of {_MOST_LOG_RATE} or more, or no numbers"
+            )
+        rates = [-math.exp(logarithm) for logarithm in logarithms.tolist()]  # in f64, whose last bit rounding hides
+        return np.pad(np.array(rates, np.float32), (0, round_up(self.heads, BLOCK) - self.heads))
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ DTYPES = ("auto", "bfloat16", "float32")
 KV_CACHE_DTYPES = ("auto", "int8")
 BLOCK_SIZES = (32, 64, 128)
 DEFAULT_KV_BYTES = 4 << 30
+_PAGES_OF_SNAPSHOT = 4  # of the prefix cache, for each of which there is at most one record of state
+_LEAST_RECORDS = 8
 _STEPS_OF_PAGES = 4  # of an encoder, whose prompts leave nothing behind
 
 # Largest values of the options that count something, at least 1 of each.
@@ -199,6 +201,22 @@ def choose_num_pages(
             f"weights{host.describe_address_limit()}; {_lower_size(options, left, page_bytes)}"
         )
     return pages
+
+
+def choose_num_records(options: LoadOptions, record_bytes: int, page_bytes: int, pages: int) -> tuple[int, int]:
+    """Return the pages of a pool, and the records of state beside them, in the memory of `pages` pages.
+
+    There is a record for each sequence, and one for each few pages of the prefix cache, as far as these fit into half
+    of the memory; a few there are always. A number of pages that the options give is kept, so records come on top.
+    """
+    if record_bytes == 0:
+        return pages, 0
+    wanted = options.max_num_seqs + pages // _PAGES_OF_SNAPSHOT
+    least = min(options.max_num_seqs, _LEAST_RECORDS) + 1
+    records = max(min(wanted, pages * page_bytes // 2 // record_bytes), least)
+    if options.num_pages is None:
+        pages = max(pages - -(-records * record_bytes // page_bytes), 1)
+    return pages, records
 
 
 def _chosen_size(options: LoadOptions) -> str:

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from quire.kernels._native import CACHE_LINE
 from quire.kernels.attention_heads import Heads
 from quire.kernels.emit.attention import AttentionKernel
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.head_linear import HeadLinearKernel
 from quire.kernels.emit.kv import KvLayout
-from quire.kernels.emit.layout import Dtypes
+from quire.kernels.emit.layout import Dtypes, round_up
 from quire.kernels.graph.operations import Features
-from quire.kernels.operands import ArrayWeight, Buffer, Launch, Matrix, Operand, PlanLimits, Weight
+from quire.kernels.operands import ArrayWeight, Buffer, Launch, Matrix, Operand, PlanLimits, StatePart, Weight
 from quire.kernels.weights.quantization import Quantization
 
 HIDDEN, FEATURES = "hidden", "features"
@@ -59,6 +60,7 @@ class ModelPlan:
     features: Features | None = None  # hidden states that steps keep for a draft head
     lent: frozenset[Matrix] = frozenset()  # matrices of another plan, whose weights this one uses
     buffers: dict[str, Buffer] = field(default_factory=dict)
+    state_bytes: int = 0  # of a record of state
     _kernels: dict[Kernel, Kernel] = field(default_factory=dict)
 
     @property
@@ -72,6 +74,12 @@ class ModelPlan:
         if known is None or known.bytes < size:
             self.buffers[name] = Buffer(name, size)
         return Buffer(name)
+
+    def take_state(self, size: int) -> StatePart:
+        """Return a part of `size` bytes of the records of state, in whole cache lines."""
+        part = StatePart(self.state_bytes, size)
+        self.state_bytes += round_up(size, CACHE_LINE)
+        return part
 
     def kernel(self, kernel: Kernel) -> Kernel:
         """Return the one kernel, with a unique name, of all launches that need the same code."""

@@ -41,6 +41,7 @@ from quire.kernels.options import (
     choose_device,
     choose_limits,
     choose_num_pages,
+    choose_num_records,
     config_of,
     plan_memory,
 )
@@ -229,8 +230,8 @@ def describe(options: LoadOptions, features: Features | None = None) -> tuple[Mo
 
 def choose_memory(
     plan: ModelPlan, options: LoadOptions, file: KvFile | None = None, shared_bytes: int = 0
-) -> tuple[int, MemoryPlan]:
-    """Return the number of KV pages, maybe in a file, and the memory of the whole process. Raises ModelError.
+) -> tuple[int, int, MemoryPlan]:
+    """Return the KV pages, maybe in a file, the records of state, and the memory of the process. Raises ModelError.
 
     `shared_bytes` of the weights are in the memory of other engines already.
     """
@@ -241,7 +242,9 @@ def choose_memory(
         options, plan.limits, plan.page_bytes, weights + buffers, kv_heads=kv_heads, whole=plan.is_encoder, file=file,
         shared_bytes=shared_bytes,
     )  # fmt: skip
-    return pages, plan_memory(options, weights, buffers, pages * plan.page_bytes, shared_bytes=shared_bytes)
+    pages, records = choose_num_records(options, plan.state_bytes, plan.page_bytes, pages)
+    kv_bytes = pages * plan.page_bytes + records * plan.state_bytes
+    return pages, records, plan_memory(options, weights, buffers, kv_bytes, shared_bytes=shared_bytes)
 
 
 def _claim_weights(
@@ -274,7 +277,7 @@ def assemble(
         fd = os.memfd_create("quire-kv")  # until this process ends
     file = None if fd is None else KvFile(fd, model_name(plan))
     shared = None if options.weights_fd is None else _claim_weights(plan, options.weights_fd, trial, progress)
-    pages, memory = choose_memory(plan, options, file, 0 if shared is None else shared.resident_bytes)
+    pages, records, memory = choose_memory(plan, options, file, 0 if shared is None else shared.resident_bytes)
     is_chosen = options.num_pages is not None or options.kv_cache_memory_bytes is not None
     if not is_chosen and pages * limits.block_size < limits.max_model_len:
         logger.warning(
@@ -282,7 +285,7 @@ def assemble(
             "kv_cache_memory_bytes, or lower max_model_len",
             pages, pages * limits.block_size, limits.max_model_len,
         )  # fmt: skip
-    native = open_runner(plan, device, pages, file, log_sealed_pages=log_sealed_pages)
+    native = open_runner(plan, device, pages, records, file, log_sealed_pages=log_sealed_pages)
     loader = Loader(device.native, plan.quantization, plan.dtypes, progress, options.weight_cache, trial, shared)
     assembly = Assembly(native, device, plan, loader, memory, pages, file)
     assembly.compile(progress)

@@ -13,10 +13,15 @@ from quire.kernels.work import Step
 
 
 class StepInputs:
-    """Inputs of a step, written to the runner's memory, and its `dims`. Pages are numbered from 0 on."""
+    """Inputs of a step, written to the runner's memory, and its `dims`. Pages and states are numbered from 0 on."""
 
-    def __init__(self, assembly: Assembly, step: Step, token_ids: npt.NDArray[np.int32]) -> None:
-        """Write the inputs of a step that computes `token_ids`, i32 [tokens]."""
+    def __init__(
+        self, assembly: Assembly, step: Step, token_ids: npt.NDArray[np.int32], records: int | None = None
+    ) -> None:
+        """Write the inputs of a step that computes `token_ids`, i32 [tokens].
+
+        Sequences have records of state of their own, or with `records` they take so many in turns.
+        """
         plan, chunks = assembly.plan, step.chunks
         size, at_once = plan.limits.block_size, plan.tokens_per_entry
         counts = [-(-chunk.end // size) for chunk in chunks]
@@ -26,8 +31,12 @@ class StepInputs:
         positions = [np.arange(chunk.start, chunk.end) for chunk in chunks]
         slots = [first * size + places for first, places in zip(firsts, positions, strict=True)]
         entries: list[tuple[int, int, int, int, int]] = []
+        states, writes = [], []
         row = 0
-        for chunk, first in zip(chunks, firsts, strict=True):
+        for number, (chunk, first) in enumerate(zip(chunks, firsts, strict=True)):
+            record = number % (records or len(chunks)) * plan.state_bytes
+            states.append((row, record if chunk.start else -1, number, 1))
+            writes.append((row + chunk.tokens, record))
             table = assembly.device.native.page_list(self._table[first:])
             for done in range(0, chunk.tokens, at_once):
                 tokens, position = min(at_once, chunk.tokens - done), chunk.start + done
@@ -41,6 +50,8 @@ class StepInputs:
             "entries": np.array(entries, np.int64),
             "logit_rows": np.arange(step.tokens - step.logit_rows, step.tokens, dtype=np.int32),
         }
+        if plan.state_bytes:
+            arrays |= {"state_entries": np.array(states, np.int64), "state_writes": np.array(writes, np.int64)}
         for name, array in arrays.items():
             ctypes.memmove(assembly.native.inputs[name], array.ctypes.data, array.nbytes)
         sizes = {
@@ -48,5 +59,6 @@ class StepInputs:
             "logit_rows": step.logit_rows,
             "max_num_batched_tokens": plan.limits.max_num_batched_tokens,
             "kv_tiles": self.pages * size // KV_TILE,
+            "state_entries": len(states) if plan.state_bytes else 0,
         }
         self.dims = assembly.native.split_attention(sizes | {"entries": len(entries)})

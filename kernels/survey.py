@@ -56,7 +56,7 @@ def _survey_folder(folder: str, given: Mapping[str, Any], found: dict[str, Any])
     plan, _ = describe(options)
     found |= {"supported": True, "memory_bytes": PROGRAM_BYTES + plan.weight_bytes + plan.array_bytes}
     with advised(options):
-        pages, memory = choose_memory(plan, options)
+        pages, _, memory = choose_memory(plan, options)
     found |= {
         "fits": True,
         "memory_bytes": PROGRAM_BYTES + memory.weights + memory.buffers,

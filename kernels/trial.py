@@ -198,7 +198,7 @@ class _StreamedPlan:
         buffers = sum(buffer.bytes for buffer in plan.buffers.values())
         memory = plan_memory(options, most + plan.array_bytes, buffers, pages * plan.page_bytes)
         device = choose_device(options)
-        native = open_runner(plan, device, pages)
+        native = open_runner(plan, device, pages, len(tokens.lengths) + 1)
         loader = Loader(device.native, plan.quantization, plan.dtypes)
         loader.upload(plan.weights)
         loader.addresses |= dict.fromkeys(self._matrices, device.native.allocate_matrix(most))

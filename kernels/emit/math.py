@@ -21,6 +21,10 @@ _ERF = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
 _ERF_P = 0.3275911
 
 
+# 2 artanh(s) / s as a series in s^2, which ends where s is at most 1/3.
+_ARTANH = tuple(2.0 / (2 * power + 1) for power in range(8, -1, -1))
+
+
 def polynomial(b: Builder, x: Value, coefficients: tuple[float, ...]) -> Value:
     """Evaluate a polynomial by Horner's rule with FMAs, the highest coefficient first."""
     result = b.constant(coefficients[0], x.type)
@@ -87,6 +91,13 @@ def relu(b: Builder, x: Value) -> Value:
 def sigmoid(b: Builder, x: Value) -> Value:
     """Emit 1 / (1 + e^-x)."""
     return b.constant(1.0, x.type) / (exp(b, x * -1.0) + 1.0)
+
+
+def softplus(b: Builder, x: Value) -> Value:
+    """Emit log(1 + e^x), as max(x, 0) + log(1 + t) with t = e^-|x|, and log(1 + t) = 2 artanh(t / (2 + t))."""
+    t = exp(b, b.unary("math.absf", x) * -1.0)
+    s = t / (t + 2.0)
+    return b.fma(s, polynomial(b, s * s, _ARTANH), x.max(0.0))
 
 
 def clamped_swiglu(b: Builder, form: ClampedSwiglu, gate: Value, up: Value) -> Value:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from quire.kernels.activations import ClampedSwiglu
-from quire.kernels.attention_heads import Heads, LatentHeads
+from quire.kernels.attention_heads import Heads, LatentHeads, StateHeads
 from quire.kernels.rope import MAX_POSITIONS, Rope
 
 
@@ -97,7 +97,8 @@ class Attention:
     `rotary.dim` elements of each query and key head. `window` > 0 limits each token to the last `window` tokens, itself
     included, and a bidirectional one to as many of the next. `scale` is 1 / sqrt(head_dim) by default. `softcap` > 0
     turns a score s into softcap * tanh(s / softcap). `sinks` names a tensor [query heads] of scores that take part in
-    the softmax but have no value. `embedded`: more projections, of a draft head's token embeddings.
+    the softmax but have no value. `embedded`: more projections, of a draft head's token embeddings. What `output` reads
+    is first multiplied by the sigmoid of the outputs of `gates`, one after the other, if there are any.
     """
 
     projections: tuple[Linear, ...]
@@ -111,6 +112,7 @@ class Attention:
     sinks: str = ""
     bidirectional: bool = False
     embedded: EmbeddingInput | None = None
+    gates: tuple[Linear, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,52 @@ class LatentAttention:
     def bidirectional(self) -> bool:
         """False: tokens never attend to later ones."""
         return False
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """Causal convolution of each channel with its last `taps` inputs, the token's own included, then `activation`.
+
+    The tensor `weight` is [channels, 1, taps], the oldest input first; `bias` and `activation` may be "".
+    """
+
+    weight: str
+    channels: int
+    taps: int
+    bias: str = ""
+    activation: str = ""
+
+
+@dataclass(frozen=True)
+class ShortConvolution:
+    """output(c * convolution(b * x)), where the outputs of `projection` are b, c and x (LFM2)."""
+
+    projection: Linear
+    convolution: Convolution
+    output: Linear
+
+
+@dataclass(frozen=True)
+class DeltaNet:
+    """Gated delta rule (Gated DeltaNet, arXiv 2412.06464): output(norm(o) * silu(z)), with a norm of each value head.
+
+    The outputs of `projections`, one after the other, are queries, keys and values, which `convolution` makes q, k and
+    v of, and then z. Of q and k each head gets the length 1, and q is divided by sqrt(key). The outputs of `rates` are
+    for each value head a and b, in groups of `rate_group` heads: the b of all of them first, then their a. For each
+    token the state S [key, value] of a value head, zero at first, becomes
+    S' + k (v - k S')^T sigmoid(b), with S' = exp(-exp(decay) * softplus(a + bias)) S, and then o = q S. The tensors
+    `decay` and `bias` are [value heads].
+    """
+
+    projections: tuple[Linear, ...]
+    rates: tuple[Linear, ...]
+    rate_group: int
+    convolution: Convolution
+    heads: StateHeads
+    decay: str
+    bias: str
+    norm: Norm
+    output: Linear
 
 
 @dataclass(frozen=True)
@@ -195,6 +243,10 @@ class Experts:
     shared_gate: Linear | None = None
 
 
+Mixer = Attention | LatentAttention | ShortConvolution | DeltaNet
+"""Layers in which tokens meet those before them."""
+
+
 @dataclass(frozen=True)
 class Parallel:
     """The sum of an attention and a feed-forward layer that have the same input."""
@@ -207,7 +259,7 @@ class Parallel:
 class Residual:
     """around(x + multiplier * after(block(before(x)))); each norm may be missing."""
 
-    block: Attention | LatentAttention | FeedForward | Experts | Parallel
+    block: Mixer | FeedForward | Experts | Parallel
     before: Norm | None
     after: Norm | None = None
     multiplier: float = 1.0
@@ -294,11 +346,16 @@ class Graph:
         return any(attention.bidirectional for attention in self.attentions)
 
     @property
-    def attentions(self) -> list[Attention | LatentAttention]:
-        """Attention layers in order."""
+    def mixers(self) -> list[Mixer]:
+        """Layers in which tokens meet others, in order."""
         blocks = [residual.block for residual in self.residuals]
         layers = [block.attention if isinstance(block, Parallel) else block for block in blocks]
-        return [layer for layer in layers if isinstance(layer, Attention | LatentAttention)]
+        return [layer for layer in layers if not isinstance(layer, FeedForward | Experts)]
+
+    @property
+    def attentions(self) -> list[Attention | LatentAttention]:
+        """Attention layers in order."""
+        return [layer for layer in self.mixers if isinstance(layer, Attention | LatentAttention)]
 
     @property
     def max_positions(self) -> int:

@@ -16,11 +16,11 @@ from quire.kernels.weights.quantization import Place, Quantization
 
 
 class AttentionLowering(LinearLowering):
-    """Appends launches to a plan, and counts its attention layers."""
+    """Appends launches to a plan, and counts its attention layers, and all `mixers`: they and layers with state."""
 
-    def __init__(self, plan: ModelPlan, quantization: Quantization) -> None:
+    def __init__(self, plan: ModelPlan, quantization: Quantization, mixers: int) -> None:
         super().__init__(plan, quantization)
-        self._next_layer = 0
+        self._next_layer, self._next_mixer, self._mixers = 0, 0, mixers
 
     @property
     def page_tiles(self) -> int:
@@ -29,17 +29,21 @@ class AttentionLowering(LinearLowering):
 
     @property
     def place_of_attention_output(self) -> Place:
-        """Place of the last linear layer of the attention layer lowered last."""
+        """Place of the last linear layer of the mixer lowered last."""
         return "attention_output" if self._is_in_first_half else "body"
 
     @property
     def place_of_down(self) -> Place:
-        """Place of the last linear layer of the feed-forward layer that follows the attention layer lowered last."""
+        """Place of the last linear layer of the feed-forward layer that follows the mixer lowered last."""
         return "feed_forward_output" if self._is_in_first_half else "body"
 
     @property
     def _is_in_first_half(self) -> bool:
-        return 2 * self._next_layer <= self.plan.layers
+        return 2 * self._next_mixer <= self._mixers
+
+    def begin_mixer(self) -> None:
+        """Count a layer in which tokens meet others."""
+        self._next_mixer += 1
 
     def take_layer(self) -> KvLayer:
         """Return the KV pages of the next attention layer."""

@@ -33,6 +33,11 @@ class FusedLinear:
         return "logit_rows" if self.head else "tokens"
 
     @property
+    def outputs(self) -> int:
+        """Number of outputs of all layers."""
+        return sum(layer.outputs for layer in self.layers)
+
+    @property
     def biases(self) -> Vector:
         """Biases of all layers, in the order of the GEMM's columns."""
         names, sizes = tuple(layer.bias for layer in self.layers), tuple(layer.outputs for layer in self.layers)

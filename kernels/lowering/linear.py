@@ -115,13 +115,19 @@ class LinearLowering:
 
         `add`: to what is there.
         """
-        columns, first = sum(layer.outputs for layer in linear.layers), 0
-        out, runs = self.rows(name, columns), self.runs(linear, self.plan.hidden_size)
-        x, (kernel, kind) = self.norm(hidden, norm, *runs), ("linear_add", "add") if add else ("linear", "store")
+        runs = self.runs(linear, self.plan.hidden_size)
+        return self.multiply(name, self.norm(hidden, norm, *runs), runs, linear.outputs, add=add)
+
+    def multiply(
+        self, name: str, x: PackedActivations, runs: Sequence[FusedLinear], columns: int, *, add: bool = False
+    ) -> Buffer:
+        """Lower runs of layers to f32 rows `name` of so many columns in all. `add`: to what is there."""
+        out, first = self.rows(name, columns), 0
+        kernel, kind = ("linear_add", "add") if add else ("linear", "store")
         for run in runs:
             epilogue = Epilogue(kind, out_columns=columns if len(runs) > 1 else 0, first=first)
             self.gemm(kernel, x, run, out, epilogue)
-            first += sum(layer.outputs for layer in run.layers)
+            first += run.outputs
         return out
 
     def quantized(self, x: PackedActivations, linear: FusedLinear) -> PackedActivations:

@@ -12,11 +12,13 @@ from dataclasses import replace
 
 from quire.kernels.emit.attention import AttentionKernel
 from quire.kernels.emit.context import EmitContext
+from quire.kernels.emit.gates import GateKernel
 from quire.kernels.emit.kv import SplitHeadsKernel
 from quire.kernels.emit.rows import EmbeddingKernel, SpreadKernel
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import (
     Attention,
+    DeltaNet,
     DraftInput,
     Embedding,
     Experts,
@@ -24,15 +26,18 @@ from quire.kernels.graph.operations import (
     Graph,
     LatentAttention,
     Logits,
+    Mixer,
     Norm,
     Parallel,
     Residual,
+    ShortConvolution,
 )
 from quire.kernels.lowering.attention import AttentionLowering
 from quire.kernels.lowering.experts import Sum, lower_experts
 from quire.kernels.lowering.fused import FusedLinear, norm_kernel, widening_of
 from quire.kernels.lowering.latent_attention import lower_latent_attention
 from quire.kernels.lowering.linear import Epilogue
+from quire.kernels.lowering.state import StateLowering
 from quire.kernels.operands import (
     Buffer,
     KvLayer,
@@ -62,7 +67,7 @@ class Lowering(AttentionLowering):
     def __init__(self, graph: Graph, context: EmitContext, limits: PlanLimits, quantization: Quantization) -> None:
         self._graph = graph
         attentions = graph.attentions
-        quantization = quantization.of_shape(graph.embedding, len(attentions))
+        quantization = quantization.of_shape(graph.embedding, len(graph.mixers))
         _check(graph, attentions)
         group = max(attention.heads.group for attention in attentions)
         plan = ModelPlan(
@@ -70,7 +75,7 @@ class Lowering(AttentionLowering):
             len(attentions), context.capabilities.tokens_per_entry(group), graph.is_encoder,
             max(1, graph.embedding.num_types), features=graph.features, lent=frozenset(quantization.lent.values()),
         )  # fmt: skip
-        super().__init__(plan, quantization)
+        super().__init__(plan, quantization, len(graph.mixers))
 
     def lower(self) -> ModelPlan:
         """Return the plan."""
@@ -211,10 +216,9 @@ class Lowering(AttentionLowering):
         self._norm_around(hidden, residual.around)
 
     def _dense(
-        self, hidden: Buffer, before: Norm | None, block: Attention | LatentAttention | FeedForward | Parallel,
-        target: Sum,
+        self, hidden: Buffer, before: Norm | None, block: Mixer | FeedForward | Parallel, target: Sum,
     ) -> None:  # fmt: skip
-        """Lower attention, a feed-forward layer, or both side by side."""
+        """Lower a mixer, a feed-forward layer, or both side by side."""
         layers = (block.attention, block.feed_forward) if isinstance(block, Parallel) else (block,)
         last = [self._layer(hidden, before, layer) for layer in layers]
         for number, (x, linear) in enumerate(last):
@@ -223,15 +227,21 @@ class Lowering(AttentionLowering):
             self.gemm(name, x, linear, target.out, Epilogue(kind, scale=target.scale))
 
     def _layer(
-        self, hidden: Buffer, before: Norm | None, layer: Attention | LatentAttention | FeedForward
+        self, hidden: Buffer, before: Norm | None, layer: Mixer | FeedForward
     ) -> tuple[PackedActivations, FusedLinear]:
         """Lower a layer up to its last linear layer, which is returned with its input."""
         if isinstance(layer, FeedForward):
             return self._feed_forward(hidden, before, layer), FusedLinear((layer.down,), place=self.place_of_down)
-        if isinstance(layer, LatentAttention):
-            x = lower_latent_attention(self, hidden, before, layer)
-        else:
-            x = self._attention(hidden, before, layer)
+        self.begin_mixer()
+        match layer:
+            case Attention():
+                x = self._attention(hidden, before, layer)
+            case LatentAttention():
+                x = lower_latent_attention(self, hidden, before, layer)
+            case ShortConvolution():
+                x = StateLowering(self, hidden, before).short_convolution(layer)
+            case DeltaNet():
+                x = StateLowering(self, hidden, before).delta_net(layer)
         return x, FusedLinear((layer.output,), place=self.place_of_attention_output)
 
     def _feed_forward(self, hidden: Buffer, before: Norm | None, operation: FeedForward) -> PackedActivations:
@@ -252,7 +262,11 @@ class Lowering(AttentionLowering):
             operation.window if operation.window < self.plan.limits.max_model_len else 0, operation.softcap,
             bool(operation.sinks), bidirectional=operation.bidirectional,
         )  # fmt: skip
-        return self.attend(kernel, queries, layer, operation.sinks)
+        attended = self.attend(kernel, queries, layer, operation.sinks)
+        if operation.gates:
+            gates = self.project("attention_gates", hidden, before, FusedLinear(operation.gates))
+            self.plan.add(GateKernel("gate", attended.columns), [attended.buffer, gates], "tokens")
+        return attended
 
     def _split_heads(self, qkv: Buffer, operation: Attention, queries: Buffer, layer: KvLayer) -> None:
         heads, rotary, norms = operation.heads, operation.rotary, operation.head_norms

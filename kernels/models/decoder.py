@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.kernels.activations import ACTIVATIONS
 from quire.kernels.attention_heads import Heads
@@ -18,6 +18,7 @@ from quire.kernels.graph.operations import (
     HeadNorms,
     Linear,
     Logits,
+    Mixer,
     Norm,
     Residual,
 )
@@ -60,7 +61,8 @@ class Variant:
     `window(config, layer)` is the sliding window in tokens, 0 for none, and `rotary(layer)` the rotary embedding; by
     default that of config.json. `activation` is the field that names the activation, and its default. Fused layers are
     one tensor, `qkv_proj` or `gate_up_proj`. `experts(config, layer)` are the experts of a layer, None where it has a
-    feed-forward layer. `sinks`: attention has the tensor `sinks`.
+    feed-forward layer. `sinks`: attention has the tensor `sinks`. `gated`: half of the outputs of each head's `q_proj`
+    are its gates. `mixer(config, layer)` is the layer in place of attention, None where there is attention.
     """
 
     qkv_bias: bool = False
@@ -74,6 +76,8 @@ class Variant:
     rotary: Callable[[int], Rope | None] | None = None
     experts: Callable[[ModelConfig, int], Experts | None] = lambda config, layer: None
     sinks: bool = False
+    gated: bool = False
+    mixer: Callable[[ModelConfig, int], Mixer | None] = lambda config, layer: None
     activation: tuple[str, str] = ("hidden_act", "silu")
     attention_norms: NormNames = NormNames("input_layernorm")
     mlp_norms: NormNames = NormNames("post_attention_layernorm")
@@ -115,7 +119,7 @@ def build_decoder(config: ModelConfig, variant: Variant) -> Graph:
     residuals = [
         residual
         for layer in range(config.size("num_hidden_layers"))
-        for residual in (layers.attention(layer), layers.feed_forward(layer))
+        for residual in (layers.mixer(layer), layers.feed_forward(layer))
     ]
     embedding = Embedding("model.embed_tokens.weight", vocab, hidden, variant.embedding_scale)
     head = head_of(config, embedding, tied=False)
@@ -146,6 +150,11 @@ class Layers:
         """Build a norm."""
         return Norm(f"{name}.weight", self._epsilon, weight_offset=self._variant.norm_offset)
 
+    def mixer(self, number: int) -> Residual:
+        """Build the attention, or what there is in its place."""
+        other = self._variant.mixer(self._config, number)
+        return self.attention(number) if other is None else self._residual(number, other, self._variant.attention_norms)
+
     def attention(self, number: int) -> Residual:
         """Build the attention."""
         variant, heads, at = self._variant, self._heads, f"{self._at(number)}.self_attn"
@@ -153,6 +162,10 @@ class Layers:
         if variant.fused_qkv:
             sizes = {"qkv": sum(sizes.values())}
         projections = tuple(_linear(f"{at}.{name}_proj", size, variant.qkv_bias) for name, size in sizes.items())
+        gates: tuple[Linear, ...] = ()
+        if variant.gated:
+            queries, gates = _interleaved(projections[0], heads)
+            projections = (*queries, *projections[1:])
         norms = HeadNorms(
             f"{at}.q_norm.weight", f"{at}.k_norm.weight", self._epsilon, variant.norm_offset, variant.joint_head_norms
         )
@@ -161,7 +174,7 @@ class Layers:
             rotary=self._rotary(number), head_norms=norms if variant.head_norms else None,
             window=variant.window(self._config, number), scale=variant.attention_scale,
             softcap=variant.attention_softcap, sinks=f"{at}.sinks" if variant.sinks else "",
-            bidirectional=variant.bidirectional,
+            bidirectional=variant.bidirectional, gates=gates,
         )  # fmt: skip
         return self._residual(number, attention, variant.attention_norms)
 
@@ -180,7 +193,7 @@ class Layers:
         down = _linear(f"{mlp}.down_proj", self._hidden, variant.mlp_bias)
         return FeedForward(up, down, self._activation, gate)
 
-    def _residual(self, number: int, block: Attention | FeedForward | Experts, names: NormNames) -> Residual:
+    def _residual(self, number: int, block: Mixer | FeedForward | Experts, names: NormNames) -> Residual:
         before, after = (
             self.norm(f"{self._at(number)}.{name}") if name else None for name in (names.before, names.after)
         )
@@ -189,3 +202,15 @@ class Layers:
 
 def _linear(name: str, outputs: int, bias: bool) -> Linear:
     return Linear(f"{name}.weight", outputs, f"{name}.bias" if bias else "")
+
+
+def _interleaved(linear: Linear, heads: Heads) -> tuple[tuple[Linear, ...], tuple[Linear, ...]]:
+    """Return the layers of queries and of gates, which a tensor has in turns, head by head."""
+    first, second = (
+        tuple(
+            replace(linear, outputs=heads.dim, first=(2 * head + half) * heads.dim, tensor_outputs=2 * linear.outputs)
+            for head in range(heads.query)
+        )
+        for half in range(2)
+    )
+    return first, second

@@ -19,6 +19,7 @@ from quire.kernels.weights.tensor import Tensor
 
 _ROUTER = re.compile(r"(?P<block>.*\.)mlp\.gate(?P<end>\.\w+)")
 _EXPERT = re.compile(r"(?P<block>.*\.)mlp\.experts\.(?P<expert>\d+)\.(?P<part>gate|up|down)_proj(?P<end>\.\w+)")
+_MODULES = "mlp", "feed_forward"
 _MIXTRAL = {"gate": "w1", "down": "w2", "up": "w3"}
 _BLOCK_ROWS = 64  # rows that are transposed at once, so that they stay in the cache
 
@@ -46,10 +47,14 @@ def other_names(name: str) -> tuple[str, ...]:
     """Return the other names that checkpoints have for a tensor of a router or an expert."""
     router, expert = _ROUTER.fullmatch(name), _EXPERT.fullmatch(name)
     if router:
-        return f"{router['block']}block_sparse_moe.gate{router['end']}", f"{router['block']}mlp.router{router['end']}"
+        places = "block_sparse_moe.gate", "mlp.router", "feed_forward.gate"
+        return tuple(f"{router['block']}{place}{router['end']}" for place in places)
     if expert:
         number, layer = expert["expert"], _MIXTRAL[expert["part"]]
-        return (f"{expert['block']}block_sparse_moe.experts.{number}.{layer}{expert['end']}",)
+        return tuple(
+            f"{expert['block']}{module}.experts.{number}.{layer}{expert['end']}"
+            for module in ("block_sparse_moe", "feed_forward")
+        )
     return ()
 
 
@@ -59,7 +64,9 @@ def find_expert(name: str, find: Callable[[str], Tensor | str | None]) -> Tensor
     if match is None or match["end"] not in (".weight", ".bias"):
         return None
     is_fused = match["part"] != "down"
-    stacked = f"{match['block']}mlp.experts.{'gate_up' if is_fused else 'down'}_proj"
+    name = f"experts.{'gate_up' if is_fused else 'down'}_proj"
+    module = next((each for each in _MODULES if find(f"{match['block']}{each}.{name}") is not None), _MODULES[0])
+    stacked = f"{match['block']}{module}.{name}"
     biases, found = find(f"{stacked}_bias"), find(stacked)
     if match["end"] == ".bias":
         found = biases

@@ -29,6 +29,9 @@ _POOL = 1 << 22
 LEAST_CHUNK = 16
 """Fewest rows for which attention is also measured as a prompt's chunk."""
 
+_MOST_STATE_BYTES = 1 << 30
+"""Most bytes of the records of state that sequences have in turns, but for one."""
+
 
 class RandomCheckpoint(Checkpoint):
     """A checkpoint with every requested tensor, in bf16: matrices with deviation 0.02, vectors around 1."""
@@ -139,6 +142,8 @@ class BenchModel:
         self._assembly = assembly
         self._kv_bytes = kv_bytes
         self._kv = assembly.device.native.allocate(kv_bytes)
+        self._records = _MOST_STATE_BYTES // assembly.plan.state_bytes + 1 if assembly.plan.state_bytes else 0
+        self._states = assembly.device.native.allocate(self._records * assembly.plan.state_bytes)
         self._fill()
 
     def split(self, step: Step) -> Step:
@@ -155,10 +160,10 @@ class BenchModel:
     def _inputs(self, step: Step) -> StepInputs:
         """Write the inputs of a step with random tokens."""
         tokens = np.random.default_rng(0).integers(0, self.plan.vocab_size, step.tokens)
-        return StepInputs(self._assembly, step, tokens.astype(np.int32))
+        return StepInputs(self._assembly, step, tokens.astype(np.int32), self._records or None)
 
     def _run(self, launches: list[Launch], inputs: StepInputs, kv_of: Callable[[int], int]) -> list[float]:
-        plan, memory = Plan(), replace(self._assembly.memory, kv_layer=kv_of)
+        plan, memory = Plan(), replace(self._assembly.memory, kv_layer=kv_of, states=self._states)
         for launch in launches:
             self._assembly.add(plan, launch, memory)
         return self._assembly.device.native.profile(plan, inputs.dims)

@@ -60,7 +60,7 @@ def refusal(options: LoadOptions) -> str:
 def is_fit(options: LoadOptions) -> bool:
     plan, _ = describe(options)
     try:
-        pages, _ = choose_memory(plan, options)
+        pages, _, _ = choose_memory(plan, options)
     except MemoryShortageError:
         return False
     return pages * options.block_size >= plan.limits.max_model_len

@@ -87,10 +87,13 @@ def _random(rng: np.random.Generator, name: str, shape: list[int], checkpoint: R
     """Return random values that make every part of the model matter: norms near 1, nonzero biases, spread logits."""
     mean, deviation = 0.0, 0.2
     if "norm" in name or "ln_" in name:
-        offset = checkpoint.model_type.startswith("gemma")  # which multiplies by 1 + weight
+        offset = checkpoint.model_type.startswith(("gemma", "qwen3_next", "qwen3_5"))  # which multiply by 1 + weight
+        offset = offset and "linear_attn" not in name
         mean = 0.0 if name.endswith("bias") or offset else 1.0
     elif name.endswith("e_score_correction_bias"):
         deviation = 0.1
+    elif name.endswith("A_log"):
+        mean, deviation = -2.0, 1.0
     elif name.endswith("sinks"):
         deviation = 2.0
     elif "embed_tokens" in name or "wte" in name or "wpe" in name or "lm_head" in name:
@@ -99,7 +102,7 @@ def _random(rng: np.random.Generator, name: str, shape: list[int], checkpoint: R
         # Stacked experts are [experts, inputs, outputs] in gpt-oss.
         transposed = name.startswith("transformer") or len(shape) == 3
         # The layers must outweigh the embedding; otherwise a greedy continuation repeats one token.
-        outputs = ("o_proj", "down_proj", "attn.c_proj", ".w2.")
+        outputs = ("o_proj", "out_proj", "down_proj", "attn.c_proj", ".w2.")
         gain = 3.0 if any(part in name for part in outputs) else 2.0 if "attn.c_attn" in name else 1.2
         deviation = gain * shape[-2 if transposed else -1] ** -0.5
     values: Floats = rng.standard_normal(shape, np.float32) * np.float32(deviation) + np.float32(mean)

@@ -332,6 +332,55 @@ CHECKPOINTS = (
                   moe_intermediate_size=96, n_shared_experts=2, n_group=1, topk_group=1, norm_topk_prob=False,
                   routed_scaling_factor=1.5),
     ),
+    ReferenceCheckpoint(
+        "lfm2-tied",
+        "lfm2",
+        _decoder(256, 768, 4, 4, 2, 64, vocab_size=503, tie_word_embeddings=True, block_multiple_of=32,
+                 layer_types=["conv", "full_attention", "conv", "full_attention"]),
+    ),
+    ReferenceCheckpoint(
+        "lfm2-biases",
+        "lfm2",
+        _decoder(320, 512, 3, 5, 1, 64, vocab_size=1021, conv_bias=True, conv_L_cache=4, tie_word_embeddings=False,
+                 block_auto_adjust_ff_dim=False, full_attn_idxs=[1]),
+        dtype="bfloat16",
+    ),
+    ReferenceCheckpoint(
+        "lfm2-moe",
+        "lfm2_moe",
+        _decoder(256, 352, 3, 4, 2, 64, vocab_size=503, num_dense_layers=1, num_experts=12, num_experts_per_tok=3,
+                 moe_intermediate_size=96, layer_types=["conv", "full_attention", "conv"], routed_scaling_factor=1.5),
+    ),
+    ReferenceCheckpoint(
+        "qwen3-next-experts",
+        "qwen3_next",
+        _decoder(256, 352, 4, 4, 2, 64, vocab_size=503, linear_num_key_heads=2, linear_num_value_heads=6,
+                 linear_key_head_dim=32, linear_value_head_dim=48, num_experts=12, num_experts_per_tok=3,
+                 moe_intermediate_size=96, shared_expert_intermediate_size=160, decoder_sparse_step=2),
+    ),
+    ReferenceCheckpoint(
+        "qwen3.5-tied",
+        "qwen3_5_text",
+        _decoder(256, 512, 4, 4, 1, 64, vocab_size=503, linear_num_key_heads=4, linear_num_value_heads=4,
+                 linear_key_head_dim=64, linear_value_head_dim=64, tie_word_embeddings=True,
+                 rope_parameters={"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 0.5,
+                                  "mrope_section": [6, 5, 5], "mrope_interleaved": True}),
+    ),
+    ReferenceCheckpoint(
+        "qwen3.5-grouped",
+        "qwen3_5_text",
+        _decoder(320, 448, 3, 4, 2, 64, vocab_size=1021, linear_num_key_heads=4, linear_num_value_heads=8,
+                 linear_key_head_dim=16, linear_value_head_dim=32, linear_conv_kernel_dim=3,
+                 layer_types=["full_attention", "linear_attention", "linear_attention"]),
+        dtype="bfloat16",
+    ),
+    ReferenceCheckpoint(
+        "qwen3.5-moe",
+        "qwen3_5_moe_text",
+        _decoder(256, 352, 4, 4, 2, 64, vocab_size=503, linear_num_key_heads=2, linear_num_value_heads=4,
+                 linear_key_head_dim=32, linear_value_head_dim=32, num_experts=12, num_experts_per_tok=3,
+                 moe_intermediate_size=96, shared_expert_intermediate_size=96),
+    ),
 )  # fmt: skip
 
 

@@ -56,6 +56,16 @@ void bind_abi(nb::module_& m) {
   reduction.attr("FIRST") = offsetof(SplitReduction, first);
   reduction.attr("SPLITS") = offsetof(SplitReduction, splits);
   reduction.attr("BYTES") = sizeof(SplitReduction);
+  nb::class_<StateEntry> state_entry(m, "StateEntry", "Offsets of the fields of a state entry, in bytes.");
+  state_entry.attr("ROW") = offsetof(StateEntry, row);
+  state_entry.attr("RECORD") = offsetof(StateEntry, record);
+  state_entry.attr("FIRST") = offsetof(StateEntry, first);
+  state_entry.attr("WRITES") = offsetof(StateEntry, writes);
+  state_entry.attr("BYTES") = sizeof(StateEntry);
+  nb::class_<StateWrite> state_write(m, "StateWrite", "Offsets of the fields of a write of state, in bytes.");
+  state_write.attr("END") = offsetof(StateWrite, end);
+  state_write.attr("RECORD") = offsetof(StateWrite, record);
+  state_write.attr("BYTES") = sizeof(StateWrite);
   m.def("step_input_bytes", &step_input_bytes,
         "Return the bytes of a row of each step input, except of logits and hidden states.");
 }

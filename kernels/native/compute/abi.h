@@ -17,6 +17,7 @@ inline constexpr std::int64_t kTilePairs = 16;      ///< pairs of k in a tile
 inline constexpr std::int64_t kTileTokens = 32;     ///< tokens of a KV tile
 inline constexpr std::int64_t kBlockTokens = 256;   ///< tokens of a block of attention, and so of a KV split
 inline constexpr std::int64_t kMaxKvSplits = 1024;  ///< most KV splits of a step
+inline constexpr std::int64_t kStateWrites = 4;     ///< most writes of state for each token of an entry
 
 static_assert(kPackedBlock == 2 * kTileRows && kPackedBlock == 2 * kTilePairs);
 static_assert(kTileTokens == kPackedBlock && kBlockTokens % kTileTokens == 0);
@@ -32,12 +33,14 @@ enum class Dim {
   kv_splits,
   reductions,
   kept_tokens,
+  state_entries,
   count
 };
 
 inline constexpr std::size_t kNumDims = static_cast<std::size_t>(Dim::count);
 inline constexpr std::array<std::string_view, kNumDims> kDimNames = {
-    "tokens", "logit_rows", "max_num_batched_tokens", "kv_tiles", "entries", "kv_splits", "reductions", "kept_tokens"};
+    "tokens",    "logit_rows", "max_num_batched_tokens", "kv_tiles",     "entries",
+    "kv_splits", "reductions", "kept_tokens",            "state_entries"};
 static_assert(!kDimNames.back().empty());
 
 using Dims = std::array<std::int64_t, kNumDims>;
@@ -71,6 +74,21 @@ struct SplitReduction {
   std::int64_t splits;  ///< number of splits
 };
 
+/// Tokens of one sequence, whose layers' state they rewrite in order (StateStore). Records are given by their distance
+/// from the first one, in bytes.
+struct StateEntry {
+  std::int64_t row;     ///< row of the first token, among the tokens of the step
+  std::int64_t record;  ///< record that is read before the first token; negative: all zeros
+  std::int64_t first;   ///< index of the first of its writes
+  std::int64_t writes;  ///< number of writes; the last one comes after the last token
+};
+
+/// A record that is written after tokens of an entry.
+struct StateWrite {
+  std::int64_t end;     ///< row after the last token before it
+  std::int64_t record;  ///< negative: none
+};
+
 // Benchmarks write entries as rows of five i64, KV splits and reductions as rows of four.
 static_assert(offsetof(AttentionEntry, tokens) == 8 && offsetof(AttentionEntry, position) == 16 &&
               offsetof(AttentionEntry, pages) == 24 && offsetof(AttentionEntry, context) == 32 &&
@@ -79,6 +97,9 @@ static_assert(offsetof(KvSplit, position) == 8 && offsetof(KvSplit, pages) == 16
               sizeof(KvSplit) == 32);
 static_assert(offsetof(SplitReduction, position) == 8 && offsetof(SplitReduction, first) == 16 &&
               offsetof(SplitReduction, splits) == 24 && sizeof(SplitReduction) == 32);
+static_assert(offsetof(StateEntry, record) == 8 && offsetof(StateEntry, first) == 16 &&
+              offsetof(StateEntry, writes) == 24 && sizeof(StateEntry) == 32);
+static_assert(offsetof(StateWrite, record) == 8 && sizeof(StateWrite) == 16);
 
 /// The inputs of a step, which kernels read and the runner writes. The arrays stay where they are for the runner's
 /// life.
@@ -90,6 +111,8 @@ struct StepInputs {
   AttentionEntry* entries;     ///< [max_num_batched_tokens]
   KvSplit* kv_splits;          ///< [kMaxKvSplits]
   SplitReduction* reductions;  ///< [kMaxKvSplits]
+  StateEntry* state_entries;   ///< [max_num_batched_tokens]; of a model with state
+  StateWrite* state_writes;    ///< [kStateWrites * max_num_batched_tokens]
   std::int32_t* logit_rows;    ///< [max_logit_rows]: rows of the step whose logits or hidden states are wanted
   float* logits;               ///< [max_logit_rows][logit_stride]
   float* hidden_states;        ///< [max_logit_rows][hidden_size]
@@ -104,6 +127,8 @@ struct StepInputs {
     visit("entries", entries);
     visit("kv_splits", kv_splits);
     visit("reductions", reductions);
+    visit("state_entries", state_entries);
+    visit("state_writes", state_writes);
     visit("logit_rows", logit_rows);
     visit("logits", logits);
     visit("hidden_states", hidden_states);

@@ -16,7 +16,8 @@ void DraftBranches::open(const StepRows& rows, KvCache& kv_cache, StepGather& ga
     const std::int64_t length = std::ssize(tokens);
     const std::int32_t slot = sequences.open_branch(slots[i], position, tokens);
     open_.push_back({index, slot});
-    if (!kv_cache.fork(slot, slots[i], starts[i], position + length)) {
+    const bool is_forked = kv_cache.fork(slot, slots[i], starts[i], position + length);
+    if (!is_forked || sequences.num_computed_tokens(slot) < starts[i]) {  // or it lacks the state
       sequences.close(slot);
       open_.pop_back();
       continue;

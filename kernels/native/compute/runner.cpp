@@ -37,6 +37,9 @@ Runner::Runner(const RunnerConfig& config, Device& device)
   array(inputs_.entries, tokens);
   array(inputs_.kv_splits, kMaxKvSplits);
   array(inputs_.reductions, kMaxKvSplits);
+  const std::size_t with_state = config.state ? tokens : 0;
+  array(inputs_.state_entries, with_state);
+  array(inputs_.state_writes, kStateWrites * with_state);
   array(inputs_.logit_rows, rows);
   array(inputs_.logits, rows * static_cast<std::size_t>(config.logit_stride));
   array(inputs_.hidden_states, rows * static_cast<std::size_t>(config.hidden_size));
@@ -45,8 +48,8 @@ Runner::Runner(const RunnerConfig& config, Device& device)
 void Runner::open_kv() {
   const KvMemory::Shape shape{config_.layers,       config_.kv_heads,   config_.tile_bytes,
                               config_.value_offset, config_.block_size, config_.num_pages};
-  kv_cache_.emplace(KvConfig{shape, config_.block_size, config_.vocab_size, config_.kv_memory_fd, config_.kv_model,
-                             config_.log_sealed_pages},
+  kv_cache_.emplace(KvConfig{shape, config_.block_size, config_.vocab_size, config_.state.value_or(StateShape{}),
+                             config_.kv_memory_fd, config_.kv_model, config_.log_sealed_pages},
                     device_);
 }
 
@@ -59,6 +62,11 @@ std::byte* Runner::kv_layer(std::int64_t layer) const {
   if (layer < 0 || layer >= config_.layers)
     throw std::out_of_range("layer " + std::to_string(layer) + " of " + std::to_string(config_.layers));
   return kv().layer(layer);
+}
+
+std::byte* Runner::states() const {
+  const StateStore* store = kv_cache_ ? kv_cache_->sequences.states() : nullptr;
+  return store == nullptr ? nullptr : store->memory();
 }
 
 StepResult Runner::step(const StepRows& rows) {
@@ -81,11 +89,13 @@ StepResult Runner::step(const StepRows& rows) {
     Dims& dims = gather_.dims();
     if (keeps_features_) dim(dims, Dim::kept_tokens) = dim(dims, Dim::tokens);
     split_attention(dims);
+    gather_.write_states();
     device_.run(body_, dims);
     pool_states(rows, result);
     sample(begun, result);
   } catch (...) {
     cancel();
+    gather_.take_back_states();
     branches_.close(sequences());
     throw;
   }
@@ -165,6 +175,7 @@ void Runner::pool_state(std::int32_t index, Sequence& sequence, std::span<const 
     result.pooled[index] = sequence.pooling->vector(pooling_head_);
   } catch (const std::runtime_error& error) {
     result.errors[index] = error.what();
+    gather_.take_back_state(index);
   }
 }
 
@@ -210,12 +221,16 @@ std::int32_t Runner::take_next(std::size_t end, StepResult& result) {
   }
   if (!has_failed) result.errors[task.index] = std::move(span.error);
   if (task.samples) take_back(task, span);
+  gather_.take_back_state(task.index);
   return task.index;
 }
 
 /// Shares pages only now that nothing can fail any more: a step that fails can be computed again.
 void Runner::share_computed() {
-  for (const auto& [slot, num_computed] : computed_) sequences().share(slot, num_computed);
+  for (const auto& [slot, num_computed] : computed_) {
+    sequences().share(slot, num_computed);
+    if (sequences().num_computed_tokens(slot) < num_computed) sequences().resume(slot, num_computed);  // lacks a state
+  }
   computed_.clear();
   if (kv_cache_->ledger && !sampler_.has_left()) kv_cache_->ledger->seal();
 }
@@ -239,7 +254,10 @@ void Runner::take_span(const SamplingTask& task, SampledSpan& span, StepResult& 
 void Runner::cancel() {
   sampler_.cancel();
   for (const SamplingTask& task : std::span(gather_.tasks()).subspan(num_taken_))
-    if (task.samples) task.sequence->tokens.resize(static_cast<std::size_t>(task.position));
+    if (task.samples) {
+      task.sequence->tokens.resize(static_cast<std::size_t>(task.position));
+      gather_.take_back_state(task.index);
+    }
 }
 
 }  // namespace quire

@@ -4,6 +4,8 @@
 #include <optional>
 #include <string>
 
+#include "kv_cache/state_store.h"
+
 namespace quire {
 
 struct RunnerConfig {
@@ -19,6 +21,7 @@ struct RunnerConfig {
   std::int64_t layers;            ///< number of layers that have KV
   std::int64_t tile_bytes;        ///< bytes of a KV tile of one head (emit/kv.py)
   std::int64_t value_offset;      ///< offset of V in a KV tile, in bytes
+  std::optional<StateShape> state;  ///< of layers that keep a state in place of KV
   std::int64_t window;            ///< longest attention window of the layers, in tokens; 0: some layer has none
   bool bidirectional;             ///< every token attends to all (an encoder), so a sequence is computed at once
   bool lookahead;                 ///< the embedding has a row for the number vocab_size, the lookahead token's

@@ -15,6 +15,7 @@ void StepGather::begin(KvCache& kv_cache) {
   tasks_.clear();
   state_rows_.clear();
   first_rows_.clear();
+  pieces_.clear();
 }
 
 void StepGather::add(std::int32_t index, std::int32_t slot, std::int64_t start, std::int64_t count,
@@ -52,7 +53,37 @@ void StepGather::add(std::int32_t index, std::int32_t slot, std::int64_t start, 
     tasks_.push_back({index, slot, &sequence, static_cast<std::int32_t>(first + position - 1 - start),
                       static_cast<std::int32_t>(num_drafts + 1), position, true, sequence.constraint.get()});
   }
+  const std::int64_t certain = length - num_drafts - (sequence.constraint ? 1 : 0);  // a late one takes the last back
+  pieces_.push_back({slot, first, start, count, std::clamp(certain, start, end)});
   dim(dims_, Dim::tokens) += count;
+}
+
+void StepGather::write_states() {
+  Sequences& sequences = kv_cache_->sequences;
+  const StateStore* store = sequences.states();
+  if (store == nullptr) return;
+  std::int64_t num_writes = 0;
+  for (const auto& [slot, row, start, count, certain] : pieces_) {
+    const StatePath path = sequences.write_states(slot, start, start + count, certain);
+    const std::int64_t first = num_writes;
+    for (const auto& [length, record] : path.writes)
+      inputs_.state_writes[num_writes++] = {row + length - start, store->offset(record)};
+    if (path.writes.empty() || path.writes.back().length < start + count)
+      inputs_.state_writes[num_writes++] = {row + count, store->offset(StateStore::kNone)};
+    inputs_.state_entries[dim(dims_, Dim::state_entries)++] = {row, store->offset(path.from), first,
+                                                               num_writes - first};
+  }
+}
+
+void StepGather::take_back_state(std::int32_t index) {
+  Sequences& sequences = kv_cache_->sequences;
+  const Piece& piece = pieces_[static_cast<std::size_t>(index)];
+  if (sequences.states() != nullptr && sequences.at(piece.slot).states->is_writing())
+    sequences.resume(piece.slot, piece.start);
+}
+
+void StepGather::take_back_states() {
+  for (std::size_t i = 0; i < pieces_.size(); i++) take_back_state(static_cast<std::int32_t>(i));
 }
 
 std::int32_t StepGather::make_lookahead() {

@@ -32,6 +32,14 @@ class StepGather {
   /// Adds tokens [start, start + count) of a sequence, the last `num_drafts` of which are drafts, as number `index`.
   void add(std::int32_t index, std::int32_t slot, std::int64_t start, std::int64_t count, std::int64_t num_drafts);
 
+  /// Begins to write the states of all sequences that were added, once all are there: branches fork the states before.
+  void write_states();
+
+  /// Ends the step of a sequence for which it has failed, unless it has ended: its state goes back to where it was, or
+  /// to a snapshot. `index` as in `add`.
+  void take_back_state(std::int32_t index);
+  void take_back_states();
+
   /// Makes the last row that of its sequence's lookahead token, of which nothing is sampled; returns the row.
   std::int32_t make_lookahead();
 
@@ -46,6 +54,12 @@ class StepGather {
   std::vector<std::int32_t>& first_rows() { return first_rows_; }
 
  private:
+  /// Tokens of a sequence in the step; those from number `certain` on may be taken back.
+  struct Piece {
+    std::int32_t slot;
+    std::int64_t row, start, count, certain;
+  };
+
   const RunnerConfig& config_;
   const StepInputs& inputs_;
   Device& device_;
@@ -54,6 +68,7 @@ class StepGather {
   std::vector<SamplingTask> tasks_;
   std::vector<StateRow> state_rows_;
   std::vector<std::int32_t> first_rows_;
+  std::vector<Piece> pieces_;
 };
 
 }  // namespace quire

@@ -32,7 +32,8 @@ KvCache::KvCache(const KvConfig& config, Device& device)
       memory(file ? file->tiles() : device.allocate(KvMemory::bytes(config.shape)), device, config.shape),
       sealed_pages(open_log(config)),
       ledger(open_ledger(file.get(), memory, device.threads(), config.model, sealed_pages.get())),
-      sequences(config.shape.num_pages, config.block_size, config.vocab_size, memory.extent(), ledger.get()) {
+      sequences(config.shape.num_pages, config.block_size, config.vocab_size, memory.extent(), ledger.get(),
+                config.state) {
   prefault();  // maps what is resident in a file
 }
 

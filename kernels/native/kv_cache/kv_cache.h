@@ -18,6 +18,7 @@ struct KvConfig {
   KvMemory::Shape shape;
   std::int32_t block_size;  ///< tokens of a page, as sequences count them
   std::int32_t vocab_size;
+  StateShape state;
 
   /// The file of KV memory that outlives the process (KvFile), and the name of all that the bits of its KV depend on
   /// besides tokens. Without a file KV memory ends with its owner.

@@ -45,6 +45,8 @@ class SequenceStates {
   /// Number of tokens after which the state is; kLost once a step rewrites it, until that ends.
   std::int64_t length() const { return length_; }
 
+  bool is_writing() const { return !written_.empty(); }  ///< true in a step, until it ends
+
   /// Begins with the snapshot after so many tokens, or kNone after none.
   void begin(std::int64_t length, std::int32_t snapshot);
 

@@ -172,7 +172,7 @@ class Sequences {
 
   const PagePool& pages() const { return pages_; }
   RadixTree& tree() { return tree_; }
-  StateStore* states() { return states_.get(); }  ///< nullptr if the model has no state
+  StateStore* states() const { return states_.get(); }  ///< nullptr if the model has no state
   std::int32_t free_pages() const { return pages_.free_pages(); }
   std::int32_t cached_pages() const { return tree_.cached_pages(); }                ///< pages that only the cache holds
   std::int32_t held_pages() const { return pages_.held_pages() - cached_pages(); }  ///< pages that open sequences hold

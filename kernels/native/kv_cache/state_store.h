@@ -58,6 +58,11 @@ class StateStore {
   std::span<std::byte> record(std::int32_t record) const;
   void copy(std::int32_t from, std::int32_t to);
 
+  std::byte* memory() const { return memory_; }  ///< the first record
+
+  /// Returns the bytes from the first record to this one; a negative number for kNone.
+  std::int64_t offset(std::int32_t record) const { return record * stride_; }
+
   const StateShape& shape() const { return shape_; }
   std::int32_t total() const { return shape_.num_records; }
   std::int32_t free_records() const { return static_cast<std::int32_t>(free_.size()); }
