@@ -107,18 +107,23 @@ class Subject:
         assert answers == self.ask(self.llm, some, MANY_TOKENS)
 
 
-DEMO: list[dict[str, str]] = [
-    {"dtype": "float32"},
-    {"dtype": "bfloat16"},
-    {"quantization": "int8", "kv_cache_dtype": "int8"},
-    {"quantization": "int4"},
+THOROUGH: list[tuple[str, dict[str, str]]] = [
+    ("demo", {"dtype": "float32"}),
+    ("demo", {"dtype": "bfloat16"}),
+    ("demo", {"quantization": "int8", "kv_cache_dtype": "int8"}),
+    ("demo", {"quantization": "int4"}),
+    ("qwen3.5-grouped", {"dtype": "bfloat16"}),
+    ("lfm2-tied", {"quantization": "int8"}),
 ]
 
 
-@pytest.fixture(scope="module", params=DEMO, ids=lambda formats: "-".join(formats.values()))
-def demo(request: pytest.FixtureRequest, module_engine: EngineFactory, demo_model: Path) -> Subject:
-    """The demo model."""
-    return Subject(module_engine, demo_model, **request.param)
+@pytest.fixture(scope="module", params=THOROUGH, ids=lambda param: "-".join((param[0], *param[1].values())))
+def subject(
+    request: pytest.FixtureRequest, module_engine: EngineFactory, demo_model: Path, checkpoints: Path
+) -> Subject:
+    """The demo model, and models with state."""
+    name, formats = request.param
+    return Subject(module_engine, demo_model if name == "demo" else checkpoints / name, **formats)
 
 
 CONDITIONS = [  # no two of threads, chunks and pages are together twice
@@ -137,6 +142,8 @@ ODD: list[tuple[str, dict[str, str]]] = [
     ("qwen2-moe-shared-window", {"quantization": "int8"}),
     ("gpt-oss-window100", {"quantization": "int4"}),
     ("deepseek3-experts-yarn", {"dtype": "bfloat16"}),
+    ("qwen3-next-experts", {"quantization": "int4"}),
+    ("lfm2-moe", {"dtype": "bfloat16"}),
 ]
 
 
@@ -160,68 +167,68 @@ def integers(
     return Subject(module_engine, folder)
 
 
-def test_the_answers_differ_from_each_other(demo: Subject) -> None:
+def test_the_answers_differ_from_each_other(subject: Subject) -> None:
     """Otherwise the comparisons below would compare nothing."""
-    assert len({tuple(answer[0]) for answer in demo.together}) > REQUESTS // 2
+    assert len({tuple(answer[0]) for answer in subject.together}) > REQUESTS // 2
 
 
 @pytest.mark.parametrize("index", ALONE)
-def test_alone_and_in_a_batch_of_32(demo: Subject, index: int) -> None:
-    assert demo.ask(demo.llm, [index]) == [demo.together[index]]
+def test_alone_and_in_a_batch_of_32(subject: Subject, index: int) -> None:
+    assert subject.ask(subject.llm, [index]) == [subject.together[index]]
 
 
-def test_in_another_order(demo: Subject) -> None:
-    assert demo.ask(demo.llm, range(REQUESTS - 1, -1, -1)) == demo.together[::-1]
+def test_in_another_order(subject: Subject) -> None:
+    assert subject.ask(subject.llm, range(REQUESTS - 1, -1, -1)) == subject.together[::-1]
 
 
 @pytest.mark.parametrize(("isa", "threads", "budget", "block_size"), CONDITIONS)
 def test_on_any_instruction_set_and_threads_in_chunks_and_pages(
-    demo: Subject, engine: EngineFactory, isa: str, threads: int, budget: int, block_size: int,
+    subject: Subject, engine: EngineFactory, isa: str, threads: int, budget: int, block_size: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """The other conditions count on the best instruction set too, where the host lacks one."""
     missing = isa not in instruction_sets()
     if not missing:
         monkeypatch.setenv("QUIRE_ISA", isa)
-    llm = engine(**demo.options, threads=threads, max_num_batched_tokens=budget, block_size=block_size)
-    assert demo.ask(llm) == demo.together
+    llm = engine(**subject.options, threads=threads, max_num_batched_tokens=budget, block_size=block_size)
+    assert subject.ask(llm) == subject.together
     if missing:
         pytest.skip(f"this host has no {isa}")
 
 
-def test_after_preemption(demo: Subject, engine: EngineFactory) -> None:
-    demo.check_after_preemption(engine(**{**demo.options, "num_pages": FEW_PAGES}))
+def test_after_preemption(subject: Subject, engine: EngineFactory) -> None:
+    subject.check_after_preemption(engine(**{**subject.options, "num_pages": FEW_PAGES}))
 
 
-def test_prompt_logprobs_after_a_preemption_within_the_prompt(demo: Subject, engine: EngineFactory) -> None:
+def test_prompt_logprobs_after_a_preemption_within_the_prompt(subject: Subject, engine: EngineFactory) -> None:
     """The first request decodes concurrently with chunks of the second's prompt, until it needs the second's pages.
 
     The second may come up to 127 steps late, while the first has one page.
     """
     from quire.frontend import SamplingParams
 
-    prompts = [[7], [(index * 37) % demo.vocab_size for index in range(300)]]
+    prompts = [[7], [(index * 37) % subject.vocab_size for index in range(300)]]
     params = [
         SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True),
         SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True, logprobs=1, prompt_logprobs=1),
     ]
-    llm = engine(**{**demo.options, "num_pages": 5}, block_size=128, max_num_batched_tokens=2)
-    alone = demo.llm.generate([prompts[1]], params[1])[0]
+    llm = engine(**{**subject.options, "num_pages": 5}, block_size=128, max_num_batched_tokens=2)
+    alone = subject.llm.generate([prompts[1]], params[1])[0]
     beside = under_pressure(llm, lambda: llm.generate(prompts, params, use_tqdm=False)[1])
     assert beside.outputs == alone.outputs
     assert beside.prompt_logprobs == alone.prompt_logprobs
     assert len(beside.prompt_logprobs or []) == 300
 
 
-def test_from_the_prefix_cache(demo: Subject, engine: EngineFactory) -> None:
+def test_from_the_prefix_cache(subject: Subject, engine: EngineFactory) -> None:
     """Prompts with shared prefixes, some of them twice, in a pool that is too small to keep them all."""
     from quire.frontend import SamplingParams
 
-    base = [(index * 37) % demo.vocab_size for index in range(200)]
+    base = [(index * 37) % subject.vocab_size for index in range(200)]
     prompts = [[*base[: 20 * (index % 10)], index, *base[:30]] for index in range(40)]
     params = [SamplingParams(seed=index, max_tokens=40, logprobs=3, ignore_eos=True) for index in range(40)]
-    plain = engine(**demo.options, enable_prefix_caching=False).generate(prompts, params, use_tqdm=False)
-    small = engine(**{**demo.options, "num_pages": 2 * FEW_PAGES}, max_num_seqs=5)
+    plain = engine(**subject.options, enable_prefix_caching=False).generate(prompts, params, use_tqdm=False)
+    small = engine(**{**subject.options, "num_pages": 2 * FEW_PAGES}, max_num_seqs=5)
     for _ in range(2):
         found = small.generate(prompts, params, use_tqdm=False)
         assert [output.outputs for output in found] == [output.outputs for output in plain]
@@ -231,20 +238,20 @@ def test_from_the_prefix_cache(demo: Subject, engine: EngineFactory) -> None:
 
 
 @pytest.mark.parametrize("cache", [True, False], ids=["cache", "no cache"])
-def test_samples_of_one_prompt(demo: Subject, engine: EngineFactory, cache: bool) -> None:
+def test_samples_of_one_prompt(subject: Subject, engine: EngineFactory, cache: bool) -> None:
     """Eight samples that fork from each other, three at a time, and with too few pages, equal eight requests."""
     from quire.frontend import SamplingParams
 
     def answers(llm: LLM, length: int, n: int, seeds: list[int]) -> list[Answer]:
         params = [SamplingParams(n=n, seed=seed, max_tokens=40, logprobs=3, ignore_eos=True) for seed in seeds]
-        prompt = [(index * 37) % demo.vocab_size for index in range(length)]
+        prompt = [(index * 37) % subject.vocab_size for index in range(length)]
         requests = llm.generate([prompt] * len(seeds), params, use_tqdm=False)
         return [(output.token_ids, output.text, output.logprobs) for each in requests for output in each.outputs]
 
-    few = engine(**{**demo.options, "num_pages": 20}, enable_prefix_caching=cache)
-    three = engine(**demo.options, enable_prefix_caching=cache, max_num_seqs=3)
+    few = engine(**{**subject.options, "num_pages": 20}, enable_prefix_caching=cache)
+    three = engine(**subject.options, enable_prefix_caching=cache, max_num_seqs=3)
     for length in (1, 31, 32, 33, 50, 129):
-        single = answers(demo.llm, length, 1, [*range(70, 78)])
+        single = answers(subject.llm, length, 1, [*range(70, 78)])
         assert answers(few, length, 8, [70]) == answers(three, length, 8, [70]) == single
 
 
