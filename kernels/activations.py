@@ -12,6 +12,7 @@ ACTIVATIONS = {
     "gelu_fast": "gelu_tanh",
     "gelu": "gelu",
     "relu": "relu",
+    "relu2": "relu2",
 }
 """Functions by the names that checkpoints use (`hidden_act`, `activation_function`).
 
@@ -20,8 +21,19 @@ ACTIVATIONS = {
 
 
 @dataclass(frozen=True)
+class ScaledActivation:
+    """The activation `name` of `scale` times its input."""
+
+    name: str
+    scale: float
+
+
+@dataclass(frozen=True)
 class ClampedSwiglu:
     """SwiGLU of gpt-oss: g sigmoid(gain g) (u + 1), with g = min(gate, limit) and u = up clamped to +-limit."""
 
     limit: float
     gain: float
+
+
+Activation = str | ScaledActivation | ClampedSwiglu

@@ -278,11 +278,12 @@ class TensorRows(ArrayWeight):
 
 @dataclass(frozen=True)
 class Taps(ArrayWeight):
-    """Weights of a convolution, a tensor [channels, 1, taps], as f32 [taps, channels]."""
+    """Weights of a convolution, a tensor [channels, 1, taps], as f32 [taps, channels]; times `scales` of channels."""
 
     name: str
     channels: int
     taps: int
+    scales: tuple[tuple[int, float], ...] = ()
 
     @property
     def tensors(self) -> Mapping[str, tuple[int, ...]]:
@@ -291,8 +292,11 @@ class Taps(ArrayWeight):
 
     def values(self, checkpoint: Checkpoint) -> Array:
         """See ArrayWeight."""
-        values = checkpoint.get(self.name, self.tensors[self.name]).to_f32()
-        return np.ascontiguousarray(values.reshape(self.channels, self.taps).T)
+        values = checkpoint.get(self.name, self.tensors[self.name]).to_f32().reshape(self.channels, self.taps).T
+        if self.scales:
+            counts, scales = zip(*self.scales, strict=True)
+            values = values * np.repeat(np.array(scales, np.float32), counts)
+        return np.ascontiguousarray(values)
 
 
 @dataclass(frozen=True)

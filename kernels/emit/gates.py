@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.kernels.emit.builder import VF32, Builder
+from quire.kernels.emit.builder import VF32, Builder, Value
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.layout import BLOCK, load_activation, packed_offset, round_up, store_activation
 from quire.kernels.emit.math import rsqrt, sigmoid, silu
@@ -32,11 +32,12 @@ class GateKernel(Kernel):
 
 @dataclass(frozen=True)
 class GatedNormKernel(Kernel):
-    """RMSNorm of groups of columns with a gate z: weight * norm(x) * silu(z), or `gate_first` weight * norm(x silu(z)).
+    """RMSNorm of groups of columns, and a gate z: weight * norm(x) * silu(z), or `gate_first` weight * norm(x silu(z)).
 
     Work items are tokens times groups of `group` columns. Buffers: x f32 [m, width rounded up to 32], rows f32 of
-    `gate_columns` columns that have z from column `first` on, the weight f32 [weights], and out, packed activations of
-    `width` columns. With fewer weights than columns these repeat. Sums run in 16 lanes, reduced 8, 4, 2, 1.
+    `gate_columns` columns that have z from column `first` on, out, packed activations of `width` columns, and the
+    weight f32 [weights] unless there is no `norm`. With fewer weights than columns these repeat; z is multiplied by
+    `scale`. Sums run in 16 lanes, reduced 8, 4, 2, 1.
     """
 
     width: int
@@ -46,28 +47,40 @@ class GatedNormKernel(Kernel):
     first: int
     epsilon: float
     gate_first: bool = False
+    norm: bool = True
+    scale: float = 1.0
 
     def emit(self, context: EmitContext) -> str:
         """See Kernel."""
         b, dtypes, groups = Builder(self.name), context.dtypes, self.width // self.group
-        rows, gates, weight, out = (b.buffer(i) for i in range(4))
+        rows, gates, out = (b.buffer(i) for i in range(3))
+        weight = b.buffer(3) if self.norm else None
         with b.items() as item:
             token, start = item // groups, item % groups * self.group
             x = b.address(rows, token * (round_up(self.width, BLOCK) * 4) + start * 4)
             z = b.address(gates, token * (round_up(self.gate_columns, BLOCK) * 4) + (start + self.first) * 4)
-            if self.gate_first:
+            if weight is not None and self.gate_first:
                 with b.loop(0, self.group // 16) as part:
                     at = part.index * 64
-                    b.store(b.load(x, at, VF32, 64) * silu(b, b.load(z, at, VF32, 64)), x, at, 64)
-            with b.loop(0, self.group // 16, state=[b.constant(0.0, VF32)]) as part:
-                value = b.load(x, part.index * 64, VF32, 64)
-                part.carry(b.fma(value, value, part.state[0]))
-            total = b.fold_lanes(part.results[0], lambda left, right: left + right)
-            factor = b.broadcast(rsqrt(b, total / float(self.group) + self.epsilon))
+                    b.store(b.load(x, at, VF32, 64) * self._gate(b, z, at), x, at, 64)
+            factor = None if weight is None else self._inverse_rms(b, x)
             with b.loop(0, self.group // 16) as part:
                 at, column = part.index * 64, start + part.index * 16
-                value = b.load(x, at, VF32, 64) * factor * b.load(weight, column % self.weights * 4, VF32, 64)
-                if not self.gate_first:
-                    value = value * silu(b, b.load(z, at, VF32, 64))
+                value = b.load(x, at, VF32, 64)
+                if weight is not None and factor is not None:
+                    value = value * factor * b.load(weight, column % self.weights * 4, VF32, 64)
+                if weight is None or not self.gate_first:
+                    value = value * self._gate(b, z, at)
                 store_activation(b, dtypes, value, out, packed_offset(dtypes, self.width, token, column))
         return b.text()
+
+    def _gate(self, b: Builder, z: Value, at: Value) -> Value:
+        value = b.load(z, at, VF32, 64)
+        return silu(b, value if self.scale == 1 else value * self.scale)
+
+    def _inverse_rms(self, b: Builder, x: Value) -> Value:
+        with b.loop(0, self.group // 16, state=[b.constant(0.0, VF32)]) as part:
+            value = b.load(x, part.index * 64, VF32, 64)
+            part.carry(b.fma(value, value, part.state[0]))
+        total = b.fold_lanes(part.results[0], lambda left, right: left + right)
+        return b.broadcast(rsqrt(b, total / float(self.group) + self.epsilon))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.kernels.activations import ClampedSwiglu
+from quire.kernels.activations import Activation, ClampedSwiglu
 from quire.kernels.emit.builder import VF32, Builder, Value
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.layout import (
@@ -69,7 +69,7 @@ class GemmKernel(Kernel):
     n: int
     epilogue: str = "store"
     bias: bool = False
-    activation: str | ClampedSwiglu = ""
+    activation: Activation = ""
     dim: str = "tokens"
     quantized: QuantizedFormat | None = None
     scale: float = 1.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from quire.kernels.activations import ACTIVATIONS, ClampedSwiglu
+from quire.kernels.activations import ACTIVATIONS, ClampedSwiglu, ScaledActivation
 from quire.kernels.emit.builder import F32, I8, I16, I32, Builder, Value, with_element
 
 LOG2_E = math.log2(math.e)
@@ -88,6 +88,12 @@ def relu(b: Builder, x: Value) -> Value:
     return x.max(0.0)
 
 
+def relu2(b: Builder, x: Value) -> Value:
+    """Emit the square of max(x, 0)."""
+    x = relu(b, x)
+    return x * x
+
+
 def sigmoid(b: Builder, x: Value) -> Value:
     """Emit 1 / (1 + e^-x)."""
     return b.constant(1.0, x.type) / (exp(b, x * -1.0) + 1.0)
@@ -106,12 +112,14 @@ def clamped_swiglu(b: Builder, form: ClampedSwiglu, gate: Value, up: Value) -> V
     return g / (exp(b, g * -form.gain) + 1.0) * (u + 1.0)
 
 
-_FUNCTIONS = {"silu": silu, "gelu_tanh": gelu_tanh, "gelu": gelu_erf, "relu": relu}
+_FUNCTIONS = {"silu": silu, "gelu_tanh": gelu_tanh, "gelu": gelu_erf, "relu": relu, "relu2": relu2}
 
 
-def activation(b: Builder, name: str, x: Value) -> Value:
-    """Emit the activation that checkpoints call `name`."""
-    return _FUNCTIONS[ACTIVATIONS[name]](b, x)
+def activation(b: Builder, form: str | ScaledActivation, x: Value) -> Value:
+    """Emit an activation, by the name that checkpoints have for it."""
+    if isinstance(form, ScaledActivation):
+        return activation(b, form.name, x * form.scale)
+    return _FUNCTIONS[ACTIVATIONS[form]](b, x)
 
 
 def round_bf16(b: Builder, x: Value) -> Value:

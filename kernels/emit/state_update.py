@@ -60,7 +60,7 @@ class UnitHeadsKernel(Kernel):
 
 @dataclass(frozen=True)
 class StateRatesKernel(Kernel):
-    """The decay and the step of each value head: exp(rate * t) with t = softplus(a + bias), and sigmoid(b) or t.
+    """Decay and step of each value head: exp(rate * t) with t = softplus(scale * a + bias), and sigmoid(b) or t.
 
     Work items are tokens. Buffers: rows f32 of `columns` columns that have a from column `first` on, with `steps` such
     rows that have b, f32 [values] of the rates, which are below 0, and of the biases, and out f32
@@ -75,6 +75,7 @@ class StateRatesKernel(Kernel):
     first: int = 0
     group: int = 0
     steps: bool = False
+    scale: float = 1.0
     least: float = 0.0
     most: float = 0.0
 
@@ -95,7 +96,8 @@ class StateRatesKernel(Kernel):
                     b.store(b.load(row, self._column(head.index, number) * 4, F32), scratch, head.index * 4)
             with b.loop(0, padded // 16) as part:
                 at = part.index * 64
-                time = softplus(b, b.load(gathered[0], at, VF32, 64) + b.load(biases, at, VF32, 64))
+                time = b.load(gathered[0], at, VF32, 64)
+                time = softplus(b, (time if self.scale == 1 else time * self.scale) + b.load(biases, at, VF32, 64))
                 if self.steps:
                     step = sigmoid(b, b.load(gathered[1], at, VF32, 64))
                 else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from quire.kernels.activations import ClampedSwiglu
+from quire.kernels.activations import Activation
 from quire.kernels.attention_heads import Heads, LatentHeads, StateHeads
 from quire.kernels.rope import MAX_POSITIONS, Rope
 
@@ -150,7 +150,8 @@ class LatentAttention:
 class Convolution:
     """Causal convolution of each channel with its last `taps` inputs, the token's own included, then `activation`.
 
-    The tensor `weight` is [channels, 1, taps], the oldest input first; `bias` and `activation` may be "".
+    The tensor `weight` is [channels, 1, taps], the oldest input first; `bias` and `activation` may be "". Inputs are
+    multiplied by `scales`, (channels, scale) one after the other, if there are any.
     """
 
     weight: str
@@ -158,6 +159,7 @@ class Convolution:
     taps: int
     bias: str = ""
     activation: str = ""
+    scales: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,35 @@ class DeltaNet:
 
 
 @dataclass(frozen=True)
+class StateSpace:
+    """Selective state space (Mamba 2, arXiv 2405.21060).
+
+    The outputs of `projection` are gates z, then what `convolution` makes values v, keys k and queries q of, and then
+    the time a of each value head. For each token the state S [key, value] of a value head, zero at first, becomes
+    exp(-exp(decay) t) S + k (t v)^T, with t = softplus(time_scale * a + bias), at least `least` and at most `most`
+    unless that is 0, and then o = q S + skip * v. The tensors `decay`, `bias` and `skip` are [value heads].
+
+    `output` reads norm(o * silu(gate_scale * z)), or norm(o) * silu(gate_scale * z) unless `gate_first`, with a norm of
+    each of `norm_groups` equal groups of columns, which may be missing.
+    """
+
+    projection: Linear
+    convolution: Convolution
+    heads: StateHeads
+    decay: str
+    bias: str
+    skip: str
+    output: Linear
+    norm: Norm | None = None
+    norm_groups: int = 1
+    gate_first: bool = True
+    gate_scale: float = 1.0
+    time_scale: float = 1.0
+    least: float = 0.0
+    most: float = 0.0
+
+
+@dataclass(frozen=True)
 class FeedForward:
     """down(activation(up(x))), or down(activation(gate(x)) * up(x)) with a `gate`.
 
@@ -201,7 +232,7 @@ class FeedForward:
 
     up: Linear
     down: Linear
-    activation: str | ClampedSwiglu
+    activation: Activation
     gate: Linear | None = None
 
 
@@ -233,8 +264,8 @@ class ExpertRouter:
 class Experts:
     """Mixture of experts: the sum of weight * expert(x) over those that the router chooses, in the order of scores.
 
-    Experts are gated feed-forward layers of equal sizes. `shared` is one that all tokens use; `shared_gate`, a layer
-    of one output, scales it by sigmoid(shared_gate(x)).
+    Experts are feed-forward layers of equal sizes, all with a gate or none. `shared` is one that all tokens use;
+    `shared_gate`, a layer of one output, scales it by sigmoid(shared_gate(x)).
     """
 
     router: ExpertRouter
@@ -243,16 +274,16 @@ class Experts:
     shared_gate: Linear | None = None
 
 
-Mixer = Attention | LatentAttention | ShortConvolution | DeltaNet
+Mixer = Attention | LatentAttention | ShortConvolution | DeltaNet | StateSpace
 """Layers in which tokens meet those before them."""
 
 
 @dataclass(frozen=True)
 class Parallel:
-    """The sum of an attention and a feed-forward layer that have the same input."""
+    """The sum of layers that have the same input, each times its scale, 1 by default."""
 
-    attention: Attention
-    feed_forward: FeedForward
+    layers: tuple[Mixer | FeedForward, ...]
+    scales: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -349,8 +380,8 @@ class Graph:
     def mixers(self) -> list[Mixer]:
         """Layers in which tokens meet others, in order."""
         blocks = [residual.block for residual in self.residuals]
-        layers = [block.attention if isinstance(block, Parallel) else block for block in blocks]
-        return [layer for layer in layers if not isinstance(layer, FeedForward | Experts)]
+        layers = [layer for block in blocks for layer in (block.layers if isinstance(block, Parallel) else (block,))]
+        return [layer for layer in layers if not isinstance(layer, FeedForward | Experts | Parallel)]
 
     @property
     def attentions(self) -> list[Attention | LatentAttention]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from quire.kernels.activations import ClampedSwiglu
+from quire.kernels.activations import Activation
 from quire.kernels.emit.experts import (
     ENTRY_BYTES,
     CombineKernel,
@@ -77,7 +77,8 @@ class _ExpertsLowering:
         gates = [_gates(expert) for expert in self._operation.experts]
         x = self._scatter(normed, gates, groups)
         inner = self._activations("expert_intermediate", first.up.outputs)
-        self._gemm("expert_gate", x, gates, inner.buffer, groups, "gate", first.activation)
+        name, epilogue = ("expert_act", "activation") if first.gate is None else ("expert_gate", "gate")
+        self._gemm(name, x, gates, inner.buffer, groups, epilogue, first.activation)
         downs = [self._down(expert) for expert in self._operation.experts]
         outputs = self._plan.buffer("expert_outputs", self._grouped_rows * round_up(width, BLOCK) * 4)
         self._gemm("expert_down", self._quantized(inner, downs, groups), downs, outputs, groups, "store", "")
@@ -149,7 +150,7 @@ class _ExpertsLowering:
 
     def _gemm(
         self, name: str, x: PackedActivations, linears: list[FusedLinear], out: Buffer, groups: _Groups, epilogue: str,
-        activation: str | ClampedSwiglu,
+        activation: Activation,
     ) -> None:  # fmt: skip
         """Lower the products of grouped rows with linear layers, one for each expert."""
         plan, first = self._plan, linears[0]
@@ -199,9 +200,9 @@ class _ExpertsLowering:
 
 
 def _gates(expert: FeedForward) -> FusedLinear:
-    """Return the gate and up of an expert, which `_check` found to be there."""
-    layers = [layer for layer in (expert.gate, expert.up) if layer is not None]
-    return FusedLinear(tuple(layers), interleaved=True)
+    """Return the gate and up of an expert, or its up alone if there is no gate."""
+    layers = tuple(layer for layer in (expert.gate, expert.up) if layer is not None)
+    return FusedLinear(layers, interleaved=len(layers) > 1)
 
 
 def _check(operation: Experts, hidden_size: int) -> None:
@@ -210,8 +211,10 @@ def _check(operation: Experts, hidden_size: int) -> None:
     name = router.linear.weight
     if router.linear.outputs != len(experts):
         raise ModelError(f"{name} has {router.linear.outputs} outputs for {len(experts)} experts")
-    if len({_sizes(expert) for expert in experts}) != 1 or experts[0].gate is None:
-        raise ModelError(f"the experts of {name} must have a gate, and be of equal sizes with the same activation")
+    if len({_sizes(expert) for expert in experts}) != 1:
+        raise ModelError(
+            f"the experts of {name} must be of equal sizes, with the same activation, and all have gates or none"
+        )
     if experts[0].down.outputs != hidden_size:
         raise ModelError(f"the experts of {name} have {experts[0].down.outputs} outputs; hidden_size is {hidden_size}")
     if len(experts) % router.groups or not 1 <= router.top_groups <= router.groups:

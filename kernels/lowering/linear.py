@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from quire.kernels.activations import ClampedSwiglu
+from quire.kernels.activations import Activation, ClampedSwiglu
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, QuantizedFormat, round_up
 from quire.kernels.emit.rows import QuantizeKernel
@@ -25,7 +25,7 @@ class Epilogue:
     """Epilogue of a product, with the fields of GemmKernel; the kind `gated` reads `gates`."""
 
     kind: str = "store"
-    activation: str | ClampedSwiglu = ""
+    activation: Activation = ""
     scale: float = 1.0
     softcap: float = 0.0
     out_columns: int = 0

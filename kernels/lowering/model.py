@@ -31,6 +31,7 @@ from quire.kernels.graph.operations import (
     Parallel,
     Residual,
     ShortConvolution,
+    StateSpace,
 )
 from quire.kernels.lowering.attention import AttentionLowering
 from quire.kernels.lowering.experts import Sum, lower_experts
@@ -219,12 +220,13 @@ class Lowering(AttentionLowering):
         self, hidden: Buffer, before: Norm | None, block: Mixer | FeedForward | Parallel, target: Sum,
     ) -> None:  # fmt: skip
         """Lower a mixer, a feed-forward layer, or both side by side."""
-        layers = (block.attention, block.feed_forward) if isinstance(block, Parallel) else (block,)
+        layers = block.layers if isinstance(block, Parallel) else (block,)
+        scales = (isinstance(block, Parallel) and block.scales) or (1.0,) * len(layers)
         last = [self._layer(hidden, before, layer) for layer in layers]
-        for number, (x, linear) in enumerate(last):
+        for number, ((x, linear), scale) in enumerate(zip(last, scales, strict=True)):
             add = target.add or number > 0
             name, kind = ("linear_add", "add") if add else ("linear", "store")
-            self.gemm(name, x, linear, target.out, Epilogue(kind, scale=target.scale))
+            self.gemm(name, x, linear, target.out, Epilogue(kind, scale=target.scale * scale))
 
     def _layer(
         self, hidden: Buffer, before: Norm | None, layer: Mixer | FeedForward
@@ -242,6 +244,8 @@ class Lowering(AttentionLowering):
                 x = StateLowering(self, hidden, before).short_convolution(layer)
             case DeltaNet():
                 x = StateLowering(self, hidden, before).delta_net(layer)
+            case StateSpace():
+                x = StateLowering(self, hidden, before).state_space(layer)
         return x, FusedLinear((layer.output,), place=self.place_of_attention_output)
 
     def _feed_forward(self, hidden: Buffer, before: Norm | None, operation: FeedForward) -> PackedActivations:

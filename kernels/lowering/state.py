@@ -10,7 +10,7 @@ from quire.kernels.emit.gates import GatedNormKernel
 from quire.kernels.emit.layout import TILE_ROWS, round_up
 from quire.kernels.emit.state_update import StateRatesKernel, StateUpdateKernel, UnitHeadsKernel, state_bytes
 from quire.kernels.errors import ModelError
-from quire.kernels.graph.operations import Convolution, DeltaNet, Norm, ShortConvolution
+from quire.kernels.graph.operations import Convolution, DeltaNet, Norm, ShortConvolution, StateSpace
 from quire.kernels.lowering.fused import FusedLinear
 from quire.kernels.lowering.linear import LinearLowering
 from quire.kernels.operands import Buffer, DecayRates, Operand, PackedActivations, Taps, Vector
@@ -54,6 +54,34 @@ class StateLowering:
         )
         return self._gated_norm(norm, operation.norm, out, rows)
 
+    def state_space(self, operation: StateSpace) -> PackedActivations:
+        """Lower a selective state space."""
+        heads, projection = operation.heads, operation.projection
+        _check_heads(heads)
+        gates, columns = heads.value_columns, projection.outputs
+        rows = self._lowering.project("state_inputs", self._hidden, self._before, FusedLinear((projection,)))
+        kernel = StateRatesKernel(
+            "state_rates", heads.values, columns, gates + heads.channels, scale=operation.time_scale,
+            least=operation.least, most=operation.most,
+        )  # fmt: skip
+        pairs = self._rates(kernel, [rows], operation.decay, operation.bias)
+        mixed = self._convolve(operation.convolution, rows, columns, first=gates)
+        keys = heads.value_columns
+        update = StateUpdateKernel(
+            "state_update", heads, heads.channels, queries=keys + heads.key_columns, keys=keys, values=0, skip=True
+        )
+        out = self._update(update, mixed, pairs, Vector((operation.skip,), (heads.values,)))
+        group, norm = gates // operation.norm_groups, operation.norm
+        if gates % operation.norm_groups or group % TILE_ROWS:
+            raise ModelError(
+                f"{gates} columns of a gated norm can't be divided into {operation.norm_groups} groups of tiles"
+            )
+        gate = GatedNormKernel(
+            "gated_norm", gates, group, gates, columns, 0, norm.epsilon if norm is not None else 0.0,
+            operation.gate_first, norm is not None, operation.gate_scale,
+        )  # fmt: skip
+        return self._gated_norm(gate, norm, out, rows)
+
     def _project(self, operation: DeltaNet, columns: int) -> tuple[Buffer, list[Buffer]]:
         """Lower the projections, all but the rates side by side; return the rows of these, and those of each rate."""
         lowering, projections = self._lowering, FusedLinear(operation.projections)
@@ -79,7 +107,10 @@ class StateLowering:
         kernel = ConvolutionKernel(
             "convolution", channels, taps, columns, first, operation.activation, bool(operation.bias), gated
         )
-        state, weight = self._plan.take_state((taps - 1) * channels * 4), Taps(operation.weight, channels, taps)
+        state, weight = (
+            self._plan.take_state((taps - 1) * channels * 4),
+            Taps(operation.weight, channels, taps, operation.scales),
+        )
         operands: list[Operand] = [*_ENTRIES, rows, state, weight, out]
         if operation.bias:
             operands.append(Vector((operation.bias,), (channels,)))
@@ -102,10 +133,12 @@ class StateLowering:
         self._plan.add(kernel, operands, "state_entries", repeats=heads.values * (heads.value // TILE_ROWS))
         return out
 
-    def _gated_norm(self, kernel: GatedNormKernel, norm: Norm, rows: Buffer, gates: Buffer) -> PackedActivations:
+    def _gated_norm(self, kernel: GatedNormKernel, norm: Norm | None, rows: Buffer, gates: Buffer) -> PackedActivations:
         out = self._lowering.activations("state_mixed", kernel.width)
-        weight = Vector((norm.weight,), (kernel.weights,), offset=norm.weight_offset)
-        self._plan.add(kernel, [rows, gates, weight, out.buffer], "tokens", repeats=kernel.width // kernel.group)
+        operands: list[Operand] = [rows, gates, out.buffer]
+        if norm is not None:
+            operands.append(Vector((norm.weight,), (kernel.weights,), offset=norm.weight_offset))
+        self._plan.add(kernel, operands, "tokens", repeats=kernel.width // kernel.group)
         return out
 
 
@@ -116,6 +149,6 @@ def _check_heads(heads: StateHeads) -> None:
     """Raise ModelError for heads that no kernel can compute."""
     if heads.key % TILE_ROWS or heads.value % TILE_ROWS or heads.values % heads.keys:
         raise ModelError(
-            f"layers with state have {heads.values} value heads of {heads.value} elements and {heads.keys} key heads of "
-            f"{heads.key}; there must be a multiple of value heads, and of {TILE_ROWS} elements each"
+            f"layers with state have {heads.values} value heads of {heads.value} elements, and {heads.keys} key heads "
+            f"of {heads.key}; there must be a multiple of value heads, and of {TILE_ROWS} elements each"
         )

@@ -53,7 +53,7 @@ def build(config: ModelConfig) -> Graph:
         )  # fmt: skip
         gate, up = (linear(f"{mlp}.{name}_proj", inner) for name in ("gate", "up"))
         feed_forward = FeedForward(up, linear(f"{mlp}.down_proj", hidden), activation, gate)
-        residuals.append(Residual(Parallel(attention, feed_forward), norm(f"{layer}.input_layernorm")))
+        residuals.append(Residual(Parallel((attention, feed_forward)), norm(f"{layer}.input_layernorm")))
     embedding = Embedding("model.embed_tokens.weight", vocab, hidden)
     head = head_of(config, embedding, tied=True)
     logits = Logits(norm("model.norm"), head, config.positive("logit_scale", 0.0625))

@@ -61,8 +61,9 @@ class Variant:
     `window(config, layer)` is the sliding window in tokens, 0 for none, and `rotary(layer)` the rotary embedding; by
     default that of config.json. `activation` is the field that names the activation, and its default. Fused layers are
     one tensor, `qkv_proj` or `gate_up_proj`. `experts(config, layer)` are the experts of a layer, None where it has a
-    feed-forward layer. `sinks`: attention has the tensor `sinks`. `gated`: half of the outputs of each head's `q_proj`
-    are its gates. `mixer(config, layer)` is the layer in place of attention, None where there is attention.
+    feed-forward layer, unless `feed_forward` builds either. `sinks`: attention has the tensor `sinks`. `gated`: half of
+    the outputs of each head's `q_proj` are its gates. `mixer(config, layer)` is the layer in place of attention, None
+    where there is attention.
     """
 
     qkv_bias: bool = False
@@ -75,6 +76,7 @@ class Variant:
     window: Callable[[ModelConfig, int], int] = lambda config, layer: 0
     rotary: Callable[[int], Rope | None] | None = None
     experts: Callable[[ModelConfig, int], Experts | None] = lambda config, layer: None
+    feed_forward: Callable[[ModelConfig, int], FeedForward | Experts] | None = None
     sinks: bool = False
     gated: bool = False
     mixer: Callable[[ModelConfig, int], Mixer | None] = lambda config, layer: None
@@ -136,7 +138,7 @@ class Layers:
         self._at = at
         self._config = config
         self._variant = variant
-        self._hidden, self._inner = config.size("hidden_size"), config.size("intermediate_size")
+        self._hidden = config.size("hidden_size")
         self._epsilon = config.get("rms_norm_eps", 1e-6)
         self._heads = heads_of(config)
         self._activation = activation_of(config, *variant.activation)
@@ -180,16 +182,18 @@ class Layers:
 
     def feed_forward(self, number: int) -> Residual:
         """Build the feed-forward layer, or the experts."""
-        experts = self._variant.experts(self._config, number)
-        block = self._dense(number) if experts is None else experts
+        if self._variant.feed_forward is not None:
+            block = self._variant.feed_forward(self._config, number)
+        else:
+            block = self._variant.experts(self._config, number) or self._dense(number)
         return self._residual(number, block, self._variant.mlp_norms)
 
     def _dense(self, number: int) -> FeedForward:
-        variant, mlp = self._variant, f"{self._at(number)}.mlp"
-        gate, up = (_linear(f"{mlp}.{name}_proj", self._inner, variant.mlp_bias) for name in ("gate", "up"))
+        variant, mlp, inner = self._variant, f"{self._at(number)}.mlp", self._config.size("intermediate_size")
+        gate, up = (_linear(f"{mlp}.{name}_proj", inner, variant.mlp_bias) for name in ("gate", "up"))
         if variant.fused_gate_up:
-            weight, both = f"{mlp}.gate_up_proj.weight", 2 * self._inner
-            gate, up = (Linear(weight, self._inner, first=first, tensor_outputs=both) for first in (0, self._inner))
+            weight, both = f"{mlp}.gate_up_proj.weight", 2 * inner
+            gate, up = (Linear(weight, inner, first=first, tensor_outputs=both) for first in (0, inner))
         down = _linear(f"{mlp}.down_proj", self._hidden, variant.mlp_bias)
         return FeedForward(up, down, self._activation, gate)
 

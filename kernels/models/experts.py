@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from quire.kernels.activations import ClampedSwiglu
+from quire.kernels.activations import Activation
 from quire.kernels.config import ModelConfig
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import ExpertRouter, Experts, FeedForward, Linear
@@ -13,9 +13,7 @@ from quire.kernels.graph.operations import ExpertRouter, Experts, FeedForward, L
 _MOST_EXPERTS = 4096
 
 
-def feed_forward(
-    at: str, hidden: int, inner: int, activation: str | ClampedSwiglu, *, bias: bool = False
-) -> FeedForward:
+def feed_forward(at: str, hidden: int, inner: int, activation: Activation, *, bias: bool = False) -> FeedForward:
     """Return the gated feed-forward layer of the module `at`."""
 
     def linear(name: str, outputs: int) -> Linear:
@@ -25,7 +23,7 @@ def feed_forward(
 
 
 def experts(
-    config: ModelConfig, layer: int, count: int, inner: int, activation: str | ClampedSwiglu, *, bias: bool = False,
+    config: ModelConfig, layer: int, count: int, inner: int, activation: Activation, *, bias: bool = False,
     **routing: Any,
 ) -> Experts:  # fmt: skip
     """Return the `count` experts of a layer, each of `inner` hidden units; `routing` are fields of ExpertRouter.

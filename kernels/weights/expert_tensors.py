@@ -19,7 +19,10 @@ from quire.kernels.weights.tensor import Tensor
 
 _ROUTER = re.compile(r"(?P<block>.*\.)mlp\.gate(?P<end>\.\w+)")
 _EXPERT = re.compile(r"(?P<block>.*\.)mlp\.experts\.(?P<expert>\d+)\.(?P<part>gate|up|down)_proj(?P<end>\.\w+)")
-_MODULES = "mlp", "feed_forward"
+_STACKS = {  # of gates and ups, and of downs
+    True: ("mlp.experts.gate_up_proj", "feed_forward.experts.gate_up_proj", "block_sparse_moe.input_linear.weight"),
+    False: ("mlp.experts.down_proj", "feed_forward.experts.down_proj", "block_sparse_moe.output_linear.weight"),
+}
 _MIXTRAL = {"gate": "w1", "down": "w2", "up": "w3"}
 _BLOCK_ROWS = 64  # rows that are transposed at once, so that they stay in the cache
 
@@ -47,7 +50,7 @@ def other_names(name: str) -> tuple[str, ...]:
     """Return the other names that checkpoints have for a tensor of a router or an expert."""
     router, expert = _ROUTER.fullmatch(name), _EXPERT.fullmatch(name)
     if router:
-        places = "block_sparse_moe.gate", "mlp.router", "feed_forward.gate"
+        places = "block_sparse_moe.gate", "mlp.router", "feed_forward.gate", "block_sparse_moe.router.layer"
         return tuple(f"{router['block']}{place}{router['end']}" for place in places)
     if expert:
         number, layer = expert["expert"], _MIXTRAL[expert["part"]]
@@ -64,9 +67,8 @@ def find_expert(name: str, find: Callable[[str], Tensor | str | None]) -> Tensor
     if match is None or match["end"] not in (".weight", ".bias"):
         return None
     is_fused = match["part"] != "down"
-    name = f"experts.{'gate_up' if is_fused else 'down'}_proj"
-    module = next((each for each in _MODULES if find(f"{match['block']}{each}.{name}") is not None), _MODULES[0])
-    stacked = f"{match['block']}{module}.{name}"
+    names = (f"{match['block']}{stack}" for stack in _STACKS[is_fused])
+    stacked = next((name for name in names if find(name) is not None), "")
     biases, found = find(f"{stacked}_bias"), find(stacked)
     if match["end"] == ".bias":
         found = biases

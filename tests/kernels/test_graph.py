@@ -17,20 +17,23 @@ from graph_reference import (
     GraphReference,
     MemoryCheckpoint,
     attention,
+    delta_net,
     experts,
     feed_forward,
     graph,
     latent_attention,
     random_tensors,
     rotary,
+    short_convolution,
+    state_space,
     with_experts,
 )
 from kernel_calls import context_of
 
 from quire.kernels import runner
 from quire.kernels._native import SamplingConfig
-from quire.kernels.activations import ClampedSwiglu
-from quire.kernels.attention_heads import Heads, LatentHeads
+from quire.kernels.activations import ClampedSwiglu, ScaledActivation
+from quire.kernels.attention_heads import Heads, LatentHeads, StateHeads
 from quire.kernels.config import ModelConfig
 from quire.kernels.devices import instruction_sets
 from quire.kernels.devices.instruction_sets import available_isas
@@ -108,8 +111,13 @@ FUSED = replace(
 JOINT = replace(NORMS, query="joint_q", key="joint_k", joint=True)
 INTERLEAVED = rotary(16, interleaved=True)
 CENTERED = Norm("centered", 1e-5, "centered_b", center=True)
+GATES = Linear("gates_low", 64), Linear("gates_high", 64)
+SCALED = replace(feed_forward(0), activation=ScaledActivation("silu", 0.4))
+SQUARED = replace(PLAIN, activation="relu2")
+SCALED_TAPS = replace(state_space(0).convolution, scales=((64, 0.5), (64, 1.5), (64, 2.0)))
 BASE = graph()
-PARALLEL = Residual(Parallel(attention(0), feed_forward(0)), BASE.residuals[0].before)
+SCALED_PARALLEL = Residual(Parallel((attention(0), feed_forward(0)), (0.4, 1.6)), BASE.residuals[0].before)
+PARALLEL = Residual(Parallel((attention(0), feed_forward(0))), BASE.residuals[0].before)
 GRAPHS: dict[str, Graph] = {
     "base": BASE,
     "embedding-scale": graph(embedding={"scale": 3.0}),
@@ -137,6 +145,25 @@ GRAPHS: dict[str, Graph] = {
     "fused-feed-forward": replace(BASE, residuals=(BASE.residuals[0], replace(BASE.residuals[1], block=FUSED))),
     "heads-by-layer": graph(attention(0, query=8), attention(1, query=2)),
     "plain-feed-forward": replace(BASE, residuals=(BASE.residuals[0], replace(BASE.residuals[1], block=PLAIN))),
+    "scaled-activation": replace(BASE, residuals=(BASE.residuals[0], replace(BASE.residuals[1], block=SCALED))),
+    "squared-relu": replace(BASE, residuals=(BASE.residuals[0], replace(BASE.residuals[1], block=SQUARED))),
+    "gates": graph(attention(0, gates=GATES), attention(1)),
+    "parallel-scales": replace(BASE, residuals=(SCALED_PARALLEL, *BASE.residuals[2:])),
+}
+GRAPHS |= {
+    "short-convolution": graph(short_convolution(0), attention(1)),
+    "short-convolution-bias": graph(short_convolution(0, 4, bias="taps_b", activation="silu"), attention(1)),
+    "delta-net": graph(delta_net(0), attention(1)),
+    "delta-net-groups": graph(delta_net(0, StateHeads(3, 6, 16, 48), group=2), attention(1)),
+    "state-space": graph(state_space(0), attention(1)),
+    "state-space-groups": graph(state_space(0, norm_groups=2, gate_first=False, least=0.1, most=1.0), attention(1)),
+    "state-space-scales": graph(
+        state_space(0, norm=False, gate_scale=0.6, time_scale=1.7, convolution=SCALED_TAPS), attention(1)
+    ),
+    "state-space-beside-attention": replace(
+        BASE,
+        residuals=(Residual(Parallel((state_space(0), attention(0))), BASE.residuals[0].before), *BASE.residuals[1:]),
+    ),
 }
 SWIGLU = ClampedSwiglu(limit=1.5, gain=1.702)
 ROUTINGS: dict[str, dict[str, Any]] = {
@@ -145,6 +172,7 @@ ROUTINGS: dict[str, dict[str, Any]] = {
     "experts-all": {"count": 16, "top_k": 16, "normalize": True},
     "experts-normalized": {"top_k": 3, "normalize": True, "scale": 1.7},
     "experts-biases": {"bias": True, "activation": SWIGLU, "normalize": True},
+    "experts-without-gates": {"gated": False, "activation": "relu2", "shared": "plain"},
     "experts-shared": {"shared": "plain"},
     "experts-shared-gate": {"shared": "gated", "inner": 96},
     "experts-sigmoid": {"scoring": "sigmoid", "correction": "correction_6", "normalize": True, "scale": 1.3},
@@ -182,10 +210,12 @@ MIXTURES = with_experts(
     experts(0, count=40, top_k=5, shared="gated", bias=True, activation=SWIGLU),
     experts(1, count=12, top_k=3, groups=4, top_groups=2, shared="plain", normalize=True),
 )
+STATES = graph(delta_net(0, StateHeads(2, 4, 32, 48)), state_space(1, StateHeads(2, 6, 48, 32)))
+STATES = replace(STATES, residuals=(*STATES.residuals, *graph(short_convolution(0), attention(1)).residuals))
 OTHERS = replace(
     BASE,
     residuals=(
-        replace(PARALLEL, block=Parallel(attention(0, head_norms=JOINT, rotary=INTERLEAVED), FUSED), after=CENTERED),
+        replace(PARALLEL, block=Parallel((attention(0, head_norms=JOINT, rotary=INTERLEAVED), FUSED)), after=CENTERED),
         *BASE.residuals[2:],
     ),
 )  # alternatives to the attributes of EVERYTHING
@@ -236,9 +266,14 @@ def test_latent_attention_in_a_long_context() -> None:
         (LATENT, "bfloat16"),
         (LATENT, "int8-kv"),
         (LATENT, "int4"),
+        (STATES, "float32"),
+        (STATES, "bfloat16"),
+        (STATES, "int8"),
+        (STATES, "int4"),
     ],
     ids=["bfloat16", "int4", "int8-kv", "others", "experts-bfloat16", "experts-int8", "experts-int4",
-         "latent-float32", "latent-bfloat16", "latent-int8-kv", "latent-int4"],
+         "latent-float32", "latent-bfloat16", "latent-int8-kv", "latent-int4",
+         "states-float32", "states-bfloat16", "states-int8", "states-int4"],
 )  # fmt: skip
 def test_the_bits_depend_on_neither_chunks_nor_threads_nor_instruction_set(model: Graph, form: str) -> None:
     tokens = random_tokens(560)

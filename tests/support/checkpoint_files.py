@@ -102,7 +102,7 @@ def _random(rng: np.random.Generator, name: str, shape: list[int], checkpoint: R
         # Stacked experts are [experts, inputs, outputs] in gpt-oss.
         transposed = name.startswith("transformer") or len(shape) == 3
         # The layers must outweigh the embedding; otherwise a greedy continuation repeats one token.
-        outputs = ("o_proj", "out_proj", "down_proj", "attn.c_proj", ".w2.")
+        outputs = ("o_proj", "out_proj", "output_linear", "down_proj", "attn.c_proj", ".w2.")
         gain = 3.0 if any(part in name for part in outputs) else 2.0 if "attn.c_attn" in name else 1.2
         deviation = gain * shape[-2 if transposed else -1] ** -0.5
     values: Floats = rng.standard_normal(shape, np.float32) * np.float32(deviation) + np.float32(mean)

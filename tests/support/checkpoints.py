@@ -30,6 +30,9 @@ DEEPSEEK_ROPE = {
     "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "rope_theta": 10000.0,
     "mscale": 0.7, "mscale_all_dim": 1.1, "beta_fast": 32, "beta_slow": 1,
 }  # fmt: skip
+GRANITE = {
+    "embedding_multiplier": 4.0, "logits_scaling": 2.0, "residual_multiplier": 0.8, "attention_multiplier": 0.2,
+}  # fmt: skip
 YARN_ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "rope_theta": 10000.0}
 
 
@@ -380,6 +383,48 @@ CHECKPOINTS = (
         _decoder(256, 352, 4, 4, 2, 64, vocab_size=503, linear_num_key_heads=2, linear_num_value_heads=4,
                  linear_key_head_dim=32, linear_value_head_dim=32, num_experts=12, num_experts_per_tok=3,
                  moe_intermediate_size=96, shared_expert_intermediate_size=96),
+    ),
+    ReferenceCheckpoint(
+        "granite4-experts",
+        "granitemoehybrid",
+        _decoder(256, 96, 3, 4, 2, 64, vocab_size=503, mamba_n_heads=8, mamba_d_state=32, mamba_d_head=64,
+                 layer_types=["linear_attention", "full_attention", "linear_attention"], num_local_experts=12,
+                 num_experts_per_tok=3, shared_intermediate_size=160, **GRANITE),
+    ),
+    ReferenceCheckpoint(
+        "granite4-dense-rope",
+        "granitemoehybrid",
+        _decoder(320, 96, 3, 5, 1, 64, vocab_size=1021, mamba_n_heads=20, mamba_d_state=48, mamba_n_groups=2,
+                 layer_types=["linear_attention", "linear_attention", "full_attention"], num_local_experts=0,
+                 shared_intermediate_size=448, position_embedding_type="rope", mamba_d_head=32,
+                 mamba_proj_bias=True, tie_word_embeddings=True, **GRANITE),
+        dtype="bfloat16",
+    ),
+    ReferenceCheckpoint(
+        "falcon-h1-multipliers",
+        "falcon_h1",
+        _decoder(256, 512, 2, 4, 2, 64, vocab_size=503, mamba_d_ssm=192, mamba_n_heads=6, mamba_d_head=32,
+                 mamba_d_state=64, lm_head_multiplier=0.5, embedding_multiplier=2.0, mlp_multipliers=[0.7, 1.5],
+                 key_multiplier=0.6, attention_in_multiplier=1.2, attention_out_multiplier=0.9,
+                 ssm_multipliers=[0.8, 1.1, 1.3, 0.9, 0.7], ssm_in_multiplier=1.25, ssm_out_multiplier=1.4),
+    ),
+    ReferenceCheckpoint(
+        "falcon-h1-norm",
+        "falcon_h1",
+        _decoder(320, 448, 2, 5, 1, 64, vocab_size=1021, mamba_d_ssm=320, mamba_n_heads=10, mamba_d_head=32,
+                 mamba_n_groups=2, mamba_d_state=32, mamba_rms_norm=True, mamba_norm_before_gate=False,
+                 projectors_bias=True, mlp_bias=True),
+        dtype="bfloat16",
+    ),
+    ReferenceCheckpoint(
+        "nemotron-h-experts",
+        "nemotron_h",
+        {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2,
+         "head_dim": 64, "vocab_size": 503, "max_position_embeddings": 1024, "mamba_num_heads": 8, "mamba_head_dim": 32,
+         "ssm_state_size": 32, "n_groups": 2, "n_routed_experts": 12, "num_experts_per_tok": 3,
+         "moe_intermediate_size": 96, "moe_shared_expert_intermediate_size": 160, "n_group": 4, "topk_group": 2,
+         "routed_scaling_factor": 1.5,
+         "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention", "mlp"]},
     ),
 )  # fmt: skip
 

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.kernels.activations import ClampedSwiglu
-from quire.kernels.attention_heads import Heads, LatentHeads
+from quire.kernels.activations import Activation, ClampedSwiglu, ScaledActivation
+from quire.kernels.attention_heads import Heads, LatentHeads, StateHeads
 from quire.kernels.graph.operations import (
     Attention,
+    Convolution,
+    DeltaNet,
     Embedding,
     ExpertRouter,
     Experts,
@@ -21,18 +23,22 @@ from quire.kernels.graph.operations import (
     LatentAttention,
     Linear,
     Logits,
+    Mixer,
     Norm,
     Parallel,
     Residual,
+    ShortConvolution,
+    StateSpace,
 )
 from quire.kernels.rope import Rope
 from quire.kernels.weights.checkpoint import Checkpoint, Tensor
 
 F64 = npt.NDArray[np.float64]
 Tensors = dict[str, npt.NDArray[np.float32]]
-Layer = Attention | LatentAttention | FeedForward | Experts
+Layer = Mixer | FeedForward | Experts
 
 HIDDEN, VOCAB, INNER, POSITIONS = 64, 112, 96, 1024
+STATE_HEADS = StateHeads(keys=2, values=4, key=32, value=16)
 
 
 class MemoryCheckpoint(Checkpoint):
@@ -80,6 +86,39 @@ def latent_attention(
     )  # fmt: skip
 
 
+def short_convolution(layer: int, taps: int = 3, **attributes: Any) -> ShortConvolution:
+    """Return a short convolution."""
+    convolution = Convolution(f"{layer}.short_taps_{taps}", HIDDEN, taps, **attributes)
+    return ShortConvolution(Linear(f"{layer}.short_in", 3 * HIDDEN), convolution, Linear(f"{layer}.short_o", HIDDEN))
+
+
+def delta_net(layer: int, heads: StateHeads = STATE_HEADS, *, group: int = 0) -> DeltaNet:
+    """Return a gated delta rule; with a `group` its rates come from one tensor."""
+    sizes = f"{heads.values}_{heads.key}"
+    rates = tuple(Linear(f"{layer}.delta_{rate}_{sizes}", heads.values) for rate in "ba")
+    if group:
+        rates = (Linear(f"{layer}.delta_rates_{sizes}", 2 * heads.values),)
+    projections = Linear(f"{layer}.delta_qkv", heads.channels), Linear(f"{layer}.delta_z", heads.value_columns)
+    return DeltaNet(
+        projections, rates, group,
+        Convolution(f"{layer}.delta_taps_{sizes}", heads.channels, 4, activation="silu"), heads,
+        f"{layer}.delta_decay_{sizes}", f"{layer}.delta_bias_{sizes}", Norm(f"{layer}.delta_norm_{sizes}", 1e-5),
+        Linear(f"{layer}.delta_o", HIDDEN),
+    )  # fmt: skip
+
+
+def state_space(layer: int, heads: StateHeads = STATE_HEADS, *, norm: bool = True, **attributes: Any) -> StateSpace:
+    """Return a selective state space."""
+    columns = heads.value_columns
+    layer_of_model = StateSpace(
+        Linear(f"{layer}.space_in", columns + heads.channels + heads.values),
+        Convolution(f"{layer}.space_taps", heads.channels, 4, f"{layer}.space_taps_b", "silu"), heads,
+        f"{layer}.space_decay", f"{layer}.space_bias", f"{layer}.space_skip", Linear(f"{layer}.space_o", HIDDEN),
+        Norm(f"{layer}.space_norm", 1e-5) if norm else None,
+    )  # fmt: skip
+    return dataclasses.replace(layer_of_model, **attributes)
+
+
 def feed_forward(layer: int) -> FeedForward:
     """Return a gated feed-forward layer."""
     return FeedForward(
@@ -89,7 +128,7 @@ def feed_forward(layer: int) -> FeedForward:
 
 def experts(
     layer: int, count: int = 6, inner: int = 48, *, bias: bool = False, shared: str = "",
-    activation: str | ClampedSwiglu = "silu", **router: Any,
+    activation: Activation = "silu", gated: bool = True, **router: Any,
 ) -> Experts:  # fmt: skip
     """Return a mixture of experts; `shared` is "plain" or "gated" with a shared expert."""
 
@@ -98,7 +137,7 @@ def experts(
 
     def expert(name: str, inner: int) -> FeedForward:
         up, gate, down = (linear(f"{name}.{part}", inner) for part in ("up", "gate", "down"))
-        return FeedForward(up, dataclasses.replace(down, outputs=HIDDEN), activation, gate)
+        return FeedForward(up, dataclasses.replace(down, outputs=HIDDEN), activation, gate if gated else None)
 
     fields = {"top_k": 2, **router}
     return Experts(
@@ -120,7 +159,7 @@ def with_experts(model: Graph, *blocks: Experts) -> Graph:
 
 
 def graph(
-    *attentions: Attention | LatentAttention, embedding: dict[str, Any] | None = None,
+    *attentions: Mixer, embedding: dict[str, Any] | None = None,
     residual: dict[str, Any] | None = None, logits: dict[str, Any] | None = None, offset: float = 0.0,
 ) -> Graph:  # fmt: skip
     """Return a graph of two layers, with the given attentions and attributes."""
@@ -139,7 +178,7 @@ def graph(
 def layers_of(residual: Residual) -> tuple[Layer, ...]:
     """Return the layers of a residual block, which have the same input."""
     block = residual.block
-    return (block.attention, block.feed_forward) if isinstance(block, Parallel) else (block,)
+    return block.layers if isinstance(block, Parallel) else (block,)
 
 
 def random_tensors(model: Graph) -> Tensors:
@@ -189,8 +228,12 @@ class _RandomTensors:
         if isinstance(layer, LatentAttention):
             self.add_latent_attention(layer)
             return
+        if isinstance(layer, ShortConvolution | DeltaNet | StateSpace):
+            self.add_state(layer)
+            return
         if isinstance(layer, Attention):
             inputs, last, width = layer.projections, layer.output, layer.heads.query * layer.heads.dim
+            inputs = (*inputs, *layer.gates)
             self.add(layer.sinks, layer.heads.query, scale=2.0)
             self.add_head_norms(layer.head_norms, layer.heads)
         else:
@@ -198,6 +241,22 @@ class _RandomTensors:
         for linear in inputs:
             self.add_linear(linear, HIDDEN)
         self.add_linear(last, width)
+
+    def add_state(self, layer: ShortConvolution | DeltaNet | StateSpace) -> None:
+        convolution, width = layer.convolution, HIDDEN
+        self.add(convolution.weight, convolution.channels, 1, convolution.taps)
+        self.add(convolution.bias, convolution.channels, scale=0.3)
+        if not isinstance(layer, ShortConvolution):
+            width = layer.heads.value_columns
+            self.add(layer.decay, layer.heads.values, mean=-1.0)
+            self.add(layer.bias, layer.heads.values, scale=0.5)
+            self.add_norm(layer.norm, layer.heads.value if isinstance(layer, DeltaNet) else width)
+        if isinstance(layer, StateSpace):
+            self.add(layer.skip, layer.heads.values)
+        inputs = (*layer.projections, *layer.rates) if isinstance(layer, DeltaNet) else (layer.projection,)
+        for linear in inputs:
+            self.add_linear(linear, HIDDEN)
+        self.add_linear(layer.output, width)
 
     def add_latent_attention(self, layer: LatentAttention) -> None:
         heads, width = layer.latent_heads, HIDDEN
@@ -234,7 +293,11 @@ class GraphReference:
             x = x + self._get(embedding.positions)[: len(tokens)]
         for residual in self.graph.residuals:
             normed = x if residual.before is None else self._norm(residual.before, x)
-            y = np.sum([self._layer(layer, normed) for layer in layers_of(residual)], axis=0)
+            layers, block = layers_of(residual), residual.block
+            scales = (isinstance(block, Parallel) and block.scales) or (1.0,) * len(layers)
+            y = np.sum(
+                [scale * self._layer(layer, normed) for layer, scale in zip(layers, scales, strict=True)], axis=0
+            )
             x = x + residual.multiplier * (y if residual.after is None else self._norm(residual.after, y))
         x = x if logits.norm is None else self._norm(logits.norm, x)
         scores = _capped(logits.scale * self._linear(logits.linear, x), logits.softcap)
@@ -264,7 +327,70 @@ class GraphReference:
             return self._experts(layer, x)
         if isinstance(layer, LatentAttention):
             return self._latent_attention(layer, x)
+        if isinstance(layer, ShortConvolution):
+            before, after, inner = np.split(self._linear(layer.projection, x), 3, axis=1)
+            return self._linear(layer.output, after * self._convolution(layer.convolution, before * inner))
+        if isinstance(layer, DeltaNet):
+            return self._delta_net(layer, x)
+        if isinstance(layer, StateSpace):
+            return self._state_space(layer, x)
         return self._attention(layer, x) if isinstance(layer, Attention) else self._feed(layer, x)
+
+    def _convolution(self, block: Convolution, x: F64) -> F64:
+        weight = self._get(block.weight)[:, 0]
+        if block.scales:
+            x = x * np.concatenate([np.full(count, scale) for count, scale in block.scales])
+        padded = np.concatenate([np.zeros((block.taps - 1, block.channels)), x])
+        y: F64 = np.sum([padded[tap : tap + len(x)] * weight[:, tap] for tap in range(block.taps)], axis=0)
+        y = y + self._get(block.bias) if block.bias else y
+        return _silu(y) if block.activation else y
+
+    def _delta_net(self, block: DeltaNet, x: F64) -> F64:
+        heads, n = block.heads, len(x)
+        rows = np.concatenate([self._linear(linear, x) for linear in block.projections], axis=1)
+        mixed, gates = rows[:, : heads.channels], rows[:, heads.channels :]
+        q, k, v = np.split(
+            self._convolution(block.convolution, mixed), [heads.key_columns, 2 * heads.key_columns], axis=1
+        )
+        q, k = (values.reshape(n, heads.keys, heads.key) for values in (q, k))
+        q, k = (values / np.sqrt((values**2).sum(-1, keepdims=True) + 1e-6) for values in (q, k))
+        rates = np.concatenate([self._linear(linear, x) for linear in block.rates], axis=1)
+        pairs = rates.reshape(n, -1, 2, block.rate_group or heads.values).transpose(2, 0, 1, 3).reshape(2, n, -1)
+        decay = np.exp(-np.exp(self._get(block.decay)) * np.log1p(np.exp(pairs[1] + self._get(block.bias))))
+        out, v = np.zeros((n, heads.values, heads.value)), v.reshape(n, heads.values, heads.value)
+        for head in range(heads.values):
+            state, key = np.zeros((heads.key, heads.value)), head // heads.group
+            for t in range(n):
+                state = state * decay[t, head]
+                delta = (v[t, head] - k[t, key] @ state) / (1 + np.exp(-pairs[0, t, head]))
+                state = state + np.outer(k[t, key], delta)
+                out[t, head] = q[t, key] @ state / np.sqrt(heads.key)
+        normed = self._norm(block.norm, out).reshape(n, -1)
+        return self._linear(block.output, normed * _silu(gates))
+
+    def _state_space(self, block: StateSpace, x: F64) -> F64:
+        heads, n = block.heads, len(x)
+        rows = self._linear(block.projection, x)
+        gates, mixed, times = np.split(rows, [heads.value_columns, heads.value_columns + heads.channels], axis=1)
+        first = heads.value_columns
+        v, k, q = np.split(self._convolution(block.convolution, mixed), [first, first + heads.key_columns], axis=1)
+        q, k = (values.reshape(n, heads.keys, heads.key) for values in (q, k))
+        v = v.reshape(n, heads.values, heads.value)
+        t = np.clip(np.log1p(np.exp(block.time_scale * times + self._get(block.bias))), block.least, block.most or None)
+        decay, skip = np.exp(-np.exp(self._get(block.decay)) * t), self._get(block.skip)
+        out = np.zeros_like(v)
+        for head in range(heads.values):
+            state, key = np.zeros((heads.key, heads.value)), head // heads.group
+            for i in range(n):
+                state = state * decay[i, head] + np.outer(k[i, key], t[i, head] * v[i, head])
+                out[i, head] = q[i, key] @ state + skip[head] * v[i, head]
+        gate, y = _silu(block.gate_scale * gates), out.reshape(n, -1)
+        y = y * gate if block.gate_first else y
+        if block.norm is not None:
+            groups = y.reshape(n, block.norm_groups, -1)
+            y = (groups / np.sqrt((groups**2).mean(-1, keepdims=True) + block.norm.epsilon)).reshape(n, -1)
+            y = y * self._get(block.norm.weight)
+        return self._linear(block.output, y if block.gate_first else y * gate)
 
     def _experts(self, block: Experts, x: F64) -> F64:
         y: F64 = np.zeros_like(x)
@@ -300,9 +426,11 @@ class GraphReference:
             gate = np.minimum(self._linear(block.gate, x), limit)
             up = np.clip(self._linear(block.up, x), -limit, limit)
             return self._linear(block.down, gate / (1 + np.exp(-gain * gate)) * (up + 1))
-        assert block.activation == "silu"
         inner = self._linear(block.up if block.gate is None else block.gate, x)
-        inner = inner / (1 + np.exp(-inner))
+        name, scale = block.activation, 1.0
+        if isinstance(name, ScaledActivation):
+            name, scale = name.name, name.scale
+        inner = {"silu": _silu, "relu2": lambda y: np.maximum(y, 0) ** 2}[name](scale * inner)
         return self._linear(block.down, inner if block.gate is None else inner * self._linear(block.up, x))
 
     def _attention(self, block: Attention, x: F64) -> F64:
@@ -322,7 +450,11 @@ class GraphReference:
         total = weights.sum(-1, keepdims=True)
         if block.sinks:
             total = total + np.exp(self._get(block.sinks))[:, None, None]
-        return self._linear(block.output, (weights / total @ v).transpose(1, 0, 2).reshape(n, -1))
+        y = (weights / total @ v).transpose(1, 0, 2).reshape(n, -1)
+        if block.gates:
+            gates = np.concatenate([self._linear(linear, x) for linear in block.gates], axis=1)
+            y = y / (1 + np.exp(-gates))
+        return self._linear(block.output, y)
 
     def _latent_attention(self, block: LatentAttention, x: F64) -> F64:
         """Compute keys and values of all heads from the latents, as the definition does."""
@@ -349,6 +481,10 @@ class GraphReference:
         square = (x**2).mean((0, 2) if norms.joint else 2, keepdims=True)
         y: F64 = x / np.sqrt(square + norms.epsilon) * weight
         return y
+
+
+def _silu(x: F64) -> F64:
+    return x / (1 + np.exp(-x))
 
 
 def _capped(x: F64, cap: float) -> F64:
