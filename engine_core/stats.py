@@ -63,7 +63,8 @@ class EngineState(Protocol):
 
 
 def collect_stats(last: SchedulerStats, scheduler: Scheduler, sequences: Sequences) -> SchedulerStats:
-    """Return queues and pages as they are now, with the tokens and times of the last step."""
+    """Return queues, pages and states as they are now, with the tokens and times of the last step."""
+    states = sequences.states
     return msgspec.structs.replace(
         last,
         running=len(scheduler.running),
@@ -75,6 +76,11 @@ def collect_stats(last: SchedulerStats, scheduler: Scheduler, sequences: Sequenc
         pages_cached=sequences.cached_pages,
         pages_held=sequences.held_pages,
         pages_total=scheduler.limits.num_pages,
+        states_free=0 if states is None else states.free_records,
+        states_cached=0 if states is None else states.cached_records,
+        states_held=0 if states is None else states.held_records,
+        states_total=0 if states is None else states.total,
+        state_evictions=0 if states is None else states.num_evicted,
     )
 
 

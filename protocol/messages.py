@@ -463,10 +463,12 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, gc=False):
 class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
     """State of the engine after one step. Pages are KV pages: `free + cached + held == total` always.
 
+    So it is with the records of state of a model that keeps it in place of KV (`states_...`); others have none.
+
     Tokens and seconds are those of the step. `prefill_tokens`: tokens of prompts, recomputed tokens after a preemption
     and forced tokens; `cached_tokens`: prompt tokens of admitted requests that were found in the prefix cache.
-    `preemptions`, `evictions` (pages) and `wasted_tokens` (computed again after a preemption) count from the engine's
-    start.
+    `preemptions`, `evictions` (pages), `state_evictions` (snapshots) and `wasted_tokens` (computed again after a
+    preemption) count from the engine's start.
     `draft_tokens` were computed beside those of `decode_tokens`, and of them `accepted_tokens` have held.
     """
 
@@ -488,6 +490,11 @@ class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
     update_seconds: float = 0.0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    states_free: int = 0
+    states_cached: int = 0
+    states_held: int = 0
+    states_total: int = 0
+    state_evictions: int = 0
 
 
 class SequenceTrace(msgspec.Struct, array_like=True, gc=False):

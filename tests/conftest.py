@@ -146,7 +146,8 @@ def assert_all_pages_free(llm: LLM) -> None:
     while (stats := llm.stats())["running"] + stats["waiting"] + stats["pages_held"] and time.monotonic() < deadline:
         pass  # each look is a round trip to the engine
     assert stats["pages_free"] + stats["pages_cached"] + stats["pages_held"] == stats["pages_total"], stats
-    assert stats["running"] == stats["waiting"] == stats["pages_held"] == 0, stats
+    assert stats["states_free"] + stats["states_cached"] + stats["states_held"] == stats["states_total"], stats
+    assert stats["running"] == stats["waiting"] == stats["pages_held"] == stats["states_held"] == 0, stats
 
 
 def _start(started: list[LLM], model: Path | str, options: dict[str, Any]) -> LLM:

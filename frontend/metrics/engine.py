@@ -19,6 +19,13 @@ _PAGES = {
     "pages_total": "KV pages.",
 }
 
+_STATES = {
+    "states_free": "Free records of state.",
+    "states_cached": "Records of state that only the prefix cache holds, evicted on demand.",
+    "states_held": "Records of state of running requests and pinned prefixes.",
+    "states_total": "Records of state, of a model that keeps it in place of KV.",
+}
+
 _COUNTERS = {
     "step": ("steps", "Steps."),
     "preemptions": ("preemptions", "Preemptions of requests."),
@@ -65,6 +72,10 @@ def add_engine(families: Families, stats: Mapping[str, Any]) -> None:
     for field, text in _PAGES.items():
         name = "kv_pages" if field == "pages_total" else f"kv_{field}"
         families.gauge(name, text, stats[field])
+    if stats["states_total"]:
+        for field, text in _STATES.items():
+            families.gauge("states" if field == "states_total" else field, text, stats[field])
+        families.counter("state_evictions", "Cached records of state that were evicted.", stats["state_evictions"])
     text = "Preemptions of requests: engine_preemptions under vLLM's name."
     families.counter("num_preemptions", text, stats["preemptions"])
     for field, text in _TIER_GAUGES.items():

@@ -427,10 +427,9 @@ class GraphReference:
             up = np.clip(self._linear(block.up, x), -limit, limit)
             return self._linear(block.down, gate / (1 + np.exp(-gain * gate)) * (up + 1))
         inner = self._linear(block.up if block.gate is None else block.gate, x)
-        name, scale = block.activation, 1.0
-        if isinstance(name, ScaledActivation):
-            name, scale = name.name, name.scale
-        inner = {"silu": _silu, "relu2": lambda y: np.maximum(y, 0) ** 2}[name](scale * inner)
+        form = block.activation
+        name, scale = (form.name, form.scale) if isinstance(form, ScaledActivation) else (form, 1.0)
+        inner = _silu(scale * inner) if name == "silu" else np.maximum(scale * inner, 0) ** 2
         return self._linear(block.down, inner if block.gate is None else inner * self._linear(block.up, x))
 
     def _attention(self, block: Attention, x: F64) -> F64:
@@ -484,7 +483,8 @@ class GraphReference:
 
 
 def _silu(x: F64) -> F64:
-    return x / (1 + np.exp(-x))
+    y: F64 = x / (1 + np.exp(-x))
+    return y
 
 
 def _capped(x: F64, cap: float) -> F64:

@@ -1,0 +1,142 @@
+"""Models with state do all that others do: drafts, beams, grammars, forks, cached prefixes, and nothing is lost."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import compare_speculation
+import pytest
+from memory_pressure import under_pressure
+
+from quire.frontend import BeamSearchParams, SamplingParams, StructuredOutputsParams, TokensPrompt
+
+if TYPE_CHECKING:
+    from conftest import EngineFactory
+
+    from quire.frontend import LLM, RequestOutput
+
+HYBRIDS = ("qwen3.5-grouped", "lfm2-moe", "granite4-experts", "falcon-h1-norm", "nemotron-h-experts")
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=2)
+VOCABULARY = 500
+
+
+def tokens_of(length: int, seed: int = 0) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(VOCABULARY) for _ in range(length)]
+
+
+def ask(llm: LLM, prompts: Sequence[Sequence[int]], params: Any = GREEDY) -> list[RequestOutput]:
+    return llm.generate([TokensPrompt(prompt_token_ids=[*prompt]) for prompt in prompts], params, use_tqdm=False)
+
+
+def answers(outputs: Sequence[RequestOutput]) -> list[Any]:
+    return [compare_speculation.answer(output) for output in outputs]
+
+
+def repetitive(seed: int) -> list[int]:
+    """Return a prompt whose end is in it before, so that drafts are found."""
+    part = tokens_of(12, seed)
+    return [*part, *tokens_of(30, seed + 1), *part, *tokens_of(7, seed + 2), *part]
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize("options", [{}, {"num_pages": 20}, {"max_num_batched_tokens": 48, "threads": 1}], ids=str)
+def test_drafts_change_no_bit(name: str, options: dict[str, Any], checkpoints: Path, engine: EngineFactory) -> None:
+    """Drafts that are rejected leave no trace in the state; a draft model that is the target is mostly right."""
+    model, prompts = checkpoints / name, [repetitive(seed) for seed in range(0, 48, 3)]
+    params = [
+        SamplingParams(temperature=0.0 if seed % 2 else 0.9, seed=seed, max_tokens=60, ignore_eos=True, logprobs=1)
+        for seed in range(len(prompts))
+    ]
+    expected = answers(ask(engine(model), prompts, params))
+    for drafting in (
+        {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 4},
+        {"method": "suffix"},
+        {"method": "draft_model", "model": str(model), "num_speculative_tokens": 3},
+    ):
+        llm = engine(model, speculative_config={**drafting, "adaptive": False}, **options)
+        found = lambda llm=llm: answers(ask(llm, prompts, params))  # noqa: E731
+        assert (under_pressure(llm, found) if options.get("num_pages") else found()) == expected, drafting
+        counts = llm.stats()["totals"]["speculation"]
+        assert counts["draft_tokens"] > 0
+    assert 0 < counts["accepted_tokens"]
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_beams_and_samples_fork_the_state(name: str, checkpoints: Path, engine: EngineFactory) -> None:
+    model, prompt = checkpoints / name, tokens_of(70)
+    large = engine(model)
+    small = engine(model, num_pages=24, max_num_batched_tokens=48, threads=1)
+    beams = BeamSearchParams(beam_width=4, max_tokens=40, ignore_eos=True)
+    found = [llm.beam_search([TokensPrompt(prompt_token_ids=prompt)], beams)[0].sequences for llm in (large, small)]
+    assert [(beam.tokens, beam.cum_logprob) for beam in found[0]] == [
+        (beam.tokens, beam.cum_logprob) for beam in found[1]
+    ]
+    assert len({tuple(beam.tokens) for beam in found[0]}) == 4
+    params = SamplingParams(n=6, temperature=1.0, seed=3, max_tokens=40, ignore_eos=True, logprobs=1)
+    single = [
+        ask(large, [prompt], SamplingParams(temperature=1.0, seed=3 + i, max_tokens=40, ignore_eos=True, logprobs=1))
+        for i in range(6)
+    ]
+    together = [ask(llm, [prompt], params)[0] for llm in (large, small)]
+    for output in together:
+        assert [each.token_ids for each in output.outputs] == [each[0].outputs[0].token_ids for each in single]
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_grammars_and_late_constraints(name: str, checkpoints: Path, engine: EngineFactory) -> None:
+    """Beside other requests, so that a constraint may come late: its token is computed again."""
+    params = [
+        SamplingParams(
+            temperature=1.0, seed=seed, max_tokens=30, structured_outputs=StructuredOutputsParams(regex="[a-z ]{20}")
+        )
+        for seed in range(6)
+    ]
+    prompts = [tokens_of(40 + seed, seed) for seed in range(6)]
+    llm, other = engine(checkpoints / name), engine(checkpoints / name, max_num_batched_tokens=48, num_pages=20)
+    expected = [answers(ask(llm, [prompt], each)) for prompt, each in zip(prompts, params, strict=True)]
+    beside = [tokens_of(30, seed) for seed in range(10, 16)]
+    for each in (llm, other):
+        outputs = ask(each, [*prompts, *beside], [*params, *[GREEDY] * len(beside)])
+        assert [answers([output]) for output in outputs[: len(prompts)]] == expected
+    assert all(len(output.outputs[0].text) == 20 for output in outputs[: len(prompts)])
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_shared_prefix_is_a_cache_hit(name: str, checkpoints: Path, engine: EngineFactory) -> None:
+    """The third prompt finds what the first two share, a longer chat all of the one before, and the same prompt all."""
+    llm, plain = engine(checkpoints / name), engine(checkpoints / name, enable_prefix_caching=False)
+    system = tokens_of(200)
+    prompts = [[*system, *tokens_of(50, seed)] for seed in (1, 2, 3)]
+    found = [ask(llm, [prompt])[0] for prompt in prompts]
+    assert [output.num_cached_tokens for output in found][0::2] == [0, 192]
+    turn = [*prompts[2], *found[2].outputs[0].token_ids]
+    again = ask(llm, [prompts[0]])[0]
+    longer = ask(llm, [[*turn, *tokens_of(40, 9)]])[0]
+    assert again.num_cached_tokens == 224
+    assert longer.num_cached_tokens == (len(turn) - 1) // 32 * 32
+    outputs = [*found, again, longer]
+    expected = [ask(plain, [output.prompt_token_ids or []])[0] for output in outputs]
+    assert [output.outputs for output in outputs] == [output.outputs for output in expected]
+
+
+def test_memory_is_bounded_and_snapshots_give_way(checkpoints: Path, engine: EngineFactory) -> None:
+    llm = engine(checkpoints / "qwen3.5-tied", num_pages=64, max_num_seqs=4)
+    total = llm.stats()["states_total"]
+    for seed in range(40):
+        ask(llm, [tokens_of(64 + seed, seed)], SamplingParams(max_tokens=2))
+    stats = llm.stats()
+    assert stats["states_total"] == total < 64
+    assert stats["states_free"] + stats["states_cached"] == total
+    assert stats["state_evictions"] > 0
+
+
+def test_more_requests_than_records_wait(checkpoints: Path, engine: EngineFactory) -> None:
+    """Without a record a request waits; all are answered as if alone."""
+    prompts = [tokens_of(20 + seed, seed) for seed in range(60)]
+    llm, small = engine(checkpoints / "lfm2-moe"), engine(checkpoints / "lfm2-moe", kv_cache_memory_bytes=1 << 20)
+    assert small.stats()["states_total"] < len(prompts)
+    assert answers(ask(small, prompts)) == answers(ask(llm, prompts))
