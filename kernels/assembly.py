@@ -18,6 +18,7 @@ from quire.kernels.emit.layout import BLOCK, round_up
 from quire.kernels.kv_file import KvFile
 from quire.kernels.memory import MemoryPlan
 from quire.kernels.operands import Launch, Memory
+from quire.kernels.options import KvSize
 from quire.kernels.plan import LOGIT_ROWS_AT_ONCE, ModelPlan
 from quire.kernels.weights.loader import Loader
 
@@ -106,18 +107,17 @@ def logits_shape(plan: ModelPlan) -> tuple[int, int]:
 
 
 def open_runner(
-    plan: ModelPlan, device: Device, num_pages: int, num_records: int = 0, file: KvFile | None = None, *,
-    log_sealed_pages: bool = False,
-) -> Runner:  # fmt: skip
+    plan: ModelPlan, device: Device, size: KvSize, file: KvFile | None = None, *, log_sealed_pages: bool = False
+) -> Runner:
     """Return a native runner for the plan. Raises ModelError if there is no such device."""
     state = None
     if plan.state_bytes:
         first = max(_FIRST_SNAPSHOT, plan.state_bytes // plan.page_bytes)
-        state = StateShape(record_bytes=plan.state_bytes, num_records=num_records, snapshot_pages=first)
+        state = StateShape(record_bytes=plan.state_bytes, num_records=size.records, snapshot_pages=first)
     limits, heads, layout = plan.limits, plan.heads, plan.kv_layout
     logit_rows, logit_stride = logits_shape(plan)
     config = RunnerConfig(
-        num_pages=num_pages, block_size=limits.block_size, vocab_size=plan.vocab_size, kv_heads=heads.kv,
+        num_pages=size.pages, block_size=limits.block_size, vocab_size=plan.vocab_size, kv_heads=heads.kv,
         max_num_batched_tokens=limits.max_num_batched_tokens, max_logit_rows=logit_rows, logit_stride=logit_stride,
         hidden_size=plan.hidden_size, tokens_per_entry=plan.tokens_per_entry, layers=plan.layers,
         tile_bytes=layout.tile_bytes, value_offset=layout.value_offset, state=state, window=plan.window,

@@ -65,7 +65,7 @@ def _fits(options: LoadOptions) -> bool:
     """Return True if the model fits, and with it the KV of one sequence of the context unless its size is chosen."""
     plan = describe(options)[0]
     try:
-        pages, _, _ = choose_memory(plan, options)
+        pages = choose_memory(plan, options)[0].pages
     except MemoryShortageError:
         return False
     is_chosen = options.num_pages is not None or options.kv_cache_memory_bytes is not None

@@ -58,13 +58,13 @@ def quantized_formats(plan: ModelPlan) -> list[str]:
 
 def memory_info(plan: ModelPlan, options: LoadOptions) -> dict[str, int]:
     """Return the memory of an engine's process by purpose, with its KV pages. Raises ModelError."""
-    pages, records, memory = choose_memory(plan, options)
+    size, memory = choose_memory(plan, options)
     return {
         "memory_limit_bytes": memory.limit,
         "buffer_bytes": memory.buffers,
         "kv_bytes": memory.kv,
-        "kv_pages": pages,
-        "state_records": records,
+        "kv_pages": size.pages,
+        "state_records": size.records,
         "program_bytes": PROGRAM_BYTES,
         "reserve_bytes": memory.reserve,
     }

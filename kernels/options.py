@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -142,24 +142,35 @@ def choose_limits(options: LoadOptions, longest: int, default: int | None = None
     return PlanLimits(most, length, options.block_size)
 
 
-def choose_num_pages(
+class KvSize(NamedTuple):
+    """Number of KV pages, and of records of state, none if the model has no state."""
+
+    pages: int
+    records: int = 0
+
+
+def choose_kv_size(
     options: LoadOptions,
     limits: PlanLimits,
     page_bytes: int,
     other_bytes: int,
     *,
     kv_heads: int,
+    record_bytes: int = 0,
     whole: bool = False,
     file: KvFile | None = None,
     shared_bytes: int = 0,
-) -> int:
-    """Return the pages of a pool next to weights and buffers of `other_bytes`, maybe in a file.
+) -> KvSize:
+    """Return the size of a pool next to weights and buffers of `other_bytes`, maybe in a file.
 
     A page's bytes lie in `kv_heads` places, one for each KV head of all layers. By default as many as the file holds
     already, or else as all sequences together could fill, up to 4 GiB or half of the memory that is left; with a
     memory_limit up to what it leaves, and at least for one sequence of max_model_len. With `whole` prompts, which are
     computed in one step each and then gone, no more than a few steps fill. `shared_bytes` of the weights are in memory
     already, that of all engines.
+
+    Records of state, of `record_bytes` each, take up to half of that memory: as many as there are sequences, and one
+    for each few pages. A number of pages that is given is kept, so that they come on top.
     """
     free = choose_device(options).available_memory() + shared_bytes
     if free < other_bytes:  # whatever the file holds may be in use until the pool is mapped
@@ -170,12 +181,17 @@ def choose_num_pages(
     longest = -(-limits.max_model_len // limits.block_size)
     within = None if options.memory_limit is None else options.memory_limit - _fixed_bytes(options, other_bytes)
     left = free + (0 if file is None else file.resident_bytes) - other_bytes
-    if options.num_pages is not None:
-        pages = options.num_pages
-    elif options.kv_cache_memory_bytes is None and file is not None and file.num_pages is not None:
-        pages = file.num_pages
+    given = options.num_pages
+    if given is None and options.kv_cache_memory_bytes is None and file is not None:
+        given = file.num_pages
+    records = 0
+    if given is not None:
+        pages = given
+        records = _num_records(options, record_bytes, pages * page_bytes, pages)
     elif options.kv_cache_memory_bytes is not None:
-        pages = _whole_stripes(options.kv_cache_memory_bytes // page_bytes, longest, page_bytes // kv_heads)
+        size = options.kv_cache_memory_bytes
+        records = _num_records(options, record_bytes, size, size // page_bytes)
+        pages = _whole_stripes((size - records * record_bytes) // page_bytes, longest, page_bytes // kv_heads)
     else:
         share = left // 2 // host.MachineShare.parse(options.machine_share).count
         most = min(DEFAULT_KV_BYTES, share) if within is None else min(within, left)
@@ -183,40 +199,36 @@ def choose_num_pages(
         if whole:
             step = -(-limits.max_num_batched_tokens // limits.block_size) + options.max_num_seqs
             useful = min(useful, max(longest, _STEPS_OF_PAGES * step))
-        pages = min(most // page_bytes, useful)
+        records = _num_records(options, record_bytes, most, min(most // page_bytes, useful))
+        pages = min((most - records * record_bytes) // page_bytes, useful)
         if within is not None:
             pages = max(pages, longest)  # what is served at all is served at any length, or there is an error
         pages = _whole_stripes(pages, longest, page_bytes // kv_heads)
+    size = pages * page_bytes + records * record_bytes
     if pages < 1:
         given = left if options.kv_cache_memory_bytes is None else options.kv_cache_memory_bytes
+        beside = f" beside {records} records of state of {record_bytes} bytes" if records else ""
         raise ModelError(
-            f"KV memory of {given} bytes holds no page: a page of {limits.block_size} tokens takes {page_bytes} bytes; "
-            "raise kv_cache_memory_bytes"
+            f"KV memory of {given} bytes holds no page{beside}: a page of {limits.block_size} tokens takes "
+            f"{page_bytes} bytes; raise kv_cache_memory_bytes"
         )
-    if within is not None and pages * page_bytes > within:
-        raise _over_limit(options, other_bytes, pages * page_bytes)
-    if pages * page_bytes > left:
+    if within is not None and size > within:
+        raise _over_limit(options, other_bytes, size)
+    if size > left:
         raise MemoryShortageError(
-            f"{_chosen_size(options)}{pages} KV pages take {pages * page_bytes} bytes, but {left} are free next to the "
+            f"{_chosen_size(options)}{pages} KV pages take {size} bytes, but {left} are free next to the "
             f"weights{host.describe_address_limit()}; {_lower_size(options, left, page_bytes)}"
         )
-    return pages
+    return KvSize(pages, records)
 
 
-def choose_num_records(options: LoadOptions, record_bytes: int, page_bytes: int, pages: int) -> tuple[int, int]:
-    """Return the pages of a pool, and the records of state beside them, in the memory of `pages` pages.
-
-    There is a record for each sequence, and one for each few pages of the prefix cache, as far as these fit into half
-    of the memory; a few there are always. A number of pages that the options give is kept, so records come on top.
-    """
+def _num_records(options: LoadOptions, record_bytes: int, kv_bytes: int, pages: int) -> int:
+    """Return the records of state for KV memory of so many bytes, in which there would be so many pages."""
     if record_bytes == 0:
-        return pages, 0
+        return 0
     wanted = options.max_num_seqs + pages // _PAGES_OF_SNAPSHOT
     least = min(options.max_num_seqs, _LEAST_RECORDS) + 1
-    records = max(min(wanted, pages * page_bytes // 2 // record_bytes), least)
-    if options.num_pages is None:
-        pages = max(pages - -(-records * record_bytes // page_bytes), 1)
-    return pages, records
+    return max(min(wanted, kv_bytes // 2 // record_bytes), least)
 
 
 def _chosen_size(options: LoadOptions) -> str:
@@ -258,7 +270,7 @@ def _over_limit(options: LoadOptions, other_bytes: int, kv_bytes: int) -> Memory
 def plan_memory(
     options: LoadOptions, weights: int, buffers: int, kv_bytes: int, *, shared_bytes: int = 0
 ) -> MemoryPlan:
-    """Return the plan of a process with a pool that `choose_num_pages` has chosen."""
+    """Return the plan of a process with a pool that `choose_kv_size` has chosen."""
     if options.memory_limit is None:
         left = host.available_memory() + shared_bytes - weights - buffers - kv_bytes
         share = left // host.MachineShare.parse(options.machine_share).count

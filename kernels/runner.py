@@ -35,13 +35,13 @@ from quire.kernels.memory import MemoryPlan
 from quire.kernels.models import build_graph, classifier_of, logits_of
 from quire.kernels.operands import Matrix
 from quire.kernels.options import (
+    KvSize,
     LoadOptions,
     check_options,
     choose_context,
     choose_device,
+    choose_kv_size,
     choose_limits,
-    choose_num_pages,
-    choose_num_records,
     config_of,
     plan_memory,
 )
@@ -230,21 +230,20 @@ def describe(options: LoadOptions, features: Features | None = None) -> tuple[Mo
 
 def choose_memory(
     plan: ModelPlan, options: LoadOptions, file: KvFile | None = None, shared_bytes: int = 0
-) -> tuple[int, int, MemoryPlan]:
-    """Return the KV pages, maybe in a file, the records of state, and the memory of the process. Raises ModelError.
+) -> tuple[KvSize, MemoryPlan]:
+    """Return the size of the KV cache, maybe in a file, and the memory of the whole process. Raises ModelError.
 
     `shared_bytes` of the weights are in the memory of other engines already.
     """
     logit_rows, logit_stride = logits_shape(plan)
     buffers = sum(b.bytes for b in plan.buffers.values()) + logit_rows * 4 * (logit_stride + plan.hidden_size)
     weights, kv_heads = plan.weight_bytes + plan.array_bytes, plan.layers * plan.heads.kv
-    pages = choose_num_pages(
-        options, plan.limits, plan.page_bytes, weights + buffers, kv_heads=kv_heads, whole=plan.is_encoder, file=file,
-        shared_bytes=shared_bytes,
+    size = choose_kv_size(
+        options, plan.limits, plan.page_bytes, weights + buffers, kv_heads=kv_heads, record_bytes=plan.state_bytes,
+        whole=plan.is_encoder, file=file, shared_bytes=shared_bytes,
     )  # fmt: skip
-    pages, records = choose_num_records(options, plan.state_bytes, plan.page_bytes, pages)
-    kv_bytes = pages * plan.page_bytes + records * plan.state_bytes
-    return pages, records, plan_memory(options, weights, buffers, kv_bytes, shared_bytes=shared_bytes)
+    kv_bytes = size.pages * plan.page_bytes + size.records * plan.state_bytes
+    return size, plan_memory(options, weights, buffers, kv_bytes, shared_bytes=shared_bytes)
 
 
 def _claim_weights(
@@ -277,17 +276,17 @@ def assemble(
         fd = os.memfd_create("quire-kv")  # until this process ends
     file = None if fd is None else KvFile(fd, model_name(plan))
     shared = None if options.weights_fd is None else _claim_weights(plan, options.weights_fd, trial, progress)
-    pages, records, memory = choose_memory(plan, options, file, 0 if shared is None else shared.resident_bytes)
+    size, memory = choose_memory(plan, options, file, 0 if shared is None else shared.resident_bytes)
     is_chosen = options.num_pages is not None or options.kv_cache_memory_bytes is not None
-    if not is_chosen and pages * limits.block_size < limits.max_model_len:
+    if not is_chosen and size.pages * limits.block_size < limits.max_model_len:
         logger.warning(
             "%d KV pages hold %d tokens, and max_model_len is %d: longer requests will be rejected; set "
             "kv_cache_memory_bytes, or lower max_model_len",
-            pages, pages * limits.block_size, limits.max_model_len,
+            size.pages, size.pages * limits.block_size, limits.max_model_len,
         )  # fmt: skip
-    native = open_runner(plan, device, pages, records, file, log_sealed_pages=log_sealed_pages)
+    native = open_runner(plan, device, size, file, log_sealed_pages=log_sealed_pages)
     loader = Loader(device.native, plan.quantization, plan.dtypes, progress, options.weight_cache, trial, shared)
-    assembly = Assembly(native, device, plan, loader, memory, pages, file)
+    assembly = Assembly(native, device, plan, loader, memory, size.pages, file)
     assembly.compile(progress)
     loader.load(plan.weights)
     assembly.allocate()

@@ -56,11 +56,11 @@ def _survey_folder(folder: str, given: Mapping[str, Any], found: dict[str, Any])
     plan, _ = describe(options)
     found |= {"supported": True, "memory_bytes": PROGRAM_BYTES + plan.weight_bytes + plan.array_bytes}
     with advised(options):
-        pages, _, memory = choose_memory(plan, options)
+        size, memory = choose_memory(plan, options)
     found |= {
         "fits": True,
         "memory_bytes": PROGRAM_BYTES + memory.weights + memory.buffers,
-        "kv_tokens": pages * plan.limits.block_size,
+        "kv_tokens": size.pages * plan.limits.block_size,
     }
 
 

@@ -35,7 +35,7 @@ from quire.kernels.lowering.experts import SLOTS
 from quire.kernels.lowering.model import lower
 from quire.kernels.models import build_graph
 from quire.kernels.operands import Buffer, Launch, Matrix, MatrixPart, Operand, PlanLimits
-from quire.kernels.options import LoadOptions, choose_device, config_of, plan_memory
+from quire.kernels.options import KvSize, LoadOptions, choose_device, config_of, plan_memory
 from quire.kernels.plan import LOGIT_ROWS_AT_ONCE, ModelPlan
 from quire.kernels.step_inputs import StepInputs
 from quire.kernels.weights.checkpoint import Checkpoint
@@ -198,7 +198,7 @@ class _StreamedPlan:
         buffers = sum(buffer.bytes for buffer in plan.buffers.values())
         memory = plan_memory(options, most + plan.array_bytes, buffers, pages * plan.page_bytes)
         device = choose_device(options)
-        native = open_runner(plan, device, pages, len(tokens.lengths) + 1)
+        native = open_runner(plan, device, KvSize(pages, len(tokens.lengths) + 1))
         loader = Loader(device.native, plan.quantization, plan.dtypes)
         loader.upload(plan.weights)
         loader.addresses |= dict.fromkeys(self._matrices, device.native.allocate_matrix(most))

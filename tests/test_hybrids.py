@@ -11,7 +11,7 @@ import compare_speculation
 import pytest
 from memory_pressure import under_pressure
 
-from quire.frontend import BeamSearchParams, SamplingParams, StructuredOutputsParams, TokensPrompt
+from quire.frontend import BeamSearchParams, EngineStartError, SamplingParams, StructuredOutputsParams, TokensPrompt
 
 if TYPE_CHECKING:
     from conftest import EngineFactory
@@ -60,9 +60,8 @@ def test_drafts_change_no_bit(name: str, options: dict[str, Any], checkpoints: P
         llm = engine(model, speculative_config={**drafting, "adaptive": False}, **options)
         found = lambda llm=llm: answers(ask(llm, prompts, params))  # noqa: E731
         assert (under_pressure(llm, found) if options.get("num_pages") else found()) == expected, drafting
-        counts = llm.stats()["totals"]["speculation"]
-        assert counts["draft_tokens"] > 0
-    assert 0 < counts["accepted_tokens"]
+    counts = llm.stats()["totals"]["speculation"]
+    assert 0 < counts["accepted_tokens"] <= counts["draft_tokens"]
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
@@ -137,6 +136,12 @@ def test_memory_is_bounded_and_snapshots_give_way(checkpoints: Path, engine: Eng
 def test_more_requests_than_records_wait(checkpoints: Path, engine: EngineFactory) -> None:
     """Without a record a request waits; all are answered as if alone."""
     prompts = [tokens_of(20 + seed, seed) for seed in range(60)]
-    llm, small = engine(checkpoints / "lfm2-moe"), engine(checkpoints / "lfm2-moe", kv_cache_memory_bytes=1 << 20)
+    model = checkpoints / "qwen3.5-tied"
+    llm, small = engine(model), engine(model, kv_cache_memory_bytes=6 << 20)
     assert small.stats()["states_total"] < len(prompts)
     assert answers(ask(small, prompts)) == answers(ask(llm, prompts))
+
+
+def test_memory_that_holds_no_records_is_refused(checkpoints: Path, engine: EngineFactory) -> None:
+    with pytest.raises(EngineStartError, match=r"holds no page beside 9 records of state of \d+ bytes"):
+        engine(checkpoints / "qwen3.5-tied", kv_cache_memory_bytes=1 << 20)

@@ -18,7 +18,7 @@ from quire.engine_core.validation import OverloadedError, RejectedError
 from quire.kernels.errors import ModelError
 from quire.kernels.memory import PROGRAM_BYTES, MemoryPlan, reserve_above, reserve_within
 from quire.kernels.operands import PlanLimits
-from quire.kernels.options import LoadOptions, choose_num_pages, plan_memory
+from quire.kernels.options import LoadOptions, choose_kv_size, plan_memory
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import EngineCoreRequest, FinishReason, Ready, SamplingParams, StructuredOutputs
 
@@ -30,7 +30,7 @@ PAGE = 1 * MIB
 
 def chosen(limit: int, **options: int) -> int:
     given = LoadOptions("model", memory_limit=limit, **options)  # type: ignore[arg-type]
-    return choose_num_pages(given, LIMITS, PAGE, 100 * MIB, kv_heads=4)
+    return choose_kv_size(given, LIMITS, PAGE, 100 * MIB, kv_heads=4).pages
 
 
 def test_pages_take_what_the_ceiling_leaves() -> None:

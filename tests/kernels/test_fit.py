@@ -60,7 +60,7 @@ def refusal(options: LoadOptions) -> str:
 def is_fit(options: LoadOptions) -> bool:
     plan, _ = describe(options)
     try:
-        pages, _, _ = choose_memory(plan, options)
+        pages = choose_memory(plan, options)[0].pages
     except MemoryShortageError:
         return False
     return pages * options.block_size >= plan.limits.max_model_len

@@ -10,7 +10,7 @@ from patience import PATIENCE
 
 from quire.kernels._native import HUGE_PAGE
 from quire.kernels.operands import PlanLimits
-from quire.kernels.options import LoadOptions, choose_num_pages
+from quire.kernels.options import LoadOptions, choose_kv_size
 from quire.kernels.runner import assemble, describe
 
 
@@ -71,9 +71,9 @@ def test_heads_end_on_huge_pages_where_that_loses_little(asked: int, chosen: int
     heads, page_bytes = 4, 16384  # of one head: 128 pages fill a huge page
     options = LoadOptions("model", kv_cache_memory_bytes=asked * heads * page_bytes)
     limits = PlanLimits(2048, 2048, 32)
-    assert choose_num_pages(options, limits, heads * page_bytes, 0, kv_heads=heads) == chosen
+    assert choose_kv_size(options, limits, heads * page_bytes, 0, kv_heads=heads).pages == chosen
     exact = LoadOptions("model", num_pages=asked)
-    assert choose_num_pages(exact, limits, heads * page_bytes, 0, kv_heads=heads) == asked
+    assert choose_kv_size(exact, limits, heads * page_bytes, 0, kv_heads=heads).pages == asked
 
 
 @pytest.mark.parametrize(
@@ -83,17 +83,17 @@ def test_heads_end_on_huge_pages_where_that_loses_little(asked: int, chosen: int
 def test_heads_need_not_end_on_huge_pages(max_model_len: int, page_bytes: int, num_pages: int) -> None:
     """One context must fit, or only few numbers of pages would end on huge pages."""
     options, heads = LoadOptions("model", kv_cache_memory_bytes=num_pages * 4 * page_bytes), 4
-    chosen = choose_num_pages(options, PlanLimits(2048, max_model_len, 32), heads * page_bytes, 0, kv_heads=heads)
+    chosen = choose_kv_size(options, PlanLimits(2048, max_model_len, 32), heads * page_bytes, 0, kv_heads=heads).pages
     assert chosen == {1540: 1536}.get(num_pages, num_pages)
 
 
 def test_by_default_nearly_all_sequences_fit_at_their_longest() -> None:
     options = LoadOptions("model", max_num_seqs=41)
-    assert choose_num_pages(options, PlanLimits(2048, 4000, 32), 4 * 16384, 0, kv_heads=4) == 41 * 125 - 5
+    assert choose_kv_size(options, PlanLimits(2048, 4000, 32), 4 * 16384, 0, kv_heads=4).pages == 41 * 125 - 5
 
 
 @pytest.mark.parametrize(("whole", "chosen"), [(False, 16 * 256), (True, 4 * (64 + 16))])
 def test_an_encoder_gets_pages_for_a_few_steps(whole: bool, chosen: int) -> None:
     """A decoder gets pages for 16 sequences of 256 pages; a step of 2048 tokens fills 64 pages, and 16 in part."""
     options = LoadOptions("model", max_num_seqs=16)
-    assert choose_num_pages(options, PlanLimits(2048, 8192, 32), 4096, 0, kv_heads=1, whole=whole) == chosen
+    assert choose_kv_size(options, PlanLimits(2048, 8192, 32), 4096, 0, kv_heads=1, whole=whole).pages == chosen
