@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import random
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import compare_speculation
+import numpy as np
 import pytest
+from engine_signals import hit_soon
+from engine_watch import wait_until
 from memory_pressure import under_pressure
 
 from quire.frontend import BeamSearchParams, EngineStartError, SamplingParams, StructuredOutputsParams, TokensPrompt
@@ -145,3 +151,51 @@ def test_more_requests_than_records_wait(checkpoints: Path, engine: EngineFactor
 def test_memory_that_holds_no_records_is_refused(checkpoints: Path, engine: EngineFactory) -> None:
     with pytest.raises(EngineStartError, match=r"holds no page beside 9 records of state of \d+ bytes"):
         engine(checkpoints / "qwen3.5-tied", kv_cache_memory_bytes=1 << 20)
+
+
+def kill(llm: LLM) -> None:
+    """Kill the engine, and wait for the next one."""
+    client = llm._engine.engines
+    before = client.ready.engine_pid
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: client.away is None and client.ready.engine_pid != before, "no other engine came")
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_states_outlive_the_engine(name: str, checkpoints: Path, engine: EngineFactory) -> None:
+    """What the killed engine had in its prefix cache the next one has, with the same bits; and streams go on."""
+    llm, plain = engine(checkpoints / name), engine(checkpoints / name, enable_prefix_caching=False)
+    prompts = [tokens_of(150 + 40 * seed, seed) for seed in range(4)]
+    expected = ask(plain, prompts)
+    assert answers(ask(llm, prompts)) == answers(expected)
+    kill(llm)
+    again = ask(llm, prompts)
+    assert [output.outputs for output in again] == [output.outputs for output in expected]
+    assert [output.num_cached_tokens for output in again] == [(len(prompt) - 1) // 32 * 32 for prompt in prompts]
+    long = SamplingParams(temperature=0.8, seed=4, max_tokens=300, ignore_eos=True, logprobs=1)
+    streams = ask(plain, prompts, long)
+    hit_soon(llm, signal.SIGKILL)
+    assert answers(ask(llm, prompts, long)) == answers(streams)
+
+
+def test_damaged_states_are_computed_again(checkpoints: Path, engine: EngineFactory) -> None:
+    model, prompt = checkpoints / "qwen3.5-tied", tokens_of(200)
+    llm = engine(model)
+    (expected,) = ask(llm, [prompt])
+    client = llm._engine.engines
+    before = client.ready.engine_pid
+    os.kill(before, signal.SIGSTOP)
+    (found,) = [path for path in Path(f"/proc/{before}/fd").iterdir() if "quire-kv" in str(path.readlink())]
+    with found.open("r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        end = mmap.mmap(file.fileno(), size)
+        half = np.frombuffer(end, np.uint8)[size // 2 :]
+        states = np.flatnonzero(half)[-4096:]  # the last bytes that were written are those of states
+        half[states] ^= 255
+        del half
+        end.close()
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: client.away is None and client.ready.engine_pid != before, "no other engine came")
+    (again,) = ask(llm, [prompt])
+    assert again.outputs == expected.outputs
+    assert again.num_cached_tokens == 0

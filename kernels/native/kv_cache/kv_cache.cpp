@@ -11,7 +11,7 @@ namespace {
 std::unique_ptr<KvFile> open_file(const KvConfig& config) {
   if (!config.fd) return nullptr;
   const std::size_t bytes = KvMemory::bytes(config.shape);
-  return std::make_unique<KvFile>(*config.fd, config.shape.num_pages, config.block_size, bytes);
+  return std::make_unique<KvFile>(*config.fd, config.shape.num_pages, config.block_size, bytes, config.state);
 }
 
 std::unique_ptr<SealedPages> open_log(const KvConfig& config) {
@@ -25,6 +25,12 @@ std::unique_ptr<PageLedger> open_ledger(KvFile* file, const KvMemory& memory, Th
   return file == nullptr ? nullptr : std::make_unique<PageLedger>(*file, memory, threads, model_key(model), log);
 }
 
+std::unique_ptr<StateLedger> open_states(KvFile* file, const PageLedger* pages, ThreadPool& threads,
+                                         const StateShape& shape) {
+  if (file == nullptr || shape.record_bytes == 0) return nullptr;
+  return std::make_unique<StateLedger>(*file, *pages, threads, shape);
+}
+
 }  // namespace
 
 KvCache::KvCache(const KvConfig& config, Device& device)
@@ -32,9 +38,15 @@ KvCache::KvCache(const KvConfig& config, Device& device)
       memory(file ? file->tiles() : device.allocate(KvMemory::bytes(config.shape)), device, config.shape),
       sealed_pages(open_log(config)),
       ledger(open_ledger(file.get(), memory, device.threads(), config.model, sealed_pages.get())),
+      state_ledger(open_states(file.get(), ledger.get(), device.threads(), config.state)),
       sequences(config.shape.num_pages, config.block_size, config.vocab_size, memory.extent(), ledger.get(),
-                config.state) {
+                config.state, state_ledger.get()) {
   prefault();  // maps what is resident in a file
+}
+
+void KvCache::seal() {
+  if (ledger) ledger->seal();
+  if (state_ledger) state_ledger->seal();
 }
 
 void KvCache::prefault() {

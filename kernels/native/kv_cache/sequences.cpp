@@ -26,12 +26,14 @@ void check_positions(std::int32_t slot, std::int64_t num_tokens) {
 }  // namespace
 
 Sequences::Sequences(std::int32_t num_pages, std::int32_t block_size, std::int32_t vocab_size, std::int32_t extent,
-                     PageLedger* ledger, const StateShape& state)
+                     PageLedger* ledger, const StateShape& state, StateLedger* state_ledger)
     : pages_(num_pages, extent),
-      states_(state.record_bytes == 0 ? nullptr : std::make_unique<StateStore>(state, num_pages)),
+      states_(state.record_bytes == 0 ? nullptr : std::make_unique<StateStore>(state, num_pages, state_ledger)),
       tree_(pages_, block_size, ledger, states_.get()),
       block_size_(block_size),
-      vocab_size_(vocab_size) {}
+      vocab_size_(vocab_size) {
+  if (states_) states_->take_over();
+}
 
 Sequences::~Sequences() {
   for (std::size_t slot = 0; slot < slots_.size(); slot++)

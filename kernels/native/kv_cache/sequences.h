@@ -50,12 +50,14 @@ struct Sequence {
 class Sequences {
  public:
   /// The pool commits `extent` pages at a time, all at once by default. The prefix cache begins with what the ledger
-  /// takes over. Throws std::invalid_argument unless both numbers of pages are at least 1.
+  /// takes over, and its snapshots with what `state_ledger` does. Throws std::invalid_argument unless both numbers of
+  /// pages are at least 1.
   ///
   /// With `state` each sequence that has pages has a record of state, and the prefix cache snapshots. What `match` and
   /// `start` find then ends at a snapshot; `start`, `fork` and `reserve` also fail when sequences hold all records.
   Sequences(std::int32_t num_pages, std::int32_t block_size, std::int32_t vocab_size,
-            std::int32_t extent = PagePool::kAll, PageLedger* ledger = nullptr, const StateShape& state = {});
+            std::int32_t extent = PagePool::kAll, PageLedger* ledger = nullptr, const StateShape& state = {},
+            StateLedger* state_ledger = nullptr);
   ~Sequences();
   Sequences(const Sequences&) = delete;
   Sequences& operator=(const Sequences&) = delete;

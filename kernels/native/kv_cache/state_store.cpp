@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "kv_cache/state_ledger.h"
+
 namespace quire {
 namespace {
 
@@ -27,13 +29,24 @@ std::int64_t StateShape::bytes() const {
   return stride_of(*this) * num_records;
 }
 
-StateStore::StateStore(const StateShape& shape, std::int32_t num_pages)
+std::int64_t StateShape::offset(std::int32_t record) const { return record * stride_of(*this); }
+
+StateStore::StateStore(const StateShape& shape, std::int32_t num_pages, StateLedger* ledger)
     : shape_(shape),
-      memory_(static_cast<std::byte*>(arena_.allocate(static_cast<std::size_t>(shape.bytes())))),
-      stride_(stride_of(shape)),
+      ledger_(ledger),
+      memory_(ledger != nullptr ? ledger->memory()
+                                : static_cast<std::byte*>(arena_.allocate(static_cast<std::size_t>(shape.bytes())))),
       records_(static_cast<std::size_t>(shape.num_records)),
       snapshots_(static_cast<std::size_t>(num_pages), kNone) {
   for (std::int32_t record = 0; record < total(); record++) at(record).place = free_.insert(free_.end(), record);
+}
+
+void StateStore::take_over() {
+  if (ledger_ == nullptr) return;
+  for (const auto& [record, page] : ledger_->take_over()) {
+    snapshots_[static_cast<std::size_t>(at(record).page = page)] = record;
+    cached_.splice(cached_.end(), free_, at(record).place);
+  }
 }
 
 std::int32_t StateStore::acquire() {
@@ -64,6 +77,7 @@ bool StateStore::attach(std::int32_t record, std::int32_t page) {
   std::int32_t& snapshot = snapshots_[static_cast<std::size_t>(page)];
   const bool is_new = snapshot == kNone;
   if (is_new) at(snapshot = record).page = page;
+  if (is_new && ledger_ != nullptr) ledger_->add(record, page);
   release(record);
   return is_new;
 }
@@ -72,13 +86,14 @@ void StateStore::detach(std::int32_t page) {
   const std::int32_t record = snapshot(page);
   if (record == kNone) return;
   snapshots_[static_cast<std::size_t>(page)] = at(record).page = kNone;
+  if (ledger_ != nullptr) ledger_->remove(record);
   if (at(record).holders == 0) free_.splice(free_.begin(), cached_, at(record).place);
 }
 
 std::span<std::byte> StateStore::record(std::int32_t record) const {
   if (record < 0 || record >= total())
     throw std::out_of_range("record " + std::to_string(record) + " of " + std::to_string(total()));
-  return {memory_ + record * stride_, static_cast<std::size_t>(shape_.record_bytes)};
+  return {memory_ + shape_.offset(record), static_cast<std::size_t>(shape_.record_bytes)};
 }
 
 void StateStore::copy(std::int32_t from, std::int32_t to) { std::ranges::copy(record(from), record(to).begin()); }

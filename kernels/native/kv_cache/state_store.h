@@ -19,7 +19,12 @@ struct StateShape {
 
   /// Returns the memory that the records take. Throws std::invalid_argument for sizes that are too small or too large.
   std::int64_t bytes() const;
+
+  /// Returns the bytes from the first record to another one; a negative number for StateStore::kNone.
+  std::int64_t offset(std::int32_t record) const;
 };
+
+class StateLedger;
 
 /// Records of state. Each is that of all layers after a number of tokens, and is written as a whole: unlike pages,
 /// records of prefixes share nothing. Not thread-safe: the step loop owns it.
@@ -33,10 +38,14 @@ class StateStore {
  public:
   static constexpr std::int32_t kNone = -1;
 
-  /// Throws std::invalid_argument and OutOfMemory.
-  StateStore(const StateShape& shape, std::int32_t num_pages);
+  /// The records lie in the file of `ledger`, which must outlive the store, or in memory of their own. Throws
+  /// std::invalid_argument and OutOfMemory.
+  StateStore(const StateShape& shape, std::int32_t num_pages, StateLedger* ledger = nullptr);
   StateStore(const StateStore&) = delete;
   StateStore& operator=(const StateStore&) = delete;
+
+  /// Begins with the snapshots of the ledger, once the prefix cache has their pages.
+  void take_over();
 
   /// Returns a record that one sequence holds, a free one or else that of the least recently used snapshot; kNone if
   /// sequences hold all.
@@ -60,9 +69,6 @@ class StateStore {
 
   std::byte* memory() const { return memory_; }  ///< the first record
 
-  /// Returns the bytes from the first record to this one; a negative number for kNone.
-  std::int64_t offset(std::int32_t record) const { return record * stride_; }
-
   const StateShape& shape() const { return shape_; }
   std::int32_t total() const { return shape_.num_records; }
   std::int32_t free_records() const { return static_cast<std::int32_t>(free_.size()); }
@@ -82,9 +88,9 @@ class StateStore {
   Record& at(std::int32_t record) { return records_[static_cast<std::size_t>(record)]; }
 
   StateShape shape_;
+  StateLedger* ledger_;
   Arena arena_;
   std::byte* memory_;
-  std::int64_t stride_;  ///< bytes from one record to the next
   std::vector<Record> records_;
   std::vector<std::int32_t> snapshots_;  ///< snapshot of each page, or kNone
   List free_, cached_, held_;            ///< `cached_` begins with the least recently used record
