@@ -8,7 +8,17 @@ from quire.kernels._native import MAX_KV_SPLITS, step_input_bytes
 from quire.kernels.emit.attention import BLOCK_TOKENS, AttentionKernel
 from quire.kernels.emit.experts import ExpertGemmKernel
 from quire.kernels.emit.rows import EmbeddingKernel
-from quire.kernels.operands import ArrayWeight, Buffer, KvLayer, Launch, Matrix, Operand, RopeTable, TensorRows
+from quire.kernels.operands import (
+    ArrayWeight,
+    Buffer,
+    KvLayer,
+    Launch,
+    Matrix,
+    Operand,
+    QueryScales,
+    RopeTable,
+    TensorRows,
+)
 from quire.kernels.plan import ModelPlan
 
 _INPUT_BYTES = step_input_bytes()
@@ -105,7 +115,7 @@ def _memory(plan: ModelPlan, launch: Launch, operand: Operand, step: Step) -> in
             if isinstance(kernel, AttentionKernel):
                 tokens = sum(chunk.context(kernel.window) for chunk in step.chunks_of(launch))
             return plan.kv_layout.token_bytes * tokens
-        case RopeTable() | TensorRows():
+        case RopeTable() | QueryScales() | TensorRows():
             return operand.row_bytes * rows
         case ArrayWeight():
             return operand.bytes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from quire.kernels.activations import ClampedSwiglu
+from quire.kernels.activations import ClampedSwiglu, Xielu
 from quire.kernels.emit.experts import (
     ENTRY_BYTES,
     CombineKernel,
@@ -73,11 +73,11 @@ class _ExpertsLowering:
         kernel, operands = norm_kernel("norm", before, width, hidden, normed.buffer)
         self._plan.add(kernel, operands, "tokens")
         groups = self._route(normed)
-        first = self._operation.experts[0]
+        first, activation = self._operation.experts[0], _activation_of(self._operation.experts[0])
         gates = [_gates(expert) for expert in self._operation.experts]
         x = self._scatter(normed, gates, groups)
         inner = self._activations("expert_intermediate", first.up.outputs)
-        self._gemm("expert_gate", x, gates, inner.buffer, groups, "gate", first.activation)
+        self._gemm("expert_gate", x, gates, inner.buffer, groups, "gate", activation)
         downs = [self._down(expert) for expert in self._operation.experts]
         outputs = self._plan.buffer("expert_outputs", self._grouped_rows * round_up(width, BLOCK) * 4)
         self._gemm("expert_down", self._quantized(inner, downs, groups), downs, outputs, groups, "store", "")
@@ -99,7 +99,7 @@ class _ExpertsLowering:
         groups = _Groups(numbers, weights, slots, plan.buffer("expert_entries", 8 + most * ENTRY_BYTES))
         kernel = RouteKernel(
             "route", count, self._top_k, router.scoring, bool(router.correction), router.normalize, router.scale,
-            router.groups, router.top_groups, router.group_score,
+            router.groups, router.top_groups, router.group_score, router.least_sum,
         )  # fmt: skip
         operands: list[Operand] = [outputs, groups.numbers, groups.weights]
         if router.correction:
@@ -212,6 +212,7 @@ def _check(operation: Experts, hidden_size: int) -> None:
         raise ModelError(f"{name} has {router.linear.outputs} outputs for {len(experts)} experts")
     if len({_sizes(expert) for expert in experts}) != 1 or experts[0].gate is None:
         raise ModelError(f"the experts of {name} must have a gate, and be of equal sizes with the same activation")
+    _activation_of(experts[0])
     if experts[0].down.outputs != hidden_size:
         raise ModelError(f"the experts of {name} have {experts[0].down.outputs} outputs; hidden_size is {hidden_size}")
     if len(experts) % router.groups or not 1 <= router.top_groups <= router.groups:
@@ -226,6 +227,13 @@ def _check(operation: Experts, hidden_size: int) -> None:
         )
     if operation.shared is None and operation.shared_gate is not None:
         raise ModelError(f"{operation.shared_gate.weight} gates a shared expert, but there is none")
+
+
+def _activation_of(expert: FeedForward) -> str | ClampedSwiglu:
+    """Return the activation of an expert. Raises ModelError for one that needs a feed-forward layer without a gate."""
+    if isinstance(expert.activation, Xielu):
+        raise ModelError(f"{expert.up.weight} belongs to an expert, which xIELU does not support")
+    return expert.activation
 
 
 def _sizes(expert: FeedForward) -> tuple[object, ...]:
