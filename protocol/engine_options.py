@@ -29,6 +29,7 @@ TOOL_CALL_PARSERS = (
 )  # fmt: skip
 REASONING_PARSERS = (
     "none", "think", "qwen3", "openai_gptoss", "deepseek_r1", "deepseek_v3", "mistral", "granite", "cohere2", "olmo3",
+    "seed_oss", "ernie45", "hunyuan", "apertus",
 )  # fmt: skip
 STANDBYS = ("program", "model")
 ROUTER_NAMES = ("round-robin", "least-loaded", "power-of-two", "sticky", "prefix-affinity")

@@ -135,8 +135,8 @@ def written(name: str, *calls: tuple[str, str]) -> str:
     if name == "qwen3_coder":
         return "\n".join(f"<tool_call>\n{in_tags(call, given)}\n</tool_call>" for call, given in calls)
     if name in ("glm45", "seed_oss", "minimax_m2"):
-        made = "\n".join(unspaced(call, given, name) for call, given in calls)
-        return f"<minimax:tool_call>\n{made}\n</minimax:tool_call>" if name == "minimax_m2" else made
+        answer = "\n".join(unspaced(call, given, name) for call, given in calls)
+        return f"<minimax:tool_call>\n{answer}\n</minimax:tool_call>" if name == "minimax_m2" else answer
     if name == "olmo3":
         made = [f"{call}({keywords(arguments)})" for call, arguments in calls]
         return "<function_calls>\n" + "\n".join(made) + "\n</function_calls>"
