@@ -36,7 +36,7 @@ def test_tensors_that_the_architecture_does_not_have_are_refused_by_name(name: s
         ({"general.type": "mmproj"}, "the projector of a multimodal model"),
         ({"general.architecture": "clip"}, "the projector of a multimodal model"),
         ({"general.type": "imatrix"}, "an importance matrix"),
-        ({"general.architecture": "mamba"}, "'mamba'; supported in GGUF files are bert, cohere2"),
+        ({"general.architecture": "mamba"}, "'mamba'; supported in GGUF files are apertus, bert, cohere2"),
     ],
 )
 def test_files_that_are_no_model_say_what_they_are(metadata: dict[str, Any], message: str) -> None:

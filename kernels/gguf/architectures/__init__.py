@@ -9,21 +9,32 @@ from quire.kernels.gguf.architectures.description import Architecture
 from quire.kernels.gguf.architectures.encoders import BERT, NOMIC_BERT
 from quire.kernels.gguf.architectures.gemma import GEMMA2, GEMMA3, GEMMA_EMBEDDING
 from quire.kernels.gguf.architectures.llama import GRANITE, LLAMA, SMOLLM3
+from quire.kernels.gguf.architectures.llama_likes import APERTUS, ERNIE4_5, HUNYUAN_DENSE, MISTRAL3, SEED_OSS
+from quire.kernels.gguf.architectures.mixtures import ERNIE4_5_MOE, GLM4_MOE, MINIMAX_M2
+from quire.kernels.gguf.architectures.norms_after import EXAONE4
 from quire.kernels.gguf.architectures.qwen import OLMOE, QWEN2, QWEN2MOE, QWEN3, QWEN3MOE
 from quire.kernels.gguf.metadata import Metadata
 
 ARCHITECTURES: dict[str, Architecture] = {
+    "apertus": APERTUS,
     "bert": BERT,
     "cohere2": COHERE2,
     "deepseek2": DEEPSEEK2,
+    "ernie4_5": ERNIE4_5,
+    "ernie4_5-moe": ERNIE4_5_MOE,
+    "exaone4": EXAONE4,
     "gemma-embedding": GEMMA_EMBEDDING,
     "gemma2": GEMMA2,
     "gemma3": GEMMA3,
     "glm4": GLM4,
+    "glm4moe": GLM4_MOE,
     "gpt-oss": GPT_OSS,
     "gpt2": GPT2,
     "granite": GRANITE,
+    "hunyuan-dense": HUNYUAN_DENSE,
     "llama": LLAMA,
+    "minimax-m2": MINIMAX_M2,
+    "mistral3": MISTRAL3,
     "nomic-bert": NOMIC_BERT,
     "olmo2": OLMO2,
     "olmoe": OLMOE,
@@ -32,6 +43,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen2moe": QWEN2MOE,
     "qwen3": QWEN3,
     "qwen3moe": QWEN3MOE,
+    "seed_oss": SEED_OSS,
     "smollm3": SMOLLM3,
     "starcoder2": STARCODER2,
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from quire.kernels.errors import ModelError
@@ -27,7 +27,8 @@ class Architecture:
     those in a model folder; `*` is the number of a layer, and then that of an expert. Tensors of `used` are read for
     `fields`. `permuted`: rows 2 j and 2 j + 1 of each head of q and k are j and j + dim/2 of a model folder.
     `norm_offset` is what the conversion has added to the weights of norms. An encoder attends to later tokens too. Of
-    `variants` the first whose condition a file meets describes it instead.
+    `variants` the first whose condition a file meets describes it instead. `scalars` are keys with a number for each
+    layer that is a tensor of one element, of this name and shape, in a model folder.
     """
 
     model_class: str
@@ -38,6 +39,7 @@ class Architecture:
     norm_offset: float = 0.0
     is_encoder: bool = False
     variants: tuple[tuple[Callable[[Metadata], bool], Architecture], ...] = ()
+    scalars: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
 
 
 def size(key: str, default: int | None = None) -> Field:
@@ -73,6 +75,15 @@ def is_tied(metadata: Metadata) -> bool:
 def vocab_size(metadata: Metadata) -> int:
     """Return `vocab_size`, the rows of the embedding."""
     return metadata.tensors["token_embd.weight"].shape[0]
+
+
+def layer_count(metadata: Metadata) -> int:
+    """Return `num_hidden_layers`: those for multi-token prediction, which follow them, are not loaded."""
+    layers = metadata.size("block_count")
+    more = metadata.size("nextn_predict_layers") if metadata.own("nextn_predict_layers") else 0
+    if more >= layers:
+        raise metadata.unsupported("nextn_predict_layers", f"it must be below the {layers} layers of block_count")
+    return layers - more
 
 
 def heads(metadata: Metadata) -> int:
@@ -162,7 +173,7 @@ def layer_types(period: int) -> Field:
     """Return the field `layer_types`: a window in all layers but each `period`-th, unless the file has a pattern."""
 
     def types(metadata: Metadata) -> list[str] | None:
-        layers, key = metadata.size("block_count"), "attention.sliding_window_pattern"
+        layers, key = layer_count(metadata), "attention.sliding_window_pattern"
         given = metadata.own(key)
         if isinstance(given, list):
             if len(given) < layers or not all(type(entry) is bool for entry in given):
@@ -192,7 +203,7 @@ def check_off(key: str, problem: str) -> Field:
 COMMON: dict[str, Field] = {
     "vocab_size": vocab_size,
     "hidden_size": size("embedding_length"),
-    "num_hidden_layers": size("block_count"),
+    "num_hidden_layers": layer_count,
     "num_attention_heads": heads,
     "max_position_embeddings": size("context_length"),
 }
@@ -214,6 +225,8 @@ PARTIAL_ROTARY: dict[str, Field] = {"head_dim": head_size, "partial_rotary_facto
 """Fields of decoders that rotate a part of each head."""
 
 ATTENTION_BIAS: dict[str, Field] = {"attention_bias": has("blk.0.attn_q.bias")}
+
+MLP_BIAS: dict[str, Field] = {"mlp_bias": has("blk.0.ffn_gate.bias")}
 
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that `rope_scaling` reads."""
@@ -242,6 +255,16 @@ EXPERT_NAMES: Names = {
     "blk.*.ffn_gate_up_exps": "model.layers.*.mlp.experts.*.gate_up_proj",
 }  # fmt: skip
 """Names of experts, which are stacked in the file."""
+
+
+CORRECTED_EXPERT_NAMES: Names = {
+    **EXPERT_NAMES,
+    "blk.*.exp_probs_b": "model.layers.*.mlp.gate.e_score_correction_bias",
+    "blk.*.ffn_gate_shexp": "model.layers.*.mlp.shared_experts.gate_proj",
+    "blk.*.ffn_up_shexp": "model.layers.*.mlp.shared_experts.up_proj",
+    "blk.*.ffn_down_shexp": "model.layers.*.mlp.shared_experts.down_proj",
+}
+"""Names of experts, shared ones, and the correction of their scores, as in DeepSeek-V3."""
 
 
 def without(names: Names, *removed: str) -> Names:
