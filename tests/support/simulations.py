@@ -38,7 +38,7 @@ def shape(**changes: Any) -> EngineShape:
 
 def setup(num_engines: int = 1, router: str = "least-loaded", **changes: Any) -> SimulationSetup:
     """Return a setup; `changes` are of the shape, of the setup's fields that have defaults, and `client`."""
-    names = {"seed", "tells_lengths", "sample_seconds", "concurrency", "speculative_config"} & changes.keys()
+    names = {"seed", "tells_lengths", "sample_seconds", "concurrency", "speculative_config", "fetch"} & changes.keys()
     own = {name: changes.pop(name) for name in names}
     client = changes.pop("client", ClientTime())
     return SimulationSetup(shape(**changes), STEP_TIME, client, num_engines, router, **own)
