@@ -181,7 +181,7 @@ class SimulatedPageServer:
 
 
 @dataclass(slots=True, eq=False)
-class _OpenFetch:
+class _SimulatedFetch:
     fetch: Fetch
     begun: float
     stream: _Stream | None = None  # None: the other engine has not answered yet
@@ -196,7 +196,7 @@ class SimulatedPeer:
         self._source = source
         self._connected = own.clock() + network.connect_seconds
         self._times = FetchTimes(own.clock)
-        self._open: dict[int, _OpenFetch] = {}  # by id
+        self._open: dict[int, _SimulatedFetch] = {}  # by id
         self._ids = itertools.count()
         self._num_fetched = 0
 
@@ -214,7 +214,7 @@ class SimulatedPeer:
     def fetch(self, fetch: Fetch) -> None:
         """Ask for pages."""
         fetch_id, now, count = next(self._ids), self._own.clock(), len(fetch.keys)
-        self._open[fetch_id] = _OpenFetch(fetch, now)
+        self._open[fetch_id] = _SimulatedFetch(fetch, now)
         first = (len(fetch.tokens) - 1) // self._network.block_size - count
         message = KvFetch(fetch_id, list(fetch.tokens), fetch.cache_salt, first, count)
         arrival = now + self._network.lag

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulations import BLOCK, STEP_TIME, FleetRun, chats, request, setup, times_of
+from simulations import BLOCK, STEP_TIME, FleetRun, chats, crowd, request, setup, times_of
 
 from quire.engine_core.simulation.engine import EngineTiming, SimulatedAnswer, SimulatedEngine, limits_of
 from quire.engine_core.simulation.page_exchange import PageNetwork
@@ -197,15 +196,6 @@ def test_an_engine_sends_one_prefix_after_the_other_and_computes_meanwhile() -> 
             b - a for a, b in zip(pair.answers[index].token_times, pair.answers[index].token_times[1:], strict=False)
         ]
         assert max(gaps) < 0.05
-
-
-def crowd(count: int, rate: float = 15.0) -> list[SimulatedRequest]:
-    """Return requests of which twelve after one another have the same long prompt, more than an engine can answer."""
-    fresh = itertools.count(100_000)
-    return [
-        request(index, index / rate, 20 * BLOCK + 16, 40, [*range(100 * (index // 12), 100 * (index // 12) + 20), new])
-        for index, new in zip(range(count), fresh, strict=False)
-    ]
 
 
 def test_a_loaded_fleet_fetches_and_its_first_tokens_come_sooner() -> None:

@@ -84,6 +84,14 @@ def test_a_run_is_reported_as_a_replay_is(files: list[str], tmp_path: Path) -> N
     assert done.stdout.splitlines()[2:9] == again.stdout.splitlines()[2:9]
 
 
+def test_prefixes_are_fetched_unless_the_flag_says_no(files: list[str], tmp_path: Path) -> None:
+    output = tmp_path / "o.json"
+    for flags, fetches in ([], True), (["--no-fetch-prefixes"], False):
+        done = run(*files, "--engines", "2", *flags, "--output", str(output))
+        assert done.returncode == 0, done.stderr
+        assert ("fetch_seconds" in json.loads(output.read_text())["config"]) == fetches
+
+
 def test_routers_are_compared_and_bad_rows_reported_once(files: list[str], tmp_path: Path) -> None:
     output, trace = tmp_path / "o.json", Path(files[1])
     trace.write_text(f"{trace.read_text()}{{rubbish\n")
