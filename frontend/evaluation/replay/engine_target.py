@@ -20,6 +20,7 @@ from quire.frontend.evaluation.replay.target import Send, TargetInfo, Tokens, sa
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 from quire.frontend.sampling import SamplingParams, engine_params, validate
 from quire.frontend.version import installed_version
+from quire.protocol.keys import Security
 from quire.protocol.messages import Abort, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 from quire.protocol.routing.routers import RoutedRequest
 
@@ -107,6 +108,11 @@ class EngineTarget:
     def engines(self) -> EngineSet:
         """The engines, for calls other than requests."""
         return self._engine.engines
+
+    @property
+    def security(self) -> Security:
+        """The keys of connections to the engines."""
+        return self._engine.args.security
 
     @classmethod
     def from_options(cls, model: str | None = None, **options: Any) -> Self:

@@ -19,7 +19,7 @@ from quire.frontend.evaluation.workload.request import WorkloadRequest
 from quire.protocol.simulation import SimulatedRequest, SimulationOutput, SimulationSetup, read_frame, write_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer
+    from _typeshed import WriteableBuffer
 
 _REQUESTS_AT_ONCE = 64
 _MOST_BLOCKED_MS = 500  # in which a signal may go unnoticed
@@ -73,7 +73,7 @@ class _PolledPipe(io.RawIOBase):
         """Return True."""
         return True
 
-    def readinto(self, buffer: Buffer) -> int:
+    def readinto(self, buffer: WriteableBuffer) -> int:
         """Read some bytes, none at the end."""
         while not self._poll.poll(_MOST_BLOCKED_MS):
             pass
