@@ -189,7 +189,9 @@ class EngineTarget:
             return
         self._open[wire_id] = answer
         try:
-            self._engine.send(EngineCoreRequest(wire_id, token_ids, params, eos, time.monotonic()), session)
+            source = routing.source_of(answer.route)
+            message = EngineCoreRequest(wire_id, token_ids, params, eos, time.monotonic(), kv_source=source)
+            self._engine.send(message, session)
             await answer.ended
         except EngineDeadError as error:
             answer.fail(str(error))
@@ -206,7 +208,7 @@ class EngineTarget:
         if isinstance(delivery, EngineCoreOutputs):
             self._take(delivery, ended)
         elif isinstance(delivery, EngineBack):
-            self._on_loop(self._routing.open, delivery.session, delivery.block_size)
+            self._on_loop(self._routing.open, delivery.session, delivery.block_size, delivery.address)
         else:
             engine = delivery.engine if isinstance(delivery, EngineAway | EngineLeft) else None
             for wire_id, answer in list(self._open.items()):
