@@ -56,6 +56,34 @@ class Delivery:
     is_ended: bool = False  # nothing is sent or copied any more
 
 
+class PageSender(Protocol):
+    """Sends the pages of deliveries: see `PageServer`."""
+
+    def open(self, client_id: bytes, fetch_id: int) -> Delivery:
+        """Begin a delivery without pages. Raises ValueError if the client has one with this id."""
+
+    def extend(self, delivery: Delivery, pages: Sequence[int]) -> None:
+        """Add pages, which nobody writes until the delivery has ended."""
+
+    def complete(self, delivery: Delivery) -> None:
+        """Note that no more pages follow: the delivery ends when all are sent."""
+
+    def is_stuck(self, delivery: Delivery) -> bool:
+        """Return True if the client has not acknowledged what it was sent for a long time."""
+
+    def cut(self, delivery: Delivery) -> None:
+        """End a delivery with what has been sent: its pages are free when this returns."""
+
+    def receive(self, client_id: bytes, message: KvMessage) -> None:
+        """Take a message of another engine."""
+
+    def stats(self) -> dict[str, float]:
+        """Return counters by name."""
+
+    def stop(self) -> bool:
+        """End in the middle of what is sent; return False if that fails."""
+
+
 class PageServer:
     """Sends pages by `send(client_id, message)`. `wake` is called when a delivery has ended. Thread-safe."""
 

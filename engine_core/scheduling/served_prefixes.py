@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from quire.engine_core.feature import Feature
-from quire.engine_core.kv_tiers.page_server import Delivery, PageServer
+from quire.engine_core.kv_tiers.page_server import Delivery, PageSender
 from quire.engine_core.request import Request, RequestStatus
 from quire.engine_core.validation import check_prefix
 from quire.kernels.runner import Sequences
@@ -24,7 +24,7 @@ _MOST_PREFIXES = 64
 @dataclass(eq=False)
 class _Served:
     message: KvFetch
-    server: PageServer
+    server: PageSender
     slot: int
     deadline: float  # time until which a request that computes it may arrive
     delivery: Delivery
@@ -40,7 +40,7 @@ class ServedPrefixes(Feature):
         sequences: Sequences,
         limits: EngineShape,
         send: Callable[[bytes, KvFetched], None],
-        server: PageServer | None,
+        server: PageSender | None,
         clock: Callable[[], float],
     ) -> None:
         """`send` takes the errors of fetches that can't be served."""
