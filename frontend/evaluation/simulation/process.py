@@ -10,16 +10,13 @@ import sys
 import threading
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
-from typing import IO, TYPE_CHECKING
+from typing import IO, Any
 
 import msgspec
 
 from quire.frontend.children import start_child
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 from quire.protocol.simulation import SimulatedRequest, SimulationOutput, SimulationSetup, read_frame, write_frame
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 _REQUESTS_AT_ONCE = 64
 _MOST_BLOCKED_MS = 500  # in which a signal may go unnoticed
@@ -73,7 +70,7 @@ class _PolledPipe(io.RawIOBase):
         """Return True."""
         return True
 
-    def readinto(self, buffer: WriteableBuffer) -> int:
+    def readinto(self, buffer: Any) -> int:
         """Read some bytes, none at the end."""
         while not self._poll.poll(_MOST_BLOCKED_MS):
             pass
