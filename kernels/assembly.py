@@ -113,7 +113,9 @@ def open_runner(
     state = None
     if plan.state_bytes:
         first = max(_FIRST_SNAPSHOT, plan.state_bytes // plan.page_bytes)
-        state = StateShape(record_bytes=plan.state_bytes, num_records=size.records, snapshot_pages=first)
+        state = StateShape(
+            record_bytes=plan.state_bytes, num_records=size.records, snapshot_pages=first, piece_bytes=plan.page_bytes
+        )
     limits, heads, layout = plan.limits, plan.heads, plan.kv_layout
     logit_rows, logit_stride = logits_shape(plan)
     config = RunnerConfig(

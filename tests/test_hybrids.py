@@ -14,19 +14,32 @@ from typing import TYPE_CHECKING, Any
 import compare_speculation
 import numpy as np
 import pytest
+from conftest import assert_all_pages_free
+from engine_pairs import pair
+from engine_process import DealerClient
 from engine_signals import hit_soon
 from engine_watch import wait_until
 from memory_pressure import under_pressure
 
-from quire.frontend import BeamSearchParams, EngineStartError, SamplingParams, StructuredOutputsParams, TokensPrompt
+from quire.frontend import (
+    LLM,
+    BeamSearchParams,
+    EngineStartError,
+    SamplingParams,
+    StructuredOutputsParams,
+    TokensPrompt,
+)
+from quire.protocol.messages import EngineCoreRequest
+from quire.protocol.messages import SamplingParams as EngineParams
 
 if TYPE_CHECKING:
     from conftest import EngineFactory
 
-    from quire.frontend import LLM, RequestOutput
+    from quire.frontend import RequestOutput
 
 HYBRIDS = ("qwen3.5-grouped", "lfm2-moe", "granite4-experts", "falcon-h1-norm", "nemotron-h-experts")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=2)
+GREEDY_ALONE = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 VOCABULARY = 500
 
 
@@ -41,6 +54,11 @@ def ask(llm: LLM, prompts: Sequence[Sequence[int]], params: Any = GREEDY) -> lis
 
 def answers(outputs: Sequence[RequestOutput]) -> list[Any]:
     return [compare_speculation.answer(output) for output in outputs]
+
+
+def send(client: DealerClient, request_id: str, prompt: list[int], *, remote_prefill: bool = False) -> None:
+    params = EngineParams(temperature=0.0, max_tokens=8)
+    client.send(EngineCoreRequest(request_id, prompt, params, remote_prefill=remote_prefill))
 
 
 def repetitive(seed: int) -> list[int]:
@@ -200,3 +218,44 @@ def test_damaged_states_are_computed_again(checkpoints: Path, engine: EngineFact
     (again,) = ask(llm, [prompt])
     assert again.outputs == expected.outputs
     assert again.num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_states_come_back_from_disk(name: str, checkpoints: Path, engine: EngineFactory, tmp_path: Path) -> None:
+    """With the last turn's end, which a longer chat begins with."""
+    prompts = [tokens_of(150 + 40 * seed, seed) for seed in range(4)]
+    plain = engine(checkpoints / name, enable_prefix_caching=False)
+    expected = ask(plain, prompts)
+    with LLM(str(checkpoints / name), num_pages=256, kv_disk=str(tmp_path), kv_disk_bytes="512MiB") as llm:
+        assert answers(ask(llm, prompts)) == answers(expected)
+        turns = [[*output.prompt_token_ids, *output.outputs[0].token_ids] for output in expected]
+    with LLM(str(checkpoints / name), num_pages=256, kv_disk=str(tmp_path), kv_disk_bytes="512MiB") as llm:
+        again = ask(llm, prompts)
+        assert [output.outputs for output in again] == [output.outputs for output in expected]
+        assert [output.num_cached_tokens for output in again] == [(len(prompt) - 1) // 32 * 32 for prompt in prompts]
+        llm.reset_prefix_cache()
+        longer = [[*turn, *tokens_of(20, 9)] for turn in turns]
+        found = ask(llm, longer)
+        assert [output.num_cached_tokens for output in found] == [(len(turn) - 1) // 32 * 32 for turn in turns]
+        assert [output.outputs for output in found] == [output.outputs for output in ask(plain, longer)]
+        assert_all_pages_free(llm)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_prefixes_of_another_engine_come_with_their_state(name: str, checkpoints: Path, engine: EngineFactory) -> None:
+    """Those that it has, and one that it is computing."""
+    model, prompt, other = checkpoints / name, tokens_of(700), tokens_of(650, 1)
+    plain = engine(model, enable_prefix_caching=False)
+    expected = [output.outputs[0].token_ids for output in ask(plain, [prompt, other], GREEDY_ALONE)]
+    with pair(model) as engines:
+        engines.connect()
+        send(engines.p, "first", prompt)
+        engines.p.end("first")
+        send(engines.d, "second", prompt)
+        assert engines.d.tokens("second") == expected[0]
+        assert max(output.num_cached_tokens for output in engines.d.outputs("second")) == 672
+        send(engines.p, "third", other)
+        send(engines.d, "fourth", other, remote_prefill=True)
+        assert engines.d.tokens("fourth") == expected[1]
+        assert max(output.num_cached_tokens for output in engines.d.outputs("fourth")) == 640
+        assert engines.d.call("stats")["kv_peer_failures"] == 0

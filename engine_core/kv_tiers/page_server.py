@@ -49,6 +49,7 @@ class Delivery:
     client_id: bytes
     fetch_id: int
     pages: list[int] = field(default_factory=list)
+    num_all: int = 0  # pages that were to be sent
     num_sent: int = 0
     num_taken: int = 0  # pages that the client has acknowledged
     is_complete: bool = False  # no more pages follow
@@ -136,6 +137,7 @@ class PageServer:
         with self._lock:
             if not delivery.is_complete:  # the client may have given it up just now
                 delivery.pages += pages
+                delivery.num_all += len(pages)
             self._lock.notify_all()
 
     def complete(self, delivery: Delivery) -> None:
@@ -237,7 +239,7 @@ class PageServer:
         """End a delivery. The lock is held."""
         delivery.is_ended = True
         del self._open[delivery.client_id, delivery.fetch_id]
-        self._send(delivery.client_id, KvFetched(delivery.fetch_id))
+        self._send(delivery.client_id, KvFetched(delivery.fetch_id, count=delivery.num_all))
         self._wake()
 
     def _greet(self, client_id: bytes) -> None:

@@ -197,6 +197,8 @@ class KvPeer:
             case KvFetched():
                 if message.error is not None:
                     self._fail(message.error)
+                elif (opened := self._open.get(message.fetch_id)) is not None:
+                    opened.fetch.is_whole = len(opened.fetch.contents) == message.count
                 self._end(message.fetch_id)
             case Pong():
                 self._note_age(session, message.last_step_age)
@@ -235,7 +237,7 @@ class KvPeer:
         if not self._is_ready:
             fetch.done(fetch)
             return
-        fetch_id, count = next(self._ids), len(fetch.keys)
+        fetch_id, count = next(self._ids), len(fetch.keys) - fetch.num_states
         self._open[fetch_id] = _OpenFetch(fetch)
         first = (len(fetch.tokens) - 1) // self._block_size - count
         session.send(KvFetch(fetch_id, list(fetch.tokens), fetch.cache_salt, first, count, fetch.is_expected))

@@ -1,7 +1,8 @@
 """Served prefixes: what other engines fetch from the prefix cache of this one.
 
 Each has a slot of its own, which never runs. It holds the pages that the cache has of the prefix, and takes more as a
-request computes them: so a prompt is on its way before it is done.
+request computes them: so a prompt is on its way before it is done. Of a model with state it sends the state at the end
+first, so that nothing is on its way before there is one.
 """
 
 from __future__ import annotations
@@ -119,11 +120,13 @@ class ServedPrefixes(Feature):
         message = served.message
         end = message.first + message.count
         num_pages = min(self._sequences.hold_match(served.slot) // self._limits.block_size, end)
+        is_complete = num_pages == end or not will_grow
         first = max(served.num_pages, message.first)
-        if num_pages > first:
-            served.server.extend(served.delivery, self._sequences.pages(served.slot)[first:num_pages])
-        served.num_pages = num_pages
-        if num_pages == end or not will_grow:
+        if num_pages > first and (is_complete or self._sequences.states is None):
+            pages = self._sequences.pages(served.slot)[first:num_pages]
+            served.server.extend(served.delivery, [*self._sequences.state_pages(served.slot), *pages])
+            served.num_pages = num_pages
+        if is_complete:
             served.server.complete(served.delivery)
 
     def _will_grow(self, served: _Served) -> bool:

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -20,14 +21,21 @@ namespace quire {
 /// seal is removed before the first write of what takes its place.
 class StateLedger {
  public:
-  /// The file, the ledger of its pages, and the threads must outlive this one.
-  StateLedger(KvFile& file, const PageLedger& pages, ThreadPool& threads, const StateShape& shape);
+  /// The file, the ledger of its pages, and the threads must outlive this one. So must `log`, if there is one, to which
+  /// the pieces of snapshots are added that are sealed and to be copied, as pages with numbers after those of the
+  /// pages.
+  StateLedger(KvFile& file, const PageLedger& pages, ThreadPool& threads, const StateShape& shape,
+              SealedPages* log = nullptr);
 
   std::byte* memory() const { return file_.states(); }  ///< the first record
 
   /// Adds the snapshot of a page, which is written; the next call of `seal`, after that of the page, seals it.
-  void add(std::int32_t record, std::int32_t page);
+  /// `is_logged`: it is to be copied.
+  void add(std::int32_t record, std::int32_t page, bool is_logged);
   void seal();
+
+  /// Lets a snapshot that was added be copied.
+  void log(std::int32_t record);
 
   /// Removes a snapshot, whose record may be written afterwards.
   void remove(std::int32_t record);
@@ -37,14 +45,22 @@ class StateLedger {
   std::vector<std::pair<std::int32_t, std::int32_t>> take_over();
 
  private:
+  struct Added {
+    std::int32_t record, page;
+    bool is_logged;
+  };
+
   StateSeal& seal_of(std::int32_t record) const { return file_.seals()[static_cast<std::size_t>(record)]; }
-  std::vector<std::uint64_t> checksums(const std::vector<std::pair<std::int32_t, std::int32_t>>& snapshots);
+  std::vector<std::uint64_t> checksums(std::span<const Added> snapshots);
+  void log_pieces(std::int32_t record, std::int32_t page);
 
   KvFile& file_;
   const PageLedger& pages_;
   ThreadPool& threads_;
   StateShape shape_;
-  std::vector<std::pair<std::int32_t, std::int32_t>> added_;  ///< records and pages since the last call of `seal`
+  SealedPages* log_;
+  std::vector<Added> added_;                        ///< since the last call of `seal`
+  std::vector<std::vector<std::uint64_t>> pieces_;  ///< checksums of the pieces of each record that is sealed
 };
 
 }  // namespace quire

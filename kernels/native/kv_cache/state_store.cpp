@@ -29,6 +29,10 @@ std::int64_t StateShape::bytes() const {
   return stride_of(*this) * num_records;
 }
 
+std::int32_t StateShape::num_pieces() const {
+  return piece_bytes == 0 ? 0 : static_cast<std::int32_t>((record_bytes + piece_bytes - 1) / piece_bytes);
+}
+
 std::int64_t StateShape::offset(std::int32_t record) const { return record * stride_of(*this); }
 
 StateStore::StateStore(const StateShape& shape, std::int32_t num_pages, StateLedger* ledger)
@@ -73,13 +77,17 @@ void StateStore::release(std::int32_t record) {
     cached_.splice(cached_.end(), held_, at(record).place);
 }
 
-bool StateStore::attach(std::int32_t record, std::int32_t page) {
+bool StateStore::attach(std::int32_t record, std::int32_t page, bool is_logged) {
   std::int32_t& snapshot = snapshots_[static_cast<std::size_t>(page)];
   const bool is_new = snapshot == kNone;
   if (is_new) at(snapshot = record).page = page;
-  if (is_new && ledger_ != nullptr) ledger_->add(record, page);
+  if (is_new && ledger_ != nullptr) ledger_->add(record, page, is_logged);
   release(record);
   return is_new;
+}
+
+void StateStore::log(std::int32_t record) {
+  if (ledger_ != nullptr) ledger_->log(record);
 }
 
 void StateStore::detach(std::int32_t page) {
@@ -94,6 +102,14 @@ std::span<std::byte> StateStore::record(std::int32_t record) const {
   if (record < 0 || record >= total())
     throw std::out_of_range("record " + std::to_string(record) + " of " + std::to_string(total()));
   return {memory_ + shape_.offset(record), static_cast<std::size_t>(shape_.record_bytes)};
+}
+
+std::span<std::byte> StateStore::piece(std::int32_t piece) const {
+  const std::int32_t pieces = shape_.num_pieces();
+  if (pieces == 0) throw std::out_of_range("records of state have no pieces");
+  const std::span<std::byte> whole = record(piece / pieces);
+  const auto size = static_cast<std::size_t>(shape_.piece_bytes), start = piece % pieces * size;
+  return whole.subspan(start, std::min(size, whole.size() - start));
 }
 
 void StateStore::copy(std::int32_t from, std::int32_t to) { std::ranges::copy(record(from), record(to).begin()); }

@@ -16,9 +16,13 @@ struct StateShape {
   std::int64_t record_bytes = 0;  ///< bytes of all layers' state; 0: the model has no state
   std::int32_t num_records = 0;   ///< records in all: one for each sequence that has pages at the same time, at least 2
   std::int32_t snapshot_pages = 0;  ///< length of a long prompt's first snapshot; 0: only its end has one
+  std::int64_t piece_bytes = 0;     ///< bytes of the pieces in which records are copied; 0: they are not
 
   /// Returns the memory that the records take. Throws std::invalid_argument for sizes that are too small or too large.
   std::int64_t bytes() const;
+
+  /// Returns the number of pieces of a record; the last one may have fewer bytes. 0: there are none.
+  std::int32_t num_pieces() const;
 
   /// Returns the bytes from the first record to another one; a negative number for StateStore::kNone.
   std::int64_t offset(std::int32_t record) const;
@@ -54,7 +58,11 @@ class StateStore {
   void release(std::int32_t record);  ///< gives a record back for one of its sequences
 
   /// Makes a record that one sequence holds the snapshot of a page, and releases it. Returns false if the page had one.
-  bool attach(std::int32_t record, std::int32_t page);
+  /// `is_logged`: it is to be copied elsewhere.
+  bool attach(std::int32_t record, std::int32_t page, bool is_logged);
+
+  /// Lets a snapshot be copied elsewhere.
+  void log(std::int32_t record);
 
   /// Takes a page's snapshot from it, if it has one.
   void detach(std::int32_t page);
@@ -66,6 +74,9 @@ class StateStore {
   /// Returns the bytes of a record. Throws std::out_of_range if it does not exist.
   std::span<std::byte> record(std::int32_t record) const;
   void copy(std::int32_t from, std::int32_t to);
+
+  /// Returns a piece of a record, number `piece` of all pieces of all records. Throws std::out_of_range.
+  std::span<std::byte> piece(std::int32_t piece) const;
 
   std::byte* memory() const { return memory_; }  ///< the first record
 
