@@ -89,9 +89,9 @@ class Fetches:
         for each in tiers:
             each.touch(keys)
         start = num_found // self._limits.block_size
-        if start:
+        if start and (state_keys := self._sequences.state_keys(keys[start - 1])):
             for each in tiers:
-                each.touch(self._sequences.state_keys(keys[start - 1]))
+                each.touch(state_keys)
         missing = keys[start:]
         if not missing or self._num_fetches[request] >= _MAX_FETCHES_OF_REQUEST:
             return False
