@@ -7,7 +7,7 @@ from dataclasses import replace
 from quire.kernels._native import MAX_KV_SPLITS
 from quire.kernels.attention_heads import Heads
 from quire.kernels.emit.attention import BLOCK_TOKENS, AttentionKernel, SplitReductionKernel, split_bytes
-from quire.kernels.emit.kv import KV_TILE
+from quire.kernels.emit.kv import KV_TILE, KvLayout
 from quire.kernels.emit.layout import TILE_ROWS
 from quire.kernels.lowering.linear import LinearLowering
 from quire.kernels.operands import Buffer, KvLayer, PackedActivations, Vector
@@ -47,9 +47,9 @@ class AttentionLowering(LinearLowering):
         return KvLayer(self._next_layer - 1)
 
     def queries(self, heads: Heads) -> Buffer:
-        """Return the buffer of packed queries."""
+        """Return the buffer of packed queries. Their padding stays zero: no heads of another size share it."""
         rows = self.plan.limits.max_num_batched_tokens * heads.query + TILE_ROWS  # AMX reads whole tiles of rows
-        return self.plan.buffer("queries", rows * self.plan.kv_layout.query_bytes)
+        return self.plan.buffer(f"queries_{heads.dim}", rows * KvLayout(heads, self.plan.dtypes).query_bytes)
 
     def attend(
         self, kernel: AttentionKernel, queries: Buffer, layer: KvLayer, sinks_name: str = ""

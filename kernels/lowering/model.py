@@ -66,8 +66,8 @@ class Lowering(AttentionLowering):
         _check(graph, attentions)
         group = max(attention.heads.group for attention in attentions)
         plan = ModelPlan(
-            context, limits, quantization, graph.embedding.vocab_size, graph.embedding.hidden_size, attentions[0].heads,
-            len(attentions), context.capabilities.tokens_per_entry(group), graph.is_encoder,
+            context, limits, quantization, graph.embedding.vocab_size, graph.embedding.hidden_size,
+            tuple(attention.heads for attention in attentions), len(attentions), context.capabilities.tokens_per_entry(group), graph.is_encoder,
             max(1, graph.embedding.num_types), features=graph.features, lent=frozenset(quantization.lent.values()),
         )  # fmt: skip
         super().__init__(plan, quantization)
@@ -281,18 +281,12 @@ def _check(graph: Graph, attentions: list[Attention | LatentAttention]) -> None:
         raise ModelError(f"hidden_size is {hidden_size}; it must be a multiple of 16")
     if not attentions:
         raise ModelError("the model's graph has no attention; models without KV pages are not supported")
-    first = attentions[0].heads
     for number, attention in enumerate(attentions):
         heads, rotary = attention.heads, attention.rotary
         if heads.dim % 16 or heads.query % heads.kv:
             raise ModelError(
                 f"config.json: num_attention_heads ({heads.query}) must be a multiple of num_key_value_heads "
                 f"({heads.kv}), and head_dim ({heads.dim}) a multiple of 16"
-            )
-        if (heads.kv, heads.dim, heads.latent) != (first.kv, first.dim, first.latent):
-            raise ModelError(
-                f"attention of layer {number} has {heads.kv} KV heads of {heads.dim} elements, but that of layer 0 has "
-                f"{first.kv} of {first.dim}; KV pages have the same layout in every layer"
             )
         if isinstance(attention, LatentAttention):
             continue

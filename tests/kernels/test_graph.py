@@ -136,6 +136,8 @@ GRAPHS: dict[str, Graph] = {
     "parallel-after-norm": replace(BASE, residuals=(replace(PARALLEL, after=CENTERED), *BASE.residuals[2:])),
     "fused-feed-forward": replace(BASE, residuals=(BASE.residuals[0], replace(BASE.residuals[1], block=FUSED))),
     "heads-by-layer": graph(attention(0, query=8), attention(1, query=2)),
+    "kv-heads-by-layer": graph(attention(0, kv=1, dim=48), attention(1)),
+    "latent-in-a-layer": graph(latent_attention(0), attention(1)),
     "plain-feed-forward": replace(BASE, residuals=(BASE.residuals[0], replace(BASE.residuals[1], block=PLAIN))),
 }
 SWIGLU = ClampedSwiglu(limit=1.5, gain=1.702)
@@ -270,11 +272,9 @@ def test_units_give_the_bits_of_fma(
     [
         (graph(attention(0), attention(1, rotary=rotary(24))), "attention of layer 1 rotates 24 of 32 elements"),
         (graph(attention(0), attention(1, rotary=rotary(48))), "attention of layer 1 rotates 48 of 32 elements"),
-        (graph(attention(0), replace(attention(1), heads=Heads(4, 4, 32))), "layer 1 has 4 KV heads of 32"),
         (graph(attention(0), replace(attention(1), heads=Heads(8, 2, 32))), "outputs; its heads need 384"),
         (graph(replace(attention(0), heads=Heads(3, 2, 32)), attention(1)), r"num_attention_heads \(3\) must"),
         (replace(BASE, residuals=BASE.residuals[1:2]), "graph has no attention"),
-        (graph(attention(0), latent_attention(1)), "layer 1 has 1 KV heads of 160 elements"),
         (latent_graph(latent_heads=LatentHeads(4, 80, 32, 64, 128)), "qk_nope_head_dim is 80"),
         (latent_graph(rotary=rotary(64)), "rotates 64 elements; qk_rope_head_dim is 32"),
         (latent_graph(query=Linear("q", 500)), "q has 500 outputs; its heads need 512"),

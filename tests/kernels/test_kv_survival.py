@@ -14,11 +14,10 @@ import engine_without_model
 import pytest
 from engine_without_model import (
     BLOCK_SIZE,
-    HEADS,
-    LAYERS,
     LONGEST,
+    PAGE_BYTES,
+    RUNS,
     SALTS,
-    TILE_BYTES,
     Engine,
     content,
     memfd,
@@ -55,8 +54,8 @@ def offsets_of(page: int, num_pages: int) -> dict[str, int]:
         "checksum": record + 16,
         "key": record + 24 + 31,
         "token": tokens + page * BLOCK_SIZE * 4 + 60,
-        "first tile": tiles + page * TILE_BYTES,
-        "last tile": tiles + ((LAYERS * HEADS - 1) * num_pages + page + 1) * TILE_BYTES - 1,
+        "first tile": tiles + page * RUNS[0][2],
+        "last tile": tiles + num_pages * PAGE_BYTES - (num_pages - page - 1) * RUNS[-1][2] - 1,
     }
 
 

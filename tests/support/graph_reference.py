@@ -57,10 +57,10 @@ def rotary(dim: int = 32, theta: float = 10000.0, *, interleaved: bool = False) 
     return Rope(dim, theta, "default", {}, POSITIONS, interleaved=interleaved)
 
 
-def attention(layer: int, query: int = 4, **attributes: Any) -> Attention:
-    """Return an attention layer with 2 KV heads of 32 elements."""
-    heads = Heads(query, 2, 32)
-    sizes = {"q": query * 32, "k": 64, "v": 64}
+def attention(layer: int, query: int = 4, kv: int = 2, dim: int = 32, **attributes: Any) -> Attention:
+    """Return an attention layer."""
+    heads = Heads(query, kv, dim)
+    sizes = {"q": query * dim, "k": kv * dim, "v": kv * dim}
     projections = tuple(Linear(f"{layer}.{name}", size) for name, size in sizes.items())
     attributes = {"rotary": rotary(), **attributes}
     return Attention(projections, Linear(f"{layer}.o", HIDDEN), heads, **attributes)

@@ -43,9 +43,6 @@ class Runner {
   const KvCache& kv_cache() const;
   KvCache& kv_cache() { return const_cast<KvCache&>(std::as_const(*this).kv_cache()); }
 
-  /// Returns the KV tiles of a layer. Throws std::out_of_range for a layer that does not exist.
-  std::byte* kv_layer(std::int64_t layer) const;
-
   Plan& body() { return body_; }          ///< plan from token ids to the hidden state
   Plan& head() { return head_; }          ///< plan from the hidden state to logits, for `logit_rows`
   Plan& encoding() { return encoding_; }  ///< plan from features to a draft head's initial hidden states
