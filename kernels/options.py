@@ -154,11 +154,11 @@ def choose_num_pages(
 ) -> int:
     """Return the pages of a pool next to weights and buffers of `other_bytes`, maybe in a file.
 
-    A page's bytes lie in a place for each KV head of all layers, whose sizes are `head_bytes`. By default as many as the file holds
-    already, or else as all sequences together could fill, up to 4 GiB or half of the memory that is left; with a
-    memory_limit up to what it leaves, and at least for one sequence of max_model_len. With `whole` prompts, which are
-    computed in one step each and then gone, no more than a few steps fill. `shared_bytes` of the weights are in memory
-    already, that of all engines.
+    A page's bytes lie in a place for each KV head of all layers; `head_bytes` has their sizes. By default as many pages
+    as the file holds already, or else as all sequences together could fill, up to 4 GiB or half of the memory that is
+    left; with a memory_limit up to what it leaves, and at least for one sequence of max_model_len. With `whole`
+    prompts, which are computed in one step each and then gone, no more than a few steps fill. `shared_bytes` of the
+    weights are in memory already, that of all engines.
     """
     free = choose_device(options).available_memory() + shared_bytes
     if free < other_bytes:  # whatever the file holds may be in use until the pool is mapped

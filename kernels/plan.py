@@ -40,7 +40,7 @@ def kept_name(layer: int | str) -> str:
 class ModelPlan:
     """Launches of a model's steps, with the buffers and sizes that they need.
 
-    `layers` counts the attention layers, and `kv_layers` has the heads of those with KV pages, of which the others read.
+    `layers` counts the attention layers, and `kv_layers` has the heads of those with KV pages; the others read theirs.
     `tokens_per_entry` is the number of query tokens of an attention entry.
     """
 

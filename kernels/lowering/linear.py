@@ -22,7 +22,7 @@ MAX_QUANTIZED_INPUTS = 65536
 
 @dataclass(frozen=True)
 class Epilogue:
-    """Epilogue of a product, with the fields of GemmKernel; the kind `gated` reads `gates`."""
+    """Epilogue of a product, with the fields of GemmKernel; the kinds `gated` and `gating` read the rows `factors`."""
 
     kind: str = "store"
     activation: str | ClampedSwiglu = ""
@@ -30,7 +30,7 @@ class Epilogue:
     softcap: float = 0.0
     out_columns: int = 0
     first: int = 0
-    gates: Buffer | None = None
+    factors: Buffer | None = None
 
 
 _STORE = Epilogue()
@@ -169,8 +169,8 @@ class LinearLowering:
             if any(layer.tensor_outputs for layer in layers):
                 raise ModelError(f"{layers[0].weight} is split into layers with biases, which is not supported")
             operands.append(linear.biases)
-        if epilogue.gates is not None:
-            operands.append(epilogue.gates)
+        if epilogue.factors is not None:
+            operands.append(epilogue.factors)
         kernel = GemmKernel(
             name, matrix.k, matrix.n, epilogue.kind, bool(layers[0].bias), epilogue.activation, linear.dim,
             matrix.quantized, epilogue.scale, epilogue.softcap, epilogue.out_columns, epilogue.first,
@@ -195,5 +195,5 @@ class LinearLowering:
             return out
         gates = self.rows("feed_forward_gates", operation.up.outputs)
         self.gemm("linear", x, first, gates)
-        self.gemm("linear_gated", x, second[0], out.buffer, Epilogue("gated", act, gates=gates))
+        self.gemm("linear_gated", x, second[0], out.buffer, Epilogue("gated", act, factors=gates))
         return out

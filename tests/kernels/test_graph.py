@@ -17,6 +17,7 @@ from graph_reference import (
     GraphReference,
     MemoryCheckpoint,
     attention,
+    branches,
     experts,
     feed_forward,
     graph,
@@ -24,6 +25,7 @@ from graph_reference import (
     random_tensors,
     rotary,
     with_experts,
+    with_per_layer_inputs,
 )
 from kernel_calls import context_of
 
@@ -107,7 +109,10 @@ FUSED = replace(
 )  # fmt: skip
 JOINT = replace(NORMS, query="joint_q", key="joint_k", joint=True)
 INTERLEAVED = rotary(16, interleaved=True)
+SPANNED = rotary(16, theta=100.0, span=32)
+VALUES = replace(NORMS, values=True)
 CENTERED = Norm("centered", 1e-5, "centered_b", center=True)
+BRANCHES = Residual(branches(0, feed_forward(2), feed_forward(3)), None, Norm("after_branches", 1e-5), scalar="scalar")
 BASE = graph()
 PARALLEL = Residual(Parallel(attention(0), feed_forward(0)), BASE.residuals[0].before)
 GRAPHS: dict[str, Graph] = {
@@ -138,9 +143,20 @@ GRAPHS: dict[str, Graph] = {
     "heads-by-layer": graph(attention(0, query=8), attention(1, query=2)),
     "kv-heads-by-layer": graph(attention(0, kv=1, dim=48), attention(1)),
     "latent-in-a-layer": graph(latent_attention(0), attention(1)),
+    "keys-as-values": graph(attention(0, keys_as_values=True), attention(1)),
+    "value-norm": graph(attention(0, head_norms=VALUES), attention(1)),
+    "kv-source": graph(attention(0), attention(1, kv_source=0)),
+    "kv-source-norms": graph(
+        attention(0, head_norms=NORMS, kv=1, dim=48), attention(1, kv=1, dim=48, head_norms=NORMS, kv_source=0)
+    ),
+    "keys-as-values-norms": graph(attention(0, head_norms=VALUES, keys_as_values=True), attention(1)),
+    "rotary-span": graph(attention(0, rotary=SPANNED), attention(1, rotary=SPANNED)),
+    "per-layer-inputs": with_per_layer_inputs(BASE),
+    "branches": replace(BASE, residuals=(BASE.residuals[0], BRANCHES, *BASE.residuals[2:])),
     "plain-feed-forward": replace(BASE, residuals=(BASE.residuals[0], replace(BASE.residuals[1], block=PLAIN))),
 }
 SWIGLU = ClampedSwiglu(limit=1.5, gain=1.702)
+ROUTER_NORM = Norm("router_norm", 1e-5)
 ROUTINGS: dict[str, dict[str, Any]] = {
     "experts": {},
     "experts-many": {"count": 40, "top_k": 5, "inner": 32},
@@ -150,6 +166,8 @@ ROUTINGS: dict[str, dict[str, Any]] = {
     "experts-shared": {"shared": "plain"},
     "experts-shared-gate": {"shared": "gated", "inner": 96},
     "experts-sigmoid": {"scoring": "sigmoid", "correction": "correction_6", "normalize": True, "scale": 1.3},
+    "experts-scales": {"top_k": 3, "normalize": True, "expert_scales": "expert_scales"},
+    "experts-router-norm": {"norm": ROUTER_NORM, "output_scale": 0.4},
     "experts-groups": {"count": 12, "top_k": 3, "groups": 4, "top_groups": 2},
     "experts-groups-of-two": {
         "count": 40, "top_k": 3, "groups": 5, "top_groups": 2, "group_score": "top2", "scoring": "sigmoid",
@@ -183,6 +201,21 @@ MIXTURES = with_experts(
     BASE,
     experts(0, count=40, top_k=5, shared="gated", bias=True, activation=SWIGLU),
     experts(1, count=12, top_k=3, groups=4, top_groups=2, shared="plain", normalize=True),
+)
+GEMMA4 = with_per_layer_inputs(
+    graph(
+        attention(0, query=8, kv=1, dim=48, head_norms=VALUES, keys_as_values=True, rotary=rotary(16, span=48)),
+        attention(1, query=4, kv=1, dim=48, head_norms=VALUES, kv_source=0, window=300, scale=1.0),
+        residual={"after": "norm"},
+    )
+)
+GEMMA4 = replace(
+    GEMMA4,
+    residuals=(
+        GEMMA4.residuals[0],
+        replace(BRANCHES, block=branches(0, feed_forward(0), experts(0, norm=ROUTER_NORM, expert_scales="scales"))),
+        *GEMMA4.residuals[2:],
+    ),
 )
 OTHERS = replace(
     BASE,
@@ -231,6 +264,10 @@ def test_latent_attention_in_a_long_context() -> None:
         (EVERYTHING, "int4"),
         (EVERYTHING, "int8-kv"),
         (OTHERS, "int4"),
+        (GEMMA4, "float32"),
+        (GEMMA4, "bfloat16-int8-kv"),
+        (GEMMA4, "int8"),
+        (GEMMA4, "int4"),
         (MIXTURES, "bfloat16"),
         (MIXTURES, "int8"),
         (MIXTURES, "int4"),
@@ -239,7 +276,8 @@ def test_latent_attention_in_a_long_context() -> None:
         (LATENT, "int8-kv"),
         (LATENT, "int4"),
     ],
-    ids=["bfloat16", "int4", "int8-kv", "others", "experts-bfloat16", "experts-int8", "experts-int4",
+    ids=["bfloat16", "int4", "int8-kv", "others", "gemma4-float32", "gemma4-int8-kv", "gemma4-int8", "gemma4-int4",
+         "experts-bfloat16", "experts-int8", "experts-int4",
          "latent-float32", "latent-bfloat16", "latent-int8-kv", "latent-int4"],
 )  # fmt: skip
 def test_the_bits_depend_on_neither_chunks_nor_threads_nor_instruction_set(model: Graph, form: str) -> None:
@@ -254,8 +292,14 @@ def test_the_bits_depend_on_neither_chunks_nor_threads_nor_instruction_set(model
 @pytest.mark.parametrize("isa", ["amx", "avx512-bf16"])
 @pytest.mark.parametrize(
     ("model", "form"),
-    [(EVERYTHING, "bfloat16"), (EVERYTHING, "int8"), (LATENT, "bfloat16"), (LATENT, "bfloat16-int8-kv")],
-    ids=["bfloat16", "int8", "latent-bfloat16", "latent-int8-kv"],
+    [
+        (EVERYTHING, "bfloat16"),
+        (EVERYTHING, "int8"),
+        (LATENT, "bfloat16"),
+        (LATENT, "bfloat16-int8-kv"),
+        (GEMMA4, "bfloat16"),
+    ],
+    ids=["bfloat16", "int8", "latent-bfloat16", "latent-int8-kv", "gemma4-bfloat16"],
 )
 def test_units_give_the_bits_of_fma(
     model: Graph, form: str, isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -275,6 +319,12 @@ def test_units_give_the_bits_of_fma(
         (graph(attention(0), replace(attention(1), heads=Heads(8, 2, 32))), "outputs; its heads need 384"),
         (graph(replace(attention(0), heads=Heads(3, 2, 32)), attention(1)), r"num_attention_heads \(3\) must"),
         (replace(BASE, residuals=BASE.residuals[1:2]), "graph has no attention"),
+        (graph(attention(0), attention(1, kv_source=1)), "layer 1 reads the KV of layer 1, which has none before it"),
+        (graph(attention(0), attention(1, kv=4, kv_source=0)), "layer 1 has 4 KV heads of 32 elements, but reads"),
+        (with_per_layer_inputs(BASE, 16), "hidden_size_per_layer_input is 16; it must be a multiple of 32"),
+        (replace(with_per_layer_inputs(BASE), per_layer_inputs=None), "the model's graph has none"),
+        (replace(BASE, residuals=(*BASE.residuals, replace(BRANCHES, after=None))), "must have a norm after it"),
+        (graph(residual={"scalar": "scalar"}), "scalar multiplies a residual block, which must have a norm after it"),
         (latent_graph(latent_heads=LatentHeads(4, 80, 32, 64, 128)), "qk_nope_head_dim is 80"),
         (latent_graph(rotary=rotary(64)), "rotates 64 elements; qk_rope_head_dim is 32"),
         (latent_graph(query=Linear("q", 500)), "q has 500 outputs; its heads need 512"),
