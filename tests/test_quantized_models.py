@@ -18,7 +18,7 @@ LENGTH = 90
 ODD_SHAPES = [
     "gpt2-untied", "llama-biases-linear", "mistral-window77", "qwen3-biases-window", "gemma2-window77",
     "gemma3-window100", "phi3-long", "starcoder2-window77", "olmo2-joint-norms", "glm4-interleaved", "cohere2-window77",
-    "deepseek2-experts", "deepseek3-dense-yarn",
+    "deepseek2-experts", "deepseek3-dense-yarn", "gemma4-shared-window100", "gemma4-keys-as-values",
 ]  # fmt: skip
 
 

@@ -137,6 +137,8 @@ ODD: list[tuple[str, dict[str, str]]] = [
     ("qwen2-moe-shared-window", {"quantization": "int8"}),
     ("gpt-oss-window100", {"quantization": "int4"}),
     ("deepseek3-experts-yarn", {"dtype": "bfloat16"}),
+    ("gemma4-shared-window100", {"quantization": "int8", "kv_cache_dtype": "int8"}),
+    ("gemma4-experts", {"quantization": "int4"}),
 ]
 
 

@@ -1,9 +1,10 @@
 """Tensors of mixtures of experts by one name for each expert, whatever the checkpoint calls or stacks them.
 
 The graph names the layers of expert E `mlp.experts.E.gate_proj`, `up_proj` and `down_proj`, and the router `mlp.gate`,
-as the checkpoints of Qwen and OLMoE do. Mixtral's have other names. Other checkpoints stack the experts: `gate_up_proj`
-[experts, 2 * inner, hidden], gates first, and `down_proj` [experts, hidden, inner]; or as gpt-oss does, with biases
-`gate_up_proj_bias` and `down_proj_bias`, transposed, and with gates and ups in turns.
+as the checkpoints of Qwen and OLMoE do, or without `mlp` where that is another layer beside them (Gemma 4). Mixtral's
+have other names. Other checkpoints stack the experts: `gate_up_proj` [experts, 2 * inner, hidden], gates first, and
+`down_proj` [experts, hidden, inner]; or as gpt-oss does, with biases `gate_up_proj_bias` and `down_proj_bias`,
+transposed, and with gates and ups in turns.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from quire.kernels.weights.tensor import Tensor
 
 _ROUTER = re.compile(r"(?P<block>.*\.)mlp\.gate(?P<end>\.\w+)")
-_EXPERT = re.compile(r"(?P<block>.*\.)mlp\.experts\.(?P<expert>\d+)\.(?P<part>gate|up|down)_proj(?P<end>\.\w+)")
+_EXPERT = re.compile(r"(?P<at>.*\.)experts\.(?P<expert>\d+)\.(?P<part>gate|up|down)_proj(?P<end>\.\w+)")
 _MIXTRAL = {"gate": "w1", "down": "w2", "up": "w3"}
 _BLOCK_ROWS = 64  # rows that are transposed at once, so that they stay in the cache
 
@@ -49,7 +50,8 @@ def other_names(name: str) -> tuple[str, ...]:
         return f"{router['block']}block_sparse_moe.gate{router['end']}", f"{router['block']}mlp.router{router['end']}"
     if expert:
         number, layer = expert["expert"], _MIXTRAL[expert["part"]]
-        return (f"{expert['block']}block_sparse_moe.experts.{number}.{layer}{expert['end']}",)
+        block = expert["at"].removesuffix("mlp.")
+        return (f"{block}block_sparse_moe.experts.{number}.{layer}{expert['end']}",)
     return ()
 
 
@@ -59,7 +61,7 @@ def find_expert(name: str, find: Callable[[str], Tensor | str | None]) -> Tensor
     if match is None or match["end"] not in (".weight", ".bias"):
         return None
     is_fused = match["part"] != "down"
-    stacked = f"{match['block']}mlp.experts.{'gate_up' if is_fused else 'down'}_proj"
+    stacked = f"{match['at']}experts.{'gate_up' if is_fused else 'down'}_proj"
     biases, found = find(f"{stacked}_bias"), find(stacked)
     if match["end"] == ".bias":
         found = biases

@@ -87,8 +87,12 @@ def _random(rng: np.random.Generator, name: str, shape: list[int], checkpoint: R
     """Return random values that make every part of the model matter: norms near 1, nonzero biases, spread logits."""
     mean, deviation = 0.0, 0.2
     if "norm" in name or "ln_" in name:
-        offset = checkpoint.model_type.startswith("gemma")  # which multiplies by 1 + weight
+        offset = checkpoint.model_type.startswith(("gemma2", "gemma3"))  # which multiply by 1 + weight
         mean = 0.0 if name.endswith("bias") or offset else 1.0
+        if checkpoint.model_type == "gemma4_text" and name.endswith("k_norm.weight"):
+            mean, deviation = 0.2, 0.05  # which do not scale the scores otherwise
+    elif name.endswith(("scalar", "scale")):
+        mean = 1.0
     elif name.endswith("e_score_correction_bias"):
         deviation = 0.1
     elif name.endswith("sinks"):
