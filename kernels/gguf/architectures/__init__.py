@@ -8,6 +8,7 @@ from quire.kernels.gguf.architectures.deepseek import DEEPSEEK2
 from quire.kernels.gguf.architectures.description import Architecture
 from quire.kernels.gguf.architectures.encoders import BERT, NOMIC_BERT
 from quire.kernels.gguf.architectures.gemma import GEMMA2, GEMMA3, GEMMA_EMBEDDING
+from quire.kernels.gguf.architectures.gemma4 import GEMMA4
 from quire.kernels.gguf.architectures.llama import GRANITE, LLAMA, SMOLLM3
 from quire.kernels.gguf.architectures.qwen import OLMOE, QWEN2, QWEN2MOE, QWEN3, QWEN3MOE
 from quire.kernels.gguf.metadata import Metadata
@@ -19,6 +20,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma-embedding": GEMMA_EMBEDDING,
     "gemma2": GEMMA2,
     "gemma3": GEMMA3,
+    "gemma4": GEMMA4,
     "glm4": GLM4,
     "gpt-oss": GPT_OSS,
     "gpt2": GPT2,
