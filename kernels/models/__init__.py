@@ -111,6 +111,7 @@ An encoder whose class predicts masked tokens embeds: sentence-transformers does
 """
 
 _REASONS = {
+    "Gemma3n": "it keeps several hidden states for each token (AltUp), which graphs cannot",
     "JinaBert": "its attention adds ALiBi to the scores, which the kernels of attention cannot",
 }
 """Why a family of models is not supported, where more is missing than a file here."""

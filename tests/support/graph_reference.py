@@ -386,7 +386,8 @@ class GraphReference:
 
     @staticmethod
     def _silu(x: F64) -> F64:
-        return x / (1 + np.exp(-x))
+        y: F64 = x / (1 + np.exp(-x))
+        return y
 
     def _attention(self, block: Attention, x: F64) -> F64:
         heads, n = block.heads, len(x)
