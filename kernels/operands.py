@@ -55,7 +55,7 @@ class Buffer(Operand):
 
 @dataclass(frozen=True)
 class KvLayer(Operand):
-    """KV tiles of one layer."""
+    """KV tiles of one layer; `layer` counts those that have any."""
 
     layer: int
 

@@ -34,7 +34,7 @@ from quire.kernels.graph.operations import (
     Residual,
 )
 from quire.kernels.models.decoder import activation_of, head_of, sliding_layers, window_of
-from quire.kernels.models.experts import feed_forward
+from quire.kernels.models.experts import expert_layers, feed_forward
 from quire.kernels.models.gemma2 import ACTIVATION, softcap
 from quire.kernels.rope import Rope
 
@@ -55,6 +55,7 @@ def build(config: ModelConfig) -> Graph:
         hidden_size_per_layer_input=256,
     )  # fmt: skip
     config.restrict("use_bidirectional_attention", ("vision",))
+    config.restrict("rope_scaling")
     return _Gemma4(config).build()
 
 
@@ -77,7 +78,7 @@ class _Gemma4:
         self._bias = config.get("attention_bias", False)
         self._kinds = _kinds(config)
         self._first_shared = self._layers - config.get("num_kv_shared_layers", 0)
-        self._ropes = {kind: self._rope(kind) for kind in set(self._kinds)}
+        self._ropes: dict[tuple[str, int], Rope] = {}
 
     def build(self) -> Graph:
         """Return the graph of the whole model."""
@@ -127,7 +128,7 @@ class _Gemma4:
         names = "q" if source is not None else "qk" if keys_as_values else "qkv"
         return Attention(
             tuple(self._linear(f"{at}.{name}_proj", sizes[name]) for name in names),
-            self._linear(f"{at}.o_proj", self._hidden), heads, self._ropes[kind],
+            self._linear(f"{at}.o_proj", self._hidden), heads, self._rope(kind, heads.dim),
             HeadNorms(f"{at}.q_norm.weight", f"{at}.k_norm.weight", self._epsilon, values=True),
             window=window_of(self._config) if kind == "sliding_attention" else 0, scale=1.0,
             keys_as_values=keys_as_values, kv_source=source,
@@ -154,11 +155,7 @@ class _Gemma4:
             expert_scales=f"{at}.router.per_expert_scale", norm=Norm(f"{at}.router.scale", self._epsilon),
             output_scale=1 / math.sqrt(self._hidden),
         )  # fmt: skip
-        numbers = range(count)
-        return Experts(
-            router,
-            tuple(feed_forward(f"{at}.experts.{number}", self._hidden, inner, self._activation) for number in numbers),
-        )
+        return Experts(router, expert_layers(f"{at}.experts", count, self._hidden, inner, self._activation))
 
     def _heads(self, number: int) -> Heads:
         """Return the heads of a layer: those of config.json, or of its `per_layer_config` or `global_` fields."""
@@ -186,12 +183,18 @@ class _Gemma4:
             )
         return sources[-1]
 
-    def _rope(self, kind: str) -> Rope:
-        """Return the rotary embedding of the layers of a kind."""
-        config = self._config
-        given = config.section("rope_parameters").options(kind) or _ROPES[kind]
-        fields = {**config.fields, "rope_scaling": None, "rope_parameters": given}
-        return replace(Rope.from_config(ModelConfig(fields), self._heads(self._kinds.index(kind)).dim), extended=True)
+    def _rope(self, kind: str, dim: int) -> Rope:
+        """Return the rotary embedding that layers of a kind share, whose heads have `dim` elements."""
+        config, by_kind = self._config, self._config.section("rope_parameters")
+        if not set(by_kind.fields) <= set(_ROPES):
+            raise ModelError(
+                f"config.json: {by_kind.path[:-1]} is {by_kind.fields}; it must have an object for each of "
+                f"{', '.join(_ROPES)}"
+            )
+        if (kind, dim) not in self._ropes:
+            fields = {**config.fields, "rope_parameters": by_kind.options(kind) or _ROPES[kind]}
+            self._ropes[kind, dim] = replace(Rope.from_config(ModelConfig(fields), dim), extended=True)
+        return self._ropes[kind, dim]
 
     def _norm(self, name: str) -> Norm:
         return Norm(f"{name}.weight", self._epsilon)
