@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from quire.kernels._native import Plan, Runner, RunnerConfig, StateShape
+from quire.kernels._native import KvLayerShape, Plan, Runner, RunnerConfig, StateShape
 from quire.kernels.devices import Device
 from quire.kernels.emit.context import Kernel
 from quire.kernels.emit.layout import BLOCK, round_up
@@ -116,13 +116,17 @@ def open_runner(
         state = StateShape(
             record_bytes=plan.state_bytes, num_records=size.records, snapshot_pages=first, piece_bytes=plan.page_bytes
         )
-    limits, heads, layout = plan.limits, plan.heads, plan.kv_layout
+    limits = plan.limits
+    kv_layers = [
+        KvLayerShape(heads=layout.heads.kv, tile_bytes=layout.tile_bytes, value_offset=layout.value_offset)
+        for layout in plan.kv_layouts
+    ]
     logit_rows, logit_stride = logits_shape(plan)
     config = RunnerConfig(
-        num_pages=size.pages, block_size=limits.block_size, vocab_size=plan.vocab_size, kv_heads=heads.kv,
+        num_pages=size.pages, block_size=limits.block_size, vocab_size=plan.vocab_size,
         max_num_batched_tokens=limits.max_num_batched_tokens, max_logit_rows=logit_rows, logit_stride=logit_stride,
-        hidden_size=plan.hidden_size, tokens_per_entry=plan.tokens_per_entry, layers=plan.layers,
-        tile_bytes=layout.tile_bytes, value_offset=layout.value_offset, state=state, window=plan.window,
+        hidden_size=plan.hidden_size, tokens_per_entry=plan.tokens_per_entry, kv_layers=kv_layers, state=state,
+        window=plan.window,
         bidirectional=plan.is_encoder, lookahead=plan.features is not None and plan.features.lookahead,
         kv_memory_fd=None if file is None else file.fd, kv_model="" if file is None else file.model,
         log_sealed_pages=log_sealed_pages,

@@ -90,7 +90,7 @@ def plan_info(plan: ModelPlan, architecture: str) -> dict[str, Any]:
         "quantized_weights": quantized_formats(plan),
         "kv": plan.dtypes.kv.weights,
         "weight_bytes": plan.weight_bytes,
-        "kv_bytes_per_token": plan.kv_layout.token_bytes * plan.layers,
+        "kv_bytes_per_token": plan.kv_token_bytes,
         "launches_per_step": len(plan.launches),
         "kernels": launches,
     }

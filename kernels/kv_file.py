@@ -103,7 +103,7 @@ def kv_format(plan: ModelPlan) -> str:
 def _described(plan: ModelPlan) -> bytes:
     checkpoint, limits = plan.quantization.checkpoint, (plan.limits.max_model_len, plan.limits.block_size)
     matrices = [weight for weight in plan.weights if isinstance(weight, Matrix)]
-    described = (checkpoint.config, plan.quantization.scheme, matrices, plan.dtypes, limits, plan.heads)
+    described = (checkpoint.config, plan.quantization.scheme, matrices, plan.dtypes, limits, plan.kv_layers)
     return repr((*described, plan.context.isa)).encode()
 
 

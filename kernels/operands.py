@@ -42,20 +42,24 @@ class Operand(ABC):
 
 @dataclass(frozen=True)
 class Buffer(Operand):
-    """Memory that launches share. `input` buffers belong to the native runner, which fills them for each step."""
+    """Memory that launches share, from byte `offset` on.
+
+    `input` buffers belong to the native runner, which fills them for each step.
+    """
 
     name: str
     bytes: int = 0
     input: bool = False
+    offset: int = 0
 
     def address(self, memory: Memory) -> int:
         """See Operand."""
-        return memory.buffers[self.name]
+        return memory.buffers[self.name] + self.offset
 
 
 @dataclass(frozen=True)
 class KvLayer(Operand):
-    """KV tiles of one layer."""
+    """KV tiles of one layer; `layer` counts those that have any."""
 
     layer: int
 

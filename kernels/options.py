@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -155,7 +156,7 @@ def choose_kv_size(
     page_bytes: int,
     other_bytes: int,
     *,
-    kv_heads: int,
+    head_bytes: Collection[int],
     record_bytes: int = 0,
     whole: bool = False,
     file: KvFile | None = None,
@@ -163,11 +164,11 @@ def choose_kv_size(
 ) -> KvSize:
     """Return the size of a pool next to weights and buffers of `other_bytes`, maybe in a file.
 
-    A page's bytes lie in `kv_heads` places, one for each KV head of all layers. By default as many as the file holds
-    already, or else as all sequences together could fill, up to 4 GiB or half of the memory that is left; with a
-    memory_limit up to what it leaves, and at least for one sequence of max_model_len. With `whole` prompts, which are
-    computed in one step each and then gone, no more than a few steps fill. `shared_bytes` of the weights are in memory
-    already, that of all engines.
+    A page's bytes lie in a place for each KV head of all layers; `head_bytes` has their sizes. By default as many pages
+    as the file holds already, or else as all sequences together could fill, up to 4 GiB or half of the memory that is
+    left; with a memory_limit up to what it leaves, and at least for one sequence of max_model_len. With `whole`
+    prompts, which are computed in one step each and then gone, no more than a few steps fill. `shared_bytes` of the
+    weights are in memory already, that of all engines.
 
     Records of state, of `record_bytes` each, take up to half of that memory: as many as there are sequences, and one
     for each few pages. A number of pages that is given is kept, so that they come on top.
@@ -189,7 +190,7 @@ def choose_kv_size(
     elif options.kv_cache_memory_bytes is not None:
         size = options.kv_cache_memory_bytes
         records = _num_records(options, record_bytes, size, size // page_bytes)
-        pages = _whole_stripes((size - records * record_bytes) // page_bytes, longest, page_bytes // kv_heads)
+        pages = _whole_stripes((size - records * record_bytes) // page_bytes, longest, head_bytes)
     else:
         share = left // 2 // host.MachineShare.parse(options.machine_share).count
         most = min(DEFAULT_KV_BYTES, share) if within is None else min(within, left)
@@ -201,7 +202,7 @@ def choose_kv_size(
         pages = min((most - records * record_bytes) // page_bytes, useful)
         if within is not None:
             pages = max(pages, longest)  # what is served at all is served at any length, or there is an error
-        pages = _whole_stripes(pages, longest, page_bytes // kv_heads)
+        pages = _whole_stripes(pages, longest, head_bytes)
     size = pages * page_bytes + records * record_bytes
     if pages < 1:
         given = left if options.kv_cache_memory_bytes is None else options.kv_cache_memory_bytes
@@ -277,13 +278,13 @@ def plan_memory(
     return MemoryPlan(weights, buffers, kv_bytes, reserve)
 
 
-def _whole_stripes(pages: int, least: int, head_bytes: int) -> int:
+def _whole_stripes(pages: int, least: int, head_bytes: Collection[int]) -> int:
     """Return a number of pages with which each head of a layer ends where a huge page does, if that loses at most 1/16.
 
     Otherwise the memory that a step touches of every head lies on two huge pages each, and both become resident. At
     least `least` pages are kept.
     """
-    lost = pages % (HUGE_PAGE // math.gcd(HUGE_PAGE, head_bytes))
+    lost = pages % math.lcm(*(HUGE_PAGE // math.gcd(HUGE_PAGE, size) for size in head_bytes))
     return pages - lost if lost * 16 <= pages and pages - lost >= least else pages
 
 

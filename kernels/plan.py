@@ -15,7 +15,7 @@ from quire.kernels.emit.attention import AttentionKernel
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.head_linear import HeadLinearKernel
-from quire.kernels.emit.kv import KvLayout
+from quire.kernels.emit.kv import KV_TILE, KvLayout
 from quire.kernels.emit.layout import Dtypes, round_up
 from quire.kernels.graph.operations import Features
 from quire.kernels.operands import ArrayWeight, Buffer, Launch, Matrix, Operand, PlanLimits, StatePart, Weight
@@ -41,7 +41,8 @@ def kept_name(layer: int | str) -> str:
 class ModelPlan:
     """Launches of a model's steps, with the buffers and sizes that they need.
 
-    `heads` has the KV heads of every layer and `tokens_per_entry` is the number of query tokens of an attention entry.
+    `layers` counts the attention layers, and `kv_layers` has the heads of those with KV pages; the others read theirs.
+    `tokens_per_entry` is the number of query tokens of an attention entry.
     """
 
     context: EmitContext
@@ -49,7 +50,7 @@ class ModelPlan:
     quantization: Quantization
     vocab_size: int
     hidden_size: int
-    heads: Heads
+    kv_layers: tuple[Heads, ...]
     layers: int
     tokens_per_entry: int
     is_encoder: bool = False  # each sequence is computed whole, in one step
@@ -125,14 +126,24 @@ class ModelPlan:
         return max(windows) if all(windows) else 0
 
     @property
-    def kv_layout(self) -> KvLayout:
-        """Layout of every layer's KV tiles."""
-        return KvLayout(self.heads, self.dtypes)
+    def kv_layouts(self) -> tuple[KvLayout, ...]:
+        """Layout of the KV tiles of each layer that has any."""
+        return tuple(KvLayout(heads, self.dtypes) for heads in self.kv_layers)
+
+    @property
+    def kv_token_bytes(self) -> int:
+        """Bytes of K and V of a token, in all layers."""
+        return sum(layout.token_bytes for layout in self.kv_layouts)
 
     @property
     def page_bytes(self) -> int:
         """Bytes of a KV page, in all layers."""
-        return self.layers * self.limits.block_size * self.kv_layout.token_bytes
+        return self.limits.block_size * self.kv_token_bytes
+
+    @property
+    def page_head_bytes(self) -> frozenset[int]:
+        """The sizes that the part of a KV page in one head of one layer may have, in bytes."""
+        return frozenset(self.limits.block_size // KV_TILE * layout.tile_bytes for layout in self.kv_layouts)
 
     @property
     def attention_context(self) -> float:

@@ -1,4 +1,4 @@
-"""Tables of rotary position embeddings with default, linear, dynamic, yarn, llama3 and longrope scaling (transformers).
+"""Tables of rotary position embeddings with the kinds of scaling that transformers has.
 
 Angles are computed in f32 like the reference; their sine and cosine come from our own polynomial in f64, so that they
 are the same on every machine. The few frequencies come from libm's f64 `pow`, whose last bit rounding to f32 hides.
@@ -36,7 +36,8 @@ _HALF_PI = (1.570796325802803, 9.920935774287987e-10, 2.2517417741562176e-18)
 class Rope:
     """Rotary embedding of the first `dim` elements of a head: base `theta`, and the scaling of config.json.
 
-    It rotates the pairs (i, i + dim/2), or (2 i, 2 i + 1) if `interleaved`.
+    It rotates the pairs (i, i + dim/2), or (2 i, 2 i + 1) if `interleaved`. With a `span`, the pairs are
+    (i, i + span/2), with the frequencies that they would have if all of the first `span` elements were rotated.
     `extended`: `max_position`, from `max_position_embeddings`, is the length with the scaling, not the one before it.
     """
 
@@ -47,22 +48,26 @@ class Rope:
     max_position: int
     extended: bool = False
     interleaved: bool = False
+    span: int = 0
 
     @classmethod
     def from_config(cls, config: ModelConfig, head_dim: int, partial: bool = False) -> Rope:
         """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
 
-        Only with `partial`, `partial_rotary_factor` is the part of the head that is rotated; otherwise it must be 1.
+        Only with `partial`, or where `rope_type` is proportional, `partial_rotary_factor` is the part of the head that
+        is rotated; otherwise it must be 1.
         """
         scaling = {**config.options("rope_scaling"), **config.options("rope_parameters")}
         kind = scaling.get("rope_type", scaling.get("type", "default"))
         if not isinstance(kind, str) or kind not in _FREQUENCIES:
             raise ModelError(f"config.json: rope_type is {kind!r}; supported are {', '.join(_FREQUENCIES)}")
         factor = ModelConfig({**config.fields, **scaling}).get("partial_rotary_factor", 1.0)
-        if not partial and factor != 1:
+        if factor != 1 and not partial and kind != "proportional":
             raise ModelError(f"config.json: partial_rotary_factor is {factor}; this architecture supports only 1")
         scaling.setdefault("rope_theta", config.get("rope_theta", 10000.0))
         rope = cls(int(head_dim * factor), 0.0, kind, scaling, config.size("max_position_embeddings", 2048))
+        if kind == "proportional":
+            rope = replace(rope, dim=int(head_dim * factor / 2) * 2, span=head_dim)
         theta = rope.number("rope_theta")
         if theta <= 1:
             raise ModelError(f"config.json: rope_theta is {theta}; it must be above 1")
@@ -167,7 +172,7 @@ def sine_cosine(angle: F64) -> tuple[F64, F64]:
 
 
 def _inverse(rope: Rope, theta: float | None = None) -> F64:
-    exponents = np.arange(0, rope.dim, 2, dtype=np.float64) / rope.dim
+    exponents = np.arange(0, rope.dim, 2, dtype=np.float64) / (rope.span or rope.dim)
     return np.asarray([1.0 / (theta or rope.theta) ** float(e) for e in exponents])
 
 
@@ -177,6 +182,10 @@ def _default(rope: Rope, positions: int) -> tuple[F64, float]:
 
 def _linear(rope: Rope, positions: int) -> tuple[F64, float]:
     return _inverse(rope) / rope.number("factor"), 1.0
+
+
+def _proportional(rope: Rope, positions: int) -> tuple[F64, float]:
+    return _inverse(rope) / rope.number("factor", 1.0), 1.0
 
 
 def _dynamic(rope: Rope, positions: int) -> tuple[F64, float]:
@@ -248,6 +257,7 @@ def _longrope(rope: Rope, positions: int) -> tuple[F64, float]:
 _FREQUENCIES: dict[str, Callable[[Rope, int], tuple[F64, float]]] = {
     "default": _default,
     "linear": _linear,
+    "proportional": _proportional,
     "dynamic": _dynamic,
     "yarn": _yarn,
     "llama3": _llama3,

@@ -237,9 +237,10 @@ def choose_memory(
     """
     logit_rows, logit_stride = logits_shape(plan)
     buffers = sum(b.bytes for b in plan.buffers.values()) + logit_rows * 4 * (logit_stride + plan.hidden_size)
-    weights, kv_heads = plan.weight_bytes + plan.array_bytes, plan.layers * plan.heads.kv
+    weights = plan.weight_bytes + plan.array_bytes
     size = choose_kv_size(
-        options, plan.limits, plan.page_bytes, weights + buffers, kv_heads=kv_heads, record_bytes=plan.state_bytes,
+        options, plan.limits, plan.page_bytes, weights + buffers, head_bytes=plan.page_head_bytes,
+        record_bytes=plan.state_bytes,
         whole=plan.is_encoder, file=file, shared_bytes=shared_bytes,
     )  # fmt: skip
     kv_bytes = size.pages * plan.page_bytes + size.records * plan.state_bytes

@@ -115,7 +115,7 @@ def _memory(plan: ModelPlan, launch: Launch, operand: Operand, step: Step) -> in
             tokens = rows
             if isinstance(kernel, AttentionKernel):
                 tokens = sum(chunk.context(kernel.window) for chunk in step.chunks_of(launch))
-            return plan.kv_layout.token_bytes * tokens
+            return plan.kv_layouts[operand.layer].token_bytes * tokens
         case StatePart():
             return 2 * operand.bytes * len(step.chunks)
         case RopeTable() | QueryScales() | TensorRows():

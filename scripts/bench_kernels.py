@@ -267,7 +267,7 @@ def prepare(arguments: argparse.Namespace, options: LoadOptions) -> tuple[ModelP
     assembly = assemble(plan, options)
     cpu = Cpu(choose_isa(options.isa), cache_folder(), choose_threads(options))
     page = page_bytes(plan)
-    most = max(plan.layers * kv_bytes_of(plan, case.step) for case in cases)
+    most = max(len(plan.kv_layers) * kv_bytes_of(plan, case.step) for case in cases)
     least = plan.limits.max_num_batched_tokens // plan.limits.block_size * page
     model = BenchModel(assembly, max(least, min(most, arguments.kv_cache_memory_bytes // page * page)))
     limits = HostLimits(cpu)

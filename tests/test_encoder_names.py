@@ -84,7 +84,7 @@ def test_an_encoder_that_predicts_masked_tokens_embeds(name: str, tmp_path: Path
     assert embed(engine(tmp_path, dtype="float32"), "mean") == expected
 
 
-def test_models_of_jina_that_are_not_supported_say_why(tmp_path: Path) -> None:
+def test_models_that_are_not_supported_say_why(tmp_path: Path) -> None:
     write("xlm-roberta", tmp_path)
     for fields, words in (
         (
@@ -92,6 +92,7 @@ def test_models_of_jina_that_are_not_supported_say_why(tmp_path: Path) -> None:
             "'JinaBertForMaskedLM' is not supported: its attention adds ALiBi",
         ),
         ({"architectures": ["JinaBertForSequenceClassification"]}, "adds ALiBi"),
+        ({"architectures": ["Gemma3nForConditionalGeneration"]}, "several hidden states for each token"),
         ({"architectures": ["XLMRobertaModel"], "lora_adaptations": ["retrieval.query"]}, "lora_adaptations is"),
     ):
         rewrite_config(tmp_path, **fields)

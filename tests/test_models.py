@@ -82,19 +82,23 @@ def test_bfloat16_is_at_least_as_accurate_as_transformers(
         assert np.abs(ours).max() <= np.abs(theirs).max()
 
 
+@pytest.mark.parametrize(
+    ("name", "family", "prefix"),
+    [("gemma3-window100", "Gemma3", "language_model.model."), ("gemma4-experts", "Gemma4", "model.language_model.")],
+)
 def test_the_text_part_of_a_multimodal_checkpoint_gives_the_same_tokens(
-    checkpoints: Path, engine: EngineFactory, tmp_path: Path
+    name: str, family: str, prefix: str, checkpoints: Path, engine: EngineFactory, tmp_path: Path
 ) -> None:
-    source, target = checkpoints / "gemma3-window100", tmp_path / "multimodal"
+    source, target = checkpoints / name, tmp_path / "multimodal"
     target.mkdir()
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(source / file, target)
-    tensors = {f"language_model.{name}": tensor for name, tensor in load(source).items()}
+    tensors = {prefix + name.removeprefix("model."): tensor for name, tensor in load(source).items()}
     vision = "vision_tower.vision_model.embeddings.patch_embedding.weight"
     tensors[vision] = raw_floats(np.zeros((4, 3, 2, 2), np.float32), "F32")
     text = json.loads((source / "config.json").read_text())
-    architecture = "Gemma3ForConditionalGeneration"
-    config = {"architectures": [architecture], "model_type": "gemma3", "text_config": text, "vision_config": {}}
+    architecture, model_type = f"{family}ForConditionalGeneration", family.lower()
+    config = {"architectures": [architecture], "model_type": model_type, "text_config": text, "vision_config": {}}
     save(target, tensors, config)
     references = load_references(source.name)
     outputs = continuations(engine(target, dtype="float32"), references)

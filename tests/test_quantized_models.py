@@ -20,6 +20,7 @@ ODD_SHAPES = [
     "gemma3-window100", "phi3-long", "starcoder2-window77", "olmo2-joint-norms", "glm4-interleaved", "cohere2-window77",
     "deepseek2-experts", "deepseek3-dense-yarn", "apertus-xielu", "glm4-moe-groups",
     "hunyuan-alpha", "ministral3-growing-queries",
+    "deepseek2-experts", "deepseek3-dense-yarn", "gemma4-shared-window100", "gemma4-keys-as-values",
 ]  # fmt: skip
 
 

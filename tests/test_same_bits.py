@@ -144,6 +144,8 @@ ODD: list[tuple[str, dict[str, str]]] = [
     ("deepseek3-experts-yarn", {"dtype": "bfloat16"}),
     ("qwen3-next-experts", {"quantization": "int4"}),
     ("lfm2-moe", {"dtype": "bfloat16"}),
+    ("gemma4-shared-window100", {"quantization": "int8", "kv_cache_dtype": "int8"}),
+    ("gemma4-experts", {"quantization": "int4"}),
 ]
 
 

@@ -40,7 +40,8 @@ class RouteKernel(Kernel):
     """Chooses the experts of a row and their weights, as `graph.operations.ExpertRouter` describes.
 
     Work items are rows. Buffers: the router's outputs f32 [m, experts rounded up to 32], the chosen experts i32
-    [m, top_k], their weights f32 [m, top_k], and with `correction` that tensor, f32 padded to a multiple of 32.
+    [m, top_k], their weights f32 [m, top_k], and with `correction` and `expert_scales` those tensors, f32 padded to a
+    multiple of 32.
     """
 
     experts: int
@@ -53,6 +54,7 @@ class RouteKernel(Kernel):
     top_groups: int
     group_score: Literal["max", "top2"]
     least_sum: float = 0.0
+    expert_scales: bool = False
 
     @property
     def shape(self) -> str:
@@ -68,6 +70,7 @@ class RouteKernel(Kernel):
         b = Builder(self.name)
         outputs, numbers, weights = (b.buffer(i) for i in range(3))
         correction = b.buffer(3) if self.correction else None
+        expert_scales = b.buffer(3 + self.correction) if self.expert_scales else None
         scores, choice = b.scratch(self._parts * 64), b.scratch(self._parts * 64)
         with b.items() as row:
             source = b.address(outputs, row * (round_up(self.experts, BLOCK) * 4))
@@ -83,6 +86,9 @@ class RouteKernel(Kernel):
                 place = b.address(weights, at + rank.index * 4)
                 weight = b.load(place, 0, F32)
                 weight = weight / total if total is not None else weight
+                if expert_scales is not None:
+                    expert = load_index(b, b.address(numbers, at), rank.index)
+                    weight = weight * b.load(expert_scales, expert * 4, F32)
                 b.store(weight * self.scale if self.scale != 1 else weight, place, 0)
         return b.text()
 

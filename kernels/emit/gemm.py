@@ -43,11 +43,12 @@ class GemmItem:
 
 @dataclass(frozen=True)
 class GemmOutput:
-    """Addresses of y, of the bias of its columns, of the gates of the epilogue `gated`, and of xIELU's parameters."""
+    """Addresses of y, of the bias of its columns, of the rows by which `gated` and `gating` multiply, and of xIELU's
+    parameters."""
 
     y: Value
     bias: Value | None = None
-    gates: Value | None = None
+    factors: Value | None = None
     parameters: Value | None = None
 
 
@@ -57,16 +58,17 @@ class GemmKernel(Kernel):
 
     Work items are blocks of 32 columns times groups of `rows_per_item` rows: few enough to spread a long prefill over
     threads, many enough to reuse a block of weights. Buffers: x (packed activations, `k` columns), w (packed, `n`
-    columns), y, the f32 bias if `bias`, and the gates of `gated`, or the f32 parameters of the activation `xielu`. The
-    dim called `dim` is m. `quantized` is the weights' format if they are quantized; x is then quantized for it.
+    columns), y, the f32 bias if `bias`, and the rows that `gated` and `gating` read, or the f32 parameters of the
+    activation `xielu`. The dim called `dim` is m. `quantized` is the weights' format if they are quantized; x is then
+    quantized for it.
 
     `epilogue`: `store` writes f32 `scale * y[m, n]`, row-major with n rounded up to 32, with `softcap` as
     `softcap * tanh(scale * y / softcap)`; `add` adds `scale * y` to it; `activation` writes `act(y)` as packed
     activations; `gate` takes columns in pairs of tiles (16 gates, 16 ups) and writes `act(gate) * up` as packed
     activations of n / 2 columns, and `gated` takes ups, and gates from f32 rows like those of `store`; a ClampedSwiglu
-    takes both.
+    takes both; `gating` takes gates, and ups from such rows.
 
-    Rows of y have `y_columns` columns, by default n, of which these begin with number `first`.
+    Rows of y, or those that are read, have `y_columns` columns, by default n; those of y begin with number `first`.
     """
 
     k: int
@@ -103,9 +105,9 @@ class GemmKernel(Kernel):
         b = Builder(self.name)
         x, w, y = b.buffer(0), b.buffer(1), b.buffer(2)
         bias = b.buffer(3) if self.bias else None
-        gates = b.buffer(3 + self.bias) if self.epilogue == "gated" else None
+        factors = b.buffer(3 + self.bias) if self.epilogue in ("gated", "gating") else None
         parameters = b.buffer(3 + self.bias) if self.activation == XIELU else None
-        output = GemmOutput(y, bias, gates, parameters)
+        output = GemmOutput(y, bias, factors, parameters)
         rows = b.dim(self.dim)
         size = context.rows_per_item
         groups = (rows + (size - 1)) // size
@@ -158,10 +160,10 @@ class GemmKernel(Kernel):
                 total = value + b.load(at, 64 * i, VF32, 64) if self.epilogue == "add" else value
                 b.store(total, at, 64 * i, 64)
             return
-        if output.gates is not None:
-            at = b.address(output.gates, (row * round_up(self.n, BLOCK) + block * BLOCK) * 4)
+        if output.factors is not None:
+            at = b.address(output.factors, (row * round_up(self.y_columns or self.n, BLOCK) + block * BLOCK) * 4)
             pairs = [(b.load(at, 64 * i, VF32, 64), value) for i, value in enumerate(values)]
-            results = [self._gated(b, gate, up) for gate, up in pairs]
+            results = [self._gated(b, *(pair if self.epilogue == "gated" else pair[::-1])) for pair in pairs]
         else:
             results = self._activated(b, output, values)
         width = round_up(self.n, BLOCK) // (3 - len(results))

@@ -102,14 +102,19 @@ class SplitHeadsKernel(Kernel):
 
     Where KV is int8, queries and keys become Hadamard transforms before they are rounded.
 
-    Work items are tokens times KV heads. Buffers: qkv f32 [m, (query + 2 kv) dim rounded up to 32], positions i32 [m],
-    KV slots i64 [m] (tile * 32 + place), queries [kv][max tokens][group][dim padded], the layer's KV tiles, then if
-    `rotary` the table f32 [position][cos, sin][rotary / 2], then if `norm` the f32 weights of the query and the key
-    norm [dim], and if `scaled` factors of the queries f32 [position]. `rotary` is the number of leading elements of a
-    head that are rotated, a multiple of 16; `interleaved` rotates the pairs (2 d, 2 d + 1) and not (d, d + rotary/2).
+    Work items are tokens times KV heads. Buffers: the heads f32 [m, (query + 2 kv) dim rounded up to 32], positions i32
+    [m], queries [kv][max tokens][group][dim padded], KV slots i64 [m] (tile * 32 + place), the layer's KV tiles, then
+    if `rotary` the table f32 [position][cos, sin][rotary / 2], then if `norm` the f32 weights of the query and the key
+    norm [dim], and if `scaled` factors of the queries f32 [position]. `rotary` is the number of elements of a head that
+    are rotated, a multiple of 16: of the first `span` ones, by default as many, the pairs (d, d + span/2) with
+    d < rotary/2, or if `interleaved` (2 d, 2 d + 1).
 
     A norm is of each head, or `joint` of all query heads and of all key heads, whose weights are [heads * dim]; each
     work item then computes the sums of squares of its token. `norm_after_rotation` norms each rotated head.
+    `value_norm`: values are divided by their root mean square.
+
+    `rows`: the rows have queries, keys and values; or no values, which are the keys as they are there; or queries
+    alone. Nothing is written to KV pages then, and there are no slots, tiles and weights of a key norm.
     """
 
     heads: Heads
@@ -119,37 +124,54 @@ class SplitHeadsKernel(Kernel):
     epsilon: float = 0.0
     norm_after_rotation: bool = False
     scaled: bool = False
+    span: int = 0
+    rows: Literal["qkv", "qk", "q"] = "qkv"
+    value_norm: bool = False
 
     def emit(self, context: EmitContext) -> str:
         """See Kernel."""
         b, dtypes = Builder(self.name), context.dtypes
         h, layout = self.heads, KvLayout(self.heads, dtypes)
-        qkv, positions, slots, queries, pages = (b.buffer(i) for i in range(5))
+        rows, positions, queries = (b.buffer(i) for i in range(3))
         head = b.scratch(h.dim * 4)
         with b.items() as item:
             token, kv_head = item // h.kv, item % h.kv
-            row = b.address(qkv, token * (round_up((h.query + 2 * h.kv) * h.dim, BLOCK) * 4))
+            heads = h.query + {"qkv": 2, "qk": 1, "q": 0}[self.rows] * h.kv
+            row = b.address(rows, token * (round_up(heads * h.dim, BLOCK) * 4))
             position = b.convert("arith.extui", b.load(positions, token * 4, I32), I64)
-            slot = b.load(slots, token * 8, I64)
-            base, place = layout.tile_at(b, pages, kv_head, slot // KV_TILE), slot % KV_TILE
-            keys = b.address(row, h.query * h.dim * 4)
-            query_scale, key_scale = self._joint_scale(b, row, h.query), self._joint_scale(b, keys, h.kv)
+            query_scale = self._joint_scale(b, row, h.query)
             with b.loop(0, h.group) as q:
                 self._prepare(b, row, kv_head * h.group + q.index, position, head, 0, query_scale)
                 if self.scaled:
-                    scales = b.buffer(5 + (self.rotary > 0) + 2 * bool(self.norm))
+                    norms = (1 if self.rows == "q" else 2) * bool(self.norm)
+                    scales = b.buffer((3 if self.rows == "q" else 5) + (self.rotary > 0) + norms)
                     self._scale(b, head, b.broadcast(b.load(scales, position * 4, F32)))
                 if dtypes.quantized_kv:
                     transform_head(b, head, h.dim)
                 at = (kv_head * b.dim("max_num_batched_tokens") + token) * h.group + q.index
                 self._store_query(b, dtypes, head, b.address(queries, at * layout.query_bytes))
-            self._prepare(b, keys, kv_head, position, head, 1, key_scale)
-            if dtypes.quantized_kv:
-                transform_head(b, head, h.dim, 1.0 / head_group(h.dim))
-            store_key(b, layout, head, base, place)
-            source = b.address(row, (kv_head + (h.query + h.kv)) * (h.dim * 4))
-            self._store_value(b, dtypes, source, b.address(base, layout.value_offset), place)
+            if self.rows != "q":
+                self._write_kv(b, layout, row, token, kv_head, position, head)
         return b.text()
+
+    def _write_kv(
+        self, b: Builder, layout: KvLayout, row: Value, token: Value, kv_head: Value, position: Value, head: Value
+    ) -> None:
+        """Write K and V of one head of the row, by way of the scratch `head`."""
+        h, slot = self.heads, b.load(b.buffer(3), token * 8, I64)
+        base, place = layout.tile_at(b, b.buffer(4), kv_head, slot // KV_TILE), slot % KV_TILE
+        keys = b.address(row, h.query * h.dim * 4)
+        self._prepare(b, keys, kv_head, position, head, 1, self._joint_scale(b, keys, h.kv))
+        if layout.dtypes.quantized_kv:
+            transform_head(b, head, h.dim, 1.0 / head_group(h.dim))
+        store_key(b, layout, head, base, place)
+        source = b.address(keys, (kv_head + (h.kv if self.rows == "qkv" else 0)) * (h.dim * 4))
+        if self.value_norm:
+            scale = b.broadcast(inverse_rms(b, source, h.dim, self.epsilon))
+            with b.loop(0, h.dim // 16) as part:
+                b.store(b.load(source, part.index * 64, VF32, 4) * scale, head, part.index * 64, 64)
+            source = head
+        self._store_value(b, layout.dtypes, source, b.address(base, layout.value_offset), place)
 
     def _joint_scale(self, b: Builder, first: Value, heads: int) -> Value | None:
         """Return the factor of a joint norm of `heads` heads from address `first` on, in all lanes."""
@@ -161,9 +183,9 @@ class SplitHeadsKernel(Kernel):
         self, b: Builder, row: Value, number: Value, position: Value, head: Value, norm: int, scale: Value | None
     ) -> None:
         """Norm and rotate one head of the row, into the scratch `head`. `scale` is the factor of a joint norm."""
-        h = self.heads
+        h, table = self.heads, 3 if self.rows == "q" else 5
         source = b.address(row, number * (h.dim * 4))
-        weight = b.buffer(5 + (self.rotary > 0) + norm) if self.norm else None
+        weight = b.buffer(table + (self.rotary > 0) + norm) if self.norm else None
         late = self.norm_after_rotation
         if self.norm == "head" and not late:
             scale = b.broadcast(inverse_rms(b, source, h.dim, self.epsilon))
@@ -175,7 +197,8 @@ class SplitHeadsKernel(Kernel):
                 value = value * scale * b.load(weight, part.index * 64, VF32, 4)
             b.store(value, head, part.index * 64, 64)
         if self.rotary:
-            rotate(b, head, b.address(b.buffer(5), position * (self.rotary * 4)), self.rotary, self.interleaved)
+            row = b.address(b.buffer(table), position * (self.rotary * 4))
+            rotate(b, head, row, self.rotary, self.interleaved, self.span)
         if late:
             self._scale(b, head, b.broadcast(inverse_rms(b, head, h.dim, self.epsilon)), weight)
 
@@ -222,9 +245,10 @@ def inverse_rms(b: Builder, source: Value, size: int, epsilon: float) -> Value:
     return rsqrt(b, total / float(size) + epsilon)
 
 
-def rotate(b: Builder, head: Value, table: Value, rotary: int, interleaved: bool) -> None:
-    """Rotate the pairs of the first `rotary` elements in place, in 8 lanes: rotary/2 may be an odd multiple of 8."""
-    half = rotary // 2
+def rotate(b: Builder, head: Value, table: Value, rotary: int, interleaved: bool, span: int = 0) -> None:
+    """Rotate `rotary` elements in place, as SplitHeadsKernel describes; in 8 lanes, as rotary/2 may be an odd multiple
+    of 8."""
+    half, apart = rotary // 2, (span or rotary) // 2
     lanes = vector(F32, 8)
     with b.loop(0, half // 8) as part:
         at = part.index * 32
@@ -235,9 +259,9 @@ def rotate(b: Builder, head: Value, table: Value, rotary: int, interleaved: bool
             both = b.join(x * cos - y * sin, y * cos + x * sin)
             b.store(b.permute(both, [lane // 2 + lane % 2 * 8 for lane in range(16)]), head, at * 2, 4)
         else:
-            x, y = (b.load(head, at + offset * 4, lanes, 4) for offset in (0, half))
+            x, y = (b.load(head, at + offset * 4, lanes, 4) for offset in (0, apart))
             b.store(x * cos - y * sin, head, at, 4)
-            b.store(y * cos + x * sin, head, at + half * 4, 4)
+            b.store(y * cos + x * sin, head, at + apart * 4, 4)
 
 
 def store_key(b: Builder, layout: KvLayout, head: Value, base: Value, place: Value) -> None:

@@ -133,7 +133,7 @@ class NormKernel(Kernel):
 
     `output`: `activations` are packed, and quantized for weights of the format `quantized`; `rows` are f32
     [m, width]; `hidden` is f32 [m, width rounded up to 32], which may be x; `residual` adds `scale` times the norm to
-    such rows.
+    such rows, and with `scalar` multiplies the sum by the f32 in the last buffer.
     """
 
     width: int
@@ -145,6 +145,7 @@ class NormKernel(Kernel):
     output: Literal["activations", "rows", "hidden", "residual"] = "activations"
     scale: float = 1.0
     row_columns: int = 0
+    scalar: bool = False
 
     def emit(self, context: EmitContext) -> str:
         """See Kernel."""
@@ -156,10 +157,11 @@ class NormKernel(Kernel):
         bias = b.buffer(next(numbers)) if self.bias else None
         scratch = b.scratch(round_up(self.width, BLOCK) * 4) if self.quantized is not None else None
         with b.items() as item:
-            store = self._store(b, context.dtypes, out, item, scratch)
             row = item
             if self.gather:
                 row = b.convert("arith.extui", b.load(b.buffer(next(numbers)), item * 4, I32), "i64")
+            scalar = b.broadcast(b.load(b.buffer(next(numbers)), 0, F32)) if self.scalar else None
+            store = self._store(b, context.dtypes, out, item, scratch, scalar)
             x = b.address(source, row * (round_up(self.row_columns or self.width, BLOCK) * 4))
             center = b.broadcast(self._sum(b, x, None) / float(self.width)) if self.kind == "layer" else None
             factor = None if self.kind == "none" else b.broadcast(self._inverse_deviation(b, x, center))
@@ -179,12 +181,17 @@ class NormKernel(Kernel):
         return b.text()
 
     def _store(
-        self, b: Builder, dtypes: Dtypes, out: Value, item: Value, scratch: Value | None
+        self, b: Builder, dtypes: Dtypes, out: Value, item: Value, scratch: Value | None, scalar: Value | None
     ) -> Callable[[Value, Value, Value], None]:
         """Return a function that emits the store of columns 16 i .. 16 i + 15, given i, their offset and value."""
         if self.output == "residual":
             hidden = b.address(out, item * (round_up(self.width, BLOCK) * 4))
-            return lambda _, at, value: b.store(b.load(hidden, at, VF32, 64) + value * self.scale, hidden, at, 64)
+
+            def add(_: Value, at: Value, value: Value) -> None:
+                total = b.load(hidden, at, VF32, 64) + value * self.scale
+                b.store(total if scalar is None else total * scalar, hidden, at, 64)
+
+            return add
         target = scratch
         if self.output in ("rows", "hidden"):
             target = b.address(out, item * ((self.width if self.output == "rows" else round_up(self.width, BLOCK)) * 4))

@@ -22,9 +22,11 @@ def byte_level_bpe(metadata: Mapping[str, Any], vocabulary: Vocabulary, words: P
     }
 
 
-def sentencepiece(metadata: Mapping[str, Any], vocabulary: Vocabulary, unk_token: str | None) -> Component:
-    """Return the components of SentencePiece's BPE."""
-    prefix = value(metadata, "tokenizer.ggml.add_space_prefix", bool, True)
+def sentencepiece(
+    metadata: Mapping[str, Any], vocabulary: Vocabulary, unk_token: str | None, *, prefix: bool = True
+) -> Component:
+    """Return the components of SentencePiece's BPE; `prefix` puts a space before a text that the file is silent on."""
+    prefix = value(metadata, "tokenizer.ggml.add_space_prefix", bool, prefix)
     given = "tokenizer.ggml.merges" in metadata
     merges = _merges(metadata, vocabulary) if given else _merges_by_score(metadata, vocabulary)
     prepend = [{"type": "Prepend", "prepend": SPACE}] if prefix else []

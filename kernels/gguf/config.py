@@ -18,7 +18,7 @@ METHOD = "gguf"
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _END_TEXTS = {
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>",
-    "<|end_of_text|>", "<EOT>", "<eos>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "</s>",
+    "<|end_of_text|>", "<EOT>", "<eos>", "<turn|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "</s>",
 }  # fmt: skip
 _CONTROL = 3  # in tokenizer.ggml.token_type
 _GENERAL_TYPES = {

@@ -21,11 +21,13 @@ from quire.kernels.gguf.metadata import Metadata
 
 _LAYER = re.compile(r"blk\.(?P<layer>0|[1-9][0-9]{0,5})\.(?P<part>\w+)")
 _ANY_LAYER = re.compile(r"blk\.(?P<layer>0|[1-9][0-9]{0,5})\.")
-_EXPERT = re.compile(r"(?P<before>.*\.mlp\.experts\.)(?P<number>0|[1-9][0-9]{0,9})(?P<after>\.\w+\.\w+)")
+_EXPERT = re.compile(r"(?P<before>.*\.experts\.)(?P<number>0|[1-9][0-9]{0,9})(?P<after>\.\w+\.\w+)")
 LATENT_PARTS = (".kv_b_proj.weight", ".k_b_proj.weight", ".v_b_proj.weight")
 """Ends of the names of layers that expand latents: the whole one, and [heads, rank, keys] and [heads, values, rank]."""
 
-_PARAMETERS = (".sinks", ".e_score_correction_bias")  # whose names have no last word
+_PARAMETERS = (  # whose names have no last word
+    ".sinks", ".e_score_correction_bias", ".layer_scalar", ".router.scale", ".per_expert_scale"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,9 @@ class _Parts:
         stem, _, kind = tensor.name.rpartition(".")
         match = _LAYER.fullmatch(stem)
         layer = "" if match is None else match["layer"]
-        known = self._architecture.names.get(stem if match is None else f"blk.*.{match['part']}")
-        if known is None or kind not in ("weight", "bias") or (layer and int(layer) >= self._layers):
+        key, names = stem if match is None else f"blk.*.{match['part']}", self._architecture.names
+        known = names.get(key) if kind in ("weight", "bias") else names.get(f"{key}.{kind}")
+        if known is None or (layer and int(layer) >= self._layers):
             raise ModelError(
                 f"the GGUF file has tensor {tensor.name}, which a {self._metadata.architecture} of {self._layers} "
                 f"layers with the class {self._architecture.model_class} does not have; its tensors are "

@@ -1,7 +1,8 @@
 """The tokenizer in the metadata of a GGUF file, as the tokenizer.json and tokenizer_config.json of a model folder.
 
 `tokenizer.ggml.model` says which kind it is: `gpt2`, byte-level BPE with a pre-tokenizer (`pre_tokenizers.py`), or
-`llama`, SentencePiece's BPE with byte fallback, or that of an encoder (`encoder_tokenizers.py`). The format loses which
+`llama`, SentencePiece's BPE with byte fallback, which `gemma4` has by its merges and without a space before a text, or
+that of an encoder (`encoder_tokenizers.py`). The format loses which
 white space added tokens take, and whatever a tokenizer puts around a text besides bos and eos, such as GLM-4's
 `[gMASK]<sop>`, which its chat template has too.
 """
@@ -36,6 +37,7 @@ SPECIAL_TOKENS = {
 
 _KINDS = {
     "gpt2": "byte-level BPE", "llama": "SentencePiece BPE", "bert": "WordPiece", "t5": "SentencePiece unigram",
+    "gemma4": "SentencePiece BPE by merges",
 }  # fmt: skip
 _DEFAULT_IDS = {"llama": {"unk_token": 0, "bos_token": 1, "eos_token": 2}}
 _ENCODERS = ("bert", "nomic-bert")
@@ -83,8 +85,8 @@ def _components(
 ) -> tuple[Component, bool, bool]:
     """Return the components of a kind of tokenizer, and whether bos and eos are added where the file does not say."""
     unk_token = special.get("unk_token")
-    if kind == "llama":
-        return sentencepiece(metadata, vocabulary, unk_token), True, False
+    if kind in ("llama", "gemma4"):
+        return sentencepiece(metadata, vocabulary, unk_token, prefix=kind == "llama"), True, False
     if kind == "bert":
         for name, other, text in (("bos_token", "cls_token", "[CLS]"), ("eos_token", "sep_token", "[SEP]")):
             token = special.get(name, special.get(other, text))

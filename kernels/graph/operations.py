@@ -65,11 +65,28 @@ class Embedding:
 
 
 @dataclass(frozen=True)
+class PerLayerInputs:
+    """What each layer reads of a token beside its hidden state, `width` elements each (Gemma 3n and 4).
+
+    For all layers, one after the other: multiplier * (embedding + norm(scale * projection(x))), where x are the hidden
+    states before the first layer, and the norm is of each layer's elements.
+    """
+
+    embedding: Embedding
+    projection: Linear
+    scale: float
+    norm: Norm
+    width: int
+    multiplier: float
+
+
+@dataclass(frozen=True)
 class HeadNorms:
     """RMSNorms of query and key heads, before the rotation; the tensors `query` and `key` are [head_dim].
 
     `joint`: one norm of all query heads, and one of all key heads; the tensors are then [heads * head_dim].
-    `after_rotation`: they norm the heads that the rotation gives, each by itself.
+    `after_rotation`: they norm the heads that the rotation gives, each by itself. `values`: value heads have one
+    without a weight.
     """
 
     query: str
@@ -78,6 +95,7 @@ class HeadNorms:
     weight_offset: float = 0.0
     joint: bool = False
     after_rotation: bool = False
+    values: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,8 +113,10 @@ class EmbeddingInput:
 class Attention:
     """Attention over the sequence: output(softmax(scale * q k) v); causal, or over all tokens if `bidirectional`.
 
-    The outputs of `projections`, one after the other, are queries, keys and values. `rotary` rotates the first
-    `rotary.dim` elements of each query and key head. `window` > 0 limits each token to the last `window` tokens, itself
+    The outputs of `projections`, one after the other, are queries, keys and values. With `keys_as_values` there are no
+    values: they are the keys before norm and rotation. With `kv_source`, the number of an earlier attention layer,
+    there are only queries, and keys and values are those of that layer. `rotary` rotates `rotary.dim` elements of each
+    query and key head. `window` > 0 limits each token to the last `window` tokens, itself
     included, and a bidirectional one to as many of the next. `scale` is 1 / sqrt(head_dim) by default. `softcap` > 0
     turns a score s into softcap * tanh(s / softcap). `sinks` names a tensor [query heads] of scores that take part in
     the softmax but have no value. `embedded`: more projections, of a draft head's token embeddings. `query_scale`
@@ -117,6 +137,8 @@ class Attention:
     embedded: EmbeddingInput | None = None
     query_scale: QueryScale | None = None
     gates: tuple[Linear, ...] = ()
+    keys_as_values: bool = False
+    kv_source: int | None = None
 
 
 @dataclass(frozen=True)
@@ -148,6 +170,11 @@ class LatentAttention:
     def bidirectional(self) -> bool:
         """False: tokens never attend to later ones."""
         return False
+
+    @property
+    def kv_source(self) -> None:
+        """None: every layer has keys and values of its own."""
+        return
 
 
 @dataclass(frozen=True)
@@ -248,8 +275,12 @@ class ExpertRouter:
     experts with the largest scores are chosen, the lower number first if scores are equal; `correction` names a tensor
     [experts] that is added to the scores for the choice only. With `groups`, consecutive experts of equal number, only
     those in the `top_groups` best groups are candidates; a group's score is its largest one, or the sum of its
-    largest two. The weights are the scores, divided by their sum if `normalize`, times `scale`; a sum of softmax scores
-    counts as `least_sum` at least.
+    largest two. The weights are the scores, divided by their sum if `normalize`, times `scale`, and times the expert's
+    element of the tensor `expert_scales` [experts] if it is named; a sum of softmax scores counts as `least_sum` at
+    least.
+
+    `linear` reads what the experts read, or with a `norm` that norm of the block's input in place of the block's own;
+    its outputs are multiplied by `output_scale`.
 
     A softmax over the chosen experts' outputs alone is the `softmax` of all with `normalize`.
     """
@@ -264,6 +295,9 @@ class ExpertRouter:
     top_groups: int = 1
     group_score: Literal["max", "top2"] = "max"
     least_sum: float = 0.0
+    expert_scales: str = ""
+    norm: Norm | None = None
+    output_scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -293,14 +327,44 @@ class Parallel:
 
 
 @dataclass(frozen=True)
-class Residual:
-    """around(x + multiplier * after(block(before(x)))); each norm may be missing."""
+class Branch:
+    """after(block(before(x)))."""
 
-    block: Mixer | FeedForward | Experts | Parallel
+    block: FeedForward | Experts
+    before: Norm
+    after: Norm
+
+
+@dataclass(frozen=True)
+class Branches:
+    """The sum of layers that have the same input and norms of their own. A norm must follow it, and none precede."""
+
+    branches: tuple[Branch, ...]
+
+
+@dataclass(frozen=True)
+class PerLayerInput:
+    """project(activation(gate(x)) * e), where e is the token's element number `layer` of `Graph.per_layer_inputs`."""
+
+    gate: Linear
+    project: Linear
+    activation: str
+    layer: int
+
+
+@dataclass(frozen=True)
+class Residual:
+    """scalar * around(x + multiplier * after(block(before(x)))); each norm may be missing.
+
+    `scalar` names a tensor [1], for which there must be a norm `after`, and none around; it may be "".
+    """
+
+    block: Mixer | FeedForward | Experts | Parallel | Branches | PerLayerInput
     before: Norm | None
     after: Norm | None = None
     multiplier: float = 1.0
     around: Norm | None = None
+    scalar: str = ""
 
 
 @dataclass(frozen=True)
@@ -363,7 +427,8 @@ class DraftInput:
 class Graph:
     """A whole model: the embedding, the residual blocks in order, and the logits, or hidden states that are pooled.
 
-    A draft head has `draft_input`; a model with one keeps `features` for it.
+    A draft head has `draft_input`; a model with one keeps `features` for it. Blocks PerLayerInput read
+    `per_layer_inputs`.
     """
 
     embedding: Embedding
@@ -371,6 +436,7 @@ class Graph:
     logits: Logits | HiddenStates
     draft_input: DraftInput | None = None
     features: Features | None = None
+    per_layer_inputs: PerLayerInputs | None = None
 
     @property
     def without_logits(self) -> Graph:
@@ -387,7 +453,7 @@ class Graph:
         """Layers in which tokens meet others, in order."""
         blocks = [residual.block for residual in self.residuals]
         layers = [layer for block in blocks for layer in (block.layers if isinstance(block, Parallel) else (block,))]
-        return [layer for layer in layers if not isinstance(layer, FeedForward | Experts | Parallel)]
+        return [layer for layer in layers if isinstance(layer, Mixer)]
 
     @property
     def attentions(self) -> list[Attention | LatentAttention]:

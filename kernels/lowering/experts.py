@@ -68,11 +68,12 @@ class _ExpertsLowering:
 
     def lower(self, hidden: Buffer, before: Norm | None) -> None:
         """Append the launches."""
-        lowering, width = self._lowering, self._plan.hidden_size
-        normed = lowering.activations("normed", width)
-        kernel, operands = norm_kernel("norm", before, width, hidden, normed.buffer)
-        self._plan.add(kernel, operands, "tokens")
+        width = self._plan.hidden_size
+        routed_by = self._operation.router.norm
+        normed = self._normed(hidden, routed_by or before)
         groups = self._route(normed)
+        if routed_by is not None:
+            normed = self._normed(hidden, before)
         first, activation = self._operation.experts[0], _activation_of(self._operation.experts[0])
         gates = [_gates(expert) for expert in self._operation.experts]
         x = self._scatter(normed, gates, groups)
@@ -88,11 +89,19 @@ class _ExpertsLowering:
         self._plan.add(combine, [*operands, *shared], "tokens")
         self._add_shared(normed)
 
+    def _normed(self, hidden: Buffer, norm: Norm | None) -> PackedActivations:
+        """Lower a norm of the hidden states, whose readers quantize it as they need."""
+        normed = self._lowering.activations("normed", self._plan.hidden_size)
+        kernel, operands = norm_kernel("norm", norm, self._plan.hidden_size, hidden, normed.buffer)
+        self._plan.add(kernel, operands, "tokens")
+        return normed
+
     def _route(self, x: PackedActivations) -> _Groups:
         """Lower the router and the grouping."""
         plan, router, count = self._plan, self._operation.router, self._count
         outputs = self._lowering.rows("router_outputs", count)
-        self._lowering.gemm("router", x, FusedLinear((router.linear,), place="router"), outputs)
+        linear = FusedLinear((router.linear,), place="router")
+        self._lowering.gemm("router", x, linear, outputs, Epilogue(scale=router.output_scale))
         numbers, weights, slots = (
             plan.buffer(name, self._assignments * 4) for name in ("expert_numbers", "expert_weights", SLOTS)
         )
@@ -100,11 +109,10 @@ class _ExpertsLowering:
         groups = _Groups(numbers, weights, slots, plan.buffer("expert_entries", 8 + most * ENTRY_BYTES))
         kernel = RouteKernel(
             "route", count, self._top_k, router.scoring, bool(router.correction), router.normalize, router.scale,
-            router.groups, router.top_groups, router.group_score, router.least_sum,
+            router.groups, router.top_groups, router.group_score, router.least_sum, bool(router.expert_scales),
         )  # fmt: skip
         operands: list[Operand] = [outputs, groups.numbers, groups.weights]
-        if router.correction:
-            operands.append(Vector((router.correction,), (count,)))
+        operands += [Vector((name,), (count,)) for name in (router.correction, router.expert_scales) if name]
         plan.add(kernel, operands, "tokens")
         group = GroupKernel("group", count, self._top_k)
         rows = plan.limits.max_num_batched_tokens  # all in one item

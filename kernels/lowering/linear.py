@@ -22,7 +22,8 @@ MAX_QUANTIZED_INPUTS = 65536
 
 @dataclass(frozen=True)
 class Epilogue:
-    """Epilogue of a product, with the fields of GemmKernel; the kind `gated` reads `gates`, xIELU its `parameters`."""
+    """Epilogue of a product, with the fields of GemmKernel; the kinds `gated` and `gating` read the rows `factors`, and
+    xIELU its `parameters`."""
 
     kind: str = "store"
     activation: FixedActivation = ""
@@ -30,7 +31,7 @@ class Epilogue:
     softcap: float = 0.0
     out_columns: int = 0
     first: int = 0
-    gates: Buffer | None = None
+    factors: Buffer | None = None
     parameters: XieluParameters | None = None
 
 
@@ -176,8 +177,8 @@ class LinearLowering:
             if any(layer.tensor_outputs for layer in layers):
                 raise ModelError(f"{layers[0].weight} is split into layers with biases, which is not supported")
             operands.append(linear.biases)
-        if epilogue.gates is not None:
-            operands.append(epilogue.gates)
+        if epilogue.factors is not None:
+            operands.append(epilogue.factors)
         if epilogue.parameters is not None:
             operands.append(epilogue.parameters)
         kernel = GemmKernel(
@@ -210,5 +211,5 @@ class LinearLowering:
             return out
         gates = self.rows("feed_forward_gates", operation.up.outputs)
         self.gemm("linear", x, first, gates)
-        self.gemm("linear_gated", x, second[0], out.buffer, Epilogue("gated", act, gates=gates))
+        self.gemm("linear_gated", x, second[0], out.buffer, Epilogue("gated", act, factors=gates))
         return out

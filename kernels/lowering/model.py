@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 from quire.kernels.emit.attention import AttentionKernel
 from quire.kernels.emit.context import EmitContext
@@ -18,6 +19,7 @@ from quire.kernels.emit.rows import EmbeddingKernel, SpreadKernel
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import (
     Attention,
+    Branches,
     DeltaNet,
     DraftInput,
     Embedding,
@@ -29,15 +31,22 @@ from quire.kernels.graph.operations import (
     Mixer,
     Norm,
     Parallel,
+    PerLayerInput,
     Residual,
     ShortConvolution,
     StateSpace,
 )
-from quire.kernels.lowering.attention import AttentionLowering
+from quire.kernels.lowering.attention import AttentionLowering, check_kv_sources
 from quire.kernels.lowering.experts import Sum, lower_experts
 from quire.kernels.lowering.fused import FusedLinear, norm_kernel, widening_of
 from quire.kernels.lowering.latent_attention import lower_latent_attention
 from quire.kernels.lowering.linear import Epilogue
+from quire.kernels.lowering.per_layer_inputs import (
+    add_projections,
+    check_per_layer_inputs,
+    lower_per_layer_input,
+    per_layer_rows,
+)
 from quire.kernels.lowering.state import StateLowering
 from quire.kernels.operands import (
     Buffer,
@@ -57,6 +66,9 @@ from quire.kernels.operands import (
 from quire.kernels.plan import FEATURES, FINAL, HIDDEN, LOGIT_ROWS_AT_ONCE, LOOKAHEAD, ModelPlan, kept_name
 from quire.kernels.weights.quantization import Quantization
 
+_Layer = Mixer | FeedForward | PerLayerInput
+_Block = _Layer | Experts | Parallel | Branches
+
 
 def lower(graph: Graph, context: EmitContext, limits: PlanLimits, quantization: Quantization) -> ModelPlan:
     """Return the plan of a model. Raises ModelError for an operation that no kernel can compute."""
@@ -73,8 +85,9 @@ class Lowering(AttentionLowering):
         _check(graph, attentions)
         group = max(attention.heads.group for attention in attentions)
         plan = ModelPlan(
-            context, limits, quantization, graph.embedding.vocab_size, graph.embedding.hidden_size, attentions[0].heads,
-            len(attentions), context.capabilities.tokens_per_entry(group), graph.is_encoder,
+            context, limits, quantization, graph.embedding.vocab_size, graph.embedding.hidden_size,
+            tuple(attention.heads for attention in attentions if attention.kv_source is None), len(attentions),
+            context.capabilities.tokens_per_entry(group), graph.is_encoder,
             max(1, graph.embedding.num_types), features=graph.features, lent=frozenset(quantization.lent.values()),
         )  # fmt: skip
         super().__init__(plan, quantization, len(graph.mixers))
@@ -90,10 +103,14 @@ class Lowering(AttentionLowering):
             self._encode(hidden, draft_input)
             self._embedding(self._graph.embedding, head, self._embedded)
             self._draft_input(hidden, draft_input)
+        if (inputs := self._graph.per_layer_inputs) is not None:
+            embedding = replace(inputs.embedding, scale=inputs.embedding.scale * inputs.multiplier)
+            self._embedding(embedding, None, per_layer_rows(self, inputs))
+            add_projections(self, hidden, inputs)
         kept = set() if self._graph.features is None else set(self._graph.features.layers)
         layer = 0
         for residual in self._graph.residuals:
-            if not isinstance(residual.block, FeedForward | Experts):
+            if isinstance(residual.block, Mixer | Parallel):
                 self._keep(hidden, layer, kept)
                 layer += 1
             self._residual(hidden, residual)
@@ -204,23 +221,37 @@ class Lowering(AttentionLowering):
 
         Layers side by side read the hidden states before either adds to them.
         """
-        block, after = residual.block, residual.after
         target = Sum(hidden, residual.multiplier)
-        if after is not None:
-            target = Sum(self.rows("block_output", self.plan.hidden_size), add=False)
-        if isinstance(block, Experts):
-            lower_experts(self, hidden, residual.before, block, target)
+        if residual.after is None:
+            self._block(hidden, residual.before, residual.block, target)
         else:
-            self._dense(hidden, residual.before, block, target)
-        if after is not None:
-            kernel, operands = norm_kernel("norm_add", after, self.plan.hidden_size, target.out, hidden)
-            self.plan.add(replace(kernel, output="residual", scale=residual.multiplier), operands, "tokens")
+            self._block_and_norm(hidden, residual.before, residual.block, residual.after, target, residual.scalar)
         self._norm_around(hidden, residual.around)
 
-    def _dense(
-        self, hidden: Buffer, before: Norm | None, block: Mixer | FeedForward | Parallel, target: Sum,
-    ) -> None:  # fmt: skip
-        """Lower a mixer, a feed-forward layer, or both side by side."""
+    def _block_and_norm(
+        self, hidden: Buffer, before: Norm | None, block: _Block, after: Norm, target: Sum, scalar: str = ""
+    ) -> None:
+        """Lower a block and the norm after it; what it adds to is then multiplied by the tensor `scalar`, if named."""
+        output = self.rows("branches" if isinstance(block, Branches) else "block_output", self.plan.hidden_size)
+        self._block(hidden, before, block, Sum(output, add=False))
+        kernel, operands = norm_kernel("norm_add", after, self.plan.hidden_size, output, target.out)
+        kernel = replace(kernel, output="residual" if target.add else "hidden", scale=target.scale)
+        if scalar:
+            kernel, operands = replace(kernel, scalar=True), [*operands, Vector((scalar,), (1,))]
+        self.plan.add(kernel, operands, "tokens")
+
+    def _block(self, hidden: Buffer, before: Norm | None, block: _Block, target: Sum) -> None:
+        if isinstance(block, Branches):
+            for number, branch in enumerate(block.branches):
+                branch_target = replace(target, add=target.add or number > 0)
+                self._block_and_norm(hidden, branch.before, branch.block, branch.after, branch_target)
+        elif isinstance(block, Experts):
+            lower_experts(self, hidden, before, block, target)
+        else:
+            self._dense(hidden, before, block, target)
+
+    def _dense(self, hidden: Buffer, before: Norm | None, block: _Layer | Parallel, target: Sum) -> None:
+        """Lower a layer, or several side by side."""
         layers = block.layers if isinstance(block, Parallel) else (block,)
         scales = (isinstance(block, Parallel) and block.scales) or (1.0,) * len(layers)
         last = [self._layer(hidden, before, layer) for layer in layers]
@@ -229,10 +260,11 @@ class Lowering(AttentionLowering):
             name, kind = ("linear_add", "add") if add else ("linear", "store")
             self.gemm(name, x, linear, target.out, Epilogue(kind, scale=target.scale * scale))
 
-    def _layer(
-        self, hidden: Buffer, before: Norm | None, layer: Mixer | FeedForward
-    ) -> tuple[PackedActivations, FusedLinear]:
+    def _layer(self, hidden: Buffer, before: Norm | None, layer: _Layer) -> tuple[PackedActivations, FusedLinear]:
         """Lower a layer up to its last linear layer, which is returned with its input."""
+        if isinstance(layer, PerLayerInput):
+            x = lower_per_layer_input(self, hidden, before, layer, self._graph.per_layer_inputs)
+            return x, FusedLinear((layer.project,))
         if isinstance(layer, FeedForward):
             return self._feed_forward(hidden, before, layer), FusedLinear((layer.down,), place=self.place_of_down)
         self.begin_mixer()
@@ -259,7 +291,7 @@ class Lowering(AttentionLowering):
         qkv = self.project("qkv", hidden, before, FusedLinear(operation.projections))
         if (embedded := operation.embedded) is not None:
             self.project("qkv", self._embedded, embedded.norm, FusedLinear(embedded.layers), add=True)
-        heads, layer = operation.heads, self.take_layer()
+        heads, layer = operation.heads, self.take_layer(operation.kv_source)
         queries = self.queries(heads)
         self._split_heads(qkv, operation, queries, layer)
         kernel = AttentionKernel(
@@ -275,30 +307,38 @@ class Lowering(AttentionLowering):
 
     def _split_heads(self, qkv: Buffer, operation: Attention, queries: Buffer, layer: KvLayer) -> None:
         heads, rotary, norms = operation.heads, operation.rotary, operation.head_norms
-        operands: list[Operand] = [
-            qkv, Buffer("positions", input=True), Buffer("kv_slots", input=True), queries, layer,
-        ]  # fmt: skip
+        has_keys = operation.kv_source is None
+        operands: list[Operand] = [qkv, Buffer("positions", input=True), queries]
+        if has_keys:
+            operands += [Buffer("kv_slots", input=True), layer]
         if rotary is not None:
             rotary.check()
             operands.append(RopeTable(rotary, self.plan.limits.max_model_len))
         if norms is not None:
             sizes = (heads.query * heads.dim, heads.kv * heads.dim) if norms.joint else (heads.dim, heads.dim)
-            for name, size in zip((norms.query, norms.key), sizes, strict=True):
+            for name, size in zip((norms.query, norms.key)[: 1 + has_keys], sizes, strict=False):
                 operands.append(Vector((name,), (size,), offset=norms.weight_offset))
-        kernel = SplitHeadsKernel("split_heads", heads)
+        kernel = SplitHeadsKernel("split_heads", heads, rows=_rows_of(operation))
         if rotary is not None:
-            kernel = replace(kernel, rotary=rotary.dim, interleaved=rotary.interleaved)
+            kernel = replace(kernel, rotary=rotary.dim, interleaved=rotary.interleaved, span=rotary.span)
         if norms is not None:
             if norms.joint and norms.after_rotation:
                 raise ModelError(f"{norms.query} is a joint norm after the rotation, which is not supported")
             kernel = replace(
                 kernel, norm="joint" if norms.joint else "head", epsilon=norms.epsilon,
-                norm_after_rotation=norms.after_rotation,
+                norm_after_rotation=norms.after_rotation, value_norm=norms.values and has_keys,
             )  # fmt: skip
         if operation.query_scale is not None:
             operands.append(QueryScales(operation.query_scale, self.plan.limits.max_model_len))
             kernel = replace(kernel, scaled=True)
         self.plan.add(kernel, operands, "tokens", repeats=heads.kv)
+
+
+def _rows_of(operation: Attention) -> Literal["qkv", "qk", "q"]:
+    """Return what the projections of an attention layer are."""
+    if operation.kv_source is not None:
+        return "q"
+    return "qk" if operation.keys_as_values else "qkv"
 
 
 def _check(graph: Graph, attentions: list[Attention | LatentAttention]) -> None:
@@ -308,7 +348,10 @@ def _check(graph: Graph, attentions: list[Attention | LatentAttention]) -> None:
         raise ModelError(f"hidden_size is {hidden_size}; it must be a multiple of 16")
     if not attentions:
         raise ModelError("the model's graph has no attention; models without KV pages are not supported")
-    first = attentions[0].heads
+    for residual in graph.residuals:
+        _check_residual(residual)
+    check_per_layer_inputs(graph)
+    check_kv_sources(attentions)
     for number, attention in enumerate(attentions):
         heads, rotary = attention.heads, attention.rotary
         if heads.dim % 16 or heads.query % heads.kv:
@@ -316,19 +359,23 @@ def _check(graph: Graph, attentions: list[Attention | LatentAttention]) -> None:
                 f"config.json: num_attention_heads ({heads.query}) must be a multiple of num_key_value_heads "
                 f"({heads.kv}), and head_dim ({heads.dim}) a multiple of 16"
             )
-        if (heads.kv, heads.dim, heads.latent) != (first.kv, first.dim, first.latent):
-            raise ModelError(
-                f"attention of layer {number} has {heads.kv} KV heads of {heads.dim} elements, but that of layer 0 has "
-                f"{first.kv} of {first.dim}; KV pages have the same layout in every layer"
-            )
         if isinstance(attention, LatentAttention):
             continue
         outputs = sum(layer.outputs for layer in attention.projections)
-        needed = (heads.query + 2 * heads.kv) * heads.dim
+        needed = (heads.query + (len(_rows_of(attention)) - 1) * heads.kv) * heads.dim
         if outputs != needed:
             raise ModelError(f"attention of layer {number} has {outputs} projection outputs; its heads need {needed}")
-        if rotary is not None and (rotary.dim % 16 or rotary.dim > heads.dim):
+        if rotary is not None and (rotary.dim % 16 or not 0 < rotary.dim <= (rotary.span or rotary.dim) <= heads.dim):
             raise ModelError(
                 f"attention of layer {number} rotates {rotary.dim} of {heads.dim} elements of a head; supported are "
                 f"multiples of 16 up to {heads.dim}"
             )
+
+
+def _check_residual(residual: Residual) -> None:
+    """Raise ModelError for norms that the block cannot do without, or cannot have."""
+    is_branches = isinstance(residual.block, Branches)
+    if is_branches and (residual.before is not None or residual.after is None):
+        raise ModelError("the sum of branches must have a norm after it, and none before")
+    if residual.scalar and (residual.after is None or residual.around is not None):
+        raise ModelError(f"{residual.scalar} multiplies a residual block, which must have a norm after it, none around")

@@ -17,6 +17,7 @@ from quire.kernels.models import (
     falcon_h1,
     gemma2,
     gemma3,
+    gemma4,
     glm4,
     glm4_moe,
     gpt2,
@@ -63,6 +64,8 @@ GENERATORS: dict[str, Builder] = {
     "Gemma2ForCausalLM": gemma2.build,
     "Gemma3ForCausalLM": gemma3.build,
     "Gemma3ForConditionalGeneration": gemma3.build_text_part,
+    "Gemma4ForCausalLM": gemma4.build,
+    "Gemma4ForConditionalGeneration": gemma4.build_text_part,
     "Glm4ForCausalLM": glm4.build,
     "Glm4MoeForCausalLM": glm4_moe.build,
     "Glm4MoeLiteForCausalLM": deepseek.build_glm4_moe_lite,
@@ -144,6 +147,7 @@ An encoder whose class predicts masked tokens embeds: sentence-transformers does
 """
 
 _REASONS = {
+    "Gemma3n": "it keeps several hidden states for each token (AltUp), which graphs cannot",
     "JinaBert": "its attention adds ALiBi to the scores, which the kernels of attention cannot",
 }
 """Why a family of models is not supported, where more is missing than a file here."""

@@ -22,6 +22,15 @@ def feed_forward(at: str, hidden: int, inner: int, activation: Activation, *, bi
     return FeedForward(linear("up", inner), linear("down", hidden), activation, linear("gate", inner))
 
 
+def expert_layers(
+    at: str, count: int, hidden: int, inner: int, activation: Activation, *, bias: bool = False
+) -> tuple[FeedForward, ...]:
+    """Return the experts of the module `at`."""
+    if count > _MOST_EXPERTS:
+        raise ModelError(f"config.json has {count} experts in a layer; supported are up to {_MOST_EXPERTS}")
+    return tuple(feed_forward(f"{at}.{number}", hidden, inner, activation, bias=bias) for number in range(count))
+
+
 def experts(
     config: ModelConfig, layer: int, count: int, inner: int, activation: Activation, *, bias: bool = False,
     **routing: Any,
@@ -30,14 +39,12 @@ def experts(
 
     `bias`: the router and the experts have biases.
     """
-    if count > _MOST_EXPERTS:
-        raise ModelError(f"config.json has {count} experts in a layer; supported are up to {_MOST_EXPERTS}")
     hidden, mlp = config.size("hidden_size"), f"model.layers.{layer}.mlp"
     router = ExpertRouter(
         Linear(f"{mlp}.gate.weight", count, f"{mlp}.gate.bias" if bias else ""), config.size("num_experts_per_tok")
     )
-    layers = (feed_forward(f"{mlp}.experts.{number}", hidden, inner, activation, bias=bias) for number in range(count))
-    return Experts(replace(router, **routing), tuple(layers))
+    layers = expert_layers(f"{mlp}.experts", count, hidden, inner, activation, bias=bias)
+    return Experts(replace(router, **routing), layers)
 
 
 def is_sparse(config: ModelConfig, layer: int) -> bool:

@@ -1,11 +1,11 @@
 """Tensors of mixtures of experts by one name for each expert, whatever the checkpoint calls or stacks them.
 
 The graph names the layers of expert E `mlp.experts.E.gate_proj`, `up_proj` and `down_proj`, and the router `mlp.gate`,
-as the checkpoints of Qwen and OLMoE do; and what is added to the scores `mlp.gate.e_score_correction_bias`, as those of
-DeepSeek do. Mixtral's, MiniMax's and ERNIE's have other names, and ERNIE's correction is a matrix of one row. Other
-checkpoints stack the experts: `gate_up_proj` [experts, 2 * inner, hidden], gates first, and `down_proj` [experts,
-hidden, inner]; or as gpt-oss does, with biases `gate_up_proj_bias` and `down_proj_bias`, transposed, and with gates and
-ups in turns.
+as the checkpoints of Qwen and OLMoE do, or without `mlp` where that is another layer beside them (Gemma 4); and what is
+added to the scores `mlp.gate.e_score_correction_bias`, as those of DeepSeek do. Mixtral's, MiniMax's and ERNIE's have
+other names, and ERNIE's correction is a matrix of one row. Other checkpoints stack the experts: `gate_up_proj`
+[experts, 2 * inner, hidden], gates first, and `down_proj` [experts, hidden, inner]; or as gpt-oss does, with biases
+`gate_up_proj_bias` and `down_proj_bias`, transposed, and with gates and ups in turns.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import numpy.typing as npt
 from quire.kernels.weights.tensor import Tensor
 
 _ROUTER = re.compile(r"(?P<block>.*\.)mlp\.gate(?P<end>\.\w+)")
-_EXPERT = re.compile(r"(?P<block>.*\.)mlp\.experts\.(?P<expert>\d+)\.(?P<part>gate|up|down)_proj(?P<end>\.\w+)")
+_EXPERT = re.compile(r"(?P<at>.*\.)experts\.(?P<expert>\d+)\.(?P<part>gate|up|down)_proj(?P<end>\.\w+)")
 _CORRECTION = re.compile(r"(?P<block>.*\.)mlp\.gate\.e_score_correction_bias")
-_STACKS = {  # of gates and ups, and of downs
-    True: ("mlp.experts.gate_up_proj", "feed_forward.experts.gate_up_proj", "block_sparse_moe.input_linear.weight"),
-    False: ("mlp.experts.down_proj", "feed_forward.experts.down_proj", "block_sparse_moe.output_linear.weight"),
+_STACKS = {  # of gates and ups, and of downs, where they are not beside the experts
+    True: ("feed_forward.experts.gate_up_proj", "block_sparse_moe.input_linear.weight"),
+    False: ("feed_forward.experts.down_proj", "block_sparse_moe.output_linear.weight"),
 }
 _MIXTRAL = {"gate": "w1", "down": "w2", "up": "w3"}
 _BLOCK_ROWS = 64  # rows that are transposed at once, so that they stay in the cache
@@ -60,8 +60,9 @@ def other_names(name: str) -> tuple[str, ...]:
         return tuple(f"{router['block']}{place}{router['end']}" for place in places)
     if expert:
         number, layer = expert["expert"], _MIXTRAL[expert["part"]]
+        block = expert["at"].removesuffix("mlp.")
         return tuple(
-            f"{expert['block']}{module}.experts.{number}.{layer}{expert['end']}"
+            f"{block}{module}.experts.{number}.{layer}{expert['end']}"
             for module in ("block_sparse_moe", "feed_forward")
         )
     return ()
@@ -82,8 +83,10 @@ def find_expert(name: str, find: Callable[[str], Tensor | str | None]) -> Tensor
     if match is None or match["end"] not in (".weight", ".bias"):
         return None
     is_fused = match["part"] != "down"
-    names = (f"{match['block']}{stack}" for stack in _STACKS[is_fused])
-    stacked = next((name for name in names if find(name) is not None), "")
+    block = match["at"].removesuffix("mlp.")
+    own = f"{match['at']}experts.{'gate_up' if is_fused else 'down'}_proj"
+    names = (own, *(f"{block}{stack}" for stack in _STACKS[is_fused]))
+    stacked = next((name for name in names if find(name) is not None), own)
     biases, found = find(f"{stacked}_bias"), find(stacked)
     if match["end"] == ".bias":
         found = biases

@@ -186,8 +186,8 @@ class BenchModel:
 
 
 def page_bytes(plan: ModelPlan) -> int:
-    """Return the bytes of a KV page of one layer."""
-    return plan.limits.block_size * plan.kv_layout.token_bytes
+    """Return the bytes of a KV page of one layer, the one with the largest."""
+    return plan.limits.block_size * max(layout.token_bytes for layout in plan.kv_layouts)
 
 
 def kv_bytes_of(plan: ModelPlan, step: Step) -> int:

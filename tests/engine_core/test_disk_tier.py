@@ -61,6 +61,18 @@ def test_the_second_start_knows_the_prompts_of_the_first(
             check_accounts(llm)
 
 
+def test_layers_with_kv_of_different_sizes_come_back(checkpoints: Path, tmp_path: Path) -> None:
+    model = str(checkpoints / "gemma4-keys-as-values")
+    with LLM(model, num_pages=256) as llm:
+        expected = answers(ask(llm, SAMPLED))
+    for cached in (0, 512):
+        with LLM(model, num_pages=256, kv_disk=str(tmp_path / "kv")) as llm:
+            outputs = ask(llm, SAMPLED)
+            assert num_cached(outputs) == [cached] * 4
+            assert answers(outputs) == expected
+            check_accounts(llm)
+
+
 def test_pages_that_memory_had_no_room_for_come_back(demo_model: Path, tmp_path: Path, expected: list[object]) -> None:
     with LLM(str(demo_model), num_pages=20, kv_disk=str(tmp_path)) as llm:
         assert answers(ask(llm)) == expected[:4]

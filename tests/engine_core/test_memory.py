@@ -30,7 +30,7 @@ PAGE = 1 * MIB
 
 def chosen(limit: int, **options: int) -> int:
     given = LoadOptions("model", memory_limit=limit, **options)  # type: ignore[arg-type]
-    return choose_kv_size(given, LIMITS, PAGE, 100 * MIB, kv_heads=4).pages
+    return choose_kv_size(given, LIMITS, PAGE, 100 * MIB, head_bytes=[PAGE // 4]).pages
 
 
 def test_pages_take_what_the_ceiling_leaves() -> None:

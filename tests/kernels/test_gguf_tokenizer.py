@@ -271,6 +271,22 @@ def test_given_merges_are_used_in_place_of_scores() -> None:
     assert backend(metadata | {"tokenizer.ggml.merges": ["a b"]}).encode("abc").tokens == ["<s>", "ab", "c"]
 
 
+def test_tokens_of_gemma_4_are_those_of_transformers() -> None:
+    gemma = import_reference("transformers.models.gemma.tokenization_gemma")
+    metadata = gguf_vocabularies.sentencepiece(PIECES)
+    merges = tokenizer_files(metadata)["tokenizer.json"]["model"]["merges"]
+    del metadata["tokenizer.ggml.scores"]
+    metadata |= {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.merges": [" ".join(merge) for merge in merges]}
+    vocabulary = {token: index for index, token in enumerate(metadata["tokenizer.ggml.tokens"])}
+    source = gemma.GemmaTokenizer(
+        vocabulary, merges, bos_token="<s>", eos_token="</s>", pad_token="</s>", mask_token="</s>"
+    )
+    for text in (SAMPLE, "the fox  and\n\n\nthe crow", *small_tokenizers.TEXTS):
+        ids = backend(metadata).encode(text).ids
+        assert ids == [1, *source(text, add_special_tokens=False)["input_ids"]]
+        assert backend(metadata).decode(ids) == source.decode(ids, skip_special_tokens=True) == text
+
+
 def test_added_tokens_of_phi_3_take_the_white_space_after_them() -> None:
     metadata = gguf_vocabularies.sentencepiece(PIECES, ("<|end|>",), add_space_prefix=False)
     plain, phi3 = backend(metadata), backend(metadata | {"general.architecture": "phi3"})

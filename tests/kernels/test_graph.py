@@ -17,6 +17,7 @@ from graph_reference import (
     GraphReference,
     MemoryCheckpoint,
     attention,
+    branches,
     delta_net,
     experts,
     feed_forward,
@@ -27,6 +28,7 @@ from graph_reference import (
     short_convolution,
     state_space,
     with_experts,
+    with_per_layer_inputs,
 )
 from kernel_calls import context_of
 
@@ -115,11 +117,14 @@ LATE = replace(NORMS, after_rotation=True)
 GROWING = QueryScale(beta=0.8, length=8)
 JOINT = replace(NORMS, query="joint_q", key="joint_k", joint=True)
 INTERLEAVED = rotary(16, interleaved=True)
+SPANNED = rotary(16, theta=100.0, span=32)
+VALUES = replace(NORMS, values=True)
 CENTERED = Norm("centered", 1e-5, "centered_b", center=True)
 GATES = Linear("gates_low", 64), Linear("gates_high", 64)
 SCALED = replace(feed_forward(0), activation=ScaledActivation("silu", 0.4))
 SQUARED = replace(PLAIN, activation="relu2")
 SCALED_TAPS = replace(state_space(0).convolution, scales=((64, 0.5), (64, 1.5), (64, 2.0)))
+BRANCHES = Residual(branches(0, feed_forward(2), feed_forward(3)), None, Norm("after_branches", 1e-5), scalar="scalar")
 BASE = graph()
 SCALED_PARALLEL = Residual(Parallel((attention(0), feed_forward(0)), (0.4, 1.6)), BASE.residuals[0].before)
 PARALLEL = Residual(Parallel((attention(0), feed_forward(0))), BASE.residuals[0].before)
@@ -152,6 +157,18 @@ GRAPHS: dict[str, Graph] = {
     "head-norms-after-rotation": graph(attention(0, head_norms=LATE), attention(1, head_norms=LATE)),
     "query-scale": graph(attention(0, query_scale=GROWING), attention(1, rotary=None, query_scale=GROWING)),
     "xielu": replace(BASE, residuals=(BASE.residuals[0], replace(BASE.residuals[1], block=CURVED))),
+    "kv-heads-by-layer": graph(attention(0, kv=1, dim=48), attention(1)),
+    "latent-in-a-layer": graph(latent_attention(0), attention(1)),
+    "keys-as-values": graph(attention(0, keys_as_values=True), attention(1)),
+    "value-norm": graph(attention(0, head_norms=VALUES), attention(1)),
+    "kv-source": graph(attention(0), attention(1, kv_source=0)),
+    "kv-source-norms": graph(
+        attention(0, head_norms=NORMS, kv=1, dim=48), attention(1, kv=1, dim=48, head_norms=NORMS, kv_source=0)
+    ),
+    "keys-as-values-norms": graph(attention(0, head_norms=VALUES, keys_as_values=True), attention(1)),
+    "rotary-span": graph(attention(0, rotary=SPANNED), attention(1, rotary=SPANNED)),
+    "per-layer-inputs": with_per_layer_inputs(BASE),
+    "branches": replace(BASE, residuals=(BASE.residuals[0], BRANCHES, *BASE.residuals[2:])),
     "plain-feed-forward": replace(BASE, residuals=(BASE.residuals[0], replace(BASE.residuals[1], block=PLAIN))),
     "scaled-activation": replace(BASE, residuals=(BASE.residuals[0], replace(BASE.residuals[1], block=SCALED))),
     "squared-relu": replace(BASE, residuals=(BASE.residuals[0], replace(BASE.residuals[1], block=SQUARED))),
@@ -174,6 +191,7 @@ GRAPHS |= {
     ),
 }
 SWIGLU = ClampedSwiglu(limit=1.5, gain=1.702)
+ROUTER_NORM = Norm("router_norm", 1e-5)
 ROUTINGS: dict[str, dict[str, Any]] = {
     "experts": {},
     "experts-many": {"count": 40, "top_k": 5, "inner": 32},
@@ -185,6 +203,8 @@ ROUTINGS: dict[str, dict[str, Any]] = {
     "experts-shared-gate": {"shared": "gated", "inner": 96},
     "experts-sigmoid": {"scoring": "sigmoid", "correction": "correction_6", "normalize": True, "scale": 1.3},
     "experts-corrected-softmax": {"correction": "correction_6", "normalize": True, "least_sum": 0.5},
+    "experts-scales": {"top_k": 3, "normalize": True, "expert_scales": "expert_scales"},
+    "experts-router-norm": {"norm": ROUTER_NORM, "output_scale": 0.4},
     "experts-groups": {"count": 12, "top_k": 3, "groups": 4, "top_groups": 2},
     "experts-groups-of-two": {
         "count": 40, "top_k": 3, "groups": 5, "top_groups": 2, "group_score": "top2", "scoring": "sigmoid",
@@ -221,6 +241,21 @@ MIXTURES = with_experts(
 )
 STATES = graph(delta_net(0, StateHeads(2, 4, 32, 48)), state_space(1, StateHeads(2, 6, 48, 32)))
 STATES = replace(STATES, residuals=(*STATES.residuals, *graph(short_convolution(0), attention(1)).residuals))
+GEMMA4 = with_per_layer_inputs(
+    graph(
+        attention(0, query=8, kv=1, dim=48, head_norms=VALUES, keys_as_values=True, rotary=rotary(16, span=48)),
+        attention(1, query=4, kv=1, dim=48, head_norms=VALUES, kv_source=0, window=300, scale=1.0),
+        residual={"after": "norm"},
+    )
+)
+GEMMA4 = replace(
+    GEMMA4,
+    residuals=(
+        GEMMA4.residuals[0],
+        replace(BRANCHES, block=branches(0, feed_forward(0), experts(0, norm=ROUTER_NORM, expert_scales="scales"))),
+        *GEMMA4.residuals[2:],
+    ),
+)
 OTHERS = replace(
     BASE,
     residuals=(
@@ -283,6 +318,10 @@ def test_latent_attention_in_a_long_context() -> None:
         (OTHERS, "int4"),
         (MORE, "bfloat16"),
         (MORE, "int4"),
+        (GEMMA4, "float32"),
+        (GEMMA4, "bfloat16-int8-kv"),
+        (GEMMA4, "int8"),
+        (GEMMA4, "int4"),
         (MIXTURES, "bfloat16"),
         (MIXTURES, "int8"),
         (MIXTURES, "int4"),
@@ -295,8 +334,9 @@ def test_latent_attention_in_a_long_context() -> None:
         (STATES, "int8"),
         (STATES, "int4"),
     ],
-    ids=["bfloat16", "int4", "int8-kv", "others", "more-bfloat16", "more-int4", "experts-bfloat16", "experts-int8",
-         "experts-int4", "latent-float32", "latent-bfloat16", "latent-int8-kv", "latent-int4",
+    ids=["bfloat16", "int4", "int8-kv", "others", "more-bfloat16", "more-int4", "gemma4-float32", "gemma4-int8-kv",
+         "gemma4-int8", "gemma4-int4", "experts-bfloat16", "experts-int8", "experts-int4", "latent-float32",
+         "latent-bfloat16", "latent-int8-kv", "latent-int4",
          "states-float32", "states-bfloat16", "states-int8", "states-int4"],
 )  # fmt: skip
 def test_the_bits_depend_on_neither_chunks_nor_threads_nor_instruction_set(model: Graph, form: str) -> None:
@@ -311,8 +351,14 @@ def test_the_bits_depend_on_neither_chunks_nor_threads_nor_instruction_set(model
 @pytest.mark.parametrize("isa", ["amx", "avx512-bf16"])
 @pytest.mark.parametrize(
     ("model", "form"),
-    [(EVERYTHING, "bfloat16"), (EVERYTHING, "int8"), (LATENT, "bfloat16"), (LATENT, "bfloat16-int8-kv")],
-    ids=["bfloat16", "int8", "latent-bfloat16", "latent-int8-kv"],
+    [
+        (EVERYTHING, "bfloat16"),
+        (EVERYTHING, "int8"),
+        (LATENT, "bfloat16"),
+        (LATENT, "bfloat16-int8-kv"),
+        (GEMMA4, "bfloat16"),
+    ],
+    ids=["bfloat16", "int8", "latent-bfloat16", "latent-int8-kv", "gemma4-bfloat16"],
 )
 def test_units_give_the_bits_of_fma(
     model: Graph, form: str, isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -329,7 +375,6 @@ def test_units_give_the_bits_of_fma(
     [
         (graph(attention(0), attention(1, rotary=rotary(24))), "attention of layer 1 rotates 24 of 32 elements"),
         (graph(attention(0), attention(1, rotary=rotary(48))), "attention of layer 1 rotates 48 of 32 elements"),
-        (graph(attention(0), replace(attention(1), heads=Heads(4, 4, 32))), "layer 1 has 4 KV heads of 32"),
         (graph(attention(0), replace(attention(1), heads=Heads(8, 2, 32))), "outputs; its heads need 384"),
         (graph(replace(attention(0), heads=Heads(3, 2, 32)), attention(1)), r"num_attention_heads \(3\) must"),
         (replace(BASE, residuals=BASE.residuals[1:2]), "graph has no attention"),
@@ -345,7 +390,12 @@ def test_units_give_the_bits_of_fma(
             with_experts(BASE, experts(0, activation=XIELU), experts(1, activation=XIELU)),
             "belongs to an expert, which xIELU does not support",
         ),
-        (graph(attention(0), latent_attention(1)), "layer 1 has 1 KV heads of 160 elements"),
+        (graph(attention(0), attention(1, kv_source=1)), "layer 1 reads the KV of layer 1, which has none before it"),
+        (graph(attention(0), attention(1, kv=4, kv_source=0)), "layer 1 has 4 KV heads of 32 elements, but reads"),
+        (with_per_layer_inputs(BASE, 16), "hidden_size_per_layer_input is 16; it must be a multiple of 32"),
+        (replace(with_per_layer_inputs(BASE), per_layer_inputs=None), "the model's graph has none"),
+        (replace(BASE, residuals=(*BASE.residuals, replace(BRANCHES, after=None))), "must have a norm after it"),
+        (graph(residual={"scalar": "scalar"}), "scalar multiplies a residual block, which must have a norm after it"),
         (latent_graph(latent_heads=LatentHeads(4, 80, 32, 64, 128)), "qk_nope_head_dim is 80"),
         (latent_graph(rotary=rotary(64)), "rotates 64 elements; qk_rope_head_dim is 32"),
         (latent_graph(query=Linear("q", 500)), "q has 500 outputs; its heads need 512"),

@@ -26,7 +26,7 @@ def split(isa: str, heads: Heads, qkv: Array) -> tuple[Array, Array]:
     numbers = aligned(np.arange(TOKENS, dtype=np.int32))
     slots = aligned(np.arange(TOKENS, dtype=np.int64))
     text = SplitHeadsKernel("g", heads).emit(context_of(isa, DTYPES))
-    run(isa, text, "g", [aligned(qkv), numbers, slots, queries, tile], [TOKENS, 0, TOKENS, 1], (0, TOKENS))
+    run(isa, text, "g", [aligned(qkv), numbers, queries, slots, tile], [TOKENS, 0, TOKENS, 1], (0, TOKENS))
     values = tile[: layout.scales_offset].view(np.int8).reshape(padded // 32, 2, 16, 2, 16)  # block, tile, pair, 2 k, n
     keys = values.transpose(1, 4, 0, 2, 3).reshape(TOKENS, padded)[:, : heads.dim]
     scales = tile[layout.scales_offset : layout.key_bytes].view(np.float32)

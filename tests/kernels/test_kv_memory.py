@@ -33,8 +33,7 @@ def test_an_extent_is_prefaulted_ahead_of_use(demo_model: Path) -> None:
     assembly = assemble(plan, options)
     assembly.open_kv()
     native, sequences = assembly.native, assembly.native.sequences
-    heads = plan.layers * plan.heads.kv
-    page_bytes = plan.limits.block_size * plan.kv_layout.token_bytes // plan.heads.kv
+    heads, (page_bytes,) = sum(layer.kv for layer in plan.kv_layers), plan.page_head_bytes
     extent = HUGE_PAGE // page_bytes
     assert 2 * extent < native.sequences.free_pages
 
@@ -71,9 +70,9 @@ def test_heads_end_on_huge_pages_where_that_loses_little(asked: int, chosen: int
     heads, page_bytes = 4, 16384  # of one head: 128 pages fill a huge page
     options = LoadOptions("model", kv_cache_memory_bytes=asked * heads * page_bytes)
     limits = PlanLimits(2048, 2048, 32)
-    assert choose_kv_size(options, limits, heads * page_bytes, 0, kv_heads=heads).pages == chosen
+    assert choose_kv_size(options, limits, heads * page_bytes, 0, head_bytes=[page_bytes]).pages == chosen
     exact = LoadOptions("model", num_pages=asked)
-    assert choose_kv_size(exact, limits, heads * page_bytes, 0, kv_heads=heads).pages == asked
+    assert choose_kv_size(exact, limits, heads * page_bytes, 0, head_bytes=[page_bytes]).pages == asked
 
 
 @pytest.mark.parametrize(
@@ -83,17 +82,19 @@ def test_heads_end_on_huge_pages_where_that_loses_little(asked: int, chosen: int
 def test_heads_need_not_end_on_huge_pages(max_model_len: int, page_bytes: int, num_pages: int) -> None:
     """One context must fit, or only few numbers of pages would end on huge pages."""
     options, heads = LoadOptions("model", kv_cache_memory_bytes=num_pages * 4 * page_bytes), 4
-    chosen = choose_kv_size(options, PlanLimits(2048, max_model_len, 32), heads * page_bytes, 0, kv_heads=heads).pages
+    chosen = choose_kv_size(
+        options, PlanLimits(2048, max_model_len, 32), heads * page_bytes, 0, head_bytes=[page_bytes]
+    ).pages
     assert chosen == {1540: 1536}.get(num_pages, num_pages)
 
 
 def test_by_default_nearly_all_sequences_fit_at_their_longest() -> None:
     options = LoadOptions("model", max_num_seqs=41)
-    assert choose_kv_size(options, PlanLimits(2048, 4000, 32), 4 * 16384, 0, kv_heads=4).pages == 41 * 125 - 5
+    assert choose_kv_size(options, PlanLimits(2048, 4000, 32), 4 * 16384, 0, head_bytes=[16384]).pages == 41 * 125 - 5
 
 
 @pytest.mark.parametrize(("whole", "chosen"), [(False, 16 * 256), (True, 4 * (64 + 16))])
 def test_an_encoder_gets_pages_for_a_few_steps(whole: bool, chosen: int) -> None:
     """A decoder gets pages for 16 sequences of 256 pages; a step of 2048 tokens fills 64 pages, and 16 in part."""
     options = LoadOptions("model", max_num_seqs=16)
-    assert choose_kv_size(options, PlanLimits(2048, 8192, 32), 4096, 0, kv_heads=1, whole=whole).pages == chosen
+    assert choose_kv_size(options, PlanLimits(2048, 8192, 32), 4096, 0, head_bytes=[4096], whole=whole).pages == chosen

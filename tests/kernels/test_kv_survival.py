@@ -14,11 +14,10 @@ import engine_without_model
 import pytest
 from engine_without_model import (
     BLOCK_SIZE,
-    HEADS,
-    LAYERS,
     LONGEST,
+    PAGE_BYTES,
+    RUNS,
     SALTS,
-    TILE_BYTES,
     Engine,
     content,
     memfd,
@@ -55,8 +54,8 @@ def offsets_of(page: int, num_pages: int) -> dict[str, int]:
         "checksum": record + 16,
         "key": record + 24 + 31,
         "token": tokens + page * BLOCK_SIZE * 4 + 60,
-        "first tile": tiles + page * TILE_BYTES,
-        "last tile": tiles + ((LAYERS * HEADS - 1) * num_pages + page + 1) * TILE_BYTES - 1,
+        "first tile": tiles + page * RUNS[0][2],
+        "last tile": tiles + num_pages * PAGE_BYTES - (num_pages - page - 1) * RUNS[-1][2] - 1,
     }
 
 
@@ -223,14 +222,26 @@ def answer(engine: ModelRunner, salt: str = "") -> tuple[int | None, list[object
     return cached, entries
 
 
-@pytest.mark.parametrize("chosen", [{}, {"dtype": "float32"}, {"kv_cache_dtype": "int8", "block_size": 64}], ids=str)
-def test_a_loaded_model_goes_on_with_the_same_bits(demo_model: Path, chosen: dict[str, object]) -> None:
-    fd = memfd()
-    expected = answer(load_model(LoadOptions(str(demo_model), num_pages=40, threads=2, **chosen)))  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("name", "chosen"),
+    [
+        ("", {}),
+        ("", {"dtype": "float32"}),
+        ("", {"kv_cache_dtype": "int8", "block_size": 64}),
+        ("gemma4-keys-as-values", {}),  # whose layers have KV of different sizes
+        ("gemma4-shared-window100", {"kv_cache_dtype": "int8"}),
+    ],
+    ids=str,
+)
+def test_a_loaded_model_goes_on_with_the_same_bits(
+    demo_model: Path, checkpoints: Path, name: str, chosen: dict[str, object]
+) -> None:
+    fd, folder = memfd(), str(checkpoints / name if name else demo_model)
+    expected = answer(load_model(LoadOptions(folder, num_pages=40, threads=2, **chosen)))  # type: ignore[arg-type]
 
     def load(**others: object) -> ModelRunner:
         options = {"num_pages": 40, "threads": 2, **chosen, **others}
-        return load_model(LoadOptions(str(demo_model), kv_memory_fd=fd, **options))  # type: ignore[arg-type]
+        return load_model(LoadOptions(folder, kv_memory_fd=fd, **options))  # type: ignore[arg-type]
 
     assert answer(load(), "salt")[1] == expected[1]
     after = load()

@@ -12,13 +12,19 @@ from quire.kernels.options import LoadOptions
 from quire.kernels.runner import ModelRunner, SamplingConfig, Sequences, load_model
 from quire.kernels.step import StepInput
 
-PROMPT = [10 + 7 * i % 2000 for i in range(200)]
+PROMPT = [10 + 7 * i % 480 for i in range(200)]
 SIZE = 32
 
 
-@pytest.fixture(scope="module", params=[{}, {"kv_cache_dtype": "int8", "block_size": 64}], ids=str)
-def loaded(request: pytest.FixtureRequest, demo_model: Path) -> LoadOptions:
-    return LoadOptions(str(demo_model), num_pages=32, threads=1, **request.param)
+@pytest.fixture(
+    scope="module",
+    params=[("", {}), ("", {"kv_cache_dtype": "int8", "block_size": 64}), ("gemma4-shared-window100", {})],
+    ids=str,
+)
+def loaded(request: pytest.FixtureRequest, demo_model: Path, checkpoints: Path) -> LoadOptions:
+    """The demo model, or a model whose layers have KV of different sizes."""
+    name, chosen = request.param
+    return LoadOptions(str(checkpoints / name if name else demo_model), num_pages=32, threads=1, **chosen)
 
 
 def compute(engine: ModelRunner, start: int) -> tuple[int, object]:

@@ -107,9 +107,17 @@ def test_a_part_of_the_head_is_rotated() -> None:
     assert Rope.from_config(config, 64, partial=True).dim == 16
 
 
+def test_proportional_frequencies_are_those_of_the_whole_head() -> None:
+    rope = Rope.from_config(
+        ModelConfig({**BASE, "rope_scaling": {"rope_type": "proportional", "partial_rotary_factor": 0.25}}), 64
+    )
+    assert (rope.dim, rope.span) == (16, 64)
+    np.testing.assert_array_equal(rope.frequencies(1)[0], make("default").frequencies(1)[0][:8])
+
+
 def test_unsupported_fields_are_rejected_with_an_error_that_names_them() -> None:
-    with pytest.raises(ModelError, match="rope_type is 'proportional'; supported are default, linear, dynamic"):
-        make("proportional")
+    with pytest.raises(ModelError, match="rope_type is 'axial'; supported are default, linear, proportional, dynamic"):
+        make("axial")
     with pytest.raises(ModelError, match=r"partial_rotary_factor is 0\.5; this architecture supports only 1"):
         make("default", partial_rotary_factor=0.5)
     rope = Rope.from_config(ModelConfig({**BASE, "rope_scaling": {"type": "linear"}}), 64)

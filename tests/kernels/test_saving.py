@@ -129,7 +129,16 @@ def losses(folder: Path) -> list[float]:
 @pytest.mark.parametrize(
     ("name", "mode"),
     [
-        *((name, "int8") for name in ("phi3-long", "gemma3-window100", "mixtral-window100", "deepseek2-groups-yarn")),
+        *(
+            (name, "int8")
+            for name in (
+                "phi3-long",
+                "gemma3-window100",
+                "gemma4-shared-window100",
+                "mixtral-window100",
+                "deepseek2-groups-yarn",
+            )
+        ),
         *((name, "int4") for name in ("llama-biases-linear", "qwen2-moe-shared-window")),
     ],
 )

@@ -191,8 +191,9 @@ def test_untied_embeddings_are_quantized(
 
 @pytest.mark.parametrize(
     "name",
-    ["gpt2-untied", "gemma3-window100", "qwen2-moe-shared-window", "gpt-oss-window100", "deepseek3-experts-yarn"],
-)
+    ["gpt2-untied", "gemma3-window100", "qwen2-moe-shared-window", "gpt-oss-window100", "deepseek3-experts-yarn",
+     "gemma4-shared-window100", "gemma4-experts"],
+)  # fmt: skip
 def test_all_quantized_layers_are_measured(name: str, checkpoints: Path) -> None:
     importance = measure(checkpoints / name)
     plan, _ = describe(LoadOptions(str(checkpoints / name), quantization="int4"))

@@ -87,9 +87,15 @@ def _random(rng: np.random.Generator, name: str, shape: list[int], checkpoint: R
     """Return random values that make every part of the model matter: norms near 1, nonzero biases, spread logits."""
     mean, deviation = 0.0, 0.2
     if "norm" in name or "ln_" in name:
-        offset = checkpoint.model_type.startswith(("gemma", "qwen3_next", "qwen3_5"))  # which multiply by 1 + weight
+        offset = checkpoint.model_type.startswith(
+            ("gemma2", "gemma3", "qwen3_next", "qwen3_5")
+        )  # weights are 1 + these
         offset = offset and "linear_attn" not in name
         mean = 0.0 if name.endswith("bias") or offset else 1.0
+        if checkpoint.model_type == "gemma4_text" and name.endswith("k_norm.weight"):
+            mean, deviation = 0.2, 0.05  # which do not scale the scores otherwise
+    elif name.endswith(("scalar", "scale")):
+        mean = 1.0
     elif name.endswith("e_score_correction_bias"):
         deviation = 0.1
     elif name.endswith("A_log"):

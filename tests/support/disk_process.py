@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from engine_without_model import BLOCK_SIZE, HEADS, LAYERS, TILE_BYTES, Engine, memfd, tokens_of
+from engine_without_model import BLOCK_SIZE, PAGE_BYTES, Engine, memfd, tokens_of
 
 from quire.engine_core.kv_tiers.disk import NUM_READERS, DiskTier
 from quire.engine_core.kv_tiers.disk_files import DiskFiles
 from quire.engine_core.kv_tiers.tier import Fetch
 
 MODEL = "0" * 32
-PAGE_BYTES = LAYERS * HEADS * TILE_BYTES
 SLOT_BYTES = 4096 + 96
 ROOM = 12 * SLOT_BYTES
 

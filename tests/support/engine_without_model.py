@@ -11,10 +11,15 @@ import itertools
 import os
 import random
 import sys
+from collections.abc import Iterator
 
-from quire.kernels._native import CpuDevice, Runner, RunnerConfig, ThreadPool
+from quire.kernels._native import CpuDevice, KvLayerShape, Runner, RunnerConfig, ThreadPool
 
-BLOCK_SIZE, LAYERS, HEADS, TILE_BYTES = 32, 2, 2, 64
+BLOCK_SIZE = 32
+KV_LAYERS = ((2, 64), (3, 96))
+"""Heads of each layer, and bytes of their tiles; a page is a tile."""
+RUNS = [(layer, head, size) for layer, (heads, size) in enumerate(KV_LAYERS) for head in range(heads)]
+PAGE_BYTES = sum(size for _, _, size in RUNS)
 SALTS = ("", "tenant")
 LONGEST = 3  # pages of a prefix
 
@@ -31,7 +36,7 @@ PREFIXES: list[Prefix] = [
 
 def content(prefix: Prefix) -> bytes:
     """Return the bytes of all tiles of a prefix's last page."""
-    return hashlib.shake_128(repr(prefix).encode()).digest(LAYERS * HEADS * TILE_BYTES)
+    return hashlib.shake_128(repr(prefix).encode()).digest(PAGE_BYTES)
 
 
 def tokens_of(blocks: tuple[int, ...]) -> list[int]:
@@ -49,10 +54,12 @@ class Engine:
         self.fd, self.num_pages = fd, num_pages
         self.native = Runner(
             RunnerConfig(
-                num_pages=num_pages, block_size=BLOCK_SIZE, vocab_size=8, kv_heads=HEADS,
+                num_pages=num_pages, block_size=BLOCK_SIZE, vocab_size=8,
                 max_num_batched_tokens=256, max_logit_rows=1, logit_stride=32, hidden_size=32, tokens_per_entry=4,
-                layers=LAYERS, tile_bytes=TILE_BYTES, value_offset=TILE_BYTES // 2, kv_memory_fd=fd, kv_model=model,
-                log_sealed_pages=log_sealed_pages,
+                kv_layers=[
+                    KvLayerShape(heads=heads, tile_bytes=size, value_offset=size // 2) for heads, size in KV_LAYERS
+                ],
+                kv_memory_fd=fd, kv_model=model, log_sealed_pages=log_sealed_pages,
             ),
             CpuDevice(ThreadPool(2)),
         )  # fmt: skip
@@ -61,18 +68,18 @@ class Engine:
         self.tree = self.sequences.tree
         self.slots: list[int] = []
 
-    def tile_address(self, page: int, tile: int) -> int:
-        layer, head = divmod(tile, HEADS)
-        return self.native.kv_layer(layer) + (head * self.num_pages + page) * TILE_BYTES
+    def tiles(self, page: int) -> Iterator[tuple[int, int]]:
+        """Yield the address and the size of each tile of a page."""
+        for layer, head, size in RUNS:
+            yield self.native.kv_layer(layer) + (head * self.num_pages + page) * size, size
 
     def write(self, page: int, data: bytes) -> None:
-        for tile in range(LAYERS * HEADS):
-            part = data[tile * TILE_BYTES : (tile + 1) * TILE_BYTES]
-            ctypes.memmove(self.tile_address(page, tile), part, TILE_BYTES)
+        for address, size in self.tiles(page):
+            ctypes.memmove(address, data[:size], size)
+            data = data[size:]
 
     def read(self, page: int) -> bytes:
-        tiles = range(LAYERS * HEADS)
-        return b"".join(ctypes.string_at(self.tile_address(page, tile), TILE_BYTES) for tile in tiles)
+        return b"".join(ctypes.string_at(address, size) for address, size in self.tiles(page))
 
     def open(self, salt: str, blocks: tuple[int, ...]) -> tuple[int, int] | None:
         """Open a sequence, write the KV of its pages, and return its slot and cached tokens, or None without pages."""

@@ -138,6 +138,50 @@ def _gemma3_keys(config: Config) -> Keys:
     return {"rope.freq_base_swa": local, "attention.sliding_window": config["sliding_window"]}
 
 
+def _gemma4_keys(config: Config) -> Keys:
+    full = [kind == "full_attention" for kind in config["layer_types"]]
+    by_layer, shared = config["per_layer_config"], config["num_kv_shared_layers"]
+    head = by_layer[str(full.index(True))]
+    kv = config["num_key_value_heads"], head.get("num_key_value_heads")
+    window_rope, inner = config["rope_parameters"]["sliding_attention"], config["intermediate_size"]
+    keys = {
+        "rope.freq_base_swa": window_rope["rope_theta"],
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": [not each for each in full],
+        "attention.shared_kv_layers": shared,
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"] or 0,
+        "final_logit_softcapping": config.get("final_logit_softcapping"),
+        "expert_used_count": config.get("top_k_experts"),
+        "expert_feed_forward_length": config.get("moe_intermediate_size"),
+    }
+    for suffix, dim in (("", head["head_dim"]), ("_swa", config["head_dim"])):
+        names = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+        keys |= {f"{name}{suffix}": dim for name in names}
+    if kv[1] is not None:
+        keys["attention.head_count_kv"] = [kv[each] for each in full]
+    if config["use_double_wide_mlp"]:
+        keys["feed_forward_length"] = [inner * (1 + (layer >= len(full) - shared)) for layer in range(len(full))]
+    return keys
+
+
+def _gemma4(config: Config, name: str, values: np.ndarray) -> Named:
+    """Give tensors without an end one. Two of the router have names that the `gguf` package does not know."""
+    router = {"router.scale": "router.proj.scale", "router.per_expert_scale": "experts.down_proj.scale"}
+    for end, new in router.items():
+        if name.endswith(end):
+            name = name.replace(end, new)
+    is_bare = name.endswith(("layer_scalar", "_proj")) and not name.endswith("router.proj")
+    yield f"{name}.weight" if is_bare else name, values
+
+
+def _gemma4_factors(config: Config) -> Named:
+    """Divide the frequencies of what is not rotated by so much that no angle is left."""
+    full = config["layer_types"].index("full_attention")
+    half = config["per_layer_config"][str(full)]["head_dim"] // 2
+    rotated = int(half * rope_of(config)["partial_rotary_factor"])
+    yield "rope_freqs.weight", np.array([1.0] * rotated + [1e30] * (half - rotated), np.float32)
+
+
 def _embedding_gemma(config: Config, name: str, values: np.ndarray) -> Named:
     yield from _plus_one(config, f"model.{name}", values)
 
@@ -381,6 +425,7 @@ CONVERSIONS = {
     "Gemma2ForCausalLM": Conversion("gemma2", _gemma2_keys, _plus_one),
     "Gemma3ForCausalLM": Conversion("gemma3", _gemma3_keys, _plus_one),
     "Gemma3TextModel": Conversion("gemma-embedding", _gemma3_keys, _embedding_gemma),
+    "Gemma4ForCausalLM": Conversion("gemma4", _gemma4_keys, _gemma4, _gemma4_factors),
     "Glm4ForCausalLM": Conversion("glm4", _glm4_keys),
     "Glm4MoeForCausalLM": Conversion("glm4moe", _glm4_moe_keys, _corrected),
     "Glm4MoeLiteForCausalLM": Conversion("deepseek2", _deepseek_keys, _deepseek),
@@ -427,7 +472,7 @@ def tensors_of(config: Config, tensors: dict[str, np.ndarray]) -> Iterator[tuple
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
             continue
         for changed, array in conversion.change(config, name, values):
-            stored = names.get_name(changed, try_suffixes=(".weight", ".bias"))
+            stored = names.get_name(changed, try_suffixes=(".weight", ".bias", ".scale"))
             assert stored is not None, changed
             yield stored, name, array
     for stored, array in conversion.extra(config):

@@ -12,6 +12,8 @@ from quire.kernels.activations import Activation, ClampedSwiglu, ScaledActivatio
 from quire.kernels.attention_heads import Heads, LatentHeads, StateHeads
 from quire.kernels.graph.operations import (
     Attention,
+    Branch,
+    Branches,
     Convolution,
     DeltaNet,
     Embedding,
@@ -26,6 +28,8 @@ from quire.kernels.graph.operations import (
     Mixer,
     Norm,
     Parallel,
+    PerLayerInput,
+    PerLayerInputs,
     Residual,
     ShortConvolution,
     StateSpace,
@@ -35,7 +39,7 @@ from quire.kernels.weights.checkpoint import Checkpoint, Tensor
 
 F64 = npt.NDArray[np.float64]
 Tensors = dict[str, npt.NDArray[np.float32]]
-Layer = Mixer | FeedForward | Experts
+Layer = Mixer | FeedForward | Experts | Branches | PerLayerInput
 
 HIDDEN, VOCAB, INNER, POSITIONS = 64, 112, 96, 1024
 STATE_HEADS = StateHeads(keys=2, values=4, key=32, value=16)
@@ -58,16 +62,17 @@ class MemoryCheckpoint(Checkpoint):
         """Do nothing, since no file is mapped."""
 
 
-def rotary(dim: int = 32, theta: float = 10000.0, *, interleaved: bool = False) -> Rope:
+def rotary(dim: int = 32, theta: float = 10000.0, *, interleaved: bool = False, span: int = 0) -> Rope:
     """Return rotary embeddings without scaling."""
-    return Rope(dim, theta, "default", {}, POSITIONS, interleaved=interleaved)
+    return Rope(dim, theta, "default", {}, POSITIONS, interleaved=interleaved, span=span)
 
 
-def attention(layer: int, query: int = 4, **attributes: Any) -> Attention:
-    """Return an attention layer with 2 KV heads of 32 elements."""
-    heads = Heads(query, 2, 32)
-    sizes = {"q": query * 32, "k": 64, "v": 64}
-    projections = tuple(Linear(f"{layer}.{name}", size) for name, size in sizes.items())
+def attention(layer: int, query: int = 4, kv: int = 2, dim: int = 32, **attributes: Any) -> Attention:
+    """Return an attention layer."""
+    heads = Heads(query, kv, dim)
+    sizes = {"q": query * dim, "k": kv * dim, "v": kv * dim}
+    names = "q" if "kv_source" in attributes else "qk" if "keys_as_values" in attributes else "qkv"
+    projections = tuple(Linear(f"{layer}.{name}", sizes[name]) for name in names)
     attributes = {"rotary": rotary(), **attributes}
     return Attention(projections, Linear(f"{layer}.o", HIDDEN), heads, **attributes)
 
@@ -148,6 +153,32 @@ def experts(
     )
 
 
+def branches(layer: int, *blocks: FeedForward | Experts) -> Branches:
+    """Return layers side by side, each with norms of its own."""
+
+    def norm(number: int, name: str) -> Norm:
+        return Norm(f"{layer}.norm_{name}_{number}", 1e-5)
+
+    return Branches(
+        tuple(Branch(block, norm(number, "before"), norm(number, "after")) for number, block in enumerate(blocks))
+    )
+
+
+def with_per_layer_inputs(model: Graph, width: int = 32) -> Graph:
+    """Return a graph with a block after each layer that reads per-layer inputs, and multiplies by a scalar."""
+    residuals: list[Residual] = []
+    for layer, start in enumerate(range(0, len(model.residuals), 2)):
+        gate, project = Linear(f"{layer}.input_gate", width), Linear(f"{layer}.input_project", HIDDEN)
+        block, after = PerLayerInput(gate, project, "silu", layer), Norm(f"{layer}.input_norm", 1e-5)
+        residuals += [*model.residuals[start : start + 2], Residual(block, None, after, scalar=f"{layer}.scalar")]
+    columns = len(model.residuals) // 2 * width
+    inputs = PerLayerInputs(
+        Embedding("input_table", VOCAB, columns, 2.0), Linear("input_projection", columns), 0.3,
+        Norm("input_projection_norm", 1e-5), width, 0.7,
+    )  # fmt: skip
+    return dataclasses.replace(model, residuals=tuple(residuals), per_layer_inputs=inputs)
+
+
 def with_experts(model: Graph, *blocks: Experts) -> Graph:
     """Return a graph with these blocks instead of its feed-forward layers."""
     remaining = iter(blocks)
@@ -186,9 +217,14 @@ def random_tensors(model: Graph) -> Tensors:
     random = _RandomTensors()
     random.add("embed", VOCAB, HIDDEN)
     random.add(model.embedding.positions, POSITIONS, HIDDEN)
+    if (inputs := model.per_layer_inputs) is not None:
+        random.add(inputs.embedding.weight, VOCAB, inputs.embedding.hidden_size)
+        random.add_linear(inputs.projection, HIDDEN)
+        random.add_norm(inputs.norm, inputs.width)
     for residual in model.residuals:
         random.add_norm(residual.before)
         random.add_norm(residual.after)
+        random.add(residual.scalar, 1, scale=0.3, mean=1.0)
         for layer in layers_of(residual):
             random.add_layer(layer)
     assert isinstance(model.logits, Logits)
@@ -220,6 +256,8 @@ class _RandomTensors:
         if isinstance(layer, Experts):
             self.add_linear(layer.router.linear, HIDDEN)
             self.add(layer.router.correction, len(layer.experts), scale=0.3)
+            self.add(layer.router.expert_scales, len(layer.experts), scale=0.3, mean=1.0)
+            self.add_norm(layer.router.norm)
             for expert in (*layer.experts, *([layer.shared] if layer.shared else [])):
                 self.add_layer(expert)
             if layer.shared_gate is not None:
@@ -227,6 +265,16 @@ class _RandomTensors:
             return
         if isinstance(layer, LatentAttention):
             self.add_latent_attention(layer)
+            return
+        if isinstance(layer, Branches):
+            for branch in layer.branches:
+                self.add_norm(branch.before)
+                self.add_layer(branch.block)
+                self.add_norm(branch.after)
+            return
+        if isinstance(layer, PerLayerInput):
+            self.add_linear(layer.gate, HIDDEN)
+            self.add_linear(layer.project, layer.gate.outputs)
             return
         if isinstance(layer, ShortConvolution | DeltaNet | StateSpace):
             self.add_state(layer)
@@ -291,6 +339,7 @@ class GraphReference:
 
     graph: Graph
     tensors: Tensors
+    kv: list[tuple[F64, F64]] = dataclasses.field(default_factory=list)  # of the attention layers so far
 
     def log_probabilities(self, tokens: list[int]) -> F64:
         """Return the log probability of every token but the first."""
@@ -299,19 +348,45 @@ class GraphReference:
         x = embedding.scale * self._get(embedding.weight)[tokens]
         if embedding.positions:
             x = x + self._get(embedding.positions)[: len(tokens)]
+        inputs = self._per_layer_inputs(tokens, x)
+        self.kv.clear()
         for residual in self.graph.residuals:
-            normed = x if residual.before is None else self._norm(residual.before, x)
-            layers, block = layers_of(residual), residual.block
-            scales = (isinstance(block, Parallel) and block.scales) or (1.0,) * len(layers)
-            y = np.sum(
-                [scale * self._layer(layer, normed) for layer, scale in zip(layers, scales, strict=True)], axis=0
-            )
+            block = residual.block
+            if isinstance(block, PerLayerInput):
+                gate = _silu(self._linear(block.gate, x)) * inputs[:, block.layer]
+                y = self._linear(block.project, gate)
+            else:
+                layers = layers_of(residual)
+                scales = (isinstance(block, Parallel) and block.scales) or (1.0,) * len(layers)
+                pairs = zip(layers, scales, strict=True)
+                y = np.sum([scale * self._normed(residual.before, layer, x) for layer, scale in pairs], axis=0)
             x = x + residual.multiplier * (y if residual.after is None else self._norm(residual.after, y))
+            x = x * self._get(residual.scalar) if residual.scalar else x
         x = x if logits.norm is None else self._norm(logits.norm, x)
         scores = _capped(logits.scale * self._linear(logits.linear, x), logits.softcap)
         normalizers = np.log(np.exp(scores).sum(-1))
         result: F64 = scores[np.arange(len(tokens) - 1), tokens[1:]] - normalizers[:-1]
         return result
+
+    def _per_layer_inputs(self, tokens: list[int], x: F64) -> F64:
+        """Return the per-layer inputs, [tokens, layers, width]."""
+        inputs = self.graph.per_layer_inputs
+        if inputs is None:
+            return np.empty((len(tokens), 0, 0))
+        shape = len(tokens), -1, inputs.width
+        projected = self._norm(inputs.norm, (inputs.scale * self._linear(inputs.projection, x)).reshape(shape))
+        rows = inputs.embedding.scale * self._get(inputs.embedding.weight)[tokens]
+        result: F64 = inputs.multiplier * (rows.reshape(shape) + projected)
+        return result
+
+    def _normed(self, norm: Norm | None, layer: Layer, x: F64) -> F64:
+        """Return a layer's output for norm(x)."""
+        if isinstance(layer, Branches):
+            outputs = [self._norm(each.after, self._normed(each.before, each.block, x)) for each in layer.branches]
+            total: F64 = np.sum(outputs, axis=0)
+            return total
+        normed = x if norm is None else self._norm(norm, x)
+        return self._experts(layer, normed, x) if isinstance(layer, Experts) else self._layer(layer, normed)
 
     def _get(self, name: str) -> F64:
         return self.tensors[name].astype(np.float64)
@@ -331,8 +406,6 @@ class GraphReference:
         return y + self._get(norm.bias) if norm.bias else y
 
     def _layer(self, layer: Layer, x: F64) -> F64:
-        if isinstance(layer, Experts):
-            return self._experts(layer, x)
         if isinstance(layer, LatentAttention):
             return self._latent_attention(layer, x)
         if isinstance(layer, ShortConvolution):
@@ -342,7 +415,10 @@ class GraphReference:
             return self._delta_net(layer, x)
         if isinstance(layer, StateSpace):
             return self._state_space(layer, x)
-        return self._attention(layer, x) if isinstance(layer, Attention) else self._feed(layer, x)
+        if isinstance(layer, Attention):
+            return self._attention(layer, x)
+        assert isinstance(layer, FeedForward)
+        return self._feed(layer, x)
 
     def _convolution(self, block: Convolution, x: F64) -> F64:
         weight = self._get(block.weight)[:, 0]
@@ -400,9 +476,11 @@ class GraphReference:
             y = y * self._get(block.norm.weight)
         return self._linear(block.output, y if block.gate_first else y * gate)
 
-    def _experts(self, block: Experts, x: F64) -> F64:
+    def _experts(self, block: Experts, x: F64, block_input: F64) -> F64:
         y: F64 = np.zeros_like(x)
-        for token, logits in enumerate(self._linear(block.router.linear, x)):
+        router = block.router
+        routed = x if router.norm is None else self._norm(router.norm, block_input)
+        for token, logits in enumerate(router.output_scale * self._linear(router.linear, routed)):
             for number, weight in self._routed(block.router, logits):
                 y[token] += weight * self._feed(block.experts[number], x[token : token + 1])[0]
         if block.shared is not None:
@@ -426,6 +504,7 @@ class GraphReference:
         chosen = np.argsort(-choice, kind="stable")[: router.top_k]
         total = max(scores[chosen].sum(), router.least_sum) if router.normalize else 1.0
         weights = scores[chosen] / total * router.scale
+        weights = weights * self._get(router.expert_scales)[chosen] if router.expert_scales else weights
         return list(zip(chosen.tolist(), weights.tolist(), strict=True))
 
     def _feed(self, block: FeedForward, x: F64) -> F64:
@@ -454,9 +533,13 @@ class GraphReference:
         heads, n = block.heads, len(x)
         qkv = np.concatenate([self._linear(linear, x) for linear in block.projections], axis=1)
         q, k, v = np.split(qkv.reshape(n, -1, heads.dim).transpose(1, 0, 2), [heads.query, heads.query + heads.kv])
+        v = k if block.keys_as_values else v
         norms = block.head_norms
         if norms is not None and not norms.after_rotation:
-            q, k = self._head_norm(norms, norms.query, q), self._head_norm(norms, norms.key, k)
+            q = self._head_norm(norms, norms.query, q)
+            if block.kv_source is None:
+                k = self._head_norm(norms, norms.key, k)
+            v = v / np.sqrt((v**2).mean(2, keepdims=True) + norms.epsilon) if norms.values else v
         if block.rotary is not None:
             q, k = _rotated(q, block.rotary), _rotated(k, block.rotary)
         if norms is not None and norms.after_rotation:
@@ -464,6 +547,8 @@ class GraphReference:
         if block.query_scale is not None:
             steps = np.arange(n) // block.query_scale.length
             q = q * (1 + block.query_scale.beta * np.log(1 + steps))[:, None]
+        self.kv.append((k, v) if block.kv_source is None else self.kv[block.kv_source])
+        k, v = self.kv[-1]
         k, v = (np.repeat(values, heads.group, axis=0) for values in (k, v))
         scores = _capped((block.scale or heads.dim**-0.5) * q @ k.transpose(0, 2, 1), block.softcap)
         ages = np.arange(n)[:, None] - np.arange(n)
@@ -515,9 +600,11 @@ def _capped(x: F64, cap: float) -> F64:
 
 
 def _rotated(x: F64, rope: Rope) -> F64:
-    half = rope.dim // 2
-    angles = np.arange(x.shape[1])[:, None] * rope.theta ** -(np.arange(half) / half)
-    rotated, rest = x[..., : rope.dim], x[..., rope.dim :]
+    span = rope.span or rope.dim
+    half = span // 2
+    frequencies = np.where(np.arange(half) < rope.dim // 2, rope.theta ** -(np.arange(half) / half), 0)
+    angles = np.arange(x.shape[1])[:, None] * frequencies
+    rotated, rest = x[..., :span], x[..., span:]
     turned = [rotated[..., 0::2], rotated[..., 1::2]] if rope.interleaved else np.split(rotated, 2, axis=-1)
     y = (turned[0] + 1j * turned[1]) * np.exp(1j * angles)
     pairs = [y.real, y.imag]

@@ -56,10 +56,10 @@ ARRAYS: dict[str, list[Any]] = {
 ANY_ARRAYS = [np.zeros(0), np.zeros((2, 3)), np.array(["text"]), np.zeros((4, 4))[:, ::2]]
 
 RUNNER_SIZES: dict[str, Any] = {
-    "num_pages": 8, "block_size": 32, "vocab_size": 50, "kv_heads": 1, "max_num_batched_tokens": 64,
-    "max_logit_rows": 4, "logit_stride": 64, "hidden_size": 8, "tokens_per_entry": 4, "layers": 1, "tile_bytes": 64,
-    "value_offset": 32, "window": 5,
+    "num_pages": 8, "block_size": 32, "vocab_size": 50, "max_num_batched_tokens": 64,
+    "max_logit_rows": 4, "logit_stride": 64, "hidden_size": 8, "tokens_per_entry": 4, "window": 5,
 }  # fmt: skip
+KV_LAYER: dict[str, Any] = {"heads": 1, "tile_bytes": 64, "value_offset": 32}
 
 # What would take long, or have effects outside the process, otherwise.
 BY_NAME: dict[str, st.SearchStrategy[Any]] = {
@@ -110,7 +110,7 @@ def world() -> dict[str, list[Any]]:
     tree.insert(first, [5, 6, 7, 8], second)
     tree.release(second)
     device = _native.CpuDevice(_native.ThreadPool(1))
-    runner = _native.Runner(_native.RunnerConfig(**RUNNER_SIZES), device)
+    runner = _native.Runner(_native.RunnerConfig(**RUNNER_SIZES, kv_layers=[_native.KvLayerShape(**KV_LAYER)]), device)
     runner.open_kv()
     for opened in (sequences, with_state, runner.sequences):
         for salt in (None, "salt"):
@@ -132,9 +132,12 @@ def world() -> dict[str, list[Any]]:
         "Runner": [runner],
         "StepResult": [runner.step([0], [0], [40])],
         "RunnerConfig": [
-            _native.RunnerConfig(**{**RUNNER_SIZES, field: value})
+            _native.RunnerConfig(**{**RUNNER_SIZES, field: value}, kv_layers=[_native.KvLayerShape(**KV_LAYER)])
             for field in RUNNER_SIZES
             for value in (-1, 0, 1, 1 << 30)
+        ],
+        "KvLayerShape": [
+            _native.KvLayerShape(**{**KV_LAYER, field: value}) for field in KV_LAYER for value in (-1, 0, 1, 1 << 30)
         ],
         "SamplingConfig": [_native.SamplingConfig(temperature=0.0, logprobs=3, prompt_logprobs=2)],
         "PoolingConfig": [_native.PoolingConfig()],

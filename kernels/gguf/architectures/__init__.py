@@ -8,6 +8,7 @@ from quire.kernels.gguf.architectures.deepseek import DEEPSEEK2
 from quire.kernels.gguf.architectures.description import Architecture
 from quire.kernels.gguf.architectures.encoders import BERT, NOMIC_BERT
 from quire.kernels.gguf.architectures.gemma import GEMMA2, GEMMA3, GEMMA_EMBEDDING
+from quire.kernels.gguf.architectures.gemma4 import GEMMA4
 from quire.kernels.gguf.architectures.llama import GRANITE, LLAMA, SMOLLM3
 from quire.kernels.gguf.architectures.llama_likes import APERTUS, ERNIE4_5, HUNYUAN_DENSE, MISTRAL3, SEED_OSS
 from quire.kernels.gguf.architectures.mixtures import ERNIE4_5_MOE, GLM4_MOE, MINIMAX_M2
@@ -26,6 +27,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma-embedding": GEMMA_EMBEDDING,
     "gemma2": GEMMA2,
     "gemma3": GEMMA3,
+    "gemma4": GEMMA4,
     "glm4": GLM4,
     "glm4moe": GLM4_MOE,
     "gpt-oss": GPT_OSS,

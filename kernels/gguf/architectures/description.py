@@ -24,11 +24,11 @@ class Architecture:
     """An architecture of GGUF files.
 
     `model_class` is the class that config.json names. `names` maps names of tensors, without `.weight` and `.bias`, to
-    those in a model folder; `*` is the number of a layer, and then that of an expert. Tensors of `used` are read for
-    `fields`. `permuted`: rows 2 j and 2 j + 1 of each head of q and k are j and j + dim/2 of a model folder.
-    `norm_offset` is what the conversion has added to the weights of norms. An encoder attends to later tokens too. Of
-    `variants` the first whose condition a file meets describes it instead. `scalars` are keys with a number for each
-    layer that is a tensor of one element, of this name and shape, in a model folder.
+    those in a model folder, where those with another end have none; `*` is the number of a layer, and then that of an
+    expert. Tensors of `used` are read for `fields`. `permuted`: rows 2 j and 2 j + 1 of each head of q and k are j and
+    j + dim/2 of a model folder. `norm_offset` is what the conversion has added to the weights of norms. An encoder
+    attends to later tokens too. Of `variants` the first whose condition a file meets describes it instead. `scalars`
+    are keys with a number for each layer that is a tensor of one element, of this name and shape, in a model folder.
     """
 
     model_class: str
@@ -45,6 +45,11 @@ class Architecture:
 def size(key: str, default: int | None = None) -> Field:
     """Return the field that is the size in `key`."""
     return lambda metadata: metadata.size(key, default)
+
+
+def optional_size(key: str) -> Field:
+    """Return the field that is the size in `key`, null where the key is missing or 0."""
+    return lambda metadata: metadata.size(key) if metadata.own(key) else None
 
 
 def number(key: str, default: float | None = None) -> Field:
@@ -172,7 +177,7 @@ def sliding_window(metadata: Metadata) -> int | None:
 def layer_types(period: int) -> Field:
     """Return the field `layer_types`: a window in all layers but each `period`-th, unless the file has a pattern."""
 
-    def types(metadata: Metadata) -> list[str] | None:
+    def types(metadata: Metadata) -> list[str]:
         layers, key = layer_count(metadata), "attention.sliding_window_pattern"
         given = metadata.own(key)
         if isinstance(given, list):
@@ -181,13 +186,13 @@ def layer_types(period: int) -> Field:
             sliding = given[:layers]
         else:
             every = metadata.size(key, period)
-            sliding = [(layer + 1) % every != 0 for layer in range(min(layers, _MOST_LAYERS))]
+            sliding = [(layer + 1) % every != 0 for layer in range(min(layers, MOST_LAYERS))]
         return ["sliding_attention" if slides else "full_attention" for slides in sliding]
 
     return types
 
 
-_MOST_LAYERS = 1000  # of a model that can be loaded
+MOST_LAYERS = 1000  # of a model that can be loaded
 
 
 def check_off(key: str, problem: str) -> Field:

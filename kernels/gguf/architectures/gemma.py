@@ -25,12 +25,13 @@ from quire.kernels.gguf.architectures.description import (
 )
 from quire.kernels.gguf.metadata import Metadata
 
-_NAMES = {
+NAMES = {
     **DECODER_NAMES,
     "blk.*.post_attention_norm": "model.layers.*.post_attention_layernorm",
     "blk.*.ffn_norm": "model.layers.*.pre_feedforward_layernorm",
     "blk.*.post_ffw_norm": "model.layers.*.post_feedforward_layernorm",
 }
+"""Names of all Gemmas."""
 
 
 def _attention_scalar(layers: int) -> Field:
@@ -46,7 +47,7 @@ def _attention_scalar(layers: int) -> Field:
 
 GEMMA2 = Architecture(
     "Gemma2ForCausalLM",
-    _NAMES,
+    NAMES,
     {
         **DECODER,
         **ATTENTION_BIAS,
@@ -61,7 +62,7 @@ GEMMA2 = Architecture(
 
 GEMMA3 = Architecture(
     "Gemma3ForCausalLM",
-    {**_NAMES, **HEAD_NORM_NAMES},
+    {**NAMES, **HEAD_NORM_NAMES},
     {
         **DECODER,
         **ATTENTION_BIAS,

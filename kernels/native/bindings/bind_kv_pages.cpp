@@ -27,7 +27,7 @@ class KvPages {
           std::int64_t page_bytes, std::int32_t vocab_size)
       : cache_(
             KvConfig{
-                {1, 1, page_bytes, page_bytes, kTileTokens, num_pages}, block_size, vocab_size, {}, fd, model, true},
+                {{{1, page_bytes, page_bytes}}, kTileTokens, num_pages}, block_size, vocab_size, {}, fd, model, true},
             device) {}
 
   KvCache& kv_cache() { return cache_; }

@@ -81,7 +81,7 @@ std::map<std::string, Address> input_addresses(const Runner& runner) {
 void bind_inputs(nb::class_<Runner>& runner) {
   runner
       .def(
-          "kv_layer", [](Runner& r, std::int64_t layer) { return reinterpret_cast<Address>(r.kv_layer(layer)); },
+          "kv_layer", [](Runner& r, std::int64_t layer) { return reinterpret_cast<Address>(r.kv().layer(layer)); },
           "layer"_a, "Return the address of a layer's KV tiles.")
       .def_prop_ro(
           "states", [](const Runner& r) { return reinterpret_cast<Address>(r.states()); },
@@ -107,18 +107,19 @@ void bind_runner(nb::module_& m) {
               "The rows of lookahead tokens among the step's tokens, by sequence.")
       .def_prop_ro("pooled", &pooled_vectors, "Vectors of f32, as the bytes that they have in memory.")
       .def_ro("errors", &StepResult::errors);
-  bind_struct(m, "RunnerConfig", "Sizes of a model, its KV cache and its steps.",
-              field("num_pages", &RunnerConfig::num_pages), field("block_size", &RunnerConfig::block_size),
-              field("vocab_size", &RunnerConfig::vocab_size), field("kv_heads", &RunnerConfig::kv_heads),
-              field("max_num_batched_tokens", &RunnerConfig::max_num_batched_tokens),
-              field("max_logit_rows", &RunnerConfig::max_logit_rows),
-              field("logit_stride", &RunnerConfig::logit_stride), field("hidden_size", &RunnerConfig::hidden_size),
-              field("tokens_per_entry", &RunnerConfig::tokens_per_entry), field("layers", &RunnerConfig::layers),
-              field("tile_bytes", &RunnerConfig::tile_bytes), field("value_offset", &RunnerConfig::value_offset),
-              option("state", &RunnerConfig::state), option("window", &RunnerConfig::window),
-              option("bidirectional", &RunnerConfig::bidirectional), option("lookahead", &RunnerConfig::lookahead),
-              option("kv_memory_fd", &RunnerConfig::kv_memory_fd), option("kv_model", &RunnerConfig::kv_model),
-              option("log_sealed_pages", &RunnerConfig::log_sealed_pages));
+  bind_struct(m, "KvLayerShape", "The KV of a layer in one tile of tokens.", field("heads", &KvLayerShape::heads),
+              field("tile_bytes", &KvLayerShape::tile_bytes, "Bytes of K and V of one head."),
+              field("value_offset", &KvLayerShape::value_offset, "Offset of V in a tile of a head, in bytes."));
+  bind_struct(
+      m, "RunnerConfig", "Sizes of a model, its KV cache and its steps.", field("num_pages", &RunnerConfig::num_pages),
+      field("block_size", &RunnerConfig::block_size), field("vocab_size", &RunnerConfig::vocab_size),
+      field("max_num_batched_tokens", &RunnerConfig::max_num_batched_tokens),
+      field("max_logit_rows", &RunnerConfig::max_logit_rows), field("logit_stride", &RunnerConfig::logit_stride),
+      field("hidden_size", &RunnerConfig::hidden_size), field("tokens_per_entry", &RunnerConfig::tokens_per_entry),
+      field("kv_layers", &RunnerConfig::kv_layers), option("state", &RunnerConfig::state),
+      option("window", &RunnerConfig::window), option("bidirectional", &RunnerConfig::bidirectional),
+      option("lookahead", &RunnerConfig::lookahead), option("kv_memory_fd", &RunnerConfig::kv_memory_fd),
+      option("kv_model", &RunnerConfig::kv_model), option("log_sealed_pages", &RunnerConfig::log_sealed_pages));
   nb::class_<Runner> runner(m, "Runner",
                             "Executes the steps of a model on a device; owns its KV pages, sequences and plans.");
   runner.def(nb::init<const RunnerConfig&, Device&>(), "config"_a, "device"_a, nb::keep_alive<1, 3>())

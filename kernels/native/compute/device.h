@@ -11,7 +11,7 @@
 
 namespace quire {
 
-/// Pieces of memory at equal distances: of a KV page, one for each head of each layer.
+/// Pieces of memory at equal distances: of a KV page in one layer, one for each head.
 struct Pieces {
   std::size_t bytes;  ///< size of a piece
   std::int64_t count = 1;

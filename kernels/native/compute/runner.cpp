@@ -46,22 +46,19 @@ Runner::Runner(const RunnerConfig& config, Device& device)
 }
 
 void Runner::open_kv() {
-  const KvMemory::Shape shape{config_.layers,       config_.kv_heads,   config_.tile_bytes,
-                              config_.value_offset, config_.block_size, config_.num_pages};
-  kv_cache_.emplace(KvConfig{shape, config_.block_size, config_.vocab_size, config_.state.value_or(StateShape{}),
-                             config_.kv_memory_fd, config_.kv_model, config_.log_sealed_pages},
+  kv_cache_.emplace(KvConfig{{config_.kv_layers, config_.block_size, config_.num_pages},
+                             config_.block_size,
+                             config_.vocab_size,
+                             config_.state.value_or(StateShape{}),
+                             config_.kv_memory_fd,
+                             config_.kv_model,
+                             config_.log_sealed_pages},
                     device_);
 }
 
 const KvCache& Runner::kv_cache() const {
   if (!kv_cache_) throw std::logic_error("there is no KV memory before open_kv");
   return *kv_cache_;
-}
-
-std::byte* Runner::kv_layer(std::int64_t layer) const {
-  if (layer < 0 || layer >= config_.layers)
-    throw std::out_of_range("layer " + std::to_string(layer) + " of " + std::to_string(config_.layers));
-  return kv().layer(layer);
 }
 
 std::byte* Runner::states() const {

@@ -43,9 +43,6 @@ class Runner {
   const KvCache& kv_cache() const;
   KvCache& kv_cache() { return const_cast<KvCache&>(std::as_const(*this).kv_cache()); }
 
-  /// Returns the KV tiles of a layer. Throws std::out_of_range for a layer that does not exist.
-  std::byte* kv_layer(std::int64_t layer) const;
-
   /// Returns the first record of state; nullptr for a model without state, and before `open_kv`.
   std::byte* states() const;
 

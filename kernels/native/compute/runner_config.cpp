@@ -1,5 +1,7 @@
 #include "compute/runner_config.h"
 
+#include <algorithm>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 
@@ -18,19 +20,21 @@ const RunnerConfig& checked(const RunnerConfig& config) {
   require("block_size", config.block_size, kTileTokens, kMost);
   require("block_size modulo tokens of a tile", config.block_size % kTileTokens, 0, 0);
   require("vocab_size", config.vocab_size, 1, kMost);
-  require("kv_heads", config.kv_heads, 1, kMost);
   require("max_num_batched_tokens", config.max_num_batched_tokens, 1, kMost);
   require("max_logit_rows", config.max_logit_rows, 1, kMost);
   if (config.logit_stride != 0) require("logit_stride", config.logit_stride, config.vocab_size, kMost);
   require("hidden_size", config.hidden_size, 0, kMost);
   require("tokens_per_entry", config.tokens_per_entry, 1, kMost);
-  require("layers", config.layers, 1, kMost);
-  require("tile_bytes", config.tile_bytes, 1, kMost);
-  require("value_offset", config.value_offset, 0, config.tile_bytes);
   require("window", config.window, 0, kMost);
+  require("number of kv_layers", std::ssize(config.kv_layers), 1, kMost);
   const std::int64_t tiles = std::int64_t{config.num_pages} * (config.block_size / kTileTokens);
-  require("bytes of KV of a layer's head", config.tile_bytes, 1, kMostBytes / tiles);
-  require("layers times kv_heads", config.layers * config.kv_heads, 1, kMostBytes / (tiles * config.tile_bytes));
+  std::int64_t left = kMostBytes / tiles;  // bytes of a tile in the layers that follow
+  for (const KvLayerShape& layer : config.kv_layers) {
+    require("tile_bytes", layer.tile_bytes, 1, std::min(kMost, left));
+    require("value_offset", layer.value_offset, 0, layer.tile_bytes);
+    require("kv_heads", layer.heads, 1, left / layer.tile_bytes);
+    left -= layer.heads * layer.tile_bytes;
+  }
   return config;
 }
 

@@ -6,6 +6,12 @@
 
 namespace quire {
 
+StepGather::StepGather(const RunnerConfig& config, const StepInputs& inputs, Device& device)
+    : config_(config),
+      inputs_(inputs),
+      device_(device),
+      kv_heads_(std::ranges::min(config.kv_layers, {}, &KvLayerShape::heads).heads) {}
+
 void StepGather::begin(KvCache& kv_cache) {
   device_.begin_step();
   kv_cache_ = &kv_cache;
@@ -102,7 +108,7 @@ void StepGather::split_attention(Dims& dims) const {
       reductions > kv_splits || kv_splits > kMaxKvSplits)
     throw std::invalid_argument("entries=" + std::to_string(entries) + ", kv_splits=" + std::to_string(kv_splits) +
                                 ", reductions=" + std::to_string(reductions) + " exceed the step inputs");
-  if (config_.bidirectional || entries * config_.kv_heads >= device_.busy_items()) return;
+  if (config_.bidirectional || entries * kv_heads_ >= device_.busy_items()) return;
   std::int64_t kept = 0;
   for (std::int64_t i = 0; i < entries; i++) {
     const AttentionEntry entry = inputs_.entries[i];

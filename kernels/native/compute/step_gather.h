@@ -23,8 +23,7 @@ struct StateRow {
 /// Writes the rows of a step to its inputs, and notes what is to be done with their results.
 class StepGather {
  public:
-  StepGather(const RunnerConfig& config, const StepInputs& inputs, Device& device)
-      : config_(config), inputs_(inputs), device_(device) {}
+  StepGather(const RunnerConfig& config, const StepInputs& inputs, Device& device);
 
   /// Begins a step over the sequences of `kv_cache`.
   void begin(KvCache& kv_cache);
@@ -63,6 +62,7 @@ class StepGather {
   const RunnerConfig& config_;
   const StepInputs& inputs_;
   Device& device_;
+  std::int64_t kv_heads_;  ///< of the layer that has the fewest
   KvCache* kv_cache_ = nullptr;
   Dims dims_{};
   std::vector<SamplingTask> tasks_;

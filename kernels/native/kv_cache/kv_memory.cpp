@@ -17,8 +17,9 @@ constexpr int kNiceness = 5;  // above that of the process: a step's threads go 
 constexpr int kRest = 2;      // rest after a chunk, as a multiple of its time: steps have the core for two thirds
 
 std::int32_t extent_of(const KvMemory::Shape& shape) {
-  const std::int64_t page_bytes = shape.block_size / kTileTokens * shape.tile_bytes;
-  return static_cast<std::int32_t>(std::max<std::int64_t>(1, std::int64_t{kHugePage} / page_bytes));
+  const std::int64_t tile_bytes = std::ranges::min(shape.layers, {}, &KvLayerShape::tile_bytes).tile_bytes;
+  const std::int64_t run_bytes = shape.block_size / kTileTokens * tile_bytes;
+  return static_cast<std::int32_t>(std::max<std::int64_t>(1, std::int64_t{kHugePage} / run_bytes));
 }
 
 }  // namespace
@@ -28,12 +29,19 @@ std::size_t KvMemory::bytes(const Shape& shape) {
     throw std::invalid_argument("num_pages=" + std::to_string(shape.num_pages) +
                                 " of block_size=" + std::to_string(shape.block_size) +
                                 " is too small; give at least 1 page of " + std::to_string(kTileTokens) + " tokens");
-  return static_cast<std::size_t>(shape.layers * shape.heads * shape.num_pages * (shape.block_size / kTileTokens) *
-                                  shape.tile_bytes);
+  std::int64_t bytes = 0;  // of a tile
+  for (const KvLayerShape& layer : shape.layers) bytes += layer.heads * layer.tile_bytes;
+  return static_cast<std::size_t>(bytes * shape.num_pages * (shape.block_size / kTileTokens));
 }
 
 KvMemory::KvMemory(std::byte* base, const Device& device, const Shape& shape)
-    : device_(device), shape_(shape), base_(base), extent_(extent_of(shape)) {
+    : device_(device), shape_(shape), extent_(extent_of(shape)) {
+  for (const KvLayerShape& layer : shape_.layers) {
+    layers_.push_back(base);
+    for (std::int64_t head = 0; head < layer.heads; head++, base += tiles() * layer.tile_bytes)
+      runs_.push_back({head, base, layer.tile_bytes});
+    page_bytes_ += static_cast<std::size_t>(layer.heads * tiles_of_page() * layer.tile_bytes);
+  }
   prefault(extent_, extent_);
   worker_ = std::thread([this] { work(); });
 }
@@ -44,17 +52,38 @@ KvMemory::~KvMemory() {
   worker_.join();
 }
 
-Pieces KvMemory::in_every_head(std::int64_t bytes) const {
-  return {static_cast<std::size_t>(bytes), runs_of_page(), static_cast<std::size_t>(tiles() * shape_.tile_bytes)};
+std::byte* KvMemory::layer(std::int64_t layer) const {
+  if (layer < 0 || layer >= std::ssize(layers_))
+    throw std::out_of_range("layer " + std::to_string(layer) + " of " + std::to_string(layers_.size()));
+  return layers_[static_cast<std::size_t>(layer)];
+}
+
+/// Returns pages [begin, end) of a run.
+std::span<std::byte> KvMemory::pages_of_run(std::int64_t begin, std::int64_t end, std::int64_t run) const {
+  const Run& found = runs_[static_cast<std::size_t>(run)];
+  const std::int64_t bytes = tiles_of_page() * found.tile_bytes;
+  return {found.tiles + begin * bytes, static_cast<std::size_t>((end - begin) * bytes)};
+}
+
+Pieces KvMemory::in_every_head(const KvLayerShape& layer, std::int64_t bytes) const {
+  return {static_cast<std::size_t>(bytes), layer.heads, static_cast<std::size_t>(tiles() * layer.tile_bytes)};
 }
 
 void KvMemory::copy_tiles(std::int32_t from, std::int32_t to, std::int64_t tiles) const {
-  device_.copy(tile(0, 0, to * tiles_of_page()), tile(0, 0, from * tiles_of_page()),
-               in_every_head(tiles * shape_.tile_bytes));
+  for (std::size_t i = 0; i < layers_.size(); i++) {
+    const KvLayerShape& layer = shape_.layers[i];
+    const std::int64_t page_bytes = tiles_of_page() * layer.tile_bytes;
+    device_.copy(layers_[i] + to * page_bytes, layers_[i] + from * page_bytes,
+                 in_every_head(layer, tiles * layer.tile_bytes));
+  }
 }
 
 void KvMemory::clear_values(std::int64_t tile) const {
-  device_.clear(this->tile(0, 0, tile) + shape_.value_offset, in_every_head(shape_.tile_bytes - shape_.value_offset));
+  for (std::size_t i = 0; i < layers_.size(); i++) {
+    const KvLayerShape& layer = shape_.layers[i];
+    device_.clear(layers_[i] + tile * layer.tile_bytes + layer.value_offset,
+                  in_every_head(layer, layer.tile_bytes - layer.value_offset));
+  }
 }
 
 void KvMemory::prefault(std::int64_t due, std::int64_t ahead) {
@@ -93,10 +122,9 @@ void KvMemory::work() {
 
 /// Touches the pages of an extent in one run.
 void KvMemory::touch(std::int64_t chunk) {
-  const std::int64_t layer = chunk % runs_of_page() / shape_.heads, head = chunk % shape_.heads;
-  const std::int64_t begin = chunk / runs_of_page() * extent_;
-  const std::int64_t end = std::min<std::int64_t>(begin + extent_, shape_.num_pages);
-  device_.touch(tile(layer, head, begin * tiles_of_page()), tile(layer, head, end * tiles_of_page()), head);
+  const std::int64_t run = chunk % runs_of_page(), begin = chunk / runs_of_page() * extent_;
+  const auto pages = pages_of_run(begin, std::min<std::int64_t>(begin + extent_, shape_.num_pages), run);
+  device_.touch(pages.data(), pages.data() + pages.size(), runs_[static_cast<std::size_t>(run)].head);
 }
 
 }  // namespace quire

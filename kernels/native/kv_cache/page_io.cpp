@@ -21,9 +21,11 @@ void check(const KvMemory& memory, std::int32_t page, std::size_t num_bytes) {
 std::uint64_t copy_page(const KvMemory& memory, std::int32_t page, std::span<std::byte> copy) {
   check(memory, page, copy.size());
   std::vector<std::uint64_t> hashes;
-  for (std::int64_t run = 0; run < memory.runs_of_page(); run++, copy = copy.subspan(memory.run_bytes())) {
-    memory.device().copy(copy.data(), memory.run_of_page(page, run).data(), {memory.run_bytes()});
-    hashes.push_back(checksum(copy.first(memory.run_bytes())));
+  for (std::int64_t number = 0; number < memory.runs_of_page(); number++) {
+    const auto run = memory.run_of_page(page, number);
+    memory.device().copy(copy.data(), run.data(), {run.size()});
+    hashes.push_back(checksum(copy.first(run.size())));
+    copy = copy.subspan(run.size());
   }
   return checksum(std::as_bytes(std::span(hashes)));
 }
@@ -31,9 +33,11 @@ std::uint64_t copy_page(const KvMemory& memory, std::int32_t page, std::span<std
 std::uint64_t fill_page(const KvMemory& memory, std::int32_t page, std::span<const std::byte> copy) {
   check(memory, page, copy.size());
   std::vector<std::uint64_t> hashes;
-  for (std::int64_t run = 0; run < memory.runs_of_page(); run++, copy = copy.subspan(memory.run_bytes())) {
-    memory.device().copy(memory.run_of_page(page, run).data(), copy.data(), {memory.run_bytes()});
-    hashes.push_back(checksum(copy.first(memory.run_bytes())));
+  for (std::int64_t number = 0; number < memory.runs_of_page(); number++) {
+    const auto run = memory.run_of_page(page, number);
+    memory.device().copy(run.data(), copy.data(), {run.size()});
+    hashes.push_back(checksum(copy.first(run.size())));
+    copy = copy.subspan(run.size());
   }
   return checksum(std::as_bytes(std::span(hashes)));
 }

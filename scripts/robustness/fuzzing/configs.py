@@ -43,6 +43,7 @@ _ADDED = {"4": {"content": "<added>", "lstrip": True, "special": False, "normali
 _SCALINGS: list[dict[str, Any]] = [
     {"rope_type": "linear", "factor": 2.0},
     {"rope_type": "dynamic", "factor": 2.0},
+    {"rope_type": "proportional", "partial_rotary_factor": 0.5, "factor": 2.0},
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1,
      "attention_factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "truncate": False},
     {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -62,6 +63,15 @@ _GPT2: dict[str, Any] = {
     "architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_head": 1, "n_layer": 2, "n_positions": 256, "n_inner": None,
     "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new",
 }  # fmt: skip
+_GEMMA4: dict[str, Any] = {
+    "architectures": ["Gemma4ForCausalLM"], "layer_types": ["sliding_attention", "full_attention"], "head_dim": 32,
+    "num_hidden_layers": 2, "global_head_dim": 64, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+    "per_layer_config": {"1": {"head_dim": 64}}, "num_kv_shared_layers": 0, "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 512, "enable_moe_block": True, "num_experts": 2,
+    "top_k_experts": 1, "moe_intermediate_size": 32, "sliding_window": 64, "final_logit_softcapping": 30.0,
+    "use_bidirectional_attention": "vision",
+    "rope_parameters": {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5}},
+}  # fmt: skip
 _MODULES: list[tuple[str, dict[str, Any]]] = [
     ("a.Pooling", {"pooling_mode_mean_tokens": True, "include_prompt": False}),
     ("a.Pooling", {"pooling_mode": "lasttoken"}),
@@ -77,6 +87,8 @@ _MODELS: list[dict[str, Any]] = [
     {"classifier_from_token": ["a", "b"], "method": "from_2_way_softmax"},
     {"classifier_from_token": ["a", "b"], "is_original_qwen3_reranker": True},
     _GPT2,
+    _GEMMA4,
+    {"architectures": ["Gemma4ForConditionalGeneration"], "text_config": tiny_model.CONFIG | _GEMMA4},
     *({"rope_scaling": scaling} for scaling in _SCALINGS),
     *({"quantization_config": quantization} for quantization in _QUANTIZATIONS),
 ]

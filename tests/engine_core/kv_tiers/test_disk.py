@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disk_process import MODEL, PAGE_BYTES, ROOM, SLOT_BYTES, Process
+from disk_process import MODEL, ROOM, SLOT_BYTES, Process
 from engine_watch import wait_until
-from engine_without_model import BLOCK_SIZE, LONGEST, SALTS, Engine, memfd, tokens_of
+from engine_without_model import BLOCK_SIZE, LONGEST, PAGE_BYTES, SALTS, Engine, memfd, tokens_of
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from patience import PATIENCE
