@@ -17,6 +17,8 @@ Field = Callable[[Metadata], Any]
 Names = Mapping[str, str]
 
 _LINEAR_SCALING = ("linear", "yarn")
+MOST_LAYERS = 1000
+"""Layers of a model that can be loaded."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +82,35 @@ def heads(metadata: Metadata) -> int:
     return metadata.size("attention.head_count")
 
 
+def prediction_layers(metadata: Metadata) -> int:
+    """Return the number of layers for multi-token prediction, which follow the others."""
+    return metadata.size("nextn_predict_layers") if metadata.own("nextn_predict_layers") else 0
+
+
+def layers(metadata: Metadata) -> int:
+    """Return `num_hidden_layers`. Raises ModelError if there are none, or more than a model that can be loaded has."""
+    count = metadata.size("block_count") - prediction_layers(metadata)
+    if not 1 <= count <= MOST_LAYERS:
+        raise metadata.unsupported(
+            "block_count", f"it must be from 1 to {MOST_LAYERS} besides layers for multi-token prediction"
+        )
+    return count
+
+
 def kv_heads(metadata: Metadata) -> int:
-    """Return `num_key_value_heads`."""
-    return metadata.size("attention.head_count_kv", heads(metadata))
+    """Return `num_key_value_heads`. The key may be a list, with 0 for layers without attention."""
+    key = "attention.head_count_kv"
+    if not isinstance(metadata.own(key), list):
+        return metadata.size(key, heads(metadata))
+    counts = set(metadata.counts(key, layers(metadata))) - {0}
+    if len(counts) > 1:
+        raise metadata.unsupported(key, "it must be the same for all layers that have attention")
+    return counts.pop() if counts else heads(metadata)
+
+
+def attention_layers(metadata: Metadata) -> list[bool]:
+    """Return for each layer whether it has attention: one has no KV heads if it keeps a state instead."""
+    return [count > 0 for count in metadata.counts("attention.head_count_kv", layers(metadata))]
 
 
 def head_size(metadata: Metadata) -> int:
@@ -162,21 +190,16 @@ def layer_types(period: int) -> Field:
     """Return the field `layer_types`: a window in all layers but each `period`-th, unless the file has a pattern."""
 
     def types(metadata: Metadata) -> list[str] | None:
-        layers, key = metadata.size("block_count"), "attention.sliding_window_pattern"
+        count, key = layers(metadata), "attention.sliding_window_pattern"
         given = metadata.own(key)
         if isinstance(given, list):
-            if len(given) < layers or not all(type(entry) is bool for entry in given):
-                raise metadata.unsupported(key, f"it must be true or false for each of {layers} layers")
-            sliding = given[:layers]
+            sliding = metadata.flags(key, count)
         else:
             every = metadata.size(key, period)
-            sliding = [(layer + 1) % every != 0 for layer in range(min(layers, _MOST_LAYERS))]
+            sliding = [(layer + 1) % every != 0 for layer in range(count)]
         return ["sliding_attention" if slides else "full_attention" for slides in sliding]
 
     return types
-
-
-_MOST_LAYERS = 1000  # of a model that can be loaded
 
 
 def check_off(key: str, problem: str) -> Field:
@@ -189,10 +212,25 @@ def check_off(key: str, problem: str) -> Field:
     return check
 
 
+def ignored(*keys: str) -> Field:
+    """Return a field that is null; `keys` change nothing in the architecture."""
+
+    def read(metadata: Metadata) -> None:
+        for key in keys:
+            metadata.own(key)
+
+    return read
+
+
+def has_any(end: str) -> Field:
+    """Return the field that says whether there is a tensor with this end of its name."""
+    return lambda metadata: any(name.endswith(end) for name in metadata.tensors)
+
+
 COMMON: dict[str, Field] = {
     "vocab_size": vocab_size,
     "hidden_size": size("embedding_length"),
-    "num_hidden_layers": size("block_count"),
+    "num_hidden_layers": layers,
     "num_attention_heads": heads,
     "max_position_embeddings": size("context_length"),
 }
