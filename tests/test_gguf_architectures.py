@@ -71,6 +71,11 @@ CASES = (
     Case("gpt2-tied"),
     Case("gpt2-untied"),
     Case("granite-multipliers"),
+    Case("granite-multipliers", metadata={
+        "ARCH.attention.head_count_kv": [2, 2], "ARCH.expert_shared_feed_forward_length": 352,
+        "ARCH.ssm.conv_kernel": 4, "ARCH.ssm.inner_size": 512, "ARCH.expert_used_count": 0,
+        "ARCH.rope.scaling.finetuned": True,
+    }, id="granite4-without-state"),
     Case("granite4-dense-rope", metadata={"ARCH.rope.scaling.finetuned": True}),
     Case("granite4-experts"),
     Case("lfm2-biases"),
