@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from quire.engine_core.crash_journal import CrashJournal
 from quire.engine_core.feature import Feature
-from quire.engine_core.kv_tiers.page_server import PageServer
+from quire.engine_core.kv_tiers.page_server import PageSender
 from quire.engine_core.outputs import Send
 from quire.engine_core.prefix_reports import PrefixReporter
 from quire.engine_core.scheduling.served_prefixes import ServedPrefixes
@@ -24,7 +24,7 @@ def make_features(
     clock: Callable[[], float] = time.monotonic,
     *,
     journal: CrashJournal | None = None,
-    page_server: PageServer | None = None,
+    page_server: PageSender | None = None,
     chosen: Iterable[Feature | None] = (),
 ) -> list[Feature]:
     """Return all features of an engine whose messages go to `send`.

@@ -36,4 +36,21 @@ class ClampedSwiglu:
     gain: float
 
 
-Activation = str | ScaledActivation | ClampedSwiglu
+@dataclass(frozen=True)
+class Xielu:
+    """xIELU (arXiv 2411.13010), whose parameters are tensors of one element that these fields name.
+
+    With p = softplus(alpha_p) and n = beta + softplus(alpha_n) it is p x^2 + beta x for x > 0, or else
+    n (exp(min(x, epsilon)) - 1 - x) + beta x.
+    """
+
+    alpha_p: str
+    alpha_n: str
+    beta: str
+    epsilon: str
+
+
+FixedActivation = str | ScaledActivation | ClampedSwiglu
+"""An activation without parameters in the checkpoint."""
+
+Activation = FixedActivation | Xielu

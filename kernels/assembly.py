@@ -42,7 +42,7 @@ class Assembly:
     plan: ModelPlan
     loader: Loader
     memory_plan: MemoryPlan
-    num_pages: int
+    size: KvSize
     kv_file: KvFile | None  # None: the KV ends with the runner
     kernels: dict[Kernel, int] = field(default_factory=dict)
     buffers: dict[str, int] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class Assembly:
         Until then another engine may have it, and work on.
         """
         if self.kv_file is not None:
-            self.kv_file.prepare(self.num_pages)
+            self.kv_file.prepare(self.size.pages, self.size.records)
         self.native.open_kv()
         for launch in self.plan.launches:
             self.add(self.native.head if launch.head else self.native.body, launch, self.memory)
@@ -113,7 +113,9 @@ def open_runner(
     state = None
     if plan.state_bytes:
         first = max(_FIRST_SNAPSHOT, plan.state_bytes // plan.page_bytes)
-        state = StateShape(record_bytes=plan.state_bytes, num_records=size.records, snapshot_pages=first)
+        state = StateShape(
+            record_bytes=plan.state_bytes, num_records=size.records, snapshot_pages=first, piece_bytes=plan.page_bytes
+        )
     limits, heads, layout = plan.limits, plan.heads, plan.kv_layout
     logit_rows, logit_stride = logits_shape(plan)
     config = RunnerConfig(

@@ -27,22 +27,23 @@ _HEADER_BYTES = 4096
 class _Header(msgspec.Struct):
     model: str
     num_pages: int
+    num_records: int = 0
 
 
 class KvFile:
     """KV memory in the file `fd`, which one process at a time may use, from `prepare` on.
 
-    `num_pages` is the number of pages of which the file holds KV of this model; None if it holds none. Raises
-    ModelError if the file is unusable.
+    `size` has the numbers of pages and of records of state of which the file holds KV of this model; None if it holds
+    none. Raises ModelError if the file is unusable.
     """
 
     def __init__(self, fd: int, model: str) -> None:
         self.fd = fd
         self.model = model
-        self.num_pages: int | None = None
+        self.size: tuple[int, int] | None = None
         try:
             os.set_inheritable(fd, False)
-            self.num_pages = self._kept_pages()
+            self.size = self._kept_size()
         except OSError as error:
             raise self._unfit(error) from None
 
@@ -51,32 +52,31 @@ class KvFile:
         """Bytes of memory that the file takes already."""
         return os.fstat(self.fd).st_blocks * 512
 
-    def prepare(self, num_pages: int) -> None:
+    def prepare(self, num_pages: int, num_records: int = 0) -> None:
         """Take the file, and discard KV of another model or of a pool of another size.
 
         Raises ModelError if another process has it.
         """
         try:
             fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process ends, however it does
-            self.num_pages = self._kept_pages()
-            if num_pages != self.num_pages:
+            if self._kept_size() != (num_pages, num_records):
                 os.truncate(self.fd, 0)
-                os.pwrite(self.fd, msgspec.json.encode(_Header(self.model, num_pages)) + b"\n", 0)
+                os.pwrite(self.fd, msgspec.json.encode(_Header(self.model, num_pages, num_records)) + b"\n", 0)
         except BlockingIOError:
             raise ModelError(
                 f"kv_memory_fd={self.fd} is used by another engine; end that one, or give a memfd of its own"
             ) from None
         except OSError as error:
             raise self._unfit(error) from None
-        self.num_pages = num_pages
+        self.size = num_pages, num_records
 
-    def _kept_pages(self) -> int | None:
+    def _kept_size(self) -> tuple[int, int] | None:
         line = os.pread(self.fd, _HEADER_BYTES, 0).partition(b"\n")[0]
         try:
             header = msgspec.json.decode(line, type=_Header)
         except (ValueError, RecursionError):  # no JSON, no UTF-8, too deep, or no header
             return None
-        return header.num_pages if header.model == self.model else None
+        return (header.num_pages, header.num_records) if header.model == self.model else None
 
     def _unfit(self, error: OSError) -> ModelError:
         return ModelError(

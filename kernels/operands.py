@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from quire.kernels.activations import Xielu
 from quire.kernels.emit.context import Kernel
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, Dtypes, QuantizedFormat, round_up
 from quire.kernels.errors import ModelError
-from quire.kernels.rope import Rope
+from quire.kernels.rope import QueryScale, Rope
 from quire.kernels.weights.checkpoint import Checkpoint
 
 _MOST_LOG_RATE = 80.0
@@ -250,6 +251,48 @@ class RopeTable(ArrayWeight):
     def values(self, checkpoint: Checkpoint) -> Array:
         """See ArrayWeight."""
         return self.rope.table(self.positions)
+
+
+@dataclass(frozen=True)
+class QueryScales(ArrayWeight):
+    """Factors of queries at the first `positions`, f32 [positions], computed when they are loaded."""
+
+    scale: QueryScale
+    positions: int
+
+    @property
+    def bytes(self) -> int:
+        """Size of the table."""
+        return self.positions * self.row_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of a position."""
+        return 4
+
+    def values(self, checkpoint: Checkpoint) -> Array:
+        """See ArrayWeight."""
+        return self.scale.table(self.positions)
+
+
+@dataclass(frozen=True)
+class XieluParameters(ArrayWeight):
+    """Parameters of a xIELU as kernels read them, f32 [4]: p, n, beta, epsilon; see Xielu."""
+
+    activation: Xielu
+
+    @property
+    def tensors(self) -> Mapping[str, tuple[int, ...]]:
+        """See ArrayWeight."""
+        form = self.activation
+        return {form.alpha_p: (1,), form.alpha_n: (1,), form.beta: (), form.epsilon: ()}
+
+    def values(self, checkpoint: Checkpoint) -> Array:
+        """See ArrayWeight. The softplus is computed in f64, and rounding hides the last bits of libm's."""
+        tensors = (checkpoint.get(*tensor).to_f32().astype(np.float64) for tensor in self.tensors.items())
+        alpha_p, alpha_n, beta, epsilon = (float(tensor.reshape(-1)[0]) for tensor in tensors)
+        positive, negative = (float(np.logaddexp(0.0, alpha)) for alpha in (alpha_p, alpha_n))
+        return np.array([positive, beta + negative, beta, epsilon], np.float32)
 
 
 @dataclass(frozen=True)

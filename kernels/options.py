@@ -181,13 +181,11 @@ def choose_kv_size(
     longest = -(-limits.max_model_len // limits.block_size)
     within = None if options.memory_limit is None else options.memory_limit - _fixed_bytes(options, other_bytes)
     left = free + (0 if file is None else file.resident_bytes) - other_bytes
-    given = options.num_pages
-    if given is None and options.kv_cache_memory_bytes is None and file is not None:
-        given = file.num_pages
-    records = 0
-    if given is not None:
-        pages = given
+    if options.num_pages is not None:
+        pages = options.num_pages
         records = _num_records(options, record_bytes, pages * page_bytes, pages)
+    elif options.kv_cache_memory_bytes is None and file is not None and file.size is not None:
+        pages, records = file.size
     elif options.kv_cache_memory_bytes is not None:
         size = options.kv_cache_memory_bytes
         records = _num_records(options, record_bytes, size, size // page_bytes)

@@ -136,6 +136,20 @@ class Rope:
         return table if factor == 1.0 else table * np.float32(factor)
 
 
+@dataclass(frozen=True)
+class QueryScale:
+    """Factors of queries by their positions, as in Llama 4: 1 + beta log(1 + floor(position / length))."""
+
+    beta: float
+    length: float
+
+    def table(self, positions: int) -> F32:
+        """Return f32 [positions]. Few of the logarithms differ, and rounding hides the last bits of libm's."""
+        steps = np.floor(np.arange(positions) / self.length)
+        scales: F32 = (1.0 + self.beta * np.log1p(steps)).astype(np.float32)
+        return scales
+
+
 def sine_cosine(angle: F64) -> tuple[F64, F64]:
     """Compute sine and cosine of angles in [0, 2^23] by additions and multiplications only; error below 1e-15."""
     turns = np.rint(angle * (2.0 / math.pi))

@@ -286,7 +286,7 @@ def assemble(
         )  # fmt: skip
     native = open_runner(plan, device, size, file, log_sealed_pages=log_sealed_pages)
     loader = Loader(device.native, plan.quantization, plan.dtypes, progress, options.weight_cache, trial, shared)
-    assembly = Assembly(native, device, plan, loader, memory, size.pages, file)
+    assembly = Assembly(native, device, plan, loader, memory, size, file)
     assembly.compile(progress)
     loader.load(plan.weights)
     assembly.allocate()

@@ -198,11 +198,12 @@ class _StreamedPlan:
         buffers = sum(buffer.bytes for buffer in plan.buffers.values())
         memory = plan_memory(options, most + plan.array_bytes, buffers, pages * plan.page_bytes)
         device = choose_device(options)
-        native = open_runner(plan, device, KvSize(pages, len(tokens.lengths) + 1))
+        size = KvSize(pages, len(tokens.lengths) + 1)
+        native = open_runner(plan, device, size)
         loader = Loader(device.native, plan.quantization, plan.dtypes)
         loader.upload(plan.weights)
         loader.addresses |= dict.fromkeys(self._matrices, device.native.allocate_matrix(most))
-        self._assembly = Assembly(native, device, plan, loader, memory, pages, None)
+        self._assembly = Assembly(native, device, plan, loader, memory, size, None)
 
     def run(self, progress: Progress | None) -> Iterator[tuple[TrialLayer, Floats]]:
         """Run the launches in order, and yield the products with their inputs."""

@@ -15,6 +15,7 @@ from quire.kernels.operands import (
     Launch,
     Matrix,
     Operand,
+    QueryScales,
     RopeTable,
     StatePart,
     TensorRows,
@@ -117,7 +118,7 @@ def _memory(plan: ModelPlan, launch: Launch, operand: Operand, step: Step) -> in
             return plan.kv_layout.token_bytes * tokens
         case StatePart():
             return 2 * operand.bytes * len(step.chunks)
-        case RopeTable() | TensorRows():
+        case RopeTable() | QueryScales() | TensorRows():
             return operand.row_bytes * rows
         case ArrayWeight():
             return operand.bytes

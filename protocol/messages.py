@@ -16,7 +16,7 @@ import msgspec
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.options import F32_MAX, MAX_INT64, Length, Option, Range, lengths_of, options_of
 
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 
 
 class Role(enum.StrEnum):
@@ -743,10 +743,11 @@ class KvPage(msgspec.Struct, array_like=True, gc=False, tag=19):
 
 
 class KvFetched(msgspec.Struct, array_like=True, gc=False, tag=20):
-    """The end of a fetch; `error` if it was not for want of pages."""
+    """The end of a fetch; `error` if it was not for want of pages. `count`: pages that there were to be sent."""
 
     fetch_id: int
     error: str | None = None
+    count: int = 0
 
 
 class PrefixReport(msgspec.Struct, array_like=True, gc=False, tag=22):

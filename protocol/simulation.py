@@ -87,6 +87,20 @@ class ClientTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.to_wake + before.later + share * (following.later - before.later)
 
 
+class FetchTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds in which an engine fetches KV pages from another one.
+
+    `connect`: from the first request that might fetch, and computes its prompt, until there are pages to be had;
+    `answer`: from asking until pages begin to come, or the word that there are none; `token`: for the KV of each token,
+    its bytes by the rate at which they come. The defaults, of calibrations without measured ones, are those of a small
+    model (20 KiB a token at 1 GB/s) between processes of a host.
+    """
+
+    connect: _Seconds = 0.5
+    answer: _Seconds = 1e-3
+    token: _Seconds = 2e-5
+
+
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Speed of an engine on a host, as `quire calibrate` measures it and writes it as JSON.
 
@@ -101,6 +115,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine: EngineShape
     step: StepTime
     client: ClientTime = ClientTime()
+    fetch: FetchTime = FetchTime()
     steps: int = 0
     error: float = 0.0
     held_out_error: float | None = None
@@ -149,7 +164,8 @@ class SimulationSetup(msgspec.Struct, array_like=True, frozen=True, forbid_unkno
 
     `tells_lengths`: `max_tokens` tells engines how long an answer will be; otherwise it may be as long as the context.
     `concurrency`: users of a closed loop, who send a request when they have their answer; arrivals are ignored.
-    `speculative_config`: how engines draft tokens, with the acceptance length.
+    `speculative_config`: how engines draft tokens, with the acceptance length. `fetch`: the time in which engines fetch
+    prefixes from one another, if the router says from which; None: they do not.
     """
 
     engine: EngineShape
@@ -162,6 +178,7 @@ class SimulationSetup(msgspec.Struct, array_like=True, frozen=True, forbid_unkno
     sample_seconds: float = 1.0
     concurrency: int | None = None
     speculative_config: SpeculativeConfig | None = None
+    fetch: FetchTime | None = None
 
 
 class SimulatedResult(msgspec.Struct, array_like=True, gc=False, tag=1):
@@ -201,7 +218,10 @@ class SimulationSample(msgspec.Struct, array_like=True, gc=False, tag=2):
 
 
 class EngineSummary(msgspec.Struct, array_like=True, gc=False):
-    """Totals of one engine. `busy_seconds`: time of its steps; pages are those at the end."""
+    """Totals of one engine. `busy_seconds`: time of its steps; pages are those at the end.
+
+    `fetched_tokens`: tokens whose KV has come from another engine.
+    """
 
     requests: int
     steps: int
@@ -214,6 +234,7 @@ class EngineSummary(msgspec.Struct, array_like=True, gc=False):
     pages_free: int
     pages_cached: int
     pages_held: int
+    fetched_tokens: int = 0
 
 
 class SimulationEnd(msgspec.Struct, array_like=True, tag=3):

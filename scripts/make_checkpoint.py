@@ -19,6 +19,15 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from quire.kernels.config import ModelConfig
+from quire.kernels.emit.context import Capabilities, EmitContext
+from quire.kernels.emit.layout import Dtypes
+from quire.kernels.lowering.model import lower
+from quire.kernels.models import build_graph
+from quire.kernels.operands import Matrix, PlanLimits
+from quire.kernels.weights.checkpoint import Checkpoint
+from quire.kernels.weights.quantization import Quantization
+
 Shapes = Iterator[tuple[str, tuple[int, ...], str]]
 """Names of tensors, their shapes, and their dtypes in safetensors: BF16 or U8."""
 
@@ -37,6 +46,31 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 8, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
         "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "max_position_embeddings": 40960,
         "rope_theta": 1e6, "tie_word_embeddings": False,
+    },
+    "qwen3.5-0.8b": {
+        "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "hidden_size": 1024,
+        "intermediate_size": 3584, "num_hidden_layers": 24, "num_attention_heads": 8, "num_key_value_heads": 2,
+        "head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "max_position_embeddings": 262144,
+        "full_attention_interval": 4, "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25,
+                            "mrope_section": [11, 11, 10], "mrope_interleaved": True},
+    },
+    "lfm2-1.2b": {
+        "architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "hidden_size": 2048, "block_ff_dim": 12288,
+        "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "norm_eps": 1e-5,
+        "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256,
+        "conv_L_cache": 3, "full_attn_idxs": [2, 5, 8, 10, 12, 14], "max_position_embeddings": 128000,
+        "rope_theta": 1e6, "tie_word_embeddings": True,
+    },
+    "granite-4-tiny": {
+        "architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid", "hidden_size": 1536,
+        "intermediate_size": 512, "shared_intermediate_size": 1024, "num_hidden_layers": 40, "num_local_experts": 64,
+        "num_experts_per_tok": 6, "num_attention_heads": 12, "num_key_value_heads": 4, "mamba_n_heads": 48,
+        "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1, "mamba_expand": 2, "mamba_d_conv": 4,
+        "position_embedding_type": "nope", "attention_multiplier": 0.0078125, "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22, "logits_scaling": 6.0, "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
     },
     "gpt-oss-20b": {
         "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880,
@@ -58,39 +92,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 """Fields of config.json by the names of shapes."""
 
 
-def attention_shapes(config: dict[str, Any], layer: str) -> Shapes:
-    """Yield the tensors of an attention layer and of both norms."""
-    hidden, dim = config["hidden_size"], config["head_dim"]
-    query, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
-    for name, shape in (("q", (query, hidden)), ("k", (kv, hidden)), ("v", (kv, hidden)), ("o", (hidden, query))):
-        yield f"{layer}.self_attn.{name}_proj.weight", shape, "BF16"
-        if config.get("attention_bias"):
-            yield f"{layer}.self_attn.{name}_proj.bias", shape[:1], "BF16"
-    if config["model_type"].startswith("qwen3"):
-        for name in ("q_norm", "k_norm"):
-            yield f"{layer}.self_attn.{name}.weight", (dim,), "BF16"
-    for name in ("input_layernorm", "post_attention_layernorm"):
-        yield f"{layer}.{name}.weight", (hidden,), "BF16"
-
-
-def feed_forward_shapes(config: dict[str, Any], layer: str) -> Shapes:
-    """Yield the tensors of a feed-forward layer, dense or of experts."""
-    hidden, mlp = config["hidden_size"], f"{layer}.mlp"
-    if config["model_type"] == "gpt_oss":
-        yield from _gpt_oss_shapes(config, layer)
-        return
-    modules, inner = [mlp], config["intermediate_size"]
-    if "num_experts" in config:
-        modules, inner = [f"{mlp}.experts.{i}" for i in range(config["num_experts"])], config["moe_intermediate_size"]
-        yield f"{mlp}.gate.weight", (len(modules), hidden), "BF16"
-    for module in modules:
-        for name, shape in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner))):
-            yield f"{module}.{name}_proj.weight", shape, "BF16"
-
-
 def _gpt_oss_shapes(config: dict[str, Any], layer: str) -> Shapes:
     hidden, inner, experts = config["hidden_size"], config["intermediate_size"], config["num_local_experts"]
-    yield f"{layer}.self_attn.sinks", (config["num_attention_heads"],), "BF16"
     yield f"{layer}.mlp.router.weight", (experts, hidden), "BF16"
     yield f"{layer}.mlp.router.bias", (experts,), "BF16"
     for name, outputs, inputs in (("gate_up_proj", 2 * inner, hidden), ("down_proj", hidden, inner)):
@@ -100,15 +103,19 @@ def _gpt_oss_shapes(config: dict[str, Any], layer: str) -> Shapes:
 
 
 def all_shapes(config: dict[str, Any]) -> Shapes:
-    """Yield all tensors of a model."""
-    vocabulary, hidden = config["vocab_size"], config["hidden_size"]
-    yield "model.embed_tokens.weight", (vocabulary, hidden), "BF16"
-    for i in range(config["num_hidden_layers"]):
-        yield from attention_shapes(config, f"model.layers.{i}")
-        yield from feed_forward_shapes(config, f"model.layers.{i}")
-    yield "model.norm.weight", (hidden,), "BF16"
-    if not config["tie_word_embeddings"]:
-        yield "lm_head.weight", (vocabulary, hidden), "BF16"
+    """Yield all tensors of a model, as its plan reads them; those of experts in MXFP4 instead of their floats."""
+    checkpoint = Checkpoint.__new__(Checkpoint)  # of which only the configuration is read
+    checkpoint.config, checkpoint.folder = config, Path()
+    context = EmitContext(Capabilities("avx2", "f32"), Dtypes("bf16", "bf16", "f32"))
+    graph = build_graph(ModelConfig(config))
+    plan = lower(graph, context, PlanLimits(32, min(graph.max_positions, 1024), 32), Quantization(checkpoint))
+    shapes: dict[str, tuple[int, ...]] = {}
+    for weight in plan.weights:
+        shapes |= {part.tensor: part.shape for part in weight.parts} if isinstance(weight, Matrix) else weight.tensors
+    is_packed = config["model_type"] == "gpt_oss"
+    yield from ((name, shape, "BF16") for name, shape in shapes.items() if not (is_packed and ".mlp." in name))
+    for i in range(config["num_hidden_layers"] if is_packed else 0):
+        yield from _gpt_oss_shapes(config, f"model.layers.{i}")
 
 
 def random_tensor(random: np.random.Generator, name: str, shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
@@ -176,9 +183,11 @@ def main() -> None:
     config["num_hidden_layers"] = arguments.layers or config["num_hidden_layers"]
     if experts is not None:
         config[experts] = arguments.experts or config[experts]
+    layers = range(config["num_hidden_layers"])
     if config["model_type"] == "gpt_oss":
-        kinds = ("sliding_attention", "full_attention")
-        config["layer_types"] = [kinds[i % 2] for i in range(config["num_hidden_layers"])]
+        config["layer_types"] = [("sliding_attention", "full_attention")[i % 2] for i in layers]
+    if config["model_type"] == "granitemoehybrid":
+        config["layer_types"] = ["attention" if i % 10 == 5 else "mamba" for i in layers]
     arguments.folder.mkdir(parents=True, exist_ok=True)
     (arguments.folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     write_tokenizer(arguments.folder)

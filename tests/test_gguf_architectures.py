@@ -19,7 +19,7 @@ import pytest
 from checkpoints import DEEPSEEK_ROPE
 from gguf_conversion import CONVERSIONS
 from gguf_files import write_gguf
-from quantized_checkpoints import Raw, load, save
+from quantized_checkpoints import Raw, load, raw_floats, save
 
 from quire.frontend import PoolingParams, SamplingParams
 from quire.kernels.gguf.architectures import ARCHITECTURES
@@ -54,6 +54,7 @@ def _longrope(frequencies: int) -> dict[str, Any]:
 
 _FULL = ["full_attention"]
 CASES = (
+    Case("apertus-xielu", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
     Case("cohere2-window77"),
     Case("deepseek2-dense"),
     Case("deepseek2-dense-yarn", {"rope_parameters": {**DEEPSEEK_ROPE, "mscale": 1.1}}),
@@ -61,6 +62,10 @@ CASES = (
     Case("deepseek2-groups-yarn", {"rope_parameters": {**DEEPSEEK_ROPE, "mscale": 1.1}}),
     Case("deepseek3-experts-yarn", {"rope_parameters": {**DEEPSEEK_ROPE, "mscale": 1.1}}),
     Case("deepseek3-plain-weights"),
+    Case("ernie4-5-biases"),
+    Case("ernie4-5-moe-shared", {"moe_norm_min": 1e-12, "moe_layer_end_index": -1}, layers=(0, 1, 2)),
+    Case("exaone4-window77"),
+    Case("exaone4-window77", {"sliding_window": None}, id="exaone4-full"),
     Case("falcon-h1-norm"),
     Case("gemma2-window77", {"query_pre_attn_scalar": 128}),
     Case("gemma3-window100", {"query_pre_attn_scalar": 256},
@@ -68,6 +73,8 @@ CASES = (
     Case("gemma3-window100", {"query_pre_attn_scalar": 256, "layer_types": None, "sliding_window_pattern": 6},
          layers=(0, 1, 2, 3, 0, 1, 2), id="gemma3-period"),
     Case("glm4-interleaved"),
+    Case("glm4-moe-groups", {"num_nextn_predict_layers": 0}),
+    Case("glm4-moe-lite", {"first_k_dense_replace": 1}),
     Case("gpt2-tied"),
     Case("gpt2-untied"),
     Case("granite-multipliers"),
@@ -81,8 +88,11 @@ CASES = (
     Case("lfm2-biases"),
     Case("lfm2-moe", {"routed_scaling_factor": 1.0}),
     Case("lfm2-tied"),
+    Case("hunyuan-alpha", {"rope_parameters": {"rope_type": "default", "rope_theta": 3e5}}),
     Case("llama-biases-linear"),
     Case("llama-gqa8-dynamic", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+    Case("minimax-m2-partial-rotary"),
+    Case("ministral3-growing-queries"),
     Case("mistral-window128", {"sliding_window": None}),
     Case("mistral-window77", metadata={"ARCH.attention.sliding_window": 77}),
     Case("gpt-oss-window100", {"swiglu_limit": 7.0}),
@@ -93,6 +103,7 @@ CASES = (
                                 "num_experts_per_tok": None},
          layers=(0, 3, 2, 5), id="nemotron-h-dense"),
     Case("olmo2-joint-norms"),
+    Case("olmo3-window100"),
     Case("olmoe"),
     Case("phi3-window90-short", {"partial_rotary_factor": 0.75, "rope_parameters": _longrope(24)}),
     Case("phi3-long", {"rope_parameters": _longrope(40), "original_max_position_embeddings": 64}),
@@ -104,6 +115,7 @@ CASES = (
     Case("qwen3-moe", {"mlp_only_layers": []}, layers=(0, 0, 0)),
     Case("qwen3-biases-window", {"use_sliding_window": False}),
     Case("qwen3-tied"),
+    Case("seed-oss-biases"),
     Case("smollm3-window100", {"no_rope_layers": None, "layer_types": None, "use_sliding_window": False},
          layers=(0, 1, 2, 0, 1)),
     Case("starcoder2-window77", {"sliding_window": None}),
@@ -201,6 +213,23 @@ def test_quantized_files_of_models_with_state_are_near_their_float_twins(
     assert 0 < np.sqrt(np.mean(difference**2)) < 0.12 * expected.std(), "int8 of safetensors is as near"
 
 
+def test_layers_for_multi_token_prediction_are_not_loaded(
+    checkpoints: Path, tmp_path: Path, engine: EngineFactory
+) -> None:
+    source, folder, file = checkpoints / "glm4-moe-groups", tmp_path / "folder", tmp_path / "model.gguf"
+    tensors, at, hidden = load(source), "model.layers.3", 256
+    tensors |= {name.replace("model.layers.2", at): raw for name, raw in tensors.items() if "model.layers.2." in name}
+    tensors |= {f"{at}.{name}.weight": raw_floats(np.ones(hidden, np.float32), "F32") for name in ("enorm", "hnorm")}
+    tensors[f"{at}.eh_proj.weight"] = raw_floats(np.ones((hidden, 2 * hidden), np.float32), "F32")
+    save(folder, tensors, json.loads((source / "config.json").read_text()) | {"num_nextn_predict_layers": 1})
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).symlink_to(source / name)
+    assert f"{at}.eh_proj.weight" in write_gguf(folder, file)
+    expected = answers(engine(source, dtype="float32"))
+    assert answers(engine(folder, dtype="float32")) == expected
+    assert answers(engine(file)) == expected
+
+
 def test_layers_from_latents_are_dequantized(checkpoints: Path, tmp_path: Path, engine: EngineFactory) -> None:
     """Files have their part for keys transposed, with blocks along a head; files from before had one tensor."""
     source, file, twin = checkpoints / "deepseek2-dense", tmp_path / "model.gguf", tmp_path / "twin.gguf"
@@ -243,11 +272,14 @@ def rounded(values: np.ndarray) -> np.ndarray:
     return result
 
 
-def test_llama3_frequencies_come_from_their_factors(checkpoints: Path, tmp_path: Path, engine: EngineFactory) -> None:
-    """They were rounded to f32 on their way, so that a frequency may differ in its last bit."""
-    write_gguf(checkpoints / "llama-tied-llama3", tmp_path / "model.gguf")
-    given = answers(engine(tmp_path / "model.gguf"))
-    expected = answers(engine(checkpoints / "llama-tied-llama3", dtype="float32"))
+@pytest.mark.parametrize("name", ["llama-tied-llama3", "apertus-xielu", "hunyuan-alpha"])
+def test_frequencies_that_were_rounded_on_their_way(
+    name: str, checkpoints: Path, tmp_path: Path, engine: EngineFactory
+) -> None:
+    """Llama 3's factors, and Hunyuan's base, are f32 in files, so that a frequency may differ in its last bit."""
+    write_gguf(checkpoints / name, tmp_path / "model.gguf")
+    given = answers(engine(tmp_path / "model.gguf", max_model_len=800))
+    expected = answers(engine(checkpoints / name, dtype="float32", max_model_len=800))
     check_alike(given, expected, 1e-3)
 
 

@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import random
+import signal
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import compare_speculation
+import numpy as np
 import pytest
+from conftest import assert_all_pages_free
+from engine_pairs import pair
+from engine_process import DealerClient
+from engine_signals import hit_soon
+from engine_watch import wait_until
 from memory_pressure import under_pressure
 
-from quire.frontend import BeamSearchParams, EngineStartError, SamplingParams, StructuredOutputsParams, TokensPrompt
+from quire.frontend import (
+    LLM,
+    BeamSearchParams,
+    EngineStartError,
+    SamplingParams,
+    StructuredOutputsParams,
+    TokensPrompt,
+)
+from quire.protocol.messages import EngineCoreRequest
+from quire.protocol.messages import SamplingParams as EngineParams
 
 if TYPE_CHECKING:
     from conftest import EngineFactory
 
-    from quire.frontend import LLM, RequestOutput
+    from quire.frontend import RequestOutput
 
 HYBRIDS = ("qwen3.5-grouped", "lfm2-moe", "granite4-experts", "falcon-h1-norm", "nemotron-h-experts")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=2)
+GREEDY_ALONE = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 VOCABULARY = 500
 
 
@@ -34,6 +54,11 @@ def ask(llm: LLM, prompts: Sequence[Sequence[int]], params: Any = GREEDY) -> lis
 
 def answers(outputs: Sequence[RequestOutput]) -> list[Any]:
     return [compare_speculation.answer(output) for output in outputs]
+
+
+def send(client: DealerClient, request_id: str, prompt: list[int], *, remote_prefill: bool = False) -> None:
+    params = EngineParams(temperature=0.0, max_tokens=8)
+    client.send(EngineCoreRequest(request_id, prompt, params, remote_prefill=remote_prefill))
 
 
 def repetitive(seed: int) -> list[int]:
@@ -51,15 +76,15 @@ def test_drafts_change_no_bit(name: str, options: dict[str, Any], checkpoints: P
         SamplingParams(temperature=0.0 if seed % 2 else 0.9, seed=seed, max_tokens=60, ignore_eos=True, logprobs=1)
         for seed in range(len(prompts))
     ]
-    expected = answers(ask(engine(model), prompts, params))
+    expected, few = answers(ask(engine(model), prompts, params)), "num_pages" in options
     for drafting in (
         {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 4},
         {"method": "suffix"},
         {"method": "draft_model", "model": str(model), "num_speculative_tokens": 3},
     ):
         llm = engine(model, speculative_config={**drafting, "adaptive": False}, **options)
-        found = lambda llm=llm: answers(ask(llm, prompts, params))  # noqa: E731
-        assert (under_pressure(llm, found) if options.get("num_pages") else found()) == expected, drafting
+        found = under_pressure(llm, partial(ask, llm, prompts, params)) if few else ask(llm, prompts, params)
+        assert answers(found) == expected, drafting
     counts = llm.stats()["totals"]["speculation"]
     assert 0 < counts["accepted_tokens"] <= counts["draft_tokens"]
 
@@ -145,3 +170,92 @@ def test_more_requests_than_records_wait(checkpoints: Path, engine: EngineFactor
 def test_memory_that_holds_no_records_is_refused(checkpoints: Path, engine: EngineFactory) -> None:
     with pytest.raises(EngineStartError, match=r"holds no page beside 9 records of state of \d+ bytes"):
         engine(checkpoints / "qwen3.5-tied", kv_cache_memory_bytes=1 << 20)
+
+
+def kill(llm: LLM) -> None:
+    """Kill the engine, and wait for the next one."""
+    client = llm._engine.engines
+    before = client.ready.engine_pid
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: client.away is None and client.ready.engine_pid != before, "no other engine came")
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_states_outlive_the_engine(name: str, checkpoints: Path, engine: EngineFactory) -> None:
+    """What the killed engine had in its prefix cache the next one has, with the same bits; and streams go on."""
+    llm, plain = engine(checkpoints / name), engine(checkpoints / name, enable_prefix_caching=False)
+    prompts = [tokens_of(150 + 40 * seed, seed) for seed in range(4)]
+    expected = ask(plain, prompts)
+    assert answers(ask(llm, prompts)) == answers(expected)
+    kill(llm)
+    again = ask(llm, prompts)
+    assert [output.outputs for output in again] == [output.outputs for output in expected]
+    assert [output.num_cached_tokens for output in again] == [(len(prompt) - 1) // 32 * 32 for prompt in prompts]
+    long = SamplingParams(temperature=0.8, seed=4, max_tokens=300, ignore_eos=True, logprobs=1)
+    streams = ask(plain, prompts, long)
+    hit_soon(llm, signal.SIGKILL)
+    assert answers(ask(llm, prompts, long)) == answers(streams)
+
+
+def test_damaged_states_are_computed_again(checkpoints: Path, engine: EngineFactory) -> None:
+    model, prompt = checkpoints / "qwen3.5-tied", tokens_of(200)
+    llm = engine(model)
+    (expected,) = ask(llm, [prompt])
+    client = llm._engine.engines
+    before = client.ready.engine_pid
+    os.kill(before, signal.SIGSTOP)
+    (found,) = [path for path in Path(f"/proc/{before}/fd").iterdir() if "quire-kv" in str(path.readlink())]
+    with found.open("r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        end = mmap.mmap(file.fileno(), size)
+        half = np.frombuffer(end, np.uint8)[size // 2 :]
+        states = np.flatnonzero(half)[-4096:]  # the last bytes that were written are those of states
+        half[states] ^= 255
+        del half
+        end.close()
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: client.away is None and client.ready.engine_pid != before, "no other engine came")
+    (again,) = ask(llm, [prompt])
+    assert again.outputs == expected.outputs
+    assert again.num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_states_come_back_from_disk(name: str, checkpoints: Path, engine: EngineFactory, tmp_path: Path) -> None:
+    """With the last turn's end, which a longer chat begins with."""
+    prompts = [tokens_of(150 + 40 * seed, seed) for seed in range(4)]
+    plain = engine(checkpoints / name, enable_prefix_caching=False)
+    expected = ask(plain, prompts)
+    with LLM(str(checkpoints / name), num_pages=256, kv_disk=str(tmp_path), kv_disk_bytes="512MiB") as llm:
+        assert answers(ask(llm, prompts)) == answers(expected)
+        turns = [[*output.prompt_token_ids, *output.outputs[0].token_ids] for output in expected]
+    with LLM(str(checkpoints / name), num_pages=256, kv_disk=str(tmp_path), kv_disk_bytes="512MiB") as llm:
+        again = ask(llm, prompts)
+        assert [output.outputs for output in again] == [output.outputs for output in expected]
+        assert [output.num_cached_tokens for output in again] == [(len(prompt) - 1) // 32 * 32 for prompt in prompts]
+        llm.reset_prefix_cache()
+        longer = [[*turn, *tokens_of(20, 9)] for turn in turns]
+        found = ask(llm, longer)
+        assert [output.num_cached_tokens for output in found] == [(len(turn) - 1) // 32 * 32 for turn in turns]
+        assert [output.outputs for output in found] == [output.outputs for output in ask(plain, longer)]
+        assert_all_pages_free(llm)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_prefixes_of_another_engine_come_with_their_state(name: str, checkpoints: Path, engine: EngineFactory) -> None:
+    """Those that it has, and one that it is computing."""
+    model, prompt, other = checkpoints / name, tokens_of(700), tokens_of(650, 1)
+    plain = engine(model, enable_prefix_caching=False)
+    expected = [output.outputs[0].token_ids for output in ask(plain, [prompt, other], GREEDY_ALONE)]
+    with pair(model) as engines:
+        engines.connect()
+        send(engines.p, "first", prompt)
+        engines.p.end("first")
+        send(engines.d, "second", prompt)
+        assert engines.d.tokens("second") == expected[0]
+        assert max(output.num_cached_tokens for output in engines.d.outputs("second")) == 672
+        send(engines.p, "third", other)
+        send(engines.d, "fourth", other, remote_prefill=True)
+        assert engines.d.tokens("fourth") == expected[1]
+        assert max(output.num_cached_tokens for output in engines.d.outputs("fourth")) == 640
+        assert engines.d.call("stats")["kv_peer_failures"] == 0

@@ -71,14 +71,14 @@ def test_bfloat16_is_at_least_as_accurate_as_transformers(
     ours, theirs = (found - references.logprobs for found in (prompt_logprobs(outputs), references.logprobs_bfloat16))
     # Both round weights and the inputs of products to bfloat16; transformers also rounds every sum. Its error is thus
     # an upper bound of the cost of bfloat16, and a real fault is many times larger.
-    if "num_experts_per_tok" in checkpoint.config:
+    if checkpoint.has_experts:
         # A token that rounding sends to another expert errs by any amount, and such tokens dominate the largest errors.
         quantiles = [np.quantile(np.abs(errors), [0.25, 0.5, 0.75, 0.9]) for errors in (ours, theirs)]
         assert (quantiles[0] <= quantiles[1]).all()
         return
     assert root_mean_square(ours) <= root_mean_square(theirs)
     # Rounding may choose another expert for a token, whichever engine it happens to; such an error has no bound.
-    if "num_experts_per_tok" not in checkpoint.config:
+    if not checkpoint.has_experts:
         assert np.abs(ours).max() <= np.abs(theirs).max()
 
 

@@ -18,7 +18,8 @@ LENGTH = 90
 ODD_SHAPES = [
     "gpt2-untied", "llama-biases-linear", "mistral-window77", "qwen3-biases-window", "gemma2-window77",
     "gemma3-window100", "phi3-long", "starcoder2-window77", "olmo2-joint-norms", "glm4-interleaved", "cohere2-window77",
-    "deepseek2-experts", "deepseek3-dense-yarn",
+    "deepseek2-experts", "deepseek3-dense-yarn", "apertus-xielu", "glm4-moe-groups",
+    "hunyuan-alpha", "ministral3-growing-queries",
 ]  # fmt: skip
 
 

@@ -49,11 +49,40 @@ class Delivery:
     client_id: bytes
     fetch_id: int
     pages: list[int] = field(default_factory=list)
+    num_all: int = 0  # pages that were to be sent
     num_sent: int = 0
     num_taken: int = 0  # pages that the client has acknowledged
     is_complete: bool = False  # no more pages follow
     last_progress: float = field(default_factory=time.monotonic)
     is_ended: bool = False  # nothing is sent or copied any more
+
+
+class PageSender(Protocol):
+    """Sends the pages of deliveries: see `PageServer`."""
+
+    def open(self, client_id: bytes, fetch_id: int) -> Delivery:
+        """Begin a delivery without pages. Raises ValueError if the client has one with this id."""
+
+    def extend(self, delivery: Delivery, pages: Sequence[int]) -> None:
+        """Add pages, which nobody writes until the delivery has ended."""
+
+    def complete(self, delivery: Delivery) -> None:
+        """Note that no more pages follow: the delivery ends when all are sent."""
+
+    def is_stuck(self, delivery: Delivery) -> bool:
+        """Return True if the client has not acknowledged what it was sent for a long time."""
+
+    def cut(self, delivery: Delivery) -> None:
+        """End a delivery with what has been sent: its pages are free when this returns."""
+
+    def receive(self, client_id: bytes, message: KvMessage) -> None:
+        """Take a message of another engine."""
+
+    def stats(self) -> dict[str, float]:
+        """Return counters by name."""
+
+    def stop(self) -> bool:
+        """End in the middle of what is sent; return False if that fails."""
 
 
 class PageServer:
@@ -108,6 +137,7 @@ class PageServer:
         with self._lock:
             if not delivery.is_complete:  # the client may have given it up just now
                 delivery.pages += pages
+                delivery.num_all += len(pages)
             self._lock.notify_all()
 
     def complete(self, delivery: Delivery) -> None:
@@ -209,7 +239,7 @@ class PageServer:
         """End a delivery. The lock is held."""
         delivery.is_ended = True
         del self._open[delivery.client_id, delivery.fetch_id]
-        self._send(delivery.client_id, KvFetched(delivery.fetch_id))
+        self._send(delivery.client_id, KvFetched(delivery.fetch_id, count=delivery.num_all))
         self._wake()
 
     def _greet(self, client_id: bytes) -> None:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from quire.engine_core.averages import average
+from quire.engine_core.kv_tiers.fetch_times import FetchTimes
 from quire.engine_core.kv_tiers.tier import Fetch, Key
 from quire.engine_core.transport.waker import Waker
 from quire.protocol.codec import ClientDecoder, encode
@@ -51,8 +51,6 @@ _RETRY_SECONDS = 0.5  # between attempts to reach a peer that is gone
 _FIRST_HEARTBEAT = 2.0  # until the peer says what it is
 _SILENT_HEARTBEATS = 4  # after which a peer is taken for dead
 _LONGEST_STEP = 30.0  # seconds after which a peer that does not step is taken for hung
-_TRUST_SECONDS = 60.0  # for which measured times count
-_BLEND = 0.2  # weight of a new measurement
 _STOP_SECONDS = 2.0
 _LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -95,7 +93,7 @@ class KvPeer:
         self._format: str | None = None
         self._is_ready = self._is_hung = False
         self._last_complaint = ""
-        self._times = _Times()
+        self._times = FetchTimes(time.monotonic)
         self._num_fetched = self._num_failures = 0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="quire-kv-peer", daemon=True)
@@ -199,6 +197,8 @@ class KvPeer:
             case KvFetched():
                 if message.error is not None:
                     self._fail(message.error)
+                elif (opened := self._open.get(message.fetch_id)) is not None:
+                    opened.fetch.is_whole = len(opened.fetch.contents) == message.count
                 self._end(message.fetch_id)
             case Pong():
                 self._note_age(session, message.last_step_age)
@@ -237,7 +237,7 @@ class KvPeer:
         if not self._is_ready:
             fetch.done(fetch)
             return
-        fetch_id, count = next(self._ids), len(fetch.keys)
+        fetch_id, count = next(self._ids), len(fetch.keys) - fetch.num_states
         self._open[fetch_id] = _OpenFetch(fetch)
         first = (len(fetch.tokens) - 1) // self._block_size - count
         session.send(KvFetch(fetch_id, list(fetch.tokens), fetch.cache_salt, first, count, fetch.is_expected))
@@ -280,26 +280,6 @@ class _OpenFetch:
     def __init__(self, fetch: Fetch) -> None:
         self.fetch = fetch
         self.begun = time.monotonic()
-
-
-class _Times:
-    """The time of an answer without pages, and that of each page; both count for a while only."""
-
-    def __init__(self) -> None:
-        self._answer = self._page = 0.0
-        self._measured = -_TRUST_SECONDS
-
-    def learn(self, seconds: float, num_pages: int) -> None:
-        self._measured = time.monotonic()
-        if num_pages:
-            self._page = average(self._page, seconds / num_pages, _BLEND)
-        else:
-            self._answer = average(self._answer, seconds, _BLEND)
-
-    def seconds(self, num_pages: int) -> float:
-        if time.monotonic() - self._measured > _TRUST_SECONDS:
-            return 0.0
-        return self._answer + num_pages * self._page
 
 
 class _Session:

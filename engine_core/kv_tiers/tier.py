@@ -14,9 +14,11 @@ Key = bytes
 class Fetch:
     """Pages on their way into KV memory: `keys[i]` into page `pages[i]`.
 
-    They belong to a prefix, whose tokens and one more are `tokens`: they are its last pages. The first `len(contents)`
-    of them have come, with these checksums; nobody else uses the others until the fetch is done. `done` is called
-    once, on any thread, when nothing is written to the pages any more.
+    They belong to a prefix, whose tokens and one more are `tokens`: they are its last pages. Of a model with state the
+    first `num_states` are not pages of the prefix, but pieces of the state after it, or after fewer of its pages if not
+    all come (`Sequences.state_pages`). The first `len(contents)` have come, with these checksums; nobody else uses the
+    others until the fetch is done. `done` is called once, on any thread, when nothing is written to the pages any more.
+    `is_whole` tells that these are all that there are, if they are fewer than were asked for.
 
     `is_expected`: another engine is about to compute the prefix, and pages that are not there yet will come.
     """
@@ -27,6 +29,8 @@ class Fetch:
     tokens: Sequence[int] = ()
     cache_salt: str = ""
     is_expected: bool = False
+    num_states: int = 0
+    is_whole: bool = False
     contents: list[int] = field(default_factory=list)
 
 

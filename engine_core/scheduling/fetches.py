@@ -3,6 +3,9 @@
 A fetch has a sequence of its own, which holds the pages until all have come. They go into the prefix cache as they
 come, where the requests that waited find them like any others. So nothing depends on a request while its pages come: it
 may end, or lose patience and compute the rest.
+
+Pages of a model with state are of use only up to a state. So the pieces of the state at their end come first, and all
+go into the prefix cache together.
 """
 
 from __future__ import annotations
@@ -37,9 +40,10 @@ class _Transfer:
     fetch: Fetch
     tier: KvTier
     slot: int  # slot of the transfer's own sequence
-    first: int  # index of the first fetched page in the sequence
+    first: int  # index of the first fetched page in the sequence, after any pieces of a state
     patience: float  # seconds without a page after which it is cancelled
     deadline: float
+    num_come: int = 0  # pieces of a state, and pages
     num_shared: int = 0  # pages that have come and are in the prefix cache
     requests: dict[Request, int] = field(default_factory=dict)  # waiting requests, each with the `num_shared` it needs
     is_cancelled: bool = False
@@ -84,7 +88,11 @@ class Fetches:
         keys = self._sequences.keys(request.slot)[1:]
         for each in tiers:
             each.touch(keys)
-        missing = keys[num_found // self._limits.block_size :]
+        start = num_found // self._limits.block_size
+        if start and (state_keys := self._sequences.state_keys(keys[start - 1])):
+            for each in tiers:
+                each.touch(state_keys)
+        missing = keys[start:]
         if not missing or self._num_fetches[request] >= _MAX_FETCHES_OF_REQUEST:
             return False
         transfer = self._by_key.get(missing[0])
@@ -107,14 +115,17 @@ class Fetches:
             transfer = self._open.pop(self._done.get_nowait())
             for key in transfer.fetch.keys:
                 self._by_key.pop(key, None)
-            self._share(transfer)
+            (self._share_filled if transfer.fetch.num_states else self._share)(transfer)
             self._sequences.close(transfer.slot)
             yield from _waiting([*transfer.requests, *self._waiting_for_turn])
             self._waiting_for_turn.clear()
         for transfer in self._open.values():
-            if self._share(transfer):
+            if len(transfer.fetch.contents) > transfer.num_come:
+                transfer.num_come = len(transfer.fetch.contents)
                 transfer.deadline = now + transfer.patience
-                yield from _waiting(self._served(transfer))
+                if not transfer.fetch.num_states:
+                    self._share(transfer)
+                    yield from _waiting(self._served(transfer))
             elif now > transfer.deadline and not transfer.is_cancelled:
                 yield from _waiting(transfer.requests)
                 transfer.requests.clear()
@@ -137,14 +148,27 @@ class Fetches:
 
         Tiers nearer to this engine go first. What another engine is computing for this request is fetched in any case.
         """
-        found = [(tier, count) for tier in tiers if (count := tier.find(keys))]
+        found = [(tier, count) for tier in tiers if (count := self._find_in(tier, keys))]
         if not found:
             return None
         if self._is_expected(request):
             return found[-1]
         tier, count = found[0]
+        num_pages = count + len(self._sequences.state_keys(keys[0]))
         seconds = self._budget.seconds(num_found, num_found + count * self._limits.block_size)
-        return (tier, count) if tier.seconds(count) < seconds else None
+        return (tier, count) if tier.seconds(num_pages) < seconds else None
+
+    def _find_in(self, tier: KvTier, keys: Sequence[Key]) -> int:
+        """Return how many of the first of these pages a tier has; of a model with state, up to the last state."""
+        count = tier.find(keys)
+        if self._sequences.states is None:
+            return count
+        for end in range(count, 0, -1):
+            if tier.find(self._sequences.state_keys(keys[end - 1], 1)):
+                pieces = self._sequences.state_keys(keys[end - 1])
+                if tier.find(pieces) == len(pieces):
+                    return end
+        return 0
 
     def _start(self, request: Request, tier: KvTier, num_found: int, keys: Sequence[Key]) -> _Transfer | None:
         """Start a fetch of these pages, if there is room for them."""
@@ -155,10 +179,11 @@ class Fetches:
         if self._sequences.start(slot, end) is None:
             self._sequences.close(slot)
             return None
-        first = num_found // size
-        pages, salt = self._sequences.pages(slot)[first:], request.cache_salt or ""
+        first, salt = num_found // size, request.cache_salt or ""
+        state_keys, state_pages = self._sequences.state_keys(keys[-1]), self._sequences.state_pages(slot)
+        pages = [*state_pages, *self._sequences.pages(slot)[first:]]
         is_expected = self._is_expected(request)
-        fetch = Fetch(keys, pages, self._note_done, tokens, salt, is_expected)
+        fetch = Fetch([*state_keys, *keys], pages, self._note_done, tokens, salt, is_expected, len(state_keys))
         most = _MOST_PATIENCE_WITH_PEER if is_expected else _MOST_PATIENCE
         patience = min(max(_LEAST_PATIENCE, _PATIENCE * self._budget.seconds(num_found, end)), most)
         self._asked.add(request)  # once: what has not come by the end of the fetch will not come
@@ -185,7 +210,7 @@ class Fetches:
         if not transfer.fetch.is_expected and transfer.tier.seconds(0) >= seconds:
             return False
         self._num_fetches[request] += 1
-        transfer.requests[request] = transfer.fetch.keys.index(missing[0]) + count
+        transfer.requests[request] = transfer.fetch.keys.index(missing[0]) - transfer.fetch.num_states + count
         return True
 
     def _served(self, transfer: _Transfer) -> list[Request]:
@@ -195,14 +220,23 @@ class Fetches:
             del transfer.requests[request]
         return served
 
-    def _share(self, transfer: _Transfer) -> bool:
-        """Put the pages that have come into the prefix cache; return True if there are any new ones."""
+    def _share(self, transfer: _Transfer) -> None:
+        """Put the pages that have come into the prefix cache."""
         new, size = transfer.fetch.contents[transfer.num_shared :], self._limits.block_size
         transfer.num_shared += len(new)
         self.num_tokens += len(new) * size
         if new:
             self._sequences.share(transfer.slot, (transfer.first + transfer.num_shared) * size, new)
-        return bool(new)
+
+    def _share_filled(self, transfer: _Transfer) -> None:
+        """Put what has come of a model with state into the prefix cache, if it is all that there is."""
+        fetch, size = transfer.fetch, self._limits.block_size
+        new = fetch.contents[fetch.num_states :]
+        if not new or not (fetch.is_whole or len(fetch.contents) == len(fetch.keys)):
+            return
+        transfer.num_shared = len(new)
+        self.num_tokens += len(new) * size
+        self._sequences.share_filled(transfer.slot, (transfer.first + len(new)) * size, new)
 
 
 def _waiting(requests: Iterable[Request]) -> Iterator[Request]:

@@ -1,7 +1,8 @@
 """Served prefixes: what other engines fetch from the prefix cache of this one.
 
 Each has a slot of its own, which never runs. It holds the pages that the cache has of the prefix, and takes more as a
-request computes them: so a prompt is on its way before it is done.
+request computes them: so a prompt is on its way before it is done. Of a model with state it sends the state at the end
+first, so that nothing is on its way before there is one.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from quire.engine_core.feature import Feature
-from quire.engine_core.kv_tiers.page_server import Delivery, PageServer
+from quire.engine_core.kv_tiers.page_server import Delivery, PageSender
 from quire.engine_core.request import Request, RequestStatus
 from quire.engine_core.validation import check_prefix
 from quire.kernels.runner import Sequences
@@ -24,7 +25,7 @@ _MOST_PREFIXES = 64
 @dataclass(eq=False)
 class _Served:
     message: KvFetch
-    server: PageServer
+    server: PageSender
     slot: int
     deadline: float  # time until which a request that computes it may arrive
     delivery: Delivery
@@ -40,7 +41,7 @@ class ServedPrefixes(Feature):
         sequences: Sequences,
         limits: EngineShape,
         send: Callable[[bytes, KvFetched], None],
-        server: PageServer | None,
+        server: PageSender | None,
         clock: Callable[[], float],
     ) -> None:
         """`send` takes the errors of fetches that can't be served."""
@@ -119,11 +120,13 @@ class ServedPrefixes(Feature):
         message = served.message
         end = message.first + message.count
         num_pages = min(self._sequences.hold_match(served.slot) // self._limits.block_size, end)
+        is_complete = num_pages == end or not will_grow
         first = max(served.num_pages, message.first)
-        if num_pages > first:
-            served.server.extend(served.delivery, self._sequences.pages(served.slot)[first:num_pages])
-        served.num_pages = num_pages
-        if num_pages == end or not will_grow:
+        if num_pages > first and (is_complete or self._sequences.states is None):
+            pages = self._sequences.pages(served.slot)[first:num_pages]
+            served.server.extend(served.delivery, [*self._sequences.state_pages(served.slot), *pages])
+            served.num_pages = num_pages
+        if is_complete:
             served.server.complete(served.delivery)
 
     def _will_grow(self, served: _Served) -> bool:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from array import array
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
+from quire.engine_core.loop import IDLE_SECONDS
 from quire.engine_core.simulation.drafts import simulated_speculation
 from quire.engine_core.simulation.executor import EOS, VOCAB_SIZE, SimulatedExecutor, VirtualClock, prompt_tokens
 from quire.engine_core.simulation.foresight import ForeseenSteps, SimulatedCore
+from quire.engine_core.simulation.page_exchange import PageNetwork
 from quire.engine_core.simulation.reports import CacheWatch, EngineReport
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import (
+    ClientMessage,
     EngineCoreEvent,
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -23,6 +27,8 @@ from quire.protocol.messages import (
     EngineMessage,
     ErrorKind,
     FinishReason,
+    KvFetched,
+    KvPeers,
     SamplingParams,
 )
 from quire.protocol.simulation import EngineSummary, SimulatedRequest, StepTime
@@ -59,6 +65,20 @@ class EngineTiming:
     wake_seconds: Callable[[float], float] = lambda _: 0.0
 
 
+class _Coming(NamedTuple):
+    """A request, or a message of another engine, that is on its way: it arrives at `time`, of several by `number`.
+
+    `source`: another engine that has more of the request's prompt. `wakes`: there will be work for an engine without.
+    """
+
+    time: float
+    number: int
+    client_id: bytes
+    message: SimulatedRequest | ClientMessage
+    wakes: bool
+    source: int | None = None
+
+
 class SimulatedEngine:
     """An engine that steps on request, and reports the first token and the end of each request.
 
@@ -80,17 +100,21 @@ class SimulatedEngine:
         on_end: Callable[[SimulatedAnswer], None] = lambda _: None,
         on_report: Callable[[EngineReport], None] | None = None,
         speculative_config: SpeculativeConfig | None = None,
+        network: PageNetwork | None = None,
     ) -> None:
+        """`network`: the engines from which this one fetches prefixes, in which it gets the next number."""
         self.limits = limits
         self.clock = VirtualClock()
         self.executor = SimulatedExecutor(limits, timing.step, self.clock)
         speculation, drafts = simulated_speculation(speculative_config, self.executor.sequences, limits, self.clock)
         if drafts is not None:
             self.executor.accept = drafts.accept
-        self.core = SimulatedCore(self.executor, limits, self._take, self.clock, speculation)
+        self._exchange = None if network is None else network.join(self.clock)
+        self.core = SimulatedCore(self.executor, limits, self._take, self.clock, speculation, self._exchange)
         self.num_requests = 0
         self.num_output_tokens = 0
         self._idle_seconds = 0.0
+        self._worked = 0.0  # time at which there was last any work for it
         self._wake_seconds = timing.wake_seconds
         self._is_stepwise = is_stepwise
         self._foreseen = ForeseenSteps(0.0)
@@ -100,27 +124,53 @@ class SimulatedEngine:
         self._on_report = on_report
         self._cache = None if on_report is None else CacheWatch(self.executor.sequences)
         self._has_news = False  # a request has got its first token or its end since the last report
-        self._coming: deque[tuple[float, SimulatedRequest]] = deque()
+        self._coming: list[_Coming] = []  # a heap
+        self._num_coming = 0
         self._answers: dict[str, SimulatedAnswer] = {}
 
-    def send(self, request: SimulatedRequest, sent: float, queued: float) -> None:
-        """Queue a request at time `queued` that was sent at time `sent`; requests must come in order of both."""
+    def introduce(self, addresses: list[str]) -> None:
+        """Tell the engine of others from which it may fetch prefixes."""
+        self.core.receive(_CLIENT, KvPeers(addresses))
+
+    def send(self, request: SimulatedRequest, sent: float, queued: float, source: int | None = None) -> None:
+        """Queue a request at time `queued` that was sent at time `sent`; requests must come in order of both.
+
+        `source`: an engine from which this one may fetch some of the prompt.
+        """
         self.num_requests += 1
         self._answers[str(request.index)] = SimulatedAnswer(request, sent)
-        self._coming.append((queued, request))
-        self._foreseen.cut(queued)
+        self._expect(queued, _CLIENT, request, wakes=True, source=source)
+
+    def post(self, time: float, client_id: bytes, message: ClientMessage, *, wakes: bool) -> None:
+        """Let a message of another engine arrive at `time`; `wakes`: there will be work to do."""
+        self._expect(time, client_id, message, wakes=wakes)
+
+    def _expect(
+        self,
+        time: float,
+        client_id: bytes,
+        message: SimulatedRequest | ClientMessage,
+        *,
+        wakes: bool,
+        source: int | None = None,
+    ) -> None:
+        self._num_coming += 1
+        heapq.heappush(self._coming, _Coming(time, self._num_coming, client_id, message, wakes, source))
+        self._foreseen.cut(time)
 
     @property
     def next_step(self) -> float:
         """The time at which the next step begins that is not put off; infinite when there is nothing to do."""
-        if self.core.has_requests:
+        if self.core.has_work:
             return self._foreseen.end
+        now = self.clock.now
+        latest = now + IDLE_SECONDS if self.core.has_requests else math.inf  # they wait for pages, or lose patience
         if not self._coming:
-            return math.inf
-        now, first = self.clock.now, self._coming[0][0]
-        if first < now:
-            return now  # a request that came during the last step is found after it
-        return first + self._wake_seconds(first - now)
+            return latest
+        first = self._coming[0]
+        if first.time < now:
+            return now  # what came during the last step is found after it
+        return min(first.time + (self._wake_seconds(first.time - self._worked) if first.wakes else 0.0), latest)
 
     def step(self) -> None:
         """Move the clock to the next step, receive the requests that have arrived, and step.
@@ -131,15 +181,30 @@ class SimulatedEngine:
         self.catch_up(began)
         self._idle_seconds += began - self.clock.now
         self.clock.now = began
-        while self._coming and self._coming[0][0] <= began:
-            self.core.receive(_CLIENT, self._message(self._coming.popleft()[1]))
+        has_woken = self._receive(began)
+        if self._exchange is not None:
+            self._exchange.advance()
         self.core.step()
-        if self.clock.now == began and self.core.has_requests:
+        if has_woken or self.clock.now > began:
+            self._worked = self.clock.now
+        if self.clock.now == began and self.core.has_work:
             waiting = len(self.core.scheduler.waiting)
             raise RuntimeError(f"at {began} s a step took no time, and {waiting} requests wait; is the base time 0?")
         if self._has_news:
             self._report()
         self._foresee()
+
+    def _receive(self, until: float) -> bool:
+        """Take what has arrived; return True if there was work in it."""
+        has_woken = False
+        while self._coming and self._coming[0].time <= until:
+            coming = heapq.heappop(self._coming)
+            has_woken |= coming.wakes
+            message = coming.message
+            if isinstance(message, SimulatedRequest):
+                message = self._message(message, coming.source)
+            self.core.receive(coming.client_id, message)
+        return has_woken
 
     def catch_up(self, until: float) -> None:
         """Take the steps that were put off and begin before `until`."""
@@ -155,7 +220,7 @@ class SimulatedEngine:
     def _foresee(self) -> None:
         self._foreseen = ForeseenSteps(self.clock.now) if self._is_stepwise else self.core.foresee()
         if self._coming:
-            self._foreseen.cut(self._coming[0][0])
+            self._foreseen.cut(self._coming[0].time)
 
     def _report(self) -> None:
         self._has_news = False
@@ -178,9 +243,10 @@ class SimulatedEngine:
             pages_free=stats.pages_free,
             pages_cached=stats.pages_cached,
             pages_held=stats.pages_held,
+            fetched_tokens=self.core.scheduler.fetches.num_tokens,
         )
 
-    def _message(self, request: SimulatedRequest) -> EngineCoreRequest:
+    def _message(self, request: SimulatedRequest, source: int | None) -> EngineCoreRequest:
         tokens = prompt_tokens(request.blocks, request.block_tokens, request.prompt_tokens)
         length = request.output_tokens
         params = SamplingParams(
@@ -189,10 +255,14 @@ class SimulatedEngine:
             ignore_eos=self._tells_lengths,
             seed=0,
         )
-        return EngineCoreRequest(str(request.index), tokens, params, [EOS])
+        kv_source = "" if source is None else str(source)
+        return EngineCoreRequest(str(request.index), tokens, params, [EOS], kv_source=kv_source)
 
-    def _take(self, _client: bytes, message: EngineMessage) -> None:
+    def _take(self, client_id: bytes, message: EngineMessage) -> None:
         """Take the engine's messages. This is the per-token path: keep it short."""
+        if isinstance(message, KvFetched) and self._exchange is not None:
+            self._exchange.refuse(client_id, message)
+            return
         assert isinstance(message, EngineCoreOutputs)
         now, answers = message.timestamp, self._answers
         for output in message.outputs:

@@ -12,9 +12,13 @@ from functools import partial
 from quire.engine_core.simulation.arrivals import Arrivals
 from quire.engine_core.simulation.engine import EngineTiming, SimulatedAnswer, SimulatedEngine, limits_of
 from quire.engine_core.simulation.executor import prompt_tokens
+from quire.engine_core.simulation.page_exchange import PageNetwork
 from quire.engine_core.simulation.reports import FIRST_REPORT, EngineReport
+from quire.protocol.engine_shape import EngineShape
+from quire.protocol.messages import MAX_NAMED_PEERS, ClientMessage
 from quire.protocol.routing.routers import ROUTERS, RoutedRequest
 from quire.protocol.simulation import (
+    FetchTime,
     SimulatedRequest,
     SimulatedResult,
     SimulationEnd,
@@ -41,6 +45,8 @@ class Fleet:
         self._emit = emit
         limits = limits_of(setup.engine)
         self.router = ROUTERS[setup.router](setup.seed)
+        self.router.can_fetch = self.router.watches_prefixes and setup.fetch is not None
+        network = self._network(setup.fetch, limits)
         self._reports: list[deque[EngineReport]] = [deque() for _ in range(setup.num_engines)]  # on their way
         self.engines = [
             SimulatedEngine(
@@ -52,9 +58,13 @@ class Fleet:
                 on_end=partial(self._answered, number, True),
                 on_report=self._reports[number].append if self.router.watches_prefixes else None,
                 speculative_config=setup.speculative_config,
+                network=network,
             )
             for number in range(setup.num_engines)
         ]
+        for number, engine in enumerate(self.engines):
+            if network is not None:
+                engine.introduce([str(each) for each in range(setup.num_engines) if each != number][:MAX_NAMED_PEERS])
         for number in range(setup.num_engines):
             self.router.add(number, limits.block_size)
             self.router.report(number, FIRST_REPORT)
@@ -69,7 +79,8 @@ class Fleet:
         self._arrivals = arrivals = Arrivals(requests, self._setup.concurrency)
         sample = 1  # the number of the next one
         while (time := min(self._next_step, arrivals.time, self._next_answer)) < math.inf:
-            if (sample_time := sample * self._setup.sample_seconds) <= time:
+            is_over = not self._routed and arrivals.time == math.inf  # pages may still be on their way
+            if not is_over and (sample_time := sample * self._setup.sample_seconds) <= time:
                 self._sample(sample_time)
                 sample = self._sample_after(sample, time)
             elif time == self._next_answer:
@@ -111,7 +122,21 @@ class Fleet:
         before = engine.next_step
         leaves = max(time, self._free[number])
         self._free[number] = leaves + self._setup.client.to_next
-        engine.send(request, time, leaves + self._setup.client.to_engine)
+        engine.send(request, time, leaves + self._setup.client.to_engine, routed.source)
+        if engine.next_step < before:
+            self._plan(number)
+
+    def _network(self, fetch: FetchTime | None, limits: EngineShape) -> PageNetwork | None:
+        """Return the network by which engines fetch prefixes, None if they do not."""
+        if fetch is None or not self.router.can_fetch or not limits.enable_prefix_caching:
+            return None
+        return PageNetwork(fetch, limits.block_size, self._post)
+
+    def _post(self, number: int, time: float, client_id: bytes, message: ClientMessage, *, wakes: bool) -> None:
+        """Send a message of one engine to another."""
+        engine = self.engines[number]
+        before = engine.next_step
+        engine.post(time, client_id, message, wakes=wakes)
         if engine.next_step < before:
             self._plan(number)
 

@@ -16,6 +16,7 @@ from quire.engine_core.outputs import Send
 from quire.engine_core.request import Request
 from quire.engine_core.scheduling.batch import RunningRequests
 from quire.engine_core.simulation.executor import SimulatedExecutor, VirtualClock
+from quire.engine_core.simulation.page_exchange import PageExchange
 from quire.engine_core.speculation.speculation import Speculation
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import SchedulerStats
@@ -112,10 +113,16 @@ class SimulatedCore(EngineCore):
         send: Send,
         clock: VirtualClock,
         speculation: Speculation | None = None,
+        exchange: PageExchange | None = None,
     ) -> None:
-        features = make_features(executor.sequences, limits, send, clock, chosen=[speculation])
-        super().__init__(executor, limits, send, EngineParts(features), clock=clock)
+        """`exchange`: what fetches pages from other engines, and serves them."""
+        peers, server = (None, None) if exchange is None else (exchange.peers, exchange.server)
+        features = make_features(
+            executor.sequences, limits, send, clock, page_server=server, chosen=[speculation, peers]
+        )
+        super().__init__(executor, limits, send, EngineParts(features, peers=peers), clock=clock)
         self._simulated = executor
+        self._server = server
         self._may_draft = speculation is not None  # then a step may give more than one token
 
     def foresee(self) -> ForeseenSteps:
@@ -123,7 +130,7 @@ class SimulatedCore(EngineCore):
         scheduler, steps = self.scheduler, ForeseenSteps(self.clock())
         if scheduler.waiting and len(scheduler.running) < self.limits.max_num_seqs:  # a request may start
             return steps
-        if self._may_draft:
+        if self._may_draft or self._is_exchanging:
             return steps
         running = RunningRequests.of(scheduler.running, self.sequences)
         steps.decodes = running.decodes
@@ -135,6 +142,11 @@ class SimulatedCore(EngineCore):
             return steps
         self._look_ahead(steps, [ForeseenPrefill.of(request) for request in running.prefills], most)
         return steps
+
+    @property
+    def _is_exchanging(self) -> bool:
+        """True while pages come or go, of which each step takes notice."""
+        return self.scheduler.fetches.is_open or (self._server is not None and self._server.is_busy)
 
     def _look_ahead(self, steps: ForeseenSteps, prefills: list[ForeseenPrefill], most: int) -> None:
         """Append to `steps` until a prompt is done."""

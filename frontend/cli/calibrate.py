@@ -33,9 +33,10 @@ def calibrate(
 ) -> None:
     """Measure the time of engine steps on this host, for `quire simulate`.
 
-    It runs batches of all sizes, with short and long prompts and mixtures, and fits the time of a step to its work; and
-    single requests after idle periods of several lengths. Configure the engine as in production, on a host that is
-    otherwise idle. A fit that cannot be trusted is not written, and the status is 1.
+    It runs batches of all sizes, with short and long prompts and mixtures, and fits the time of a step to its work;
+    single requests after idle periods of several lengths; and fetches of KV pages, as by other engines. Configure the
+    engine as in production, on a host that is otherwise idle. A fit that cannot be trusted is not written, and the
+    status is 1.
     """
     check_writable("--output", output)
     import asyncio
@@ -66,13 +67,14 @@ def calibrate(
 
 def describe(calibration: Calibration) -> str:
     """Summarize the calibration in a few words."""
-    step, client = calibration.step, calibration.client
+    step, client, fetch = calibration.step, calibration.client, calibration.fetch
     return (
         f"a step takes {_us(step.base)}, {_us(step.prefill_token)} for each token of a prompt and {_us(step.decode)} "
         f"for each that decodes, more with long contexts; {calibration.error:.0%} off in the median of "
         f"{calibration.steps} steps{_unseen(calibration)}. A client is {_us(client.to_engine)} from its engine, which "
         f"is {_us(client.to_client)} from its client and takes {_us(client.wake_seconds(0))} to wake, "
-        f"{_us(client.wake_seconds(1))} after a rest"
+        f"{_us(client.wake_seconds(1))} after a rest. Another engine fetches a prefix in {_us(fetch.answer)}, and "
+        f"{_us(fetch.token)} for each of its tokens"
     )
 
 

@@ -57,6 +57,16 @@ class FleetFlags:
             "JSON",
         ),
     ] = None
+    fetch_prefixes: Annotated[
+        bool,
+        typer.Option(
+            "--fetch-prefixes/--no-fetch-prefixes",
+            help="Let engines of prefix-affinity fetch the beginning of a prompt from one another where that takes "
+            "less time than computing it, as real ones do. Default: yes.",
+            show_default=False,
+            rich_help_panel="Fleet",
+        ),
+    ] = True
     hide_lengths: Annotated[
         bool, switch("Fleet", "--hide-lengths", "Hide answer lengths from engines: max_tokens is the context.")
     ] = False
@@ -140,8 +150,8 @@ def simulate(
 ) -> None:
     """Simulate engines that serve a trace, with the report of `quire replay`.
 
-    Scheduler, cache and request code are the real ones, under a virtual clock; only the time of a step is modeled,
-    with the parameters that `quire calibrate` fits to a host. The same seed gives the same results.
+    Scheduler, cache and request code are the real ones, under a virtual clock; only times are modeled, of steps and of
+    what is on its way, with the parameters that `quire calibrate` fits to a host. The same seed gives the same results.
     """
     from quire.frontend.evaluation.simulation.plan import Plan, load_calibration
 
@@ -170,6 +180,7 @@ def simulate(
         fleet.concurrency,
         shape.given,
         fleet.drafting(),
+        fetches_prefixes=fleet.fetch_prefixes,
     )
     if fleet.router == "all":
         _compare(plan, fleet, report, rows)

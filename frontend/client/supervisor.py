@@ -27,6 +27,7 @@ from quire.protocol.host import HOST, Host
 from quire.protocol.options import command_line
 from quire.protocol.supervision import CRASHES, note_death
 
+_MOST_BLOCKED_SECONDS = 0.5  # in which a signal may go unnoticed
 _TICK_SECONDS = 1.0  # between beats, and between checks of them; less if
 _TICKS_OF_TIMEOUT = 5  # would take longer than `step_timeout`, but at least
 _LEAST_TICK_SECONDS = 0.2
@@ -131,7 +132,8 @@ class Supervisor:
 
     def join(self) -> None:
         """Wait until there will be no other process."""
-        self._thread.join()
+        while self._thread.is_alive():  # a signal that comes just before a wait is handled after it
+            self._thread.join(_MOST_BLOCKED_SECONDS)
 
     def interrupt(self) -> None:
         """Have the engine abort what it does, and end."""

@@ -52,6 +52,7 @@ class RouteKernel(Kernel):
     groups: int
     top_groups: int
     group_score: Literal["max", "top2"]
+    least_sum: float = 0.0
 
     @property
     def shape(self) -> str:
@@ -71,13 +72,13 @@ class RouteKernel(Kernel):
         with b.items() as row:
             source = b.address(outputs, row * (round_up(self.experts, BLOCK) * 4))
             total = self._score(b, source, scores)
-            self._candidates(b, source, scores, correction, choice)
+            self._candidates(b, source, scores, total, correction, choice)
             if self.groups > 1:
                 self._drop_groups(b, choice)
             at = row * (self.top_k * 4)
             chosen = self._choose(b, choice, scores, b.address(numbers, at), b.address(weights, at))
             if self.normalize:
-                total = chosen + _SMALLEST_SUM if self.scoring == "sigmoid" else chosen
+                total = self._normalizer(b, chosen, total)
             with b.loop(0, self.top_k) as rank:
                 place = b.address(weights, at + rank.index * 4)
                 weight = b.load(place, 0, F32)
@@ -110,14 +111,26 @@ class RouteKernel(Kernel):
             part.carry(part.state[0] + value)
         return b.fold_lanes(part.results[0], lambda left, right: left + right)
 
-    def _candidates(self, b: Builder, outputs: Value, scores: Value, correction: Value | None, choice: Value) -> None:
+    def _normalizer(self, b: Builder, chosen: Value, total: Value | None) -> Value:
+        """Return the divisor of the weights, where `chosen` is the sum of scores and `total` their denominator."""
+        if total is None:
+            return chosen + _SMALLEST_SUM
+        return chosen.max(total * self.least_sum) if self.least_sum else chosen
+
+    def _candidates(
+        self, b: Builder, outputs: Value, scores: Value, total: Value | None, correction: Value | None, choice: Value
+    ) -> None:
         """Store what experts are chosen by: scores, or the router's outputs if these have the same order.
+
+        Only where a correction is added, scores of a softmax need their denominator `total`.
 
         Outputs that differ may have equal scores, once these are rounded.
         """
         by_score = correction is not None or (self.groups > 1 and self.group_score == "top2")
         with b.loop(0, self._parts) as part:
             value = b.load(scores if by_score else outputs, part.index * 64, VF32, 64)
+            if correction is not None and total is not None:
+                value = value / b.broadcast(total)
             if correction is not None:
                 value = value + b.load(correction, part.index * 64, VF32, 64)
             b.store(self._masked(b, part.index, value, LOWEST), choice, part.index * 64, 64)

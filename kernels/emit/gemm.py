@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.kernels.activations import Activation, ClampedSwiglu
+from quire.kernels.activations import ClampedSwiglu, FixedActivation
 from quire.kernels.emit.builder import VF32, Builder, Value
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.layout import (
@@ -17,7 +17,7 @@ from quire.kernels.emit.layout import (
     round_up,
     store_activation,
 )
-from quire.kernels.emit.math import activation, clamped_swiglu, softcap
+from quire.kernels.emit.math import activation, clamped_swiglu, softcap, xielu
 from quire.kernels.emit.products import (
     BLOCKS_PER_PASS,
     FAR_BYTES,
@@ -27,6 +27,9 @@ from quire.kernels.emit.products import (
     RowSink,
 )
 from quire.kernels.emit.quantized import QuantizedProducts
+
+XIELU = "xielu"
+"""The activation whose parameters are an operand."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,12 @@ class GemmItem:
 
 @dataclass(frozen=True)
 class GemmOutput:
-    """Addresses of y, of the bias of its columns, and of the gates of the epilogue `gated`."""
+    """Addresses of y, of the bias of its columns, of the gates of the epilogue `gated`, and of xIELU's parameters."""
 
     y: Value
     bias: Value | None = None
     gates: Value | None = None
+    parameters: Value | None = None
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,8 @@ class GemmKernel(Kernel):
 
     Work items are blocks of 32 columns times groups of `rows_per_item` rows: few enough to spread a long prefill over
     threads, many enough to reuse a block of weights. Buffers: x (packed activations, `k` columns), w (packed, `n`
-    columns), y, the f32 bias if `bias`, and the gates of `gated`. The dim called `dim` is m. `quantized` is the
-    weights' format if they are quantized; x is then quantized for it.
+    columns), y, the f32 bias if `bias`, and the gates of `gated`, or the f32 parameters of the activation `xielu`. The
+    dim called `dim` is m. `quantized` is the weights' format if they are quantized; x is then quantized for it.
 
     `epilogue`: `store` writes f32 `scale * y[m, n]`, row-major with n rounded up to 32, with `softcap` as
     `softcap * tanh(scale * y / softcap)`; `add` adds `scale * y` to it; `activation` writes `act(y)` as packed
@@ -69,7 +73,7 @@ class GemmKernel(Kernel):
     n: int
     epilogue: str = "store"
     bias: bool = False
-    activation: Activation = ""
+    activation: FixedActivation = ""
     dim: str = "tokens"
     quantized: QuantizedFormat | None = None
     scale: float = 1.0
@@ -100,7 +104,8 @@ class GemmKernel(Kernel):
         x, w, y = b.buffer(0), b.buffer(1), b.buffer(2)
         bias = b.buffer(3) if self.bias else None
         gates = b.buffer(3 + self.bias) if self.epilogue == "gated" else None
-        output = GemmOutput(y, bias, gates)
+        parameters = b.buffer(3 + self.bias) if self.activation == XIELU else None
+        output = GemmOutput(y, bias, gates, parameters)
         rows = b.dim(self.dim)
         size = context.rows_per_item
         groups = (rows + (size - 1)) // size
@@ -158,17 +163,20 @@ class GemmKernel(Kernel):
             pairs = [(b.load(at, 64 * i, VF32, 64), value) for i, value in enumerate(values)]
             results = [self._gated(b, gate, up) for gate, up in pairs]
         else:
-            results = self._activated(b, values)
+            results = self._activated(b, output, values)
         width = round_up(self.n, BLOCK) // (3 - len(results))
         for i, value in enumerate(results):
             column = block * (16 * len(results)) + 16 * i
             store_activation(b, dtypes, value, output.y, packed_offset(dtypes, width, row, column))
 
-    def _activated(self, b: Builder, values: Sequence[Value]) -> list[Value]:
+    def _activated(self, b: Builder, output: GemmOutput, values: Sequence[Value]) -> list[Value]:
         """Return the activations of two tiles of columns: one tile if they are gates and ups."""
         if self.epilogue == "gate":
             return [self._gated(b, *values)]
-        return [activation(b, str(self.activation), value) for value in values]
+        if output.parameters is not None:
+            return [xielu(b, output.parameters, value) for value in values]
+        assert not isinstance(self.activation, ClampedSwiglu)
+        return [activation(b, self.activation, value) for value in values]
 
     def _gated(self, b: Builder, gate: Value, up: Value) -> Value:
         if isinstance(self.activation, ClampedSwiglu):

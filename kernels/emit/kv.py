@@ -105,11 +105,11 @@ class SplitHeadsKernel(Kernel):
     Work items are tokens times KV heads. Buffers: qkv f32 [m, (query + 2 kv) dim rounded up to 32], positions i32 [m],
     KV slots i64 [m] (tile * 32 + place), queries [kv][max tokens][group][dim padded], the layer's KV tiles, then if
     `rotary` the table f32 [position][cos, sin][rotary / 2], then if `norm` the f32 weights of the query and the key
-    norm [dim]. `rotary` is the number of leading elements of a head that are rotated, a multiple of 16; `interleaved`
-    rotates the pairs (2 d, 2 d + 1) and not (d, d + rotary/2).
+    norm [dim], and if `scaled` factors of the queries f32 [position]. `rotary` is the number of leading elements of a
+    head that are rotated, a multiple of 16; `interleaved` rotates the pairs (2 d, 2 d + 1) and not (d, d + rotary/2).
 
     A norm is of each head, or `joint` of all query heads and of all key heads, whose weights are [heads * dim]; each
-    work item then computes the sums of squares of its token.
+    work item then computes the sums of squares of its token. `norm_after_rotation` norms each rotated head.
     """
 
     heads: Heads
@@ -117,6 +117,8 @@ class SplitHeadsKernel(Kernel):
     interleaved: bool = False
     norm: Literal["", "head", "joint"] = ""
     epsilon: float = 0.0
+    norm_after_rotation: bool = False
+    scaled: bool = False
 
     def emit(self, context: EmitContext) -> str:
         """See Kernel."""
@@ -134,6 +136,9 @@ class SplitHeadsKernel(Kernel):
             query_scale, key_scale = self._joint_scale(b, row, h.query), self._joint_scale(b, keys, h.kv)
             with b.loop(0, h.group) as q:
                 self._prepare(b, row, kv_head * h.group + q.index, position, head, 0, query_scale)
+                if self.scaled:
+                    scales = b.buffer(5 + (self.rotary > 0) + 2 * bool(self.norm))
+                    self._scale(b, head, b.broadcast(b.load(scales, position * 4, F32)))
                 if dtypes.quantized_kv:
                     transform_head(b, head, h.dim)
                 at = (kv_head * b.dim("max_num_batched_tokens") + token) * h.group + q.index
@@ -159,9 +164,10 @@ class SplitHeadsKernel(Kernel):
         h = self.heads
         source = b.address(row, number * (h.dim * 4))
         weight = b.buffer(5 + (self.rotary > 0) + norm) if self.norm else None
-        if self.norm == "head":
+        late = self.norm_after_rotation
+        if self.norm == "head" and not late:
             scale = b.broadcast(inverse_rms(b, source, h.dim, self.epsilon))
-        elif weight is not None:
+        elif weight is not None and not late:
             weight = b.address(weight, number * (h.dim * 4))
         with b.loop(0, h.dim // 16) as part:
             value = b.load(source, part.index * 64, VF32, 4)
@@ -170,6 +176,16 @@ class SplitHeadsKernel(Kernel):
             b.store(value, head, part.index * 64, 64)
         if self.rotary:
             rotate(b, head, b.address(b.buffer(5), position * (self.rotary * 4)), self.rotary, self.interleaved)
+        if late:
+            self._scale(b, head, b.broadcast(inverse_rms(b, head, h.dim, self.epsilon)), weight)
+
+    def _scale(self, b: Builder, head: Value, scale: Value, weight: Value | None = None) -> None:
+        """Multiply the elements of the scratch `head` by a factor, and by their weights."""
+        with b.loop(0, self.heads.dim // 16) as part:
+            value = b.load(head, part.index * 64, VF32, 4) * scale
+            if weight is not None:
+                value = value * b.load(weight, part.index * 64, VF32, 4)
+            b.store(value, head, part.index * 64, 4)
 
     def _store_query(self, b: Builder, dtypes: Dtypes, head: Value, target: Value) -> None:
         with b.loop(0, self.heads.dim // 16) as part:

@@ -20,6 +20,9 @@ _EXP2 = (1.5469714e-4, 1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6
 _ERF = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
 _ERF_P = 0.3275911
 
+# Taylor series of (e^x - 1 - x) / x^2, whose first omitted term is below 1e-8 for |x| <= 1/2.
+_EXP_RESIDUAL = tuple(1.0 / math.factorial(n + 2) for n in range(7, -1, -1))
+
 
 # 2 artanh(s) / s as a series in s^2, which ends where s is at most 1/3.
 _ARTANH = tuple(2.0 / (2 * power + 1) for power in range(8, -1, -1))
@@ -110,6 +113,17 @@ def clamped_swiglu(b: Builder, form: ClampedSwiglu, gate: Value, up: Value) -> V
     """Emit the activation of a gate and an up."""
     g, u = gate.min(form.limit), up.min(form.limit).max(-form.limit)
     return g / (exp(b, g * -form.gain) + 1.0) * (u + 1.0)
+
+
+def xielu(b: Builder, parameters: Value, x: Value) -> Value:
+    """Emit the activation of `activations.Xielu` with its four parameters at an address."""
+    positive, negative, beta, epsilon = (b.broadcast(b.load(parameters, 4 * i, F32)) for i in range(4))
+    least = x.min(epsilon)
+    # exp(y) - 1 - y would lose all digits near 0, where the series needs few terms.
+    series = polynomial(b, least, _EXP_RESIDUAL) * least * least
+    residual = b.select(least < -0.5, exp(b, least) - 1.0 - least, series)
+    below = b.fma(residual + (least - x), negative, x * beta)
+    return b.select(b.compare("ole", x, 0.0), below, b.fma(x * x, positive, x * beta))
 
 
 _FUNCTIONS = {"silu": silu, "gelu_tanh": gelu_tanh, "gelu": gelu_erf, "relu": relu, "relu2": relu2}

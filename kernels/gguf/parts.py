@@ -16,11 +16,12 @@ import numpy.typing as npt
 
 from quire.kernels.errors import ModelError
 from quire.kernels.gguf.architectures import architecture_of
-from quire.kernels.gguf.architectures.description import head_size, heads, kv_heads, layers, prediction_layers
+from quire.kernels.gguf.architectures.description import head_size, heads, kv_heads, layer_count
 from quire.kernels.gguf.container import GgufModel, GgufTensor
 from quire.kernels.gguf.metadata import Metadata
 
 _LAYER = re.compile(r"blk\.(?P<layer>0|[1-9][0-9]{0,5})\.(?P<part>[\w.]+)")
+_ANY_LAYER = re.compile(r"blk\.(?P<layer>0|[1-9][0-9]{0,5})\.")
 _EXPERT = re.compile(r"(?P<before>.*\.(?:mlp|mixer)\.experts\.)(?P<number>0|[1-9][0-9]{0,9})(?P<after>\.\w+\.\w+)")
 LATENT_PARTS = (".kv_b_proj.weight", ".k_b_proj.weight", ".v_b_proj.weight")
 """Ends of the names of layers that expand latents: the whole one, and [heads, rank, keys] and [heads, values, rank]."""
@@ -87,6 +88,7 @@ def parts_of(model: GgufModel) -> Iterator[Part]:
     reader = _Parts(Metadata(model.metadata, model.tensors))
     for tensor in model.tensors.values():
         yield from reader.read(tensor)
+    yield from reader.scalars()
 
 
 class _Parts:
@@ -95,7 +97,7 @@ class _Parts:
         self._architecture = architecture_of(metadata)
 
     def read(self, tensor: GgufTensor) -> Iterator[Part]:
-        if tensor.name in self._architecture.used or self._is_of_prediction(tensor.name):
+        if tensor.name in self._architecture.used or self._is_predicting(tensor):
             return
         name = self._name(tensor)
         if ".experts." in name:
@@ -124,11 +126,24 @@ class _Parts:
 
     @property
     def _layers(self) -> int:
-        return layers(self._metadata)
+        return layer_count(self._metadata)
 
-    def _is_of_prediction(self, name: str) -> bool:
-        match = _LAYER.match(name)
-        return match is not None and 0 <= int(match["layer"]) - self._layers < prediction_layers(self._metadata)
+    def _is_predicting(self, tensor: GgufTensor) -> bool:
+        """Return whether a tensor belongs to a layer for multi-token prediction; these follow the others."""
+        match = _ANY_LAYER.match(tensor.name)
+        return match is not None and self._layers <= int(match["layer"]) < self._metadata.size("block_count")
+
+    def scalars(self) -> Iterator[Part]:
+        """Yield the tensors of one element that are numbers in the metadata."""
+        for key, (name, shape) in self._architecture.scalars.items():
+            values = self._metadata.get(key)
+            if not isinstance(values, list) or len(values) != self._layers:
+                raise ModelError(f"the GGUF file must have a number for each of its {self._layers} layers as {key}")
+            for layer, value in enumerate(values):
+                if type(value) is not float:
+                    raise ModelError(f"the GGUF file has {value!r} as {key} of layer {layer}; it must be a number")
+                data = np.array([value], np.float32).view(np.uint8)
+                yield Part(name.replace("*", str(layer), 1), "F32", shape, data)
 
     def _is_fused(self) -> bool:
         return "blk.*.attn_q" not in self._architecture.names
@@ -142,6 +157,8 @@ class _Parts:
             shape = (math.prod(shape),)
         if name.endswith(TAPS) and len(shape) == 2:
             shape = (shape[0], 1, shape[1])
+        if name.endswith(".e_score_correction_bias") and shape[:-1] == (1,):  # ERNIE's
+            shape = shape[1:]
         return Part(name, tensor.type, shape, data, self._permuted_heads(name, shape), offset)
 
     def _permuted_heads(self, name: str, shape: tuple[int, ...]) -> int:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from quire.kernels.activations import Activation
 from quire.kernels.attention_heads import Heads, LatentHeads, StateHeads
-from quire.kernels.rope import MAX_POSITIONS, Rope
+from quire.kernels.rope import MAX_POSITIONS, QueryScale, Rope
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ class HeadNorms:
     """RMSNorms of query and key heads, before the rotation; the tensors `query` and `key` are [head_dim].
 
     `joint`: one norm of all query heads, and one of all key heads; the tensors are then [heads * head_dim].
+    `after_rotation`: they norm the heads that the rotation gives, each by itself.
     """
 
     query: str
@@ -76,6 +77,7 @@ class HeadNorms:
     epsilon: float
     weight_offset: float = 0.0
     joint: bool = False
+    after_rotation: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,9 @@ class Attention:
     `rotary.dim` elements of each query and key head. `window` > 0 limits each token to the last `window` tokens, itself
     included, and a bidirectional one to as many of the next. `scale` is 1 / sqrt(head_dim) by default. `softcap` > 0
     turns a score s into softcap * tanh(s / softcap). `sinks` names a tensor [query heads] of scores that take part in
-    the softmax but have no value. `embedded`: more projections, of a draft head's token embeddings. What `output` reads
-    is first multiplied by the sigmoid of the outputs of `gates`, one after the other, if there are any.
+    the softmax but have no value. `embedded`: more projections, of a draft head's token embeddings. `query_scale`
+    scales the rotated queries by their positions. What `output` reads is first multiplied by the sigmoid of the outputs
+    of `gates`, one after the other, if there are any.
     """
 
     projections: tuple[Linear, ...]
@@ -112,6 +115,7 @@ class Attention:
     sinks: str = ""
     bidirectional: bool = False
     embedded: EmbeddingInput | None = None
+    query_scale: QueryScale | None = None
     gates: tuple[Linear, ...] = ()
 
 
@@ -227,7 +231,7 @@ class StateSpace:
 class FeedForward:
     """down(activation(up(x))), or down(activation(gate(x)) * up(x)) with a `gate`.
 
-    A ClampedSwiglu is the activation of gate and up together.
+    A ClampedSwiglu is the activation of gate and up together; a Xielu is one without a gate.
     """
 
     up: Linear
@@ -244,7 +248,8 @@ class ExpertRouter:
     experts with the largest scores are chosen, the lower number first if scores are equal; `correction` names a tensor
     [experts] that is added to the scores for the choice only. With `groups`, consecutive experts of equal number, only
     those in the `top_groups` best groups are candidates; a group's score is its largest one, or the sum of its
-    largest two. The weights are the scores, divided by their sum if `normalize`, times `scale`.
+    largest two. The weights are the scores, divided by their sum if `normalize`, times `scale`; a sum of softmax scores
+    counts as `least_sum` at least.
 
     A softmax over the chosen experts' outputs alone is the `softmax` of all with `normalize`.
     """
@@ -258,6 +263,7 @@ class ExpertRouter:
     groups: int = 1
     top_groups: int = 1
     group_score: Literal["max", "top2"] = "max"
+    least_sum: float = 0.0
 
 
 @dataclass(frozen=True)

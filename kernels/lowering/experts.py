@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from quire.kernels.activations import Activation
+from quire.kernels.activations import FixedActivation, Xielu
 from quire.kernels.emit.experts import (
     ENTRY_BYTES,
     CombineKernel,
@@ -73,12 +73,12 @@ class _ExpertsLowering:
         kernel, operands = norm_kernel("norm", before, width, hidden, normed.buffer)
         self._plan.add(kernel, operands, "tokens")
         groups = self._route(normed)
-        first = self._operation.experts[0]
+        first, activation = self._operation.experts[0], _activation_of(self._operation.experts[0])
         gates = [_gates(expert) for expert in self._operation.experts]
         x = self._scatter(normed, gates, groups)
         inner = self._activations("expert_intermediate", first.up.outputs)
         name, epilogue = ("expert_act", "activation") if first.gate is None else ("expert_gate", "gate")
-        self._gemm(name, x, gates, inner.buffer, groups, epilogue, first.activation)
+        self._gemm(name, x, gates, inner.buffer, groups, epilogue, activation)
         downs = [self._down(expert) for expert in self._operation.experts]
         outputs = self._plan.buffer("expert_outputs", self._grouped_rows * round_up(width, BLOCK) * 4)
         self._gemm("expert_down", self._quantized(inner, downs, groups), downs, outputs, groups, "store", "")
@@ -100,7 +100,7 @@ class _ExpertsLowering:
         groups = _Groups(numbers, weights, slots, plan.buffer("expert_entries", 8 + most * ENTRY_BYTES))
         kernel = RouteKernel(
             "route", count, self._top_k, router.scoring, bool(router.correction), router.normalize, router.scale,
-            router.groups, router.top_groups, router.group_score,
+            router.groups, router.top_groups, router.group_score, router.least_sum,
         )  # fmt: skip
         operands: list[Operand] = [outputs, groups.numbers, groups.weights]
         if router.correction:
@@ -150,7 +150,7 @@ class _ExpertsLowering:
 
     def _gemm(
         self, name: str, x: PackedActivations, linears: list[FusedLinear], out: Buffer, groups: _Groups, epilogue: str,
-        activation: Activation,
+        activation: FixedActivation,
     ) -> None:  # fmt: skip
         """Lower the products of grouped rows with linear layers, one for each expert."""
         plan, first = self._plan, linears[0]
@@ -215,6 +215,7 @@ def _check(operation: Experts, hidden_size: int) -> None:
         raise ModelError(
             f"the experts of {name} must be of equal sizes, with the same activation, and all have gates or none"
         )
+    _activation_of(experts[0])
     if experts[0].down.outputs != hidden_size:
         raise ModelError(f"the experts of {name} have {experts[0].down.outputs} outputs; hidden_size is {hidden_size}")
     if len(experts) % router.groups or not 1 <= router.top_groups <= router.groups:
@@ -229,6 +230,13 @@ def _check(operation: Experts, hidden_size: int) -> None:
         )
     if operation.shared is None and operation.shared_gate is not None:
         raise ModelError(f"{operation.shared_gate.weight} gates a shared expert, but there is none")
+
+
+def _activation_of(expert: FeedForward) -> FixedActivation:
+    """Return the activation of an expert. Raises ModelError for one that needs a feed-forward layer without a gate."""
+    if isinstance(expert.activation, Xielu):
+        raise ModelError(f"{expert.up.weight} belongs to an expert, which xIELU does not support")
+    return expert.activation
 
 
 def _sizes(expert: FeedForward) -> tuple[object, ...]:

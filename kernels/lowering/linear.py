@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from quire.kernels.activations import Activation, ClampedSwiglu
-from quire.kernels.emit.gemm import GemmKernel
+from quire.kernels.activations import ClampedSwiglu, FixedActivation, Xielu
+from quire.kernels.emit.gemm import XIELU, GemmKernel
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, QuantizedFormat, round_up
 from quire.kernels.emit.rows import QuantizeKernel
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import FeedForward, Norm
 from quire.kernels.lowering.fused import FusedLinear, norm_kernel, widening_of
-from quire.kernels.operands import Buffer, Matrix, MatrixPart, Operand, PackedActivations, Table
+from quire.kernels.operands import Buffer, Matrix, MatrixPart, Operand, PackedActivations, Table, XieluParameters
 from quire.kernels.plan import ModelPlan
 from quire.kernels.weights.quantization import Quantization
 
@@ -22,15 +22,16 @@ MAX_QUANTIZED_INPUTS = 65536
 
 @dataclass(frozen=True)
 class Epilogue:
-    """Epilogue of a product, with the fields of GemmKernel; the kind `gated` reads `gates`."""
+    """Epilogue of a product, with the fields of GemmKernel; the kind `gated` reads `gates`, xIELU its `parameters`."""
 
     kind: str = "store"
-    activation: Activation = ""
+    activation: FixedActivation = ""
     scale: float = 1.0
     softcap: float = 0.0
     out_columns: int = 0
     first: int = 0
     gates: Buffer | None = None
+    parameters: XieluParameters | None = None
 
 
 _STORE = Epilogue()
@@ -177,6 +178,8 @@ class LinearLowering:
             operands.append(linear.biases)
         if epilogue.gates is not None:
             operands.append(epilogue.gates)
+        if epilogue.parameters is not None:
+            operands.append(epilogue.parameters)
         kernel = GemmKernel(
             name, matrix.k, matrix.n, epilogue.kind, bool(layers[0].bias), epilogue.activation, linear.dim,
             matrix.quantized, epilogue.scale, epilogue.softcap, epilogue.out_columns, epilogue.first,
@@ -193,8 +196,14 @@ class LinearLowering:
         gated = operation.gate is not None
         if not gated and isinstance(operation.activation, ClampedSwiglu):
             raise ModelError(f"{operation.up.weight} has no gate, which a clamped SwiGLU needs")
-        name, kind = ("linear_gate", "gate") if gated else ("linear_act", "activation")
         out, act = self.activations("intermediate", operation.up.outputs), operation.activation
+        if isinstance(act, Xielu):
+            if gated:
+                raise ModelError(f"{operation.up.weight} has a gate, which xIELU does not support")
+            epilogue = Epilogue("activation", XIELU, parameters=XieluParameters(act))
+            self.gemm("linear_act", x, widening_of(operation), out.buffer, epilogue)
+            return out
+        name, kind = ("linear_gate", "gate") if gated else ("linear_act", "activation")
         first, *second = self.runs(widening_of(operation), x.columns)
         if not second:
             self.gemm(name, x, first, out.buffer, Epilogue(kind, act))

@@ -48,6 +48,7 @@ from quire.kernels.operands import (
     Operand,
     PackedActivations,
     PlanLimits,
+    QueryScales,
     RopeTable,
     TensorRows,
     TokenNumbers,
@@ -288,7 +289,15 @@ class Lowering(AttentionLowering):
         if rotary is not None:
             kernel = replace(kernel, rotary=rotary.dim, interleaved=rotary.interleaved)
         if norms is not None:
-            kernel = replace(kernel, norm="joint" if norms.joint else "head", epsilon=norms.epsilon)
+            if norms.joint and norms.after_rotation:
+                raise ModelError(f"{norms.query} is a joint norm after the rotation, which is not supported")
+            kernel = replace(
+                kernel, norm="joint" if norms.joint else "head", epsilon=norms.epsilon,
+                norm_after_rotation=norms.after_rotation,
+            )  # fmt: skip
+        if operation.query_scale is not None:
+            operands.append(QueryScales(operation.query_scale, self.plan.limits.max_model_len))
+            kernel = replace(kernel, scaled=True)
         self.plan.add(kernel, operands, "tokens", repeats=heads.kv)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from quire.kernels.activations import ACTIVATIONS
 from quire.kernels.attention_heads import Heads
@@ -22,7 +23,7 @@ from quire.kernels.graph.operations import (
     Norm,
     Residual,
 )
-from quire.kernels.rope import Rope
+from quire.kernels.rope import QueryScale, Rope
 
 _LAYER_TYPES = ("sliding_attention", "full_attention")
 
@@ -46,6 +47,24 @@ def sliding_layers(config: ModelConfig, period: int) -> list[bool]:
     return [kind == "sliding_attention" for kind in types]
 
 
+def rope_of_kind(config: ModelConfig, kind: str, before: dict[str, Any], theta: float) -> Rope:
+    """Return the rotary embedding of the layers of a type, for models that have one for each.
+
+    Its parameters are those of `rope_parameters` by layer type (transformers 5) with the default base `theta`, or
+    `before`, what the fields of before say.
+    """
+    by_kind, parameters = config.section("rope_parameters"), before
+    if by_kind.fields:
+        if not set(by_kind.fields) <= set(_LAYER_TYPES):
+            raise ModelError(
+                f"config.json: {by_kind.path[:-1]} is {by_kind.fields}; it must have an object for each of "
+                f"{', '.join(_LAYER_TYPES)}"
+            )
+        parameters = {"rope_theta": theta, **by_kind.options(kind)}
+    fields = {**config.fields, "rope_scaling": None, "rope_parameters": parameters}
+    return Rope.from_config(ModelConfig(fields), heads_of(config).dim)
+
+
 @dataclass(frozen=True)
 class NormNames:
     """Tensors of a layer's norms before and after a residual block; "" for no norm."""
@@ -60,10 +79,10 @@ class Variant:
 
     `window(config, layer)` is the sliding window in tokens, 0 for none, and `rotary(layer)` the rotary embedding; by
     default that of config.json. `activation` is the field that names the activation, and its default. Fused layers are
-    one tensor, `qkv_proj` or `gate_up_proj`. `experts(config, layer)` are the experts of a layer, None where it has a
-    feed-forward layer, unless `feed_forward` builds either. `sinks`: attention has the tensor `sinks`. `gated`: half of
-    the outputs of each head's `q_proj` are its gates. `mixer(config, layer)` is the layer in place of attention, None
-    where there is attention.
+    one tensor, `qkv_proj` or `gate_up_proj`. `experts(config, layer)` are the experts of a layer, or another
+    feed-forward layer than Llama's, None where it has that. `sinks`: attention has the tensor `sinks`.
+    `head_norm_names` are the modules of the norms of query and key heads. `gated`: half of the outputs of each head's
+    `q_proj` are its gates. `mixer(config, layer)` is the layer in place of attention, None where there is attention.
     """
 
     qkv_bias: bool = False
@@ -71,12 +90,13 @@ class Variant:
     mlp_bias: bool = False
     head_norms: bool = False
     joint_head_norms: bool = False
+    head_norm_names: tuple[str, str] = ("q_norm", "k_norm")
+    head_norms_after_rotation: bool = False
     fused_qkv: bool = False
     fused_gate_up: bool = False
     window: Callable[[ModelConfig, int], int] = lambda config, layer: 0
     rotary: Callable[[int], Rope | None] | None = None
-    experts: Callable[[ModelConfig, int], Experts | None] = lambda config, layer: None
-    feed_forward: Callable[[ModelConfig, int], FeedForward | Experts] | None = None
+    experts: Callable[[ModelConfig, int], Experts | FeedForward | None] = lambda config, layer: None
     sinks: bool = False
     gated: bool = False
     mixer: Callable[[ModelConfig, int], Mixer | None] = lambda config, layer: None
@@ -86,6 +106,7 @@ class Variant:
     norm_offset: float = 0.0
     attention_scale: float | None = None
     attention_softcap: float = 0.0
+    query_scale: QueryScale | None = None
     bidirectional: bool = False
     embedding_scale: float = 1.0
     residual_multiplier: float = 1.0
@@ -141,7 +162,6 @@ class Layers:
         self._hidden = config.size("hidden_size")
         self._epsilon = config.get("rms_norm_eps", 1e-6)
         self._heads = heads_of(config)
-        self._activation = activation_of(config, *variant.activation)
         if variant.rotary is None:
             rope = Rope.from_config(config, self._heads.dim)
             self._rotary: Callable[[int], Rope | None] = lambda layer: rope
@@ -168,24 +188,23 @@ class Layers:
         if variant.gated:
             queries, gates = _interleaved(projections[0], heads)
             projections = (*queries, *projections[1:])
+        query_norm, key_norm = (f"{at}.{name}.weight" for name in variant.head_norm_names)
         norms = HeadNorms(
-            f"{at}.q_norm.weight", f"{at}.k_norm.weight", self._epsilon, variant.norm_offset, variant.joint_head_norms
-        )
+            query_norm, key_norm, self._epsilon, variant.norm_offset, variant.joint_head_norms,
+            variant.head_norms_after_rotation,
+        )  # fmt: skip
         attention = Attention(
             projections, _linear(f"{at}.o_proj", self._hidden, variant.output_bias), heads,
             rotary=self._rotary(number), head_norms=norms if variant.head_norms else None,
             window=variant.window(self._config, number), scale=variant.attention_scale,
             softcap=variant.attention_softcap, sinks=f"{at}.sinks" if variant.sinks else "",
-            bidirectional=variant.bidirectional, gates=gates,
+            bidirectional=variant.bidirectional, query_scale=variant.query_scale, gates=gates,
         )  # fmt: skip
         return self._residual(number, attention, variant.attention_norms)
 
     def feed_forward(self, number: int) -> Residual:
         """Build the feed-forward layer, or the experts."""
-        if self._variant.feed_forward is not None:
-            block = self._variant.feed_forward(self._config, number)
-        else:
-            block = self._variant.experts(self._config, number) or self._dense(number)
+        block = self._variant.experts(self._config, number) or self._dense(number)
         return self._residual(number, block, self._variant.mlp_norms)
 
     def _dense(self, number: int) -> FeedForward:
@@ -195,7 +214,7 @@ class Layers:
             weight, both = f"{mlp}.gate_up_proj.weight", 2 * inner
             gate, up = (Linear(weight, inner, first=first, tensor_outputs=both) for first in (0, inner))
         down = _linear(f"{mlp}.down_proj", self._hidden, variant.mlp_bias)
-        return FeedForward(up, down, self._activation, gate)
+        return FeedForward(up, down, activation_of(self._config, *variant.activation), gate)
 
     def _residual(self, number: int, block: Mixer | FeedForward | Experts, names: NormNames) -> Residual:
         before, after = (

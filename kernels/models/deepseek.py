@@ -1,4 +1,4 @@
-"""DeepSeek-V2, V2-Lite, V3 and R1: multi-head latent attention (arXiv 2405.04434, 2412.19437)."""
+"""DeepSeek-V2, V2-Lite, V3 and R1: multi-head latent attention (arXiv 2405.04434, 2412.19437); and GLM-4.7-Flash."""
 
 from __future__ import annotations
 
@@ -46,6 +46,27 @@ def build_v3(config: ModelConfig) -> Graph:
         routed_scaling_factor=2.5, num_experts_per_tok=8, n_group=8, topk_group=4, first_k_dense_replace=3,
         max_position_embeddings=4096,
     )  # fmt: skip
+    return _LatentDecoder(config, interleaved=config.get("rope_interleave", True), routing=_routing_of_v3).build()
+
+
+def build_glm4_moe_lite(config: ModelConfig) -> Graph:
+    """Return the graph of a Glm4MoeLiteForCausalLM, which is as DeepSeek-V3."""
+    config = config.with_defaults(
+        qk_nope_head_dim=192, v_head_dim=256, kv_lora_rank=512, qk_rope_head_dim=64, q_lora_rank=768,
+        n_routed_experts=64, n_shared_experts=1, moe_intermediate_size=1536, routed_scaling_factor=1.8,
+        num_experts_per_tok=4, n_group=1, topk_group=1, first_k_dense_replace=1, rms_norm_eps=1e-5,
+        max_position_embeddings=202752,
+    )  # fmt: skip
+    if types := config.strings("mlp_layer_types"):
+        dense = list(types).count("dense")
+        if len(types) != config.size("num_hidden_layers") or types != ("dense",) * dense + ("sparse",) * (
+            len(types) - dense
+        ):
+            raise ModelError(
+                f"config.json: {config.path}mlp_layer_types is {list(types)}; it must be dense for the first layers, "
+                "and then sparse up to the last"
+            )
+        config = ModelConfig({**config.fields, "first_k_dense_replace": dense}, config.path)
     return _LatentDecoder(config, interleaved=config.get("rope_interleave", True), routing=_routing_of_v3).build()
 
 

@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from quire.kernels.config import ModelConfig
-from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import Graph
-from quire.kernels.models.decoder import Variant, build_decoder, sliding_layers, window_of
+from quire.kernels.models.decoder import Variant, build_decoder, rope_of_kind, sliding_layers, window_of
 from quire.kernels.models.gemma2 import (
     ACTIVATION,
     ATTENTION_NORMS,
@@ -77,20 +76,8 @@ def build_text_part(config: ModelConfig) -> Graph:
 
 def _rope(config: ModelConfig, kind: str) -> Rope:
     """Return the rotary embedding of the layers of a kind."""
-    fields = {**config.fields, "rope_scaling": None, "rope_parameters": _rope_parameters(config, kind)}
-    return replace(Rope.from_config(ModelConfig(fields), config.size("head_dim")), extended=True)
-
-
-def _rope_parameters(config: ModelConfig, kind: str) -> dict[str, Any]:
-    """Read `rope_parameters` by layer type (transformers 5), or the fields of before."""
-    by_kind = config.section("rope_parameters")
-    if by_kind.fields:
-        if not set(by_kind.fields) <= set(_THETA):
-            raise ModelError(
-                f"config.json: {by_kind.path[:-1]} is {by_kind.fields}; it must have an object for each of "
-                f"{', '.join(_THETA)}"
-            )
-        return {"rope_theta": _THETA[kind], **by_kind.options(kind)}
     if kind == "sliding_attention":
-        return {"rope_theta": config.get("rope_local_base_freq", _THETA[kind])}
-    return {"rope_theta": config.get("rope_theta", _THETA[kind]), **config.options("rope_scaling")}
+        before: dict[str, Any] = {"rope_theta": config.get("rope_local_base_freq", _THETA[kind])}
+    else:
+        before = {"rope_theta": config.get("rope_theta", _THETA[kind]), **config.options("rope_scaling")}
+    return replace(rope_of_kind(config, kind, before, _THETA[kind]), extended=True)

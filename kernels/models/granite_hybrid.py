@@ -32,7 +32,7 @@ def build(config: ModelConfig) -> Graph:
             output_bias=bias,
             rotary=lambda layer: rope,
             mixer=lambda config, layer: _mamba(config, layer) if kinds[layer] == "mamba" else None,
-            feed_forward=_feed_forward,
+            experts=_feed_forward,
             attention_scale=config.positive("attention_multiplier", 1.0),
             embedding_scale=config.positive("embedding_multiplier", 1.0),
             residual_multiplier=config.positive("residual_multiplier", 1.0),

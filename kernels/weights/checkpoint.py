@@ -22,7 +22,7 @@ from quire.kernels._native import checksum
 from quire.kernels.errors import ModelError
 from quire.kernels.host import describe_address_limit
 from quire.kernels.regular_files import open_regular
-from quire.kernels.weights.expert_tensors import find_expert, other_names
+from quire.kernels.weights.expert_tensors import find_correction, find_expert, other_names
 from quire.kernels.weights.tensor import FLOAT_DTYPES, INTEGER_DTYPES, Tensor
 
 __all__ = ["FLOAT_DTYPES", "INTEGER_DTYPES", "Checkpoint", "Tensor", "read_config", "stored_names"]
@@ -157,7 +157,7 @@ class Checkpoint:
             found = self._find_stored(other)
             if found is not None:
                 return found
-        return find_expert(name, self._find_stored)
+        return find_correction(name, self._find_stored) or find_expert(name, self._find_stored)
 
     def _find_stored(self, name: str) -> Tensor | str | None:
         """Return the tensor that the checkpoint calls `name`, maybe with another prefix."""

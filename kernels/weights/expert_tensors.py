@@ -1,9 +1,11 @@
 """Tensors of mixtures of experts by one name for each expert, whatever the checkpoint calls or stacks them.
 
 The graph names the layers of expert E `mlp.experts.E.gate_proj`, `up_proj` and `down_proj`, and the router `mlp.gate`,
-as the checkpoints of Qwen and OLMoE do. Mixtral's have other names. Other checkpoints stack the experts: `gate_up_proj`
-[experts, 2 * inner, hidden], gates first, and `down_proj` [experts, hidden, inner]; or as gpt-oss does, with biases
-`gate_up_proj_bias` and `down_proj_bias`, transposed, and with gates and ups in turns.
+as the checkpoints of Qwen and OLMoE do; and what is added to the scores `mlp.gate.e_score_correction_bias`, as those of
+DeepSeek do. Mixtral's, MiniMax's and ERNIE's have other names, and ERNIE's correction is a matrix of one row. Other
+checkpoints stack the experts: `gate_up_proj` [experts, 2 * inner, hidden], gates first, and `down_proj` [experts,
+hidden, inner]; or as gpt-oss does, with biases `gate_up_proj_bias` and `down_proj_bias`, transposed, and with gates and
+ups in turns.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from quire.kernels.weights.tensor import Tensor
 
 _ROUTER = re.compile(r"(?P<block>.*\.)mlp\.gate(?P<end>\.\w+)")
 _EXPERT = re.compile(r"(?P<block>.*\.)mlp\.experts\.(?P<expert>\d+)\.(?P<part>gate|up|down)_proj(?P<end>\.\w+)")
+_CORRECTION = re.compile(r"(?P<block>.*\.)mlp\.gate\.e_score_correction_bias")
 _STACKS = {  # of gates and ups, and of downs
     True: ("mlp.experts.gate_up_proj", "feed_forward.experts.gate_up_proj", "block_sparse_moe.input_linear.weight"),
     False: ("mlp.experts.down_proj", "feed_forward.experts.down_proj", "block_sparse_moe.output_linear.weight"),
@@ -48,7 +51,10 @@ class TransposedTensor(Tensor):
 
 def other_names(name: str) -> tuple[str, ...]:
     """Return the other names that checkpoints have for a tensor of a router or an expert."""
-    router, expert = _ROUTER.fullmatch(name), _EXPERT.fullmatch(name)
+    router, expert, correction = (pattern.fullmatch(name) for pattern in (_ROUTER, _EXPERT, _CORRECTION))
+    if correction:
+        block = correction["block"]
+        return f"{block}block_sparse_moe.e_score_correction_bias", f"{block}mlp.e_score_correction_bias"
     if router:
         places = "block_sparse_moe.gate", "mlp.router", "feed_forward.gate", "block_sparse_moe.router.layer"
         return tuple(f"{router['block']}{place}{router['end']}" for place in places)
@@ -59,6 +65,15 @@ def other_names(name: str) -> tuple[str, ...]:
             for module in ("block_sparse_moe", "feed_forward")
         )
     return ()
+
+
+def find_correction(name: str, find: Callable[[str], Tensor | str | None]) -> Tensor | str | None:
+    """Return the correction of scores that is stored as a matrix of one row, or only its dtype if not supported."""
+    match = _CORRECTION.fullmatch(name)
+    found = None if match is None else find(f"{match['block']}mlp.moe_statics.e_score_correction_bias")
+    if isinstance(found, Tensor) and found.shape[:-1] == (1,):
+        return Tensor(name, found.format, found.shape[1:], found.stored)
+    return found
 
 
 def find_expert(name: str, find: Callable[[str], Tensor | str | None]) -> Tensor | str | None:

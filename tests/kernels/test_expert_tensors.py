@@ -30,6 +30,24 @@ def by_expert() -> Arrays:
     return {f"{LAYER}.{name}": rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
 
 
+CORRECTION = "e_score_correction_bias"
+CORRECTIONS = {
+    "deepseek": f"mlp.gate.{CORRECTION}", "minimax": f"block_sparse_moe.{CORRECTION}",
+    "transformers": f"mlp.{CORRECTION}", "ernie": f"mlp.moe_statics.{CORRECTION}",
+}  # fmt: skip
+"""Names of what is added to the scores of experts."""
+
+
+@pytest.mark.parametrize("family", CORRECTIONS)
+def test_corrections_of_scores_are_found_under_the_names_of_each_family(family: str, tmp_path: Path) -> None:
+    stored = np.random.default_rng(1).standard_normal(EXPERTS, np.float32)
+    given = stored[None] if family == "ernie" else stored
+    save_file({f"{LAYER}.{CORRECTIONS[family]}": given}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    found = Checkpoint(str(tmp_path)).get(f"{LAYER}.mlp.gate.{CORRECTION}", (EXPERTS,)).to_f32()
+    assert np.array_equal(found, stored)
+
+
 def mixtral(tensors: Arrays) -> Arrays:
     names = {"mlp.": "block_sparse_moe.", "gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
     renamed = {}

@@ -32,7 +32,7 @@ from kernel_calls import context_of
 
 from quire.kernels import runner
 from quire.kernels._native import SamplingConfig
-from quire.kernels.activations import ClampedSwiglu, ScaledActivation
+from quire.kernels.activations import ClampedSwiglu, ScaledActivation, Xielu
 from quire.kernels.attention_heads import Heads, LatentHeads, StateHeads
 from quire.kernels.config import ModelConfig
 from quire.kernels.devices import instruction_sets
@@ -44,6 +44,7 @@ from quire.kernels.graph.operations import FeedForward, Graph, HeadNorms, Linear
 from quire.kernels.lowering.model import lower
 from quire.kernels.operands import PlanLimits
 from quire.kernels.options import LoadOptions
+from quire.kernels.rope import QueryScale
 from quire.kernels.weights.quantization import choose_quantization
 
 BF16, F32 = ("bf16", "bf16", "f32"), ("f32", "f32", "f32")
@@ -108,6 +109,10 @@ FUSED = replace(
     feed_forward(0), gate=Linear("fused", INNER, first=0, tensor_outputs=2 * INNER),
     up=Linear("fused", INNER, first=INNER, tensor_outputs=2 * INNER),
 )  # fmt: skip
+XIELU = Xielu("alpha_p", "alpha_n", "beta", "epsilon")
+CURVED = replace(PLAIN, activation=XIELU)
+LATE = replace(NORMS, after_rotation=True)
+GROWING = QueryScale(beta=0.8, length=8)
 JOINT = replace(NORMS, query="joint_q", key="joint_k", joint=True)
 INTERLEAVED = rotary(16, interleaved=True)
 CENTERED = Norm("centered", 1e-5, "centered_b", center=True)
@@ -144,6 +149,9 @@ GRAPHS: dict[str, Graph] = {
     "parallel-after-norm": replace(BASE, residuals=(replace(PARALLEL, after=CENTERED), *BASE.residuals[2:])),
     "fused-feed-forward": replace(BASE, residuals=(BASE.residuals[0], replace(BASE.residuals[1], block=FUSED))),
     "heads-by-layer": graph(attention(0, query=8), attention(1, query=2)),
+    "head-norms-after-rotation": graph(attention(0, head_norms=LATE), attention(1, head_norms=LATE)),
+    "query-scale": graph(attention(0, query_scale=GROWING), attention(1, rotary=None, query_scale=GROWING)),
+    "xielu": replace(BASE, residuals=(BASE.residuals[0], replace(BASE.residuals[1], block=CURVED))),
     "plain-feed-forward": replace(BASE, residuals=(BASE.residuals[0], replace(BASE.residuals[1], block=PLAIN))),
     "scaled-activation": replace(BASE, residuals=(BASE.residuals[0], replace(BASE.residuals[1], block=SCALED))),
     "squared-relu": replace(BASE, residuals=(BASE.residuals[0], replace(BASE.residuals[1], block=SQUARED))),
@@ -177,6 +185,7 @@ ROUTINGS: dict[str, dict[str, Any]] = {
     "experts-shared": {"shared": "plain"},
     "experts-shared-gate": {"shared": "gated", "inner": 96},
     "experts-sigmoid": {"scoring": "sigmoid", "correction": "correction_6", "normalize": True, "scale": 1.3},
+    "experts-corrected-softmax": {"correction": "correction_6", "normalize": True, "least_sum": 0.5},
     "experts-groups": {"count": 12, "top_k": 3, "groups": 4, "top_groups": 2},
     "experts-groups-of-two": {
         "count": 40, "top_k": 3, "groups": 5, "top_groups": 2, "group_score": "top2", "scoring": "sigmoid",
@@ -220,6 +229,19 @@ OTHERS = replace(
         *BASE.residuals[2:],
     ),
 )  # alternatives to the attributes of EVERYTHING
+LATE_GRAPH = graph(attention(0, head_norms=LATE, query_scale=GROWING), attention(1, query_scale=GROWING))
+CORRECTED = experts(0, correction="correction_6", normalize=True, least_sum=0.5)
+MORE = replace(
+    LATE_GRAPH,
+    residuals=tuple(
+        replace(residual, block=block)
+        for residual, block in zip(
+            LATE_GRAPH.residuals,
+            (LATE_GRAPH.residuals[0].block, CORRECTED, LATE_GRAPH.residuals[2].block, CURVED),
+            strict=True,
+        )
+    ),
+)
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -260,6 +282,8 @@ def test_latent_attention_in_a_long_context() -> None:
         (EVERYTHING, "int4"),
         (EVERYTHING, "int8-kv"),
         (OTHERS, "int4"),
+        (MORE, "bfloat16"),
+        (MORE, "int4"),
         (MIXTURES, "bfloat16"),
         (MIXTURES, "int8"),
         (MIXTURES, "int4"),
@@ -272,8 +296,8 @@ def test_latent_attention_in_a_long_context() -> None:
         (STATES, "int8"),
         (STATES, "int4"),
     ],
-    ids=["bfloat16", "int4", "int8-kv", "others", "experts-bfloat16", "experts-int8", "experts-int4",
-         "latent-float32", "latent-bfloat16", "latent-int8-kv", "latent-int4",
+    ids=["bfloat16", "int4", "int8-kv", "others", "more-bfloat16", "more-int4", "experts-bfloat16", "experts-int8",
+         "experts-int4", "latent-float32", "latent-bfloat16", "latent-int8-kv", "latent-int4",
          "states-float32", "states-bfloat16", "states-int8", "states-int4"],
 )  # fmt: skip
 def test_the_bits_depend_on_neither_chunks_nor_threads_nor_instruction_set(model: Graph, form: str) -> None:
@@ -310,6 +334,18 @@ def test_units_give_the_bits_of_fma(
         (graph(attention(0), replace(attention(1), heads=Heads(8, 2, 32))), "outputs; its heads need 384"),
         (graph(replace(attention(0), heads=Heads(3, 2, 32)), attention(1)), r"num_attention_heads \(3\) must"),
         (replace(BASE, residuals=BASE.residuals[1:2]), "graph has no attention"),
+        (
+            graph(attention(0, head_norms=replace(JOINT, after_rotation=True)), attention(1)),
+            "joint_q is a joint norm after the rotation",
+        ),
+        (
+            replace(BASE, residuals=(BASE.residuals[0], Residual(replace(FUSED, activation=XIELU), None))),
+            "fused has a gate, which xIELU does not support",
+        ),
+        (
+            with_experts(BASE, experts(0, activation=XIELU), experts(1, activation=XIELU)),
+            "belongs to an expert, which xIELU does not support",
+        ),
         (graph(attention(0), latent_attention(1)), "layer 1 has 1 KV heads of 160 elements"),
         (latent_graph(latent_heads=LatentHeads(4, 80, 32, 64, 128)), "qk_nope_head_dim is 80"),
         (latent_graph(rotary=rotary(64)), "rotates 64 elements; qk_rope_head_dim is 32"),

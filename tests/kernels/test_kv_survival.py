@@ -255,24 +255,24 @@ def test_a_pool_keeps_its_size(demo_model: Path) -> None:
 def test_kv_of_another_model_or_size_is_discarded() -> None:
     fd = memfd()
     file = KvFile(fd, "model")
-    assert file.num_pages is None
+    assert file.size is None
     file.prepare(20)
     os.pwrite(fd, b"KV", HEADER_BYTES)
     file = KvFile(fd, "model")
-    assert file.num_pages == 20
+    assert file.size == (20, 0)
     file.prepare(20)
     assert os.pread(fd, 2, HEADER_BYTES) == b"KV"
     file.prepare(21)
     assert os.pread(fd, 2, HEADER_BYTES) == b""
-    assert KvFile(fd, "model").num_pages == 21
+    assert KvFile(fd, "model").size == (21, 0)
     other = KvFile(fd, "other")
-    assert other.num_pages is None
+    assert other.size is None
     os.pwrite(fd, b"KV", HEADER_BYTES)
     other.prepare(21)
     assert os.pread(fd, 2, HEADER_BYTES) == b""
     for line in (b"something else", b'{"model": "\xff", "num_pages": 1}'):
         os.pwrite(fd, line, 0)
-        assert KvFile(fd, "model").num_pages is None
+        assert KvFile(fd, "model").size is None
     os.close(fd)
 
 
@@ -291,7 +291,7 @@ def test_memory_that_another_engine_uses_is_rejected() -> None:
         KvFile(fd, "other").prepare(1)
     process.kill()
     process.communicate(timeout=PATIENCE)
-    assert KvFile(fd, "model").num_pages == 1
+    assert KvFile(fd, "model").size == (1, 0)
     os.close(fd)
 
 

@@ -333,3 +333,58 @@ OLMO3 = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
 """
+
+GLM45 = """\
+[gMASK]<sop>
+{%- if tools %}
+    {{- '<|system|>\\n<tools>' + (tools | tojson) + '</tools>\\nReply in the format:\\n<tool_call>NAME\\n' }}
+    {{- '<arg_key>KEY</arg_key>\\n<arg_value>VALUE</arg_value>\\n</tool_call>' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'tool' %}
+        {{- '<|observation|>\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+    {%- else %}
+        {{- '<|' + message.role + '|>\\n' + (message.content or '') }}
+    {%- endif %}
+    {%- for call in message.tool_calls or [] %}
+        {{- '\\n<tool_call>' + call.function.name + '\\n' }}
+        {%- for key, value in call.function.arguments | items %}
+            {{- '<arg_key>' + key + '</arg_key>\\n<arg_value>' }}
+            {{- (value if value is string else value | tojson) + '</arg_value>\\n' }}
+        {%- endfor %}
+        {{- '</tool_call>' }}
+    {%- endfor %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>\\n' }}{%- endif %}
+"""
+
+_IN_TAGS = """\
+{%- if tools %}
+    {{- '<s>system\\n<tools>' + (tools | tojson) + '</tools>\\nReply in the format:\\nTAG\\nOPEN' + 'NAMEEND' }}
+    {{- '\\nPARAMETER' + 'KEYEND' + 'value</parameter>\\nCLOSE\\nTAG_END</s>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<s>' + message.role + '\\n' + (message.content or '') }}
+    {%- for call in message.tool_calls or [] %}
+        {{- '\\nTAG\\nOPEN' + call.function.name + 'END\\n' }}
+        {%- for key, value in call.function.arguments | items %}
+            {{- 'PARAMETER' + key + 'END' + (value if value is string else value | tojson) + '</parameter>\\n' }}
+        {%- endfor %}
+        {{- 'CLOSE\\nTAG_END' }}
+    {%- endfor %}
+    {{- '</s>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<s>assistant\\n' }}{%- endif %}
+"""
+
+
+def _in_tags(tag: str, opening: str, close: str, parameter: str, end: str) -> str:
+    names = {"TAG_END": f"</{tag}>", "TAG": f"<{tag}>", "OPEN": opening, "CLOSE": close, "PARAMETER": parameter}
+    source = _IN_TAGS
+    for name, text in names.items():
+        source = source.replace(name, text)
+    return source.replace("END", end)
+
+
+SEED_OSS = _in_tags("seed:tool_call", "<function=", "</function>", "<parameter=", ">")
+MINIMAX_M2 = _in_tags("minimax:tool_call", '<invoke name="', "</invoke>", '<parameter name="', '">')

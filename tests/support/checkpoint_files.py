@@ -96,6 +96,10 @@ def _random(rng: np.random.Generator, name: str, shape: list[int], checkpoint: R
         mean, deviation = -2.0, 1.0
     elif name.endswith("sinks"):
         deviation = 2.0
+    elif name.endswith("act_fn.eps"):  # large enough to matter
+        mean, deviation = -0.2, 0.0
+    elif "act_fn" in name:
+        mean, deviation = 0.4, 0.3
     elif "embed_tokens" in name or "wte" in name or "wpe" in name or "lm_head" in name:
         deviation = checkpoint.embedding
     elif not name.endswith("bias"):

@@ -33,7 +33,17 @@ DEEPSEEK_ROPE = {
 GRANITE = {
     "embedding_multiplier": 4.0, "logits_scaling": 2.0, "residual_multiplier": 0.8, "attention_multiplier": 0.2,
 }  # fmt: skip
+HUNYUAN_ROPE = {"rope_type": "dynamic", "alpha": 30.0, "factor": 1.0, "rope_theta": 10000.0}
+MINISTRAL3_ROPE = {
+    "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0, "mscale": 1.0,
+    "mscale_all_dim": 1.0, "beta_fast": 32.0, "beta_slow": 1.0, "llama_4_scaling_beta": 0.3,
+}  # fmt: skip
 YARN_ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "rope_theta": 10000.0}
+
+OLMO3_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+    "full_attention": {**YARN_ROPE, "rope_theta": 20000.0, "attention_factor": 1.3},
+}
 
 
 def longrope(frequencies: int, **more: float) -> dict[str, Any]:
@@ -59,6 +69,11 @@ class ReferenceCheckpoint:
     dtype: str = "float32"
     max_shard_size: int = 10**9
     embedding: float = 0.3
+
+    @property
+    def has_experts(self) -> bool:
+        """True for a mixture of experts."""
+        return bool({"num_experts_per_tok", "moe_k"} & set(self.config))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,11 +108,15 @@ def _decoder(
     }
 
 
-def _deepseek(layers: int, heads: int, **more: Any) -> dict[str, Any]:
+def _latent(layers: int, heads: int, **more: Any) -> dict[str, Any]:
     """Return a model of latent attention whose heads have three different sizes."""
     sizes = {"qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 96, "kv_lora_rank": 128}
-    config = _decoder(256, 352, layers, heads, heads, 32, vocab_size=503, first_k_dense_replace=layers, **sizes)
-    return config | more
+    return _decoder(256, 352, layers, heads, heads, 32, vocab_size=503, **sizes) | more
+
+
+def _deepseek(layers: int, heads: int, **more: Any) -> dict[str, Any]:
+    """Return a model of latent attention whose layers are dense by default."""
+    return _latent(layers, heads, **{"first_k_dense_replace": layers, **more})
 
 
 CHECKPOINTS = (
@@ -425,6 +444,74 @@ CHECKPOINTS = (
          "moe_intermediate_size": 96, "moe_shared_expert_intermediate_size": 160, "n_group": 4, "topk_group": 2,
          "routed_scaling_factor": 1.5,
          "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention", "mlp"]},
+    ),
+    ReferenceCheckpoint(
+        "olmo3-window100",
+        "olmo3",
+        _decoder(256, 352, 4, 4, 2, 64, vocab_size=503, sliding_window=100, rope_parameters=OLMO3_ROPES),
+    ),
+    ReferenceCheckpoint(
+        "seed-oss-biases",
+        "seed_oss",
+        _decoder(320, 448, 2, 8, 2, 64, vocab_size=1021, attention_bias=True, attention_out_bias=False, mlp_bias=True),
+        dtype="bfloat16",
+    ),
+    ReferenceCheckpoint(
+        "ministral3-growing-queries",
+        "ministral3",
+        _decoder(256, 448, 3, 8, 2, 64, vocab_size=503, tie_word_embeddings=True, rope_parameters=MINISTRAL3_ROPE),
+    ),
+    ReferenceCheckpoint(
+        "ernie4-5-biases",
+        "ernie4_5",
+        _decoder(256, 352, 2, 4, 1, 96, vocab_size=503, use_bias=True, tie_word_embeddings=True),
+        dtype="bfloat16",
+    ),
+    ReferenceCheckpoint(
+        "hunyuan-alpha",
+        "hunyuan_v1_dense",
+        _decoder(256, 352, 2, 4, 2, 64, vocab_size=503, rope_parameters=HUNYUAN_ROPE),
+    ),
+    ReferenceCheckpoint(
+        "exaone4-window77",
+        "exaone4",
+        _decoder(320, 352, 5, 4, 2, 80, vocab_size=503, sliding_window=77, sliding_window_pattern=2),
+        dtype="bfloat16",
+    ),
+    ReferenceCheckpoint(
+        "apertus-xielu",
+        "apertus",
+        _decoder(256, 352, 3, 4, 2, 64, vocab_size=503, attention_bias=True, rope_parameters=LLAMA3_ROPE),
+    ),
+    ReferenceCheckpoint(
+        "ernie4-5-moe-shared",
+        "ernie4_5_moe",
+        _decoder(256, 352, 4, 4, 2, 64, vocab_size=503, moe_num_experts=12, moe_k=3, moe_intermediate_size=80,
+                 moe_num_shared_experts=2, moe_layer_start_index=1, moe_layer_end_index=2, moe_norm_min=0.2),
+        max_shard_size=900_000,
+    ),
+    ReferenceCheckpoint(
+        "glm4-moe-groups",
+        "glm4_moe",
+        _decoder(256, 352, 3, 4, 2, 64, vocab_size=503, n_routed_experts=16, num_experts_per_tok=4,
+                 moe_intermediate_size=80, n_shared_experts=2, n_group=4, topk_group=2, first_k_dense_replace=1,
+                 routed_scaling_factor=1.5, use_qk_norm=True, attention_bias=True),
+        dtype="bfloat16",
+        max_shard_size=900_000,
+    ),
+    ReferenceCheckpoint(
+        "minimax-m2-partial-rotary",
+        "minimax_m2",
+        _decoder(256, 96, 2, 8, 2, 64, vocab_size=503, num_local_experts=12, num_experts_per_tok=3,
+                 rope_parameters={"rope_theta": 10000.0, "rope_type": "default", "partial_rotary_factor": 0.5}),
+    ),
+    ReferenceCheckpoint(
+        "glm4-moe-lite",
+        "glm4_moe_lite",
+        _latent(3, 4, q_lora_rank=96, mlp_layer_types=["dense", "sparse", "sparse"], n_routed_experts=12,
+                num_experts_per_tok=3, moe_intermediate_size=96, n_shared_experts=1, n_group=1, topk_group=1,
+                routed_scaling_factor=1.8),
+        dtype="bfloat16",
     ),
 )  # fmt: skip
 

@@ -23,13 +23,15 @@ Named = Iterator[tuple[str, np.ndarray]]
 class Conversion:
     """How a class of `transformers` is converted: the architecture, keys besides the common ones, and changed tensors.
 
-    `change(config, name, values)` yields tensors under names that the `gguf` package knows.
+    `change(config, name, values)` yields tensors under names that the `gguf` package knows. `arrays(config, tensors)`
+    are keys without the name of the architecture, made of tensors.
     """
 
     architecture: str
     keys: Callable[[Config], Keys] = lambda config: {}
     change: Callable[[Config, str, np.ndarray], Named] = lambda config, name, values: iter([(name, values)])
     extra: Callable[[Config], Named] = lambda config: iter([])
+    arrays: Callable[[Config, dict[str, np.ndarray]], Keys] = lambda config, tensors: {}
 
 
 def first(config: Config, *names: str) -> Any:
@@ -71,6 +73,7 @@ def common_keys(config: Config) -> Keys:
     if kind == "yarn":
         keys["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
         keys |= {f"rope.scaling.yarn_{name}": rope.get(name) for name in ("beta_fast", "beta_slow")}
+        keys["rope.scaling.yarn_attn_factor"] = rope.get("attention_factor")
     return {name: value for name, value in keys.items() if value is not None}
 
 
@@ -265,7 +268,8 @@ def _deepseek_keys(config: Config) -> Keys:
         "attention.key_length_mla": config["qk_nope_head_dim"] + rope,
         "attention.value_length_mla": config["v_head_dim"], "rope.dimension_count": rope,
         "rope.scaling.yarn_log_multiplier": None if scale is None else 0.1 * scale,
-        "leading_dense_block_count": config["first_k_dense_replace"], "expert_shared_count": config["n_shared_experts"],
+        "leading_dense_block_count": config.get("first_k_dense_replace", 0),
+        "expert_shared_count": config["n_shared_experts"],
         "expert_feed_forward_length": config["moe_intermediate_size"], "expert_group_count": config.get("n_group"),
         "expert_group_used_count": config.get("topk_group"), "expert_weights_scale": config["routed_scaling_factor"],
         "expert_weights_norm": config["norm_topk_prob"] or None,
@@ -273,10 +277,13 @@ def _deepseek_keys(config: Config) -> Keys:
     }  # fmt: skip
 
 
+def _corrected(config: Config, name: str, values: np.ndarray) -> Named:
+    yield name.replace("e_score_correction_bias", "e_score_correction.bias"), values
+
+
 def _deepseek(config: Config, name: str, values: np.ndarray) -> Named:
     """Divide the layer that expands latents, and transpose its part for keys."""
-    if name.endswith("e_score_correction_bias"):
-        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+    name = name.replace("e_score_correction_bias", "e_score_correction.bias")
     if not name.endswith(".kv_b_proj.weight"):
         yield name, values
         return
@@ -466,33 +473,114 @@ def _nemotron(config: Config, name: str, values: np.ndarray) -> Named:
     yield from _permuted(config, name.replace("e_score_correction_bias", "e_score_correction.bias"), values)
 
 
+def _window_keys(config: Config) -> Keys:
+    """Return the keys of OLMo 3 and EXAONE 4.0."""
+    if config.get("sliding_window") is None:
+        return {}
+    local = (config.get("rope_parameters") or {}).get("sliding_attention", {}).get("rope_theta")
+    pattern = [kind == "sliding_attention" for kind in config["layer_types"]]
+    window = {"attention.sliding_window": config["sliding_window"], "attention.sliding_window_pattern": pattern}
+    return window | {"rope.freq_base_swa": local}
+
+
+def _mistral3_keys(config: Config) -> Keys:
+    rope = rope_of(config)
+    return _llama_keys(config) | {
+        "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
+        "attention.temperature_scale": rope["llama_4_scaling_beta"],
+    }
+
+
+def _hunyuan_keys(config: Config) -> Keys:
+    rope, dim = rope_of(config), _head_size(config)
+    if rope.get("rope_type") != "dynamic":
+        return {}
+    return {
+        "rope.freq_base": rope["rope_theta"] * rope["alpha"] ** (dim / (dim - 2)), "rope.scaling.type": "none",
+        "rope.scaling.factor": 1.0, "rope.scaling.original_context_length": 262144, "context_length": 262144,
+    }  # fmt: skip
+
+
+def _apertus(config: Config, name: str, values: np.ndarray) -> Named:
+    if ".act_fn." not in name:
+        yield name, values
+
+
+def _apertus_arrays(config: Config, tensors: dict[str, np.ndarray]) -> Keys:
+    layers = range(config["num_hidden_layers"])
+    return {
+        f"xielu.{name}": [tensors[f"model.layers.{layer}.mlp.act_fn.{name}"].item() for layer in layers]
+        for name in ("alpha_p", "alpha_n", "beta", "eps")
+    }
+
+
+def _ernie_moe_keys(config: Config) -> Keys:
+    return {
+        "expert_count": config["moe_num_experts"], "expert_used_count": config["moe_k"],
+        "interleave_moe_layer_step": config["moe_layer_interval"],
+        "leading_dense_block_count": config["moe_layer_start_index"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_count": config["moe_num_shared_experts"],
+        "expert_shared_feed_forward_length": config["intermediate_size"] // config["num_key_value_heads"],
+    }  # fmt: skip
+
+
+def _glm4_moe_keys(config: Config) -> Keys:
+    predicted = config.get("num_nextn_predict_layers", 0)
+    return _glm4_keys(config) | {
+        "block_count": config["num_hidden_layers"] + predicted, "nextn_predict_layers": predicted,
+        "expert_feed_forward_length": config["moe_intermediate_size"], "expert_group_count": config["n_group"],
+        "expert_group_used_count": config["topk_group"], "expert_shared_count": config["n_shared_experts"],
+        "leading_dense_block_count": config["first_k_dense_replace"], "expert_gating_func": 2,
+        "expert_weights_scale": config["routed_scaling_factor"], "expert_weights_norm": config["norm_topk_prob"],
+    }  # fmt: skip
+
+
+def _minimax_keys(config: Config) -> Keys:
+    part = rope_of(config).get("partial_rotary_factor", 1.0)
+    return {
+        "expert_feed_forward_length": config["intermediate_size"], "expert_gating_func": 2,
+        "rope.dimension_count": int(_head_size(config) * part),
+    }  # fmt: skip
+
+
 _LLAMA = Conversion("llama", _llama_keys, _permuted, _llama3_factors)
 _BERT = Conversion("bert", _bert_keys, _bert)
 _ROBERTA = Conversion("bert", _roberta_keys, _roberta)
 
 CONVERSIONS = {
+    "ApertusForCausalLM": Conversion("apertus", _llama_keys, _apertus, _llama3_factors, _apertus_arrays),
     "BertModel": _BERT,
     "Cohere2ForCausalLM": Conversion("cohere2", _cohere2_keys),
     "DeepseekV2ForCausalLM": Conversion("deepseek2", _deepseek_keys, _deepseek),
     "DeepseekV3ForCausalLM": Conversion("deepseek2", _deepseek_keys, _deepseek),
+    "Ernie4_5ForCausalLM": Conversion("ernie4_5"),
+    "Ernie4_5_MoeForCausalLM": Conversion("ernie4_5-moe", _ernie_moe_keys, _corrected),
+    "Exaone4ForCausalLM": Conversion("exaone4", _window_keys, extra=_llama3_factors),
     "GPT2LMHeadModel": Conversion("gpt2", _gpt2_keys, _gpt2),
     "FalconH1ForCausalLM": Conversion("falcon-h1", _falcon_keys, _falcon),
     "Gemma2ForCausalLM": Conversion("gemma2", _gemma2_keys, _plus_one),
     "Gemma3ForCausalLM": Conversion("gemma3", _gemma3_keys, _plus_one),
     "Gemma3TextModel": Conversion("gemma-embedding", _gemma3_keys, _embedding_gemma),
     "Glm4ForCausalLM": Conversion("glm4", _glm4_keys),
+    "Glm4MoeForCausalLM": Conversion("glm4moe", _glm4_moe_keys, _corrected),
+    "Glm4MoeLiteForCausalLM": Conversion("deepseek2", _deepseek_keys, _deepseek),
     "GptOssForCausalLM": Conversion("gpt-oss", _gpt_oss_keys, _gpt_oss),
     "GraniteForCausalLM": Conversion("granite", _granite_keys, _permuted),
     "GraniteMoeHybridForCausalLM": Conversion("granitehybrid", _granite_hybrid_keys, _granite_hybrid),
     "Lfm2ForCausalLM": Conversion("lfm2", _lfm2_keys, _lfm2),
     "Lfm2MoeForCausalLM": Conversion("lfm2moe", _lfm2_moe_keys, _lfm2),
+    "HunYuanDenseV1ForCausalLM": Conversion("hunyuan-dense", _hunyuan_keys),
     "LlamaForCausalLM": _LLAMA,
+    "MiniMaxM2ForCausalLM": Conversion("minimax-m2", _minimax_keys, _corrected),
+    "Ministral3ForCausalLM": Conversion("mistral3", _mistral3_keys, _permuted),
     "MistralForCausalLM": _LLAMA,
     "MixtralForCausalLM": _LLAMA,
     "NemotronHForCausalLM": Conversion("nemotron_h_moe", _nemotron_keys, _nemotron),
     "NemotronHForCausalLM, dense": Conversion("nemotron_h", _nemotron_keys, _nemotron),
     "NomicBertModel": Conversion("nomic-bert", _nomic_keys, _bert),
     "Olmo2ForCausalLM": Conversion("olmo2"),
+    "Olmo3ForCausalLM": Conversion("olmo2", _window_keys),
     "OlmoeForCausalLM": Conversion("olmoe"),
     "Phi3ForCausalLM": Conversion("phi3", _phi3_keys, extra=_phi3_factors),
     "Qwen2ForCausalLM": Conversion("qwen2"),
@@ -503,6 +591,7 @@ CONVERSIONS = {
     "Qwen3_5ForCausalLM": Conversion("qwen35", _qwen35_keys, _qwen35),
     "Qwen3_5MoeForCausalLM": Conversion("qwen35moe", _qwen35_keys, _qwen35),
     "RobertaModel": _ROBERTA,
+    "SeedOssForCausalLM": Conversion("seed_oss"),
     "SmolLM3ForCausalLM": Conversion("smollm3", _llama_keys, _permuted),
     "Starcoder2ForCausalLM": Conversion("starcoder2"),
     "XLMRobertaForSequenceClassification": _ROBERTA,
@@ -537,7 +626,7 @@ def tensors_of(config: Config, tensors: dict[str, np.ndarray]) -> Iterator[tuple
     """Yield for each tensor of the file its name there, the folder's name, and its values."""
     conversion = conversion_of(config)
     kinds = {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}
-    names = gguf.get_tensor_name_map(kinds[conversion.architecture], common_keys(config)["block_count"])
+    names = gguf.get_tensor_name_map(kinds[conversion.architecture], keys_of(config)["block_count"])
     for name, values in stacked(tensors).items():
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
             continue

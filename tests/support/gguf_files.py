@@ -44,8 +44,8 @@ def write_gguf(
     keys = {f"{arch}.{key}": value for key, value in keys_of(config).items()}
     keys |= {key: value for key, value in vocabulary(source).items() if key != "general.architecture"}
     keys |= {key.replace("ARCH.", f"{arch}."): value for key, value in (metadata or {}).items()}
-    add_metadata(writer, keys)
     held = {name: raw.to_f32() for name, raw in load(source).items()} if replaced is None else replaced
+    add_metadata(writer, keys | conversion_of(config).arrays(config, held))
     values = {}
     for stored, name, array in tensors_of(config, held):
         chosen = kind if isinstance(kind, str) else kind(name)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.kernels.activations import Activation, ClampedSwiglu, ScaledActivation
+from quire.kernels.activations import Activation, ClampedSwiglu, ScaledActivation, Xielu
 from quire.kernels.attention_heads import Heads, LatentHeads, StateHeads
 from quire.kernels.graph.operations import (
     Attention,
@@ -50,9 +50,9 @@ class MemoryCheckpoint(Checkpoint):
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Return the tensor `name`."""
-        array = np.ascontiguousarray(self._arrays[name])
+        array = self._arrays[name]
         assert array.shape == shape
-        return Tensor(name, "f32", shape, array.reshape(-1).view(np.uint8))
+        return Tensor(name, "f32", shape, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
     def drop_pages(self) -> None:
         """Do nothing, since no file is mapped."""
@@ -243,6 +243,8 @@ class _RandomTensors:
             self.add_head_norms(layer.head_norms, layer.heads)
         else:
             inputs, last, width = (layer.up, *([layer.gate] if layer.gate else [])), layer.down, layer.up.outputs
+            if isinstance(layer.activation, Xielu):
+                self.add_xielu(layer.activation)
         for linear in inputs:
             self.add_linear(linear, HIDDEN)
         self.add_linear(last, width)
@@ -262,6 +264,12 @@ class _RandomTensors:
         for linear in inputs:
             self.add_linear(linear, HIDDEN)
         self.add_linear(layer.output, width)
+
+    def add_xielu(self, form: Xielu) -> None:
+        self.add(form.alpha_p, 1)
+        self.add(form.alpha_n, 1)
+        self.add(form.beta, mean=0.5, scale=0.1)
+        self.add(form.epsilon, mean=-0.3, scale=0.1)
 
     def add_latent_attention(self, layer: LatentAttention) -> None:
         heads, width = layer.latent_heads, HIDDEN
@@ -421,7 +429,8 @@ class GraphReference:
         allowed = np.isin(np.arange(router.groups), np.argsort(-ranking, kind="stable")[: router.top_groups])
         choice = np.where(np.repeat(allowed, grouped.shape[1]), choice, -np.inf)
         chosen = np.argsort(-choice, kind="stable")[: router.top_k]
-        weights = scores[chosen] / (scores[chosen].sum() if router.normalize else 1.0) * router.scale
+        total = max(scores[chosen].sum(), router.least_sum) if router.normalize else 1.0
+        weights = scores[chosen] / total * router.scale
         return list(zip(chosen.tolist(), weights.tolist(), strict=True))
 
     def _feed(self, block: FeedForward, x: F64) -> F64:
@@ -431,21 +440,35 @@ class GraphReference:
             gate = np.minimum(self._linear(block.gate, x), limit)
             up = np.clip(self._linear(block.up, x), -limit, limit)
             return self._linear(block.down, gate / (1 + np.exp(-gain * gate)) * (up + 1))
+        if isinstance(block.activation, Xielu):
+            return self._linear(block.down, self._xielu(block.activation, self._linear(block.up, x)))
         inner = self._linear(block.up if block.gate is None else block.gate, x)
         form = block.activation
         name, scale = (form.name, form.scale) if isinstance(form, ScaledActivation) else (form, 1.0)
         inner = _silu(scale * inner) if name == "silu" else np.maximum(scale * inner, 0) ** 2
         return self._linear(block.down, inner if block.gate is None else inner * self._linear(block.up, x))
 
+    def _xielu(self, form: Xielu, x: F64) -> F64:
+        alphas = (self._get(name).item() for name in (form.alpha_p, form.alpha_n))
+        p, n = (np.log1p(np.exp(alpha)) for alpha in alphas)
+        beta, epsilon = (self._get(name).item() for name in (form.beta, form.epsilon))
+        below: F64 = (beta + n) * (np.expm1(np.minimum(x, epsilon)) - x)
+        return np.where(x > 0, p * x**2, below) + beta * x
+
     def _attention(self, block: Attention, x: F64) -> F64:
         heads, n = block.heads, len(x)
         qkv = np.concatenate([self._linear(linear, x) for linear in block.projections], axis=1)
         q, k, v = np.split(qkv.reshape(n, -1, heads.dim).transpose(1, 0, 2), [heads.query, heads.query + heads.kv])
         norms = block.head_norms
-        if norms is not None:
+        if norms is not None and not norms.after_rotation:
             q, k = self._head_norm(norms, norms.query, q), self._head_norm(norms, norms.key, k)
         if block.rotary is not None:
             q, k = _rotated(q, block.rotary), _rotated(k, block.rotary)
+        if norms is not None and norms.after_rotation:
+            q, k = self._head_norm(norms, norms.query, q), self._head_norm(norms, norms.key, k)
+        if block.query_scale is not None:
+            steps = np.arange(n) // block.query_scale.length
+            q = q * (1 + block.query_scale.beta * np.log(1 + steps))[:, None]
         k, v = (np.repeat(values, heads.group, axis=0) for values in (k, v))
         scores = _capped((block.scale or heads.dim**-0.5) * q @ k.transpose(0, 2, 1), block.softcap)
         ages = np.arange(n)[:, None] - np.arange(n)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from array import array
 from collections.abc import Iterable
@@ -38,7 +39,7 @@ def shape(**changes: Any) -> EngineShape:
 
 def setup(num_engines: int = 1, router: str = "least-loaded", **changes: Any) -> SimulationSetup:
     """Return a setup; `changes` are of the shape, of the setup's fields that have defaults, and `client`."""
-    names = {"seed", "tells_lengths", "sample_seconds", "concurrency", "speculative_config"} & changes.keys()
+    names = {"seed", "tells_lengths", "sample_seconds", "concurrency", "speculative_config", "fetch"} & changes.keys()
     own = {name: changes.pop(name) for name in names}
     client = changes.pop("client", ClientTime())
     return SimulationSetup(shape(**changes), STEP_TIME, client, num_engines, router, **own)
@@ -67,6 +68,15 @@ def chats(count: int, seed: int = 0, rate: float = 20.0, sessions: int = 0) -> l
         delay = random_.choice([0.0, 0.5]) if session else 0.0
         requests.append(request(index, arrival, prompt, random_.randint(1, 90), blocks, session=session, delay=delay))
     return requests
+
+
+def crowd(count: int, rate: float = 15.0) -> list[SimulatedRequest]:
+    """Return requests of which twelve after one another have the same long prompt, more than an engine can answer."""
+    fresh = itertools.count(100_000)
+    return [
+        request(index, index / rate, 20 * BLOCK + 16, 40, [*range(100 * (index // 12), 100 * (index // 12) + 20), new])
+        for index, new in zip(range(count), fresh, strict=False)
+    ]
 
 
 class FleetRun:

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from quire.frontend.evaluation.calibration.client_times import ClientTimes
+from quire.frontend.evaluation.calibration.fetches import FetchError, measure_fetches
 from quire.frontend.evaluation.calibration.fit import StepTimes, fit
 from quire.frontend.evaluation.calibration.scenes import RequestSize, Scene, families
 from quire.frontend.evaluation.calibration.trust import Evidence
@@ -23,10 +24,13 @@ from quire.frontend.evaluation.replay.interference import StealTime
 from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, RunClock
 from quire.frontend.evaluation.replay.target import Send
 from quire.frontend.evaluation.workload.request import WorkloadRequest
+from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import StepTrace
-from quire.protocol.simulation import Calibration
+from quire.protocol.simulation import Calibration, FetchTime
 
 Report = Callable[[str], None]
+
+_MOST_FETCHED = 4096  # tokens
 
 
 async def calibrate(target: EngineTarget, seconds: float, report: Report = lambda _: None) -> Calibration:
@@ -48,6 +52,7 @@ async def calibrate(target: EngineTarget, seconds: float, report: Report = lambd
     steal = StealTime()
     async with _traced(target) as traces:
         await stage.play_all(families(shape), seconds, report)
+    fetch = await _fetch_time(target, stage, shape, report)
     steps = StepTimes.of(stage.of_plays(traces))
     step_time, error = fit(steps)
     evidence = Evidence.of(steps, step_time, steal.share)
@@ -58,12 +63,28 @@ async def calibrate(target: EngineTarget, seconds: float, report: Report = lambd
         engine=shape,
         step=step_time,
         client=stage.client_times.medians,
+        fetch=fetch,
         steps=len(steps.seconds),
         error=error,
         held_out_error=evidence.error,
         noise=evidence.noise,
         doubts=tuple(evidence.doubts),
     )
+
+
+async def _fetch_time(target: EngineTarget, stage: _Stage, shape: EngineShape, report: Report) -> FetchTime:
+    """Return the times of fetches from the engine, assumed ones if it lets nobody fetch."""
+    size = min(shape.max_model_len - 1, shape.pool_tokens // 2, _MOST_FETCHED)
+    if not shape.enable_prefix_caching or size <= shape.block_size:
+        return FetchTime()
+    prompt = await stage.serve_prompt(size)
+    try:
+        found = await asyncio.to_thread(measure_fetches, target.engines.address, target.security, shape, prompt)
+    except FetchError as error:
+        report(f"the times in which engines fetch prefixes are assumed ones, since none were measured: {error}")
+        return FetchTime()
+    report(f"fetches of {size} tokens: {(found.answer + size * found.token) * 1e3:.1f} ms")
+    return found
 
 
 @asynccontextmanager
@@ -157,8 +178,19 @@ class _Stage:
             self.client_times.add_rested(records, scene.rest)
         return True
 
+    async def serve_prompt(self, num_tokens: int) -> list[int]:
+        """Let the engine compute a prompt of so many tokens, and return it."""
+        prompt = self._prompt(num_tokens)
+        send = self._target.prepare(WorkloadRequest(0.0, num_tokens, 1, ()), lambda _: prompt)
+        now = self._clock.now()
+        await send(RequestRecord(0, now, now, 0, 0), self._clock)
+        return prompt
+
+    def _prompt(self, num_tokens: int) -> list[int]:
+        return self._random.choices(range(self._target.engines.ready.vocab_size), k=num_tokens)
+
     def _prepare(self, size: RequestSize) -> Send:
-        prompt = self._random.choices(range(self._target.engines.ready.vocab_size), k=size.prompt_tokens)
+        prompt = self._prompt(size.prompt_tokens)
         request = WorkloadRequest(0.0, size.prompt_tokens, size.output_tokens, ())
         return self._target.prepare(request, lambda _: prompt)
 

@@ -20,6 +20,7 @@ from quire.frontend.evaluation.replay.target import Send, TargetInfo, Tokens, sa
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 from quire.frontend.sampling import SamplingParams, engine_params, validate
 from quire.frontend.version import installed_version
+from quire.protocol.keys import Security
 from quire.protocol.messages import Abort, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 from quire.protocol.routing.routers import RoutedRequest
 
@@ -108,6 +109,11 @@ class EngineTarget:
         """The engines, for calls other than requests."""
         return self._engine.engines
 
+    @property
+    def security(self) -> Security:
+        """The keys of connections to the engines."""
+        return self._engine.args.security
+
     @classmethod
     def from_options(cls, model: str | None = None, **options: Any) -> Self:
         """Make a target from the arguments of `AsyncLLM`."""
@@ -183,7 +189,9 @@ class EngineTarget:
             return
         self._open[wire_id] = answer
         try:
-            self._engine.send(EngineCoreRequest(wire_id, token_ids, params, eos, time.monotonic()), session)
+            source = routing.source_of(answer.route)
+            message = EngineCoreRequest(wire_id, token_ids, params, eos, time.monotonic(), kv_source=source)
+            self._engine.send(message, session)
             await answer.ended
         except EngineDeadError as error:
             answer.fail(str(error))
@@ -200,7 +208,7 @@ class EngineTarget:
         if isinstance(delivery, EngineCoreOutputs):
             self._take(delivery, ended)
         elif isinstance(delivery, EngineBack):
-            self._on_loop(self._routing.open, delivery.session, delivery.block_size)
+            self._on_loop(self._routing.open, delivery.session, delivery.block_size, delivery.address)
         else:
             engine = delivery.engine if isinstance(delivery, EngineAway | EngineLeft) else None
             for wire_id, answer in list(self._open.items()):

@@ -53,6 +53,7 @@ class Plan:
     concurrency: int | None = None
     shape_changes: dict[str, Any] = field(default_factory=dict)
     speculative_config: SpeculativeConfig | None = None
+    fetches_prefixes: bool = True
 
     @property
     def shape(self) -> EngineShape:
@@ -79,6 +80,7 @@ class Plan:
         setup = SimulationSetup(
             self.shape, self.calibration.step, self.calibration.client, num_engines, router, self.seed,
             self.tells_lengths, concurrency=self.concurrency, speculative_config=self.speculative_config,
+            fetch=self.calibration.fetch if self.fetches_prefixes else None,
         )  # fmt: skip
         end = None
         with SimulationProgress(f"{num_engines} engines, {router}" if num_engines > 1 else "1 engine") as progress:
@@ -116,6 +118,7 @@ class Plan:
             "engine": msgspec.to_builtins(self.shape),
             "step_seconds": msgspec.to_builtins(self.calibration.step),
             "client_seconds": msgspec.to_builtins(self.calibration.client),
+            "fetch_seconds": msgspec.to_builtins(self.calibration.fetch) if self.fetches_prefixes else None,
         }
 
 

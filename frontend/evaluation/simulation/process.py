@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
+import select
 import subprocess
 import sys
 import threading
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
@@ -17,6 +19,7 @@ from quire.frontend.evaluation.workload.request import WorkloadRequest
 from quire.protocol.simulation import SimulatedRequest, SimulationOutput, SimulationSetup, read_frame, write_frame
 
 _REQUESTS_AT_ONCE = 64
+_MOST_BLOCKED_MS = 500  # in which a signal may go unnoticed
 
 
 class SimulationError(RuntimeError):
@@ -50,15 +53,40 @@ def simulate(setup: SimulationSetup, requests: Iterable[WorkloadRequest]) -> Gen
         raise feeder.error
 
 
-def _outputs(stream: IO[bytes]) -> Iterator[SimulationOutput]:
+class _PolledPipe(io.RawIOBase):
+    """A pipe that is read without blocking for long, so that no signal waits for the next bytes.
+
+    The handler of a signal runs when the main thread is back from what it calls. A blocking read that a signal
+    interrupts returns, but not one that begins just after it.
+    """
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        """Read from a pipe of which nobody has read; its owner closes it."""
+        self._fd = pipe.fileno()
+        self._poll = select.poll()
+        self._poll.register(self._fd, select.POLLIN)
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read some bytes, none at the end."""
+        while not self._poll.poll(_MOST_BLOCKED_MS):
+            pass
+        return os.readv(self._fd, [buffer])
+
+
+def _outputs(pipe: IO[bytes]) -> Iterator[SimulationOutput]:
     decoder = msgspec.msgpack.Decoder(SimulationOutput)
+    stream = io.BufferedReader(_PolledPipe(pipe))
     while (frame := read_frame(stream)) is not None:
         yield decoder.decode(frame)
 
 
 def _check_end(process: subprocess.Popen[bytes]) -> None:
     assert process.stderr is not None
-    stderr = process.stderr.read().decode(errors="replace").strip()
+    stderr = io.BufferedReader(_PolledPipe(process.stderr)).read().decode(errors="replace").strip()
     if process.wait() != 0:
         lines = stderr.splitlines() or [f"the simulation ended with status {process.returncode}"]
         raise SimulationError(lines[-1].removeprefix("error: "))

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from quire.frontend.text.chat.schema_types import STRING, resolve, value_types
+from quire.frontend.text.chat.tag_styles import GLM45, GLM47, MAX_KEY, MINIMAX_M2, QWEN3_CODER, SEED_OSS, TagStyle
 from quire.frontend.text.chat.tools import Tool, ToolError
-from quire.frontend.text.chat.xml_call_reader import END_PARAMETER, MAX_KEY, PARAMETER
 from quire.protocol.grammar.json_schema import enforced_schema
 
 # The style of json.dumps and of the models. With free white space, a confused model may write nothing else.
@@ -25,7 +25,6 @@ _OF_OBJECTS = {"type", "properties", "required", "additionalProperties", "$defs"
 _OF_TEXTS = {"type", "enum", "const", "minLength", "maxLength"}
 _KEY = re.compile(rf"[^<>\s]{{1,{MAX_KEY}}}")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_NO_END = rf"~/(.|\n)*{re.escape(END_PARAMETER).replace('/', chr(92) + '/')}(.|\n)*/"
 _REFERENCE_ROOT = "quire_root"  # the name under which the whole schema is among the $defs of a part of it
 
 
@@ -48,26 +47,63 @@ def closed_schema(tool: Tool) -> dict[str, Any]:
     return {**enforced_schema(schema, is_strict=tool.strict), "x-guidance": _style(tool)}
 
 
-def xml_arguments(rule: str, tool: Tool, where: str) -> list[str]:
-    r"""Return the rules of `<parameter=KEY>\nVALUE\n</parameter>\n` for each argument, in the order of the schema.
+def qwen3_coder_arguments(rule: str, tool: Tool, where: str) -> list[str]:
+    """Return the rules of arguments in Qwen3-Coder's tags; see `_tagged_arguments`."""
+    return _tagged_arguments(QWEN3_CODER, rule, tool, where)
+
+
+def seed_oss_arguments(rule: str, tool: Tool, where: str) -> list[str]:
+    """Return the rules of arguments in Seed-OSS's tags; see `_tagged_arguments`."""
+    return _tagged_arguments(SEED_OSS, rule, tool, where)
+
+
+def minimax_m2_arguments(rule: str, tool: Tool, where: str) -> list[str]:
+    """Return the rules of arguments in MiniMax-M2's tags; see `_tagged_arguments`."""
+    return _tagged_arguments(MINIMAX_M2, rule, tool, where)
+
+
+def glm45_arguments(rule: str, tool: Tool, where: str) -> list[str]:
+    """Return the rules of arguments in GLM-4.5's tags; see `_tagged_arguments`."""
+    return _tagged_arguments(GLM45, rule, tool, where)
+
+
+def glm47_arguments(rule: str, tool: Tool, where: str) -> list[str]:
+    """Return the rules of arguments in GLM-4.7's tags, which are GLM-4.5's without line breaks."""
+    return _tagged_arguments(GLM47, rule, tool, where)
+
+
+def _tagged_arguments(style: TagStyle, rule: str, tool: Tool, where: str) -> list[str]:
+    """Return the rules of a tag with a key and a value for each argument, in the order of the schema.
 
     Raises ToolError for a key that a tag can't hold, and if the tool is strict for a keyword that is not enforced.
     """
     parts, rules = [], []
     for index, (key, schema, is_required) in enumerate(_properties(tool, where)):
-        if not _KEY.fullmatch(key):
+        if not _KEY.fullmatch(key) or style.key_end[0][0] in key:
             raise _not_written(where, key)
         part = f"{rule}_{index}"
         parts.append(part if is_required else f"{part}?")
-        rules += [f"{part}: {json.dumps(f'{PARAMETER}{key}>{chr(10)}')} {part}_value"]
-        rules += _xml_value(f"{part}_value", schema, tool, f"{where}.properties.{key}")
+        rules += [f"{part}: {json.dumps(style.open + key + _key_end(style))} {part}_value"]
+        rules += _tagged_value(style, f"{part}_value", schema, tool, f"{where}.properties.{key}")
     if _is_open(tool):
         parts.append(f"{rule}_any*")
-        rules += [rf'{rule}_any: "{PARAMETER}" /[^<>\s]{{1,64}}/ ">\n" {rule}_any_value', *_text(f"{rule}_any_value")]
+        start, end = json.dumps(style.open), json.dumps(_key_end(style))
+        rules.append(rf'{rule}_any: {start} /[^<>\s"]{{1,64}}/ {end} {rule}_any_value')
+        rules += _text(style, f"{rule}_any_value")
     return [f"{rule}: {' '.join(parts) or _EMPTY}", *rules]
 
 
 _EMPTY = '""'
+
+
+def _key_end(style: TagStyle) -> str:
+    """Return the text between a key and its value."""
+    return style.gap.join(style.key_end) + (style.gap if style.is_spaced else "")
+
+
+def _value_end(style: TagStyle) -> str:
+    """Return the text after a value."""
+    return (style.gap if style.is_spaced else "") + style.close + style.gap
 
 
 def keyword_arguments(rule: str, tool: Tool, where: str) -> list[str]:
@@ -122,33 +158,33 @@ def _is_open(tool: Tool) -> bool:
     return bool(COMPOSING & set(schema)) and schema.get("additionalProperties", True) is not False
 
 
-def _xml_value(rule: str, schema: Any, tool: Tool, where: str) -> list[str]:
-    r"""Return rules for a value and the `\n</parameter>\n` after it."""
+def _tagged_value(style: TagStyle, rule: str, schema: Any, tool: Tool, where: str) -> list[str]:
+    """Return rules for a value and what follows it."""
     schema = _resolved(schema, tool)
     types = value_types(schema, tool.parameters)
     if "string" not in types:
-        return [rf'{rule}: {_json_value(schema, tool, where)} "\n{END_PARAMETER}\n"']
+        return [f"{rule}: {_json_value(schema, tool, where)} {json.dumps(_value_end(style))}"]
     fields = schema if isinstance(schema, Mapping) else {}
     if tool.strict and (unknown := _unenforced(fields, tool, is_text=types == STRING)):
         raise _not_enforced(where, unknown)
     if "const" in fields or isinstance(fields.get("enum"), list):
         values = [fields["const"]] if "const" in fields else fields["enum"]
         texts = [each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in values]
-        if any(END_PARAMETER in text for text in texts):
-            raise ToolError(
-                where, f"allows a text with {END_PARAMETER}, which this model's calls can't hold; change it"
-            )
-        return [f"{rule}: {' | '.join(json.dumps(f'{text}{chr(10)}{END_PARAMETER}{chr(10)}') for text in texts)}"]
-    return _text(rule, fields if types == STRING else {})
+        if any(style.close in text for text in texts):
+            raise ToolError(where, f"allows a text with {style.close}, which this model's calls can't hold; change it")
+        return [f"{rule}: {' | '.join(json.dumps(text + _value_end(style)) for text in texts)}"]
+    return _text(style, rule, fields if types == STRING else {})
 
 
-def _text(rule: str, fields: Mapping[str, Any] | None = None) -> list[str]:
+def _text(style: TagStyle, rule: str, fields: Mapping[str, Any] | None = None) -> list[str]:
     """Return rules for a text without quotes, and the end of its tag."""
     least, most = ((fields or {}).get(key) for key in ("minLength", "maxLength"))
     bounds = f"{least if type(least) is int else 0},{most if type(most) is int else ''}"
     terminal = f"{rule.upper()}_TEXT"
     length = "*" if bounds == "0," else f"{{{bounds}}}"
-    return [rf'{rule}[lazy]: {terminal} "\n{END_PARAMETER}\n"', rf"{terminal}: /(.|\n){length}/ & {_NO_END}"]
+    no_end = rf"~/(.|\n)*{re.escape(style.close).replace('/', chr(92) + '/')}(.|\n)*/"
+    end = json.dumps(_value_end(style))
+    return [f"{rule}[lazy]: {terminal} {end}", rf"{terminal}: /(.|\n){length}/ & {no_end}"]
 
 
 def _resolved(schema: Any, tool: Tool) -> Any:

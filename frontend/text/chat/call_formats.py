@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from quire.frontend.text.chat.argument_rules import ArgumentRules, json_arguments, keyword_arguments, xml_arguments
+from quire.frontend.text.chat.argument_rules import (
+    ArgumentRules,
+    glm45_arguments,
+    glm47_arguments,
+    json_arguments,
+    keyword_arguments,
+    minimax_m2_arguments,
+    qwen3_coder_arguments,
+    seed_oss_arguments,
+)
 from quire.frontend.text.chat.generic_tools import GENERIC
 from quire.frontend.text.chat.named_call_reader import ID, NAME
+from quire.frontend.text.chat.tag_styles import END_FUNCTION, END_INVOKE, FUNCTION, INVOKE
 from quire.frontend.text.chat.tool_parsers import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEP
-from quire.frontend.text.chat.xml_call_reader import END_FUNCTION, FUNCTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +79,25 @@ FORMATS = {
     "glm4": (
         CallFormat(head=(f"{NAME}\n",), after="", prose=r"/(.|\n)+/ & ~/\s*(NAMES)\n\s*\{(.|\n)*/"),
     ),
+    "glm45": (
+        CallFormat(
+            head=(f"{NAME}\n",), after="", arguments=glm45_arguments, tag="<tool_call>", end_tag="</tool_call>",
+            separator="\n",
+        ),
+        CallFormat(
+            head=(NAME,), after="", arguments=glm47_arguments, tag="<tool_call>", end_tag="</tool_call>", separator="",
+        ),
+    ),
     "granite": (CallFormat(list_tag="<|tool_call|>", opening="[", separator=", ", closing="]"),),
     "hermes": (_HERMES,),
     "json_call": (CallFormat(opening="[", separator=", ", closing="]"),),
     "llama3_json": (CallFormat(head=(f'{{"name": "{NAME}", "parameters": ',), separator="; "),),
+    "minimax_m2": (
+        CallFormat(
+            head=(f'{INVOKE}{NAME}">\n',), after=END_INVOKE, arguments=minimax_m2_arguments, separator="\n",
+            list_tag="<minimax:tool_call>", opening="\n", closing="\n", list_end_tag="</minimax:tool_call>",
+        ),
+    ),
     "mistral": (
         CallFormat(list_tag="[TOOL_CALLS]", opening="[", separator=", ", closing="]"),
         CallFormat(head=(NAME, "[ARGS]"), after="", tag="[TOOL_CALLS]", separator=""),
@@ -87,10 +111,16 @@ FORMATS = {
     "phi4_mini_json": (CallFormat(list_tag="functools", opening="[", separator=", ", closing="]"),),
     "qwen3_coder": (
         CallFormat(
-            head=(f"\n{FUNCTION}{NAME}>\n",), after=f"{END_FUNCTION}\n", arguments=xml_arguments, tag="<tool_call>",
-            end_tag="</tool_call>", separator="\n",
+            head=(f"\n{FUNCTION}{NAME}>\n",), after=f"{END_FUNCTION}\n", arguments=qwen3_coder_arguments,
+            tag="<tool_call>", end_tag="</tool_call>", separator="\n",
         ),
-        CallFormat(head=(f"{NAME}>\n",), after=END_FUNCTION, arguments=xml_arguments, tag=FUNCTION),
+        CallFormat(head=(f"{NAME}>\n",), after=END_FUNCTION, arguments=qwen3_coder_arguments, tag=FUNCTION),
+    ),
+    "seed_oss": (
+        CallFormat(
+            head=(f"\n{FUNCTION}{NAME}>\n",), after=f"{END_FUNCTION}\n", arguments=seed_oss_arguments,
+            tag="<seed:tool_call>", end_tag="</seed:tool_call>", separator="\n",
+        ),
     ),
 }  # fmt: skip
 """The ways in which calls may be written, by the parser that reads them. The first is that of a forced answer, with

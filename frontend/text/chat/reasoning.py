@@ -34,15 +34,19 @@ class ReasoningFormat:
 
 THINK = ReasoningFormat()
 REASONING_PARSERS = {
+    "apertus": ReasoningFormat("<|inner_prefix|>", "<|inner_suffix|>"),
     "cohere2": ReasoningFormat(
         "<|START_THINKING|>", "<|END_THINKING|>", response=("<|START_RESPONSE|>", "<|END_RESPONSE|>")
     ),
     "deepseek_r1": ReasoningFormat(always=True),
     "deepseek_v3": THINK,
+    "ernie45": ReasoningFormat(response=("<response>", "</response>")),
     "granite": ReasoningFormat("Here is my thought process:", "Here is my response:"),
+    "hunyuan": ReasoningFormat(response=("<answer>", "</answer>")),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
     "olmo3": THINK,
     "qwen3": THINK,
+    "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>"),
     "think": THINK,
 }
 
@@ -67,12 +71,15 @@ def answer_start(parser: str, prompt: str) -> AnswerStart:
 def detect_reasoning(template_source: str, added_tokens: Iterable[str] = ()) -> str | None:
     """Return the reasoning parser that a chat template or the added tokens imply; None if they imply none."""
     if CLOSE in template_source:
+        for name in ("ernie45", "hunyuan"):
+            if REASONING_PARSERS[name].response[0] in template_source:
+                return name
         if "enable_thinking" in template_source and DEEPSEEK_ASSISTANT not in template_source:
             return "qwen3"
         if DEEPSEEK_ASSISTANT in template_source:
             return "deepseek_v3" if "not thinking" in template_source else "deepseek_r1"
         return "think"
-    for name in ("cohere2", "granite", "mistral"):
+    for name in ("apertus", "cohere2", "granite", "mistral", "seed_oss"):
         if REASONING_PARSERS[name].open in template_source:
             return name
     return "think" if OPEN in template_source or {OPEN, CLOSE} <= set(added_tokens) else None
@@ -141,10 +148,11 @@ class ReasoningParser:
         marks = self._format.response
         while found := [(at, mark) for mark in marks if (at := self._buffer.find(mark)) >= 0]:
             at, mark = min(found)
-            self._emit(events, self._take(at))
-            self._take(len(mark))
-        kept = max((partial_mark(self._buffer, mark) for mark in marks), default=0)
-        self._emit(events, self._take(len(self._buffer) - kept))
+            self._emit(events, self._take(at - gap_before(self._buffer, at)))
+            self._take(self._buffer.index(mark) + len(mark))
+            self._after_tag = True
+        end = len(self._buffer) - max((partial_mark(self._buffer, mark) for mark in marks), default=0)
+        self._emit(events, self._take(end - gap_before(self._buffer, end) if marks else end))
 
     def _take(self, length: int) -> str:
         text, self._buffer = self._buffer[:length], self._buffer[length:]

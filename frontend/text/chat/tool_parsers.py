@@ -11,7 +11,18 @@ from quire.frontend.text.chat.line_call_reader import LineCallReader
 from quire.frontend.text.chat.marked_calls import ALPHANUMERIC, Reader, State, ToolParser
 from quire.frontend.text.chat.named_call_reader import ID, NAME, NamedCallReader
 from quire.frontend.text.chat.scanning import match_mark
-from quire.frontend.text.chat.xml_call_reader import FUNCTION, PARAMETER, XmlCallReader
+from quire.frontend.text.chat.tag_styles import (
+    ARG_KEY,
+    FUNCTION,
+    GLM45,
+    INVOKE,
+    MINIMAX_M2,
+    PARAMETER,
+    QWEN3_CODER,
+    SEED_OSS,
+    TagStyle,
+)
+from quire.frontend.text.chat.xml_call_reader import XmlCallReader
 
 
 class HermesParser(ToolParser):
@@ -170,9 +181,39 @@ class Qwen3CoderParser(ToolParser):
     list_opening = FUNCTION
     separator = FUNCTION
     closing = "</tool_call>"
+    style: TagStyle = QWEN3_CODER
 
     def _new_reader(self) -> Reader:
-        return XmlCallReader(self._num_calls, self._new_id, self._accepts, self._schemas)
+        return XmlCallReader(self._num_calls, self._new_id, self._accepts, self._schemas, self.style)
+
+
+class SeedOssParser(Qwen3CoderParser):
+    """Seed-OSS: as Qwen3-Coder, between tags of its own."""
+
+    tag = "<seed:tool_call>"
+    closing = "</seed:tool_call>"
+    style = SEED_OSS
+
+
+class MiniMaxM2Parser(ToolParser):
+    """MiniMax-M2: `<invoke name="NAME">`, the arguments in tags, `</invoke>` for each call, between tags for all."""
+
+    tag = "<minimax:tool_call>"
+    list_opening = INVOKE
+    separator = INVOKE
+    closing = "</minimax:tool_call>"
+
+    def _new_reader(self) -> Reader:
+        return XmlCallReader(self._num_calls, self._new_id, self._accepts, self._schemas, MINIMAX_M2)
+
+
+class Glm45Parser(ToolParser):
+    """GLM-4.5 to 4.7: `<tool_call>NAME`, keys and values of the arguments in tags, `</tool_call>`."""
+
+    tag = "<tool_call>"
+
+    def _new_reader(self) -> Reader:
+        return XmlCallReader(self._num_calls, self._new_id, self._accepts, self._schemas, GLM45)
 
 
 class Olmo3Parser(ToolParser):
@@ -200,19 +241,25 @@ TOOL_PARSERS: dict[str, type[ToolParser]] = {
     "deepseek_v31": DeepSeekV31Parser,
     GENERIC: GenericParser,
     "glm4": Glm4Parser,
+    "glm45": Glm45Parser,
     "granite": GraniteParser,
     "hermes": HermesParser,
     "json_call": JsonCallParser,
     "llama3_json": Llama3JsonParser,
+    "minimax_m2": MiniMaxM2Parser,
     "mistral": MistralParser,
     "olmo3": Olmo3Parser,
     "phi4_mini_json": Phi4MiniParser,
     "qwen3_coder": Qwen3CoderParser,
+    "seed_oss": SeedOssParser,
 }
 
 
 _SIGNS = (
     ("cohere2", ("<|START_ACTION|>",)),
+    ("glm45", ("<tool_call>", ARG_KEY)),
+    ("seed_oss", ("<seed:tool_call>", FUNCTION)),
+    ("minimax_m2", ("<minimax:tool_call>", INVOKE)),
     ("qwen3_coder", ("<tool_call>", FUNCTION, PARAMETER)),
     ("hermes", ("<tool_call>", '"arguments"')),
     ("olmo3", ("<function_calls>", "<functions>")),
@@ -226,12 +273,11 @@ _SIGNS = (
     ("mistral", ("[TOOL_CALLS]", "[AVAILABLE_TOOLS]")),
 )
 """Texts that are all in the chat templates of a format; the first that fits is meant."""
-_OTHERS = ("<arg_key>",)  # texts of formats that are not known, GLM-4.5's
 
 
 def detect_parser(template_source: str) -> str | None:
     """Return the name of the format that a chat template shows; None if it has no tools, or an unknown format."""
     source = template_source.replace("\\", "")
-    if "tools" not in source or any(other in source for other in _OTHERS):
+    if "tools" not in source:
         return None
     return next((name for name, signs in _SIGNS if all(sign in source for sign in signs)), None)

@@ -1,25 +1,19 @@
-"""The reader of one tool call that a model writes in tags, a tag for each argument, as Qwen3-Coder does."""
+"""The reader of one tool call that a model writes in tags, a tag for each argument."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from quire.frontend.text.chat.events import Event, ToolCallArguments, ToolCallStart
-from quire.frontend.text.chat.scanning import MAX_GAP, JsonScanner, partial_mark
+from quire.frontend.text.chat.scanning import JsonScanner, match_mark, partial_mark
 from quire.frontend.text.chat.schema_types import ALL_TYPES, STRING, as_json, value_types
-
-FUNCTION, PARAMETER = "<function=", "<parameter="
-END_FUNCTION, END_PARAMETER = "</function>", "</parameter>"
-MAX_KEY = 256
-_NAME = re.compile(r"\s*([^\s<>]{1,256})(\s*>)?")
-_TAG = re.compile(rf"\s*({END_FUNCTION}|{PARAMETER}([^<>\n]{{1,{MAX_KEY}}})>)")
+from quire.frontend.text.chat.tag_styles import QWEN3_CODER, TagStyle
 
 
 class XmlCallReader:
-    r"""Reader of `NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n</function>`, with the interface of CallReader.
+    """Reader of a call in the tags of `style`, from the function's name on, with the interface of CallReader.
 
     The arguments become a JSON object. A value is a text without quotes if the schema of its function, among `schemas`,
     says that it is a string, and JSON otherwise; line breaks next to its tags are no part of it. Strings stream, other
@@ -32,6 +26,7 @@ class XmlCallReader:
         new_id: Callable[[], str],
         accepts: Callable[[str], bool],
         schemas: Mapping[str, dict[str, Any] | None],
+        style: TagStyle = QWEN3_CODER,
     ) -> None:
         self.index = index
         self.started = False
@@ -40,6 +35,8 @@ class XmlCallReader:
         self._new_id = new_id
         self._accepts = accepts
         self._schemas = schemas
+        self._style = style
+        self._close = style.close
         self._phase: Callable[[], bool] = self._read_name
         self._buffer = ""  # read, but not parsed yet
         self._events: list[Event] = []
@@ -65,10 +62,11 @@ class XmlCallReader:
         return events, rest
 
     def _read_name(self) -> bool:
-        found = _NAME.match(self._buffer)
+        found = self._style.name_pattern.match(self._buffer)
         if found is None or found[2] is None:
             rest = self._buffer[found.end() if found else 0 :]
-            self.broken = bool(rest.strip()) or len(rest) > MAX_GAP
+            has_other = found is None and bool(rest.strip())
+            self.broken = has_other or match_mark(rest, self._style.name_end or "<") is None
             return False
         name = found[1]
         if not self._accepts(name):
@@ -83,8 +81,8 @@ class XmlCallReader:
 
     def _read_tag(self) -> bool:
         """Read the tag of an argument or of the call's end, after a gap."""
-        found = _TAG.match(self._buffer)
-        if found is None and self._may_be_tag(self._buffer.lstrip()):
+        found = self._style.tag_pattern.match(self._buffer)
+        if found is None and self._style.may_be_tag(self._buffer.lstrip()):
             return False
         self._buffer = self._buffer[found.end() if found else 0 :]
         if found is not None and found[2] is not None:
@@ -93,13 +91,6 @@ class XmlCallReader:
         self._emit("}")
         self.ended = True
         return False
-
-    def _may_be_tag(self, text: str) -> bool:
-        """Return True if `text` may begin a tag."""
-        key = text.removeprefix(PARAMETER)
-        if key != text:
-            return len(key) <= MAX_KEY and not any(char in key for char in "<>\n")
-        return PARAMETER.startswith(text) or END_FUNCTION.startswith(text)
 
     def _begin_value(self, key: str) -> None:
         properties = self._schema.get("properties")
@@ -122,8 +113,8 @@ class XmlCallReader:
 
     def _read_text(self) -> bool:
         """Stream a string."""
-        at = self._buffer.find(END_PARAMETER)
-        held = max(partial_mark(self._buffer, END_PARAMETER), partial_mark(self._buffer, "\n" + END_PARAMETER))
+        at = self._buffer.find(self._close)
+        held = max(partial_mark(self._buffer, self._close), partial_mark(self._buffer, "\n" + self._close))
         text = self._buffer[: len(self._buffer) - held] if at < 0 else self._buffer[:at].removesuffix("\n")
         self._emit(json.dumps(text, ensure_ascii=False)[1:-1])
         if at < 0:
@@ -134,18 +125,18 @@ class XmlCallReader:
         return True
 
     def _read_json(self) -> bool:
-        at = self._buffer.find(END_PARAMETER, self._searched)
+        at = self._buffer.find(self._close, self._searched)
         while at >= 0 and _is_within_string(self._buffer[:at]):
-            at = self._buffer.find(END_PARAMETER, at + 1)
+            at = self._buffer.find(self._close, at + 1)
         if at < 0:
-            self._searched = max(0, len(self._buffer) - len(END_PARAMETER))
+            self._searched = max(0, len(self._buffer) - len(self._close))
             return False
         self._emit(as_json(self._buffer[:at].removesuffix("\n"), self._types))
         self._end_value(at)
         return True
 
     def _end_value(self, at: int) -> None:
-        self._buffer = self._buffer[at + len(END_PARAMETER) :]
+        self._buffer = self._buffer[at + len(self._close) :]
         self._phase = self._read_tag
 
     def _emit(self, text: str) -> None:

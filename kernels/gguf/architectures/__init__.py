@@ -17,6 +17,9 @@ from quire.kernels.gguf.architectures.hybrids import (
     NEMOTRON_H_MOE,
 )
 from quire.kernels.gguf.architectures.llama import GRANITE, LLAMA, SMOLLM3
+from quire.kernels.gguf.architectures.llama_likes import APERTUS, ERNIE4_5, HUNYUAN_DENSE, MISTRAL3, SEED_OSS
+from quire.kernels.gguf.architectures.mixtures import ERNIE4_5_MOE, GLM4_MOE, MINIMAX_M2
+from quire.kernels.gguf.architectures.norms_after import EXAONE4
 from quire.kernels.gguf.architectures.qwen import (
     OLMOE,
     QWEN2,
@@ -30,21 +33,29 @@ from quire.kernels.gguf.architectures.qwen import (
 from quire.kernels.gguf.metadata import Metadata
 
 ARCHITECTURES: dict[str, Architecture] = {
+    "apertus": APERTUS,
     "bert": BERT,
     "cohere2": COHERE2,
     "deepseek2": DEEPSEEK2,
+    "ernie4_5": ERNIE4_5,
+    "ernie4_5-moe": ERNIE4_5_MOE,
+    "exaone4": EXAONE4,
     "falcon-h1": FALCON_H1,
     "gemma-embedding": GEMMA_EMBEDDING,
     "gemma2": GEMMA2,
     "gemma3": GEMMA3,
     "glm4": GLM4,
+    "glm4moe": GLM4_MOE,
     "gpt-oss": GPT_OSS,
     "gpt2": GPT2,
     "granite": GRANITE,
     "granitehybrid": GRANITE_HYBRID,
+    "hunyuan-dense": HUNYUAN_DENSE,
     "lfm2": LFM2,
     "lfm2moe": LFM2MOE,
     "llama": LLAMA,
+    "minimax-m2": MINIMAX_M2,
+    "mistral3": MISTRAL3,
     "nemotron_h": NEMOTRON_H,
     "nemotron_h_moe": NEMOTRON_H_MOE,
     "nomic-bert": NOMIC_BERT,
@@ -58,6 +69,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen35moe": QWEN35MOE,
     "qwen3moe": QWEN3MOE,
     "qwen3next": QWEN3NEXT,
+    "seed_oss": SEED_OSS,
     "smollm3": SMOLLM3,
     "starcoder2": STARCODER2,
 }

@@ -26,13 +26,10 @@ from quire.kernels.gguf.architectures.description import (
     vocab_size,
     without,
 )
+from quire.kernels.gguf.architectures.norms_after import OLMO3, POST_NORMS
 from quire.kernels.gguf.metadata import Metadata
 
 _FUSED = {"blk.*.ffn_up": "model.layers.*.mlp.gate_up_proj"}
-_POST_NORMS = {
-    "blk.*.post_attention_norm": "model.layers.*.post_attention_layernorm",
-    "blk.*.post_ffw_norm": "model.layers.*.post_feedforward_layernorm",
-}
 _LAYER_NORM = "attention.layer_norm_epsilon"
 
 
@@ -52,12 +49,13 @@ PHI3 = Architecture(
 
 OLMO2 = Architecture(
     "Olmo2ForCausalLM",
-    {**without(DECODER_NAMES, "blk.*.attn_norm", "blk.*.ffn_norm"), **HEAD_NORM_NAMES, **_POST_NORMS},
+    {**without(DECODER_NAMES, "blk.*.attn_norm", "blk.*.ffn_norm"), **HEAD_NORM_NAMES, **POST_NORMS},
     {
         **DECODER,
         **ATTENTION_BIAS,
-        "sliding_window": check_off("attention.sliding_window", "OLMo 3, which has a window, is not supported"),
+        "sliding_window": check_off("attention.sliding_window", "it must be 0"),
     },
+    variants=((lambda metadata: bool(metadata.own("attention.sliding_window")), OLMO3),),
 )
 
 GLM4 = Architecture(

@@ -1,4 +1,4 @@
-"""DeepSeek-V2, V2-Lite, V3 and R1, whose attention keeps one latent for all heads (multi-head latent attention).
+"""DeepSeek-V2, V2-Lite, V3, R1 and GLM-4.7-Flash: their attention keeps one latent for all heads.
 
 The converter writes the sizes of latent heads under names of its own (`_mla`). Files from before April 2025 have those
 of expanded heads, and one tensor for keys and values.
@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from quire.kernels.gguf.architectures.description import (
+    CORRECTED_EXPERT_NAMES,
     DECODER,
     DECODER_NAMES,
-    EXPERT_NAMES,
     Architecture,
     Field,
     Names,
@@ -25,10 +25,10 @@ from quire.kernels.gguf.architectures.description import (
 )
 from quire.kernels.gguf.metadata import Metadata
 
-_ATTENTION, _SHARED = "model.layers.*.self_attn", "model.layers.*.mlp.shared_experts"
+_ATTENTION = "model.layers.*.self_attn"
 _NAMES: Names = {
     **without(DECODER_NAMES, "blk.*.attn_k", "blk.*.attn_v", "blk.*.attn_qkv"),
-    **EXPERT_NAMES,
+    **CORRECTED_EXPERT_NAMES,
     "blk.*.attn_q_a": f"{_ATTENTION}.q_a_proj",
     "blk.*.attn_q_a_norm": f"{_ATTENTION}.q_a_layernorm",
     "blk.*.attn_q_b": f"{_ATTENTION}.q_b_proj",
@@ -37,10 +37,6 @@ _NAMES: Names = {
     "blk.*.attn_kv_b": f"{_ATTENTION}.kv_b_proj",
     "blk.*.attn_k_b": f"{_ATTENTION}.k_b_proj",
     "blk.*.attn_v_b": f"{_ATTENTION}.v_b_proj",
-    "blk.*.exp_probs_b": "model.layers.*.mlp.gate.e_score_correction_bias",
-    "blk.*.ffn_gate_shexp": f"{_SHARED}.gate_proj",
-    "blk.*.ffn_up_shexp": f"{_SHARED}.up_proj",
-    "blk.*.ffn_down_shexp": f"{_SHARED}.down_proj",
 }
 _SIGMOID = 2  # of expert_gating_func
 
@@ -117,11 +113,19 @@ def _choice(metadata: Metadata) -> str:
     return "group_limited_greedy" if metadata.size("expert_group_count", 1) > 1 else "greedy"
 
 
+def _has_sigmoid(metadata: Metadata) -> bool:
+    """Return whether experts are chosen by sigmoid; files of GLM-4.7-Flash do not say so, but have a correction."""
+    gating = metadata.own("expert_gating_func")
+    if gating is None:
+        return any(name.endswith(".exp_probs_b.bias") for name in metadata.tensors)
+    return bool(gating == _SIGMOID)
+
+
 _V3 = Architecture("DeepseekV3ForCausalLM", _NAMES, _FIELDS)
 
 DEEPSEEK2 = Architecture(
     "DeepseekV2ForCausalLM",
     without(_NAMES, "blk.*.exp_probs_b"),
     {**_FIELDS, "topk_method": _choice},
-    variants=((lambda metadata: metadata.own("expert_gating_func") == _SIGMOID, _V3),),
+    variants=((_has_sigmoid, _V3),),
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from quire.kernels.errors import ModelError
@@ -29,7 +29,8 @@ class Architecture:
     those in a model folder; `*` is the number of a layer, and then that of an expert. Tensors of `used` are read for
     `fields`. `permuted`: rows 2 j and 2 j + 1 of each head of q and k are j and j + dim/2 of a model folder.
     `norm_offset` is what the conversion has added to the weights of norms. An encoder attends to later tokens too. Of
-    `variants` the first whose condition a file meets describes it instead.
+    `variants` the first whose condition a file meets describes it instead. `scalars` are keys with a number for each
+    layer that is a tensor of one element, of this name and shape, in a model folder.
     """
 
     model_class: str
@@ -40,6 +41,7 @@ class Architecture:
     norm_offset: float = 0.0
     is_encoder: bool = False
     variants: tuple[tuple[Callable[[Metadata], bool], Architecture], ...] = ()
+    scalars: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
 
 
 def size(key: str, default: int | None = None) -> Field:
@@ -77,24 +79,20 @@ def vocab_size(metadata: Metadata) -> int:
     return metadata.tensors["token_embd.weight"].shape[0]
 
 
+def layer_count(metadata: Metadata) -> int:
+    """Return `num_hidden_layers`: those for multi-token prediction, which follow them, are not loaded."""
+    layers = metadata.size("block_count")
+    more = metadata.size("nextn_predict_layers") if metadata.own("nextn_predict_layers") else 0
+    if more >= layers:
+        raise metadata.unsupported("nextn_predict_layers", f"it must be below the {layers} layers of block_count")
+    if layers - more > MOST_LAYERS:
+        raise metadata.unsupported("block_count", f"it must be at most {MOST_LAYERS}")
+    return layers - more
+
+
 def heads(metadata: Metadata) -> int:
     """Return `num_attention_heads`."""
     return metadata.size("attention.head_count")
-
-
-def prediction_layers(metadata: Metadata) -> int:
-    """Return the number of layers for multi-token prediction, which follow the others."""
-    return metadata.size("nextn_predict_layers") if metadata.own("nextn_predict_layers") else 0
-
-
-def layers(metadata: Metadata) -> int:
-    """Return `num_hidden_layers`. Raises ModelError if there are none, or more than a model that can be loaded has."""
-    count = metadata.size("block_count") - prediction_layers(metadata)
-    if not 1 <= count <= MOST_LAYERS:
-        raise metadata.unsupported(
-            "block_count", f"it must be from 1 to {MOST_LAYERS} besides layers for multi-token prediction"
-        )
-    return count
 
 
 def kv_heads(metadata: Metadata) -> int:
@@ -102,7 +100,7 @@ def kv_heads(metadata: Metadata) -> int:
     key = "attention.head_count_kv"
     if not isinstance(metadata.own(key), list):
         return metadata.size(key, heads(metadata))
-    counts = set(metadata.counts(key, layers(metadata))) - {0}
+    counts = set(metadata.counts(key, layer_count(metadata))) - {0}
     if len(counts) > 1:
         raise metadata.unsupported(key, "it must be the same for all layers that have attention")
     return counts.pop() if counts else heads(metadata)
@@ -110,7 +108,7 @@ def kv_heads(metadata: Metadata) -> int:
 
 def attention_layers(metadata: Metadata) -> list[bool]:
     """Return for each layer whether it has attention: one has no KV heads if it keeps a state instead."""
-    return [count > 0 for count in metadata.counts("attention.head_count_kv", layers(metadata))]
+    return [count > 0 for count in metadata.counts("attention.head_count_kv", layer_count(metadata))]
 
 
 def head_size(metadata: Metadata) -> int:
@@ -190,7 +188,7 @@ def layer_types(period: int) -> Field:
     """Return the field `layer_types`: a window in all layers but each `period`-th, unless the file has a pattern."""
 
     def types(metadata: Metadata) -> list[str] | None:
-        count, key = layers(metadata), "attention.sliding_window_pattern"
+        count, key = layer_count(metadata), "attention.sliding_window_pattern"
         given = metadata.own(key)
         if isinstance(given, list):
             sliding = metadata.flags(key, count)
@@ -230,7 +228,7 @@ def has_any(end: str) -> Field:
 COMMON: dict[str, Field] = {
     "vocab_size": vocab_size,
     "hidden_size": size("embedding_length"),
-    "num_hidden_layers": layers,
+    "num_hidden_layers": layer_count,
     "num_attention_heads": heads,
     "max_position_embeddings": size("context_length"),
 }
@@ -252,6 +250,8 @@ PARTIAL_ROTARY: dict[str, Field] = {"head_dim": head_size, "partial_rotary_facto
 """Fields of decoders that rotate a part of each head."""
 
 ATTENTION_BIAS: dict[str, Field] = {"attention_bias": has("blk.0.attn_q.bias")}
+
+MLP_BIAS: dict[str, Field] = {"mlp_bias": has("blk.0.ffn_gate.bias")}
 
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that `rope_scaling` reads."""
@@ -280,6 +280,16 @@ EXPERT_NAMES: Names = {
     "blk.*.ffn_gate_up_exps": "model.layers.*.mlp.experts.*.gate_up_proj",
 }  # fmt: skip
 """Names of experts, which are stacked in the file."""
+
+
+CORRECTED_EXPERT_NAMES: Names = {
+    **EXPERT_NAMES,
+    "blk.*.exp_probs_b": "model.layers.*.mlp.gate.e_score_correction_bias",
+    "blk.*.ffn_gate_shexp": "model.layers.*.mlp.shared_experts.gate_proj",
+    "blk.*.ffn_up_shexp": "model.layers.*.mlp.shared_experts.up_proj",
+    "blk.*.ffn_down_shexp": "model.layers.*.mlp.shared_experts.down_proj",
+}
+"""Names of experts, shared ones, and the correction of their scores, as in DeepSeek-V3."""
 
 
 def without(names: Names, *removed: str) -> Names:

@@ -24,7 +24,7 @@ from quire.kernels.gguf.architectures.description import (
     ignored,
     is_tied,
     kv_heads,
-    layers,
+    layer_count,
     number,
     size,
     without,
@@ -209,7 +209,7 @@ _NEMOTRON_MIXER = f"{_NEMOTRON_LAYER}.mixer"
 
 def _nemotron_kinds(metadata: Metadata) -> list[str]:
     """Return `layers_block_type`: a layer without attention is feed-forward if it has a width, or keeps a state."""
-    count = layers(metadata)
+    count = layer_count(metadata)
     widths = metadata.counts("feed_forward_length", count)
     feed_forward = "moe" if metadata.own("expert_count") else "mlp"
     return [
@@ -220,7 +220,7 @@ def _nemotron_kinds(metadata: Metadata) -> list[str]:
 
 def _width(metadata: Metadata) -> int:
     """Return `intermediate_size`, of all MLPs."""
-    widths = set(metadata.counts("feed_forward_length", layers(metadata))) - {0}
+    widths = set(metadata.counts("feed_forward_length", layer_count(metadata))) - {0}
     if len(widths) > 1:
         raise metadata.unsupported("feed_forward_length", "it must be the same for all layers that have an MLP")
     return widths.pop() if widths else 1

@@ -9,6 +9,7 @@ from quire.kernels.gguf.architectures.description import (
     DECODER,
     DECODER_NAMES,
     EXPERT_NAMES,
+    MLP_BIAS,
     ROPE_TENSORS,
     Architecture,
     Field,
@@ -20,7 +21,7 @@ from quire.kernels.gguf.architectures.description import (
     without,
 )
 
-_BIASES: dict[str, Field] = {**ATTENTION_BIAS, "mlp_bias": lambda metadata: metadata.has("blk.0.ffn_gate.bias")}
+_BIASES: dict[str, Field] = {**ATTENTION_BIAS, **MLP_BIAS}
 _DENSE = ("blk.*.ffn_gate", "blk.*.ffn_up", "blk.*.ffn_down")
 
 _MISTRAL = Architecture(

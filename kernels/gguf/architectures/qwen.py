@@ -22,7 +22,7 @@ from quire.kernels.gguf.architectures.description import (
     constant,
     has_any,
     ignored,
-    layers,
+    layer_count,
     size,
     without,
 )
@@ -51,7 +51,7 @@ _EXPERTS: dict[str, Field] = {
 
 def _state_layer_types(metadata: Metadata) -> list[str]:
     """Return `layer_types`; older files have the interval of layers with attention alone."""
-    count, interval = layers(metadata), metadata.size("full_attention_interval", 4)
+    count, interval = layer_count(metadata), metadata.size("full_attention_interval", 4)
     has_state = [(layer + 1) % interval != 0 for layer in range(count)]
     if metadata.own("attention.recurrent_layers") is not None:
         has_state = metadata.flags("attention.recurrent_layers", count)

@@ -13,7 +13,6 @@
 #include "bindings/bindings.h"
 #include "compute/runner.h"
 #include "kv_cache/kv_cache.h"
-#include "kv_cache/page_io.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -27,7 +26,8 @@ class KvPages {
   KvPages(Device& device, std::int32_t fd, const std::string& model, std::int32_t num_pages, std::int32_t block_size,
           std::int64_t page_bytes, std::int32_t vocab_size)
       : cache_(
-            KvConfig{{1, 1, page_bytes, page_bytes, kTileTokens, num_pages}, block_size, vocab_size, {}, fd, model, true},
+            KvConfig{
+                {1, 1, page_bytes, page_bytes, kTileTokens, num_pages}, block_size, vocab_size, {}, fd, model, true},
             device) {}
 
   KvCache& kv_cache() { return cache_; }
@@ -69,7 +69,7 @@ void bind_pages(nb::class_<Owner>& owner) {
       .def(
           "copy_page",
           [](Owner& o, std::int32_t page, const Copy& copy) {
-            return copy_page(o.kv_cache().memory, page, std::as_writable_bytes(std::span(copy.data(), copy.size())));
+            return o.kv_cache().copy_page(page, std::as_writable_bytes(std::span(copy.data(), copy.size())));
           },
           "page"_a, "copy"_a, nb::call_guard<nb::gil_scoped_release>(),
           "Copy the KV of a page to `copy`, `page_bytes` bytes; return the checksum of the copy, which shows whether "
@@ -78,7 +78,7 @@ void bind_pages(nb::class_<Owner>& owner) {
       .def(
           "fill_page",
           [](Owner& o, std::int32_t page, const ConstCopy& copy) {
-            return fill_page(o.kv_cache().memory, page, std::as_bytes(std::span(copy.data(), copy.size())));
+            return o.kv_cache().fill_page(page, std::as_bytes(std::span(copy.data(), copy.size())));
           },
           "page"_a, "copy"_a, nb::call_guard<nb::gil_scoped_release>(),
           "Fill a page that nobody else uses with a copy of one; return its checksum.")

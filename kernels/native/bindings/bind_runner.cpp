@@ -84,8 +84,7 @@ void bind_inputs(nb::class_<Runner>& runner) {
           "kv_layer", [](Runner& r, std::int64_t layer) { return reinterpret_cast<Address>(r.kv_layer(layer)); },
           "layer"_a, "Return the address of a layer's KV tiles.")
       .def_prop_ro(
-          "states",
-          [](const Runner& r) { return reinterpret_cast<Address>(r.states()); },
+          "states", [](const Runner& r) { return reinterpret_cast<Address>(r.states()); },
           "Address of the first record of state; 0 for a model without state, and before `open_kv`.")
       .def("split_attention", &split_attention, "dims"_a,
            "Move attention entries of the step inputs to KV splits, as a step does; return the resulting dims.")
@@ -116,9 +115,10 @@ void bind_runner(nb::module_& m) {
               field("logit_stride", &RunnerConfig::logit_stride), field("hidden_size", &RunnerConfig::hidden_size),
               field("tokens_per_entry", &RunnerConfig::tokens_per_entry), field("layers", &RunnerConfig::layers),
               field("tile_bytes", &RunnerConfig::tile_bytes), field("value_offset", &RunnerConfig::value_offset),
-              option("state", &RunnerConfig::state), option("window", &RunnerConfig::window), option("bidirectional", &RunnerConfig::bidirectional),
-              option("lookahead", &RunnerConfig::lookahead), option("kv_memory_fd", &RunnerConfig::kv_memory_fd),
-              option("kv_model", &RunnerConfig::kv_model), option("log_sealed_pages", &RunnerConfig::log_sealed_pages));
+              option("state", &RunnerConfig::state), option("window", &RunnerConfig::window),
+              option("bidirectional", &RunnerConfig::bidirectional), option("lookahead", &RunnerConfig::lookahead),
+              option("kv_memory_fd", &RunnerConfig::kv_memory_fd), option("kv_model", &RunnerConfig::kv_model),
+              option("log_sealed_pages", &RunnerConfig::log_sealed_pages));
   nb::class_<Runner> runner(m, "Runner",
                             "Executes the steps of a model on a device; owns its KV pages, sequences and plans.");
   runner.def(nb::init<const RunnerConfig&, Device&>(), "config"_a, "device"_a, nb::keep_alive<1, 3>())

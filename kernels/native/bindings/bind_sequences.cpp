@@ -8,7 +8,11 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cstring>
+#include <limits>
 #include <memory>
+#include <stdexcept>
+#include <string>
 #include <tuple>
 #include <unordered_map>
 
@@ -75,6 +79,15 @@ void bind_configs(nb::module_& m) {
 std::tuple<std::int64_t, std::int32_t, std::int32_t> match_sequence(Sequences& sequences, std::int32_t slot) {
   const Sequences::Match match = sequences.match(slot);
   return {match.tokens, match.cached_pages, match.end};
+}
+
+PrefixKey key_of(const nb::bytes& key) {
+  PrefixKey value;
+  if (key.size() != value.size())
+    throw std::invalid_argument("a key of " + std::to_string(key.size()) + " bytes; it must have " +
+                                std::to_string(value.size()));
+  std::memcpy(value.data(), key.c_str(), value.size());
+  return value;
 }
 
 std::vector<nb::bytes> prefix_keys(Sequences& sequences, std::int32_t slot) {
@@ -248,6 +261,24 @@ void bind_sequences(nb::module_& m) {
       .def("keys", &prefix_keys, "slot"_a,
            "Return the keys of the prefixes that `match` may find: of the empty one, and of those that full pages end; "
            "none for a sequence that shares no pages.")
+      .def(
+          "state_keys",
+          [](const Sequences& s, const nb::bytes& key, std::int32_t most) {
+            std::vector<nb::bytes> keys;
+            for (const PrefixKey& each : s.state_keys(key_of(key), most)) keys.push_back(bytes_of(each));
+            return keys;
+          },
+          "key"_a, "most"_a = std::numeric_limits<std::int32_t>::max(),
+          "Return the keys of the pieces of the state after a prefix, by its key; none for a model without state.")
+      .def("state_pages", &Sequences::state_pages, "slot"_a,
+           "Return the numbers, after those of the pages, of the pieces of the slot's state; none if it has none.")
+      .def(
+          "share_filled",
+          [](Sequences& s, std::int32_t slot, std::int64_t num_tokens, const std::vector<std::uint64_t>& contents) {
+            s.share_filled(slot, num_tokens, contents);
+          },
+          "slot"_a, "num_tokens"_a, "contents"_a,
+          "Put pages that have been filled, and the state after them in the slot's record, into the prefix cache.")
       .def("append", &Sequences::append, "slot"_a, "token_id"_a)
       .def("truncate", &Sequences::truncate, "slot"_a, "num_tokens"_a, nb::kw_only(), "recompute_last"_a = true,
            "Keep the first tokens, and the pages that hold them, without the one that is written next if others have "

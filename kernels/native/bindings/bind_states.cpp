@@ -17,7 +17,9 @@ void bind_states(nb::module_& m) {
               field("record_bytes", &StateShape::record_bytes, "Of all layers together; 0: no state."),
               field("num_records", &StateShape::num_records, "As many as sequences that have pages, and 2 at least."),
               option("snapshot_pages", &StateShape::snapshot_pages,
-                     "Length of the first snapshot of a long prompt; 0: of its end alone."))
+                     "Length of the first snapshot of a long prompt; 0: of its end alone."),
+              option("piece_bytes", &StateShape::piece_bytes,
+                     "Of the pieces in which records are copied, as large as a page; 0: they are not copied."))
       .def_prop_ro("bytes", &StateShape::bytes, "Memory that the records take.");
   nb::class_<StateStore>(m, "StateStore", "The records of state that sequences and the prefix cache have.")
       .def(

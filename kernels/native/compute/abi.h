@@ -39,8 +39,8 @@ enum class Dim {
 
 inline constexpr std::size_t kNumDims = static_cast<std::size_t>(Dim::count);
 inline constexpr std::array<std::string_view, kNumDims> kDimNames = {
-    "tokens",    "logit_rows", "max_num_batched_tokens", "kv_tiles",     "entries",
-    "kv_splits", "reductions", "kept_tokens",            "state_entries"};
+    "tokens",     "logit_rows",  "max_num_batched_tokens", "kv_tiles", "entries", "kv_splits",
+    "reductions", "kept_tokens", "state_entries"};
 static_assert(!kDimNames.back().empty());
 
 using Dims = std::array<std::int64_t, kNumDims>;

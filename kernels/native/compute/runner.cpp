@@ -232,7 +232,7 @@ void Runner::share_computed() {
     if (sequences().num_computed_tokens(slot) < num_computed) sequences().resume(slot, num_computed);  // lacks a state
   }
   computed_.clear();
-  if (kv_cache_->ledger && !sampler_.has_left()) kv_cache_->ledger->seal();
+  if (!sampler_.has_left()) kv_cache_->seal();
 }
 
 void Runner::take_span(const SamplingTask& task, SampledSpan& span, StepResult& result) {

@@ -14,17 +14,17 @@ struct RunnerConfig {
   std::int32_t vocab_size;
   std::int64_t kv_heads;
   std::int64_t max_num_batched_tokens;
-  std::int64_t max_logit_rows;    ///< logit rows computed at once; a step may have more, in turns
-  std::int64_t logit_stride;      ///< floats from one row of logits to the next; 0: the model has none
-  std::int64_t hidden_size;       ///< floats of a hidden state
-  std::int64_t tokens_per_entry;  ///< most tokens of an attention entry
-  std::int64_t layers;            ///< number of layers that have KV
-  std::int64_t tile_bytes;        ///< bytes of a KV tile of one head (emit/kv.py)
-  std::int64_t value_offset;      ///< offset of V in a KV tile, in bytes
+  std::int64_t max_logit_rows;      ///< logit rows computed at once; a step may have more, in turns
+  std::int64_t logit_stride;        ///< floats from one row of logits to the next; 0: the model has none
+  std::int64_t hidden_size;         ///< floats of a hidden state
+  std::int64_t tokens_per_entry;    ///< most tokens of an attention entry
+  std::int64_t layers;              ///< number of layers that have KV
+  std::int64_t tile_bytes;          ///< bytes of a KV tile of one head (emit/kv.py)
+  std::int64_t value_offset;        ///< offset of V in a KV tile, in bytes
   std::optional<StateShape> state;  ///< of layers that keep a state in place of KV
-  std::int64_t window;            ///< longest attention window of the layers, in tokens; 0: some layer has none
-  bool bidirectional;             ///< every token attends to all (an encoder), so a sequence is computed at once
-  bool lookahead;                 ///< the embedding has a row for the number vocab_size, the lookahead token's
+  std::int64_t window;              ///< longest attention window of the layers, in tokens; 0: some layer has none
+  bool bidirectional;               ///< every token attends to all (an encoder), so a sequence is computed at once
+  bool lookahead;                   ///< the embedding has a row for the number vocab_size, the lookahead token's
 
   /// The file of KV memory that outlives the runner (KvFile), and the name of all that the bits of its KV depend on
   /// besides tokens. Without a file KV memory ends with the runner.

@@ -67,10 +67,10 @@ void StepGather::write_states() {
     const StatePath path = sequences.write_states(slot, start, start + count, certain);
     const std::int64_t first = num_writes;
     for (const auto& [length, record] : path.writes)
-      inputs_.state_writes[num_writes++] = {row + length - start, store->offset(record)};
+      inputs_.state_writes[num_writes++] = {row + length - start, store->shape().offset(record)};
     if (path.writes.empty() || path.writes.back().length < start + count)
-      inputs_.state_writes[num_writes++] = {row + count, store->offset(StateStore::kNone)};
-    inputs_.state_entries[dim(dims_, Dim::state_entries)++] = {row, store->offset(path.from), first,
+      inputs_.state_writes[num_writes++] = {row + count, store->shape().offset(StateStore::kNone)};
+    inputs_.state_entries[dim(dims_, Dim::state_entries)++] = {row, store->shape().offset(path.from), first,
                                                                num_writes - first};
   }
 }

@@ -4,6 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
+#include <string>
+
+#include "checksum/checksum.h"
+#include "kv_cache/page_io.h"
 
 namespace quire {
 namespace {
@@ -11,18 +15,33 @@ namespace {
 std::unique_ptr<KvFile> open_file(const KvConfig& config) {
   if (!config.fd) return nullptr;
   const std::size_t bytes = KvMemory::bytes(config.shape);
-  return std::make_unique<KvFile>(*config.fd, config.shape.num_pages, config.block_size, bytes);
+  return std::make_unique<KvFile>(*config.fd, config.shape.num_pages, config.block_size, bytes, config.state);
 }
 
 std::unique_ptr<SealedPages> open_log(const KvConfig& config) {
   if (!config.log_sealed_pages) return nullptr;
   if (!config.fd) throw std::invalid_argument("log_sealed_pages needs the file of kv_memory_fd");
-  return std::make_unique<SealedPages>(static_cast<std::size_t>(config.shape.num_pages));
+  const StateShape& state = config.state;
+  return std::make_unique<SealedPages>(
+      static_cast<std::size_t>(config.shape.num_pages + state.num_records * state.num_pieces()));
 }
 
 std::unique_ptr<PageLedger> open_ledger(KvFile* file, const KvMemory& memory, ThreadPool& threads,
                                         const std::string& model, SealedPages* log) {
   return file == nullptr ? nullptr : std::make_unique<PageLedger>(*file, memory, threads, model_key(model), log);
+}
+
+void check_copy(std::size_t given, std::size_t page_bytes) {
+  if (given != page_bytes)
+    throw std::invalid_argument("a copy of " + std::to_string(given) + " bytes of a piece of state; it must have " +
+                                std::to_string(page_bytes) + " as that of a page");
+}
+
+std::unique_ptr<StateLedger> open_states(KvFile* file, const PageLedger* pages, ThreadPool& threads,
+                                         const StateShape& shape, SealedPages* log) {
+  if (file == nullptr || shape.record_bytes == 0) return nullptr;
+  if (shape.piece_bytes == 0) throw std::invalid_argument("states in a file need piece_bytes; give those of a page");
+  return std::make_unique<StateLedger>(*file, *pages, threads, shape, log);
 }
 
 }  // namespace
@@ -32,9 +51,34 @@ KvCache::KvCache(const KvConfig& config, Device& device)
       memory(file ? file->tiles() : device.allocate(KvMemory::bytes(config.shape)), device, config.shape),
       sealed_pages(open_log(config)),
       ledger(open_ledger(file.get(), memory, device.threads(), config.model, sealed_pages.get())),
+      state_ledger(open_states(file.get(), ledger.get(), device.threads(), config.state, sealed_pages.get())),
       sequences(config.shape.num_pages, config.block_size, config.vocab_size, memory.extent(), ledger.get(),
-                config.state) {
+                config.state, state_ledger.get()) {
   prefault();  // maps what is resident in a file
+}
+
+std::uint64_t KvCache::copy_page(std::int32_t page, std::span<std::byte> copy) const {
+  const std::int32_t num_pages = memory.shape().num_pages;
+  if (page < num_pages || sequences.states() == nullptr) return quire::copy_page(memory, page, copy);
+  const std::span<const std::byte> piece = sequences.states()->piece(page - num_pages);
+  check_copy(copy.size(), memory.page_bytes());
+  std::ranges::copy(piece, copy.begin());
+  std::ranges::fill(copy.subspan(piece.size()), std::byte{0});
+  return checksum(copy.first(piece.size()));
+}
+
+std::uint64_t KvCache::fill_page(std::int32_t page, std::span<const std::byte> copy) {
+  const std::int32_t num_pages = memory.shape().num_pages;
+  if (page < num_pages || sequences.states() == nullptr) return quire::fill_page(memory, page, copy);
+  const std::span<std::byte> piece = sequences.states()->piece(page - num_pages);
+  check_copy(copy.size(), memory.page_bytes());
+  std::ranges::copy(copy.first(piece.size()), piece.begin());
+  return checksum(copy.first(piece.size()));
+}
+
+void KvCache::seal() {
+  if (ledger) ledger->seal();
+  if (state_ledger) state_ledger->seal();
 }
 
 void KvCache::prefault() {

@@ -11,6 +11,7 @@
 #include "kv_cache/page_ledger.h"
 #include "kv_cache/sealed_pages.h"
 #include "kv_cache/sequences.h"
+#include "kv_cache/state_ledger.h"
 
 namespace quire {
 
@@ -41,6 +42,17 @@ struct KvCache {
   /// nothing to gain from copying later.
   bool fork(std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens);
 
+  /// Copies a page, or a piece of a record of state: their numbers follow those of the pages, and a piece takes the
+  /// beginning of `copy`. Returns the checksum, which shows whether it has changed meanwhile. Throws
+  /// std::invalid_argument for a page or a size that cannot be, and std::out_of_range for such a piece.
+  std::uint64_t copy_page(std::int32_t page, std::span<std::byte> copy) const;
+
+  /// Fills one that nobody else uses with a copy of one. Returns its checksum.
+  std::uint64_t fill_page(std::int32_t page, std::span<const std::byte> copy);
+
+  /// Seals what has come to the prefix cache, where its memory outlives this process.
+  void seal();
+
   /// Attention multiplies all 32 values of a tile, those not written yet by 0. The page's previous owner may have left
   /// NaN there, so this clears the values of a tile that [start, end) begins and does not fill.
   void clear_values(const Sequence& sequence, std::int64_t start, std::int64_t end);
@@ -49,6 +61,7 @@ struct KvCache {
   KvMemory memory;
   std::unique_ptr<SealedPages> sealed_pages;  ///< nullptr unless they are logged
   std::unique_ptr<PageLedger> ledger;         ///< nullptr without a file
+  std::unique_ptr<StateLedger> state_ledger;  ///< nullptr without a file, and for a model without state
   Sequences sequences;
 };
 

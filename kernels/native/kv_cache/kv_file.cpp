@@ -31,12 +31,15 @@ FileMapping map_resized(int fd, std::size_t bytes) {
 
 }  // namespace
 
-KvFile::KvFile(int fd, std::int32_t num_pages, std::int32_t block_size, std::size_t tile_bytes)
+KvFile::KvFile(int fd, std::int32_t num_pages, std::int32_t block_size, std::size_t tile_bytes, const StateShape& state)
     : num_pages_(static_cast<std::size_t>(num_pages)),
       num_tokens_(num_pages_ * static_cast<std::size_t>(block_size)),
-      mapping_(map_resized(
-          fd, round_up(kHeaderBytes + num_pages_ * sizeof(PageRecord) + num_tokens_ * sizeof(std::int32_t), kHugePage) +
-                  round_up(tile_bytes, kHugePage))) {
+      num_records_(state.record_bytes == 0 ? 0 : static_cast<std::size_t>(state.num_records)),
+      tile_bytes_(round_up(tile_bytes, kHugePage)),
+      mapping_(map_resized(fd, round_up(kHeaderBytes + num_pages_ * sizeof(PageRecord) +
+                                            num_tokens_ * sizeof(std::int32_t) + (num_records_ + 1) * sizeof(StateSeal),
+                                        kHugePage) +
+                                   tile_bytes_ + round_up(static_cast<std::size_t>(state.bytes()), kHugePage))) {
   touch_huge_pages(mapping_.memory().data(), tiles());
 }
 
@@ -48,10 +51,19 @@ std::span<std::int32_t> KvFile::tokens() const {
   return {reinterpret_cast<std::int32_t*>(records().data() + num_pages_), num_tokens_};
 }
 
-std::byte* KvFile::tiles() const {
-  const auto end = reinterpret_cast<std::byte*>(tokens().data() + num_tokens_);
+std::span<StateSeal> KvFile::seals() const {
   std::byte* const base = mapping_.memory().data();
-  return base + round_up(static_cast<std::size_t>(end - base), kHugePage);
+  const auto end = reinterpret_cast<std::byte*>(tokens().data() + num_tokens_) - base;
+  return {reinterpret_cast<StateSeal*>(base + round_up(static_cast<std::size_t>(end), alignof(StateSeal))),
+          num_records_};
 }
+
+std::byte* KvFile::tiles() const {
+  std::byte* const base = mapping_.memory().data();
+  const auto end = reinterpret_cast<std::byte*>(seals().data() + num_records_) - base;
+  return base + round_up(static_cast<std::size_t>(end), kHugePage);
+}
+
+std::byte* KvFile::states() const { return tiles() + tile_bytes_; }
 
 }  // namespace quire

@@ -30,6 +30,8 @@ class PageLedger {
 
   const PrefixKey& model() const { return model_; }
   std::span<std::int32_t> tokens() const { return file_.tokens(); }  ///< [pages][block_size], written by the cache
+  std::int32_t num_pages() const { return static_cast<std::int32_t>(file_.records().size()); }
+  bool is_sealed(std::int32_t page) const { return record(page).state == PageRecord::kSealed; }
   std::int32_t parent(std::int32_t page) const { return record(page).parent; }
   std::uint64_t last_use(std::int32_t page) const { return record(page).last_use.load(std::memory_order_relaxed); }
   const PrefixKey& prefix(std::int32_t page) const { return record(page).prefix; }

@@ -24,6 +24,12 @@ struct alignas(64) PageRecord {
   std::uint64_t checksum;               ///< checksum of the page's tiles, its tokens, `parent` and `prefix`
   PrefixKey prefix;                     ///< key of the prefix before the page
 };
+
+/// Seal of a record of state in a KvFile. Zeros are none.
+struct alignas(16) StateSeal {
+  std::atomic<std::int32_t> page;  ///< 1 + the page whose snapshot it is, once it is written; 0: it may be written
+  std::uint64_t checksum;
+};
 static_assert(sizeof(PageRecord) == 64 && std::atomic<std::uint64_t>::is_always_lock_free);
 
 }  // namespace quire

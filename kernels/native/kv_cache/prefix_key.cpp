@@ -2,6 +2,8 @@
 
 #include <llvm/Support/BLAKE3.h>
 
+#include <array>
+
 namespace quire {
 namespace {
 
@@ -26,6 +28,12 @@ PrefixKey root_key(const PrefixKey& model, std::string_view salt) {
 
 PrefixKey extend_key(const PrefixKey& prefix, std::span<const std::int32_t> tokens) {
   return hash_of(prefix, bytes_of(tokens.data(), tokens.size_bytes()));
+}
+
+PrefixKey state_key(const PrefixKey& prefix, std::int32_t piece) {
+  // Of another length than a page's tokens, which are a multiple of 32: no tokens have this key.
+  const std::array<std::int32_t, 3> parts{-1, -1, piece};
+  return hash_of(prefix, bytes_of(parts.data(), sizeof parts));
 }
 
 }  // namespace quire

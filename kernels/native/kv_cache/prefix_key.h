@@ -20,4 +20,7 @@ PrefixKey root_key(const PrefixKey& model, std::string_view salt);
 /// Returns the key of a prefix that `tokens` extend.
 PrefixKey extend_key(const PrefixKey& prefix, std::span<const std::int32_t> tokens);
 
+/// Returns the key of a piece of the state after a prefix.
+PrefixKey state_key(const PrefixKey& prefix, std::int32_t piece);
+
 }  // namespace quire

@@ -80,7 +80,8 @@ void SequenceStates::take_snapshots(std::span<const std::int32_t> pages) {
       continue;
     }
     const std::int32_t page = pages[static_cast<std::size_t>(count - 1)];
-    if (store_.attach(record, page)) replace_tail(leaves_snapshot(length) ? kNone : page, record);
+    const bool is_kept = leaves_snapshot(length);
+    if (store_.attach(record, page, is_kept)) replace_tail(is_kept ? kNone : page, record);
   }
   written_.clear();
 }
@@ -90,8 +91,23 @@ void SequenceStates::cancel() {
   written_.clear();
 }
 
+void SequenceStates::fill(std::int64_t length) {
+  if (own_ == kNone) throw std::logic_error("there is no record that could have been filled; reserve it first");
+  if (from_ != kNone) store_.release(from_);
+  from_ = kNone;
+  length_ = length;
+}
+
+void SequenceStates::leave(std::int32_t page) {
+  store_.attach(own_, page, false);
+  own_ = kNone;
+  length_ = 0;
+}
+
 void SequenceStates::clear() {
   cancel();
+  if (tail_page_ != kNone && store_.snapshot(tail_page_) == tail_record_) store_.log(tail_record_);
+  tail_page_ = kNone;
   for (std::int32_t* record : {&own_, &from_})
     if (*record != kNone) {
       store_.release(*record);

@@ -56,6 +56,16 @@ class SequenceStates {
   /// Begins with the state of another sequence, which has one. Both have a record of their own.
   void copy(const SequenceStates& other);
 
+  /// Returns the record in which the state is, or is to be: its own one, or else the snapshot that it holds.
+  std::int32_t record() const { return own_ != kNone ? own_ : from_; }
+
+  /// Notes that its own record has been filled with the state after `length` tokens. Throws std::logic_error without
+  /// such a record.
+  void fill(std::int64_t length);
+
+  /// Makes its own record the snapshot of a page, and has no state any more.
+  void leave(std::int32_t page);
+
   /// Makes sure that the state after `num_tokens` tokens can be written. Returns false, and changes nothing, if
   /// sequences hold all records.
   bool reserve(std::int64_t num_tokens);
@@ -77,7 +87,8 @@ class SequenceStates {
   /// Ends a step that has failed, or that has begun for nothing.
   void cancel();
 
-  /// Gives back all records. The state is that after no token.
+  /// Gives back all records; the latest snapshot where a step ended is copied elsewhere, for the next turn of a chat.
+  /// The state is that after no token.
   void clear();
 
  private:

@@ -26,12 +26,14 @@ void check_positions(std::int32_t slot, std::int64_t num_tokens) {
 }  // namespace
 
 Sequences::Sequences(std::int32_t num_pages, std::int32_t block_size, std::int32_t vocab_size, std::int32_t extent,
-                     PageLedger* ledger, const StateShape& state)
+                     PageLedger* ledger, const StateShape& state, StateLedger* state_ledger)
     : pages_(num_pages, extent),
-      states_(state.record_bytes == 0 ? nullptr : std::make_unique<StateStore>(state, num_pages)),
+      states_(state.record_bytes == 0 ? nullptr : std::make_unique<StateStore>(state, num_pages, state_ledger)),
       tree_(pages_, block_size, ledger, states_.get()),
       block_size_(block_size),
-      vocab_size_(vocab_size) {}
+      vocab_size_(vocab_size) {
+  if (states_) states_->take_over();
+}
 
 Sequences::~Sequences() {
   for (std::size_t slot = 0; slot < slots_.size(); slot++)
@@ -107,8 +109,34 @@ std::int64_t Sequences::find(const Sequence& sequence) {
 
 std::vector<PrefixKey> Sequences::keys(std::int32_t slot) {
   const Sequence& sequence = at(slot);
-  if (sequence.root == RadixTree::kNone || states_) return {};
+  if (sequence.root == RadixTree::kNone) return {};
   return tree_.keys(sequence.root, findable(sequence));
+}
+
+std::vector<PrefixKey> Sequences::state_keys(const PrefixKey& prefix, std::int32_t most) const {
+  std::vector<PrefixKey> keys;
+  const std::int32_t pieces = states_ ? states_->shape().num_pieces() : 0;
+  for (std::int32_t piece = 0; piece < std::min(pieces, most); piece++) keys.push_back(state_key(prefix, piece));
+  return keys;
+}
+
+std::vector<std::int32_t> Sequences::state_pages(std::int32_t slot) const {
+  const Sequence& sequence = at(slot);
+  const std::int32_t record = states_ ? sequence.states->record() : StateStore::kNone;
+  std::vector<std::int32_t> pages;
+  const std::int32_t pieces = record == StateStore::kNone ? 0 : states_->shape().num_pieces();
+  for (std::int32_t piece = 0; piece < pieces; piece++) pages.push_back(pages_.total() + record * pieces + piece);
+  return pages;
+}
+
+void Sequences::share_filled(std::int32_t slot, std::int64_t num_tokens, std::span<const std::uint64_t> contents) {
+  Sequence& sequence = at(slot);
+  if (!states_ || num_tokens < block_size_ || num_tokens % block_size_ != 0)
+    throw std::invalid_argument("num_tokens=" + std::to_string(num_tokens) + " of slot " + std::to_string(slot) +
+                                "; it must be whole pages, of a model with state");
+  sequence.states->fill(num_tokens);
+  share(slot, num_tokens, contents);
+  sequence.states->leave(sequence.pages[static_cast<std::size_t>(num_tokens / block_size_ - 1)]);
 }
 
 std::optional<std::int64_t> Sequences::start(std::int32_t slot, std::int64_t num_tokens) {
@@ -144,6 +172,7 @@ std::int64_t Sequences::hold_match(std::int32_t slot) {
     sequence.pages.push_back(found_[i]);
   }
   sequence.shared = std::ssize(sequence.pages);
+  if (states_) begin_at_snapshot(sequence, sequence.pages);
   return sequence.num_computed = sequence.shared * block_size_;
 }
 

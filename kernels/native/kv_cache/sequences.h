@@ -50,12 +50,14 @@ struct Sequence {
 class Sequences {
  public:
   /// The pool commits `extent` pages at a time, all at once by default. The prefix cache begins with what the ledger
-  /// takes over. Throws std::invalid_argument unless both numbers of pages are at least 1.
+  /// takes over, and its snapshots with what `state_ledger` does. Throws std::invalid_argument unless both numbers of
+  /// pages are at least 1.
   ///
   /// With `state` each sequence that has pages has a record of state, and the prefix cache snapshots. What `match` and
   /// `start` find then ends at a snapshot; `start`, `fork` and `reserve` also fail when sequences hold all records.
   Sequences(std::int32_t num_pages, std::int32_t block_size, std::int32_t vocab_size,
-            std::int32_t extent = PagePool::kAll, PageLedger* ledger = nullptr, const StateShape& state = {});
+            std::int32_t extent = PagePool::kAll, PageLedger* ledger = nullptr, const StateShape& state = {},
+            StateLedger* state_ledger = nullptr);
   ~Sequences();
   Sequences(const Sequences&) = delete;
   Sequences& operator=(const Sequences&) = delete;
@@ -82,7 +84,7 @@ class Sequences {
   std::optional<std::int64_t> start(std::int32_t slot, std::int64_t num_tokens);
 
   /// Gives a slot that has no pages but those of its earlier prefix matches those of the present one, so that they are
-  /// kept. Returns the number of their tokens. Does not count as a use of the prefix.
+  /// kept, as is the snapshot at their end. Returns the number of their tokens. Does not count as a use of the prefix.
   std::int64_t hold_match(std::int32_t slot);
 
   /// Gives a slot without pages the first `num_computed` positions of `source`, where both have the same tokens and
@@ -145,8 +147,18 @@ class Sequences {
   std::int64_t resume(std::int32_t slot, std::int64_t num_computed);
 
   /// Returns the keys of the slot's prefixes that `match` may find: of the empty one, and of those that full pages end.
-  /// Empty for a sequence that shares no pages, and for a model with state, which comes with no pages.
+  /// Empty for a sequence that shares no pages.
   std::vector<PrefixKey> keys(std::int32_t slot);
+
+  /// Returns the keys of the first `most` pieces of the state after a prefix; none for a model without state.
+  std::vector<PrefixKey> state_keys(const PrefixKey& prefix, std::int32_t most) const;
+
+  /// Returns the numbers, after those of the pages, of the pieces of the slot's state; none if it has none.
+  std::vector<std::int32_t> state_pages(std::int32_t slot) const;
+
+  /// Puts pages that have been filled, and the state after them in the slot's record, into the prefix cache: the first
+  /// `num_tokens` tokens. `contents` as for `share`. The slot is only to be closed then.
+  void share_filled(std::int32_t slot, std::int64_t num_tokens, std::span<const std::uint64_t> contents);
 
   /// Returns the number of the slot's tokens in pages of the prefix cache, and the last of these pages or kNone.
   std::pair<std::int64_t, std::int32_t> shared(std::int32_t slot);

@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "kv_cache/state_ledger.h"
+
 namespace quire {
 namespace {
 
@@ -27,13 +29,28 @@ std::int64_t StateShape::bytes() const {
   return stride_of(*this) * num_records;
 }
 
-StateStore::StateStore(const StateShape& shape, std::int32_t num_pages)
+std::int32_t StateShape::num_pieces() const {
+  return piece_bytes == 0 ? 0 : static_cast<std::int32_t>((record_bytes + piece_bytes - 1) / piece_bytes);
+}
+
+std::int64_t StateShape::offset(std::int32_t record) const { return record * stride_of(*this); }
+
+StateStore::StateStore(const StateShape& shape, std::int32_t num_pages, StateLedger* ledger)
     : shape_(shape),
-      memory_(static_cast<std::byte*>(arena_.allocate(static_cast<std::size_t>(shape.bytes())))),
-      stride_(stride_of(shape)),
+      ledger_(ledger),
+      memory_(ledger != nullptr ? ledger->memory()
+                                : static_cast<std::byte*>(arena_.allocate(static_cast<std::size_t>(shape.bytes())))),
       records_(static_cast<std::size_t>(shape.num_records)),
       snapshots_(static_cast<std::size_t>(num_pages), kNone) {
   for (std::int32_t record = 0; record < total(); record++) at(record).place = free_.insert(free_.end(), record);
+}
+
+void StateStore::take_over() {
+  if (ledger_ == nullptr) return;
+  for (const auto& [record, page] : ledger_->take_over()) {
+    snapshots_[static_cast<std::size_t>(at(record).page = page)] = record;
+    cached_.splice(cached_.end(), free_, at(record).place);
+  }
 }
 
 std::int32_t StateStore::acquire() {
@@ -60,25 +77,39 @@ void StateStore::release(std::int32_t record) {
     cached_.splice(cached_.end(), held_, at(record).place);
 }
 
-bool StateStore::attach(std::int32_t record, std::int32_t page) {
+bool StateStore::attach(std::int32_t record, std::int32_t page, bool is_logged) {
   std::int32_t& snapshot = snapshots_[static_cast<std::size_t>(page)];
   const bool is_new = snapshot == kNone;
   if (is_new) at(snapshot = record).page = page;
+  if (is_new && ledger_ != nullptr) ledger_->add(record, page, is_logged);
   release(record);
   return is_new;
+}
+
+void StateStore::log(std::int32_t record) {
+  if (ledger_ != nullptr) ledger_->log(record);
 }
 
 void StateStore::detach(std::int32_t page) {
   const std::int32_t record = snapshot(page);
   if (record == kNone) return;
   snapshots_[static_cast<std::size_t>(page)] = at(record).page = kNone;
+  if (ledger_ != nullptr) ledger_->remove(record);
   if (at(record).holders == 0) free_.splice(free_.begin(), cached_, at(record).place);
 }
 
 std::span<std::byte> StateStore::record(std::int32_t record) const {
   if (record < 0 || record >= total())
     throw std::out_of_range("record " + std::to_string(record) + " of " + std::to_string(total()));
-  return {memory_ + record * stride_, static_cast<std::size_t>(shape_.record_bytes)};
+  return {memory_ + shape_.offset(record), static_cast<std::size_t>(shape_.record_bytes)};
+}
+
+std::span<std::byte> StateStore::piece(std::int32_t piece) const {
+  const std::int32_t pieces = shape_.num_pieces();
+  if (pieces == 0) throw std::out_of_range("records of state have no pieces");
+  const std::span<std::byte> whole = record(piece / pieces);
+  const auto size = static_cast<std::size_t>(shape_.piece_bytes), start = piece % pieces * size;
+  return whole.subspan(start, std::min(size, whole.size() - start));
 }
 
 void StateStore::copy(std::int32_t from, std::int32_t to) { std::ranges::copy(record(from), record(to).begin()); }

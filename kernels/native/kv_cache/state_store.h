@@ -16,10 +16,19 @@ struct StateShape {
   std::int64_t record_bytes = 0;  ///< bytes of all layers' state; 0: the model has no state
   std::int32_t num_records = 0;   ///< records in all: one for each sequence that has pages at the same time, at least 2
   std::int32_t snapshot_pages = 0;  ///< length of a long prompt's first snapshot; 0: only its end has one
+  std::int64_t piece_bytes = 0;     ///< bytes of the pieces in which records are copied; 0: they are not
 
   /// Returns the memory that the records take. Throws std::invalid_argument for sizes that are too small or too large.
   std::int64_t bytes() const;
+
+  /// Returns the number of pieces of a record; the last one may have fewer bytes. 0: there are none.
+  std::int32_t num_pieces() const;
+
+  /// Returns the bytes from the first record to another one; a negative number for StateStore::kNone.
+  std::int64_t offset(std::int32_t record) const;
 };
+
+class StateLedger;
 
 /// Records of state. Each is that of all layers after a number of tokens, and is written as a whole: unlike pages,
 /// records of prefixes share nothing. Not thread-safe: the step loop owns it.
@@ -33,10 +42,14 @@ class StateStore {
  public:
   static constexpr std::int32_t kNone = -1;
 
-  /// Throws std::invalid_argument and OutOfMemory.
-  StateStore(const StateShape& shape, std::int32_t num_pages);
+  /// The records lie in the file of `ledger`, which must outlive the store, or in memory of their own. Throws
+  /// std::invalid_argument and OutOfMemory.
+  StateStore(const StateShape& shape, std::int32_t num_pages, StateLedger* ledger = nullptr);
   StateStore(const StateStore&) = delete;
   StateStore& operator=(const StateStore&) = delete;
+
+  /// Begins with the snapshots of the ledger, once the prefix cache has their pages.
+  void take_over();
 
   /// Returns a record that one sequence holds, a free one or else that of the least recently used snapshot; kNone if
   /// sequences hold all.
@@ -45,7 +58,11 @@ class StateStore {
   void release(std::int32_t record);  ///< gives a record back for one of its sequences
 
   /// Makes a record that one sequence holds the snapshot of a page, and releases it. Returns false if the page had one.
-  bool attach(std::int32_t record, std::int32_t page);
+  /// `is_logged`: it is to be copied elsewhere.
+  bool attach(std::int32_t record, std::int32_t page, bool is_logged);
+
+  /// Lets a snapshot be copied elsewhere.
+  void log(std::int32_t record);
 
   /// Takes a page's snapshot from it, if it has one.
   void detach(std::int32_t page);
@@ -58,10 +75,10 @@ class StateStore {
   std::span<std::byte> record(std::int32_t record) const;
   void copy(std::int32_t from, std::int32_t to);
 
-  std::byte* memory() const { return memory_; }  ///< the first record
+  /// Returns a piece of a record, number `piece` of all pieces of all records. Throws std::out_of_range.
+  std::span<std::byte> piece(std::int32_t piece) const;
 
-  /// Returns the bytes from the first record to this one; a negative number for kNone.
-  std::int64_t offset(std::int32_t record) const { return record * stride_; }
+  std::byte* memory() const { return memory_; }  ///< the first record
 
   const StateShape& shape() const { return shape_; }
   std::int32_t total() const { return shape_.num_records; }
@@ -82,9 +99,9 @@ class StateStore {
   Record& at(std::int32_t record) { return records_[static_cast<std::size_t>(record)]; }
 
   StateShape shape_;
+  StateLedger* ledger_;
   Arena arena_;
   std::byte* memory_;
-  std::int64_t stride_;  ///< bytes from one record to the next
   std::vector<Record> records_;
   std::vector<std::int32_t> snapshots_;  ///< snapshot of each page, or kNone
   List free_, cached_, held_;            ///< `cached_` begins with the least recently used record

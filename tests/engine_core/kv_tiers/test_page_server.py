@@ -66,7 +66,7 @@ class Harness:
 
     def end(self, delivery: Delivery) -> None:
         """The end, which comes next."""
-        assert self.sent.get(timeout=PATIENCE) == (delivery.client_id, KvFetched(1))
+        assert self.sent.get(timeout=PATIENCE) == (delivery.client_id, KvFetched(1, count=delivery.num_all))
         self.wakes.get(timeout=PATIENCE)
         assert delivery.is_ended
 

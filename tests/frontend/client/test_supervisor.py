@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+from engine_signals import hit_soon
 from engine_watch import wait_until
 from patience import PATIENCE
 
@@ -32,20 +33,6 @@ from quire.protocol.messages import EngineCoreOutputs, SchedulerStats
 
 LONG = SamplingParams(max_tokens=400, ignore_eos=True, temperature=0.9, seed=3, logprobs=1)
 PROMPTS = ["Once upon a time", "The King said"]
-
-
-def hit_soon(llm: LLM, number: signal.Signals) -> None:
-    """Send a signal to the engine as soon as the next tokens come from it."""
-    client = llm._engine.engines
-    pid, deliver = client.ready.engine_pid, client._deliver
-
-    def hit(delivery: Delivery) -> None:
-        if isinstance(delivery, EngineCoreOutputs) and delivery.outputs:
-            client._deliver = deliver
-            os.kill(pid, number)
-        deliver(delivery)
-
-    client._deliver = hit
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP])

@@ -12,10 +12,12 @@ from typer.testing import CliRunner, Result
 
 from quire.frontend import AsyncLLM, SamplingParams
 from quire.frontend.cli.app import app
+from quire.frontend.evaluation.calibration import calibrate as calibration
 from quire.frontend.evaluation.calibration import trust
 from quire.frontend.evaluation.calibration.calibrate import calibrate
+from quire.frontend.evaluation.calibration.fetches import FetchError
 from quire.frontend.evaluation.replay.engine_target import EngineTarget
-from quire.protocol.simulation import Calibration, StepWork
+from quire.protocol.simulation import Calibration, FetchTime, StepWork
 
 
 def _calibrate(file: Path, *flags: str) -> Result:
@@ -46,11 +48,30 @@ def test_a_calibration_is_written_and_read_again(tmp_path: Path) -> None:
     assert 0 < found.client.to_wake < 1
     assert found.client.rests
     assert all(0 <= rest.later < 1 for rest in found.client.rests)
+    assert 0 < found.fetch.answer < 1
+    assert 0 < found.fetch.token < 0.1
+    assert 0 < found.fetch.connect < 60
+    assert found.fetch != FetchTime()
+    assert "fetches of 2047 tokens: " in result.stderr
     assert str(file) in result.stdout
     assert found.held_out_error is not None
     assert [f"not to be trusted: {doubt}" for doubt in found.doubts] == [
         line for line in result.stderr.splitlines() if line.startswith("not to be trusted")
     ]
+
+
+def test_where_nothing_can_be_fetched_the_times_of_it_are_assumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> FetchTime:
+        raise FetchError("a fetch of KV pages is for administrators")
+
+    monkeypatch.setattr(calibration, "measure_fetches", refuse)
+    file = tmp_path / "host.json"
+    result = _calibrate(file, "--force")
+    assert result.exit_code == 0, result.output
+    assert msgspec.json.decode(file.read_bytes(), type=Calibration).fetch == FetchTime()
+    assert "assumed ones, since none were measured: a fetch of KV pages is for administrators" in result.stderr
 
 
 def test_a_fit_that_cannot_be_trusted_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import random
 import signal
 from collections.abc import Iterator
 
@@ -16,9 +17,10 @@ from quire.frontend import LLM, SamplingParams
 from quire.frontend.errors import EngineConnectionError
 from quire.frontend.evaluation.replay.engine_target import EngineTarget
 from quire.frontend.evaluation.replay.load import Load
-from quire.frontend.evaluation.replay.record import Outcome, RequestRecord
+from quire.frontend.evaluation.replay.record import Outcome, RequestRecord, RunClock
 from quire.frontend.evaluation.replay.runner import Replay
 from quire.frontend.evaluation.workload.blocks import Prompts
+from quire.protocol.routing.routers import RoutingChoice
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +62,32 @@ def test_equal_blocks_are_found_in_the_prefix_cache(target: EngineTarget) -> Non
     kept = asyncio.run(replay(target, requests, Load(warm_up=1)))
     assert [(record.cached_tokens or 0) >= 64 for record in kept.in_order] == [False, True]
     asyncio.run(target.reset_cache())
+
+
+def test_engines_fetch_prefixes_from_one_another_as_in_a_live_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        target = EngineTarget.from_options(data_parallel_size=2, num_pages=256, max_num_seqs=8, seed=1, threads=1)
+        router, clock = target._routing.router, RunClock()
+
+        async def cached_tokens(prompt: list[int], choice: RoutingChoice) -> int | None:
+            monkeypatch.setattr(router, "choose", lambda *_: choice)
+            record = RequestRecord(0, 0.0, 0.0, 0, 0)
+            await target.prepare(request(prompt=len(prompt), output=1), lambda _: prompt)(record, clock)
+            assert record.outcome is Outcome.COMPLETED
+            return record.cached_tokens
+
+        first, second = router.loads
+        try:
+            async with asyncio.timeout(PATIENCE):
+                for number in itertools.count():  # the first one does not wait for the connection
+                    prompt = random.Random(number).choices(range(1000), k=500)
+                    assert await cached_tokens(prompt, RoutingChoice(first, "load")) == 0
+                    if await cached_tokens(prompt, RoutingChoice(second, "load", 0, first)):
+                        return
+        finally:
+            await target.close()
+
+    asyncio.run(main())
 
 
 def test_preempted_requests_have_phases_that_add_up(target: EngineTarget) -> None:

@@ -84,6 +84,14 @@ def test_a_run_is_reported_as_a_replay_is(files: list[str], tmp_path: Path) -> N
     assert done.stdout.splitlines()[2:9] == again.stdout.splitlines()[2:9]
 
 
+def test_prefixes_are_fetched_unless_the_flag_says_no(files: list[str], tmp_path: Path) -> None:
+    output = tmp_path / "o.json"
+    for flags, fetches in ([], True), (["--no-fetch-prefixes"], False):
+        done = run(*files, "--engines", "2", *flags, "--output", str(output))
+        assert done.returncode == 0, done.stderr
+        assert ("fetch_seconds" in json.loads(output.read_text())["config"]) == fetches
+
+
 def test_routers_are_compared_and_bad_rows_reported_once(files: list[str], tmp_path: Path) -> None:
     output, trace = tmp_path / "o.json", Path(files[1])
     trace.write_text(f"{trace.read_text()}{{rubbish\n")
@@ -190,18 +198,28 @@ def test_a_pipe_is_not_read_several_times(files: list[str], tmp_path: Path, seve
         app.app(["simulate", *given], standalone_mode=False)
 
 
-def test_ctrl_c_ends_it_and_its_process(tmp_path: Path) -> None:
+# The kernel gives the signal to another thread, so that nothing interrupts what the main one waits for: as if it came
+# just before the main thread begins to wait.
+MISSED = f"""import signal, threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
+{QUIRE[-1]}"""
+
+
+@pytest.mark.parametrize("quire", [QUIRE, [*QUIRE[:-1], MISSED]], ids=["interrupts", "missed"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_and_its_process(tmp_path: Path, quire: list[str], number: signal.Signals) -> None:
     trace, calibration = tmp_path / "pipe", calibration_file(tmp_path)
     os.mkfifo(trace)
-    command = [*QUIRE, "simulate", "--trace", str(trace), "--calibration", str(calibration), "--format", "mooncake"]
+    command = [*quire, "simulate", "--trace", str(trace), "--calibration", str(calibration), "--format", "mooncake"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         with trace.open("w") as feed:  # opens when the simulation wants its first request
             tasks = Path(f"/proc/{process.pid}/task")
             children = [pid for each in tasks.glob("*/children") for pid in each.read_text().split()]
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             process.wait(PATIENCE)
             del feed
-        assert process.returncode == 130
+        assert process.returncode == 128 + number
         assert process.stderr is not None
         assert process.stderr.read() == ""
     assert len(children) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from calibrations import CALIBRATION, calibration_file
-from simulations import BLOCK, FleetRun, chats, request, setup
+from simulations import BLOCK, FleetRun, chats, crowd, request, setup
 
 from quire.frontend.evaluation.replay.record import Outcome
 from quire.frontend.evaluation.report.goodput import GoodputLimits
@@ -23,13 +24,25 @@ from quire.frontend.evaluation.simulation.process import SimulationError, simula
 from quire.frontend.evaluation.simulation.records import record_of, sample_of
 from quire.frontend.evaluation.workload.request import WorkloadRequest
 from quire.protocol.routing.routers import ROUTERS
-from quire.protocol.simulation import SimulatedResult, SimulationEnd, SimulationOutput, SimulationSample
+from quire.protocol.simulation import (
+    FetchTime,
+    SimulatedRequest,
+    SimulatedResult,
+    SimulationEnd,
+    SimulationOutput,
+    SimulationSample,
+)
 
 Workload = Callable[[], Iterable[WorkloadRequest]]
 
 
 def workload(count: int, **kinds: Any) -> list[WorkloadRequest]:
     """Return chats as requests of a trace."""
+    return rows(chats(count, **kinds))
+
+
+def rows(requests: Iterable[SimulatedRequest]) -> list[WorkloadRequest]:
+    """Return requests as those of a trace."""
     return [
         WorkloadRequest(
             each.arrival,
@@ -40,7 +53,7 @@ def workload(count: int, **kinds: Any) -> list[WorkloadRequest]:
             each.session,
             each.delay,
         )
-        for each in chats(count, **kinds)
+        for each in requests
     ]
 
 
@@ -60,6 +73,18 @@ def test_the_process_has_the_results_of_the_fleet() -> None:
     assert [one for one in outputs if isinstance(one, SimulationSample)] == expected.samples
     assert outputs[-1] == expected.end
     assert sum(isinstance(one, SimulationEnd) for one in outputs) == 1
+
+
+def test_engines_fetch_prefixes_unless_they_are_told_not_to() -> None:
+    made = plan(lambda: rows(crowd(60)))
+    runs = [made.simulate(3, "prefix-affinity"), replace(made, fetches_prefixes=False).simulate(3, "prefix-affinity")]
+    fetched = [sum(engine.fetched_tokens for engine in run.end.engines) for run in runs]
+    assert fetched[0] > 0 == fetched[1]
+    for run, fetch in zip(runs, (CALIBRATION.fetch, None), strict=True):
+        assert run.end == FleetRun(setup(3, "prefix-affinity", fetch=fetch), crowd(60)).end
+        assert run.run.config["fetch_seconds"] == (None if fetch is None else msgspec.to_builtins(fetch))
+    ttft = [summarize(run.run)["mean_ttft_ms"] for run in runs]
+    assert ttft[0] < ttft[1]
 
 
 def test_an_unknown_router_is_an_error() -> None:
@@ -171,6 +196,16 @@ def test_limits_that_no_number_of_engines_meets_are_an_error() -> None:
 
 def test_a_calibration_is_read(tmp_path: Path) -> None:
     assert load_calibration(calibration_file(tmp_path)) == CALIBRATION
+    slow = load_calibration(calibration_file(tmp_path, fetch={"token": 0.5}))
+    assert slow.fetch == FetchTime(token=0.5)
+
+
+def test_a_calibration_from_before_fetches_were_simulated_is_read(tmp_path: Path) -> None:
+    path = calibration_file(tmp_path)
+    written = json.loads(path.read_text())
+    del written["fetch"]
+    path.write_text(json.dumps(written))
+    assert load_calibration(path) == CALIBRATION
 
 
 @pytest.mark.parametrize(
@@ -182,6 +217,7 @@ def test_a_calibration_is_read(tmp_path: Path) -> None:
         ({"step": {"bass": 1.0}}, "unknown field `bass`"),
         ({"step": {"base": 0, "decode": 0}}, "a step of this engine takes no time"),
         ({"engine": {"num_pages": 0}}, "Expected `int` >= 1 - at `$.engine.num_pages`"),
+        ({"fetch": {"token": -1}}, "Expected `float` >= 0.0 - at `$.fetch.token`"),
         ({"client": {"to_engine": -1}}, "Expected `float` >= 0.0 - at `$.client.to_engine`"),
         (
             {"client": {"rests": [{"seconds": -1, "later": 1}]}},

@@ -15,7 +15,7 @@ from quire.frontend.text.chat.assistant import parse_answer
 from quire.frontend.text.chat.tools import ToolError, ToolUse, check_tools
 
 TOKENIZER = LLTokenizer("byte")
-NAMES = ["qwen3_coder", "olmo3"]
+NAMES = ["qwen3_coder", "olmo3", "glm45", "glm47", "seed_oss", "minimax_m2"]
 
 
 def use_of(parameters: Any, strict: bool = False) -> ToolUse:
@@ -25,8 +25,13 @@ def use_of(parameters: Any, strict: bool = False) -> ToolUse:
     return use
 
 
+def parser_of(name: str) -> str:
+    """Return the parser of a format: that of GLM-4.5 reads GLM-4.7's too."""
+    return "glm45" if name == "glm47" else name
+
+
 def matcher(name: str, use: ToolUse) -> LLMatcher:
-    grammar = LLMatcher.grammar_from_lark(AnswerFormat(name).grammar("", use) or "")
+    grammar = LLMatcher.grammar_from_lark(AnswerFormat(parser_of(name)).grammar("", use) or "")
     error, messages = LLMatcher.validate_grammar_with_warnings(grammar, TOKENIZER)
     assert not error, messages
     return LLMatcher(TOKENIZER, grammar)
@@ -38,6 +43,16 @@ def written(name: str, arguments: dict[str, Any]) -> str:
         items = ", ".join(f"{key}={json.dumps(each)}" for key, each in arguments.items())
         return f"<function_calls>\nf({items})\n</function_calls>"
     texts = {key: each if isinstance(each, str) else json.dumps(each) for key, each in arguments.items()}
+    if name.startswith("glm"):
+        gap = "\n" if name == "glm45" else ""
+        pairs = (f"<arg_key>{key}</arg_key>{gap}<arg_value>{text}</arg_value>{gap}" for key, text in texts.items())
+        return f"<tool_call>f{gap}{''.join(pairs)}</tool_call>"
+    if name == "seed_oss":
+        tags = "".join(f"<parameter={key}>{text}</parameter>\n" for key, text in texts.items())
+        return f"<seed:tool_call>\n<function=f>\n{tags}</function>\n</seed:tool_call>"
+    if name == "minimax_m2":
+        tags = "".join(f'<parameter name="{key}">{text}</parameter>\n' for key, text in texts.items())
+        return f'<minimax:tool_call>\n<invoke name="f">\n{tags}</invoke>\n</minimax:tool_call>'
     tags = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items())
     return f"<tool_call>\n<function=f>\n{tags}</function>\n</tool_call>"
 
@@ -48,7 +63,7 @@ def allows(name: str, use: ToolUse, arguments: dict[str, Any]) -> bool:
     driven, tokens = matcher(name, use), TOKENIZER.tokenize_str(text)
     is_allowed = driven.try_consume_tokens(tokens) == len(tokens) and driven.is_accepting()
     if is_allowed:
-        [call] = parse_answer(text, AnswerFormat(name).parser("", use)).tool_calls
+        [call] = parse_answer(text, AnswerFormat(parser_of(name)).parser("", use)).tool_calls
         assert json.loads(call.arguments) == arguments
     return bool(is_allowed)
 
@@ -163,7 +178,10 @@ def test_an_argument_that_cannot_be_enforced_is_an_error_if_the_tool_is_strict(n
     assert AnswerFormat(name).grammar("", use_of(schema))
 
 
-@pytest.mark.parametrize(("name", "key"), [("qwen3_coder", "a>b"), ("qwen3_coder", "a b"), ("olmo3", "a-b")])
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("qwen3_coder", "a>b"), ("qwen3_coder", "a b"), ("olmo3", "a-b"), ("minimax_m2", 'a"b'), ("glm45", "a<b")],
+)
 def test_names_that_a_call_cannot_hold(name: str, key: str) -> None:
     with pytest.raises(ToolError, match=f"has the name '{key}', which this model's calls can't hold"):
         AnswerFormat(name).grammar("", use_of({"type": "object", "properties": {key: TEXT}}))
@@ -182,5 +200,5 @@ def test_a_random_model_follows_the_schema(name: str) -> None:
             driven.consume_token(token)
             tokens.append(token)
         text = bytes(token for token in tokens if token < 256).decode()
-        [call] = parse_answer(text, AnswerFormat(name).parser("", use)).tool_calls
+        [call] = parse_answer(text, AnswerFormat(parser_of(name)).parser("", use)).tool_calls
         jsonschema.validate(json.loads(call.arguments), schema)

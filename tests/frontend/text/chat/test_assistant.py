@@ -125,7 +125,9 @@ def test_the_format_of_a_model() -> None:
         match="tool_parser='x' is not known; give one of none, cohere2, deepseek_v3, deepseek_v31, generic, glm4",
     ):
         AnswerFormat.detect(PLAIN, tool_parser="x")
-    with pytest.raises(ValueError, match="reasoning_parser='x' is not known; give one of none, cohere2, deepseek_r1"):
+    with pytest.raises(
+        ValueError, match="reasoning_parser='x' is not known; give one of none, apertus, cohere2, deepseek_r1"
+    ):
         AnswerFormat.detect(PLAIN, reasoning_parser="x")
 
 

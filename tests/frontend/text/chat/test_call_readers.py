@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 from chat_answers import calls, json_texts, numbered_ids, pieces, read, tricky, values
-from chat_templates import DEEPSEEK_V3, DEEPSEEK_V31, MISTRAL, MISTRAL_LIST, OLMO3, QWEN3_CODER, SMOLLM3
+from chat_templates import (
+    DEEPSEEK_V3,
+    DEEPSEEK_V31,
+    GLM45,
+    MISTRAL,
+    MISTRAL_LIST,
+    OLMO3,
+    QWEN3_CODER,
+    SEED_OSS,
+    SMOLLM3,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -102,6 +112,29 @@ def test_a_text_in_tags_streams() -> None:
 
 
 P = "<parameter"
+A, V = "<arg_key>", "</arg_key>\n<arg_value>"
+
+
+@settings(max_examples=100)
+@given(data=st.data(), text=tricky | st.text(), n=st.integers(), gap=st.sampled_from(["", "\n"]))
+@pytest.mark.parametrize("name", ["glm45", "seed_oss", "minimax_m2"])
+def test_arguments_in_tags_of_other_families(name: str, data: st.DataObject, text: str, n: int, gap: str) -> None:
+    close = "</arg_value>" if name == "glm45" else "</parameter>"
+    text = text.replace(close, "").strip("\n")
+    if name == "glm45":
+        call = f"<tool_call>f{gap}{A}text</arg_key>{gap}<arg_value>{text}{close}{gap}{A}n</arg_key>{gap}<arg_value>{n}"
+        answer = f"Well.\n{call}{close}{gap}</tool_call>{gap}<tool_call>f{gap}</tool_call>{gap}"
+    elif name == "seed_oss":
+        call = f"<function=f>{gap}<parameter=text>{text}{close}{gap}<parameter=n>{n}{close}{gap}</function>{gap}"
+        more = f"{gap}<seed:tool_call>{gap}<function=f>{gap}</function>{gap}</seed:tool_call>"
+        answer = f"Well.\n<seed:tool_call>{gap}{call}</seed:tool_call>{more}"
+    else:
+        values = f'<parameter name="text">{text}{close}{gap}<parameter name="n">{n}{close}{gap}'
+        call = f'<invoke name="f">{gap}{values}</invoke>{gap}<invoke name="f">{gap}</invoke>{gap}'
+        answer = f"Well.\n<minimax:tool_call>{gap}{call}</minimax:tool_call>"
+    found, _ = read(parser(name), data.draw(pieces(answer)))
+    assert found.content == "Well."
+    assert [json.loads(call.arguments) for call in found.tool_calls] == [{"text": text, "n": n}, {}]
 
 
 @pytest.mark.parametrize(
@@ -136,6 +169,15 @@ P = "<parameter"
         ("qwen3_coder", "the <function= of f>", "the <function= of f>", []),
         ("qwen3_coder", "<tool_call> {}", "<tool_call> {}", []),
         ("qwen3_coder", "<function=f> and so on", " and so on", ["{}"]),
+        ("glm45", f"<tool_call>f\n{A}n{V}5</arg_value>\n</tool_call> so", " so", ['{"n": 5}']),
+        ("glm45", f"<tool_call>f\n{A}text{V}cut o", None, ['{"text": "cut o']),
+        ("glm45", f"<tool_call>f\n{A}n</arg_key> words", f"{A}n</arg_key> words", ["{}"]),
+        ("glm45", '<tool_call>{"name": "f"}</tool_call>', '<tool_call>{"name": "f"}</tool_call>', []),
+        ("glm45", "<tool_call>some words", "<tool_call>some words", []),
+        ("seed_oss", f"<seed:tool_call>\n<function=f>\n{P}=b>True</parameter></function></seed:tool_call>", None,
+         ['{"b": true}']),
+        ("minimax_m2", f'<minimax:tool_call>\n<invoke name="f">{P} name="n">5</parameter>so', "so", ['{"n": 5}']),
+        ("minimax_m2", '<minimax:tool_call> {}', '<minimax:tool_call> {}', []),
         ("olmo3", "<function_calls>\nf(n=5,\n  b=False)", None, ['{"n": 5, "b": false}']),
         ("olmo3", "<function_calls>f(text='a)', o={'b': [1, (2,)]})</function_calls> so", " so",
          ['{"text": "a)", "o": {"b": [1, [2]]}}']),
@@ -170,6 +212,14 @@ TAGS = f'{P}=text>\na\n</parameter>\n{P}=o>\n{{"b": 1}}\n</parameter>\n'
         ),
         (OLMO3, 'Well.\n<function_calls>\nf(text="a", b=true)\nf()\n</function_calls>'),
         (SMOLLM3, f"Well.\n{HERMES}\n{HERMES}"),
+        (GLM45, "Well.\n" + "\n".join(f"<tool_call>f\n{A}text{V}a</arg_value>\n</tool_call>" for _ in "12")),
+        (
+            SEED_OSS,
+            "Well.\n"
+            + "\n".join(
+                f"<seed:tool_call>\n<function=f>\n{P}=text>a</parameter>\n</function>\n</seed:tool_call>" for _ in "12"
+            ),
+        ),
     ],
 )
 def test_the_next_turn_has_the_calls_as_the_model_wrote_them(source: str, answer: str) -> None:

@@ -155,7 +155,7 @@ def test_the_format_is_detected() -> None:
     assert AnswerFormat.detect(GPT_OSS, tool_parser="hermes") == AnswerFormat("hermes")
     with pytest.raises(ValueError, match="tool_parser='hermes' and reasoning_parser='openai_gptoss' don't go together"):
         AnswerFormat.detect(PLAIN, tool_parser="hermes", reasoning_parser="openai_gptoss")
-    with pytest.raises(ValueError, match=r"'x' is not known; give one of none, cohere2, .*openai_gptoss"):
+    with pytest.raises(ValueError, match=r"'x' is not known; give one of none, apertus, cohere2, .*openai_gptoss"):
         AnswerFormat.detect(PLAIN, reasoning_parser="x")
 
 

@@ -118,6 +118,12 @@ def test_the_parser_is_detected_from_the_template() -> None:
         ("cohere2", "<|START_THINKING|>Hm. <|END_", "Hm. <|END_", ""),
         ("granite", "Here is my thought process: Hm.\n\nHere is my response:\n\nYes.", " Hm.", "Yes."),
         ("granite", "Here is my answer.", None, "Here is my answer."),
+        ("seed_oss", "<seed:think>Hm.\n</seed:think>\nYes.", "Hm.", "Yes."),
+        ("apertus", "<|inner_prefix|>Hm.<|inner_suffix|>Yes.", "Hm.", "Yes."),
+        ("ernie45", "<think>\nHm.\n</think>\n\n<response>\nYes.\n\nNo.\n</response>\n", "Hm.", "Yes.\n\nNo."),
+        ("ernie45", "<response>\nYes.\n</resp", None, "Yes.\n</resp"),
+        ("hunyuan", "<think>\nHm.\n</think>\n<answer>\nYes.\n</answer>", "Hm.", "Yes."),
+        ("hunyuan", "<think>\n\n</think>\n<answer>\nYes \n", None, "Yes \n"),
     ],
 )
 def test_other_marks(name: str, text: str, reasoning: str | None, content: str) -> None:
@@ -142,6 +148,8 @@ def test_other_marks_in_any_pieces(data: st.DataObject, start: AnswerStart, word
 
 def test_other_marks_are_detected_and_found_in_the_prompt() -> None:
     assert [detect_reasoning(source) for source in (COHERE, GRANITE)] == ["cohere2", "granite"]
+    marks = ("<seed:think>", "<|inner_prefix|>", "</think> <response>", "</think> <answer> enable_thinking")
+    assert [detect_reasoning(source) for source in marks] == ["seed_oss", "apertus", "ernie45", "hunyuan"]
     assert answer_start("cohere2", "<|CHATBOT_TOKEN|>") is AnswerStart.EITHER
     assert answer_start("cohere2", "<|CHATBOT_TOKEN|><|START_THINKING|>") is AnswerStart.THINKING
     assert answer_start("cohere2", "<|START_THINKING|><|END_THINKING|><|START_RESPONSE|>") is AnswerStart.ANSWER

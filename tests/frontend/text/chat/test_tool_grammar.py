@@ -94,6 +94,21 @@ def allows(lark: str, text: str, special: bool = False) -> bool:
     return driven.try_consume_tokens(tokens) == len(tokens) and driven.is_accepting()
 
 
+def unspaced(call: str, arguments: str, name: str) -> str:
+    """Return a call in tags without line breaks around values."""
+    texts = {
+        key: value if isinstance(value, str) else json.dumps(value) for key, value in json.loads(arguments).items()
+    }
+    if name == "glm45":
+        pairs = (f"<arg_key>{key}</arg_key>\n<arg_value>{text}</arg_value>\n" for key, text in texts.items())
+        return f"<tool_call>{call}\n{''.join(pairs)}</tool_call>"
+    if name == "seed_oss":
+        tags = "".join(f"<parameter={key}>{text}</parameter>\n" for key, text in texts.items())
+        return f"<seed:tool_call>\n<function={call}>\n{tags}</function>\n</seed:tool_call>"
+    tags = "".join(f'<parameter name="{key}">{text}</parameter>\n' for key, text in texts.items())
+    return f'<invoke name="{call}">\n{tags}</invoke>'
+
+
 def in_tags(call: str, arguments: str) -> str:
     values = json.loads(arguments).items()
     tags = [f"<parameter={key}>\n{value if isinstance(value, str) else json.dumps(value)}\n</parameter>\n"
@@ -119,6 +134,9 @@ def written(name: str, *calls: tuple[str, str]) -> str:
         return CALLS_BEGIN + "".join(f"{CALL_BEGIN}{call}{SEP}{given}{CALL_END}" for call, given in calls) + CALLS_END
     if name == "qwen3_coder":
         return "\n".join(f"<tool_call>\n{in_tags(call, given)}\n</tool_call>" for call, given in calls)
+    if name in ("glm45", "seed_oss", "minimax_m2"):
+        answer = "\n".join(unspaced(call, given, name) for call, given in calls)
+        return f"<minimax:tool_call>\n{answer}\n</minimax:tool_call>" if name == "minimax_m2" else answer
     if name == "olmo3":
         made = [f"{call}({keywords(arguments)})" for call, arguments in calls]
         return "<function_calls>\n" + "\n".join(made) + "\n</function_calls>"
@@ -236,7 +254,20 @@ def test_strict_tools_under_auto_without_a_mark(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["granite", "phi4_mini_json", "cohere2", "deepseek_v3", "deepseek_v31", "mistral", "qwen3_coder", "olmo3"]
+    "name",
+    [
+        "granite",
+        "phi4_mini_json",
+        "cohere2",
+        "deepseek_v3",
+        "deepseek_v31",
+        "mistral",
+        "qwen3_coder",
+        "olmo3",
+        "glm45",
+        "seed_oss",
+        "minimax_m2",
+    ],
 )
 @pytest.mark.parametrize("special", [False, True])
 def test_strict_tools_under_auto_in_a_list(name: str, special: bool) -> None:

@@ -12,8 +12,10 @@ from chat_templates import (
     DEEPSEEK_V3,
     DEEPSEEK_V31,
     GLM4,
+    GLM45,
     GRANITE,
     LLAMA,
+    MINIMAX_M2,
     MISTRAL,
     MISTRAL_LIST,
     OLMO3,
@@ -22,6 +24,7 @@ from chat_templates import (
     QWEN,
     QWEN3_CODER,
     QWEN_THINKING,
+    SEED_OSS,
     SMOLLM3,
 )
 from hypothesis import given, settings
@@ -32,7 +35,8 @@ from quire.frontend.text.chat.events import ContentDelta, ToolCallArguments, Too
 from quire.frontend.text.chat.tool_parsers import TOOL_PARSERS, detect_parser
 
 # These write names outside of JSON.
-FORMATS = sorted(TOOL_PARSERS.keys() - {"deepseek_v3", "deepseek_v31", "glm4", "olmo3", "qwen3_coder"})
+OTHERS = {"deepseek_v3", "deepseek_v31", "glm4", "glm45", "minimax_m2", "olmo3", "qwen3_coder", "seed_oss"}
+FORMATS = sorted(TOOL_PARSERS.keys() - OTHERS)
 words = st.text(st.characters(exclude_characters="<{[ \n\t\r", exclude_categories=["Z", "C"]), min_size=1)
 
 
@@ -266,9 +270,10 @@ def test_ids_have_the_form_of_openais() -> None:
 
 
 def test_the_format_is_detected_from_the_template() -> None:
-    sources = [QWEN, QWEN_THINKING, LLAMA, DEEPSEEK, PLAIN, GRANITE, COHERE, PHI4_MINI, GLM4, GLM4 + "<arg_key>"]
-    expected = ["hermes", "hermes", "llama3_json", None, None, "granite", "cohere2", "phi4_mini_json", "glm4", None]
+    sources = [QWEN, QWEN_THINKING, LLAMA, DEEPSEEK, PLAIN, GRANITE, COHERE, PHI4_MINI, GLM4, GLM45]
+    expected = ["hermes", "hermes", "llama3_json", None, None, "granite", "cohere2", "phi4_mini_json", "glm4", "glm45"]
     assert [detect_parser(source) for source in sources] == expected
+    assert [detect_parser(source) for source in (SEED_OSS, MINIMAX_M2)] == ["seed_oss", "minimax_m2"]
     sources = [DEEPSEEK_V3, DEEPSEEK_R1, DEEPSEEK_V31, QWEN3_CODER, MISTRAL, MISTRAL_LIST, SMOLLM3, OLMO3]
     expected = ["deepseek_v3", "deepseek_v3", "deepseek_v31", "qwen3_coder", "mistral", "mistral", "hermes", "olmo3"]
     assert [detect_parser(source) for source in sources] == expected
