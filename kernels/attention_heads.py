@@ -60,13 +60,14 @@ class StateHeads:
     """The heads of a layer that keeps a matrix [key, value] for each of its value heads, in place of keys and values.
 
     There are `keys` key heads of `key` elements, with as many queries, and `values` value heads of `value` elements.
-    Consecutive value heads share a key head.
+    Consecutive value heads share a key head; if `interleaved`, every `keys`-th one does.
     """
 
     keys: int
     values: int
     key: int
     value: int
+    interleaved: bool = False
 
     @property
     def group(self) -> int:
@@ -89,4 +90,4 @@ class StateHeads:
         return 2 * self.key_columns + self.value_columns
 
     def __str__(self) -> str:
-        return f"{self.keys}/{self.values} x {self.key} x {self.value}"
+        return f"{self.keys}/{self.values} x {self.key} x {self.value}" + (", interleaved" if self.interleaved else "")

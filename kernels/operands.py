@@ -360,13 +360,12 @@ class DecayRates(ArrayWeight):
 
     def values(self, checkpoint: Checkpoint) -> Array:
         """See ArrayWeight. Raises ModelError for a rate that no f32 has."""
-        logarithms = checkpoint.get(self.name, (self.heads,)).to_f32()
-        if not (logarithms < _MOST_LOG_RATE).all():
+        tensor = checkpoint.get(self.name, (self.heads,))
+        if not (tensor.to_f32() < _MOST_LOG_RATE).all():
             raise ModelError(
                 f"{checkpoint.folder}: {self.name} has logarithms of {_MOST_LOG_RATE} or more, or no numbers"
             )
-        rates = [-math.exp(logarithm) for logarithm in logarithms.tolist()]  # in f64, whose last bit rounding hides
-        return np.pad(np.array(rates, np.float32), (0, round_up(self.heads, BLOCK) - self.heads))
+        return np.pad(tensor.decay_rates(), (0, round_up(self.heads, BLOCK) - self.heads))
 
 
 @dataclass(frozen=True)

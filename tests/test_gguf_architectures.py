@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,13 +35,12 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, logprobs=3, prompt_logprob
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A checkpoint of `checkpoints.py`, with the fields of config.json and the number of layers that are changed."""
+    """A checkpoint of `checkpoints.py`, with changed fields of config.json, and those of its layers that it repeats."""
 
     checkpoint: str
     changes: dict[str, Any] = dataclasses.field(default_factory=dict)
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
-    layers: int = 0
-    only: int | None = None  # the layer that all others repeat
+    layers: tuple[int, ...] = ()
     id: str = ""
 
 
@@ -63,14 +63,15 @@ CASES = (
     Case("deepseek3-experts-yarn", {"rope_parameters": {**DEEPSEEK_ROPE, "mscale": 1.1}}),
     Case("deepseek3-plain-weights"),
     Case("ernie4-5-biases"),
-    Case("ernie4-5-moe-shared", {"moe_norm_min": 1e-12, "moe_layer_end_index": -1}, layers=3),
+    Case("ernie4-5-moe-shared", {"moe_norm_min": 1e-12, "moe_layer_end_index": -1}, layers=(0, 1, 2)),
     Case("exaone4-window77"),
     Case("exaone4-window77", {"sliding_window": None}, id="exaone4-full"),
+    Case("falcon-h1-norm"),
     Case("gemma2-window77", {"query_pre_attn_scalar": 128}),
     Case("gemma3-window100", {"query_pre_attn_scalar": 256},
          {"ARCH.attention.sliding_window_pattern": [True, True, False, True]}),
-    Case("gemma3-window100", {"query_pre_attn_scalar": 256, "layer_types": None, "sliding_window_pattern": 6}, layers=7,
-         id="gemma3-period"),
+    Case("gemma3-window100", {"query_pre_attn_scalar": 256, "layer_types": None, "sliding_window_pattern": 6},
+         layers=(0, 1, 2, 3, 0, 1, 2), id="gemma3-period"),
     Case("gemma4-shared-window100"),
     Case("gemma4-keys-as-values"),
     Case("gemma4-experts"),
@@ -80,6 +81,16 @@ CASES = (
     Case("gpt2-tied"),
     Case("gpt2-untied"),
     Case("granite-multipliers"),
+    Case("granite-multipliers", metadata={
+        "ARCH.attention.head_count_kv": [2, 2], "ARCH.expert_shared_feed_forward_length": 352,
+        "ARCH.ssm.conv_kernel": 4, "ARCH.ssm.inner_size": 512, "ARCH.expert_used_count": 0,
+        "ARCH.rope.scaling.finetuned": True,
+    }, id="granite4-without-state"),
+    Case("granite4-dense-rope", metadata={"ARCH.rope.scaling.finetuned": True}),
+    Case("granite4-experts"),
+    Case("lfm2-biases"),
+    Case("lfm2-moe", {"routed_scaling_factor": 1.0}),
+    Case("lfm2-tied"),
     Case("hunyuan-alpha", {"rope_parameters": {"rope_type": "default", "rope_theta": 3e5}}),
     Case("llama-biases-linear"),
     Case("llama-gqa8-dynamic", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
@@ -89,6 +100,11 @@ CASES = (
     Case("mistral-window77", metadata={"ARCH.attention.sliding_window": 77}),
     Case("gpt-oss-window100", {"swiglu_limit": 7.0}),
     Case("mixtral-window100", {"sliding_window": None}),
+    Case("nemotron-h-experts", {"layers_block_type": ["mamba", "moe", "attention", "moe", "mamba", "moe"]},
+         layers=(0, 1, 2, 1, 4, 1)),
+    Case("nemotron-h-experts", {"layers_block_type": ["mamba", "mlp", "attention", "mlp"], "n_routed_experts": None,
+                                "num_experts_per_tok": None},
+         layers=(0, 3, 2, 5), id="nemotron-h-dense"),
     Case("olmo2-joint-norms"),
     Case("olmo3-window100"),
     Case("olmoe"),
@@ -96,12 +112,15 @@ CASES = (
     Case("phi3-long", {"rope_parameters": _longrope(40), "original_max_position_embeddings": 64}),
     Case("qwen2-tied-window", {"use_sliding_window": False}),
     Case("qwen2-yarn"),
-    Case("qwen2-moe-shared-window", {"use_sliding_window": False, "decoder_sparse_step": 1}, only=1),
-    Case("qwen3-moe", {"mlp_only_layers": []}, only=0),
+    Case("qwen2-moe-shared-window", {"use_sliding_window": False, "decoder_sparse_step": 1}, layers=(1, 1, 1, 1)),
+    Case("qwen3-next-experts", {"decoder_sparse_step": 1}, layers=(1, 1, 1, 3)),
+    Case("qwen3.5-tied"),
+    Case("qwen3-moe", {"mlp_only_layers": []}, layers=(0, 0, 0)),
     Case("qwen3-biases-window", {"use_sliding_window": False}),
     Case("qwen3-tied"),
     Case("seed-oss-biases"),
-    Case("smollm3-window100", {"no_rope_layers": None, "layer_types": None, "use_sliding_window": False}, layers=5),
+    Case("smollm3-window100", {"no_rope_layers": None, "layer_types": None, "use_sliding_window": False},
+         layers=(0, 1, 2, 0, 1)),
     Case("starcoder2-window77", {"sliding_window": None}),
 )  # fmt: skip
 
@@ -113,26 +132,17 @@ def answers(llm: LLM) -> list[tuple[Any, ...]]:
 
 
 def changed(source: Path, target: Path, case: Case) -> Path:
-    """Write a checkpoint with other fields, and fewer layers, or more, which repeat those it has."""
+    """Write a checkpoint with other fields, and with those of its layers that the case names."""
     config = json.loads((source / "config.json").read_text()) | case.changes
     tensors = load(source)
     if case.layers:
-        had = config["num_hidden_layers"]
-        config["num_hidden_layers"] = case.layers
-        for name, raw in list(tensors.items()):
-            start, dot, rest = name.partition(".layers.")
-            number, _, end = rest.partition(".")
-            if dot and int(number) >= case.layers:
-                del tensors[name]
-            elif dot:
-                more = range(int(number) + had, case.layers, had)
-                tensors |= {f"{start}.layers.{layer}.{end}": Raw(raw.dtype, raw.shape, raw.data) for layer in more}
-    if case.only is not None:
-        at = f"model.layers.{case.only}."
-        layer = {name.removeprefix(at): raw for name, raw in tensors.items() if name.startswith(at)}
-        tensors = {name: raw for name, raw in tensors.items() if ".layers." not in name}
-        for copy in range(config["num_hidden_layers"]):
-            tensors |= {f"model.layers.{copy}.{name}": raw for name, raw in layer.items()}
+        config["num_hidden_layers"] = len(case.layers)
+        given, tensors = tensors, {name: raw for name, raw in tensors.items() if ".layers." not in name}
+        for layer, of in enumerate(case.layers):
+            for name, raw in given.items():
+                start, found, end = name.partition(f".layers.{of}.")
+                if found:
+                    tensors[f"{start}.layers.{layer}.{end}"] = Raw(raw.dtype, raw.shape, raw.data)
     save(target, tensors, config)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (target / name).symlink_to(source / name)
@@ -146,6 +156,64 @@ def test_a_float_file_gives_the_bits_of_the_folder(
     folder, file = changed(checkpoints / case.checkpoint, tmp_path / "folder", case), tmp_path / "model.gguf"
     write_gguf(folder, file, metadata=case.metadata)
     assert answers(engine(file)) == answers(engine(folder, dtype="float32"))
+
+
+REORDERED = (Case("falcon-h1-multipliers"), Case("qwen3.5-grouped"), Case("qwen3.5-moe"))
+"""Models whose sums the conversion reorders, or whose factors."""
+
+
+@pytest.mark.parametrize("case", REORDERED, ids=lambda case: case.checkpoint)
+def test_a_float_file_that_is_summed_in_another_order_gives_the_tokens_of_the_folder(
+    case: Case, checkpoints: Path, tmp_path: Path, engine: EngineFactory
+) -> None:
+    write_gguf(checkpoints / case.checkpoint, tmp_path / "model.gguf")
+    expected = answers(engine(checkpoints / case.checkpoint, dtype="float32"))
+    check_alike(answers(engine(tmp_path / "model.gguf")), expected, 1e-4)
+
+
+def test_a_file_with_the_joint_projections_of_key_heads(
+    checkpoints: Path, tmp_path: Path, engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first files of Qwen3-Next have them as one tensor, as the model has, and no list of layers with a state."""
+    source = changed(
+        checkpoints / "qwen3-next-experts", tmp_path / "folder",
+        Case("", {"decoder_sparse_step": 1}, layers=(1, 1, 1, 3)),
+    )  # fmt: skip
+    conversion = CONVERSIONS["Qwen3NextForCausalLM"]
+
+    def joint(config: dict[str, Any], name: str, values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+        is_joint = name.endswith(".in_proj_qkvz.weight")
+        return iter([(name, values)]) if is_joint else conversion.change(config, name, values)
+
+    before = dataclasses.replace(
+        conversion, change=joint, keys=lambda config: conversion.keys(config) | {"attention.recurrent_layers": None}
+    )
+    monkeypatch.setitem(CONVERSIONS, "Qwen3NextForCausalLM", before)
+    write_gguf(source, tmp_path / "model.gguf")
+    assert answers(engine(tmp_path / "model.gguf")) == answers(engine(source, dtype="float32"))
+
+
+HYBRIDS = ("falcon-h1-norm", "granite4-experts", "lfm2-moe", "qwen3.5-grouped", "qwen3.5-moe")
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_quantized_files_of_models_with_state_are_near_their_float_twins(
+    name: str, checkpoints: Path, tmp_path: Path, engine: EngineFactory
+) -> None:
+    """Rates and convolutions are floats in all of them; activations are rounded to 8 bits, which random models feel."""
+    file, twin = tmp_path / "model.gguf", tmp_path / "twin.gguf"
+    write_gguf(checkpoints / name, file, "Q8_0")
+    write_gguf(checkpoints / name, twin, "Q8_0", dequantized=True)
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+
+    def logprobs(model: Path) -> np.ndarray:
+        output = engine(model, dtype="float32").generate(PROMPTS[:1], params, use_tqdm=False)[0]
+        assert output.prompt_logprobs is not None
+        return np.array([next(iter(entry.values())).logprob for entry in output.prompt_logprobs[1:] if entry])
+
+    expected = logprobs(twin)
+    difference = logprobs(file) - expected
+    assert 0 < np.sqrt(np.mean(difference**2)) < 0.12 * expected.std(), "int8 of safetensors is as near"
 
 
 def test_layers_for_multi_token_prediction_are_not_loaded(
@@ -215,12 +283,17 @@ def test_frequencies_that_were_rounded_on_their_way(
     write_gguf(checkpoints / name, tmp_path / "model.gguf")
     given = answers(engine(tmp_path / "model.gguf", max_model_len=800))
     expected = answers(engine(checkpoints / name, dtype="float32", max_model_len=800))
+    check_alike(given, expected, 1e-3)
+
+
+def check_alike(given: list[tuple[Any, ...]], expected: list[tuple[Any, ...]], tolerance: float) -> None:
+    """Check that answers have the same tokens, and prompts the log probabilities, but for a tolerance."""
     assert [answer[2] for answer in given] == [answer[2] for answer in expected]
     for own, other in zip(given, expected, strict=True):
         pairs = zip(own[1][1:], other[1][1:], strict=True)
         for mine, theirs in pairs:
             np.testing.assert_allclose(
-                [entry.logprob for entry in mine.values()], [entry.logprob for entry in theirs.values()], atol=1e-3
+                [entry.logprob for entry in mine.values()], [entry.logprob for entry in theirs.values()], atol=tolerance
             )
 
 

@@ -156,7 +156,7 @@ class StateUpdateKernel(Kernel):
 
             with states.tokens(b, [], store) as token:
                 row = b.address(rows, token.index * (round_up(self.columns, BLOCK) * 4))
-                key_at = head // h.group * (h.key * 4)
+                key_at = (head % h.keys if h.interleaved else head // h.group) * (h.key * 4)
                 query, key_row = (b.address(row, key_at + first * 4) for first in (self.queries, self.keys))
                 value = b.load(row, block * 64 + self.values * 4, VF32, 64)
                 pair = b.address(rates, (token.index * round_up(h.values, 16) + head) * 8)

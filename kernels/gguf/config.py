@@ -38,7 +38,8 @@ def config_of(model: GgufModel) -> dict[str, Any]:
     if not metadata.has("token_embd.weight"):
         raise ModelError("the GGUF file lacks tensor token_embd.weight; it holds no language model, or part of one")
     fields = {name: field(metadata) for name, field in architecture.fields.items()}
-    types = {part.module: part.type for part in parts_of(model) if part.type not in FLOAT_TYPES and not part.is_latent}
+    parts = (part for part in parts_of(model) if part.type not in FLOAT_TYPES and not part.is_always_float)
+    types = {part.module: part.type for part in parts}
     if metadata.flag("attention.causal", not architecture.is_encoder) == architecture.is_encoder:
         raise metadata.unsupported("attention.causal", f"it must be {str(not architecture.is_encoder).lower()}")
     _pooling_type(metadata)

@@ -73,6 +73,25 @@ class Metadata:
             raise self.unsupported(name, "it must be true or false")
         return value
 
+    def counts(self, name: str, layers: int) -> list[int]:
+        """Return a key of the architecture for each of its first `layers` layers: integers from 0 on."""
+        value = self.own(name)
+        values = value if isinstance(value, list) else [value] * layers
+        if len(values) < layers or not all(type(entry) is int and 0 <= entry <= _LARGEST for entry in values):
+            raise self.unsupported(name, f"it must be an integer from 0 on, or one for each of {layers} layers")
+        return values[:layers]
+
+    def flags(self, name: str, layers: int) -> list[bool]:
+        """Return a key of the architecture for each of its first `layers` layers, true or false."""
+        values = self.own(name)
+        if (
+            not isinstance(values, list)
+            or len(values) < layers
+            or not all(type(entry) is bool for entry in values[:layers])
+        ):
+            raise self.unsupported(name, f"it must be true or false for each of {layers} layers")
+        return values[:layers]
+
     def has(self, tensor: str) -> bool:
         """Return True if the file has a tensor of this name."""
         return tensor in self.tensors

@@ -1,11 +1,12 @@
 """The tensors of a model folder as parts of the tensors of a GGUF file: slices of the mapped file, never copies.
 
 Most are whole tensors under another name. Rows of q, k and v may be one tensor, and the experts of a layer always are,
-under one name with a `*` for the number of the expert.
+under one name with a `*` for the number of the expert. Layers for multi-token prediction, the last ones, are left out.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,15 +20,32 @@ from quire.kernels.gguf.architectures.description import head_size, heads, kv_he
 from quire.kernels.gguf.container import GgufModel, GgufTensor
 from quire.kernels.gguf.metadata import Metadata
 
-_LAYER = re.compile(r"blk\.(?P<layer>0|[1-9][0-9]{0,5})\.(?P<part>\w+)")
+_LAYER = re.compile(r"blk\.(?P<layer>0|[1-9][0-9]{0,5})\.(?P<part>[\w.]+)")
 _ANY_LAYER = re.compile(r"blk\.(?P<layer>0|[1-9][0-9]{0,5})\.")
 _EXPERT = re.compile(r"(?P<before>.*\.experts\.)(?P<number>0|[1-9][0-9]{0,9})(?P<after>\.\w+\.\w+)")
 LATENT_PARTS = (".kv_b_proj.weight", ".k_b_proj.weight", ".v_b_proj.weight")
 """Ends of the names of layers that expand latents: the whole one, and [heads, rank, keys] and [heads, values, rank]."""
 
-_PARAMETERS = (  # whose names have no last word
-    ".sinks", ".e_score_correction_bias", ".layer_scalar", ".router.scale", ".per_expert_scale"
+RATE_LAYERS = (".in_proj_a.weight", ".in_proj_b.weight", ".in_proj_ba.weight")
+"""Ends of the names of layers whose outputs are rates of a state."""
+
+DECAYS = ".A_log"
+"""End of the names of tensors that have rates of decay in the file, and their logarithms in a model folder."""
+
+_PARAMETERS = (
+    ".sinks", ".e_score_correction_bias", ".expert_bias", ".layer_scalar", ".router.scale", ".per_expert_scale",
+    DECAYS, ".D", ".dt_bias",
 )  # fmt: skip
+"""Ends of names in a model folder that have no last word."""
+
+_WITHOUT_KIND = ("ssm_a", "ssm_d", "ffn_norm")
+"""Tensors whose names in the file may lack the last word."""
+
+_VECTORS = ("norm.weight", DECAYS, ".D")
+"""Ends of the names of vectors, which the file may have as matrices, of the same elements."""
+
+TAPS = (".conv1d.weight", ".conv.conv.weight")
+"""Ends of the names of convolutions, [channels, 1, taps] in a model folder."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +70,12 @@ class Part:
         return self.name.rpartition(".")[0]
 
     @property
-    def is_latent(self) -> bool:
-        """True if it expands latents to keys or values, which are taken apart by heads, and so are never quantized."""
-        return self.name.endswith(LATENT_PARTS)
+    def is_always_float(self) -> bool:
+        """True if it is read as floats, whatever its type.
+
+        It expands latents to keys or values, which are taken apart by heads, or gives the rates of a state.
+        """
+        return self.name.endswith((*LATENT_PARTS, *RATE_LAYERS))
 
 
 def stacked_name(name: str) -> tuple[str, int] | None:
@@ -90,6 +111,8 @@ class _Parts:
     def _name(self, tensor: GgufTensor) -> str:
         """Return the name in a model folder; that of experts has a `*`."""
         stem, _, kind = tensor.name.rpartition(".")
+        if kind in _WITHOUT_KIND:
+            stem, kind = tensor.name, "weight"
         match = _LAYER.fullmatch(stem)
         layer = "" if match is None else match["layer"]
         key, names = stem if match is None else f"blk.*.{match['part']}", self._architecture.names
@@ -128,9 +151,14 @@ class _Parts:
         return "blk.*.attn_q" not in self._architecture.names
 
     def _part(self, tensor: GgufTensor, name: str, shape: tuple[int, ...], data: npt.NDArray[np.uint8]) -> Part:
-        offset = self._architecture.norm_offset if name.endswith("norm.weight") else 0.0
+        has_offset = name.endswith("norm.weight") and not name.endswith(".linear_attn.norm.weight")
+        offset = self._architecture.norm_offset if has_offset else 0.0
         if name.endswith(".mlp.shared_expert_gate.weight") and len(shape) == 1:
             shape = (1, *shape)
+        if name.endswith(_VECTORS):
+            shape = (math.prod(shape),)
+        if name.endswith(TAPS) and len(shape) == 2:
+            shape = (shape[0], 1, shape[1])
         if name.endswith(".e_score_correction_bias") and shape[:-1] == (1,):  # ERNIE's
             shape = shape[1:]
         return Part(name, tensor.type, shape, data, self._permuted_heads(name, shape), offset)

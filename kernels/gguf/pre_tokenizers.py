@@ -131,6 +131,7 @@ _KNOWN = {
     "falcon3": _LLAMA3,
     "pixtral": _LLAMA3,
     "midm-2.0": _LLAMA3,
+    "lfm2": _LLAMA3,  # that of LFM2.5-8B, under the same name, differs in ends of lines
     "smaug-bpe": PreTokenizer((_WORDS % "{1,3}",), ignore_merges=True),  # Llama 3's without bos, such as SmolLM 3's
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,

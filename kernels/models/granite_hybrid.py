@@ -1,7 +1,8 @@
 """Granite 4, class GraniteMoeHybridForCausalLM: Mamba 2 layers and a few with attention, experts beside an MLP.
 
 The multipliers of Granite 3. Without `position_embedding_type` "rope" attention has no positions. The fused layers have
-names of their own; models without experts have the MLP alone.
+names of their own; models without experts have the MLP alone. GGUF files have gate and up of the MLP apart, and say so
+by the field `fused_shared_mlp`.
 """
 
 from __future__ import annotations
@@ -69,6 +70,8 @@ def _feed_forward(config: ModelConfig, layer: int) -> FeedForward | Experts:
     gate, up = (
         Linear(f"{at}.input_linear.weight", inner, first=first, tensor_outputs=2 * inner) for first in (0, inner)
     )
+    if not config.get("fused_shared_mlp", True):
+        gate, up = (Linear(f"{at}.{name}_linear.weight", inner) for name in ("gate", "up"))
     shared = FeedForward(up, Linear(f"{at}.output_linear.weight", config.size("hidden_size")), activation, gate)
     count = config.get("num_local_experts", 8)
     if count == 0:

@@ -3,6 +3,10 @@
 Classes Qwen3NextForCausalLM, Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM, and the text parts of
 Qwen3_5ForConditionalGeneration and Qwen3_5MoeForConditionalGeneration. Norms add 1 to their weights; a quarter of each
 head is rotated. Qwen3.5 has a tensor for each projection, Qwen3-Next two, in which those of a key head lie together.
+
+GGUF files differ, and say so by fields that config.json has for them alone: `joint_projections` is false where the
+projections of Qwen3-Next are those of Qwen3.5, but for the rates, and `interleaved_value_heads` is true where each
+key head has every n-th value head, of n key heads.
 """
 
 from __future__ import annotations
@@ -33,7 +37,8 @@ def build_next(config: ModelConfig) -> Graph:
         num_experts=512, num_experts_per_tok=10, moe_intermediate_size=512, shared_expert_intermediate_size=512,
         intermediate_size=5632, num_key_value_heads=2, norm_topk_prob=True,
     )  # fmt: skip
-    return _build(config, _joint_projections, lambda config, layer: _experts(config, layer, is_sparse(config, layer)))
+    projections = _joint_projections if config.get("joint_projections", True) else _joint_rates
+    return _build(config, projections, lambda config, layer: _experts(config, layer, is_sparse(config, layer)))
 
 
 def build(config: ModelConfig) -> Graph:
@@ -108,8 +113,10 @@ def _layer_types(config: ModelConfig) -> list[str]:
 
 def _delta_net(config: ModelConfig, layer: int, projections: _Projections) -> DeltaNet:
     at = f"model.layers.{layer}.linear_attn"
-    sizes = (f"linear_{name}" for name in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim"))
-    heads = StateHeads(*(config.size(name) for name in sizes))
+    heads = StateHeads(
+        config.size("linear_num_key_heads"), config.size("linear_num_value_heads"), config.size("linear_key_head_dim"),
+        config.size("linear_value_head_dim"), config.get("interleaved_value_heads", False),
+    )  # fmt: skip
     if heads.values % heads.keys:
         raise ModelError(
             f"config.json: {config.path}linear_num_value_heads ({heads.values}) must be a multiple of "
@@ -131,6 +138,11 @@ def _projections(at: str, heads: StateHeads) -> tuple[tuple[Linear, ...], tuple[
     """Return the projections of a layer of Qwen3.5, those of the rates, and no group of heads."""
     layers = Linear(f"{at}.in_proj_qkv.weight", heads.channels), Linear(f"{at}.in_proj_z.weight", heads.value_columns)
     return layers, tuple(Linear(f"{at}.in_proj_{rate}.weight", heads.values) for rate in "ba"), 0
+
+
+def _joint_rates(at: str, heads: StateHeads) -> tuple[tuple[Linear, ...], tuple[Linear, ...], int]:
+    """Return the projections of a layer of Qwen3.5 and the rates of one of Qwen3-Next."""
+    return _projections(at, heads)[0], *_joint_projections(at, heads)[1:]
 
 
 def _joint_projections(at: str, heads: StateHeads) -> tuple[tuple[Linear, ...], tuple[Linear, ...], int]:

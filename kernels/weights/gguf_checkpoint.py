@@ -14,10 +14,10 @@ from quire.kernels.errors import ModelError
 from quire.kernels.gguf.container import GgufModel, read_gguf
 from quire.kernels.gguf.kept_folders import hold
 from quire.kernels.gguf.metadata import FLOAT_TYPES
-from quire.kernels.gguf.parts import LATENT_PARTS, Part, parts_of, stacked_name
+from quire.kernels.gguf.parts import DECAYS, LATENT_PARTS, RATE_LAYERS, TAPS, Part, parts_of, stacked_name
 from quire.kernels.weights.checkpoint import FLOAT_DTYPES, Checkpoint, Tensor, read_config
 from quire.kernels.weights.fp8_checkpoint import Fp8Checkpoint
-from quire.kernels.weights.latent_tensors import latent_tensor
+from quire.kernels.weights.latent_tensors import dequantized, latent_tensor
 from quire.kernels.weights.quantized.fp8 import fp8_of
 
 _SUFFIX = ".gguf"
@@ -64,6 +64,26 @@ class OffsetTensor(Tensor):
         return values.reshape(-1).view(np.uint8)
 
 
+@dataclass(frozen=True)
+class RateTensor(Tensor):
+    """A float tensor of rates of decay, of which a model folder has logarithms; `data` are these, an f32 copy.
+
+    Stored as `stored_format`, the rates are below 0: -exp(x) of each logarithm x.
+    """
+
+    stored_format: str
+
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        """The bytes of the logarithms, rounded."""
+        with np.errstate(divide="ignore", invalid="ignore"):  # of rates that are 0, or none
+            return np.log(-self.decay_rates()).reshape(-1).view(np.uint8)
+
+    def decay_rates(self) -> npt.NDArray[np.float32]:
+        """See Tensor: the rates as they are stored."""
+        return Tensor(self.name, self.stored_format, self.shape, self.stored).to_f32()
+
+
 def open_checkpoint(folder: str) -> Checkpoint:
     """Return the checkpoint in a folder, of safetensors or GGUF files. Raises ModelError."""
     has_gguf = any(Path(folder).glob(f"*{_SUFFIX}")) and not any(Path(folder).glob("*.safetensors*"))
@@ -95,6 +115,8 @@ class GgufCheckpoint(Checkpoint):
         if name.endswith(LATENT_PARTS[0]):
             module = name.removesuffix(LATENT_PARTS[0])
             return latent_tensor(name, *(self._tensors.get(module + part) for part in LATENT_PARTS))
+        if name.endswith(RATE_LAYERS) and name in self._tensors:
+            return dequantized(self._tensors[name])
         if (stacked := stacked_name(name)) is None:
             return super()._find(name)
         part, number = self._stacks.get(stacked[0]), stacked[1]
@@ -102,8 +124,9 @@ class GgufCheckpoint(Checkpoint):
 
     @property
     def formats(self) -> set[str]:
-        """Dtypes of the float matrices; norms are always f32."""
-        matrices = [tensor.format for tensor in self._tensors.values() if len(tensor.shape) > 1]
+        """Dtypes of the float matrices; norms and convolutions are always f32."""
+        tensors = [tensor for name, tensor in self._tensors.items() if not name.endswith(TAPS)]
+        matrices = [tensor.format for tensor in tensors if len(tensor.shape) > 1]
         matrices += [part.type.lower() for part in self._stacks.values() if len(part.shape) > 1]
         return {name for name in matrices if name.upper() in FLOAT_DTYPES}
 
@@ -119,6 +142,8 @@ def _tensor(part: Part) -> Tensor:
     name, kind = part.name, part.type.lower()
     if part.heads:
         return PermutedTensor(name, kind, part.shape, part.data, part.heads)
+    if name.endswith(DECAYS) and part.type in FLOAT_TYPES:
+        return RateTensor(name, "f32", part.shape, part.data, kind)
     if part.offset and part.type in FLOAT_TYPES:
         return OffsetTensor(name, "f32", part.shape, part.data, kind, part.offset)
     return Tensor(name, kind, part.shape, part.data)

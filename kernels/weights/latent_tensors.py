@@ -57,12 +57,17 @@ class JoinedTensor(Tensor):
         return Tensor(self.name, self.format, chosen.shape, chosen.reshape(-1).view(np.uint8))
 
 
+def dequantized(tensor: Tensor) -> Tensor:
+    """Return a tensor of any type as one of floats."""
+    if tensor.dtype in FLOAT_DTYPES:
+        return tensor
+    return DequantizedTensor(tensor.name, "f32", tensor.shape, tensor.stored, tensor)
+
+
 def latent_tensor(name: str, whole: Tensor | None, keys: Tensor | None, values: Tensor | None) -> Tensor | None:
     """Return the layer `name` of a file that has it `whole`, or as `keys` and `values`; None if it has neither."""
     if whole is not None:
-        return (
-            whole if whole.dtype in FLOAT_DTYPES else DequantizedTensor(name, "f32", whole.shape, whole.stored, whole)
-        )
+        return dequantized(whole)
     if keys is None or values is None:
         return None
     if len(keys.shape) != 3 or len(values.shape) != 3 or keys.shape[:2] != values.shape[::2]:

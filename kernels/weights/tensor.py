@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +45,11 @@ class Tensor:
             bits = self.data.view(np.uint16).astype(np.uint32) << np.uint32(16)
             return bits.view(np.float32).reshape(self.shape)
         return self.data.view(np.float16 if self.format == "f16" else np.float32).astype(np.float32).reshape(self.shape)
+
+    def decay_rates(self) -> npt.NDArray[np.float32]:
+        """Return -exp(x) of each element x of a float tensor."""
+        rates = [-math.exp(logarithm) for logarithm in self.to_f32().reshape(-1).tolist()]  # in f64, then rounded
+        return np.array(rates, np.float32).reshape(self.shape)
 
     def rows(self, first: int, count: int) -> Tensor:
         """Return the `count` rows of a matrix from number `first` on."""

@@ -133,6 +133,81 @@ def test_an_expert_is_found_by_its_number(tmp_path: Path) -> None:
     assert checkpoint.formats == {"f32"}
 
 
+HYBRID = {
+    "general.architecture": "qwen35", "qwen35.block_count": 3, "qwen35.context_length": 4096,
+    "qwen35.embedding_length": 64, "qwen35.feed_forward_length": 96, "qwen35.attention.head_count": 4,
+    "qwen35.attention.head_count_kv": 2, "qwen35.attention.key_length": 16, "qwen35.attention.value_length": 16,
+    "qwen35.attention.layer_norm_rms_epsilon": 1e-6, "qwen35.rope.dimension_count": 8,
+    "qwen35.rope.dimension_sections": [2, 1, 1, 0], "qwen35.ssm.conv_kernel": 4, "qwen35.ssm.state_size": 16,
+    "qwen35.ssm.group_count": 2, "qwen35.ssm.time_step_rank": 4, "qwen35.ssm.inner_size": 128,
+    "qwen35.nextn_predict_layers": 1, "qwen35.attention.recurrent_layers": [True, False, False],
+}  # fmt: skip
+
+
+def hybrid(*tensors: Any, **changes: Any) -> GgufModel:
+    """Return a model whose layers have a state and attention, and a layer for multi-token prediction after them."""
+    changed = {f"qwen35.{key.replace('__', '.')}": value for key, value in changes.items()}
+    return dataclasses.replace(added(model(), *tensors), metadata={**HYBRID, **changed})
+
+
+def test_layers_for_multi_token_prediction_are_left_out() -> None:
+    given = hybrid(
+        zeros("blk.1.attn_q.weight", 128, 64), zeros("blk.2.attn_q.weight", 128, 64),
+        zeros("blk.2.nextn.eh_proj.weight", 64, 128),
+    )  # fmt: skip
+    config = config_of(given)
+    assert (config["num_hidden_layers"], config["layer_types"]) == (2, ["linear_attention", "full_attention"])
+    assert {part.name for part in parts_of(given)} == {
+        "model.embed_tokens.weight", "model.layers.1.self_attn.q_proj.weight",
+    }  # fmt: skip
+    with pytest.raises(ModelError, match=r"blk.3.attn_q.weight, which a qwen35 of 2 layers"):
+        config_of(added(given, zeros("blk.3.attn_q.weight", 128, 64)))
+    with pytest.raises(ModelError, match=r"has 1 as qwen35.nextn_predict_layers; it must be below the 1 layers"):
+        config_of(hybrid(block_count=1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention__recurrent_layers": [True]}, "recurrent_layers; it must be true or false for each of 2 layers"),
+        ({"attention__head_count_kv": [2, 4, 2]}, "head_count_kv; it must be the same for all layers that have"),
+        ({"attention__head_count_kv": [-1, 2, 2]}, "head_count_kv; it must be an integer from 0 on, or one for each"),
+        ({"ssm__inner_size": 126}, "ssm.inner_size; it must be a multiple of ssm.time_step_rank, 4"),
+        ({"ssm__conv_kernel": None}, "lacks qwen35.ssm.conv_kernel"),
+    ],
+)
+def test_bad_fields_of_layers_with_state_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        config_of(hybrid(**changes))
+
+
+def test_tensors_of_layers_with_state_have_the_form_of_a_folder(tmp_path: Path) -> None:
+    """Rates of decay keep their bits, and those from the hidden states are floats whatever their type."""
+    rng = np.random.default_rng(0)
+    rates, taps = -np.exp(rng.normal(-2, 2, (32, 1))).astype(np.float32), rng.random((48, 4), np.float32)
+    norm, times = rng.random((2, 64), np.float32), rng.random((32, 64), np.float32)
+    blocks = gguf.quants.quantize(times, gguf.GGMLQuantizationType.Q8_0)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "qwen35")
+    writer.add_uint32("qwen35.block_count", 1)
+    writer.add_tensor("blk.0.ssm_a", rates)
+    writer.add_tensor("blk.0.ssm_conv1d.weight", taps)
+    writer.add_tensor("blk.0.ssm_norm.weight", norm)
+    writer.add_tensor("blk.0.ssm_alpha.weight", blocks, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    (tmp_path / "config.json").write_text("{}")
+    checkpoint, at = open_checkpoint(str(tmp_path)), "model.layers.0.linear_attn"
+    tensor = checkpoint.get(f"{at}.A_log", (32,))
+    assert tensor.decay_rates().tobytes() == rates.tobytes()
+    np.testing.assert_allclose(-np.exp(tensor.to_f32()), rates[:, 0], rtol=1e-5)
+    np.testing.assert_array_equal(checkpoint.get(f"{at}.conv1d.weight", (48, 1, 4)).to_f32()[:, 0], taps)
+    np.testing.assert_array_equal(checkpoint.get(f"{at}.norm.weight", (128,)).to_f32(), norm.reshape(-1))
+    values = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType.Q8_0)
+    np.testing.assert_array_equal(checkpoint.get(f"{at}.in_proj_a.weight", (32, 64)).to_f32(), values)
+
+
 def test_the_offset_of_norms_is_taken_off_so_that_adding_it_gives_the_stored_values(tmp_path: Path) -> None:
     weights = np.random.default_rng(0).normal(0, 0.4, 4096).astype(np.float32)
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "gemma3")

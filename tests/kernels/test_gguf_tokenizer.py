@@ -48,7 +48,18 @@ WORDS = {
 SAME_WORDS = {
     "gpt-2": ["phi-2", "roberta-bpe", "a.x-4.0", "mellum", "trillion", "mpt", "olmo"],
     "starcoder": ["refact", "smollm", "minerva-7b", "command-r"],
-    "llama3": ["llama-bpe", "llama-v3", "falcon3", "pixtral", "midm-2.0", "smaug-bpe", "dbrx", "chatglm-bpe", "glm4"],
+    "llama3": [
+        "llama-bpe",
+        "llama-v3",
+        "falcon3",
+        "pixtral",
+        "midm-2.0",
+        "lfm2",
+        "smaug-bpe",
+        "dbrx",
+        "chatglm-bpe",
+        "glm4",
+    ],
     "qwen2": ["deepseek-r1-qwen", "megrez", "kormo"],
     "gpt-4o": ["llama4", "kanana2"],
 }

@@ -180,6 +180,7 @@ GRAPHS |= {
     "short-convolution-bias": graph(short_convolution(0, 4, bias="taps_b", activation="silu"), attention(1)),
     "delta-net": graph(delta_net(0), attention(1)),
     "delta-net-groups": graph(delta_net(0, StateHeads(3, 6, 16, 48), group=2), attention(1)),
+    "delta-net-interleaved": graph(delta_net(0, StateHeads(2, 6, 32, 16, interleaved=True)), attention(1)),
     "state-space": graph(state_space(0), attention(1)),
     "state-space-groups": graph(state_space(0, norm_groups=2, gate_first=False, least=0.1, most=1.0), attention(1)),
     "state-space-scales": graph(

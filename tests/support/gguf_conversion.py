@@ -51,14 +51,14 @@ def common_keys(config: Config) -> Keys:
     """Return the keys that converters write for every model."""
     rope = rope_of(config)
     keys = {
-        "block_count": first(config, "num_hidden_layers", "n_layer"),
+        "block_count": first(config, "num_hidden_layers", "n_layer") or len(config["layers_block_type"]),
         "context_length": first(config, "max_position_embeddings", "n_positions"),
         "embedding_length": first(config, "hidden_size", "n_embd"),
         "feed_forward_length": first(config, "intermediate_size", "n_inner"),
         "attention.head_count": first(config, "num_attention_heads", "n_head"),
         "attention.head_count_kv": config.get("num_key_value_heads"),
         "rope.freq_base": rope.get("rope_theta"),
-        "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
+        "attention.layer_norm_rms_epsilon": first(config, "rms_norm_eps", "norm_eps"),
         "attention.layer_norm_epsilon": first(config, "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
         "attention.key_length": config.get("head_dim"),
         "attention.value_length": config.get("head_dim"),
@@ -256,7 +256,7 @@ def _nomic_keys(config: Config) -> Keys:
     return {"attention.causal": False}
 
 
-_EXPERT = re.compile(r"(.*\.layers\.\d+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight")
+_EXPERT = re.compile(r"\w+(\.layers\.\d+)\.(?:mlp|block_sparse_moe|feed_forward|mixer)\.experts\.(\d+)\.(\w+)\.weight")
 _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 
@@ -270,7 +270,7 @@ def stacked(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
             result[name] = values
             continue
         layer, number, part = match.groups()
-        parts.setdefault(f"{layer}.mlp.experts.{_MIXTRAL.get(part, part)}.weight", {})[int(number)] = values
+        parts.setdefault(f"model{layer}.mlp.experts.{_MIXTRAL.get(part, part)}.weight", {})[int(number)] = values
     return result | {name: np.stack([each[i] for i in range(len(each))]) for name, each in parts.items()}
 
 
@@ -335,6 +335,186 @@ def _deepseek(config: Config, name: str, values: np.ndarray) -> Named:
     heads = values.reshape(-1, size + config["v_head_dim"], values.shape[1])
     yield name.replace("kv_b_proj", "k_b_proj"), heads[:, :size].swapaxes(1, 2)
     yield name.replace("kv_b_proj", "v_b_proj"), heads[:, size:]
+
+
+def _vectors_of(config: Config, name: str, values: np.ndarray) -> tuple[str, np.ndarray]:
+    """Return a tensor of a layer with a state as it is stored: rates, not their logarithms, and taps as a matrix.
+
+    The exponentials are rounded once, as ours, where torch computes them in f32; most have the same bits.
+    """
+    if name.endswith(".A_log"):
+        values = -np.exp(values.astype(np.float64)).astype(np.float32)
+    if name.endswith(".dt_bias"):
+        name = name.replace(".dt_bias", ".dt_proj.bias")
+    if name.endswith((".conv1d.weight", ".conv.conv.weight")):
+        values = values.squeeze(1)
+    return name, values
+
+
+def _mamba(config: Config, name: str, values: np.ndarray, groups: int) -> tuple[str, np.ndarray]:
+    """Return a tensor of a Mamba 2 layer."""
+    name, values = _vectors_of(config, name, values)
+    if name.endswith((".A_log", ".D")):
+        values = values.reshape(-1, 1)
+    if name.endswith((".mamba.norm.weight", ".mixer.norm.weight")):
+        values = values.reshape(groups, -1)
+    return name, values
+
+
+def _heads_by_layer(config: Config) -> list[int]:
+    """Return the KV heads of each layer."""
+    kinds = config.get("layer_types") or config["layers_block_type"]
+    return [config["num_key_value_heads"] if kind in ("attention", "full_attention") else 0 for kind in kinds]
+
+
+def _lfm2_keys(config: Config) -> Keys:
+    inner = config["intermediate_size"]
+    if config.get("block_auto_adjust_ff_dim"):
+        inner = int(config["block_ffn_dim_multiplier"] * (2 * inner // 3))
+        inner = -(-inner // config["block_multiple_of"]) * config["block_multiple_of"]
+    return {
+        "attention.head_count_kv": _heads_by_layer(config), "shortconv.l_cache": config["conv_L_cache"],
+        "feed_forward_length": inner, "vocab_size": config["vocab_size"],
+    }  # fmt: skip
+
+
+def _lfm2_moe_keys(config: Config) -> Keys:
+    return _lfm2_keys(config) | {
+        "expert_feed_forward_length": config["moe_intermediate_size"], "expert_gating_func": 2,
+        "leading_dense_block_count": config["num_dense_layers"],
+    }  # fmt: skip
+
+
+def _lfm2(config: Config, name: str, values: np.ndarray) -> Named:
+    name, values = _vectors_of(config, name, values)
+    yield name.replace(".expert_bias", ".expert_bias.bias"), values
+
+
+def _qwen3_next_keys(config: Config) -> Keys:
+    part = rope_of(config).get("partial_rotary_factor", 0.25)
+    return _expert_keys(config) | {
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"], "ssm.state_size": config["linear_key_head_dim"],
+        "ssm.group_count": config["linear_num_key_heads"], "ssm.time_step_rank": config["linear_num_value_heads"],
+        "ssm.inner_size": config["linear_num_value_heads"] * config["linear_value_head_dim"],
+        "attention.recurrent_layers": [kind == "linear_attention" for kind in config["layer_types"]],
+        "full_attention_interval": 4, "rope.dimension_count": int(_head_size(config) * part),
+    }  # fmt: skip
+
+
+def _qwen3_next(config: Config, name: str, values: np.ndarray) -> Named:
+    """Add 1 to norms, and take the joint projections of key heads apart, but for that of the rates."""
+    name, values = _vectors_of(config, name, values)
+    if name.endswith("norm.weight") and not name.endswith(".linear_attn.norm.weight"):
+        values = values + np.float32(1)
+    if not name.endswith(".in_proj_qkvz.weight"):
+        yield name, values
+        return
+    keys, key = config["linear_num_key_heads"], config["linear_key_head_dim"]
+    value = config["linear_num_value_heads"] // keys * config["linear_value_head_dim"]
+    heads = values.reshape(keys, 2 * key + 2 * value, -1)
+    parts = np.split(heads, [key, 2 * key, 2 * key + value], axis=1)
+    *mixed, gates = (part.reshape(-1, values.shape[1]) for part in parts)
+    yield name.replace("in_proj_qkvz", "in_proj_qkv"), np.concatenate(mixed)
+    yield name.replace("in_proj_qkvz", "in_proj_z"), gates
+
+
+def _qwen35_keys(config: Config) -> Keys:
+    sections = rope_of(config).get("mrope_section", [11, 11, 10])
+    return _qwen3_next_keys(config) | {"rope.dimension_sections": [*sections, 0]}
+
+
+def _qwen35(config: Config, name: str, values: np.ndarray) -> Named:
+    """Put the value heads of a key head apart: the first of all key heads, then the second of all, and so on."""
+    part = name.partition(".linear_attn.")[2].partition(".")[0]
+    keys, size = config["linear_num_key_heads"], config["linear_value_head_dim"]
+    first = 2 * keys * config["linear_key_head_dim"] if part in ("in_proj_qkv", "conv1d") else 0
+    width = size if part in ("in_proj_qkv", "in_proj_z", "conv1d", "out_proj") else 1
+    if part and part != "norm":
+        axis = 1 if part == "out_proj" else 0
+        kept, moved = np.split(values, [first], axis=axis)
+        numbers = np.arange(moved.shape[axis]).reshape(keys, -1, width).swapaxes(0, 1).reshape(-1)
+        values = np.concatenate([kept, moved.take(numbers, axis=axis)], axis=axis)
+    yield from _qwen3_next(config, name, values)
+
+
+def _granite_hybrid_keys(config: Config) -> Keys:
+    """Return the keys; that of the converter for a model with RoPE, which it does not write, is left to tests."""
+    return _granite_keys(config) | {
+        "attention.key_length": None, "attention.value_length": None, "context_length": 1 << 20,
+        "attention.head_count_kv": _heads_by_layer(config), "rope.scaling.finetuned": False,
+        "expert_shared_feed_forward_length": config["shared_intermediate_size"],
+        "ssm.conv_kernel": config["mamba_d_conv"], "ssm.state_size": config["mamba_d_state"],
+        "ssm.group_count": config["mamba_n_groups"], "ssm.time_step_rank": config["mamba_n_heads"],
+        "ssm.inner_size": config["mamba_expand"] * config["hidden_size"],
+    }  # fmt: skip
+
+
+def _granite_hybrid(config: Config, name: str, values: np.ndarray) -> Named:
+    """Divide gates and ups; a model without experts has its shared MLP under the names of others."""
+    name, values = _mamba(config, name, values, config["mamba_n_groups"])
+    layer, _, end = name.partition(".shared_mlp.")
+    module = f"{layer}.mlp.shared_expert" if config["num_local_experts"] else f"{layer}.mlp"
+    if name.endswith(".block_sparse_moe.input_linear.weight"):
+        layer, end, module = name.partition(".block_sparse_moe.")[0], "input_linear.weight", ""
+        module = f"{layer}.mlp.experts"
+    if end == "input_linear.weight":
+        for part, half in zip(("gate", "up"), np.split(values, 2, axis=-2), strict=True):
+            yield f"{module}.{part}_proj.weight", half
+    elif end:
+        yield f"{module}.down_proj.weight", values
+    else:
+        yield from _permuted(config, name, values)
+
+
+def _falcon_keys(config: Config) -> Keys:
+    return {
+        "vocab_size": config["vocab_size"], "ssm.conv_kernel": config["mamba_d_conv"],
+        "ssm.state_size": config["mamba_d_state"], "ssm.group_count": config["mamba_n_groups"],
+        "ssm.time_step_rank": config["mamba_n_heads"], "ssm.inner_size": config["mamba_d_ssm"],
+    }  # fmt: skip
+
+
+def _falcon(config: Config, name: str, values: np.ndarray) -> Named:
+    """Multiply weights and biases by the multipliers."""
+    name, values = _mamba(config, name, values, config["mamba_n_groups"])
+    inner = config["attention_in_multiplier"]
+    scales = {
+        "gate_proj": config["mlp_multipliers"][0], "down_proj": config["mlp_multipliers"][1], "q_proj": inner,
+        "k_proj": inner * config["key_multiplier"], "v_proj": inner, "o_proj": config["attention_out_multiplier"],
+        "out_proj": config["ssm_out_multiplier"], "lm_head": config["lm_head_multiplier"],
+        "embed_tokens": config["embedding_multiplier"],
+    }  # fmt: skip
+    module = name.split(".")[-2]
+    if module == "in_proj":
+        columns, keys = config["mamba_d_ssm"], config["mamba_n_groups"] * config["mamba_d_state"]
+        counts = [columns, columns, keys, keys, config["mamba_n_heads"]]
+        rows = np.repeat(np.array(config["ssm_multipliers"]) * config["ssm_in_multiplier"], counts)
+        values = values * rows.astype(np.float32)[:, None]
+    yield name, values * np.float32(scales.get(module, 1.0))
+
+
+def _nemotron_keys(config: Config) -> Keys:
+    with_experts, inner = bool(config.get("n_routed_experts")), config["intermediate_size"]
+    inner = config["moe_intermediate_size"] if with_experts else inner
+    keys = {
+        "attention.head_count_kv": _heads_by_layer(config), "rope.scaling.finetuned": False, "context_length": 1 << 20,
+        "feed_forward_length": [inner if kind in ("mlp", "moe") else 0 for kind in config["layers_block_type"]],
+        "vocab_size": config["vocab_size"], "rope.dimension_count": config["head_dim"],
+        "ssm.conv_kernel": config["conv_kernel"], "ssm.state_size": config["ssm_state_size"],
+        "ssm.group_count": config["n_groups"], "ssm.time_step_rank": config["mamba_num_heads"],
+        "ssm.inner_size": config["mamba_num_heads"] * config["mamba_head_dim"],
+    }  # fmt: skip
+    return keys if not with_experts else keys | {
+        "expert_feed_forward_length": inner, "expert_shared_count": config["n_shared_experts"],
+        "expert_shared_feed_forward_length": config["moe_shared_expert_intermediate_size"],
+        "expert_weights_norm": config["norm_topk_prob"], "expert_weights_scale": config["routed_scaling_factor"],
+        "expert_group_count": config["n_group"], "expert_group_used_count": config["topk_group"],
+    }  # fmt: skip
+
+
+def _nemotron(config: Config, name: str, values: np.ndarray) -> Named:
+    name, values = _mamba(config, name, values, config["n_groups"])
+    yield from _permuted(config, name.replace("e_score_correction_bias", "e_score_correction.bias"), values)
 
 
 def _window_keys(config: Config) -> Keys:
@@ -422,6 +602,7 @@ CONVERSIONS = {
     "Ernie4_5_MoeForCausalLM": Conversion("ernie4_5-moe", _ernie_moe_keys, _corrected),
     "Exaone4ForCausalLM": Conversion("exaone4", _window_keys, extra=_llama3_factors),
     "GPT2LMHeadModel": Conversion("gpt2", _gpt2_keys, _gpt2),
+    "FalconH1ForCausalLM": Conversion("falcon-h1", _falcon_keys, _falcon),
     "Gemma2ForCausalLM": Conversion("gemma2", _gemma2_keys, _plus_one),
     "Gemma3ForCausalLM": Conversion("gemma3", _gemma3_keys, _plus_one),
     "Gemma3TextModel": Conversion("gemma-embedding", _gemma3_keys, _embedding_gemma),
@@ -431,12 +612,17 @@ CONVERSIONS = {
     "Glm4MoeLiteForCausalLM": Conversion("deepseek2", _deepseek_keys, _deepseek),
     "GptOssForCausalLM": Conversion("gpt-oss", _gpt_oss_keys, _gpt_oss),
     "GraniteForCausalLM": Conversion("granite", _granite_keys, _permuted),
+    "GraniteMoeHybridForCausalLM": Conversion("granitehybrid", _granite_hybrid_keys, _granite_hybrid),
+    "Lfm2ForCausalLM": Conversion("lfm2", _lfm2_keys, _lfm2),
+    "Lfm2MoeForCausalLM": Conversion("lfm2moe", _lfm2_moe_keys, _lfm2),
     "HunYuanDenseV1ForCausalLM": Conversion("hunyuan-dense", _hunyuan_keys),
     "LlamaForCausalLM": _LLAMA,
     "MiniMaxM2ForCausalLM": Conversion("minimax-m2", _minimax_keys, _corrected),
     "Ministral3ForCausalLM": Conversion("mistral3", _mistral3_keys, _permuted),
     "MistralForCausalLM": _LLAMA,
     "MixtralForCausalLM": _LLAMA,
+    "NemotronHForCausalLM": Conversion("nemotron_h_moe", _nemotron_keys, _nemotron),
+    "NemotronHForCausalLM, dense": Conversion("nemotron_h", _nemotron_keys, _nemotron),
     "NomicBertModel": Conversion("nomic-bert", _nomic_keys, _bert),
     "Olmo2ForCausalLM": Conversion("olmo2"),
     "Olmo3ForCausalLM": Conversion("olmo2", _window_keys),
@@ -446,6 +632,9 @@ CONVERSIONS = {
     "Qwen2MoeForCausalLM": Conversion("qwen2moe", _expert_keys),
     "Qwen3ForCausalLM": Conversion("qwen3"),
     "Qwen3MoeForCausalLM": Conversion("qwen3moe", _expert_keys),
+    "Qwen3NextForCausalLM": Conversion("qwen3next", _qwen3_next_keys, _qwen3_next),
+    "Qwen3_5ForCausalLM": Conversion("qwen35", _qwen35_keys, _qwen35),
+    "Qwen3_5MoeForCausalLM": Conversion("qwen35moe", _qwen35_keys, _qwen35),
     "RobertaModel": _ROBERTA,
     "SeedOssForCausalLM": Conversion("seed_oss"),
     "SmolLM3ForCausalLM": Conversion("smollm3", _llama_keys, _permuted),
@@ -453,19 +642,34 @@ CONVERSIONS = {
     "XLMRobertaForSequenceClassification": _ROBERTA,
     "XLMRobertaModel": _ROBERTA,
 }
-"""Conversions by the class in config.json."""
+"""Conversions by the class in config.json; a class may have another one for models without experts."""
+
+_FLOATS = ("_norm.weight", "ffn_gate_inp.weight", "ssm_conv1d", "shortconv.conv.weight")
+
+
+def is_quantized(stored: str, array: np.ndarray) -> bool:
+    """Return True for a tensor that llama.cpp quantizes, which does not take one row for a matrix."""
+    is_matrix = any(size > 1 for size in array.shape[:-1])
+    return is_matrix and stored.endswith("weight") and not any(part in stored for part in _FLOATS)
+
+
+def conversion_of(config: Config) -> Conversion:
+    """Return the conversion of a model."""
+    name = config["architectures"][0]
+    dense = f"{name}, dense"
+    return CONVERSIONS[dense if dense in CONVERSIONS and not config.get("n_routed_experts") else name]
 
 
 def keys_of(config: Config) -> Keys:
     """Return all keys of a model's architecture, without its name."""
-    conversion = CONVERSIONS[config["architectures"][0]]
+    conversion = conversion_of(config)
     keys = common_keys(config) | conversion.keys(config)
     return {name: value for name, value in keys.items() if value is not None}
 
 
 def tensors_of(config: Config, tensors: dict[str, np.ndarray]) -> Iterator[tuple[str, str, np.ndarray]]:
     """Yield for each tensor of the file its name there, the folder's name, and its values."""
-    conversion = CONVERSIONS[config["architectures"][0]]
+    conversion = conversion_of(config)
     kinds = {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(kinds[conversion.architecture], keys_of(config)["block_count"])
     for name, values in stacked(tensors).items():

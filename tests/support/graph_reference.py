@@ -91,6 +91,11 @@ def latent_attention(
     )  # fmt: skip
 
 
+def key_of(heads: StateHeads, value_head: int) -> int:
+    """Return the key head of a value head."""
+    return value_head % heads.keys if heads.interleaved else value_head // heads.group
+
+
 def short_convolution(layer: int, taps: int = 3, **attributes: Any) -> ShortConvolution:
     """Return a short convolution."""
     convolution = Convolution(f"{layer}.short_taps_{taps}", HIDDEN, taps, **attributes)
@@ -443,7 +448,7 @@ class GraphReference:
         decay = np.exp(-np.exp(self._get(block.decay)) * np.log1p(np.exp(pairs[1] + self._get(block.bias))))
         out, v = np.zeros((n, heads.values, heads.value)), v.reshape(n, heads.values, heads.value)
         for head in range(heads.values):
-            state, key = np.zeros((heads.key, heads.value)), head // heads.group
+            state, key = np.zeros((heads.key, heads.value)), key_of(heads, head)
             for t in range(n):
                 state = state * decay[t, head]
                 delta = (v[t, head] - k[t, key] @ state) / (1 + np.exp(-pairs[0, t, head]))
@@ -464,7 +469,7 @@ class GraphReference:
         decay, skip = np.exp(-np.exp(self._get(block.decay)) * t), self._get(block.skip)
         out = np.zeros_like(v)
         for head in range(heads.values):
-            state, key = np.zeros((heads.key, heads.value)), head // heads.group
+            state, key = np.zeros((heads.key, heads.value)), key_of(heads, head)
             for i in range(n):
                 state = state * decay[i, head] + np.outer(k[i, key], t[i, head] * v[i, head])
                 out[i, head] = q[i, key] @ state + skip[head] * v[i, head]

@@ -16,6 +16,7 @@ from quire.kernels.gguf.architectures.description import (
     Architecture,
     Field,
     Names,
+    has_any,
     heads,
     number,
     rope_scaling,
@@ -81,11 +82,6 @@ def _dense_layers(metadata: Metadata) -> int:
     return metadata.size("leading_dense_block_count") if metadata.own("leading_dense_block_count") else 0
 
 
-def _has_bias(part: str) -> Field:
-    """Return the field that says whether layers have biases."""
-    return lambda metadata: any(name.endswith(f".{part}.bias") for name in metadata.tensors)
-
-
 _FIELDS: Mapping[str, Field] = {
     **{name: field for name, field in DECODER.items() if name != "head_dim"},
     "num_key_value_heads": _kv_heads,
@@ -95,8 +91,8 @@ _FIELDS: Mapping[str, Field] = {
     "qk_rope_head_dim": size("rope.dimension_count"),
     "qk_nope_head_dim": _nope_size,
     "v_head_dim": _head_size("value"),
-    "attention_bias": _has_bias("attn_output"),
-    "mlp_bias": _has_bias("ffn_down"),
+    "attention_bias": has_any(".attn_output.bias"),
+    "mlp_bias": has_any(".ffn_down.bias"),
     "first_k_dense_replace": _dense_layers,
     "n_routed_experts": _optional_size("expert_count"),
     "n_shared_experts": _optional_size("expert_shared_count"),

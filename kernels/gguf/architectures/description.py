@@ -17,6 +17,8 @@ Field = Callable[[Metadata], Any]
 Names = Mapping[str, str]
 
 _LINEAR_SCALING = ("linear", "yarn")
+MOST_LAYERS = 1000
+"""Layers of a model that can be loaded."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,8 @@ def layer_count(metadata: Metadata) -> int:
     more = metadata.size("nextn_predict_layers") if metadata.own("nextn_predict_layers") else 0
     if more >= layers:
         raise metadata.unsupported("nextn_predict_layers", f"it must be below the {layers} layers of block_count")
+    if layers - more > MOST_LAYERS:
+        raise metadata.unsupported("block_count", f"it must be at most {MOST_LAYERS}")
     return layers - more
 
 
@@ -97,8 +101,19 @@ def heads(metadata: Metadata) -> int:
 
 
 def kv_heads(metadata: Metadata) -> int:
-    """Return `num_key_value_heads`."""
-    return metadata.size("attention.head_count_kv", heads(metadata))
+    """Return `num_key_value_heads`. The key may be a list, with 0 for layers without attention."""
+    key = "attention.head_count_kv"
+    if not isinstance(metadata.own(key), list):
+        return metadata.size(key, heads(metadata))
+    counts = set(metadata.counts(key, layer_count(metadata))) - {0}
+    if len(counts) > 1:
+        raise metadata.unsupported(key, "it must be the same for all layers that have attention")
+    return counts.pop() if counts else heads(metadata)
+
+
+def attention_layers(metadata: Metadata) -> list[bool]:
+    """Return for each layer whether it has attention: one has no KV heads if it keeps a state instead."""
+    return [count > 0 for count in metadata.counts("attention.head_count_kv", layer_count(metadata))]
 
 
 def head_size(metadata: Metadata) -> int:
@@ -178,21 +193,16 @@ def layer_types(period: int) -> Field:
     """Return the field `layer_types`: a window in all layers but each `period`-th, unless the file has a pattern."""
 
     def types(metadata: Metadata) -> list[str]:
-        layers, key = layer_count(metadata), "attention.sliding_window_pattern"
+        count, key = layer_count(metadata), "attention.sliding_window_pattern"
         given = metadata.own(key)
         if isinstance(given, list):
-            if len(given) < layers or not all(type(entry) is bool for entry in given):
-                raise metadata.unsupported(key, f"it must be true or false for each of {layers} layers")
-            sliding = given[:layers]
+            sliding = metadata.flags(key, count)
         else:
             every = metadata.size(key, period)
-            sliding = [(layer + 1) % every != 0 for layer in range(min(layers, MOST_LAYERS))]
+            sliding = [(layer + 1) % every != 0 for layer in range(count)]
         return ["sliding_attention" if slides else "full_attention" for slides in sliding]
 
     return types
-
-
-MOST_LAYERS = 1000  # of a model that can be loaded
 
 
 def check_off(key: str, problem: str) -> Field:
@@ -203,6 +213,21 @@ def check_off(key: str, problem: str) -> Field:
             raise metadata.unsupported(key, problem)
 
     return check
+
+
+def ignored(*keys: str) -> Field:
+    """Return a field that is null; `keys` change nothing in the architecture."""
+
+    def read(metadata: Metadata) -> None:
+        for key in keys:
+            metadata.own(key)
+
+    return read
+
+
+def has_any(end: str) -> Field:
+    """Return the field that says whether there is a tensor with this end of its name."""
+    return lambda metadata: any(name.endswith(end) for name in metadata.tensors)
 
 
 COMMON: dict[str, Field] = {

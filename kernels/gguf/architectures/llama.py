@@ -14,6 +14,7 @@ from quire.kernels.gguf.architectures.description import (
     Architecture,
     Field,
     check_off,
+    ignored,
     number,
     size,
     sliding_window,
@@ -51,6 +52,9 @@ LLAMA = Architecture(
     ),
 )
 
+_SSM = tuple(f"ssm.{part}" for part in ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank"))
+"""Keys that Granite 4 has in models without layers that keep a state, too, which are converted as Granite 3."""
+
 GRANITE = replace(
     LLAMA,
     model_class="GraniteForCausalLM",
@@ -62,6 +66,7 @@ GRANITE = replace(
         "residual_multiplier": number("residual_scale", 1.0),
         "logits_scaling": number("logit_scale"),
         "experts": check_off("expert_count", "mixtures of experts are not supported in Granite"),
+        "of_hybrids": ignored("expert_used_count", "expert_shared_feed_forward_length", *_SSM),
     },
     variants=(),
 )
