@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from gguf_files import write_gguf
 from memory_pressure import under_pressure
 from quantized_checkpoints import by_name, write_quantized
 from reference_libraries import import_reference
@@ -17,6 +18,7 @@ from reference_libraries import import_reference
 from quire.frontend import LLM, EngineStartError, SamplingParams
 from quire.kernels.draft_head import DraftHead, features_for, load_draft_head
 from quire.kernels.options import LoadOptions
+from quire.kernels.quantize import SaveRequest, quantize
 from quire.kernels.runner import ModelRunner, PreparedModel, SamplingConfig
 from quire.kernels.step import StepInput
 from quire.protocol.speculative_config import parse_speculative_config
@@ -187,6 +189,18 @@ def test_a_quantized_checkpoint_may_have_a_head(
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["qwen3.5-tied", "glm4-moe-groups"])
+def test_a_head_is_kept_when_its_model_is_saved_quantized(
+    name: str, trained: dict[str, Path], tmp_path: Path, engine: EngineFactory
+) -> None:
+    folder = tmp_path / "int8"
+    quantize(SaveRequest(model=str(trained[name]), output=str(folder), quantization="int8"))
+    config = {"method": "mtp", "num_speculative_tokens": 3, "adaptive": False}
+    llm = engine(folder, skip_tokenizer_init=True, speculative_config=config)
+    assert greedy(llm) == greedy(engine(folder, skip_tokenizer_init=True))
+    assert llm.stats()["totals"]["speculation"]["accepted_tokens"] > 0
+
+
 @pytest.mark.parametrize("name", ["deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "qwen3_next_mtp", "qwen3_5_mtp"])
 def test_the_method_has_other_names(name: str) -> None:
     assert parse_speculative_config(json.dumps({"method": name})).method == "mtp"
@@ -203,3 +217,9 @@ def test_the_method_has_other_names(name: str) -> None:
 def test_a_checkpoint_without_a_head_is_refused(name: str, words: str, checkpoints: Path) -> None:
     with pytest.raises(EngineStartError, match=words):
         LLM(str(checkpoints / name), skip_tokenizer_init=True, speculative_config='{"method": "mtp"}')
+
+
+def test_a_gguf_file_has_no_head(checkpoints: Path, tmp_path: Path) -> None:
+    write_gguf(checkpoints / "glm4-moe-groups", tmp_path / "model.gguf")
+    with pytest.raises(EngineStartError, match="GGUF files have none here"):
+        LLM(str(tmp_path / "model.gguf"), skip_tokenizer_init=True, speculative_config='{"method": "mtp"}')
