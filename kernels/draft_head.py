@@ -1,6 +1,6 @@
 """Draft heads: models of a layer or a few that read hidden states of another model, and draft what it samples.
 
-See models/eagle.py for what can be loaded.
+See models/eagle.py and models/mtp.py for what can be loaded.
 """
 
 from __future__ import annotations
@@ -13,20 +13,11 @@ import numpy as np
 
 from quire.kernels._native import StepResult
 from quire.kernels.assembly import Rows
-from quire.kernels.config import ModelConfig
 from quire.kernels.emit.context import EmitContext
 from quire.kernels.errors import ModelError
-from quire.kernels.graph.operations import Features, Graph, HiddenStates
+from quire.kernels.graph.operations import DraftInput, Features, Graph, HiddenStates, Logits
 from quire.kernels.lowering.model import lower
-from quire.kernels.models import build_graph
-from quire.kernels.models.eagle import (
-    LOOKAHEAD_EMBEDDING,
-    DraftedModel,
-    build_head,
-    features_of,
-    head_config,
-    method_of,
-)
+from quire.kernels.models import build_graph, eagle, mtp
 from quire.kernels.operands import Matrix
 from quire.kernels.options import LoadOptions, choose_limits, config_of
 from quire.kernels.plan import FEATURES, HIDDEN
@@ -40,12 +31,18 @@ from quire.kernels.weights.quantization import choose_quantization
 
 @dataclass(frozen=True)
 class _Head:
-    """A head's files, beside what it must know of its model."""
+    """A head's files and graph; `shared` are tensors that it has from its model."""
 
+    folder: str
     checkpoint: Checkpoint
-    config: ModelConfig
-    method: str
-    target: DraftedModel
+    graph: Graph
+    shared: frozenset[str]
+
+    @property
+    def draft_input(self) -> DraftInput:
+        """What it begins with."""
+        assert self.graph.draft_input is not None
+        return self.graph.draft_input
 
 
 @contextmanager
@@ -57,34 +54,49 @@ def _about(model: str) -> Iterator[None]:
         raise ModelError(f"speculative_config: the draft head {model}: {error}") from error
 
 
-def _open(model: str, method: str, target: LoadOptions) -> _Head:
-    """Open the files of a head for the model that is loaded by `target`. Raises ModelError."""
-    graph = build_graph(config_of(target, open_checkpoint(target.model)))
+def _open(model: str | None, method: str, target: LoadOptions) -> _Head:
+    """Open a head for the model that is loaded by `target`, from those files if `model` is None. Raises ModelError."""
+    checkpoint = open_checkpoint(target.model)
+    config = config_of(target, checkpoint)
+    graph = build_graph(config)
     if isinstance(graph.logits, HiddenStates):
         raise ModelError(
             f"speculative_config: the model {target.model} samples no tokens, so there is nothing to draft"
         )
+    if model is not None:
+        return _open_eagle(model, method, target.model, graph, graph.logits)
+    try:
+        return _Head(target.model, checkpoint, *mtp.build_head(config, graph, checkpoint.has))
+    except ModelError as error:
+        raise ModelError(f"speculative_config: {target.model}: {error}") from error
+
+
+def _open_eagle(model: str, method: str, target: str, graph: Graph, logits: Logits) -> _Head:
+    """Open the files of an EAGLE head for a model with this graph."""
     with _about(model):
         checkpoint = Checkpoint(model)
-        head = head_config(checkpoint.config)
-        own, given = method_of(head), head.size("vocab_size")
+        head = eagle.head_config(checkpoint.config)
+        own, given = eagle.method_of(head), head.size("vocab_size")
     if own is not None and own != method:
         raise ModelError(f"speculative_config: {model} is a draft head of method {own}, and method is {method!r}")
     vocab = graph.embedding.vocab_size
     if given != vocab:
         raise ModelError(
-            f"speculative_config: the draft head {model} has a vocabulary of {given} tokens, and {target.model} one of "
+            f"speculative_config: the draft head {model} has a vocabulary of {given} tokens, and {target} one of "
             f"{vocab}; it must be made for this model"
         )
     size, layers = graph.embedding.hidden_size, len(graph.attentions)
-    return _Head(checkpoint, head, method, DraftedModel(size, layers, graph.embedding.weight, graph.logits))
-
-
-def features_for(model: str, method: str, target: LoadOptions) -> Features:
-    """Return the hidden states that a draft head needs of its model. Raises ModelError."""
-    head = _open(model, method, target)
+    drafted = eagle.DraftedModel(size, layers, graph.embedding.weight, logits)
     with _about(model):
-        return features_of(head.config, method, head.target)
+        return _Head(model, checkpoint, *eagle.build_head(head, method, drafted, checkpoint.has))
+
+
+def features_for(model: str | None, method: str, target: LoadOptions) -> Features:
+    """Return the hidden states that a draft head needs of its model. Raises ModelError.
+
+    `model` is its folder, None for one that the model's own files have.
+    """
+    return _open(model, method, target).draft_input.features
 
 
 class DraftHead:
@@ -105,9 +117,9 @@ class DraftHead:
     ) -> None:
         """Load the head `graph`, with matrices and the dtypes of its model. Raises ModelError."""
         assert graph.draft_input is not None
-        config = ModelConfig(checkpoint.config)
         names = {part.tensor: matrix for matrix in lent for part in matrix.parts}
-        quantization = replace(choose_quantization(options.quantization, checkpoint, config), lent=names)
+        chosen = choose_quantization(options.quantization, checkpoint, config_of(options, checkpoint))
+        quantization = replace(chosen, lent=names)
         limits = choose_limits(options, graph.max_positions)
         plan = lower(graph, context, limits, quantization)
         check(quantization, plan.weights)
@@ -151,12 +163,16 @@ class DraftHead:
 
 
 def load_draft_head(
-    model: str, method: str, options: LoadOptions, target: LoadOptions, runner: ModelRunner
+    model: str | None, method: str, options: LoadOptions, target: LoadOptions, runner: ModelRunner
 ) -> DraftHead:
-    """Load a head beside its model, `runner`, which was loaded by `target`. Raises ModelError."""
+    """Load a head beside its model, `runner`, which was loaded by `target`. Raises ModelError.
+
+    `model` is its folder, None for one that the model's own files have.
+    """
     head = _open(model, method, target)
-    with _about(model):
-        graph, shared = build_head(head.config, method, head.target, head.checkpoint.has)
-        if graph.draft_input is not None and graph.draft_input.features.lookahead:
-            runner.set_lookahead(head.checkpoint.get(LOOKAHEAD_EMBEDDING, (1, head.target.hidden_size)).to_f32()[0])
-        return DraftHead(graph, replace(options, model=model), head.checkpoint, runner.context, runner.lend(shared))
+    with _about(head.folder):
+        if head.draft_input.features.lookahead:
+            shape = 1, head.draft_input.width
+            runner.set_lookahead(head.checkpoint.get(eagle.LOOKAHEAD_EMBEDDING, shape).to_f32()[0])
+        own = replace(options, model=head.folder)
+        return DraftHead(head.graph, own, head.checkpoint, runner.context, runner.lend(head.shared))

@@ -98,7 +98,8 @@ class EngineOptions:
     Speculative decoding:
         speculative_config: Draft tokens and compute them beside the next one, which changes no token: JSON object with
             vLLM's fields, as {"method": "ngram"}. Methods: ngram (the request's own text), suffix (also earlier
-            answers), draft_model (`model` is a smaller one), eagle and eagle3 (`model` is a head). Default: none.
+            answers), draft_model (`model` is a smaller one), eagle and eagle3 (`model` is a head), mtp (the head for
+            multi-token prediction in the model's own files). Default: none.
 
     Structured outputs:
         grammar_timeout: Seconds of CPU time that compiling the grammar of a request may take.

@@ -21,8 +21,19 @@ class _Field(NamedTuple):
 EAGLE_METHODS = ("eagle", "eagle3")
 """Methods whose model is a draft head."""
 
-METHODS = ("ngram", "suffix", "draft_model", *EAGLE_METHODS)
+MTP = "mtp"
+"""The method whose draft head is in the files of the model that it drafts for."""
+
+HEAD_METHODS = (*EAGLE_METHODS, MTP)
+"""Methods with a draft head."""
+
+METHODS = ("ngram", "suffix", "draft_model", *HEAD_METHODS)
 """Methods that are supported."""
+
+_ALIASES = dict.fromkeys(
+    ("deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "qwen3_next_mtp", "qwen3_5_mtp"), MTP
+)  # fmt: skip
+"""Other names of methods, which vLLM has too."""
 
 _MOST_DRAFTS = 32
 _LONGEST_MATCH = 64
@@ -39,7 +50,7 @@ _FIELDS: dict[str, _Field] = {
 }
 _ADAPTIVE = "adaptive"
 _WITH_MODEL = ("draft_model", *EAGLE_METHODS)
-_TEXTS = {"model": _WITH_MODEL, "quantization": _WITH_MODEL}
+_TEXTS = {"model": _WITH_MODEL, "quantization": (*_WITH_MODEL, MTP)}
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +60,9 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
     `prompt_lookup_max` tokens where the sequence has had them before. suffix: the same with up to `..._max_tree_depth`
     tokens, also in the answers of the last `..._max_cached_requests` requests; at most `..._max_spec_factor` drafts for
     each token that matches, each as probable as `..._min_token_prob`. draft_model: what `model` samples. eagle,
-    eagle3: what the head `model` samples, which reads hidden states of the model that it was trained for.
+    eagle3: what the head `model` samples, which reads hidden states of the model that it was trained for. mtp: what the
+    head for multi-token prediction samples that the model's own files have. `quantization`: mode for what drafts; by
+    default none, with mtp that of the model.
     `synthetic_acceptance_length`, for benchmarks only: drafts are accepted as often as gives that many tokens a step
     with all of them, whatever is sampled. Drafts are as many as pay; without `adaptive` they are as many as there can
     be, to measure how many are accepted.
@@ -95,6 +108,7 @@ def check_speculative_config(fields: Mapping[str, Any]) -> SpeculativeConfig:
     """Return the configuration that these fields make. Raises `ValueError` for the first one that is not allowed."""
     given = {name: value for name, value in fields.items() if value is not None}
     method = given.pop("method", "draft_model" if "model" in given else None)
+    method = _ALIASES.get(method, method) if isinstance(method, str) else method
     if method not in METHODS:
         raise ValueError(f"speculative_config: method is {method!r}; it must be one of {', '.join(METHODS)}")
     for name, value in given.items():

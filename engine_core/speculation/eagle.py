@@ -1,4 +1,4 @@
-"""Drafts of a head that reads hidden states of the model, its features (EAGLE and EAGLE-3; kernels/draft_head.py)."""
+"""Drafts of a head that reads hidden states of the model, its features (EAGLE, EAGLE-3, MTP; kernels/draft_head.py)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Kept:
 
 
 class EagleDrafts(SampledDrafts):
-    """Methods eagle and eagle3.
+    """Methods eagle, eagle3 and mtp.
 
     The head's sequence of a request begins where its features begin: these are gone after the model's next step, and
     there are none of what the prefix cache had, of the beginning of a long prompt, and of the time when drafts did not

@@ -20,7 +20,7 @@ from quire.kernels.options import LoadOptions
 from quire.kernels.runner import ModelRunner, load_model
 from quire.protocol.engine_options import EngineProcessOptions
 from quire.protocol.engine_shape import EngineShape
-from quire.protocol.speculative_config import EAGLE_METHODS, SpeculativeConfig, parse_speculative_config
+from quire.protocol.speculative_config import HEAD_METHODS, SpeculativeConfig, parse_speculative_config
 
 _KV_SHARE = 4  # one part in so many of the target's KV memory is what the draft model's may take
 _TOKENIZER = "tokenizer.json"
@@ -56,18 +56,16 @@ def features_needed(options: EngineProcessOptions, loading: LoadOptions) -> Feat
     if options.speculative_config is None:
         return None
     config = parse_speculative_config(options.speculative_config)
-    if config.model is None or config.method not in EAGLE_METHODS:
-        return None
-    return features_for(config.model, config.method, loading)
+    return features_for(config.model, config.method, loading) if config.method in HEAD_METHODS else None
 
 
 def _proposer(config: SpeculativeConfig, loading: LoadOptions, runner: ModelRunner, limits: EngineShape) -> Proposer:
-    if config.model is not None and config.method in EAGLE_METHODS:
-        own = _own_options(config, config.model, loading, runner)
+    if config.method in HEAD_METHODS:
+        own = _own_options(config, loading, runner)
         head = load_draft_head(config.model, config.method, own, loading, runner)
         if head.max_model_len <= config.max_drafts:
             raise ModelError(
-                f"speculative_config: the draft head {config.model} has max_position_embeddings {head.max_model_len}, "
+                f"speculative_config: the draft head {own.model} has max_position_embeddings {head.max_model_len}, "
                 f"and num_speculative_tokens is {config.max_drafts}; it must be less"
             )
         return PredictedDrafts(TextDrafts(runner.sequences), EagleDrafts(head, runner.sequences, runner.features()))
@@ -88,7 +86,7 @@ def _load(
 ) -> ModelRunner:
     """Load the draft model. Raises ModelError for one with another vocabulary."""
     _check_vocabulary(loading.model, model)
-    draft = load_model(_own_options(config, model, loading, runner))
+    draft = load_model(_own_options(config, loading, runner))
     if draft.vocab_size != limits.vocab_size:
         raise ModelError(
             f"speculative_config: the model {model} has a vocabulary of {draft.vocab_size} tokens, and {loading.model} "
@@ -99,13 +97,16 @@ def _load(
     return draft
 
 
-def _own_options(config: SpeculativeConfig, model: str, loading: LoadOptions, runner: ModelRunner) -> LoadOptions:
-    """Return the options by which what drafts is loaded beside the model."""
-    return replace(
-        loading, model=model, quantization=config.quantization, max_model_len=None, num_pages=None,
-        kv_memory_fd=None, weights_fd=None, memory_limit=None, hf_overrides=None,
+def _own_options(config: SpeculativeConfig, loading: LoadOptions, runner: ModelRunner) -> LoadOptions:
+    """Return the options by which what drafts is loaded beside the model; what is in its files is loaded as it is."""
+    own = replace(
+        loading, quantization=config.quantization or loading.quantization, max_model_len=None, num_pages=None,
+        kv_memory_fd=None, weights_fd=None, memory_limit=None,
         kv_cache_memory_bytes=max(runner.kv_bytes // _KV_SHARE, 1 << 24),
     )  # fmt: skip
+    if config.model is None:
+        return own
+    return replace(own, model=config.model, quantization=config.quantization, hf_overrides=None)
 
 
 def _check_vocabulary(target: str, draft: str) -> None:

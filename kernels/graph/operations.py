@@ -412,7 +412,8 @@ class DraftInput:
 
     `features` are the model's, of `width` elements each; `encode` turns all of them, one after the other, into a hidden
     state, and is missing if there is one that is taken as it is. Where the head drafts on, its own hidden states take
-    their place. They become norm(h), or combine(h) with what `embedded` makes of the token embeddings.
+    their place. They become norm(h), or combine(norm(h)) with what `embedded` makes of the token embeddings; the norm
+    may be missing.
     """
 
     features: Features

@@ -138,9 +138,10 @@ class Lowering(AttentionLowering):
         self.plan.encoding, self.plan.launches = self.plan.launches, []
 
     def _draft_input(self, hidden: Buffer, operation: DraftInput) -> None:
-        self._norm_around(hidden, operation.norm)
-        if operation.combine is not None:
-            self.project(HIDDEN, hidden, None, FusedLinear((operation.combine,)))
+        if operation.combine is None:
+            self._norm_around(hidden, operation.norm)
+        else:
+            self.project(HIDDEN, hidden, operation.norm, FusedLinear((operation.combine,)))
         if operation.embedded is not None:
             embedded = operation.embedded
             self.project(HIDDEN, self._embedded, embedded.norm, FusedLinear(embedded.layers), add=True)

@@ -12,7 +12,7 @@ from quire.kernels.rope import Rope
 
 
 def build(config: ModelConfig) -> Graph:
-    """Return the graph of a Glm4MoeForCausalLM. Layers for multi-token prediction are not loaded."""
+    """Return the graph of a Glm4MoeForCausalLM. The layer for multi-token prediction is that of mtp.py."""
     config = config.with_defaults(
         num_key_value_heads=8, rms_norm_eps=1e-5, max_position_embeddings=131072, partial_rotary_factor=0.5,
         n_routed_experts=128, num_experts_per_tok=8, moe_intermediate_size=1408, n_shared_experts=1,

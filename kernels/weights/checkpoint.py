@@ -231,6 +231,8 @@ def stored_names(name: str) -> list[str]:
 
 
 def _with_prefixes(name: str) -> tuple[str, ...]:
+    if name.startswith("mtp."):  # without it, the names of a head's tensors are those of the model's
+        return (name,)
     base = name.split(".", 1)[-1]
     return name, base, f"language_model.{name}", f"model.language_model.{base}"
 

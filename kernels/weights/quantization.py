@@ -129,6 +129,8 @@ class Quantization:
             return self.lent[layers[0].weight].quantized
         if self.scheme is None:
             return None if self.mode is None else self.mode.format_of(k, place)
+        if layers[0].tensor_inputs:  # schemes can't read a part of the inputs, and published draft heads have floats
+            return None
         formats = [self.scheme.format_of(_module(layer.weight)) for layer in layers]
         _check_alike(layers, [form == formats[0] for form in formats], "formats")
         return formats[0]
