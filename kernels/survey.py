@@ -31,12 +31,13 @@ from quire.kernels.weights.checkpoint import read_config
 def survey(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a checkpoint, a folder or a GGUF file, needs of this host with the options that are given.
 
-    `memory_bytes` is its memory without KV pages, `kv_tokens` what the KV pages next to it would hold. `problem` says
-    why it cannot be loaded, None if it can.
+    `memory_bytes` is its memory without KV pages, `kv_tokens` what the KV pages next to it would hold. A model with
+    state has `state_records` of `state_bytes` each besides. `problem` says why it cannot be loaded, None if it can.
     """
     found: dict[str, Any] = {
         "architecture": None, "supported": False, "fits": False, "problem": None,
         "memory_bytes": None, "available_bytes": host.available_memory(), "kv_tokens": None,
+        "state_records": None, "state_bytes": None,
     }  # fmt: skip
     try:
         with TemporaryDirectory(prefix="quire-survey-") as root:
@@ -61,6 +62,8 @@ def _survey_folder(folder: str, given: Mapping[str, Any], found: dict[str, Any])
         "fits": True,
         "memory_bytes": PROGRAM_BYTES + memory.weights + memory.buffers,
         "kv_tokens": size.pages * plan.limits.block_size,
+        "state_records": size.records,
+        "state_bytes": plan.state_bytes,
     }
 
 

@@ -78,4 +78,5 @@ def _verdict(row: dict[str, Any]) -> str:
     if row["problem"] is not None:
         return str(row["problem"])
     memory, free = readable_size(row["memory_bytes"]), readable_size(row["available_bytes"])
-    return f"fits: {memory} of {free}, and KV for {row['kv_tokens']} tokens"
+    state = f", {row['state_records']} states of {readable_size(row['state_bytes'])}" if row["state_records"] else ""
+    return f"fits: {memory} of {free}, and KV for {row['kv_tokens']} tokens{state}"

@@ -47,6 +47,17 @@ def experts(
     return Experts(replace(router, **routing), layers)
 
 
+def experts_beside_one(config: ModelConfig, layer: int, activation: str, *, normalize: bool) -> Experts:
+    """Return the experts of a layer of a Qwen model with a shared one that has a gate. `normalize` is the default."""
+    mlp, inner = f"model.layers.{layer}.mlp", config.size("shared_expert_intermediate_size")
+    routed = experts(
+        config, layer, config.size("num_experts"), config.size("moe_intermediate_size"), activation,
+        normalize=config.get("norm_topk_prob", normalize),
+    )  # fmt: skip
+    shared = feed_forward(f"{mlp}.shared_expert", config.size("hidden_size"), inner, activation)
+    return replace(routed, shared=shared, shared_gate=Linear(f"{mlp}.shared_expert_gate.weight", 1))
+
+
 def is_sparse(config: ModelConfig, layer: int) -> bool:
     """Return whether a layer of a Qwen model has experts, by `mlp_only_layers` and `decoder_sparse_step`."""
     dense = config.fields.get("mlp_only_layers") or []

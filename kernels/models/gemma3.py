@@ -6,7 +6,6 @@ of a short range, each sixth layer has one of a long range without a window.
 
 from __future__ import annotations
 
-import logging
 import math
 from dataclasses import replace
 from typing import Any
@@ -22,9 +21,8 @@ from quire.kernels.models.gemma2 import (
     attention_scale,
     softcap,
 )
+from quire.kernels.models.multimodal import text_part
 from quire.kernels.rope import Rope
-
-logger = logging.getLogger(__name__)
 
 _THETA = {"full_attention": 1e6, "sliding_attention": 1e4}
 
@@ -68,10 +66,7 @@ def build(config: ModelConfig) -> Graph:
 
 def build_text_part(config: ModelConfig) -> Graph:
     """Return the graph of the text part of a Gemma3ForConditionalGeneration."""
-    logger.warning("%s: only the text part is loaded; images are not supported", config.architecture)
-    outer = {name: config.fields.get(name) for name in ("architectures", "tie_word_embeddings")}
-    given = {name: value for name, value in outer.items() if value is not None}
-    return build(ModelConfig({**config.options("text_config"), **given}, "text_config."))
+    return build(text_part(config))
 
 
 def _rope(config: ModelConfig, kind: str) -> Rope:

@@ -8,7 +8,6 @@ layer has for each token, mixtures add experts to the feed-forward layer of each
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -36,9 +35,8 @@ from quire.kernels.graph.operations import (
 from quire.kernels.models.decoder import activation_of, head_of, sliding_layers, window_of
 from quire.kernels.models.experts import expert_layers, feed_forward
 from quire.kernels.models.gemma2 import ACTIVATION, softcap
+from quire.kernels.models.multimodal import text_part
 from quire.kernels.rope import Rope
-
-logger = logging.getLogger(__name__)
 
 _ROPES: dict[str, dict[str, Any]] = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -61,10 +59,7 @@ def build(config: ModelConfig) -> Graph:
 
 def build_text_part(config: ModelConfig) -> Graph:
     """Return the graph of the text part of a Gemma4ForConditionalGeneration."""
-    logger.warning("%s: only the text part is loaded; images, audio and video are not supported", config.architecture)
-    outer = {name: config.fields.get(name) for name in ("architectures", "tie_word_embeddings")}
-    given = {name: value for name, value in outer.items() if value is not None}
-    return build(ModelConfig({**config.options("text_config"), **given}, "text_config."))
+    return build(text_part(config))
 
 
 class _Gemma4:

@@ -5,16 +5,13 @@ As Mistral with YaRN, and with queries that grow with their positions, as in Lla
 
 from __future__ import annotations
 
-import logging
-
 from quire.kernels.config import ModelConfig
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import Graph
 from quire.kernels.models import mistral
 from quire.kernels.models.decoder import Variant, build_decoder, heads_of, window_of
+from quire.kernels.models.multimodal import text_part
 from quire.kernels.rope import QueryScale, Rope
-
-logger = logging.getLogger(__name__)
 
 _YARN = {
     "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
@@ -41,13 +38,9 @@ def build(config: ModelConfig) -> Graph:
 
 def build_text_part(config: ModelConfig) -> Graph:
     """Return the graph of the text part of a Mistral3ForConditionalGeneration: a Ministral 3, or a Mistral."""
-    logger.warning("%s: only the text part is loaded; images are not supported", config.architecture)
-    text = config.section("text_config")
+    text = text_part(config)
     kind = text.choice("model_type", ("ministral3", "mistral"))
-    outer = {name: config.fields.get(name) for name in ("architectures", "tie_word_embeddings")}
-    given = {name: value for name, value in outer.items() if value is not None}
-    builder = build if kind == "ministral3" else mistral.build
-    return builder(ModelConfig({**text.fields, **given}, text.path))
+    return (build if kind == "ministral3" else mistral.build)(text)
 
 
 def _query_scale(rope: Rope) -> QueryScale | None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from quire.kernels.config import ModelConfig
-from quire.kernels.graph.operations import Experts, Graph, Linear
+from quire.kernels.graph.operations import Experts, Graph
 from quire.kernels.models.decoder import Variant, activation_of, build_decoder, sliding_layers, window_of
-from quire.kernels.models.experts import experts, feed_forward, is_sparse
+from quire.kernels.models.experts import experts_beside_one, is_sparse
 
 
 def build(config: ModelConfig) -> Graph:
@@ -33,11 +31,4 @@ def _window(config: ModelConfig, layer: int) -> int:
 def _experts(config: ModelConfig, layer: int) -> Experts | None:
     if not is_sparse(config, layer):
         return None
-    activation, mlp = activation_of(config, "hidden_act", "silu"), f"model.layers.{layer}.mlp"
-    routed = experts(
-        config, layer, config.size("num_experts"), config.size("moe_intermediate_size"), activation,
-        normalize=config.get("norm_topk_prob", False),
-    )  # fmt: skip
-    inner = config.size("shared_expert_intermediate_size")
-    shared = feed_forward(f"{mlp}.shared_expert", config.size("hidden_size"), inner, activation)
-    return replace(routed, shared=shared, shared_gate=Linear(f"{mlp}.shared_expert_gate.weight", 1))
+    return experts_beside_one(config, layer, activation_of(config, "hidden_act", "silu"), normalize=False)

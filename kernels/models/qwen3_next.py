@@ -11,7 +11,6 @@ key head has every n-th value head, of n key heads.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -20,10 +19,9 @@ from quire.kernels.config import ModelConfig
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import Convolution, DeltaNet, Experts, Graph, Linear, Norm
 from quire.kernels.models.decoder import Variant, activation_of, build_decoder, heads_of
-from quire.kernels.models.experts import experts, feed_forward, is_sparse
+from quire.kernels.models.experts import experts_beside_one, is_sparse
+from quire.kernels.models.multimodal import text_part
 from quire.kernels.rope import Rope
-
-logger = logging.getLogger(__name__)
 
 _LAYER_TYPES = ("linear_attention", "full_attention")
 _NORM_OFFSET = 1.0
@@ -57,19 +55,12 @@ def build_moe(config: ModelConfig) -> Graph:
 
 def build_text_part(config: ModelConfig) -> Graph:
     """Return the graph of the text part of a Qwen3_5ForConditionalGeneration."""
-    return build(_text_part(config))
+    return build(text_part(config))
 
 
 def build_moe_text_part(config: ModelConfig) -> Graph:
     """Return the graph of the text part of a Qwen3_5MoeForConditionalGeneration."""
-    return build_moe(_text_part(config))
-
-
-def _text_part(config: ModelConfig) -> ModelConfig:
-    logger.warning("%s: only the text part is loaded; images are not supported", config.architecture)
-    outer = {name: config.fields.get(name) for name in ("architectures", "tie_word_embeddings")}
-    given = {name: value for name, value in outer.items() if value is not None}
-    return ModelConfig({**config.options("text_config"), **given}, "text_config.")
+    return build_moe(text_part(config))
 
 
 def _build(
@@ -161,11 +152,4 @@ def _joint_projections(at: str, heads: StateHeads) -> tuple[tuple[Linear, ...], 
 def _experts(config: ModelConfig, layer: int, sparse: bool) -> Experts | None:
     if not sparse:
         return None
-    activation, mlp = activation_of(config, "hidden_act", "silu"), f"model.layers.{layer}.mlp"
-    routed = experts(
-        config, layer, config.size("num_experts"), config.size("moe_intermediate_size"), activation,
-        normalize=config.get("norm_topk_prob", True),
-    )  # fmt: skip
-    inner = config.size("shared_expert_intermediate_size")
-    shared = feed_forward(f"{mlp}.shared_expert", config.size("hidden_size"), inner, activation)
-    return replace(routed, shared=shared, shared_gate=Linear(f"{mlp}.shared_expert_gate.weight", 1))
+    return experts_beside_one(config, layer, activation_of(config, "hidden_act", "silu"), normalize=True)
