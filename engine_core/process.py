@@ -373,6 +373,7 @@ def _make_limits(parsed: EngineProcessOptions, runner: ModelRunner) -> EngineSha
         hidden_size=runner.embedding_size,
         max_waiting_requests_per_client=parsed.max_waiting_requests_per_client,
         pooling=_pooling_info(runner),
+        num_states=0 if (states := runner.sequences.states) is None else states.total,
     )
 
 

@@ -137,6 +137,10 @@ class Decoding(ABC):
         """Return the KV pages that it lacks for the next `steps` steps, which add a token to each sequence."""
         return request.sequences.pages_lacked([request.slot], [request.num_tokens + steps - 1])
 
+    def states_lacked(self, request: Request) -> int:
+        """Return the records of state that it lacks for the next step: a sequence that has started has its own."""
+        return 0
+
     def reserve(self, request: Request, executor: Executor) -> bool:
         """Get the pages for the next step, and fork the sequences that need it; return False if pages are short."""
         return request.sequences.reserve(request.slot, request.num_tokens)

@@ -87,10 +87,10 @@ class StepUpdate:
         """
         if self._is_supervised and isinstance(error, MemoryError):
             raise error
-        if len(batch.requests) == 1 and (is_part or not self._take_back(batch.requests[0])):
+        if len(batch.requests) == 1 and (is_part or not self._take_back(batch, 0)):
             self._fail(batch.requests, error)
             return
-        left = [index for index, request in enumerate(batch.requests) if self._take_back(request)]
+        left = [index for index in range(len(batch.requests)) if self._take_back(batch, index)]
         if self._is_supervised and len(left) < len(batch.requests):
             raise error
         logger.warning(
@@ -104,16 +104,19 @@ class StepUpdate:
             if indices and (result := self.execute(part, is_part=True)) is not None:
                 self.apply(part, result, self._clock())
 
-    def _take_back(self, request: Request) -> bool:
-        """Take back what the failed step has sampled of a request; return False if it cannot be computed again."""
+    def _take_back(self, batch: Batch, index: int) -> bool:
+        """Take back what the failed step has sampled of a request; return False if it cannot be computed again.
+
+        It cannot where the step has rewritten the state before its tokens.
+        """
+        request = batch.requests[index]
         sequences = request.sequences
         if request.needs_every_token:
             return False
-        num_computed = min(request.num_computed_tokens, request.num_tokens - 1)
-        for slot in request.slots:
+        for slot, start in zip(request.slots, batch.starts_of(index), strict=True):
             if sequences.num_tokens(slot) > request.num_tokens:
                 sequences.truncate(slot, request.num_tokens)
-            if sequences.num_computed_tokens(slot) < num_computed:
+            if sequences.num_computed_tokens(slot) < start:
                 return False
         return True
 

@@ -85,7 +85,7 @@ def _open_eagle(model: str, method: str, target: str, graph: Graph, logits: Logi
             f"speculative_config: the draft head {model} has a vocabulary of {given} tokens, and {target} one of "
             f"{vocab}; it must be made for this model"
         )
-    size, layers = graph.embedding.hidden_size, len(graph.attentions)
+    size, layers = graph.embedding.hidden_size, graph.num_layers
     drafted = eagle.DraftedModel(size, layers, graph.embedding.weight, logits)
     with _about(model):
         return _Head(model, checkpoint, *eagle.build_head(head, method, drafted, checkpoint.has))

@@ -101,9 +101,9 @@ def kv_format(plan: ModelPlan) -> str:
 
 
 def _described(plan: ModelPlan) -> bytes:
-    checkpoint, limits = plan.quantization.checkpoint, (plan.limits.max_model_len, plan.limits.block_size)
+    limits = plan.limits.max_model_len, plan.limits.block_size
     matrices = [weight for weight in plan.weights if isinstance(weight, Matrix)]
-    described = (checkpoint.config, plan.quantization.scheme, matrices, plan.dtypes, limits, plan.kv_layers)
+    described = (plan.config, plan.quantization.scheme, matrices, plan.dtypes, limits, plan.kv_layers)
     return repr((*described, plan.context.isa)).encode()
 
 

@@ -149,6 +149,10 @@ class KvSize(NamedTuple):
     pages: int
     records: int = 0
 
+    def bytes(self, page_bytes: int, record_bytes: int) -> int:
+        """Return the memory that they take, at so many bytes each."""
+        return self.pages * page_bytes + self.records * record_bytes
+
 
 def choose_kv_size(
     options: LoadOptions,
@@ -203,7 +207,8 @@ def choose_kv_size(
         if within is not None:
             pages = max(pages, longest)  # what is served at all is served at any length, or there is an error
         pages = _whole_stripes(pages, longest, head_bytes)
-    size = pages * page_bytes + records * record_bytes
+    chosen = KvSize(pages, records)
+    size = chosen.bytes(page_bytes, record_bytes)
     if pages < 1:
         given = left if options.kv_cache_memory_bytes is None else options.kv_cache_memory_bytes
         beside = f" beside {records} records of state of {record_bytes} bytes" if records else ""
@@ -216,9 +221,9 @@ def choose_kv_size(
     if size > left:
         raise MemoryShortageError(
             f"{_chosen_size(options)}{pages} KV pages take {size} bytes, but {left} are free next to the "
-            f"weights{host.describe_address_limit()}; {_lower_size(options, left, page_bytes)}"
+            f"weights{host.describe_address_limit()}; {_lower_size(options, left, page_bytes, records * record_bytes)}"
         )
-    return KvSize(pages, records)
+    return chosen
 
 
 def _num_records(options: LoadOptions, record_bytes: int, kv_bytes: int, pages: int) -> int:
@@ -237,9 +242,9 @@ def _chosen_size(options: LoadOptions) -> str:
     return ""
 
 
-def _lower_size(options: LoadOptions, left: int, page_bytes: int) -> str:
-    """Return the advice for KV pages that don't fit into the bytes that are left."""
-    pages = left // page_bytes
+def _lower_size(options: LoadOptions, left: int, page_bytes: int, state_bytes: int) -> str:
+    """Return the advice for KV pages that don't fit into the bytes that are left beside so much state."""
+    pages = (left - state_bytes) // page_bytes
     if pages < 1 or (options.num_pages is None and options.kv_cache_memory_bytes is None):
         return "free some, or set kv_cache_memory_bytes or num_pages"
     if options.num_pages is not None:

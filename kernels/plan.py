@@ -6,8 +6,9 @@ launches to the native runner.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from quire.kernels._native import CACHE_LINE
 from quire.kernels.attention_heads import Heads
@@ -62,6 +63,7 @@ class ModelPlan:
     lent: frozenset[Matrix] = frozenset()  # matrices of another plan, whose weights this one uses
     buffers: dict[str, Buffer] = field(default_factory=dict)
     state_bytes: int = 0  # of a record of state
+    config: Mapping[str, Any] = field(default_factory=dict)  # config.json, with the fields that options replace
     _kernels: dict[Kernel, Kernel] = field(default_factory=dict)
 
     @property

@@ -211,7 +211,7 @@ def plan_of(options: LoadOptions, checkpoint: Checkpoint, features: Features | N
     graph = replace(build_graph(config), features=features)
     longest = max_seq_length(checkpoint.folder) or graph.max_positions
     limits = choose_limits(options, graph.max_positions, min(longest, graph.max_positions), whole=graph.is_encoder)
-    plan = lower(graph, context, limits, quantization)
+    plan = replace(lower(graph, context, limits, quantization), config=config.fields)
     check(quantization, plan.weights)
     return plan
 
@@ -243,7 +243,7 @@ def choose_memory(
         record_bytes=plan.state_bytes,
         whole=plan.is_encoder, file=file, shared_bytes=shared_bytes,
     )  # fmt: skip
-    kv_bytes = size.pages * plan.page_bytes + size.records * plan.state_bytes
+    kv_bytes = size.bytes(plan.page_bytes, plan.state_bytes)
     return size, plan_memory(options, weights, buffers, kv_bytes, shared_bytes=shared_bytes)
 
 

@@ -31,6 +31,7 @@ class EngineShape(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
     hidden_size: Annotated[int, msgspec.Meta(ge=0)] = 0  # values of an embedding
     max_waiting_requests_per_client: _Count | None = None
     pooling: PoolingInfo = PoolingInfo()
+    num_states: Annotated[int, msgspec.Meta(ge=0)] = 0  # records of state; 0 if the model has no state
 
     @property
     def tile(self) -> int:

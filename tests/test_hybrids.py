@@ -167,6 +167,23 @@ def test_more_requests_than_records_wait(checkpoints: Path, engine: EngineFactor
     assert answers(ask(small, prompts)) == answers(ask(llm, prompts))
 
 
+def test_beams_wait_for_records(checkpoints: Path, engine: EngineFactory) -> None:
+    """Two of these searches have no records at the same time, and there are wider ones than there can be."""
+    model, prompts = checkpoints / "qwen3.5-tied", [tokens_of(40 + seed, seed) for seed in range(4)]
+    llm, small = (engine(model, kv_cache_memory_bytes=size << 20) for size in (64, 6))
+    total = small.stats()["states_total"]
+
+    def search(llm: LLM, width: int) -> list[Any]:
+        params = BeamSearchParams(beam_width=width, max_tokens=12, ignore_eos=True)
+        outputs = llm.beam_search([TokensPrompt(prompt_token_ids=prompt) for prompt in prompts], params)
+        return [[(beam.tokens, beam.cum_logprob) for beam in output.sequences] for output in outputs]
+
+    assert search(small, total - 1) == search(llm, total - 1)
+    assert small.stats()["preemptions"] > 0
+    with pytest.raises(ValueError, match=rf"beam_width={total + 1} needs as many records of state, and the engine has"):
+        search(small, total + 1)
+
+
 def test_memory_that_holds_no_records_is_refused(checkpoints: Path, engine: EngineFactory) -> None:
     with pytest.raises(EngineStartError, match=r"holds no page beside 9 records of state of \d+ bytes"):
         engine(checkpoints / "qwen3.5-tied", kv_cache_memory_bytes=1 << 20)

@@ -148,6 +148,11 @@ class BeamSearch(Decoding):
                 f"{pages} KV pages, and the engine has {limits.num_pages}; lower beam_width or max_tokens, or start "
                 "the engine with more KV memory"
             )
+        if 0 < limits.num_states < width:
+            raise RejectedError(
+                f"beam_width={width} needs as many records of state, and the engine has {limits.num_states}; lower "
+                "beam_width, or start the engine with more KV memory"
+            )
 
     def _restart(self) -> None:
         """Go back to the prompt. The same steps follow as before, since nothing is random."""
@@ -184,6 +189,10 @@ class BeamSearch(Decoding):
         lacked = request.sequences.pages_lacked(slots, [request.num_tokens + steps - 1] * len(slots))
         to_fork = self._limits.pages_for(request.num_tokens) - request.num_computed_tokens // self._limits.block_size
         return lacked + (len(self.live) - len(slots)) * to_fork
+
+    def states_lacked(self, request: Request) -> int:
+        """Count the beams that are still to be forked."""
+        return len(self.live) - len(self.slots(request))
 
     def reserve(self, request: Request, executor: Executor) -> bool:
         """Fork the beams that have no sequence yet."""

@@ -133,6 +133,10 @@ class Batch:
         """Return how many tokens the step computes of a request, all its sequences together."""
         return sum(self.step.counts[self._rows_of(index)])
 
+    def starts_of(self, index: int) -> list[int]:
+        """Return the first token that the step computes of each sequence of a request."""
+        return self.step.starts[self._rows_of(index)]
+
     @property
     def num_prefill_tokens(self) -> int:
         """Tokens of prompts, those computed again after a preemption included."""

@@ -186,6 +186,8 @@ class Fetches:
         fetch = Fetch([*state_keys, *keys], pages, self._note_done, tokens, salt, is_expected, len(state_keys))
         most = _MOST_PATIENCE_WITH_PEER if is_expected else _MOST_PATIENCE
         patience = min(max(_LEAST_PATIENCE, _PATIENCE * self._budget.seconds(num_found, end)), most)
+        if is_expected and state_keys:
+            patience = most  # nothing comes before the whole prompt is computed
         self._asked.add(request)  # once: what has not come by the end of the fetch will not come
         transfer = _Transfer(fetch, tier, slot, first, patience, self._clock() + patience)
         self._open[fetch] = transfer
@@ -195,7 +197,7 @@ class Fetches:
 
     def _is_full(self, num_pages: int) -> bool:
         """Return True if so many pages more would be too many."""
-        num_open = sum(len(fetch.keys) for fetch in self._open)
+        num_open = sum(len(fetch.keys) - fetch.num_states for fetch in self._open)
         most = self._limits.num_pages // _SHARE_OF_PAGES
         return len(self._open) >= _MAX_FETCHES or (num_open > 0 and num_open + num_pages > most)
 
@@ -206,11 +208,14 @@ class Fetches:
     def _join(self, request: Request, transfer: _Transfer, num_found: int, missing: Sequence[Key]) -> bool:
         """Let a request wait for a transfer that brings its next page, unless it is sooner done by itself."""
         count = next((i for i, key in enumerate(missing) if self._by_key.get(key) is not transfer), len(missing))
+        num_pages = transfer.fetch.keys.index(missing[0]) - transfer.fetch.num_states + count
+        if transfer.fetch.num_states and num_pages < len(transfer.fetch.keys) - transfer.fetch.num_states:
+            return False  # the state is that after another prompt
         seconds = self._budget.seconds(num_found, num_found + count * self._limits.block_size)
         if not transfer.fetch.is_expected and transfer.tier.seconds(0) >= seconds:
             return False
         self._num_fetches[request] += 1
-        transfer.requests[request] = transfer.fetch.keys.index(missing[0]) - transfer.fetch.num_states + count
+        transfer.requests[request] = num_pages
         return True
 
     def _served(self, transfer: _Transfer) -> list[Request]:

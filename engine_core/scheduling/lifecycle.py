@@ -55,6 +55,21 @@ class RequestLifecycle:
         return self._sequences.free_pages + self._sequences.cached_pages
 
     @property
+    def available_states(self) -> int:
+        """Records of state that are free or cached; 0 if the model has no state."""
+        states = self._sequences.states
+        return 0 if states is None else states.free_records + states.cached_records
+
+    @property
+    def lacks_states(self) -> bool:
+        """True if no sequence can start before another gives its record of state back."""
+        return self._limits.num_states > 0 and self.available_states == 0
+
+    def has_room(self, pages: int, states: int = 0) -> bool:
+        """Return True if so many pages and records of state are available."""
+        return pages <= self.available_pages and states <= self.available_states
+
+    @property
     def width(self) -> int:
         """Sequences that the running requests may have."""
         return sum([request.decoding.width for request in self.running])
@@ -115,7 +130,7 @@ class RequestLifecycle:
                 found = self._sequences.start(request.slot, request.num_tokens)
         if found is not None:
             self._run(request, found)
-        elif self.available_pages == self._limits.num_pages:
+        elif (self.available_pages, self.available_states) == (self._limits.num_pages, self._limits.num_states):
             raise self._lacks_promised_pages(request)
         return found
 
@@ -154,9 +169,9 @@ class RequestLifecycle:
         request.decoding.queue(request)
 
     def _fork(self, request: Request, source: Request) -> int | None:
-        """Give a request the pages of a prompt that `source` has computed; return how many tokens they hold."""
-        shared = request.num_forked_tokens
-        return shared if self._executor.fork(request.slot, source.slot, shared, request.num_tokens) else None
+        """Give a request what `source` has computed of its prompt; return how many tokens need not be computed."""
+        done = self._executor.fork(request.slot, source.slot, request.num_forked_tokens, request.num_tokens)
+        return request.num_computed_tokens if done else None
 
     def _transfer_pages(self, source: Request, successor: Request) -> None:
         """Start a waiting request in the place of one that ends, if it can; else the prompt is computed again."""
@@ -184,5 +199,5 @@ class RequestLifecycle:
     def _lacks_promised_pages(self, request: Request) -> RuntimeError:
         return RuntimeError(
             f"request {request.request_id!r} was promised KV pages for {request.num_tokens} tokens, "
-            f"but only {self.available_pages} pages are available"
+            f"but only {self.available_pages} pages and {self.available_states} records of state are available"
         )

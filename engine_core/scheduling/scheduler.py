@@ -155,6 +155,12 @@ class Scheduler:
         """Return the KV pages that running requests lack for their next `steps` tokens each."""
         return sum([request.decoding.pages_lacked(request, steps) for request in requests])
 
+    def _states_lacked(self, requests: Iterable[Request]) -> int:
+        """Return the records of state that running requests lack for their next tokens."""
+        if self._sequences.states is None:
+            return 0
+        return sum([request.decoding.states_lacked(request) for request in requests])
+
     def _fill(self, batch: Batch, running: RunningRequests, max_cost: float) -> None:
         """Give each decoding sequence a token; the prompts get what is left, at a cost of `max_cost` at most."""
         self.admission.decoded(running.num_decode_requests)
@@ -167,15 +173,17 @@ class Scheduler:
 
     def _preempt_until_it_fits(self, growing: Sequence[Request]) -> bool:
         """Preempt until these have pages for their next tokens; return True if any request was preempted."""
-        lacking = self.pages_lacked(growing)
-        if lacking <= self.available_pages or (self._requests.free_idle_pages() and lacking <= self.available_pages):
+        has_room, pages, states = self._requests.has_room, self.pages_lacked(growing), self._states_lacked(growing)
+        if has_room(pages, states) or (self._requests.free_idle_pages() and has_room(pages, states)):
             self.admission.stepped()
             return False
-        now, before = self._clock(), len(self.running)
+        now, before, counted = self._clock(), len(self.running), {*growing}
         victims = iter(sorted(self.running, key=self._cost_of_preemption))
-        while lacking > self.available_pages:
+        while not has_room(pages, states):
             victim = next(victims)
-            lacking -= self.pages_lacked([victim])
+            if victim in counted:
+                pages -= self.pages_lacked([victim])
+                states -= self._states_lacked([victim])
             self._requests.preempt(victim, now)
         self.admission.preempted(before - len(self.running), self._requests.width)
         return True
@@ -225,6 +233,9 @@ class Scheduler:
             free = self.available_pages - self.admission.reserved_pages(to_grow + growth)
             if self.running and needed > free:
                 self._blocked = Blocked(request, pages=needed - free)
+                break
+            if self.running and self._requests.lacks_states:
+                self._blocked = Blocked(request, slots=request.width)
                 break
             if match.source is None and self.fetches.begin(request, match.num_tokens):
                 fetching.append(request)

@@ -38,7 +38,8 @@ class DraftModel(SampledDrafts):
             if draft is None:
                 continue
             self._follow(request, draft)
-            draft.num_computed = min(draft.num_computed, draft.num_tokens - 1)
+            if draft.num_computed >= draft.num_tokens:  # the target has sampled nothing since
+                draft.num_computed = self._sequences.resume(draft.slot, draft.num_tokens - 1)
             count = self._worthwhile(draft, least) or int(self._is_tried(draft))
             count = min(bound, count, self._max_model_len - draft.num_tokens)
             if count < 1 or not self._sequences.reserve(draft.slot, draft.num_tokens + count):

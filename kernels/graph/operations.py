@@ -450,6 +450,11 @@ class Graph:
         return any(attention.bidirectional for attention in self.attentions)
 
     @property
+    def num_layers(self) -> int:
+        """Number of layers as other models count them: each begins where tokens meet others."""
+        return sum(isinstance(residual.block, Mixer | Parallel) for residual in self.residuals)
+
+    @property
     def mixers(self) -> list[Mixer]:
         """Layers in which tokens meet others, in order."""
         blocks = [residual.block for residual in self.residuals]

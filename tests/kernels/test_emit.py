@@ -39,6 +39,7 @@ REFERENCES = {
     "gelu_new": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
     "gelu": lambda x: 0.5 * x * (1 + erf(x / np.sqrt(2))),
     "relu": lambda x: np.maximum(x, 0),
+    "relu2": lambda x: np.maximum(x, 0) ** 2,
 }
 
 

@@ -249,7 +249,9 @@ def test_a_loaded_model_goes_on_with_the_same_bits(
     assert after.num_pages == 40
     assert answer(after, "salt") == (148 // after.block_size * after.block_size, expected[1])
     assert answer(after, "other")[0] == 0
-    assert load(quantization="int8").num_taken_over_pages == 0
+    for other in ({"quantization": "int8"}, {"hf_overrides": '{"rms_norm_eps": 0.125}'}):
+        assert load(**other).num_taken_over_pages == 0
+        answer(load(**other), "salt")
     assert load().num_taken_over_pages == 0
     os.close(fd)
 

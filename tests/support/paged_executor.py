@@ -118,6 +118,7 @@ class PagedExecutor:
         self.fail_sequence: str | None = None  # the request id whose next chunk fails alone
         self.fail_with_token = False  # give it a token nevertheless
         self.fail_step: Exception | None = None
+        self.loses_states = False  # a step that fails has rewritten what it began with
         self.poison: str | None = None  # the request id that makes each step fail, late
         self.fail_collect: Exception | None = None
         self.num_rows_at_once = 1 << 30  # of logits: constrained rows before the last ones are sampled in the step
@@ -150,6 +151,8 @@ class PagedExecutor:
         assert not self._pending
         if self.fail_step is not None:
             error, self.fail_step = self.fail_step, None
+            for slot in slots if self.loses_states else ():
+                self.sequences.resume(slot, 0)
             raise error
         result = PagedStepResult([[] for _ in slots])
         requests = {slot: request for request in self.requests() for slot in request.slots}

@@ -178,7 +178,7 @@ void bind_runner(nb::module_& m) {
           [](Runner& r, std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens) {
             return r.kv_cache().fork(slot, source, num_computed, num_tokens);
           },
-          "slot"_a, "source"_a, "num_computed"_a, "num_tokens"_a,
+          "slot"_a, "source"_a, "num_computed"_a, "num_tokens"_a, nb::call_guard<nb::gil_scoped_release>(),
           "Give a slot without pages the first computed positions of another; return False if there are too few "
           "pages.");
   bind_inputs(runner);

@@ -15,7 +15,8 @@ namespace quire {
 void bind_states(nb::module_& m) {
   bind_struct(m, "StateShape", "Records of what layers keep in place of keys and values, and the rule of snapshots.",
               field("record_bytes", &StateShape::record_bytes, "Of all layers together; 0: no state."),
-              field("num_records", &StateShape::num_records, "As many as sequences that have pages, and 2 at least."),
+              field("num_records", &StateShape::num_records,
+                    "Those of sequences that have pages, and of snapshots; 2 at least."),
               option("snapshot_pages", &StateShape::snapshot_pages,
                      "Length of the first snapshot of a long prompt; 0: of its end alone."),
               option("piece_bytes", &StateShape::piece_bytes,

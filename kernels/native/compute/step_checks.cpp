@@ -56,6 +56,10 @@ void StepChecks::check_rows() const {
     if (config_.logit_stride == 0 && !sequence.pooling)
       throw std::invalid_argument("slot " + std::to_string(slots[i]) +
                                   " is to be sampled, but the model has no logits; only pool its hidden states");
+    if (sequence.states && sequence.states->length() != starts[i])
+      throw std::invalid_argument("slot " + std::to_string(slots[i]) + ": tokens from " + std::to_string(starts[i]) +
+                                  " on cannot be computed from the state after " +
+                                  std::to_string(sequence.states->length()));
     if (config_.bidirectional) check_whole(slots[i], starts[i], counts[i]);
     if (!num_drafts.empty() && num_drafts[i] != 0) check_drafts(slots[i], end, counts[i], num_drafts[i]);
   }

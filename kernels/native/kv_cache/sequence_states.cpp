@@ -4,6 +4,7 @@
 #include <bit>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace quire {
 
@@ -65,7 +66,10 @@ std::int64_t SequenceStates::end(std::int64_t num_computed) {
   if (written_.empty()) return std::clamp<std::int64_t>(length_, 0, std::max<std::int64_t>(num_computed, 0));
   const auto [length, record] = written_.back();
   written_.pop_back();
-  if (own_ != kNone) store_.release(own_);
+  if (own_ != kNone && shares_pages_ && from_ == kNone && length_ > 0 && length_ % block_size_ == 0)
+    written_.insert(written_.begin(), {length_, own_});  // drafts that were taken back came after it
+  else if (own_ != kNone)
+    store_.release(own_);
   own_ = record;
   if (from_ != kNone) store_.release(from_);
   from_ = kNone;
@@ -99,9 +103,15 @@ void SequenceStates::fill(std::int64_t length) {
 }
 
 void SequenceStates::leave(std::int32_t page) {
-  store_.attach(own_, page, false);
+  store_.attach(own_, page, true);
   own_ = kNone;
   length_ = 0;
+}
+
+void SequenceStates::succeed(SequenceStates& other) {
+  std::swap(branch_, other.branch_);
+  std::swap(tail_page_, other.tail_page_);
+  std::swap(tail_record_, other.tail_record_);
 }
 
 void SequenceStates::clear() {

@@ -87,6 +87,9 @@ class SequenceStates {
   /// Ends a step that has failed, or that has begun for nothing.
   void cancel();
 
+  /// Takes over what another sequence, in whose place this one goes on, has left behind; it gets what this one has.
+  void succeed(SequenceStates& other);
+
   /// Gives back all records; the latest snapshot where a step ended is copied elsewhere, for the next turn of a chat.
   /// The state is that after no token.
   void clear();

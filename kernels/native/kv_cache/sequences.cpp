@@ -229,6 +229,7 @@ void Sequences::adopt(std::int32_t slot, std::int32_t branch) {
   std::swap(sequence.sampling, other.sampling);
   std::swap(sequence.num_followed, other.num_followed);
   std::swap(sequence.states, other.states);
+  if (states_) sequence.states->succeed(*other.states);
 }
 
 bool Sequences::reserve(std::int32_t slot, std::int64_t num_tokens) {

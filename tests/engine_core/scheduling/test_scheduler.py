@@ -300,6 +300,21 @@ def test_under_a_supervisor_a_step_fails_that_another_process_can_compute(error:
     assert not any(engine.outputs(str(number)) for number in range(3))
 
 
+@pytest.mark.parametrize("is_supervised", [False, True])
+def test_a_failed_step_is_not_computed_again_from_states_that_it_has_rewritten(is_supervised: bool) -> None:
+    engine = Engine(is_supervised=is_supervised)
+    for number in range(3):
+        engine.add(str(number), [number + 1, *PROMPT], max_tokens=6)
+    engine.step()
+    engine.executor.fail_step, engine.executor.loses_states = RuntimeError("a cosmic ray"), True
+    if is_supervised:
+        with pytest.raises(RuntimeError, match="a cosmic ray"):
+            engine.step()
+        return
+    engine.finish()
+    assert all("a cosmic ray" in (engine.end(str(number)).error or "") for number in range(3))
+
+
 def test_a_request_that_the_executor_rejects_ends_with_its_error() -> None:
     engine = Engine()
     assert isinstance(engine.executor.sequences, FailingSequences)
