@@ -328,10 +328,29 @@ def test_drafts_that_are_taken_back_leave_the_state_before_them() -> None:
         assert sequences.reserve(slot, start + 5)
         lengths = compute(sequences, slot, start, start + 5, certain=start + 1)
         assert lengths == [start + i for i in range(1, 6)]
-        assert states_of(sequences).held_records == 5
+        assert states_of(sequences).held_records == 5 + (start % PAGE == 0)  # that at the end of a page is to be kept
         sequences.share(slot, kept)
         assert states_of(sequences).held_records == 1
         assert sequences.truncate(slot, kept, recompute_last=False) == kept
+
+
+@pytest.mark.parametrize("num_drafts", [0, 3])
+def test_drafts_that_are_taken_back_up_to_the_end_of_a_page_leave_its_snapshot(num_drafts: int) -> None:
+    sequences = make()
+    slot, _ = run(sequences, tokens := prompt_of(10))
+    answer = [1, 2]
+    for token in (*answer, 7, 7):
+        sequences.append(slot, token)
+    assert sequences.reserve(slot, 14)
+    compute(sequences, slot, 10, 14, certain=11)
+    sequences.share(slot, 12)
+    sequences.truncate(slot, 12, recompute_last=False)
+    for token in range(1 + num_drafts):
+        sequences.append(slot, token)
+    assert sequences.reserve(slot, 13 + num_drafts)
+    compute(sequences, slot, 12, 13 + num_drafts, certain=13)
+    sequences.share(slot, 13)
+    assert found(sequences, [*tokens, *answer, 0]) == 12
 
 
 def test_accepted_drafts_are_computed_again_where_records_are_short() -> None:

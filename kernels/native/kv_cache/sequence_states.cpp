@@ -21,6 +21,7 @@ void SequenceStates::begin(std::int64_t length, std::int32_t snapshot) {
   if (from_ != kNone) store_.release(from_);
   from_ = snapshot;
   length_ = length;
+  lacks_snapshot_ = false;
 }
 
 void SequenceStates::copy(const SequenceStates& other) {
@@ -47,7 +48,8 @@ StatePath SequenceStates::write(std::int64_t start, std::int64_t end, std::int64
   };
   const std::int32_t from = start == 0 ? kNone : from_ != kNone ? from_ : own_;
   const std::int64_t first = std::max(certain, start + 1);
-  if (certain > start || from != own_ || !add(first)) {
+  const bool keeps_own = from == own_ && (certain == start || lacks_snapshot_);
+  if (!keeps_own || !add(first)) {
     written_.push_back({first, own_});
     if (from == own_) length_ = kLost;
     own_ = kNone;
@@ -66,11 +68,12 @@ std::int64_t SequenceStates::end(std::int64_t num_computed) {
   if (written_.empty()) return std::clamp<std::int64_t>(length_, 0, std::max<std::int64_t>(num_computed, 0));
   const auto [length, record] = written_.back();
   written_.pop_back();
-  if (own_ != kNone && shares_pages_ && from_ == kNone && length_ > 0 && length_ % block_size_ == 0)
-    written_.insert(written_.begin(), {length_, own_});  // drafts that were taken back came after it
+  if (own_ != kNone && lacks_snapshot_ && length_ > 0)
+    written_.insert(written_.begin(), {length_, own_});
   else if (own_ != kNone)
     store_.release(own_);
   own_ = record;
+  lacks_snapshot_ = shares_pages_ && length % block_size_ == 0 && (written_.empty() || written_.back().length < length);
   if (from_ != kNone) store_.release(from_);
   from_ = kNone;
   return length_ = length;
@@ -100,6 +103,7 @@ void SequenceStates::fill(std::int64_t length) {
   if (from_ != kNone) store_.release(from_);
   from_ = kNone;
   length_ = length;
+  lacks_snapshot_ = false;
 }
 
 void SequenceStates::leave(std::int32_t page) {

@@ -105,9 +105,10 @@ class SequenceStates {
   std::int64_t prompt_end_;  ///< last page boundary before the prompt's last token
   std::int64_t branch_ = 0;
   std::int64_t length_ = 0;
-  std::int32_t own_ = kNone;                              ///< its own record; kNone while a step rewrites it
-  std::int32_t from_ = kNone;                             ///< the snapshot that holds the state, if it is not in `own_`
-  std::vector<StateAt> written_;                          ///< states that the step writes, in ascending order
+  bool lacks_snapshot_ = false;   ///< drafts were taken back up to the page boundary at which `own_` is the state
+  std::int32_t own_ = kNone;      ///< its own record; kNone while a step rewrites it
+  std::int32_t from_ = kNone;     ///< the snapshot that holds the state, if it is not in `own_`
+  std::vector<StateAt> written_;  ///< states that the step writes, in ascending order
   std::int32_t tail_page_ = kNone, tail_record_ = kNone;  ///< page and record of the latest snapshot where a step ended
 };
 
