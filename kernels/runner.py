@@ -32,7 +32,7 @@ from quire.kernels.graph.operations import Features
 from quire.kernels.kv_file import KvFile, kv_format, model_name
 from quire.kernels.lowering.model import lower
 from quire.kernels.memory import MemoryPlan
-from quire.kernels.models import build_graph, classifier_of, logits_of
+from quire.kernels.models import build_graph, classifier_of, logits_of, multimodal
 from quire.kernels.operands import Matrix
 from quire.kernels.options import (
     KvSize,
@@ -314,6 +314,8 @@ class PreparedModel:
         """
         self._options = options
         plan, checkpoint = describe(options, features)
+        if multimodal.has_other_parts(config := config_of(options, checkpoint)):
+            logger.warning("only the text part of %s is loaded: no images, audio or video", config.architecture)
         self._pooler = pooler_of(options, checkpoint)
         trial = TrialRun(options, checkpoint, progress)
         self._assembly = assemble(plan, options, progress, log_sealed_pages=log_sealed_pages, trial=trial)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import logging
-
 from quire.kernels.config import ModelConfig
 
-logger = logging.getLogger(__name__)
+_TEXT = "text_config"
+
+
+def has_other_parts(config: ModelConfig) -> bool:
+    """Return True if the model takes more than text."""
+    return isinstance(config.fields.get(_TEXT), dict)
 
 
 def text_part(config: ModelConfig) -> ModelConfig:
-    """Return the configuration of the text part, and say that the others are not loaded. Raises ModelError."""
-    logger.warning("%s: only the text part is loaded; images, audio and video are not supported", config.architecture)
+    """Return the configuration of the text part. Raises ModelError."""
     outer = {name: config.fields.get(name) for name in ("architectures", "tie_word_embeddings")}
     given = {name: value for name, value in outer.items() if value is not None}
-    return ModelConfig({**config.options("text_config"), **given}, "text_config.")
+    return ModelConfig({**config.options(_TEXT), **given}, f"{_TEXT}.")
