@@ -12,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.kernels._native import KvLayerShape, Plan, Runner, RunnerConfig, StateShape
+from quire.kernels.adapters.packing import PackedAdapter
 from quire.kernels.devices import Device
+from quire.kernels.emit.adapters import ENTRY_BYTES
 from quire.kernels.emit.context import Kernel
 from quire.kernels.emit.layout import BLOCK, round_up
 from quire.kernels.kv_file import KvFile
@@ -92,6 +94,13 @@ class Assembly:
             self.add(self.native.hidden_states, launch, self.memory)
         for launch in self.plan.encoding:
             self.add(self.native.encoding, launch, self.memory)
+
+    def set_adapter(self, number: int, packed: PackedAdapter | None) -> None:
+        """Write an adapter's entries to the tables of all products, or empty ones."""
+        empty = np.zeros(ENTRY_BYTES // 8, np.int64)
+        for index, product in enumerate(self.plan.adapted):
+            entry = empty if packed is None else packed.entries[index]
+            ctypes.memmove(self.buffers[product.table.name] + number * ENTRY_BYTES, entry.ctypes.data, ENTRY_BYTES)
 
     def add(self, target: Plan, launch: Launch, memory: Memory) -> None:
         """Append a launch to a native plan."""

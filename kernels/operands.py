@@ -406,6 +406,24 @@ class PackedActivations:
     quantized: QuantizedFormat | None = None
 
 
+def most_ranks(max_lora_rank: int) -> int:
+    """Return the ranks of an adapter's change of a layer at most: pairs, with one for a bias."""
+    return round_up(max_lora_rank + 1, 2)
+
+
+@dataclass(frozen=True)
+class AdaptedProduct:
+    """A product that adapters may change: its table of adapters, and short vectors of `tiles` tiles of 16 ranks.
+
+    See emit/adapters.py.
+    """
+
+    table: Buffer
+    short: Buffer
+    matrix: Matrix
+    tiles: int
+
+
 @dataclass(frozen=True)
 class Launch:
     """A kernel over its operands, of `repeats` * ceil(dim / rows_per_item) work items; `head` computes logits.
@@ -426,8 +444,11 @@ class Launch:
 
 @dataclass(frozen=True)
 class PlanLimits:
-    """Sizes that a plan is made for: tokens of a step, positions of a sequence, tokens of a page."""
+    """Sizes that a plan is made for: tokens of a step, positions of a sequence, tokens of a page, and the adapters at a
+    time, of which none has a larger rank."""
 
     max_num_batched_tokens: int
     max_model_len: int
     block_size: int
+    max_loras: int = 0
+    max_lora_rank: int = 0

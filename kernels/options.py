@@ -53,7 +53,8 @@ class LoadOptions:
     weights are kept for the next start. `kv_memory_fd`: file descriptor of the memory of KV pages, which the next
     engine takes over. `weights_fd`: file descriptor of the memory of packed weights, which other engines have too.
     `memory_limit`: bytes of the whole process. `machine_share`: "I/N" for one of N engines, which share the memory that
-    is left. `hf_overrides`: fields that replace those of config.json, as a JSON object.
+    is left. `hf_overrides`: fields that replace those of config.json, as a JSON object. `max_loras`: adapters in memory,
+    none by default, each of a rank up to `max_lora_rank`.
     """
 
     model: str
@@ -76,6 +77,8 @@ class LoadOptions:
     memory_limit: int | None = None
     machine_share: str | None = None
     hf_overrides: str | None = None
+    max_loras: int = 0
+    max_lora_rank: int = 16
 
     def overrides(self) -> dict[str, Any]:
         """Return the fields that replace those of config.json. Raises ModelError."""
@@ -140,7 +143,7 @@ def choose_limits(options: LoadOptions, longest: int, default: int | None = None
     if length > MAX_POSITIONS:
         raise ModelError(f"the model has {length} positions; choose a max_model_len of at most {MAX_POSITIONS}")
     most = max(options.max_num_batched_tokens, length) if whole else options.max_num_batched_tokens
-    return PlanLimits(most, length, options.block_size)
+    return PlanLimits(most, length, options.block_size, options.max_loras, options.max_lora_rank)
 
 
 class KvSize(NamedTuple):

@@ -19,7 +19,17 @@ from quire.kernels.emit.head_linear import HeadLinearKernel
 from quire.kernels.emit.kv import KV_TILE, KvLayout
 from quire.kernels.emit.layout import Dtypes, round_up
 from quire.kernels.graph.operations import Features
-from quire.kernels.operands import ArrayWeight, Buffer, Launch, Matrix, Operand, PlanLimits, StatePart, Weight
+from quire.kernels.operands import (
+    AdaptedProduct,
+    ArrayWeight,
+    Buffer,
+    Launch,
+    Matrix,
+    Operand,
+    PlanLimits,
+    StatePart,
+    Weight,
+)
 from quire.kernels.weights.quantization import Quantization
 
 HIDDEN, FEATURES = "hidden", "features"
@@ -63,6 +73,7 @@ class ModelPlan:
     lent: frozenset[Matrix] = frozenset()  # matrices of another plan, whose weights this one uses
     buffers: dict[str, Buffer] = field(default_factory=dict)
     state_bytes: int = 0  # of a record of state
+    adapted: list[AdaptedProduct] = field(default_factory=list)  # products that adapters may change
     config: Mapping[str, Any] = field(default_factory=dict)  # config.json, with the fields that options replace
     _kernels: dict[Kernel, Kernel] = field(default_factory=dict)
 

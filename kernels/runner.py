@@ -25,6 +25,8 @@ from quire.kernels._native import (
     Vocabulary,
     checksum,
 )
+from quire.kernels.adapters.adapter import Adapter
+from quire.kernels.adapters.packing import PackedAdapter, pack_adapter
 from quire.kernels.assembly import Assembly, Progress, Rows, logits_shape, open_runner
 from quire.kernels.emit.builder import BF16, F32, I8
 from quire.kernels.errors import ModelError
@@ -114,6 +116,9 @@ class ModelRunner:
         self.eos_token_ids = checkpoint.eos_token_ids()
         self.sequences = native.sequences
         self.page_bytes = native.page_bytes
+        self.max_loras = plan.limits.max_loras
+        self.max_lora_rank = plan.limits.max_lora_rank
+        self._adapters: dict[int, PackedAdapter | None] = {}
 
     def submit(self, step: StepInput) -> StepResult:
         """Compute a step. Raises ValueError for one that cannot be computed; nothing has changed then."""
@@ -134,6 +139,19 @@ class ModelRunner:
     def fork(self, slot: int, source: int, num_computed: int, num_tokens: int) -> bool:
         """Give a slot without pages what another has computed; return False if there are too few pages."""
         return self._native.fork(slot, source, num_computed, num_tokens)
+
+    def pack_adapter(self, adapter: Adapter) -> PackedAdapter:
+        """Return an adapter in the form that `set_adapter` takes. Raises ModelError. Any thread.
+
+        It takes a time that grows with the adapter's bytes, mostly without the GIL.
+        """
+        plan = self._plan
+        return pack_adapter(plan.adapted, adapter, plan.dtypes, plan.quantization.checkpoint)
+
+    def set_adapter(self, number: int, packed: PackedAdapter | None) -> None:
+        """Let sequences with the adapter `number`, from 1 on, be computed by this one, which must outlive them."""
+        self._assembly.set_adapter(number, packed)
+        self._adapters[number] = packed
 
     def copy_page(self, page: int, copy: npt.NDArray[np.uint8]) -> int:
         """Copy the KV of a page to `copy`, `page_bytes` bytes; return the checksum of the copy. Any thread."""

@@ -324,6 +324,10 @@ class Builder:
         aligned = f" {{alignment = {alignment} : i64}}" if alignment else ""
         return self._result(type_, f"llvm.load {source.name}{aligned} : {PTR} -> {type_}")
 
+    def load_index(self, base: Value, number: Value) -> Value:
+        """Load the i32 `number` of an array as an i64."""
+        return self.convert("arith.extui", self.load(base, number * 4, I32), I64)
+
     def store(self, value: Value, base: Value, offset: Value | int, alignment: int | None = None) -> None:
         """Store a value at `base` plus `offset` bytes; `alignment` is in bytes."""
         target = self.address(base, offset)

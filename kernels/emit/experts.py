@@ -30,11 +30,6 @@ _NONE = 2**31 - 1
 _SMALLEST_SUM = 1e-20  # that DeepSeek-V3 adds to sums of sigmoids
 
 
-def load_index(b: Builder, base: Value, number: Value) -> Value:
-    """Load the i32 `number` of an array as an i64."""
-    return b.convert("arith.extui", b.load(base, number * 4, I32), I64)
-
-
 @dataclass(frozen=True)
 class RouteKernel(Kernel):
     """Chooses the experts of a row and their weights, as `graph.operations.ExpertRouter` describes.
@@ -87,7 +82,7 @@ class RouteKernel(Kernel):
                 weight = b.load(place, 0, F32)
                 weight = weight / total if total is not None else weight
                 if expert_scales is not None:
-                    expert = load_index(b, b.address(numbers, at), rank.index)
+                    expert = b.load_index(b.address(numbers, at), rank.index)
                     weight = weight * b.load(expert_scales, expert * 4, F32)
                 b.store(weight * self.scale if self.scale != 1 else weight, place, 0)
         return b.text()
@@ -207,7 +202,7 @@ class GroupKernel(Kernel):
             with b.loop(0, self.experts) as expert:
                 b.store(zero, counts, expert.index * 8)
             with b.loop(0, assignments) as assignment:
-                at = load_index(b, numbers, assignment.index) * 8
+                at = b.load_index(numbers, assignment.index) * 8
                 count = b.load(counts, at, I64)
                 b.store(b.convert("arith.trunci", count, I32), slots, assignment.index * 4)
                 b.store(count + one, counts, at)
@@ -224,8 +219,8 @@ class GroupKernel(Kernel):
                 expert.carry(row + (count + (TILE_ROWS - 1)) // TILE_ROWS * TILE_ROWS, start.results[0])
             b.store(expert.results[1], entries, 0)
             with b.loop(0, assignments) as assignment:
-                first = b.load(counts, load_index(b, numbers, assignment.index) * 8, I64)
-                slot = load_index(b, slots, assignment.index) + first
+                first = b.load(counts, b.load_index(numbers, assignment.index) * 8, I64)
+                slot = b.load_index(slots, assignment.index) + first
                 b.store(b.convert("arith.trunci", slot, I32), slots, assignment.index * 4)
         return b.text()
 
@@ -245,7 +240,7 @@ class ScatterKernel(Kernel):
         b, dtypes = Builder(self.name), context.dtypes
         x, out, slots = (b.buffer(i) for i in range(3))
         with b.items() as item:
-            rows = item // self.top_k, load_index(b, slots, item)
+            rows = item // self.top_k, b.load_index(slots, item)
             source, target = (
                 b.address(base, packed_offset(dtypes, self.width, row, b.index(0)))
                 for base, row in zip((x, out), rows, strict=True)
@@ -332,7 +327,7 @@ class CombineKernel(Kernel):
             terms = []
             for rank in range(self.top_k):
                 number = token * self.top_k + rank
-                row = b.address(y, load_index(b, slots, number) * row_bytes)
+                row = b.address(y, b.load_index(slots, number) * row_bytes)
                 terms.append((b.broadcast(b.load(weights, number * 4, F32)), row))
             if self.shared:
                 gate = sigmoid(b, b.broadcast(b.load(b.buffer(5), token * (BLOCK * 4), F32)))

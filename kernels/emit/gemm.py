@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.kernels.activations import ClampedSwiglu, FixedActivation
+from quire.kernels.emit.adapters import AdapterOperands
 from quire.kernels.emit.builder import VF32, Builder, Value
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.layout import (
@@ -43,13 +44,14 @@ class GemmItem:
 
 @dataclass(frozen=True)
 class GemmOutput:
-    """Addresses of y, of the bias of its columns, of the rows by which `gated` and `gating` multiply, and of xIELU's
-    parameters."""
+    """Addresses of y, of the bias of its columns, of the rows by which `gated` and `gating` multiply, of xIELU's
+    parameters, and of what adapters of rows read."""
 
     y: Value
     bias: Value | None = None
     factors: Value | None = None
     parameters: Value | None = None
+    adapters: AdapterOperands | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,9 @@ class GemmKernel(Kernel):
     takes both; `gating` takes gates, and ups from such rows.
 
     Rows of y, or those that are read, have `y_columns` columns, by default n; those of y begin with number `first`.
+
+    With `adapter_tiles`, rows may have adapters whose short vectors have so many tiles: the last buffers are the
+    adapters of rows, the table, and the short vectors; see adapters.py.
     """
 
     k: int
@@ -82,6 +87,7 @@ class GemmKernel(Kernel):
     softcap: float = 0.0
     y_columns: int = 0
     first: int = 0
+    adapter_tiles: int = 0
 
     def operations(self, rows: int, pairs: int) -> int:
         """See Kernel."""
@@ -107,7 +113,11 @@ class GemmKernel(Kernel):
         bias = b.buffer(3) if self.bias else None
         factors = b.buffer(3 + self.bias) if self.epilogue in ("gated", "gating") else None
         parameters = b.buffer(3 + self.bias) if self.activation == XIELU else None
-        output = GemmOutput(y, bias, factors, parameters)
+        adapters = None
+        if self.adapter_tiles:
+            number = 3 + self.bias + (factors is not None) + (parameters is not None)
+            adapters = AdapterOperands(*(b.buffer(number + i) for i in range(3)), self.adapter_tiles)
+        output = GemmOutput(y, bias, factors, parameters, adapters)
         rows = b.dim(self.dim)
         size = context.rows_per_item
         groups = (rows + (size - 1)) // size
@@ -148,6 +158,8 @@ class GemmKernel(Kernel):
         self, b: Builder, dtypes: Dtypes, output: GemmOutput, row: Value, block: Value, values: Sequence[Value]
     ) -> None:
         """Store a row of products with block number `block` of the columns, after the epilogue."""
+        if output.adapters is not None:
+            values = output.adapters.apply(b, dtypes, row, block, values)
         if output.bias is not None:
             values = [v + b.load(output.bias, block * (BLOCK * 4) + 64 * i, VF32, 64) for i, v in enumerate(values)]
         if self.softcap:

@@ -90,6 +90,11 @@ class Dtypes:
         """Dtypes of products with KV pages, whose layout is the same on all hosts."""
         if self.quantized_kv:
             return replace(self, weights=I8)
+        return self.plain
+
+    @property
+    def plain(self) -> Dtypes:
+        """Dtypes with weights whose layout is the same on all hosts."""
         return replace(self, weights=BF16) if self.weights == PAIRED else self
 
     @property

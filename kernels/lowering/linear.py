@@ -6,13 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from quire.kernels.activations import ClampedSwiglu, FixedActivation, Xielu
+from quire.kernels.emit.adapters import ENTRY_BYTES, ShrinkKernel
 from quire.kernels.emit.gemm import XIELU, GemmKernel
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, QuantizedFormat, round_up
 from quire.kernels.emit.rows import QuantizeKernel
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import FeedForward, Norm
 from quire.kernels.lowering.fused import FusedLinear, norm_kernel, widening_of
-from quire.kernels.operands import Buffer, Matrix, MatrixPart, Operand, PackedActivations, Table, XieluParameters
+from quire.kernels.operands import (
+    AdaptedProduct,
+    Buffer,
+    Matrix,
+    MatrixPart,
+    Operand,
+    PackedActivations,
+    Table,
+    XieluParameters,
+    most_ranks,
+)
 from quire.kernels.plan import ModelPlan
 from quire.kernels.weights.quantization import Quantization
 
@@ -36,6 +47,7 @@ class Epilogue:
 
 
 _STORE = Epilogue()
+_ROW_ADAPTERS = Buffer("row_adapters", input=True)
 
 
 class LinearLowering:
@@ -85,6 +97,8 @@ class LinearLowering:
         """Return a format whose activations all consumers read, in order; None if there is none."""
         formats = [self.format_of(linear, width) for linear in consumers]
         if any(self.quantization.order_of(linear.layers, width) is not None for linear in consumers):
+            return None
+        if self.plan.limits.max_loras:  # whose adapters read floats
             return None
         groups = {None if form is None else (form.activation_group, form.rotated) for form in formats}
         return formats[0] if len(groups) == 1 else None
@@ -170,8 +184,9 @@ class LinearLowering:
         self, name: str, x: PackedActivations, linear: FusedLinear, out: Buffer, epilogue: Epilogue = _STORE
     ) -> None:
         """Lower a linear layer whose results go to `out`."""
-        x = self.quantized(x, linear)
         matrix, layers = self.matrix(linear, x.columns), linear.layers
+        adapters = self._shrink(x, linear, matrix)
+        x = self.quantized(x, linear)
         operands: list[Operand] = [x.buffer, matrix, out]
         if layers[0].bias:
             if any(layer.tensor_outputs for layer in layers):
@@ -181,13 +196,30 @@ class LinearLowering:
             operands.append(epilogue.factors)
         if epilogue.parameters is not None:
             operands.append(epilogue.parameters)
+        if adapters is not None:
+            operands += [_ROW_ADAPTERS, adapters.table, adapters.short]
         kernel = GemmKernel(
             name, matrix.k, matrix.n, epilogue.kind, bool(layers[0].bias), epilogue.activation, linear.dim,
             matrix.quantized, epilogue.scale, epilogue.softcap, epilogue.out_columns, epilogue.first,
+            0 if adapters is None else adapters.tiles,
         )  # fmt: skip
         repeats = round_up(matrix.n, BLOCK) // BLOCK
         rows_per_item = self.plan.context.rows_per_item
         self.plan.add(kernel, operands, linear.dim, rows_per_item=rows_per_item, repeats=repeats)
+
+    def _shrink(self, x: PackedActivations, linear: FusedLinear, matrix: Matrix) -> AdaptedProduct | None:
+        """Lower the first half of what adapters change of layers, if they may; return what the product reads then."""
+        limits = self.plan.limits
+        if not limits.max_loras or linear.place == "router" or linear.head:
+            return None
+        tiles = -(-len(linear.layers) * most_ranks(limits.max_lora_rank) // TILE_ROWS)
+        short = self.plan.buffer("adapter_ranks", limits.max_num_batched_tokens * tiles * TILE_ROWS * 4)
+        table = self.plan.buffer(f"adapters_{len(self.plan.adapted)}", (limits.max_loras + 1) * ENTRY_BYTES)
+        product = AdaptedProduct(table, short, matrix, tiles)
+        self.plan.adapted.append(product)
+        kernel = ShrinkKernel("adapter_shrink", x.columns, tiles)
+        self.plan.add(kernel, [x.buffer, _ROW_ADAPTERS, table, short], "tokens", repeats=tiles)
+        return product
 
     def widen(self, x: PackedActivations, operation: FeedForward) -> PackedActivations:
         """Lower a feed-forward layer but for its last linear layer, whose input is returned.

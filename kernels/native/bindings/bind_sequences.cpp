@@ -208,6 +208,8 @@ void bind_sequences(nb::module_& m) {
           "Return the slot of a new sequence with the first tokens of another and others after them, which is sampled "
           "by "
           "the same parameters.")
+      .def("set_adapter", &Sequences::set_adapter, "slot"_a, "adapter"_a,
+           "Let the adapter of this number compute a slot that has no pages yet; 0: none.")
       .def("match", &match_sequence, "slot"_a,
            "Return the number of tokens that the prefix cache holds, the number of their pages that no sequence holds, "
            "and the last of these pages or -1.")

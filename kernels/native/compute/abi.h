@@ -107,6 +107,7 @@ struct StepInputs {
   std::int32_t* token_ids;     ///< [max_num_batched_tokens]
   std::int32_t* positions;     ///< [max_num_batched_tokens]
   std::int32_t* token_types;   ///< [max_num_batched_tokens]: 0, or 1 in the second segment of a sequence
+  std::int32_t* row_adapters;  ///< [max_num_batched_tokens]: number of the row's adapter, 0: none
   std::int64_t* kv_slots;      ///< [max_num_batched_tokens]: page * block_size + offset in the page
   AttentionEntry* entries;     ///< [max_num_batched_tokens]
   KvSplit* kv_splits;          ///< [kMaxKvSplits]
@@ -123,6 +124,7 @@ struct StepInputs {
     visit("token_ids", token_ids);
     visit("positions", positions);
     visit("token_types", token_types);
+    visit("row_adapters", row_adapters);
     visit("kv_slots", kv_slots);
     visit("entries", entries);
     visit("kv_splits", kv_splits);

@@ -33,6 +33,7 @@ Runner::Runner(const RunnerConfig& config, Device& device)
   array(inputs_.token_ids, tokens);
   array(inputs_.positions, tokens);
   array(inputs_.token_types, tokens);
+  array(inputs_.row_adapters, tokens);
   array(inputs_.kv_slots, tokens);
   array(inputs_.entries, tokens);
   array(inputs_.kv_splits, kMaxKvSplits);

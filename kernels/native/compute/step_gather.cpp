@@ -35,6 +35,7 @@ void StepGather::add(std::int32_t index, std::int32_t slot, std::int64_t start, 
     inputs_.token_ids[first + i] = sequence.tokens[position];
     inputs_.positions[first + i] = static_cast<std::int32_t>(position);
     inputs_.token_types[first + i] = sequence.segment > 0 && position >= sequence.segment ? 1 : 0;
+    inputs_.row_adapters[first + i] = sequence.adapter;
     inputs_.kv_slots[first + i] = std::int64_t{sequence.pages[position / config_.block_size]} * config_.block_size +
                                   position % config_.block_size;
   }

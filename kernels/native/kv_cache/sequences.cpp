@@ -184,9 +184,10 @@ bool Sequences::fork(std::int32_t slot, std::int32_t source, std::int64_t num_co
   const auto count = static_cast<std::size_t>(std::max<std::int64_t>(num_computed, 0));
   if (num_computed < 0 || num_computed > num_tokens || count > child.tokens.size() || count > parent.tokens.size() ||
       num_computed > std::ssize(parent.pages) * block_size_ || child.root != parent.root ||
+      child.adapter != parent.adapter ||
       !std::ranges::equal(std::span(child.tokens).first(count), std::span(parent.tokens).first(count)))
     throw std::invalid_argument("slot " + std::to_string(slot) + " and slot " + std::to_string(source) +
-                                " do not have the same salt and the same " + std::to_string(num_computed) +
+                                " do not have the same salt, adapter and " + std::to_string(num_computed) +
                                 " computed tokens");
   auto full = num_computed / block_size_;
   const bool copies_state = states_ && parent.states->length() == num_computed;
@@ -217,6 +218,7 @@ std::int32_t Sequences::open_branch(std::int32_t source, std::int64_t num_tokens
   const std::int32_t slot = open(std::move(tokens), sequence.num_prompt_tokens, sequence.sampling.config(),
                                  sequence.cache_salt, std::nullopt, nullptr, sequence.segment);
   at(slot).prompt_logprobs_done = at(source).prompt_logprobs_done;
+  at(slot).adapter = at(source).adapter;
   return slot;
 }
 
@@ -230,6 +232,14 @@ void Sequences::adopt(std::int32_t slot, std::int32_t branch) {
   std::swap(sequence.num_followed, other.num_followed);
   std::swap(sequence.states, other.states);
   if (states_) sequence.states->succeed(*other.states);
+}
+
+void Sequences::set_adapter(std::int32_t slot, std::int32_t adapter) {
+  Sequence& sequence = at(slot);
+  if (!sequence.pages.empty())
+    throw std::logic_error("slot " + std::to_string(slot) + " has pages; its adapter cannot change");
+  if (adapter < 0) throw std::invalid_argument("adapter=" + std::to_string(adapter) + "; it must be 0 or more");
+  sequence.adapter = adapter;
 }
 
 bool Sequences::reserve(std::int32_t slot, std::int64_t num_tokens) {

@@ -38,6 +38,7 @@ struct Sequence {
   std::optional<std::string> cache_salt;
   std::int64_t number;                     ///< number among all sequences ever opened: unique, unlike the slot
   std::unique_ptr<SequenceStates> states;  ///< nullptr if the model has no state
+  std::int32_t adapter = 0;                ///< number of the adapter that computes its tokens; 0: none
 };
 
 /// The open sequences, and the KV pages that they and the prefix cache hold. A slot, a small number that is reused
@@ -100,6 +101,10 @@ class Sequences {
 
   /// Gives a slot the tokens, pages and sampling state of its branch, which gets those of the slot.
   void adopt(std::int32_t slot, std::int32_t branch);
+
+  /// Lets an adapter compute a sequence that has no pages yet, or none (0). Its salt must be the adapter's own: pages
+  /// hold what one adapter has computed. Throws std::logic_error if the sequence has pages.
+  void set_adapter(std::int32_t slot, std::int32_t adapter);
 
   /// Makes the slot's pages cover `num_tokens` positions. Returns false, and changes nothing, when the pool lacks
   /// pages.
