@@ -64,4 +64,5 @@ def _reader(option: Option) -> Callable[[str], Any]:
 def load_options(options: EngineProcessOptions) -> LoadOptions:
     """Return the options that concern the model, which have the same names."""
     names = {field.name for field in fields(LoadOptions)} & options_of(EngineProcessOptions).keys()
-    return LoadOptions(**{name: getattr(options, name) for name in names})
+    chosen = {name: getattr(options, name) for name in names}
+    return LoadOptions(**chosen | {"max_loras": options.max_loras if options.serves_adapters else 0})

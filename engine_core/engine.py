@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import msgspec
 
@@ -21,6 +22,7 @@ from quire.engine_core.memory import MemoryGuard
 from quire.engine_core.open_requests import OpenRequests
 from quire.engine_core.outputs import Outputs, Send
 from quire.engine_core.queue_bounds import QueueBounds
+from quire.engine_core.request import RequestStatus
 from quire.engine_core.scheduling.batch import Batch
 from quire.engine_core.scheduling.scheduler import Scheduler
 from quire.engine_core.stats import add_step, collect_stats
@@ -109,6 +111,7 @@ class EngineCore:
             hooks(parts.features, Feature.scheduled),
             hooks(parts.features, Feature.update),
         )
+        self._take_ready, self._holds = hooks(parts.features, Feature.take_ready), hooks(parts.features, Feature.holds)
         self._end_step, self._report = hooks(parts.features, Feature.end_step), hooks(parts.features, Feature.report)
         for feature in parts.features:
             feature.attach(requests)
@@ -216,8 +219,7 @@ class EngineCore:
         if self._memory is not None:
             self._memory.check(begun, self._constrained.evict, is_idle=not self._requests)
         self._end_overdue(begun)
-        if self._constrained.is_compiling:
-            self._release_constrained()
+        self._release_held()
         batch = self.scheduler.schedule()
         for note in self._scheduled:
             note(batch)
@@ -278,13 +280,16 @@ class EngineCore:
         for request in self._requests.overdue(now):
             self._requests.finish(request, FinishReason.TIMEOUT, explain_timeout(request))
 
-    def _release_constrained(self) -> None:
-        """Let requests start whose grammar has been compiled, and end those whose grammar is invalid."""
-        for request, error in self._constrained.take_compiled():
-            if error is None:
-                self.scheduler.release(request)
-            else:
+    def _release_held(self) -> None:
+        """Let requests start whose grammar or adapter is there, and end those for which it is invalid."""
+        compiled = self._constrained.take_compiled() if self._constrained.is_compiling else ()
+        for request, error in chain(compiled, *(take_ready() for take_ready in self._take_ready)):
+            if error is not None:
                 self._requests.finish(request, FinishReason.ERROR, str(error), error.kind)
+            elif any(holds(request) for holds in self._holds):
+                request.status = RequestStatus.WAITING_FOR_ADAPTER
+            elif not self._constrained.holds(request):
+                self.scheduler.release(request)
 
     def _end_client(self, client_id: bytes, reason: FinishReason, error: str | None = None) -> None:
         for request in self._requests.of_client(client_id):

@@ -8,6 +8,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from quire.engine_core.request import Request
 from quire.engine_core.scheduling.batch import Batch
 from quire.engine_core.scheduling.prefill_budget import PrefillBudget
+from quire.engine_core.validation import RejectedError
 from quire.protocol.messages import (
     ClientMessage,
     EngineCoreRequest,
@@ -41,6 +42,17 @@ class Feature:
 
     def check(self, message: EngineCoreRequest) -> None:
         """Raise RejectedError for a request that must not be accepted."""
+
+    def begin(self, request: Request) -> None:
+        """Take a request that is about to be queued. It may have to wait: see `holds`."""
+
+    def holds(self, request: Request) -> bool:
+        """Return True if a request must not start before `take_ready` yields it."""
+        return False
+
+    def take_ready(self) -> Iterable[tuple[Request, RejectedError | None]]:
+        """Yield requests that are not held any longer, or must end with an error; before each step."""
+        return ()
 
     def add(self, request: Request) -> None:
         """Follow a request that has been queued."""

@@ -12,7 +12,7 @@ from quire.engine_core.grammar.constrained import ConstrainedRequests
 from quire.engine_core.open_requests import OpenRequests
 from quire.engine_core.outputs import Outputs
 from quire.engine_core.queue_bounds import NO_REQUESTS, InboundRequests, QueueBounds
-from quire.engine_core.request import Request
+from quire.engine_core.request import Request, RequestStatus
 from quire.engine_core.validation import (
     RejectedError,
     ShuttingDownError,
@@ -50,6 +50,7 @@ class Intake:
         self.draining = False  # open requests go on, new ones are rejected
         self._bounds = bounds
         self._checks = hooks(features, Feature.check)
+        self._begin, self._holds = hooks(features, Feature.begin), hooks(features, Feature.holds)
         self._requests = requests
         self._constrained = constrained
         self._outputs = outputs
@@ -110,6 +111,10 @@ class Intake:
             sequences=self._sequences,
         )  # fmt: skip
         self._constrained.begin(request, grammar)
+        for begin in self._begin:
+            begin(request)
+        if request.status is RequestStatus.WAITING and any(holds(request) for holds in self._holds):
+            request.status = RequestStatus.WAITING_FOR_ADAPTER
         request.record(EventType.QUEUED, now)
         if other is not None:
             share_prompt(request, other, limits)

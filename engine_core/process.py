@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import msgspec
 
+from quire.engine_core.adapters import Adapters
 from quire.engine_core.arguments import load_options, parse_arguments
 from quire.engine_core.crash_journal import CrashJournal
 from quire.engine_core.engine import EngineCore, EngineParts
@@ -219,6 +220,7 @@ def _assemble(
     chosen = [
         start_speculation(parsed, load_options(parsed), runner, limits),
         _start_kv_events(parsed, runner, wake),
+        _start_adapters(parsed, runner, wake),
         peers,
     ]
     page_server = _start_page_server(parsed, runner, server, wake)
@@ -342,6 +344,14 @@ def _start_kv_events(parsed: EngineProcessOptions, runner: ModelRunner, wake: Ca
     """Start the publishing of KV events, if it is wanted. Raises AddressError."""
     config = parse_kv_events_config(parsed.kv_events_config or "{}")
     return start_kv_events(config, runner.sequences, runner.block_size, wake) if config.is_enabled else None
+
+
+def _start_adapters(parsed: EngineProcessOptions, runner: ModelRunner, wake: Callable[[], None]) -> Adapters | None:
+    """Return what gives requests their adapters, if they may have any."""
+    if not parsed.serves_adapters:
+        return None
+    folders = None if parsed.allow_runtime_lora else frozenset(parsed.adapter_folders.values())
+    return Adapters(runner, parsed.max_loras, folders, wake)
 
 
 def _start_page_server(

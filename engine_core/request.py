@@ -43,6 +43,7 @@ class RequestStatus(enum.Enum):
     WAITING = enum.auto()
     WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR = enum.auto()
     WAITING_FOR_REMOTE_KVS = enum.auto()
+    WAITING_FOR_ADAPTER = enum.auto()
     RUNNING = enum.auto()
     PREEMPTED = enum.auto()
     FINISHED = enum.auto()
@@ -205,6 +206,7 @@ class Request:
     num_cached_tokens: int = 0  # tokens that need not be computed when it first starts
     num_preemptions: int = 0
     constraint: Constraint | None = field(default=None, repr=False)
+    adapter: int = 0  # number of its adapter in the kernels; 0: none, or none yet
     slot: int = NO_SLOT  # its sequence in the executor, opened when it first comes to the front of the queue
     events: list[EngineCoreEvent] = field(default_factory=list, repr=False)  # events that are not sent yet
     prompt_logprobs: list[TokenLogprobs | None] | None = field(default=None, repr=False)  # entries not sent yet

@@ -237,12 +237,13 @@ def check_prefix(token_ids: list[int], cache_salt: str, limits: EngineShape) -> 
 
 
 def check_shared_prompt(request: EngineCoreRequest, other: Request) -> None:
-    """Raise RejectedError unless the two have one prompt and one salt."""
-    same_salt = other.cache_salt in (None, request.cache_salt)  # None: the engine has no prefix cache
-    if other.prompt_token_ids != request.prompt_token_ids or not same_salt:
+    """Raise RejectedError unless the two have one prompt, one salt and one adapter."""
+    same_salt = other.cache_salt is None or other.message.cache_salt == request.cache_salt  # None: no prefix cache
+    same_adapter = other.message.adapter == request.adapter
+    if other.prompt_token_ids != request.prompt_token_ids or not same_salt or not same_adapter:
         raise RejectedError(
             f"request {request.request_id!r} names {other.request_id!r} in shares_prompt_with, which has another "
-            "prompt or another cache_salt; name a request that has the same, or none"
+            "prompt, cache_salt or adapter; name a request that has the same, or none"
         )
 
 

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Collection
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +26,8 @@ from quire.kernels._native import (
     Vocabulary,
     checksum,
 )
-from quire.kernels.adapters.adapter import Adapter
-from quire.kernels.adapters.packing import PackedAdapter, pack_adapter
+from quire.kernels.adapters.packing import PackedAdapter, adapter_shapes, pack_adapter
+from quire.kernels.adapters.peft import read_adapter
 from quire.kernels.assembly import Assembly, Progress, Rows, logits_shape, open_runner
 from quire.kernels.emit.builder import BF16, F32, I8
 from quire.kernels.errors import ModelError
@@ -140,13 +141,14 @@ class ModelRunner:
         """Give a slot without pages what another has computed; return False if there are too few pages."""
         return self._native.fork(slot, source, num_computed, num_tokens)
 
-    def pack_adapter(self, adapter: Adapter) -> PackedAdapter:
-        """Return an adapter in the form that `set_adapter` takes. Raises ModelError. Any thread.
+    def read_adapter(self, path: Path) -> tuple[str, PackedAdapter]:
+        """Return the adapter of a folder or GGUF file, for `set_adapter`, and a hash of its contents. Any thread.
 
-        It takes a time that grows with the adapter's bytes, mostly without the GIL.
+        Raises ModelError. It takes a time that grows with the adapter's bytes, mostly without the GIL.
         """
         plan = self._plan
-        return pack_adapter(plan.adapted, adapter, plan.dtypes, plan.quantization.checkpoint)
+        adapter = read_adapter(path, adapter_shapes(plan.adapted), max_rank=plan.limits.max_lora_rank)
+        return adapter.digest, pack_adapter(plan.adapted, adapter, plan.dtypes, plan.quantization.checkpoint)
 
     def set_adapter(self, number: int, packed: PackedAdapter | None) -> None:
         """Let sequences with the adapter `number`, from 1 on, be computed by this one, which must outlive them."""

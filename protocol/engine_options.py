@@ -34,6 +34,8 @@ REASONING_PARSERS = (
 STANDBYS = ("program", "model")
 ROUTER_NAMES = ("round-robin", "least-loaded", "power-of-two", "sticky", "prefix-affinity")
 MAX_ENGINES = 256
+MAX_LORAS = 4096
+MAX_LORA_RANK = 512
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 SECONDS = Range(0, 10**9, closed=False)  # 30 years, which every clock can count
@@ -101,6 +103,13 @@ class EngineOptions:
             answers), draft_model (`model` is a smaller one), eagle and eagle3 (`model` is a head), mtp (the head for
             multi-token prediction in the model's own files). Default: none.
 
+    LoRA adapters:
+        enable_lora: Compute requests by LoRA adapters that they name; implied by lora_modules.
+        lora_modules: Adapters that requests may name, each as NAME=FOLDER, in PEFT's format or a GGUF file.
+        max_loras: Adapters that are in memory at a time. Requests of others wait for them to be read.
+        max_lora_rank: Largest rank of an adapter.
+        allow_runtime_lora: Let requests name adapters in any folder.
+
     Structured outputs:
         grammar_timeout: Seconds of CPU time that compiling the grammar of a request may take.
         preload_grammars: Prepare the tokenizer for grammars at the start. Otherwise the first request with
@@ -136,11 +145,34 @@ class EngineOptions:
     max_waiting_tokens: Annotated[int, Option("TOKENS", COUNT)] = 1 << 24
     max_waiting_requests_per_client: Annotated[int | None, Option("N", COUNT)] = None
     speculative_config: Annotated[str | None, Option("JSON")] = None
+    enable_lora: Annotated[bool, Option()] = False
+    lora_modules: Annotated[tuple[str, ...], Option("NAME=FOLDER")] = ()
+    max_loras: Annotated[int, Option("N", Range(1, MAX_LORAS))] = 8
+    max_lora_rank: Annotated[int, Option("N", Range(1, MAX_LORA_RANK))] = 64
+    allow_runtime_lora: Annotated[bool, Option()] = False
     grammar_timeout: Annotated[float, Option("S", SECONDS)] = 10.0
     preload_grammars: Annotated[bool, Option()] = False
 
+    @property
+    def serves_adapters(self) -> bool:
+        """True if requests may name LoRA adapters."""
+        return self.enable_lora or bool(self.lora_modules)
+
+    @property
+    def adapter_folders(self) -> dict[str, str]:
+        """The folder of each adapter by its name."""
+        return dict(module.split("=", 1) for module in self.lora_modules)  # type: ignore[misc]
+
     def __post_init__(self) -> None:
         check_options(self)
+        for module in self.lora_modules:
+            name, _, folder = module.partition("=")
+            if not name or not folder:
+                raise ValueError(f"lora_modules={module!r} is no NAME=FOLDER, as stories=/models/stories-lora")
+        if len(self.adapter_folders) < len(self.lora_modules):
+            raise ValueError("lora_modules has a name twice; give each adapter a name of its own")
+        if self.allow_runtime_lora and not self.serves_adapters:
+            raise ValueError("allow_runtime_lora is given without enable_lora")
         if self.kv_cache_memory_bytes is not None and self.num_pages is not None:
             raise ValueError("kv_cache_memory_bytes and num_pages both size the KV cache; give one of them")
         if self.kv_disk is not None and not self.enable_prefix_caching:

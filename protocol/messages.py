@@ -16,7 +16,7 @@ import msgspec
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.options import F32_MAX, MAX_INT64, Length, Option, Range, lengths_of, options_of
 
-PROTOCOL_VERSION = 15
+PROTOCOL_VERSION = 16
 
 
 class Role(enum.StrEnum):
@@ -104,6 +104,7 @@ MAX_SALT = 1024
 """Characters of a `cache_salt`."""
 
 MAX_ADDRESS = 1024
+MAX_PATH = 4096
 """Characters of an engine's address in a message."""
 
 MAX_NAMED_PEERS = 256
@@ -294,7 +295,9 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid
     number that the request keeps when it is sent again: an engine knows by it which requests the ones before it have
     died of. 0: the request has none, and is never suspected. `segment`: the position at which the second text of a pair
     begins, for a model that tells them apart; 0: there is one. `predicted_token_ids`: what it will probably generate;
-    where that is right the answer comes sooner, and it never changes.
+    where that is right the answer comes sooner, and it never changes. `adapter`: the folder or file of the LoRA adapter
+    that changes the model for this request, as the engine sees it; "": none. KV pages are shared by requests whose
+    adapters have the same contents.
     """
 
     request_id: str
@@ -314,6 +317,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False, tag=1, forbid
     segment: Annotated[int, msgspec.Meta(ge=0)] = 0
     predicted_token_ids: TokenIds = []
     kv_source: Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS)] = ""
+    adapter: Annotated[str, msgspec.Meta(max_length=MAX_PATH)] = ""
 
 
 class Abort(msgspec.Struct, array_like=True, gc=False, tag=2, forbid_unknown_fields=True):

@@ -85,7 +85,7 @@ def open_sequence(
     segment: int = 0,
 ) -> int:
     """Open a slot with the prompt, or these tokens, without pages. Raises ValueError if the executor rejects it."""
-    return request.sequences.open(
+    slot = request.sequences.open(
         [*request.prompt_token_ids, *request.message.generated_token_ids] if token_ids is None else token_ids,
         request.num_prompt_tokens,
         sampling=sampling,
@@ -94,6 +94,8 @@ def open_sequence(
         constraint=request.constraint,
         segment=segment,
     )
+    request.sequences.set_adapter(slot, request.adapter)
+    return slot
 
 
 def sampling_config(request: Request) -> SamplingConfig:

@@ -45,6 +45,7 @@ def explain_timeout(request: Request) -> str:
         RequestStatus.PREEMPTED: "while it waited for KV pages again",
         RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR: "while its grammar was being compiled",
         RequestStatus.WAITING_FOR_REMOTE_KVS: "while its KV pages were being fetched",
+        RequestStatus.WAITING_FOR_ADAPTER: "while its adapter was being read",
     }
     time = round(request.deadline - request.arrival, 6)  # the clock of a host that runs for days has no finer steps
     return (

@@ -80,6 +80,10 @@ class ConstrainedRequests:
         self._grammar_of[request] = grammar
         self._grammars.kept.hold(grammar)
 
+    def holds(self, request: Request) -> bool:
+        """Return True while a request waits for its grammar."""
+        return request in self._grammar_of and request.constraint is None
+
     def take_compiled(self) -> Iterator[tuple[Request, RejectedError | None]]:
         """Yield the requests whose grammar is compiled now, which may start, or the error, with which they must end.
 

@@ -78,7 +78,7 @@ class RequestLifecycle:
         """Queue a new request."""
         self._num_added += 1
         request.number = self._num_added
-        if request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+        if request.status is not RequestStatus.WAITING:
             self.waiting.hold(request)
         else:
             self._wait(request)

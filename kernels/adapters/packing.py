@@ -53,16 +53,17 @@ class PackedAdapter:
     entries: Sequence[npt.NDArray[np.int64]]
 
 
-def adaptable(products: Sequence[AdaptedProduct]) -> frozenset[str]:
-    """Return the names of the weights that adapters may change."""
-    return frozenset(part.tensor for product in products for part in product.matrix.parts)
+def adapter_shapes(products: Sequence[AdaptedProduct]) -> dict[str, tuple[int, int]]:
+    """Return the weights that adapters may change by name, each with its outputs and inputs."""
+    parts = (part for product in products for part in product.matrix.parts)
+    return {part.tensor: (part.whole_n, part.whole_k) for part in parts}
 
 
 def pack_adapter(
     products: Sequence[AdaptedProduct], adapter: Adapter, dtypes: Dtypes, checkpoint: Checkpoint
 ) -> PackedAdapter:
     """Pack an adapter of a checkpoint for all products of a plan. Raises ModelError for one that has more to change."""
-    known = adaptable(products)
+    known = adapter_shapes(products)
     unknown = [name for name in (*adapter.layers, *adapter.embeddings, *adapter.replaced, *adapter.tokens)
                if name not in known]  # fmt: skip
     if unknown or adapter.embeddings or adapter.replaced or adapter.tokens:
