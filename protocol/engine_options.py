@@ -161,7 +161,7 @@ class EngineOptions:
     @property
     def adapter_folders(self) -> dict[str, str]:
         """The folder of each adapter by its name."""
-        return dict(module.split("=", 1) for module in self.lora_modules)  # type: ignore[misc]
+        return dict(module.split("=", 1) for module in self.lora_modules)
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -68,6 +68,9 @@ def share_prompt(request: Request, other: Request, limits: EngineShape) -> None:
         other.decoding = ParallelSample(other.decoding, limits, group)
         if other.status is RequestStatus.RUNNING:
             group.running[other] = None
-        elif other.status not in (RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR, RequestStatus.WAITING_FOR_ADAPTER):
+        elif other.status not in (
+            RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR,
+            RequestStatus.WAITING_FOR_ADAPTER,
+        ):
             group.waiting[other] = None
     request.decoding = ParallelSample(request.decoding, limits, other.decoding.group)

@@ -64,14 +64,12 @@ def pack_adapter(
 ) -> PackedAdapter:
     """Pack an adapter of a checkpoint for all products of a plan. Raises ModelError for one that has more to change."""
     known = adapter_shapes(products)
-    unknown = [name for name in (*adapter.layers, *adapter.embeddings, *adapter.replaced, *adapter.tokens)
-               if name not in known]  # fmt: skip
-    if unknown or adapter.embeddings or adapter.replaced or adapter.tokens:
-        names = unknown or [*adapter.embeddings, *adapter.replaced, *adapter.tokens]
+    unknown = [*(name for name in adapter.layers if name not in known), *adapter.embeddings, *adapter.replaced]
+    if unknown := [*unknown, *adapter.tokens]:
+        others = f" and {len(unknown) - 1} other tensors" if len(unknown) > 1 else ""
         raise ModelError(
-            f"the adapter changes {names[0]}{' and others' if len(names) > 1 else ''}, which adapters can't change here: "
-            "only linear layers of attention and of dense feed-forward layers; merge it into its model with peft's "
-            "merge_and_unload()"
+            f"the adapter changes {unknown[0]}{others}, and only layers of attention and dense feed-forward layers can "
+            "be changed for some requests alone; merge it into its model with peft's merge_and_unload()"
         )
     memory = _Memory()
     packings = [_ProductPacking(product, adapter.layers, dtypes, checkpoint) for product in products]

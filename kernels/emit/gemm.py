@@ -116,7 +116,8 @@ class GemmKernel(Kernel):
         adapters = None
         if self.adapter_tiles:
             number = 3 + self.bias + (factors is not None) + (parameters is not None)
-            adapters = AdapterOperands(*(b.buffer(number + i) for i in range(3)), self.adapter_tiles)
+            of_rows, table, short = (b.buffer(number + i) for i in range(3))
+            adapters = AdapterOperands(of_rows, table, short, self.adapter_tiles)
         output = GemmOutput(y, bias, factors, parameters, adapters)
         rows = b.dim(self.dim)
         size = context.rows_per_item
