@@ -1,1 +1,1 @@
-"""Adapters: low-rank changes of a model's linear layers, which each request may choose."""
+"""Low-rank adapters (LoRA, arXiv 2106.09685) of a base model, read from disk."""

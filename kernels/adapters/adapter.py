@@ -61,13 +61,14 @@ class TokenRows:
 class Adapter:
     """What an adapter changes in its base model, by the names of the base's tensors.
 
-    `layers` are changes of linear layers. `embeddings` are changes of embeddings: a token t has scale B A[:, t] more, so
-    A is [rank, vocabulary] and B [hidden size, rank]. `replaced` are whole tensors that take the place of the base's:
-    weights of layers and embeddings that were trained, and biases, also those of norms. `tokens` are replaced rows of
-    embeddings, or of the head.
+    `layers` are changes of linear layers. `embeddings` are changes of embeddings: a token t has scale B A[:, t] more,
+    so A is [rank, vocabulary] and B [hidden size, rank]. `replaced` are whole tensors that take the place of the
+    base's: weights of layers and embeddings that were trained, and biases, also those of norms. Changes of `layers` and
+    `embeddings` are then added to these. PEFT also saves each embedding or head that it changes whole, mostly as the
+    base has it. `tokens` are replaced rows of embeddings, or of the head.
 
-    The head is always `lm_head.weight`. Where the base ties it to the embedding, `embeddings` and `replaced` leave it as
-    it was in the base, but `tokens` of the embedding are replaced in the head too, unless it has some of its own.
+    The head is always `lm_head.weight`. Where the base ties it to the embedding, `embeddings` and `replaced` leave it
+    as it was in the base, but `tokens` of the embedding are replaced in the head too, unless it has some of its own.
 
     `task_name` and `prompt_prefix` are texts of GGUF files for users, which change nothing.
     """
@@ -95,7 +96,7 @@ class Adapter:
         found = hashlib.blake2b(digest_size=32)
         for description, data in self._contents():
             found.update(f"{len(description)}:{description}{len(data)}:".encode())
-            found.update(data)
+            found.update(data.data)
         return found.hexdigest()
 
     def _contents(self) -> Iterator[tuple[str, npt.NDArray[np.uint8]]]:
