@@ -34,7 +34,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> EngineProcessOpti
         if option.section not in sections:
             sections[option.section] = parser.add_argument_group(option.section)
         _add(sections[option.section], option)
-    given = vars(parser.parse_args(arguments))
+    given = {name: tuple(value) if isinstance(value, list) else value
+             for name, value in vars(parser.parse_args(arguments)).items()}  # fmt: skip
     try:
         return EngineProcessOptions(**given)
     except ValueError as error:
@@ -47,8 +48,9 @@ def _add(group: argparse._ArgumentGroup, option: Option) -> None:
         group.add_argument(option.flag, action=argparse.BooleanOptionalAction, help=words)
     else:
         group.add_argument(
-            option.flag, type=_reader(option), required=option.is_required, metavar=option.metavar, help=words
-        )
+            option.flag, type=_reader(option), required=option.is_required, metavar=option.metavar, help=words,
+            action="append" if option.is_list else "store",
+        )  # fmt: skip
 
 
 def _reader(option: Option) -> Callable[[str], Any]:

@@ -53,8 +53,8 @@ class LoadOptions:
     weights are kept for the next start. `kv_memory_fd`: file descriptor of the memory of KV pages, which the next
     engine takes over. `weights_fd`: file descriptor of the memory of packed weights, which other engines have too.
     `memory_limit`: bytes of the whole process. `machine_share`: "I/N" for one of N engines, which share the memory that
-    is left. `hf_overrides`: fields that replace those of config.json, as a JSON object. `max_loras`: adapters that are in
-    memory at a time, each of a rank up to `max_lora_rank`.
+    is left. `hf_overrides`: fields that replace those of config.json, as a JSON object. `max_loras`: adapters
+    that are in memory at a time, each of a rank up to `max_lora_rank`.
     """
 
     model: str

@@ -186,11 +186,14 @@ class Option:
             json_object(self.name, value)
 
     def parse(self, text: str) -> Any:
-        """Return the value that the text of a flag stands for. Raises `ValueError` as `check` does."""
+        """Return the value that the text of a flag stands for, an entry if the option is a list.
+
+        Raises `ValueError` as `check` does.
+        """
         value: Any = text
         with contextlib.suppress(ValueError):  # the text itself is not allowed
             value = parse_size(text) if self.is_size else self.type(text)
-        self.check(value)
+        self.check((value,) if self.is_list else value)
         return value
 
     def _allows(self, value: object) -> bool:
@@ -276,8 +279,13 @@ def flag_of(name: str, value: object = None) -> str:
 
 
 def command_line(values: Mapping[str, object]) -> list[str]:
-    """Return the flags that stand for values by name; a value that is None has none."""
-    given = [(flag_of(name, value), value) for name, value in values.items() if value is not None]
+    """Return the flags that stand for values by name; a value that is None has none, and a list one for each entry."""
+    given = [
+        (flag_of(name, each), each)
+        for name, value in values.items()
+        for each in (value if isinstance(value, list | tuple) else (value,))
+        if each is not None
+    ]
     return [flag if isinstance(value, bool) else f"{flag}={value}" for flag, value in given]  # a value may begin with -
 
 

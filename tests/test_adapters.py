@@ -1,0 +1,117 @@
+"""LoRA adapters in the engine: what PEFT computes, for any mix of requests, and nothing of one in the other's pages."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_process import DealerClient, EngineUnderTest
+from reference_libraries import import_reference
+
+from quire.protocol.messages import EngineCoreOutput, EngineCoreRequest, ErrorKind, FinishReason, SamplingParams
+
+peft = import_reference("peft")
+torch = import_reference("torch")
+transformers = import_reference("transformers")
+
+LENGTH = 24
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {"r": 8, "lora_alpha": 16, "target_modules": "all-linear"},
+    "attention": {"r": 5, "lora_alpha": 3, "target_modules": ["q_proj", "v_proj"], "use_rslora": True},
+    "ranks": {
+        "r": 4, "target_modules": "all-linear", "rank_pattern": {"q_proj": 33, "layers.0.mlp.up_proj": 1},
+        "alpha_pattern": {"down_proj": 9},
+    },
+    "magnitudes": {"r": 8, "target_modules": "all-linear", "use_dora": True},
+    "biases": {"r": 6, "target_modules": ["o_proj", "gate_proj", "up_proj"], "lora_bias": True},
+    "one-layer": {"r": 16, "target_modules": ["k_proj", "down_proj"], "layers_to_transform": [1]},
+}  # fmt: skip
+
+
+def prompt(seed: int, length: int = 70) -> list[int]:
+    generator = random.Random(seed)
+    return [generator.randrange(5, 200) for _ in range(length)]
+
+
+def make_adapter(model: Path, folder: Path, **fields: Any) -> Any:
+    """Write a random adapter of a model; return both in torch."""
+    torch.manual_seed(len(fields))
+    base = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    made = peft.get_peft_model(base, peft.LoraConfig(**fields)).eval()
+    for parameter in made.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data + torch.randn(parameter.shape) * 0.05
+    made.save_pretrained(folder)
+    return made
+
+
+def greedy(model: Any, tokens: Sequence[int]) -> tuple[list[int], list[float]]:
+    """Return the tokens that follow, and their log probabilities."""
+    found, logprobs, sequence = [], [], torch.tensor([[*tokens]])
+    with torch.no_grad():
+        for _ in range(LENGTH):
+            scores = torch.log_softmax(model(sequence).logits[0, -1], -1)
+            found.append(int(scores.argmax()))
+            logprobs.append(float(scores.max()))
+            sequence = torch.cat([sequence, scores.argmax().reshape(1, 1)], 1)
+    return found, logprobs
+
+
+class Client(DealerClient):
+    """A client whose requests name adapters."""
+
+    def ask(self, request_id: str, tokens: list[int], adapter: str = "", **fields: Any) -> None:
+        params = SamplingParams(temperature=0.0, max_tokens=LENGTH, logprobs=0, **fields)
+        self.send(EngineCoreRequest(request_id, tokens, params, adapter=adapter))
+
+    def answer(self, request_id: str) -> tuple[list[int], list[float]]:
+        """Return the tokens and their log probabilities, once all are there."""
+        end = self.end(request_id)
+        assert end.error is None, end.error
+        outputs: list[EngineCoreOutput] = self.outputs(request_id)
+        tokens = [token for output in outputs for token in output.new_token_ids]
+        return tokens, [entry.logprobs[0] for output in outputs for entry in output.new_logprobs or ()]
+
+
+@pytest.fixture(scope="module")
+def folders(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any]]:
+    """The folder of an adapter of each kind, and the changed model."""
+    root = tmp_path_factory.mktemp("adapters")
+    return {
+        kind: (root / kind, make_adapter(checkpoints / "llama-tied-llama3", root / kind, **fields))
+        for kind, fields in KINDS.items()
+    }
+
+
+@pytest.fixture(scope="module", params=[[], ["--max-num-batched-tokens", "48", "--threads", "1"]], ids=["", "chunks"])
+def client(request: pytest.FixtureRequest, checkpoints: Path, folders: dict[str, tuple[Path, Any]]) -> Iterator[Client]:
+    modules = [f"--lora-modules={kind}={folder}" for kind, (folder, _) in folders.items()]
+    flags = ["--dtype", "float32", "--max-loras", "8", *modules, *request.param]
+    with EngineUnderTest(checkpoints / "llama-tied-llama3", *flags) as engine, Client(engine.address) as client:
+        yield client
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_answers_are_those_of_peft(kind: str, client: Client, folders: dict[str, tuple[Path, Any]]) -> None:
+    folder, model = folders[kind]
+    client.ask(kind, prompt(1), str(folder))
+    tokens, logprobs = client.answer(kind)
+    expected = greedy(model, prompt(1))
+    assert tokens == expected[0]
+    assert logprobs == pytest.approx(expected[1], abs=1e-3)
+
+
+def test_any_mix_gives_the_bits_of_each_alone(client: Client, folders: dict[str, tuple[Path, Any]]) -> None:
+    chosen = ["", *(str(folder) for folder, _ in folders.values())]
+    cases = [(seed, adapter) for seed in range(3) for adapter in chosen]
+    alone = []
+    for number, (seed, adapter) in enumerate(cases):
+        client.ask(f"alone {number}", prompt(seed), adapter)
+        alone.append(client.answer(f"alone {number}"))
+    for number, (seed, adapter) in enumerate(cases):
+        client.ask(f"mixed {number}", prompt(seed), adapter)
+    assert [client.answer(f"mixed {number}") for number in range(len(cases))] == alone
+    assert len({tuple(tokens) for tokens, _ in alone[: len(chosen)]}) == len(chosen)
