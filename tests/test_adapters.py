@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from engine_process import DealerClient, EngineUnderTest
 from reference_libraries import import_reference
+from safetensors.numpy import load_file, save_file
 
 from quire.protocol.messages import EngineCoreOutput, EngineCoreRequest, ErrorKind, FinishReason, SamplingParams
 
@@ -115,3 +118,109 @@ def test_any_mix_gives_the_bits_of_each_alone(client: Client, folders: dict[str,
         client.ask(f"mixed {number}", prompt(seed), adapter)
     assert [client.answer(f"mixed {number}") for number in range(len(cases))] == alone
     assert len({tuple(tokens) for tokens, _ in alone[: len(chosen)]}) == len(chosen)
+
+
+def cached(client: Client, request_id: str) -> int | None:
+    return next(output.num_cached_tokens for output in client.outputs(request_id) if output.events)
+
+
+def test_pages_are_shared_with_no_other_adapter(client: Client, folders: dict[str, tuple[Path, Any]]) -> None:
+    first, other = folders["plain"][0], folders["magnitudes"][0]
+    tokens = prompt(77, 200)
+    for name, adapter in (("a", str(first)), ("b", str(other)), ("c", ""), ("again", str(first))):
+        client.ask(name, tokens, adapter)
+        client.answer(name)
+    assert [cached(client, name) for name in ("a", "b", "c", "again")] == [0, 0, 0, 192]
+
+
+def flags_of(*folders: Path) -> list[str]:
+    return [f"--lora-modules={number}={folder}" for number, folder in enumerate(folders)]
+
+
+def copies(source: Path, target: Path, count: int) -> list[Path]:
+    """Return folders of the same adapter."""
+    return [Path(shutil.copytree(source, target / str(number))) for number in range(count)]
+
+
+def test_more_adapters_than_there_is_room_for_take_turns(
+    checkpoints: Path, folders: dict[str, tuple[Path, Any]], tmp_path: Path
+) -> None:
+    """Two at a time: others wait until one is not in use, and none is lost. Copies share pages."""
+    model, all_folders = checkpoints / "llama-tied-llama3", [folder for folder, _ in folders.values()]
+    same = copies(all_folders[0], tmp_path, 3)
+    flags = ["--dtype", "float32", "--max-loras", "2", "--num-pages", "40", *flags_of(*all_folders, *same)]
+    with EngineUnderTest(model, *flags) as engine, Client(engine.address) as client:
+        expected = {}
+        for folder in all_folders:
+            client.ask(folder.name, prompt(3), str(folder))
+            expected[folder.name] = client.answer(folder.name)
+        names = [folder for _ in range(3) for folder in all_folders]
+        for number, folder in enumerate(names):
+            client.ask(f"{number}", prompt(3), str(folder))
+        assert [client.answer(f"{number}") for number in range(len(names))] == [expected[each.name] for each in names]
+        for folder in same:
+            client.ask(str(folder), prompt(3), str(folder))
+            assert client.answer(str(folder)) == expected["plain"]
+            assert cached(client, str(folder)) == 64
+
+
+def test_bad_adapters_are_errors_of_their_own_requests(
+    checkpoints: Path, folders: dict[str, tuple[Path, Any]], tmp_path: Path
+) -> None:
+    model, good = checkpoints / "llama-tied-llama3", folders["plain"][0]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (infinite,) = copies(good, tmp_path / "infinite", 1)
+    tensors = load_file(infinite / "adapter_model.safetensors")
+    next(iter(tensors.values()))[0, 0] = np.inf
+    save_file(tensors, infinite / "adapter_model.safetensors")
+    (large,) = copies(folders["ranks"][0], tmp_path / "large", 1)
+    flags = ["--dtype", "float32", "--max-lora-rank", "16", *flags_of(good, empty, infinite, large)]
+    with EngineUnderTest(model, *flags) as engine, Client(engine.address) as client:
+        client.ask("long", prompt(1), str(good), min_tokens=LENGTH)
+        bad = {"empty": (empty, "adapter_config.json"), "infinite": (infinite, "inf"), "large": (large, "rank")}
+        for name, (folder, _) in bad.items():
+            client.ask(name, prompt(2), str(folder))
+        client.ask("unknown", prompt(2), str(tmp_path / "elsewhere"))
+        for name, (folder, words) in bad.items():
+            end = client.end(name)
+            assert (end.finish_reason, end.error_kind) == (FinishReason.ERROR, ErrorKind.INVALID)
+            assert f"adapter={str(folder)!r} can't be used: " in (end.error or "")
+            assert words in (end.error or "")
+        assert "is not one of this engine" in (client.end("unknown").error or "")
+        assert len(client.answer("long")[0]) == LENGTH
+        client.ask("after", prompt(1), str(good), min_tokens=LENGTH)
+        assert client.answer("after") == client.answer("long")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--dtype", "bfloat16"],
+        ["--dtype", "bfloat16", "--quantization", "int8", "--kv-cache-dtype", "int8"],
+        ["--quantization", "int4"],
+        ["--speculative-config", '{"method": "ngram", "adaptive": false}'],
+        ["--num-pages", "14"],
+    ],
+    ids=lambda flags: flags[-1],
+)
+@pytest.mark.parametrize("name", ["llama-tied-llama3", "qwen3.5-grouped"])
+def test_bits_do_not_depend_on_the_others(
+    name: str, flags: list[str], checkpoints: Path, folders: dict[str, tuple[Path, Any]], tmp_path: Path
+) -> None:
+    """With drafts and preemptions, quantized weights, and states; requests have one, several or no samples."""
+    model = checkpoints / name
+    modules = ["o_proj", "down_proj", "in_proj_qkv"] if name.startswith("qwen") else ["q_proj", "up_proj", "down_proj"]
+    made = [tmp_path / f"r{rank}" for rank in (4, 12)]
+    for folder, rank in zip(made, (4, 12), strict=True):
+        make_adapter(model, folder, r=rank, target_modules=modules)
+    with EngineUnderTest(model, *flags, *flags_of(*made)) as engine, Client(engine.address) as client:
+        cases = [(seed, str(adapter)) for seed in range(4) for adapter in ("", *made)]
+        alone = []
+        for number, (seed, adapter) in enumerate(cases):
+            client.ask(f"alone {number}", prompt(seed, 40), adapter)
+            alone.append(client.answer(f"alone {number}"))
+        for number, (seed, adapter) in enumerate(cases):
+            client.ask(f"mixed {number}", prompt(seed, 40), adapter)
+        assert [client.answer(f"mixed {number}") for number in range(len(cases))] == alone
+        assert len({tuple(tokens) for tokens, _ in alone[:3]}) == 3
