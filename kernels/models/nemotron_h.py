@@ -28,6 +28,7 @@ from quire.kernels.graph.operations import (
 from quire.kernels.models.decoder import activation_of, head_of
 from quire.kernels.models.mamba import state_space
 
+_MOST_LAYERS = 1000
 _PATTERN = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
 _LAYER_TYPES = {
     "mamba": "mamba", "linear_attention": "mamba", "attention": "attention", "full_attention": "attention",
@@ -40,11 +41,13 @@ def build(config: ModelConfig) -> Graph:
     config = config.with_defaults(layer_norm_epsilon=config.get("rms_norm_eps", 1e-5))
     config.restrict("moe_latent_size")
     config.restrict("sliding_window")
+    kinds = _layer_types(config)
+    config = ModelConfig({**config.fields, "num_hidden_layers": len(kinds)}, config.path)
     epsilon, residuals = config.get("layer_norm_epsilon", 1e-5), []
     builders: dict[str, Callable[[ModelConfig, str], Mixer | FeedForward | Experts]] = {
         "mamba": _mamba, "attention": _attention, "mlp": _mlp, "moe": _experts,
     }  # fmt: skip
-    for layer, kind in enumerate(_layer_types(config)):
+    for layer, kind in enumerate(kinds):
         at = f"backbone.layers.{layer}"
         residuals.append(Residual(builders[kind](config, f"{at}.mixer"), Norm(f"{at}.norm.weight", epsilon)))
     embedding = Embedding("backbone.embeddings.weight", config.size("vocab_size"), config.size("hidden_size"))
@@ -56,17 +59,17 @@ def _layer_types(config: ModelConfig) -> list[str]:
     """Return the kind of each layer, by a list or by a pattern of letters."""
     types = config.strings("layers_block_type") or config.strings("layer_types")
     if types:
-        if not set(types) <= set(_LAYER_TYPES):
+        if not set(types) <= set(_LAYER_TYPES) or len(types) > _MOST_LAYERS:
             raise ModelError(
-                f"config.json: layers_block_type is {list(types)}; it must list one of {', '.join(_LAYER_TYPES)} for "
-                "each layer"
+                f"config.json: layers_block_type is {list(types[:100])}; it must list one of "
+                f"{', '.join(_LAYER_TYPES)} for each of up to {_MOST_LAYERS} layers"
             )
         return [_LAYER_TYPES[kind] for kind in types]
     pattern = config.require("hybrid_override_pattern", str)
-    if not pattern or not set(pattern) <= set(_PATTERN) or len(pattern) > 1000:
+    if not pattern or not set(pattern) <= set(_PATTERN) or len(pattern) > _MOST_LAYERS:
         raise ModelError(
             f"config.json: hybrid_override_pattern is {pattern[:100]!r}; it must have one of {' '.join(_PATTERN)} for "
-            "each layer"
+            f"each of up to {_MOST_LAYERS} layers"
         )
     return [_PATTERN[letter] for letter in pattern]
 

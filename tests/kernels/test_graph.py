@@ -401,6 +401,9 @@ def test_units_give_the_bits_of_fma(
         (latent_graph(rotary=rotary(64)), "rotates 64 elements; qk_rope_head_dim is 32"),
         (latent_graph(query=Linear("q", 500)), "q has 500 outputs; its heads need 512"),
         (latent_graph(query=Linear("q", 512, "q_b")), "must both have a bias, or neither"),
+        (graph(short_convolution(0, 65), attention(1)), "64 channels and 65 taps; they must be .* from 2 to 64"),
+        (graph(delta_net(0, StateHeads(1, 2, 4112, 16)), attention(1)), "key heads of 4112 elements; .* up to 4096"),
+        (graph(state_space(0, StateHeads(1, 65537, 16, 16)), attention(1)), "65537 value heads .* up to 65536 value"),
     ],
 )  # fmt: skip
 def test_operations_without_a_kernel_are_rejected_with_an_error_that_names_them(model: Graph, message: str) -> None:
