@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from reference_libraries import import_reference
 
 from quire.frontend import LLM, EngineStartError, SamplingParams
 from quire.kernels.draft_head import DraftHead, features_for, load_draft_head
+from quire.kernels.gguf.folder import model_folder
 from quire.kernels.options import LoadOptions
 from quire.kernels.quantize import SaveRequest, quantize
 from quire.kernels.runner import ModelRunner, PreparedModel, SamplingConfig
@@ -219,7 +221,41 @@ def test_a_checkpoint_without_a_head_is_refused(name: str, words: str, checkpoin
         LLM(str(checkpoints / name), skip_tokenizer_init=True, speculative_config='{"method": "mtp"}')
 
 
-def test_a_gguf_file_has_no_head(checkpoints: Path, tmp_path: Path) -> None:
-    write_gguf(checkpoints / "glm4-moe-groups", tmp_path / "model.gguf")
-    with pytest.raises(EngineStartError, match="GGUF files have none here"):
+def converted(folder: Path, file: Path, kind: str = "F32") -> Path:
+    """Write a checkpoint with a head as a GGUF file; `kind` is the type of the head's matrices."""
+    config = json.loads((folder / "config.json").read_text())
+    is_glm = config["model_type"].startswith("glm4")
+    config |= {"num_nextn_predict_layers": 1, "first_k_dense_replace": 1} if is_glm else {"mtp_num_hidden_layers": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    layer = f"model.layers.{config['num_hidden_layers']}."
+    write_gguf(folder, file, lambda name: kind if layer in name and "down_proj" not in name else "F32")
+    return file
+
+
+@pytest.mark.parametrize("name", ["qwen3.5-tied", "qwen3.5-moe", "glm4-moe-groups", "glm4-moe-lite"])
+def test_a_gguf_file_may_have_a_head(name: str, checkpoints: Path, tmp_path: Path) -> None:
+    drafted, tokens = heads.Drafted.random(checkpoints / name), PROMPTS[5]
+    file = converted(drafted.write(checkpoints / name, tmp_path / name), tmp_path / "model.gguf")
+    assert_drafts(model_folder(file, tmp_path / "folders"), drafted.logprobs(tokens, 30, 2), tokens, 30)
+
+
+@pytest.mark.parametrize("name", ["qwen3.5-tied", "glm4-moe-groups"])
+def test_drafts_of_quantized_heads_of_gguf_files_change_no_bit(
+    name: str, trained: dict[str, Path], tmp_path: Path, engine: EngineFactory
+) -> None:
+    """The layer that combines their inputs is quantized too."""
+    file = converted(shutil.copytree(trained[name], tmp_path / name), tmp_path / "model.gguf", "Q8_0")
+    config = {"method": "mtp", "num_speculative_tokens": 2, "adaptive": False}
+    llm = engine(file, skip_tokenizer_init=True, dtype="float32", speculative_config=config)
+    assert greedy(llm) == greedy(engine(file, skip_tokenizer_init=True, dtype="float32"))
+    counts = llm.stats()["totals"]["speculation"]
+    assert counts["accepted_tokens"] > 0.5 * counts["draft_tokens"] > 50
+
+
+def test_a_gguf_file_without_a_head_is_refused(checkpoints: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoints / "glm4-moe-groups", tmp_path / "folder")
+    config = json.loads((folder / "config.json").read_text()) | {"num_nextn_predict_layers": 0}
+    (folder / "config.json").write_text(json.dumps(config))
+    write_gguf(folder, tmp_path / "model.gguf")
+    with pytest.raises(EngineStartError, match=r"no head for multi-token prediction: model\.layers\.3\.eh_proj"):
         LLM(str(tmp_path / "model.gguf"), skip_tokenizer_init=True, speculative_config='{"method": "mtp"}')

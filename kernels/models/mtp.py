@@ -75,8 +75,7 @@ def build_head(config: ModelConfig, target: Graph, has: Callable[[str], bool]) -
     if not has(f"{names.combine}.weight"):
         raise ModelError(
             f"the checkpoint has no head for multi-token prediction: {names.combine}.weight is missing; get one that "
-            "has it, as floats (conversions often leave heads out, and GGUF files have none here), or choose another "
-            "method"
+            "has it, in floats unless it is a GGUF file (conversions often leave heads out), or choose another method"
         )
     final = target.logits.norm
     assert final is not None
