@@ -105,6 +105,7 @@ CASES = (
     Case("nemotron-h-experts", {"layers_block_type": ["mamba", "mlp", "attention", "mlp"], "n_routed_experts": None,
                                 "num_experts_per_tok": None},
          layers=(0, 3, 2, 5), id="nemotron-h-dense"),
+    Case("nemotron-h-latent-experts"),
     Case("olmo2-joint-norms"),
     Case("olmo3-window100"),
     Case("olmoe"),

@@ -1,6 +1,7 @@
 """Nemotron-H and Nemotron 3, class NemotronHForCausalLM: each layer is one of Mamba 2, attention, MLP and experts.
 
-Attention has no positions. MLP and experts have no gate; their activation is the square of a ReLU.
+Attention has no positions. MLP and experts have no gate; their activation is the square of a ReLU. The experts of
+Nemotron 3 Super read a latent of the hidden states (`moe_latent_size`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,6 @@ _LAYER_TYPES = {
 def build(config: ModelConfig) -> Graph:
     """Return the graph of a NemotronHForCausalLM."""
     config = config.with_defaults(layer_norm_epsilon=config.get("rms_norm_eps", 1e-5))
-    config.restrict("moe_latent_size")
     config.restrict("sliding_window")
     kinds = _layer_types(config)
     config = ModelConfig({**config.fields, "num_hidden_layers": len(kinds)}, config.path)
@@ -103,14 +103,15 @@ def _mlp(config: ModelConfig, at: str) -> FeedForward:
     return _feed_forward(config, at, config.size("intermediate_size"))
 
 
-def _feed_forward(config: ModelConfig, at: str, inner: int) -> FeedForward:
-    bias = config.get("mlp_bias", False)
+def _linear(config: ModelConfig, name: str, outputs: int) -> Linear:
+    return Linear(f"{name}.weight", outputs, f"{name}.bias" if config.get("mlp_bias", False) else "")
 
-    def linear(name: str, outputs: int) -> Linear:
-        return Linear(f"{at}.{name}_proj.weight", outputs, f"{at}.{name}_proj.bias" if bias else "")
 
-    activation = activation_of(config, "mlp_hidden_act", "relu2")
-    return FeedForward(linear("up", inner), linear("down", config.size("hidden_size")), activation)
+def _feed_forward(config: ModelConfig, at: str, inner: int, outputs: int = 0) -> FeedForward:
+    """Return the layer of `outputs` outputs, by default those of the model."""
+    up = _linear(config, f"{at}.up_proj", inner)
+    down = _linear(config, f"{at}.down_proj", outputs or config.size("hidden_size"))
+    return FeedForward(up, down, activation_of(config, "mlp_hidden_act", "relu2"))
 
 
 def _experts(config: ModelConfig, at: str) -> Experts:
@@ -120,6 +121,11 @@ def _experts(config: ModelConfig, at: str) -> Experts:
         f"{at}.gate.e_score_correction_bias", config.get("norm_topk_prob", True),
         config.positive("routed_scaling_factor", 1.0), config.size("n_group", 1), config.size("topk_group", 1), "top2",
     )  # fmt: skip
-    layers = tuple(_feed_forward(config, f"{at}.experts.{number}", inner) for number in range(count))
+    latent = 0 if config.fields.get("moe_latent_size") is None else config.size("moe_latent_size")
+    layers = tuple(_feed_forward(config, f"{at}.experts.{number}", inner, latent) for number in range(count))
     shared = _feed_forward(config, f"{at}.shared_experts", config.size("moe_shared_expert_intermediate_size", 7688))
-    return Experts(router, layers, shared)
+    if not latent:
+        return Experts(router, layers, shared)
+    compress = _linear(config, f"{at}.fc1_latent_proj", latent)
+    expand = _linear(config, f"{at}.fc2_latent_proj", config.size("hidden_size"))
+    return Experts(router, layers, shared, compress=compress, expand=expand)

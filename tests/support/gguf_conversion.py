@@ -539,6 +539,7 @@ def _nemotron_keys(config: Config) -> Keys:
     }  # fmt: skip
     return keys if not with_experts else keys | {
         "expert_feed_forward_length": inner, "expert_shared_count": config["n_shared_experts"],
+        "moe_latent_size": config.get("moe_latent_size"),
         "expert_shared_feed_forward_length": config["moe_shared_expert_intermediate_size"],
         "expert_weights_norm": config["norm_topk_prob"], "expert_weights_scale": config["routed_scaling_factor"],
         "expert_group_count": config["n_group"], "expert_group_used_count": config["topk_group"],
