@@ -9,6 +9,12 @@ from quire.kernels.errors import ModelError
 _LARGEST_SIZE = 2**24
 _LARGEST_NUMBER = 1e30
 _LARGEST = {"num_hidden_layers": 1000, "n_layer": 1000}
+_MOST_PARTS = 4096, 2**17  # heads or experts of a layer, and of all layers: a graph may have an object for each
+_PARTS = {
+    "num_attention_heads", "num_key_value_heads", "num_global_key_value_heads", "n_head",
+    "linear_num_key_heads", "linear_num_value_heads", "mamba_n_heads", "mamba_num_heads", "mamba_n_groups", "n_groups",
+    "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts",
+}  # fmt: skip
 
 T = TypeVar("T", int, float, str, bool)
 
@@ -51,11 +57,16 @@ class ModelConfig:
     def size(self, name: str, default: int | None = None) -> int:
         """Return the field `name`, an integer from 1 to a limit that no real model exceeds."""
         value = self.require(name, int) if default is None else self.get(name, default)
-        if not 1 <= value <= _LARGEST.get(name, _LARGEST_SIZE):
-            raise ModelError(
-                f"config.json: {self.path}{name} is {value}; it must be from 1 to {_LARGEST.get(name, _LARGEST_SIZE)}"
-            )
+        if not 1 <= value <= self._largest(name):
+            raise ModelError(f"config.json: {self.path}{name} is {value}; it must be from 1 to {self._largest(name)}")
         return value
+
+    def _largest(self, name: str) -> int:
+        """Return the limit of the field `name`, for parts of layers by `num_hidden_layers`."""
+        if name not in _PARTS:
+            return _LARGEST.get(name, _LARGEST_SIZE)
+        of_layer, of_all = _MOST_PARTS
+        return min(of_layer, of_all // self.size("num_hidden_layers", 1))
 
     def positive(self, name: str, default: float | None = None) -> float:
         """Return the field `name`, a finite number above 0."""

@@ -119,7 +119,7 @@ class DraftHead:
         assert graph.draft_input is not None
         names = {part.tensor: matrix for matrix in lent for part in matrix.parts}
         chosen = choose_quantization(options.quantization, checkpoint, config_of(options, checkpoint))
-        quantization = replace(chosen, lent=names)
+        quantization = chosen.of_head(graph.attentions[0].output, names)
         limits = choose_limits(options, graph.max_positions)
         plan = lower(graph, context, limits, quantization)
         check(quantization, plan.weights)

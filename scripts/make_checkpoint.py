@@ -72,6 +72,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.22, "logits_scaling": 6.0, "max_position_embeddings": 131072,
         "tie_word_embeddings": True,
     },
+    "gemma-4-e2b": {
+        "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "hidden_size": 1536,
+        "intermediate_size": 6144, "num_hidden_layers": 35, "num_attention_heads": 8, "num_key_value_heads": 1,
+        "head_dim": 256, "global_head_dim": 512, "sliding_window": 512, "num_kv_shared_layers": 20,
+        "use_double_wide_mlp": True, "hidden_size_per_layer_input": 256, "final_logit_softcapping": 30.0,
+        "attention_k_eq_v": False, "enable_moe_block": False, "max_position_embeddings": 131072,
+        "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+        },
+    },
     "gpt-oss-20b": {
         "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880,
         "num_hidden_layers": 24, "num_local_experts": 32, "num_experts_per_tok": 4, "num_attention_heads": 64,
@@ -102,6 +114,21 @@ def _gpt_oss_shapes(config: dict[str, Any], layer: str) -> Shapes:
         yield f"{layer}.mlp.experts.{name}_bias", (experts, outputs), "BF16"
 
 
+def _granite_shapes(config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Shapes:
+    """Yield the tensors under the names of Granite's checkpoints, which stack the experts."""
+    experts = config["num_local_experts"]
+    for name, shape in shapes.items():
+        layer, _, part = name.partition("mlp.experts.")
+        number, _, projection = part.partition(".")
+        at = f"{layer}block_sparse_moe"
+        if not part:
+            yield name.replace("mlp.gate.", "block_sparse_moe.router.layer."), shape, "BF16"
+        elif number == "0" and projection == "down_proj.weight":
+            yield f"{at}.output_linear.weight", (experts, *shape), "BF16"
+        elif number == "0" and projection == "up_proj.weight":
+            yield f"{at}.input_linear.weight", (experts, 2 * shape[0], shape[1]), "BF16"
+
+
 def all_shapes(config: dict[str, Any]) -> Shapes:
     """Yield all tensors of a model, as its plan reads them; those of experts in MXFP4 instead of their floats."""
     checkpoint = Checkpoint.__new__(Checkpoint)  # of which only the configuration is read
@@ -112,6 +139,9 @@ def all_shapes(config: dict[str, Any]) -> Shapes:
     shapes: dict[str, tuple[int, ...]] = {}
     for weight in plan.weights:
         shapes |= {part.tensor: part.shape for part in weight.parts} if isinstance(weight, Matrix) else weight.tensors
+    if config["model_type"] == "granitemoehybrid":
+        yield from _granite_shapes(config, shapes)
+        return
     is_packed = config["model_type"] == "gpt_oss"
     yield from ((name, shape, "BF16") for name, shape in shapes.items() if not (is_packed and ".mlp." in name))
     for i in range(config["num_hidden_layers"] if is_packed else 0):
@@ -119,13 +149,13 @@ def all_shapes(config: dict[str, Any]) -> Shapes:
 
 
 def random_tensor(random: np.random.Generator, name: str, shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
-    """Return random values: norms around 1, exponents of MXFP4 around 2^-7, bits of BF16 as u16."""
+    """Return random values: norms and scalars around 1, exponents of MXFP4 around 2^-7, bits of BF16 as u16."""
     if name.endswith("_scales"):
         return random.integers(118, 123, shape, np.uint8)
     if dtype == "U8":
         return random.integers(0, 256, shape, np.uint8)
     values = random.standard_normal(shape, np.float32) * np.float32(_STANDARD_DEVIATION)
-    if name.endswith("norm.weight"):
+    if name.endswith(("norm.weight", "layer_scalar")):
         values += 1
     return (values.view("<u4") >> 16).astype("<u2")
 
@@ -159,6 +189,21 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(about))
 
 
+def chosen_layers(config: dict[str, Any], count: int) -> dict[str, Any]:
+    """Return the fields of a model of so many layers; as large a part of them as ever reads the KV of others."""
+    layers, fields = range(count), {"num_hidden_layers": count}
+    if config["model_type"] == "gpt_oss":
+        return fields | {"layer_types": [("sliding_attention", "full_attention")[i % 2] for i in layers]}
+    if config["model_type"] == "granitemoehybrid":
+        return fields | {"layer_types": ["attention" if i % 10 == 5 else "mamba" for i in layers]}
+    if config["model_type"] == "gemma4_text":
+        kinds = ["full_attention" if i % 5 == 4 else "sliding_attention" for i in layers]
+        shared = config["num_kv_shared_layers"] * count // config["num_hidden_layers"]
+        own = 5  # at least: one layer of each kind
+        return fields | {"layer_types": kinds, "num_kv_shared_layers": max(0, min(shared, count - own))}
+    return fields
+
+
 def main() -> None:
     """Write the checkpoint."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -177,17 +222,14 @@ def main() -> None:
         "dtype": "bfloat16",
     }
     config |= SHAPES[arguments.shape] | {"vocab_size": arguments.vocab_size}
+    if "hidden_size_per_layer_input" in config:
+        config["vocab_size_per_layer_input"] = arguments.vocab_size
     experts = next((name for name in ("num_experts", "num_local_experts") if name in config), None)
     if arguments.experts is not None and experts is None:
         parser.error(f"--experts {arguments.experts}: {arguments.shape} has none")
-    config["num_hidden_layers"] = arguments.layers or config["num_hidden_layers"]
+    config |= chosen_layers(config, arguments.layers or config["num_hidden_layers"])
     if experts is not None:
         config[experts] = arguments.experts or config[experts]
-    layers = range(config["num_hidden_layers"])
-    if config["model_type"] == "gpt_oss":
-        config["layer_types"] = [("sliding_attention", "full_attention")[i % 2] for i in layers]
-    if config["model_type"] == "granitemoehybrid":
-        config["layer_types"] = ["attention" if i % 10 == 5 else "mamba" for i in layers]
     arguments.folder.mkdir(parents=True, exist_ok=True)
     (arguments.folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     write_tokenizer(arguments.folder)

@@ -343,6 +343,58 @@ def test_a_config_with_a_bad_value_is_rejected_with_its_name(
     assert word in start_error(engine, good)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "fields"),
+    [
+        ("LlamaForCausalLM", {"num_attention_heads": 4097}),
+        ("Qwen3NextForCausalLM", {"linear_num_key_heads": 4097}),
+        ("Qwen3NextForCausalLM", {"linear_num_value_heads": 1 << 23}),
+        ("Qwen3NextForCausalLM", {"linear_num_key_heads": 2048, "num_hidden_layers": 100}),
+        ("Qwen3_5ForCausalLM", {"num_attention_heads": 1 << 23}),
+        ("GraniteMoeHybridForCausalLM", {"mamba_n_heads": 1 << 20}),
+        ("GraniteMoeHybridForCausalLM", {"mamba_n_groups": 1 << 20, "mamba_n_heads": 1, "mamba_d_head": 128}),
+        ("FalconH1ForCausalLM", {"mamba_n_heads": 4097}),
+        ("NemotronHForCausalLM", {"mamba_num_heads": 4097, "hybrid_override_pattern": "M*"}),
+        ("NemotronHForCausalLM", {"n_groups": 4097, "hybrid_override_pattern": "M*"}),
+        ("NemotronHForCausalLM", {"n_routed_experts": 1 << 23, "hybrid_override_pattern": "E*"}),
+        ("NemotronHForCausalLM", {"n_routed_experts": 512, "hybrid_override_pattern": "E" * 999 + "*"}),
+        ("Lfm2MoeForCausalLM", {"num_experts": 1 << 23, "num_dense_layers": 0, "layer_types": ["full_attention"] * 2}),
+        ("Glm4MoeForCausalLM", {"n_routed_experts": 4097}),
+        ("Gemma4ForCausalLM", {"num_experts": 1 << 23, "enable_moe_block": True, "top_k_experts": 2}),
+        ("GptOssForCausalLM", {"num_local_experts": 4096, "num_hidden_layers": 1000}),
+    ],
+)
+def test_more_heads_or_experts_than_any_model_has_are_rejected_at_once(
+    good: Path, architecture: str, fields: dict[str, Any]
+) -> None:
+    """Graphs have an object for each, before anyone sees that the checkpoint has no such tensors."""
+    write(good, weights(), {**CONFIG, "num_experts_per_tok": 2, "architectures": [architecture], **fields})
+    field, value = next(iter(fields.items()))
+    with pytest.raises(ModelError, match=rf"{field} is {value}; it must be from 1 to \d{{3,4}}$"):
+        describe(LoadOptions(str(good)))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "words"),
+    [
+        ("Qwen3NextForCausalLM", {"linear_conv_kernel_dim": 65}, "65 taps; they must be a multiple of 16, and from 2"),
+        ("Qwen3NextForCausalLM", {"linear_key_head_dim": 1 << 20}, "key heads of 1048576 elements; there may be up to"),
+        ("GraniteMoeHybridForCausalLM", {"mamba_d_conv": 1 << 20, "mamba_n_heads": 8}, "and 1048576 taps"),
+        ("GraniteMoeHybridForCausalLM", {"mamba_d_state": 8192, "mamba_n_heads": 8}, "key heads of 8192 elements"),
+        ("Lfm2ForCausalLM", {"conv_L_cache": 1 << 20}, "1048576 taps; they must be a multiple of 16, and from 2 to 64"),
+        ("NemotronHForCausalLM", {"layers_block_type": ["attention"] * 1001}, "for each of up to 1000 layers"),
+    ],
+)
+def test_larger_states_than_any_model_has_are_rejected_at_once(
+    good: Path, architecture: str, fields: dict[str, Any], words: str
+) -> None:
+    kinds = ["conv" if architecture.startswith("Lfm2") else "linear_attention", "full_attention"]
+    fields = {"layer_types": kinds, "num_experts_per_tok": 2, **fields}
+    write(good, weights(), {**CONFIG, "architectures": [architecture], **fields})
+    with pytest.raises(ModelError, match=re.escape(words)):
+        describe(LoadOptions(str(good)))
+
+
 def test_a_config_that_asks_for_more_than_there_is_takes_no_memory(good: Path) -> None:
     """Its table of rotary embeddings would take 128 GiB."""
     write(good, weights(), {**CONFIG, "head_dim": 1 << 24, "max_position_embeddings": 2048})

@@ -105,6 +105,7 @@ CASES = (
     Case("nemotron-h-experts", {"layers_block_type": ["mamba", "mlp", "attention", "mlp"], "n_routed_experts": None,
                                 "num_experts_per_tok": None},
          layers=(0, 3, 2, 5), id="nemotron-h-dense"),
+    Case("nemotron-h-latent-experts"),
     Case("olmo2-joint-norms"),
     Case("olmo3-window100"),
     Case("olmoe"),
@@ -216,7 +217,7 @@ def test_quantized_files_of_models_with_state_are_near_their_float_twins(
     assert 0 < np.sqrt(np.mean(difference**2)) < 0.12 * expected.std(), "int8 of safetensors is as near"
 
 
-def test_layers_for_multi_token_prediction_are_not_loaded(
+def test_a_layer_for_multi_token_prediction_changes_no_answer(
     checkpoints: Path, tmp_path: Path, engine: EngineFactory
 ) -> None:
     source, folder, file = checkpoints / "glm4-moe-groups", tmp_path / "folder", tmp_path / "model.gguf"

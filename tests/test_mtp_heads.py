@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,14 @@ import numpy as np
 import pytest
 from gguf_files import write_gguf
 from memory_pressure import under_pressure
-from quantized_checkpoints import by_name, write_quantized
+from quantized_checkpoints import by_name, quantization_config, write_dequantized, write_quantized
+from quantized_checkpoints import load as load_tensors
 from reference_libraries import import_reference
+from test_fp8_models import write_fp8
 
 from quire.frontend import LLM, EngineStartError, SamplingParams
 from quire.kernels.draft_head import DraftHead, features_for, load_draft_head
+from quire.kernels.gguf.folder import model_folder
 from quire.kernels.options import LoadOptions
 from quire.kernels.quantize import SaveRequest, quantize
 from quire.kernels.runner import ModelRunner, PreparedModel, SamplingConfig
@@ -176,17 +180,56 @@ def test_what_a_head_has_learned_is_accepted(name: str, trained: dict[str, Path]
     assert counts["accepted_per_position"][1] > 0.5 * counts["accepted_per_position"][0]
 
 
+@pytest.mark.parametrize("recipe", ["gptq-8", "awq", "pack-4"])
+@pytest.mark.parametrize("head", ["quantized", "floats", "floats-unsaid"])
 def test_a_quantized_checkpoint_may_have_a_head(
-    trained: dict[str, Path], tmp_path: Path, engine: EngineFactory, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Its layer is quantized as the others are; the layer before that is floats."""
-    folder = tmp_path / "gptq"
-    write_quantized(trained["glm4-moe-groups"], folder, by_name("gptq-8"), ("model.layers.3.eh_proj",))
+    recipe: str, head: str, trained: dict[str, Path], tmp_path: Path, engine: EngineFactory,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Its layer is quantized as the others are, or floats, whether the config says so or not.
+
+    The layer before that is floats.
+    """
+    source, folder, layer = trained["glm4-moe-groups"], tmp_path / recipe, "model.layers.3."
+    combine, names = (f"{layer}eh_proj",), (name for name in load_tensors(source) if name.startswith(layer))
+    floats = combine if head == "quantized" else tuple(name.removesuffix(".weight") for name in names)
+    write_quantized(source, folder, by_name(recipe), floats)
+    if head == "floats-unsaid":
+        config = json.loads((folder / "config.json").read_text())
+        said = quantization_config(by_name(recipe), combine)
+        (folder / "config.json").write_text(json.dumps(config | {"quantization_config": said}))
     config = {"method": "mtp", "num_speculative_tokens": 3, "adaptive": False}
     llm = engine(folder, skip_tokenizer_init=True, speculative_config=config)
     assert greedy(llm) == greedy(engine(folder, skip_tokenizer_init=True))
     assert llm.stats()["totals"]["speculation"]["accepted_tokens"] > 0
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("case", ["blocks", "compressed-channel"])
+@pytest.mark.parametrize("name", ["qwen3.5-tied", "deepseek3-experts-yarn", "glm4-moe-groups"])
+def test_a_head_of_an_fp8_checkpoint_has_the_bits_of_its_float_twin(
+    name: str, case: str, checkpoints: Path, tmp_path: Path
+) -> None:
+    """The layer that combines its inputs may be FP8 too, as that of GLM and DeepSeek is here."""
+    source = heads.Drafted.random(checkpoints / name).write(checkpoints / name, tmp_path / name)
+    weights = write_fp8(source, tmp_path / "fp8", case)
+    assert name == "qwen3.5-tied" or "model.layers.3.eh_proj.weight" in weights
+    write_dequantized(source, tmp_path / "floats", weights)
+    found = [drafted_logprobs(tmp_path / kind) for kind in ("fp8", "floats")]
+    assert found[0] == found[1]
+
+
+def drafted_logprobs(folder: Path) -> list[tuple[int, float]]:
+    """Return the likeliest drafts of a head in bf16 and their log probabilities."""
+    runner, loaded = load(folder, dtype="bfloat16")
+    tokens = PROMPTS[5]
+    features = features_after(runner, tokens)
+    slot = loaded.sequences.open(tokens[1:31], 30, sampling=SamplingConfig(temperature=0, logprobs=20), cache_salt=None)
+    loaded.sequences.start(slot, 30)
+    logprobs = loaded.run(StepInput([slot], [0], [30]), [features[:30]]).logprobs(0)
+    assert logprobs is not None
+    ids, values, _ = logprobs[0]
+    return list(zip(ids, values, strict=True))
 
 
 @pytest.mark.parametrize("name", ["qwen3.5-tied", "glm4-moe-groups"])
@@ -219,7 +262,41 @@ def test_a_checkpoint_without_a_head_is_refused(name: str, words: str, checkpoin
         LLM(str(checkpoints / name), skip_tokenizer_init=True, speculative_config='{"method": "mtp"}')
 
 
-def test_a_gguf_file_has_no_head(checkpoints: Path, tmp_path: Path) -> None:
-    write_gguf(checkpoints / "glm4-moe-groups", tmp_path / "model.gguf")
-    with pytest.raises(EngineStartError, match="GGUF files have none here"):
+def converted(folder: Path, file: Path, kind: str = "F32") -> Path:
+    """Write a checkpoint with a head as a GGUF file; `kind` is the type of the head's matrices."""
+    config = json.loads((folder / "config.json").read_text())
+    is_glm = config["model_type"].startswith("glm4")
+    config |= {"num_nextn_predict_layers": 1, "first_k_dense_replace": 1} if is_glm else {"mtp_num_hidden_layers": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    layer = f"model.layers.{config['num_hidden_layers']}."
+    write_gguf(folder, file, lambda name: kind if layer in name and "down_proj" not in name else "F32")
+    return file
+
+
+@pytest.mark.parametrize("name", ["qwen3.5-tied", "qwen3.5-moe", "glm4-moe-groups", "glm4-moe-lite"])
+def test_a_gguf_file_may_have_a_head(name: str, checkpoints: Path, tmp_path: Path) -> None:
+    drafted, tokens = heads.Drafted.random(checkpoints / name), PROMPTS[5]
+    file = converted(drafted.write(checkpoints / name, tmp_path / name), tmp_path / "model.gguf")
+    assert_drafts(model_folder(file, tmp_path / "folders"), drafted.logprobs(tokens, 30, 2), tokens, 30)
+
+
+@pytest.mark.parametrize("name", ["qwen3.5-tied", "glm4-moe-groups"])
+def test_drafts_of_quantized_heads_of_gguf_files_change_no_bit(
+    name: str, trained: dict[str, Path], tmp_path: Path, engine: EngineFactory
+) -> None:
+    """The layer that combines their inputs is quantized too."""
+    file = converted(shutil.copytree(trained[name], tmp_path / name), tmp_path / "model.gguf", "Q8_0")
+    config = {"method": "mtp", "num_speculative_tokens": 2, "adaptive": False}
+    llm = engine(file, skip_tokenizer_init=True, dtype="float32", speculative_config=config)
+    assert greedy(llm) == greedy(engine(file, skip_tokenizer_init=True, dtype="float32"))
+    counts = llm.stats()["totals"]["speculation"]
+    assert counts["accepted_tokens"] > 0.5 * counts["draft_tokens"] > 50
+
+
+def test_a_gguf_file_without_a_head_is_refused(checkpoints: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoints / "glm4-moe-groups", tmp_path / "folder")
+    config = json.loads((folder / "config.json").read_text()) | {"num_nextn_predict_layers": 0}
+    (folder / "config.json").write_text(json.dumps(config))
+    write_gguf(folder, tmp_path / "model.gguf")
+    with pytest.raises(EngineStartError, match=r"no head for multi-token prediction: model\.layers\.3\.eh_proj"):
         LLM(str(tmp_path / "model.gguf"), skip_tokenizer_init=True, speculative_config='{"method": "mtp"}')

@@ -29,7 +29,7 @@ from quire.kernels.gguf.tokenizer import tokenizer_files
 SUFFIX = ".gguf"
 """End of the names of GGUF files. The file itself may lack it, its link in the folder has it."""
 
-LAYOUT = 5
+LAYOUT = 6
 """Version of what is made from the metadata."""
 
 

@@ -1,7 +1,8 @@
 """The tensors of a model folder as parts of the tensors of a GGUF file: slices of the mapped file, never copies.
 
 Most are whole tensors under another name. Rows of q, k and v may be one tensor, and the experts of a layer always are,
-under one name with a `*` for the number of the expert. Layers for multi-token prediction, the last ones, are left out.
+under one name with a `*` for the number of the expert. Of the layers for multi-token prediction, which are the last,
+the first is read; the others are left out, and so are its copies of the embedding and of the layer of the logits.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from quire.kernels.errors import ModelError
 from quire.kernels.gguf.architectures import architecture_of
-from quire.kernels.gguf.architectures.description import head_size, heads, kv_heads, layer_count
+from quire.kernels.gguf.architectures.description import LAYER, head_size, heads, kv_heads, layer_count
 from quire.kernels.gguf.container import GgufModel, GgufTensor
 from quire.kernels.gguf.metadata import Metadata
 
@@ -32,6 +33,12 @@ RATE_LAYERS = (".in_proj_a.weight", ".in_proj_b.weight", ".in_proj_ba.weight")
 DECAYS = ".A_log"
 """End of the names of tensors that have rates of decay in the file, and their logarithms in a model folder."""
 
+COMBINING_LAYERS = (".eh_proj.weight", "mtp.fc.weight")
+"""Ends of the names of layers whose inputs are those of a head for multi-token prediction, side by side."""
+
+_COPIES = (".nextn.embed_tokens.weight", ".nextn.shared_head_head.weight")
+"""Tensors of a head that the model has too."""
+
 _PARAMETERS = (
     ".sinks", ".e_score_correction_bias", ".expert_bias", ".layer_scalar", ".router.scale", ".per_expert_scale",
     DECAYS, ".D", ".dt_bias",
@@ -43,6 +50,9 @@ _WITHOUT_KIND = ("ssm_a", "ssm_d", "ffn_norm")
 
 _VECTORS = ("norm.weight", DECAYS, ".D")
 """Ends of the names of vectors, which the file may have as matrices, of the same elements."""
+
+_OFFSETS = ("norm.weight", ".pre_fc_norm_embedding.weight", ".pre_fc_norm_hidden.weight")
+"""Ends of the names of norms to whose weights a conversion may add a number."""
 
 TAPS = (".conv1d.weight", ".conv.conv.weight")
 """Ends of the names of convolutions, [channels, 1, taps] in a model folder."""
@@ -73,9 +83,10 @@ class Part:
     def is_always_float(self) -> bool:
         """True if it is read as floats, whatever its type.
 
-        It expands latents to keys or values, which are taken apart by heads, or gives the rates of a state.
+        It expands latents to keys or values, which are taken apart by heads, gives the rates of a state, or combines
+        the inputs of a head for multi-token prediction, which are multiplied one after the other.
         """
-        return self.name.endswith((*LATENT_PARTS, *RATE_LAYERS))
+        return self.name.endswith((*LATENT_PARTS, *RATE_LAYERS, *COMBINING_LAYERS))
 
 
 def stacked_name(name: str) -> tuple[str, int] | None:
@@ -98,7 +109,7 @@ class _Parts:
         self._architecture = architecture_of(metadata)
 
     def read(self, tensor: GgufTensor) -> Iterator[Part]:
-        if tensor.name in self._architecture.used or self._is_predicting(tensor):
+        if tensor.name in self._architecture.used or self._is_left_out(tensor):
             return
         name = self._name(tensor)
         if ".experts." in name:
@@ -117,23 +128,29 @@ class _Parts:
         layer = "" if match is None else match["layer"]
         key, names = stem if match is None else f"blk.*.{match['part']}", self._architecture.names
         known = names.get(key) if kind in ("weight", "bias") else names.get(f"{key}.{kind}")
-        if known is None or (layer and int(layer) >= self._layers):
+        if known is None or (layer and int(layer) >= self._metadata.size("block_count")):
             raise ModelError(
                 f"the GGUF file has tensor {tensor.name}, which a {self._metadata.architecture} of {self._layers} "
                 f"layers with the class {self._architecture.model_class} does not have; its tensors are "
                 f"{', '.join(sorted({*self._architecture.names, *self._architecture.used}))}"
             )
-        name = known.replace("*", layer, 1)
+        if layer and int(layer) >= self._layers:
+            name = known.replace(LAYER, self._architecture.head_layer.replace("*", layer))
+        else:
+            name = known.replace("*", layer, 1)
         return name if name.endswith(_PARAMETERS) else f"{name}.{kind}"
 
     @property
     def _layers(self) -> int:
         return layer_count(self._metadata)
 
-    def _is_predicting(self, tensor: GgufTensor) -> bool:
-        """Return whether a tensor belongs to a layer for multi-token prediction; these follow the others."""
+    def _is_left_out(self, tensor: GgufTensor) -> bool:
+        """Return whether a tensor belongs to a layer for multi-token prediction, and is not read."""
         match = _ANY_LAYER.match(tensor.name)
-        return match is not None and self._layers <= int(match["layer"]) < self._metadata.size("block_count")
+        if match is None or not self._layers <= int(match["layer"]) < self._metadata.size("block_count"):
+            return False
+        is_first = int(match["layer"]) == self._layers
+        return not is_first or not self._architecture.head_layer or tensor.name.endswith(_COPIES)
 
     def scalars(self) -> Iterator[Part]:
         """Yield the tensors of one element that are numbers in the metadata."""
@@ -151,7 +168,7 @@ class _Parts:
         return "blk.*.attn_q" not in self._architecture.names
 
     def _part(self, tensor: GgufTensor, name: str, shape: tuple[int, ...], data: npt.NDArray[np.uint8]) -> Part:
-        has_offset = name.endswith("norm.weight") and not name.endswith(".linear_attn.norm.weight")
+        has_offset = name.endswith(_OFFSETS) and not name.endswith(".linear_attn.norm.weight")
         offset = self._architecture.norm_offset if has_offset else 0.0
         if name.endswith(".mlp.shared_expert_gate.weight") and len(shape) == 1:
             shape = (1, *shape)

@@ -114,6 +114,7 @@ _KNOWN = {
     "roberta-bpe": PreTokenizer(adds_bos=True, adds_eos=True),
     "a.x-4.0": _GPT2,
     "mellum": _GPT2,
+    "exaone4": _GPT2,
     "trillion": _GPT2,
     "mpt": _GPT_NEOX,
     "olmo": _GPT_NEOX,
@@ -129,6 +130,7 @@ _KNOWN = {
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
     "falcon3": _LLAMA3,
+    "falcon-h1": _LLAMA3,  # stands for several tokenizers, which split more finely, where no merges of theirs cross
     "pixtral": _LLAMA3,
     "midm-2.0": _LLAMA3,
     "lfm2": _LLAMA3,  # that of LFM2.5-8B, under the same name, differs in ends of lines
@@ -142,9 +144,11 @@ _KNOWN = {
     "gpt-4o": _O200K,
     "llama4": _O200K,
     "kanana2": _O200K,
+    "minimax-m2": _O200K,
     "tiny_aya": PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", *_O200K.patterns)),
     "tekken": PreTokenizer((_CASED_WORDS % ("", "", ""),), ignore_merges=True, adds_bos=True),
     "deepseek-llm": PreTokenizer(_DEEPSEEK, digits=True),
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK), digits=True),
     "deepseek-v3": PreTokenizer(_DEEPSEEK_3),
+    "hunyuan-dense": PreTokenizer(_DEEPSEEK_3),
 }

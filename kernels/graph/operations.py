@@ -305,13 +305,16 @@ class Experts:
     """Mixture of experts: the sum of weight * expert(x) over those that the router chooses, in the order of scores.
 
     Experts are feed-forward layers of equal sizes, all with a gate or none. `shared` is one that all tokens use;
-    `shared_gate`, a layer of one output, scales it by sigmoid(shared_gate(x)).
+    `shared_gate`, a layer of one output, scales it by sigmoid(shared_gate(x)). With `compress` and `expand` the experts
+    that are chosen read compress(x), and expand is applied to their sum; router and shared one have no part in that.
     """
 
     router: ExpertRouter
     experts: tuple[FeedForward, ...]
     shared: FeedForward | None = None
     shared_gate: Linear | None = None
+    compress: Linear | None = None
+    expand: Linear | None = None
 
 
 Mixer = Attention | LatentAttention | ShortConvolution | DeltaNet | StateSpace

@@ -68,26 +68,57 @@ class _ExpertsLowering:
 
     def lower(self, hidden: Buffer, before: Norm | None) -> None:
         """Append the launches."""
-        width = self._plan.hidden_size
         routed_by = self._operation.router.norm
         normed = self._normed(hidden, routed_by or before)
         groups = self._route(normed)
         if routed_by is not None:
             normed = self._normed(hidden, before)
+        read = self._compressed(normed)
+        width, sums = read.columns, self._sums(read.columns)
         first, activation = self._operation.experts[0], _activation_of(self._operation.experts[0])
         gates = [_gates(expert) for expert in self._operation.experts]
-        x = self._scatter(normed, gates, groups)
+        x = self._scatter(read, gates, groups)
         inner = self._activations("expert_intermediate", first.up.outputs)
         name, epilogue = ("expert_act", "activation") if first.gate is None else ("expert_gate", "gate")
         self._gemm(name, x, gates, inner.buffer, groups, epilogue, activation)
         downs = [self._down(expert) for expert in self._operation.experts]
         outputs = self._plan.buffer("expert_outputs", self._grouped_rows * round_up(width, BLOCK) * 4)
         self._gemm("expert_down", self._quantized(inner, downs, groups), downs, outputs, groups, "store", "")
-        operands = [outputs, groups.slots, groups.weights, self._target.out]
+        operands = [outputs, groups.slots, groups.weights, sums.out]
         shared = self._shared(normed)
-        combine = CombineKernel("combine", width, self._top_k, self._target.scale, self._target.add, bool(shared))
+        combine = CombineKernel("combine", width, self._top_k, sums.scale, sums.add, bool(shared))
         self._plan.add(combine, [*operands, *shared], "tokens")
+        self._expand(sums.out, width)
         self._add_shared(normed)
+
+    def _compressed(self, x: PackedActivations) -> PackedActivations:
+        """Lower the layer whose outputs the experts read, if they do not read x."""
+        if (linear := self._operation.compress) is None:
+            return x
+        latents = self._lowering.rows("expert_latents", linear.outputs)
+        self._lowering.gemm("linear", x, FusedLinear((linear,)), latents)
+        return self._packed(latents, linear.outputs)
+
+    def _sums(self, width: int) -> Sum:
+        """Return the destination of the experts' sum: that of the block, or rows that a layer expands."""
+        if self._operation.expand is None:
+            return self._target
+        return Sum(self._lowering.rows("expert_latents", width), add=False)
+
+    def _expand(self, sums: Buffer, width: int) -> None:
+        """Lower the layer from the experts' sum to the destination of the block, if there is one."""
+        if (layer := self._operation.expand) is None:
+            return
+        linear, target = FusedLinear((layer,), place=self._lowering.place_of_down), self._target
+        name, kind = ("linear_add", "add") if target.add else ("linear", "store")
+        self._lowering.gemm(name, self._packed(sums, width), linear, target.out, Epilogue(kind, scale=target.scale))
+
+    def _packed(self, rows: Buffer, width: int) -> PackedActivations:
+        """Lower the packing of rows, whose readers quantize it as they need."""
+        packed = self._lowering.activations(f"expert_latents_{width}", width)
+        kernel, operands = norm_kernel("norm", None, width, rows, packed.buffer)
+        self._plan.add(kernel, operands, "tokens")
+        return packed
 
     def _normed(self, hidden: Buffer, norm: Norm | None) -> PackedActivations:
         """Lower a norm of the hidden states, whose readers quantize it as they need."""
@@ -224,8 +255,7 @@ def _check(operation: Experts, hidden_size: int) -> None:
             f"the experts of {name} must be of equal sizes, with the same activation, and all have gates or none"
         )
     _activation_of(experts[0])
-    if experts[0].down.outputs != hidden_size:
-        raise ModelError(f"the experts of {name} have {experts[0].down.outputs} outputs; hidden_size is {hidden_size}")
+    _check_latents(operation, hidden_size)
     if len(experts) % router.groups or not 1 <= router.top_groups <= router.groups:
         raise ModelError(
             f"{len(experts)} experts of {name} can't be divided into {router.groups} groups (n_group) "
@@ -238,6 +268,25 @@ def _check(operation: Experts, hidden_size: int) -> None:
         )
     if operation.shared is None and operation.shared_gate is not None:
         raise ModelError(f"{operation.shared_gate.weight} gates a shared expert, but there is none")
+
+
+def _check_latents(operation: Experts, hidden_size: int) -> None:
+    """Raise ModelError for experts whose outputs are not as wide as what they add up to."""
+    compress, expand, name = operation.compress, operation.expand, operation.router.linear.weight
+    outputs, width = operation.experts[0].down.outputs, hidden_size
+    if (compress is None) != (expand is None):
+        raise ModelError(f"the experts of {name} must have both a layer before and one after them, or neither")
+    if compress is not None and expand is not None:
+        width = compress.outputs
+        if width % TILE_ROWS or expand.outputs != hidden_size:
+            raise ModelError(
+                f"{compress.weight} has {width} outputs (moe_latent_size) and {expand.weight} {expand.outputs}; they "
+                f"must be a multiple of {TILE_ROWS}, and hidden_size, {hidden_size}"
+            )
+        if operation.shared_gate is not None:
+            raise ModelError(f"{operation.shared_gate.weight} gates a shared expert, which {compress.weight} excludes")
+    if outputs != width:
+        raise ModelError(f"the experts of {name} have {outputs} outputs; they must have {width}")
 
 
 def _activation_of(expert: FeedForward) -> FixedActivation:

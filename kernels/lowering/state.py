@@ -16,6 +16,9 @@ from quire.kernels.lowering.linear import LinearLowering
 from quire.kernels.operands import Buffer, DecayRates, Operand, PackedActivations, Taps, Vector
 
 _UNIT_EPSILON = 1e-6
+_MOST_TAPS = 64  # each is an operand in a kernel's code
+_LARGEST_KEY = 4096  # a work item has 16 columns of its matrix on the stack, 64 bytes for each element of a key
+_MOST_VALUE_HEADS = 65536  # a work item has 8 bytes for each on the stack
 
 
 class StateLowering:
@@ -98,10 +101,10 @@ class StateLowering:
     ) -> Buffer:
         """Lower a convolution of columns of the rows, from number `first` on."""
         channels, taps = operation.channels, operation.taps
-        if channels % TILE_ROWS or first % TILE_ROWS or taps < 2:
+        if channels % TILE_ROWS or first % TILE_ROWS or not 2 <= taps <= _MOST_TAPS:
             raise ModelError(
                 f"{operation.weight} has {channels} channels and {taps} taps; they must be a multiple of {TILE_ROWS}, "
-                "and at least 2"
+                f"and from 2 to {_MOST_TAPS}"
             )
         out = self._lowering.rows("convolved", channels)
         kernel = ConvolutionKernel(
@@ -151,4 +154,9 @@ def _check_heads(heads: StateHeads) -> None:
         raise ModelError(
             f"layers with state have {heads.values} value heads of {heads.value} elements, and {heads.keys} key heads "
             f"of {heads.key}; there must be a multiple of value heads, and of {TILE_ROWS} elements each"
+        )
+    if heads.key > _LARGEST_KEY or heads.values > _MOST_VALUE_HEADS:
+        raise ModelError(
+            f"layers with state have {heads.values} value heads and key heads of {heads.key} elements; there may be up "
+            f"to {_MOST_VALUE_HEADS} value heads, and up to {_LARGEST_KEY} elements"
         )

@@ -10,8 +10,6 @@ from quire.kernels.config import ModelConfig
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import ExpertRouter, Experts, FeedForward, Linear
 
-_MOST_EXPERTS = 4096
-
 
 def feed_forward(at: str, hidden: int, inner: int, activation: Activation, *, bias: bool = False) -> FeedForward:
     """Return the gated feed-forward layer of the module `at`."""
@@ -26,8 +24,6 @@ def expert_layers(
     at: str, count: int, hidden: int, inner: int, activation: Activation, *, bias: bool = False
 ) -> tuple[FeedForward, ...]:
     """Return the experts of the module `at`."""
-    if count > _MOST_EXPERTS:
-        raise ModelError(f"config.json has {count} experts in a layer; supported are up to {_MOST_EXPERTS}")
     return tuple(feed_forward(f"{at}.{number}", hidden, inner, activation, bias=bias) for number in range(count))
 
 

@@ -29,7 +29,7 @@ from quire.kernels.graph.operations import (
 
 
 @dataclass(frozen=True)
-class _Names:
+class _HeadModules:
     """Modules of a head; `{}` is the number of the model's layers."""
 
     layer: str
@@ -38,13 +38,13 @@ class _Names:
     hidden_norm: str
     norm: str
 
-    def of(self, num_layers: int) -> _Names:
+    def of(self, num_layers: int) -> _HeadModules:
         """Return the names in a checkpoint of a model with so many layers."""
-        return _Names(*(getattr(self, field.name).format(num_layers) for field in fields(self)))
+        return _HeadModules(*(getattr(self, field.name).format(num_layers) for field in fields(self)))
 
 
-_QWEN = _Names("mtp.layers.0", "mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm")
-_AFTER_LAYERS = _Names(
+_QWEN = _HeadModules("mtp.layers.0", "mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm")
+_AFTER_LAYERS = _HeadModules(
     "model.layers.{}", "model.layers.{}.eh_proj", "model.layers.{}.enorm", "model.layers.{}.hnorm",
     "model.layers.{}.shared_head.norm",
 )  # fmt: skip
@@ -75,8 +75,7 @@ def build_head(config: ModelConfig, target: Graph, has: Callable[[str], bool]) -
     if not has(f"{names.combine}.weight"):
         raise ModelError(
             f"the checkpoint has no head for multi-token prediction: {names.combine}.weight is missing; get one that "
-            "has it, as floats (conversions often leave heads out, and GGUF files have none here), or choose another "
-            "method"
+            "has it, in floats unless it is a GGUF file (conversions often leave heads out), or choose another method"
         )
     final = target.logits.norm
     assert final is not None

@@ -97,6 +97,11 @@ class Checkpoint:
         """Return True if there is a tensor `name`, of any dtype."""
         return self._find(name) is not None
 
+    def has_floats(self, name: str) -> bool:
+        """Return True if there is a tensor `name` of floats."""
+        found = self._find(name)
+        return isinstance(found, Tensor) and found.dtype in FLOAT_DTYPES
+
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Return the float tensor `name`, which must have `shape`.
 

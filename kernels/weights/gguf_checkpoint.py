@@ -14,7 +14,16 @@ from quire.kernels.errors import ModelError
 from quire.kernels.gguf.container import GgufModel, read_gguf
 from quire.kernels.gguf.kept_folders import hold
 from quire.kernels.gguf.metadata import FLOAT_TYPES
-from quire.kernels.gguf.parts import DECAYS, LATENT_PARTS, RATE_LAYERS, TAPS, Part, parts_of, stacked_name
+from quire.kernels.gguf.parts import (
+    COMBINING_LAYERS,
+    DECAYS,
+    LATENT_PARTS,
+    RATE_LAYERS,
+    TAPS,
+    Part,
+    parts_of,
+    stacked_name,
+)
 from quire.kernels.weights.checkpoint import FLOAT_DTYPES, Checkpoint, Tensor, read_config
 from quire.kernels.weights.fp8_checkpoint import Fp8Checkpoint
 from quire.kernels.weights.latent_tensors import dequantized, latent_tensor
@@ -115,7 +124,7 @@ class GgufCheckpoint(Checkpoint):
         if name.endswith(LATENT_PARTS[0]):
             module = name.removesuffix(LATENT_PARTS[0])
             return latent_tensor(name, *(self._tensors.get(module + part) for part in LATENT_PARTS))
-        if name.endswith(RATE_LAYERS) and name in self._tensors:
+        if name.endswith((*RATE_LAYERS, *COMBINING_LAYERS)) and name in self._tensors:
             return dequantized(self._tensors[name])
         if (stacked := stacked_name(name)) is None:
             return super()._find(name)

@@ -113,13 +113,23 @@ NAMES = (*MODES, *METHODS)
 class Quantization:
     """Formats of a model's weights. With neither `mode` nor `scheme`, none is quantized.
 
-    `lent`: matrices of another model that have these weights.
+    `lent`: matrices of another model that have these weights. `in_floats`: no other matrix is quantized.
     """
 
     checkpoint: Checkpoint
     mode: Mode | None = None
     scheme: Scheme | None = None
     lent: Mapping[str, Matrix] = field(default_factory=dict)
+    in_floats: bool = False
+
+    def of_head(self, layer: Linear, lent: Mapping[str, Matrix]) -> Quantization:
+        """Return the formats of a draft head with this layer, to which a model has lent matrices.
+
+        Quantized checkpoints may have a head in floats though their config says otherwise: what quantized them did not
+        know of it.
+        """
+        is_said = self.scheme is not None and self.scheme.format_of(_module(layer.weight)) is not None
+        return replace(self, lent=lent, in_floats=is_said and self.checkpoint.has_floats(layer.weight))
 
     def format_of(self, layers: Sequence[Linear], k: int, place: Place = "body") -> QuantizedFormat | None:
         """Return the format of linear layers that share their k inputs, None if they are not quantized."""
@@ -129,7 +139,9 @@ class Quantization:
             return self.lent[layers[0].weight].quantized
         if self.scheme is None:
             return None if self.mode is None else self.mode.format_of(k, place)
-        if layers[0].tensor_inputs:  # schemes can't read a part of the inputs, and published draft heads have floats
+        if (
+            self.in_floats or layers[0].tensor_inputs
+        ):  # schemes can't read a part of the inputs, and published draft heads have floats
             return None
         formats = [self.scheme.format_of(_module(layer.weight)) for layer in layers]
         _check_alike(layers, [form == formats[0] for form in formats], "formats")

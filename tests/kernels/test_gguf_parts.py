@@ -150,18 +150,22 @@ def hybrid(*tensors: Any, **changes: Any) -> GgufModel:
     return dataclasses.replace(added(model(), *tensors), metadata={**HYBRID, **changed})
 
 
-def test_layers_for_multi_token_prediction_are_left_out() -> None:
+def test_of_the_layers_for_multi_token_prediction_the_first_is_read() -> None:
+    head = ("attn_q", (128, 64)), ("nextn.eh_proj", (64, 128)), ("nextn.enorm", (64,)), ("nextn.embed_tokens", (9, 64))
     given = hybrid(
-        zeros("blk.1.attn_q.weight", 128, 64), zeros("blk.2.attn_q.weight", 128, 64),
-        zeros("blk.2.nextn.eh_proj.weight", 64, 128),
+        zeros("blk.1.attn_q.weight", 128, 64),
+        *(zeros(f"blk.{layer}.{name}.weight", *shape) for layer in (2, 3) for name, shape in head),
+        block_count=4, nextn_predict_layers=2,
     )  # fmt: skip
     config = config_of(given)
     assert (config["num_hidden_layers"], config["layer_types"]) == (2, ["linear_attention", "full_attention"])
     assert {part.name for part in parts_of(given)} == {
-        "model.embed_tokens.weight", "model.layers.1.self_attn.q_proj.weight",
+        "model.embed_tokens.weight", "model.layers.1.self_attn.q_proj.weight", "mtp.layers.0.self_attn.q_proj.weight",
+        "mtp.fc.weight", "mtp.pre_fc_norm_embedding.weight",
     }  # fmt: skip
-    with pytest.raises(ModelError, match=r"blk.3.attn_q.weight, which a qwen35 of 2 layers"):
-        config_of(added(given, zeros("blk.3.attn_q.weight", 128, 64)))
+    assert {part.offset for part in parts_of(given) if "norm" in part.name} == {1.0}
+    with pytest.raises(ModelError, match=r"blk.4.attn_q.weight, which a qwen35 of 2 layers"):
+        config_of(added(given, zeros("blk.4.attn_q.weight", 128, 64)))
     with pytest.raises(ModelError, match=r"has 1 as qwen35.nextn_predict_layers; it must be below the 1 layers"):
         config_of(hybrid(block_count=1))
 

@@ -46,12 +46,13 @@ WORDS = {
 """The words of SAMPLE, by the first name of each pre-tokenizer."""
 
 SAME_WORDS = {
-    "gpt-2": ["phi-2", "roberta-bpe", "a.x-4.0", "mellum", "trillion", "mpt", "olmo"],
+    "gpt-2": ["phi-2", "roberta-bpe", "a.x-4.0", "mellum", "exaone4", "trillion", "mpt", "olmo"],
     "starcoder": ["refact", "smollm", "minerva-7b", "command-r"],
     "llama3": [
         "llama-bpe",
         "llama-v3",
         "falcon3",
+        "falcon-h1",
         "pixtral",
         "midm-2.0",
         "lfm2",
@@ -61,7 +62,8 @@ SAME_WORDS = {
         "glm4",
     ],
     "qwen2": ["deepseek-r1-qwen", "megrez", "kormo"],
-    "gpt-4o": ["llama4", "kanana2"],
+    "gpt-4o": ["llama4", "kanana2", "minimax-m2"],
+    "deepseek-v3": ["hunyuan-dense"],
 }
 NAMES = [*WORDS, *(name for names in SAME_WORDS.values() for name in names)]
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"

@@ -201,6 +201,8 @@ ROUTINGS: dict[str, dict[str, Any]] = {
     "experts-biases": {"bias": True, "activation": SWIGLU, "normalize": True},
     "experts-without-gates": {"gated": False, "activation": "relu2", "shared": "plain"},
     "experts-shared": {"shared": "plain"},
+    "experts-latent": {"latent": 48, "shared": "plain", "gated": False, "activation": "relu2"},
+    "experts-latent-biases": {"latent": 112, "count": 20, "top_k": 4, "bias": True},
     "experts-shared-gate": {"shared": "gated", "inner": 96},
     "experts-sigmoid": {"scoring": "sigmoid", "correction": "correction_6", "normalize": True, "scale": 1.3},
     "experts-corrected-softmax": {"correction": "correction_6", "normalize": True, "least_sum": 0.5},
@@ -217,6 +219,9 @@ EXPERTS = {
     for name, attributes in ROUTINGS.items()
 }
 GRAPHS |= EXPERTS
+GRAPHS["experts-latent-norm-after"] = with_experts(
+    graph(residual={"after": "norm", "multiplier": 0.6}), experts(0, latent=48), experts(1, latent=32, shared="plain")
+)
 GRAPHS["experts-norm-after"] = with_experts(
     graph(residual={"after": "norm", "multiplier": 0.6}), experts(0, shared="plain"), experts(1, shared="gated")
 )
@@ -235,10 +240,17 @@ EVERYTHING = graph(
     embedding={"scale": 3.0}, residual={"after": "norm", "multiplier": 0.7}, logits={"scale": 0.5, "softcap": 5.0},
     offset=1.0,
 )  # fmt: skip
+
+
+def with_latents(latent: int = 32, shared: str = "", **changes: Any) -> Graph:
+    """Return a graph whose experts read latents."""
+    return with_experts(BASE, replace(experts(0, latent=latent, shared=shared), **changes), experts(1))
+
+
 MIXTURES = with_experts(
     BASE,
     experts(0, count=40, top_k=5, shared="gated", bias=True, activation=SWIGLU),
-    experts(1, count=12, top_k=3, groups=4, top_groups=2, shared="plain", normalize=True),
+    experts(1, count=12, top_k=3, groups=4, top_groups=2, shared="plain", normalize=True, latent=48),
 )
 STATES = graph(delta_net(0, StateHeads(2, 4, 32, 48)), state_space(1, StateHeads(2, 6, 48, 32)))
 STATES = replace(STATES, residuals=(*STATES.residuals, *graph(short_convolution(0), attention(1)).residuals))
@@ -391,6 +403,10 @@ def test_units_give_the_bits_of_fma(
             with_experts(BASE, experts(0, activation=XIELU), experts(1, activation=XIELU)),
             "belongs to an expert, which xIELU does not support",
         ),
+        (with_latents(latent=40), r"0.compress has 40 outputs \(moe_latent_size\) .* a multiple of 16, and h"),
+        (with_latents(shared="gated"), "0.shared_gate gates a shared expert, which 0.compress excludes"),
+        (with_latents(expand=None), "must have both a layer before and one after them, or neither"),
+        (with_latents(compress=None, expand=None), "the experts of 0.router have 32 outputs; they must have"),
         (graph(attention(0), attention(1, kv_source=1)), "layer 1 reads the KV of layer 1, which has none before it"),
         (graph(attention(0), attention(1, kv=4, kv_source=0)), "layer 1 has 4 KV heads of 32 elements, but reads"),
         (with_per_layer_inputs(BASE, 16), "hidden_size_per_layer_input is 16; it must be a multiple of 32"),
@@ -401,6 +417,9 @@ def test_units_give_the_bits_of_fma(
         (latent_graph(rotary=rotary(64)), "rotates 64 elements; qk_rope_head_dim is 32"),
         (latent_graph(query=Linear("q", 500)), "q has 500 outputs; its heads need 512"),
         (latent_graph(query=Linear("q", 512, "q_b")), "must both have a bias, or neither"),
+        (graph(short_convolution(0, 65), attention(1)), "64 channels and 65 taps; they must be .* from 2 to 64"),
+        (graph(delta_net(0, StateHeads(1, 2, 4112, 16)), attention(1)), "key heads of 4112 elements; .* up to 4096"),
+        (graph(state_space(0, StateHeads(1, 65537, 16, 16)), attention(1)), "65537 value heads .* up to 65536 value"),
     ],
 )  # fmt: skip
 def test_operations_without_a_kernel_are_rejected_with_an_error_that_names_them(model: Graph, message: str) -> None:

@@ -475,6 +475,16 @@ CHECKPOINTS = (
          "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention", "mlp"]},
     ),
     ReferenceCheckpoint(
+        "nemotron-h-latent-experts",
+        "nemotron_h",
+        {"hidden_size": 320, "intermediate_size": 352, "num_attention_heads": 4, "num_key_value_heads": 1,
+         "head_dim": 64, "vocab_size": 1021, "max_position_embeddings": 1024, "mamba_num_heads": 10,
+         "mamba_head_dim": 32, "ssm_state_size": 48, "n_groups": 1, "n_routed_experts": 16, "num_experts_per_tok": 5,
+         "moe_intermediate_size": 160, "moe_shared_expert_intermediate_size": 224, "moe_latent_size": 112,
+         "routed_scaling_factor": 2.5, "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"]},
+        dtype="bfloat16",
+    ),
+    ReferenceCheckpoint(
         "olmo3-window100",
         "olmo3",
         _decoder(256, 352, 4, 4, 2, 64, vocab_size=503, sliding_window=100, rope_parameters=OLMO3_ROPES),

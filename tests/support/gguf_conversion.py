@@ -34,6 +34,37 @@ class Conversion:
     arrays: Callable[[Config, dict[str, np.ndarray]], Keys] = lambda config, tensors: {}
 
 
+_PREDICTING = {
+    "fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "norm": "shared_head.norm",
+}  # fmt: skip
+_NEXTN = {
+    "eh_proj": "eh_proj", "enorm": "enorm", "hnorm": "hnorm", "shared_head.norm": "shared_head_norm",
+    "shared_head.head": "shared_head_head", "embed_tokens": "embed_tokens",
+}  # fmt: skip
+
+
+def predicted_layers(config: Config) -> int:
+    """Return the layers for multi-token prediction that the converter writes; it leaves out those of DeepSeek."""
+    names = {"glm4_moe": "num_nextn_predict_layers", "glm4_moe_lite": "num_nextn_predict_layers"}
+    return int(config.get(names.get(config.get("model_type", ""), "mtp_num_hidden_layers")) or 0)
+
+
+def _predicting_name(config: Config, name: str) -> str:
+    """Return the name of a tensor of Qwen's heads as that of the layer after the others."""
+    layer, (head, _, rest) = f"model.layers.{config.get('num_hidden_layers')}", name.partition(".")
+    if head != "mtp":
+        return name
+    module, _, end = rest.partition(".")
+    return f"{layer}.{end.removeprefix('0.')}" if module == "layers" else f"{layer}.{_PREDICTING[module]}.{end}"
+
+
+def _nextn_name(config: Config, name: str) -> str | None:
+    """Return the name in the file of what only layers for multi-token prediction have, which `gguf` may not know."""
+    number = config.get("num_hidden_layers")
+    module, _, kind = name.removeprefix(f"model.layers.{number}.").rpartition(".")
+    return f"blk.{number}.nextn.{_NEXTN[module]}.{kind}" if module in _NEXTN else None
+
+
 def first(config: Config, *names: str) -> Any:
     """Return the first of some fields that is there, or else None."""
     return next((config[name] for name in names if config.get(name) is not None), None)
@@ -51,7 +82,9 @@ def common_keys(config: Config) -> Keys:
     """Return the keys that converters write for every model."""
     rope = rope_of(config)
     keys = {
-        "block_count": first(config, "num_hidden_layers", "n_layer") or len(config["layers_block_type"]),
+        "block_count": (first(config, "num_hidden_layers", "n_layer") or len(config["layers_block_type"]))
+        + predicted_layers(config),
+        "nextn_predict_layers": predicted_layers(config) or None,
         "context_length": first(config, "max_position_embeddings", "n_positions"),
         "embedding_length": first(config, "hidden_size", "n_embd"),
         "feed_forward_length": first(config, "intermediate_size", "n_inner"),
@@ -506,6 +539,7 @@ def _nemotron_keys(config: Config) -> Keys:
     }  # fmt: skip
     return keys if not with_experts else keys | {
         "expert_feed_forward_length": inner, "expert_shared_count": config["n_shared_experts"],
+        "moe_latent_size": config.get("moe_latent_size"),
         "expert_shared_feed_forward_length": config["moe_shared_expert_intermediate_size"],
         "expert_weights_norm": config["norm_topk_prob"], "expert_weights_scale": config["routed_scaling_factor"],
         "expert_group_count": config["n_group"], "expert_group_used_count": config["topk_group"],
@@ -570,9 +604,8 @@ def _ernie_moe_keys(config: Config) -> Keys:
 
 
 def _glm4_moe_keys(config: Config) -> Keys:
-    predicted = config.get("num_nextn_predict_layers", 0)
     return _glm4_keys(config) | {
-        "block_count": config["num_hidden_layers"] + predicted, "nextn_predict_layers": predicted,
+        "nextn_predict_layers": predicted_layers(config),
         "expert_feed_forward_length": config["moe_intermediate_size"], "expert_group_count": config["n_group"],
         "expert_group_used_count": config["topk_group"], "expert_shared_count": config["n_shared_experts"],
         "leading_dense_block_count": config["first_k_dense_replace"], "expert_gating_func": 2,
@@ -672,11 +705,11 @@ def tensors_of(config: Config, tensors: dict[str, np.ndarray]) -> Iterator[tuple
     conversion = conversion_of(config)
     kinds = {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(kinds[conversion.architecture], keys_of(config)["block_count"])
-    for name, values in stacked(tensors).items():
+    for name, values in stacked({_predicting_name(config, name): each for name, each in tensors.items()}).items():
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
             continue
         for changed, array in conversion.change(config, name, values):
-            stored = names.get_name(changed, try_suffixes=(".weight", ".bias", ".scale"))
+            stored = _nextn_name(config, changed) or names.get_name(changed, (".weight", ".bias", ".scale"))
             assert stored is not None, changed
             yield stored, name, array
     for stored, array in conversion.extra(config):

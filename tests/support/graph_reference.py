@@ -138,24 +138,28 @@ def feed_forward(layer: int) -> FeedForward:
 
 def experts(
     layer: int, count: int = 6, inner: int = 48, *, bias: bool = False, shared: str = "",
-    activation: Activation = "silu", gated: bool = True, **router: Any,
+    activation: Activation = "silu", gated: bool = True, latent: int = 0, **router: Any,
 ) -> Experts:  # fmt: skip
-    """Return a mixture of experts; `shared` is "plain" or "gated" with a shared expert."""
+    """Return a mixture of experts; `shared` is "plain" or "gated" with a shared expert.
+
+    With a `latent`, experts read as many outputs of another layer.
+    """
 
     def linear(name: str, outputs: int, biased: bool = bias) -> Linear:
         return Linear(f"{layer}.{name}", outputs, f"{layer}.{name}_b" if biased else "")
 
-    def expert(name: str, inner: int) -> FeedForward:
+    def expert(name: str, inner: int, outputs: int = HIDDEN) -> FeedForward:
         up, gate, down = (linear(f"{name}.{part}", inner) for part in ("up", "gate", "down"))
-        return FeedForward(up, dataclasses.replace(down, outputs=HIDDEN), activation, gate if gated else None)
+        return FeedForward(up, dataclasses.replace(down, outputs=outputs), activation, gate if gated else None)
 
     fields = {"top_k": 2, **router}
     return Experts(
         ExpertRouter(linear("router", count), **fields),
-        tuple(expert(f"expert_{number}", inner) for number in range(count)),
+        tuple(expert(f"expert_{number}", inner, latent or HIDDEN) for number in range(count)),
         expert("shared", INNER) if shared else None,
         linear("shared_gate", 1, biased=False) if shared == "gated" else None,
-    )
+        linear("compress", latent) if latent else None, linear("expand", HIDDEN) if latent else None,
+    )  # fmt: skip
 
 
 def branches(layer: int, *blocks: FeedForward | Experts) -> Branches:
@@ -259,14 +263,7 @@ class _RandomTensors:
 
     def add_layer(self, layer: Layer) -> None:
         if isinstance(layer, Experts):
-            self.add_linear(layer.router.linear, HIDDEN)
-            self.add(layer.router.correction, len(layer.experts), scale=0.3)
-            self.add(layer.router.expert_scales, len(layer.experts), scale=0.3, mean=1.0)
-            self.add_norm(layer.router.norm)
-            for expert in (*layer.experts, *([layer.shared] if layer.shared else [])):
-                self.add_layer(expert)
-            if layer.shared_gate is not None:
-                self.add_linear(layer.shared_gate, HIDDEN)
+            self.add_experts(layer)
             return
         if isinstance(layer, LatentAttention):
             self.add_latent_attention(layer)
@@ -284,6 +281,7 @@ class _RandomTensors:
         if isinstance(layer, ShortConvolution | DeltaNet | StateSpace):
             self.add_state(layer)
             return
+        read = HIDDEN
         if isinstance(layer, Attention):
             inputs, last, width = layer.projections, layer.output, layer.heads.query * layer.heads.dim
             inputs = (*inputs, *layer.gates)
@@ -291,11 +289,25 @@ class _RandomTensors:
             self.add_head_norms(layer.head_norms, layer.heads)
         else:
             inputs, last, width = (layer.up, *([layer.gate] if layer.gate else [])), layer.down, layer.up.outputs
+            read = last.outputs
             if isinstance(layer.activation, Xielu):
                 self.add_xielu(layer.activation)
         for linear in inputs:
-            self.add_linear(linear, HIDDEN)
+            self.add_linear(linear, read)
         self.add_linear(last, width)
+
+    def add_experts(self, layer: Experts) -> None:
+        self.add_linear(layer.router.linear, HIDDEN)
+        self.add(layer.router.correction, len(layer.experts), scale=0.3)
+        self.add(layer.router.expert_scales, len(layer.experts), scale=0.3, mean=1.0)
+        self.add_norm(layer.router.norm)
+        for linear, inputs in ((layer.compress, HIDDEN), (layer.expand, layer.experts[0].down.outputs)):
+            if linear is not None:
+                self.add_linear(linear, inputs)
+        for expert in (*layer.experts, *([layer.shared] if layer.shared else [])):
+            self.add_layer(expert)
+        if layer.shared_gate is not None:
+            self.add_linear(layer.shared_gate, HIDDEN)
 
     def add_state(self, layer: ShortConvolution | DeltaNet | StateSpace) -> None:
         convolution, width = layer.convolution, HIDDEN
@@ -482,12 +494,14 @@ class GraphReference:
         return self._linear(block.output, y if block.gate_first else y * gate)
 
     def _experts(self, block: Experts, x: F64, block_input: F64) -> F64:
-        y: F64 = np.zeros_like(x)
         router = block.router
         routed = x if router.norm is None else self._norm(router.norm, block_input)
+        read = x if block.compress is None else self._linear(block.compress, x)
+        sums = np.zeros_like(read)
         for token, logits in enumerate(router.output_scale * self._linear(router.linear, routed)):
             for number, weight in self._routed(block.router, logits):
-                y[token] += weight * self._feed(block.experts[number], x[token : token + 1])[0]
+                sums[token] += weight * self._feed(block.experts[number], read[token : token + 1])[0]
+        y = sums if block.expand is None else self._linear(block.expand, sums)
         if block.shared is not None:
             shared = self._feed(block.shared, x)
             gate = 1.0 if block.shared_gate is None else 1 / (1 + np.exp(-self._linear(block.shared_gate, x)))

@@ -13,6 +13,8 @@ from quire.kernels.gguf.architectures.description import (
     CORRECTED_EXPERT_NAMES,
     DECODER,
     DECODER_NAMES,
+    HEAD_NAMES,
+    LAYER,
     Architecture,
     Field,
     Names,
@@ -29,6 +31,7 @@ _ATTENTION = "model.layers.*.self_attn"
 _NAMES: Names = {
     **without(DECODER_NAMES, "blk.*.attn_k", "blk.*.attn_v", "blk.*.attn_qkv"),
     **CORRECTED_EXPERT_NAMES,
+    **HEAD_NAMES,
     "blk.*.attn_q_a": f"{_ATTENTION}.q_a_proj",
     "blk.*.attn_q_a_norm": f"{_ATTENTION}.q_a_layernorm",
     "blk.*.attn_q_b": f"{_ATTENTION}.q_b_proj",
@@ -121,11 +124,11 @@ def _has_sigmoid(metadata: Metadata) -> bool:
     return bool(gating == _SIGMOID)
 
 
-_V3 = Architecture("DeepseekV3ForCausalLM", _NAMES, _FIELDS)
+_V3 = Architecture("DeepseekV3ForCausalLM", _NAMES, _FIELDS, head_layer=LAYER)
 
 DEEPSEEK2 = Architecture(
     "DeepseekV2ForCausalLM",
-    without(_NAMES, "blk.*.exp_probs_b"),
+    without(_NAMES, "blk.*.exp_probs_b", *HEAD_NAMES),
     {**_FIELDS, "topk_method": _choice},
     variants=((_has_sigmoid, _V3),),
 )

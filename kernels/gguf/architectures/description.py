@@ -31,6 +31,8 @@ class Architecture:
     j + dim/2 of a model folder. `norm_offset` is what the conversion has added to the weights of norms. An encoder
     attends to later tokens too. Of `variants` the first whose condition a file meets describes it instead. `scalars`
     are keys with a number for each layer that is a tensor of one element, of this name and shape, in a model folder.
+    `head_layer` is the layer for multi-token prediction in a model folder, which follows the others in the file; "" if
+    it is not read.
     """
 
     model_class: str
@@ -42,6 +44,7 @@ class Architecture:
     is_encoder: bool = False
     variants: tuple[tuple[Callable[[Metadata], bool], Architecture], ...] = ()
     scalars: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    head_layer: str = ""
 
 
 def size(key: str, default: int | None = None) -> Field:
@@ -85,7 +88,7 @@ def vocab_size(metadata: Metadata) -> int:
 
 
 def layer_count(metadata: Metadata) -> int:
-    """Return `num_hidden_layers`: those for multi-token prediction, which follow them, are not loaded."""
+    """Return `num_hidden_layers`, without the layers for multi-token prediction, which follow them."""
     layers = metadata.size("block_count")
     more = metadata.size("nextn_predict_layers") if metadata.own("nextn_predict_layers") else 0
     if more >= layers:
@@ -295,6 +298,15 @@ CORRECTED_EXPERT_NAMES: Names = {
     "blk.*.ffn_down_shexp": "model.layers.*.mlp.shared_experts.down_proj",
 }
 """Names of experts, shared ones, and the correction of their scores, as in DeepSeek-V3."""
+
+
+LAYER = "model.layers.*"
+
+HEAD_NAMES: Names = {
+    "blk.*.nextn.eh_proj": f"{LAYER}.eh_proj", "blk.*.nextn.enorm": f"{LAYER}.enorm",
+    "blk.*.nextn.hnorm": f"{LAYER}.hnorm", "blk.*.nextn.shared_head_norm": f"{LAYER}.shared_head.norm",
+}  # fmt: skip
+"""Names of what a layer for multi-token prediction has besides those of a layer, in GLM-4.5 and DeepSeek-V3."""
 
 
 def without(names: Names, *removed: str) -> Names:

@@ -7,7 +7,9 @@ from quire.kernels.gguf.architectures.description import (
     CORRECTED_EXPERT_NAMES,
     DECODER,
     DECODER_NAMES,
+    HEAD_NAMES,
     HEAD_NORM_NAMES,
+    LAYER,
     PARTIAL_ROTARY,
     Architecture,
     has,
@@ -43,6 +45,7 @@ GLM4_MOE = Architecture(
         **without(DECODER_NAMES, "blk.*.ffn_norm"),
         **HEAD_NORM_NAMES,
         **CORRECTED_EXPERT_NAMES,
+        **HEAD_NAMES,
         "blk.*.post_attention_norm": "model.layers.*.post_attention_layernorm",
     },
     {
@@ -61,8 +64,8 @@ GLM4_MOE = Architecture(
         "n_group": size("expert_group_count", 1),
         "topk_group": size("expert_group_used_count", 1),
     },
+    head_layer=LAYER,
 )
-"""Layers for multi-token prediction, which are in the files, are not loaded."""
 
 
 def _shared_count(metadata: Metadata) -> int:

@@ -2,7 +2,7 @@
 
 Windows, which files do not have, are not used by these models. Of layers with a state, the conversion of Qwen3-Next
 takes the joint projections apart, but for that of the rates; that of Qwen3.5 puts the value heads of each key head as
-many heads apart as there are key heads.
+many heads apart as there are key heads. What a layer for multi-token prediction has is `mtp` in a model folder.
 """
 
 from __future__ import annotations
@@ -107,7 +107,12 @@ _STATE_NAMES = {
     "blk.*.ssm_dt": f"{_STATE}.dt_bias",
     "blk.*.ssm_norm": f"{_STATE}.norm",
     "blk.*.ssm_out": f"{_STATE}.out_proj",
+    "blk.*.nextn.eh_proj": "mtp.fc",
+    "blk.*.nextn.enorm": "mtp.pre_fc_norm_embedding",
+    "blk.*.nextn.hnorm": "mtp.pre_fc_norm_hidden",
+    "blk.*.nextn.shared_head_norm": "mtp.norm",
 }
+_HEAD_LAYER = "mtp.layers.0"
 _STATE_FIELDS: dict[str, Field] = {
     **DECODER,
     **PARTIAL_ROTARY,
@@ -131,6 +136,7 @@ _JOINT = Architecture(
     {**_STATE_FIELDS, **_EXPERTS, **_SHARED_EXPERT, "norm_topk_prob": constant(True)},
     ROPE_TENSORS,
     norm_offset=1.0,
+    head_layer=_HEAD_LAYER,
 )
 QWEN3NEXT = replace(
     _JOINT,
@@ -148,6 +154,7 @@ QWEN35 = Architecture(
     },
     ROPE_TENSORS,
     norm_offset=1.0,
+    head_layer=_HEAD_LAYER,
 )
 QWEN35MOE = replace(
     QWEN35,
