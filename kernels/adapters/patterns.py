@@ -35,7 +35,7 @@ class ModulePatterns:
         self._field = field
         self._values = [(pattern, bool(_PLAIN.fullmatch(pattern)), value) for pattern, value in values.items()]
         self._matchers: dict[str, _Matcher] = {}
-        self._steps = _Steps(field)
+        self._steps = _MatchSteps(field)
 
     def get(self, module: str, default: Any) -> Any:
         """Return the value of a module. Raises ModelError for a pattern that is bad, or takes too long."""
@@ -67,7 +67,7 @@ def _is_end(pattern: str, module: str) -> bool:
     return all(expected in (".", given) for expected, given in zip(pattern, module[start:], strict=True))
 
 
-class _Steps:
+class _MatchSteps:
     """The steps that all matches of a field have taken."""
 
     def __init__(self, field: str) -> None:
@@ -90,7 +90,7 @@ class _Matcher:
         self._parsed = parsed
         _check(parsed)
 
-    def matches(self, text: str, steps: _Steps) -> bool:
+    def matches(self, text: str, steps: _MatchSteps) -> bool:
         """Return whether the expression matches from the beginning of a text without line ends."""
         return bool(_sequence(self._parsed, text, {0}, steps))
 
@@ -119,7 +119,7 @@ def _inner(kind: Any, value: Any) -> Iterator[Any]:
         yield [node for node in value if node[0] not in _IN_CLASSES]
 
 
-def _sequence(nodes: Iterable[tuple[Any, Any]], text: str, starts: set[int], steps: _Steps) -> set[int]:
+def _sequence(nodes: Iterable[tuple[Any, Any]], text: str, starts: set[int], steps: _MatchSteps) -> set[int]:
     """Return all positions at which nodes end that may begin at `starts`."""
     for kind, value in nodes:
         steps.take(1 + len(starts) * (len(value) if kind is kinds.IN else 1))
@@ -129,7 +129,7 @@ def _sequence(nodes: Iterable[tuple[Any, Any]], text: str, starts: set[int], ste
     return starts
 
 
-def _ends(kind: Any, value: Any, text: str, starts: set[int], steps: _Steps) -> set[int]:
+def _ends(kind: Any, value: Any, text: str, starts: set[int], steps: _MatchSteps) -> set[int]:
     if kind is kinds.AT:
         return starts & ({0} if value in _BEGINNINGS else {len(text)})
     if kind is kinds.BRANCH:
@@ -142,7 +142,7 @@ def _ends(kind: Any, value: Any, text: str, starts: set[int], steps: _Steps) -> 
     return {start + 1 for start in starts if start < len(text) and _is_one(kind, value, text[start])}
 
 
-def _repeat(least: int, most: Any, nodes: Any, text: str, starts: set[int], steps: _Steps) -> set[int]:
+def _repeat(least: int, most: Any, nodes: Any, text: str, starts: set[int], steps: _MatchSteps) -> set[int]:
     """Return the ends of `least` to `most` repeats, which is over when another one changes nothing."""
     for _ in range(least):
         ends = _sequence(nodes, text, starts, steps)

@@ -15,15 +15,13 @@ from quire.kernels.adapters.adapter import Adapter, LowRank, TokenRows
 from quire.kernels.adapters.names import BaseNames
 from quire.kernels.adapters.peft_config import CONFIG, PeftConfig, read_peft_config
 from quire.kernels.adapters.shapes import HEAD
-from quire.kernels.adapters.tensors import copied, scaled
+from quire.kernels.adapters.tensors import MOST_NAMED, MOST_TENSORS, copied, scaled
 from quire.kernels.errors import ModelError
 from quire.kernels.weights.safetensors_file import open_safetensors
 from quire.kernels.weights.tensor import Tensor
 
 _TENSORS, _PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 _PREFIX = "base_model.model."
-_MOST_TENSORS = 100_000
-_NAMED = 3  # tensors that an error names
 
 _FORMS = (
     (re.compile(r"(?P<module>.+)\.lora_A(\.default)?\.weight"), "A"),
@@ -66,9 +64,9 @@ def read_adapter(
     path = folder / _TENSORS
     if not path.exists():
         raise ModelError(f"{folder} has no {_TENSORS}" + _instead(folder))
-    file = open_safetensors(path, _MOST_TENSORS)
+    file = open_safetensors(path, MOST_TENSORS)
     unknown = [f"{name} of type {dtype}" for name, dtype in file.foreign.items()]
-    return _Reader(path, config, shapes, others or {}).read(file.tensors, unknown)
+    return _PeftReader(path, config, shapes, others or {}).read(file.tensors, unknown)
 
 
 def _instead(folder: Path) -> str:
@@ -81,7 +79,7 @@ def _instead(folder: Path) -> str:
     return f'; it has {_PICKLE}, which is a program to run: convert it there by `python -c "{convert}"`'
 
 
-class _Reader:
+class _PeftReader:
     def __init__(
         self,
         path: Path,
@@ -101,7 +99,7 @@ class _Reader:
         if unknown:
             raise ModelError(
                 f"{self._path} has {len(unknown)} tensors that are not of this base model, or not supported: "
-                f"{', '.join(sorted(unknown)[:_NAMED])}; give an adapter of this base model, of its linear layers"
+                f"{', '.join(sorted(unknown)[:MOST_NAMED])}; give an adapter of this base model, of its linear layers"
             )
         if not changes:
             raise ModelError(f"{self._path} has no tensors; save the adapter again, from all ranks of its training")
@@ -109,6 +107,10 @@ class _Reader:
             parts: {name: change for name, change in changes.items() if not change.parts.keys().isdisjoint(parts)}
             for parts in (_OF_LINEAR, _OF_EMBEDDING, _WHOLE, _TOKENS)
         }
+        if self._config.tokens and not with_parts[_TOKENS]:
+            raise ModelError(
+                f"{self._path} lacks the rows of the trainable_token_indices of {CONFIG}; save the adapter again"
+            )
         return Adapter(
             {name: self._layer(name, change) for name, change in with_parts[_OF_LINEAR].items()},
             {name: self._embedding(name, change) for name, change in with_parts[_OF_EMBEDDING].items()},

@@ -12,6 +12,10 @@ from quire.kernels.adapters.adapter import Floats
 from quire.kernels.errors import ModelError
 from quire.kernels.weights.tensor import FLOAT_DTYPES, Tensor
 
+MOST_TENSORS = 100_000
+MOST_NAMED = 3
+"""Tensors that an error names."""
+
 _CHUNK = 1 << 20
 _EXPONENTS: dict[str, tuple[type[np.unsignedinteger], int]] = {
     "bf16": (np.uint16, 0x7F80),
@@ -27,14 +31,19 @@ def copied(path: Path, tensor: Tensor, shape: tuple[int, ...], reason: str) -> T
         raise ModelError(
             f"{path}: tensor {tensor.name} is of type {tensor.format}; adapters are f32, f16 or bf16; save it as such"
         )
+    check_shape(path, tensor, shape, reason)
+    copy = replace(tensor, stored=tensor.stored.copy())
+    check_finite(path, tensor.name, tensor.format, copy.stored)
+    return copy
+
+
+def check_shape(path: Path, tensor: Tensor, shape: tuple[int, ...], reason: str) -> None:
+    """Raise ModelError unless a tensor has the `shape` that a `reason` asks for."""
     if tensor.shape != shape:
         raise ModelError(
             f"{path}: tensor {tensor.name} has shape {list(tensor.shape)}, but {reason} asks for {list(shape)}; give "
             "an adapter of this base model"
         )
-    copy = replace(tensor, stored=tensor.stored.copy())
-    check_finite(path, tensor.name, tensor.format, copy.stored)
-    return copy
 
 
 def check_finite(path: Path, name: str, format_: str, stored: npt.NDArray[np.uint8]) -> None:

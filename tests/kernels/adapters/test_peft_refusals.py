@@ -128,6 +128,7 @@ BAD_TENSORS: list[tuple[Arrays, dict[str, Any], str]] = [
         "lacks the part embedding B of model.embed_tokens",
     ),
     (tensors() | {f"{PREFIX}model.embed_tokens.weight": ones(12, 8)}, {}, "has shape [12, 8], but model.embed_tokens"),
+    (tensors(), {"trainable_token_indices": [1]}, "lacks the rows of the trainable_token_indices of adapter_config"),
     (tensors() | {DELTA: ones(2, 8)}, {}, "trainable_token_indices is missing; for model.embed_tokens it must"),
     (tensors() | {DELTA: ones(2, 8)}, {"trainable_token_indices": [1]}, "with 1 trainable_token_indices asks for"),
     (tensors() | {DELTA: ones(2, 8)}, {"trainable_token_indices": [1, 1]}, "different tokens"),
