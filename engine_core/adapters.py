@@ -7,6 +7,7 @@ its files contain: two folders with the same contents share them.
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from quire.engine_core.feature import Feature
-from quire.engine_core.request import Request, RequestStatus
+from quire.engine_core.request import Request
 from quire.engine_core.validation import RejectedError
 from quire.kernels.adapters.packing import PackedAdapter
 from quire.kernels.errors import ModelError
@@ -31,16 +32,21 @@ class AdapterLoader(Protocol):
         """Let sequences with this number be computed by the adapter, in place of the one before; between steps."""
 
 
+_PATIENCE = 1.0  # seconds that an adapter waits for a number before requests of others have to wait behind it
+
+
 @dataclass(eq=False)
 class _Adapter:
     """An adapter that requests have named."""
 
     folder: str
-    requests: set[Request] = field(default_factory=set)  # those that have not ended
-    number: int = 0  # in the kernels; 0: none yet
+    waiting: dict[Request, None] = field(default_factory=dict)  # requests that may not start yet
+    users: set[Request] = field(default_factory=set)  # requests that have its number, and have not ended
+    number: int = 0  # in the kernels; 0: none
     digest: str = ""
-    packed: PackedAdapter | None = None  # once it has been read, until it has a number
+    packed: PackedAdapter | None = None  # once it has been read
     error: ModelError | None = None
+    since: float = 0.0  # when it began to wait for a number
 
 
 class Adapters(Feature):
@@ -52,6 +58,7 @@ class Adapters(Feature):
         most: int,
         folders: Collection[str] | None,
         wake: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Keep `most` adapters, only of these folders, or of any if they are None.
 
@@ -60,8 +67,8 @@ class Adapters(Feature):
         self._loader = loader
         self._folders = folders
         self._wake = wake
+        self._clock = clock
         self._free = list(range(most, 0, -1))
-        self._most = most
         self._adapters: dict[str, _Adapter] = {}  # by folder, the least recently named first
         self._read: queue.SimpleQueue[_Adapter] = queue.SimpleQueue()
         self._placeless: list[_Adapter] = []  # that have been read, and wait for a number
@@ -70,8 +77,8 @@ class Adapters(Feature):
 
     @property
     def loaded(self) -> Mapping[str, int]:
-        """The folders of the adapters that have numbers, each with its number of open requests."""
-        return {each.folder: len(each.requests) for each in self._adapters.values() if each.number}
+        """The folders of the adapters that have numbers, each with its number of requests that may run."""
+        return {each.folder: len(each.users) for each in self._adapters.values() if each.number}
 
     def check(self, message: EngineCoreRequest) -> None:
         """Reject adapters that requests may not name."""
@@ -91,34 +98,38 @@ class Adapters(Feature):
             adapter = _Adapter(folder)
             self._thread.submit(self._load, adapter)
         self._adapters[folder] = adapter
-        adapter.requests.add(request)
-        if adapter.number:
+        if adapter.number and not self._is_held_up:
             self._give(request, adapter)
+        else:
+            adapter.waiting[request] = None
 
     def holds(self, request: Request) -> bool:
-        """Return True while the adapter is being read."""
+        """Return True while the request waits for its adapter."""
         return bool(request.message.adapter) and not request.adapter
 
     def take_ready(self) -> Iterator[tuple[Request, RejectedError | None]]:
         """Yield the requests whose adapters are there, or the errors with which they must end."""
         while not self._read.empty():
-            self._placeless.append(self._read.get_nowait())
+            self._wait(self._read.get_nowait())
         for adapter in list(self._placeless):
-            if adapter.error is not None:
+            if adapter.error is not None or not adapter.waiting:
+                self._placeless.remove(adapter)
+                del self._adapters[adapter.folder]
                 error = RejectedError(f"adapter={adapter.folder!r} can't be used: {adapter.error}")
-                self._drop(adapter)
-                yield from ((request, error) for request in list(adapter.requests))
-            elif not adapter.requests:
-                self._drop(adapter)
-            elif self._place(adapter):
-                for request in adapter.requests:
+                yield from ((request, error) for request in list(adapter.waiting))
+            elif not self._place(adapter):
+                break
+        if not self._is_held_up:
+            for adapter in [each for each in self._adapters.values() if each.number and each.waiting]:
+                for request in list(adapter.waiting):
                     self._give(request, adapter)
                     yield request, None
 
     def remove(self, request: Request, reason: FinishReason | None, now: float) -> None:
-        """Stop pinning the adapter of a request that ends."""
+        """Forget a request that ends."""
         if (adapter := self._adapters.get(request.message.adapter)) is not None:
-            adapter.requests.discard(request)
+            adapter.waiting.pop(request, None)
+            adapter.users.discard(request)
 
     def stats(self) -> dict[str, float]:
         """Return counts of adapters."""
@@ -128,6 +139,11 @@ class Adapters(Feature):
         """End the thread once it has read what it reads."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         return True
+
+    @property
+    def _is_held_up(self) -> bool:
+        """True if an adapter has waited too long for a number: requests of others must not keep all of them in use."""
+        return bool(self._placeless) and self._clock() - self._placeless[0].since > _PATIENCE
 
     def _load(self, adapter: _Adapter) -> None:
         """Read an adapter; on the thread."""
@@ -140,27 +156,38 @@ class Adapters(Feature):
         self._read.put(adapter)
         self._wake()
 
+    def _wait(self, adapter: _Adapter) -> None:
+        """Let an adapter wait for a number."""
+        adapter.since = self._clock()
+        self._placeless.append(adapter)
+
     def _place(self, adapter: _Adapter) -> bool:
         """Give an adapter that has been read a number, maybe that of one that is not in use; False if all are."""
         if not self._free:
-            idle = next((each for each in self._adapters.values() if each.number and not each.requests), None)
-            if idle is None:
+            idle = [each for each in self._adapters.values() if each.number and not each.users]
+            if not idle:
                 return False
-            self._free.append(idle.number)
-            del self._adapters[idle.folder]
+            self._leave(min(idle, key=lambda each: bool(each.waiting)))
         assert adapter.packed is not None
+        self._placeless.remove(adapter)
         adapter.number = self._free.pop()
         self._loader.set_adapter(adapter.number, adapter.packed)
-        self._placeless.remove(adapter)
         self._num_loads += 1
-        adapter.packed = None
         return True
 
-    def _drop(self, adapter: _Adapter) -> None:
-        self._placeless.remove(adapter)
-        del self._adapters[adapter.folder]
+    def _leave(self, adapter: _Adapter) -> None:
+        """Take an adapter's number from it."""
+        self._free.append(adapter.number)
+        adapter.number = 0
+        if adapter.waiting:
+            self._wait(adapter)
+        else:
+            del self._adapters[adapter.folder]
 
     def _give(self, request: Request, adapter: _Adapter) -> None:
+        """Let a request run with its adapter."""
+        adapter.waiting.pop(request, None)
+        adapter.users.add(request)
         request.adapter = adapter.number
         if request.cache_salt is not None:
             request.cache_salt = f"{adapter.digest} {request.cache_salt}"

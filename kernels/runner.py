@@ -26,9 +26,10 @@ from quire.kernels._native import (
     Vocabulary,
     checksum,
 )
-from quire.kernels.adapters.packing import PackedAdapter, adapter_shapes, pack_adapter
-from quire.kernels.adapters.peft import read_adapter
+from quire.kernels.adapters.packing import PackedAdapter, pack_adapter
+from quire.kernels.adapters.reading import read_adapter
 from quire.kernels.assembly import Assembly, Progress, Rows, logits_shape, open_runner
+from quire.kernels.config import ModelConfig
 from quire.kernels.emit.builder import BF16, F32, I8
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import Features
@@ -146,9 +147,9 @@ class ModelRunner:
 
         Raises ModelError. It takes a time that grows with the adapter's bytes, mostly without the GIL.
         """
-        plan = self._plan
-        adapter = read_adapter(path, adapter_shapes(plan.adapted), max_rank=plan.limits.max_lora_rank)
-        return adapter.digest, pack_adapter(plan.adapted, adapter, plan.dtypes, plan.quantization.checkpoint)
+        plan, checkpoint = self._plan, self._plan.quantization.checkpoint
+        adapter = read_adapter(path, build_graph(ModelConfig({**plan.config})), self.max_lora_rank)
+        return adapter.digest, pack_adapter(plan.adapted, adapter, plan.dtypes, checkpoint)
 
     def set_adapter(self, number: int, packed: PackedAdapter | None) -> None:
         """Let sequences with the adapter `number`, from 1 on, be computed by this one, which must outlive them."""

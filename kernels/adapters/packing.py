@@ -53,17 +53,11 @@ class PackedAdapter:
     entries: Sequence[npt.NDArray[np.int64]]
 
 
-def adapter_shapes(products: Sequence[AdaptedProduct]) -> dict[str, tuple[int, int]]:
-    """Return the weights that adapters may change by name, each with its outputs and inputs."""
-    parts = (part for product in products for part in product.matrix.parts)
-    return {part.tensor: (part.whole_n, part.whole_k) for part in parts}
-
-
 def pack_adapter(
     products: Sequence[AdaptedProduct], adapter: Adapter, dtypes: Dtypes, checkpoint: Checkpoint
 ) -> PackedAdapter:
     """Pack an adapter of a checkpoint for all products of a plan. Raises ModelError for one that has more to change."""
-    known = adapter_shapes(products)
+    known = {part.tensor for product in products for part in product.matrix.parts}
     unknown = [*(name for name in adapter.layers if name not in known), *adapter.embeddings, *adapter.replaced]
     if unknown := [*unknown, *adapter.tokens]:
         others = f" and {len(unknown) - 1} other tensors" if len(unknown) > 1 else ""

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from quire.kernels.emit.builder import F32, I32, I64, PTR, VF32, VI32, Builder, Value
+from quire.kernels.emit.builder import F32, I32, I64, VF32, VI32, Builder, Value
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.gemm import GemmItem, GemmKernel, GemmOutput
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, packed_offset, round_up
@@ -259,14 +259,10 @@ class ExpertGemmKernel(GemmKernel):
     Work items are entries times blocks of 32 columns, those of an entry one after the other; items of entries past the
     last do nothing. Buffers: x (grouped rows), w (the packed experts, each of n rounded up to 32 columns), y (grouped
     rows), the f32 biases of all experts in the same order if `bias`, and the list of entries.
-
-    `indirect`: w is an array of addresses, i64 [experts], of the packed experts, which may lie anywhere and may be
-    replaced between steps; biases are where they were.
     """
 
     experts: int = 0
     top_k: int = 0
-    indirect: bool = False
 
     def operations(self, rows: int, pairs: int) -> int:
         """See Kernel."""
@@ -295,12 +291,12 @@ class ExpertGemmKernel(GemmKernel):
                 expert, first, rows = (b.load(entry, 8 * i, I64) for i in range(3))
                 bias = None if biases is None else b.address(biases, expert * (blocks * BLOCK * 4))
                 output = GemmOutput(y, bias)
-                weights, column = (b.load(w, expert * 8, PTR), block) if self.indirect else (w, expert * blocks + block)
+                column = expert * blocks + block
 
                 def sink(row: Value, values: Sequence[Value]) -> None:
                     self._finish(b, context.dtypes, output, first + row, block, values)
 
-                self._multiply(b, context, x, weights, GemmItem(first // TILE_ROWS, rows, column), sink)
+                self._multiply(b, context, x, w, GemmItem(first // TILE_ROWS, rows, column), sink)
         return b.text()
 
 

@@ -1,4 +1,4 @@
-"""Products of grouped rows, each group by its own weights: in one matrix, or at addresses that a table holds."""
+"""Products of grouped rows, each group by its own weights."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def entries() -> tuple[Array, list[slice]]:
     return np.array([len(items), *np.ravel(items)], np.int64), rows
 
 
-def products(isa: str, form: QuantizedFormat | None, x: Array, weights: Array, *, indirect: bool) -> Array:
-    """Return y of all grouped rows; `weights` are packed matrices, or with `indirect` their addresses."""
-    kernel = ExpertGemmKernel("g", K, N, quantized=form, experts=WEIGHTS, top_k=1, indirect=indirect)
+def products(isa: str, form: QuantizedFormat | None, x: Array, weights: Array) -> Array:
+    """Return y of all grouped rows; `weights` are packed matrices."""
+    kernel = ExpertGemmKernel("g", K, N, quantized=form, experts=WEIGHTS, top_k=1)
     rows, blocks = max(part.stop for part in entries()[1]), -(-N // 32)
     y = aligned(np.full((-(-rows // 16) * 16, blocks * 32), np.nan, np.float32))
     listed = entries()[0]
@@ -71,29 +71,12 @@ def operands(form: QuantizedFormat | None) -> tuple[Array, list[Array], Array, l
 
 
 @pytest.mark.parametrize("form", [None, INT8], ids=["float", "int8"])
-def test_rows_are_multiplied_by_weights_at_the_addresses_of_a_table(form: QuantizedFormat | None) -> None:
-    """The bits are those of one matrix that holds all weights, wherever they lie."""
+def test_rows_of_a_group_are_multiplied_by_its_own_weights(form: QuantizedFormat | None) -> None:
     x, packed, values, ws = operands(form)
     together = aligned(np.concatenate(packed))
-    table = np.array([w.ctypes.data for w in packed], np.int64)
     results = []
     for isa in ISAS:
-        direct = products(isa, form, x, together, indirect=False)
-        results.append(products(isa, form, x, table, indirect=True))
+        results.append(products(isa, form, x, together))
         for part, (number, _) in zip(entries()[1], GROUPS, strict=True):
-            assert np.array_equal(results[-1][part], direct[part])
-            np.testing.assert_allclose(direct[part], values[part] @ ws[number].T, rtol=1e-5, atol=1e-4)
-            assert np.array_equal(direct[part], results[0][part])
-
-
-def test_an_address_is_replaced_between_steps() -> None:
-    """Only the rows that choose the weights see others; weights that no row chooses need not exist."""
-    x, packed, values, ws = operands(None)
-    table = np.array([packed[0].ctypes.data, 0, packed[2].ctypes.data, packed[3].ctypes.data], np.int64)
-    before = products(ISAS[0], None, x, table, indirect=True)
-    table[2] = packed[1].ctypes.data
-    after = products(ISAS[0], None, x, table, indirect=True)
-    for part, (number, _) in zip(entries()[1], GROUPS, strict=True):
-        assert np.array_equal(before[part], after[part]) == (number != 2)
-    first = entries()[1][0]
-    np.testing.assert_allclose(after[first], values[first] @ ws[1].T, rtol=1e-5, atol=1e-4)
+            np.testing.assert_allclose(results[-1][part], values[part] @ ws[number].T, rtol=1e-5, atol=1e-4)
+            assert np.array_equal(results[-1][part], results[0][part])
