@@ -130,6 +130,8 @@ class Adapters(Feature):
         if (adapter := self._adapters.get(request.message.adapter)) is not None:
             adapter.waiting.pop(request, None)
             adapter.users.discard(request)
+            if self._placeless and not adapter.users:
+                self._wake()  # there may be nothing else to step for
 
     def stats(self) -> dict[str, float]:
         """Return counts of adapters."""

@@ -1,0 +1,125 @@
+"""Cost of LoRA adapters in decoding steps: `.venv/bin/python scripts/bench_adapters.py --model FOLDER`.
+
+Steps of a batch without adapters, with one adapter for all rows, and with one for each row, and of a single stream with
+and without one, beside the same steps of a model that was loaded without adapters. The adapters are random, and change
+all layers that can be changed. The variants take turns, step by step, since the load of a shared machine changes by the
+second; compare ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from quire.kernels.adapters.adapter import Adapter, LowRank
+from quire.kernels.adapters.packing import pack_adapter
+from quire.kernels.adapters.shapes import linear_shapes
+from quire.kernels.models import build_graph
+from quire.kernels.options import LoadOptions, config_of
+from quire.kernels.plan import ModelPlan
+from quire.kernels.runner import ModelRunner, describe, load_model
+from quire.kernels.step import StepInput
+from quire.kernels.weights.tensor import Tensor
+
+WARM_STEPS = 3
+
+
+def tensor(values: np.ndarray) -> Tensor:
+    """Return an array as a tensor of an adapter's file."""
+    return Tensor("", "f32", values.shape, np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8))
+
+
+def random_adapter(plan: ModelPlan, shapes: dict[str, tuple[int, int]], rank: int, seed: int) -> Adapter:
+    """Return an adapter of this rank that changes all that adapters can change."""
+    rng = np.random.default_rng(seed)
+    names = {part.tensor for product in plan.adapted for part in product.matrix.parts}
+    layers = {}
+    for name in sorted(names):
+        outputs, inputs = shapes[name]
+        a, b = rng.standard_normal((rank, inputs)), rng.standard_normal((outputs, rank))
+        layers[name] = LowRank(tensor(a * 0.01), tensor(b * 0.01), 1.0)
+    return Adapter(layers)
+
+
+class Decode:
+    """Sequences that decode together, each with its adapter, 0 for none."""
+
+    def __init__(self, runner: ModelRunner, adapters: Sequence[int], context: int, steps: int) -> None:
+        self._runner, sequences = runner, runner.sequences
+        self._slots = []
+        for number, adapter in enumerate(adapters):
+            prompt = [(number * 131 + 7 * i) % 1000 + 10 for i in range(context)]
+            slot = sequences.open(prompt, context)
+            sequences.set_adapter(slot, adapter)
+            assert sequences.start(slot, context + steps + 1) is not None
+            runner.run(StepInput([slot], [0], [context]))
+            self._slots.append(slot)
+        self._start = context
+        self.seconds: list[float] = []
+
+    def step(self) -> None:
+        """Run a step, and note how long it takes."""
+        count = len(self._slots)
+        begun = time.perf_counter()
+        self._runner.run(StepInput(self._slots, [self._start] * count, [1] * count))
+        self.seconds.append(time.perf_counter() - begun)
+        self._start += 1
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="checkpoint folder")
+    parser.add_argument("--threads", type=int, help="threads of both engines; by default one for each core")
+    parser.add_argument("--quantization", help="int8 or int4")
+    parser.add_argument("--batch", type=int, default=32, help="sequences of a batch (default 32)")
+    parser.add_argument("--ranks", default="8,16,32,64", help="ranks of the batch's adapters in turn (8,16,32,64)")
+    parser.add_argument("--context", type=int, default=64, help="tokens of each prompt (default 64)")
+    parser.add_argument("--steps", type=int, default=40, help="steps of each variant (default 40)")
+    given = parser.parse_args()
+    ranks = [int(rank) for rank in given.ranks.split(",")]
+    common = LoadOptions(
+        given.model, threads=given.threads, quantization=given.quantization, max_model_len=2048, num_pages=1024
+    )
+    plain = load_model(common)
+    options = LoadOptions(**{**vars(common), "max_loras": given.batch, "max_lora_rank": max(ranks)})
+    plan, checkpoint = describe(options)
+    shapes = linear_shapes(build_graph(config_of(options, checkpoint)))
+    runner = load_model(options)
+    num_bytes = []
+    for number in range(given.batch):
+        adapter = random_adapter(plan, shapes, ranks[number % len(ranks)], number)
+        packed = pack_adapter(plan.adapted, adapter, plan.dtypes, checkpoint)
+        runner.set_adapter(number + 1, packed)
+        num_bytes.append(packed.memory.nbytes)
+    one = ranks.index(16) + 1 if 16 in ranks else 1
+    steps = given.steps + WARM_STEPS
+    batch, each = [0] * given.batch, [*range(1, given.batch + 1)]
+    variants = {
+        "batch, no adapters loaded": Decode(plain, batch, given.context, steps),
+        "batch, base": Decode(runner, batch, given.context, steps),
+        f"batch, one adapter of rank {ranks[one - 1]}": Decode(runner, [one] * given.batch, given.context, steps),
+        f"batch, {given.batch} adapters": Decode(runner, each, given.context, steps),
+        "stream, no adapters loaded": Decode(plain, [0], given.context, steps),
+        "stream, base": Decode(runner, [0], given.context, steps),
+        f"stream, adapter of rank {ranks[one - 1]}": Decode(runner, [one], given.context, steps),
+    }
+    for _ in range(steps):
+        for variant in variants.values():
+            variant.step()
+    sizes = [size / 1e6 for size in num_bytes]
+    print(f"adapters of {min(sizes):.1f} to {max(sizes):.1f} MB, {sum(sizes):.0f} MB in all")
+    base: list[float] = []
+    for name, variant in variants.items():
+        seconds = variant.seconds[WARM_STEPS:]
+        base = seconds if "no adapters" in name else base
+        ratio = statistics.median(own / other for own, other in zip(seconds, base, strict=True))
+        print(f"{name:36} {statistics.median(seconds) * 1e3:8.2f} ms a step   {ratio:.3f} times the first")
+
+
+if __name__ == "__main__":
+    main()
