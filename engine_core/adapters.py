@@ -6,7 +6,10 @@ its files contain: two folders with the same contents share them.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import queue
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +35,7 @@ class AdapterLoader(Protocol):
         """Let sequences with this number be computed by the adapter, in place of the one before; between steps."""
 
 
+_NICE = 5  # a stream on all cores leaves it a quarter of one then
 _PATIENCE = 1.0  # seconds that an adapter waits for a number before requests of others have to wait behind it
 
 
@@ -47,6 +51,12 @@ class _Adapter:
     packed: PackedAdapter | None = None  # once it has been read
     error: ModelError | None = None
     since: float = 0.0  # when it began to wait for a number
+
+
+def _give_way() -> None:
+    """Leave the cores to the threads that compute."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # of this thread alone, on Linux
 
 
 class Adapters(Feature):
@@ -72,7 +82,7 @@ class Adapters(Feature):
         self._adapters: dict[str, _Adapter] = {}  # by folder, the least recently named first
         self._read: queue.SimpleQueue[_Adapter] = queue.SimpleQueue()
         self._placeless: list[_Adapter] = []  # that have been read, and wait for a number
-        self._thread = ThreadPoolExecutor(1, "quire-adapters")
+        self._thread = ThreadPoolExecutor(1, "quire-adapters", _give_way)
         self._num_loads = 0
 
     @property
