@@ -29,8 +29,8 @@ LAYERS = {
     "protocol": "errors pooling_info totals < engine_shape < * < address messages"
     " < codec keys kv_events pipe pooling_tasks routing simulation < engine_options < sockets",
     "kernels": "activations attention_heads cgroups errors regular_files < config < rope < emit graph < host"
-    " < devices gguf < weights.tensor"
-    " < weights.expert_tensors < weights.checkpoint"
+    " < devices gguf < weights.json_files weights.tensor"
+    " < weights.expert_tensors weights.safetensors_file < weights.checkpoint"
     " < operands < weights.quantized < weights.fp8_checkpoint weights.latent_tensors"
     " < weights.gguf_checkpoint"
     " < weights.quantization < plan < weights < pooling < kv_file lowering memory models < options"
