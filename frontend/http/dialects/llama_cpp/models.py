@@ -22,7 +22,7 @@ class Success(msgspec.Struct):
     success: bool = True
 
 
-class Adapter(msgspec.Struct):
+class LoraAdapter(msgspec.Struct):
     """A LoRA adapter, of which this server has none."""
 
     id: int
@@ -72,7 +72,7 @@ class LlamaServerEndpoints:
 
     async def adapters(self, _request: Request) -> Response:
         """List the LoRA adapters, of which there are none."""
-        return json_response(list[Adapter]())
+        return json_response(list[LoraAdapter]())
 
     async def unsaved(self, request: Request) -> Response:
         """Reject a request to save, restore or erase the cache of a slot. Raises `ApiError` 400."""

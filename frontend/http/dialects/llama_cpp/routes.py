@@ -12,7 +12,7 @@ from quire.frontend.http.dialects.llama_cpp.body import (
     ModelNameBody,
 )
 from quire.frontend.http.dialects.llama_cpp.endpoint import LlamaEmbedding, LlamaEndpoints, RenderedConversation
-from quire.frontend.http.dialects.llama_cpp.models import Adapter, LlamaServerEndpoints, Success
+from quire.frontend.http.dialects.llama_cpp.models import LlamaServerEndpoints, LoraAdapter, Success
 from quire.frontend.http.dialects.llama_cpp.state import ServerProperties, Slot, StateEndpoints
 from quire.frontend.http.dialects.llama_cpp.writer import Completion
 from quire.frontend.http.documentation.operation import AnswerTypes, ModelOperation, Operation
@@ -70,7 +70,7 @@ def llama_cpp_routes(models: ServedModels) -> list[Route]:
             example={"messages": [{"role": "user", "content": "Tell me a tale."}]},
         ),
         Operation("/props", server.props, AnswerTypes(ServerProperties, errors=[404, 503])),
-        Operation("/lora-adapters", server.adapters, AnswerTypes(list[Adapter])),
+        Operation("/lora-adapters", server.adapters, AnswerTypes(list[LoraAdapter])),
         ModelOperation(
             models, "/slots", StateEndpoints, StateEndpoints.slots, AnswerTypes(list[Slot], errors=[404, 503])
         ),
