@@ -33,7 +33,7 @@ LAYERS = {
     " < weights.expert_tensors weights.safetensors_file < weights.checkpoint"
     " < operands < weights.quantized < weights.fp8_checkpoint weights.latent_tensors"
     " < weights.gguf_checkpoint"
-    " < weights.quantization < plan < weights < pooling < kv_file lowering memory models < options"
+    " < weights.quantization < plan < weights < adapters pooling < kv_file lowering memory models < options"
     " < saving < *",
     "engine_core": "averages crash_journal executor grammar.text host kv_tiers.page_server kv_tiers.tier"
     " transport.waker"

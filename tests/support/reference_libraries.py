@@ -1,4 +1,4 @@
-"""Libraries with which tests compare, and without which the quick tier does: torch and transformers."""
+"""Libraries with which tests compare, and without which the quick tier does: torch, transformers and peft."""
 
 from __future__ import annotations
 
@@ -13,4 +13,5 @@ def import_reference(name: str) -> Any:
     """Import a module of these libraries, or one that needs them; skip the test or module that cannot have it."""
     if is_left_out:
         pytest.skip("the quick tier compares with stored references only", allow_module_level=True)
-    return pytest.importorskip(name, reason="torch or transformers is missing; `pip install '.[reference]'` brings it")
+    reason = "torch, transformers or peft is missing; `pip install '.[reference]'` brings it"
+    return pytest.importorskip(name, reason=reason)

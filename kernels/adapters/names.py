@@ -1,0 +1,37 @@
+"""Names of tensors: those that adapters have for the tensors of a base model."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from quire.kernels.errors import ModelError
+from quire.kernels.weights.checkpoint import stored_names
+
+
+class BaseNames:
+    """The names of a base model's tensors, found by any name that a checkpoint may have for them.
+
+    Adapters are trained on models whose tensors have other prefixes: `model.language_model.layers.0` of a multimodal
+    model, or `layers.0` of one without a head, is `model.layers.0` here.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._own = set(names)
+        self._others: defaultdict[str, list[str]] = defaultdict(list)
+        for name in self._own:
+            for other in dict.fromkeys(stored_names(name)):
+                self._others[other].append(name)
+
+    def find(self, path: Path, name: str) -> str | None:
+        """Return the base's name, None if it has no such tensor. Raises ModelError if it may be one of several."""
+        if name in self._own:
+            return name
+        found = self._others.get(name, [])
+        if len(found) > 1:
+            raise ModelError(
+                f"{path}: {name} may be any of {', '.join(sorted(found)[:3])} in the base model; give the modules "
+                "of the adapter the names that the base model's tensors have"
+            )
+        return found[0] if found else None

@@ -1,0 +1,144 @@
+"""The tensors of a base model that adapters may change, from its graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quire.kernels.graph.operations import (
+    Attention,
+    Branches,
+    DeltaNet,
+    DraftInput,
+    Experts,
+    FeedForward,
+    Graph,
+    LatentAttention,
+    Linear,
+    Logits,
+    Mixer,
+    Norm,
+    Parallel,
+    PerLayerInput,
+    ShortConvolution,
+)
+
+HEAD = "lm_head.weight"
+"""The name of the head, also of one whose weights are those of the embedding."""
+
+_Block = Mixer | FeedForward | Experts | Parallel | Branches | PerLayerInput
+_Inputs = Iterator[tuple[Linear, int]]
+
+
+def linear_shapes(graph: Graph) -> dict[str, tuple[int, int]]:
+    """Return the weights of all linear layers by name, [outputs, inputs], also those that are stored transposed.
+
+    They are whole tensors where layers are parts of one. The head is `HEAD`, tied or not.
+    """
+    embedding = graph.embedding.weight
+    return {
+        HEAD if linear.weight == embedding else linear.weight: (
+            linear.tensor_outputs or linear.outputs,
+            linear.tensor_inputs or inputs,
+        )
+        for linear, inputs in _linears(graph)
+    }
+
+
+def other_shapes(graph: Graph) -> dict[str, tuple[int, ...]]:
+    """Return other tensors that adapters may replace: the embedding, biases, and norms of hidden states."""
+    hidden = graph.embedding.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {graph.embedding.weight: (graph.embedding.vocab_size, hidden)}
+    for linear, _ in _linears(graph):
+        if linear.bias:
+            shapes[linear.bias] = (linear.tensor_outputs or linear.outputs,)
+    for norm in _norms(graph):
+        shapes |= {name: (hidden,) for name in (norm.weight, norm.bias) if name}
+    return shapes
+
+
+def _norms(graph: Graph) -> Iterator[Norm]:
+    around = [(residual.before, residual.after, residual.around) for residual in graph.residuals]
+    norms = [graph.embedding.norm, graph.logits.norm, *(norm for three in around for norm in three)]
+    yield from (norm for norm in norms if norm is not None)
+
+
+def _linears(graph: Graph) -> _Inputs:
+    """Yield all linear layers, each with the number of inputs that it reads."""
+    hidden = graph.embedding.hidden_size
+    if isinstance(graph.logits, Logits):
+        yield graph.logits.linear, hidden
+    if graph.per_layer_inputs is not None:
+        yield graph.per_layer_inputs.projection, hidden
+    if graph.draft_input is not None:
+        yield from _of_draft_input(graph.draft_input, hidden)
+    for residual in graph.residuals:
+        yield from _of_block(residual.block, hidden)
+
+
+def _of_draft_input(draft: DraftInput, hidden: int) -> _Inputs:
+    if draft.encode is not None:
+        yield draft.encode, draft.width * draft.features.count
+    if draft.combine is not None:
+        yield draft.combine, hidden
+    if draft.embedded is not None:
+        yield from ((linear, hidden) for linear in draft.embedded.layers)
+
+
+def _of_block(block: _Block, hidden: int) -> _Inputs:
+    if isinstance(block, Parallel):
+        for layer in block.layers:
+            yield from _of_block(layer, hidden)
+    elif isinstance(block, Branches):
+        for branch in block.branches:
+            yield from _of_block(branch.block, hidden)
+    elif isinstance(block, FeedForward):
+        ups = (block.up,) if block.gate is None else (block.gate, block.up)
+        yield from ((linear, hidden) for linear in ups)
+        yield block.down, block.up.outputs
+    elif isinstance(block, Experts):
+        yield from _of_experts(block, hidden)
+    elif isinstance(block, PerLayerInput):
+        yield block.gate, hidden
+        yield block.project, block.gate.outputs
+    else:
+        yield from _of_mixer(block, hidden)
+
+
+def _of_experts(block: Experts, hidden: int) -> _Inputs:
+    yield block.router.linear, hidden
+    inputs = hidden
+    if block.compress is not None:
+        yield block.compress, hidden
+        inputs = block.compress.outputs
+    for feed_forward in block.experts:
+        yield from _of_block(feed_forward, inputs)
+    if block.expand is not None:
+        yield block.expand, inputs
+    if block.shared is not None:
+        yield from _of_block(block.shared, hidden)
+    if block.shared_gate is not None:
+        yield block.shared_gate, hidden
+
+
+def _of_mixer(block: Mixer, hidden: int) -> _Inputs:
+    if isinstance(block, Attention):
+        embedded = () if block.embedded is None else block.embedded.layers
+        yield from ((linear, hidden) for linear in (*block.projections, *embedded, *block.gates))
+        yield block.output, block.heads.query * block.heads.dim
+    elif isinstance(block, LatentAttention):
+        compressed = hidden if block.compress is None else block.compress.outputs
+        if block.compress is not None:
+            yield block.compress, hidden
+        yield block.query, compressed
+        yield block.latent, hidden
+        yield block.expand, block.latent_heads.rank
+        yield block.output, block.latent_heads.query * block.latent_heads.value
+    elif isinstance(block, ShortConvolution):
+        yield block.projection, hidden
+        yield block.output, block.convolution.channels
+    elif isinstance(block, DeltaNet):
+        yield from ((linear, hidden) for linear in (*block.projections, *block.rates))
+        yield block.output, block.heads.value_columns
+    else:
+        yield block.projection, hidden
+        yield block.output, block.heads.value_columns
