@@ -15,7 +15,10 @@ _KINDS = {
 
 def open_regular(path: Path) -> BinaryIO:
     """Open a file for reading. Raises OSError, also for what is no regular file once links are followed."""
-    kind = stat.S_IFMT(path.stat().st_mode)
+    try:
+        kind = stat.S_IFMT(path.stat().st_mode)
+    except ValueError as error:  # a null character
+        raise OSError(errno.EINVAL, f"no file can have this path ({error})", str(path)) from None
     if kind != stat.S_IFREG:
         found = _KINDS.get(kind, "something else")
         raise OSError(errno.EINVAL, f"it is {found}, and the files of a model must be regular ones", str(path))

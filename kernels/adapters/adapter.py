@@ -1,6 +1,6 @@
 """Adapters as plain values: what they change in a base model, tensor by tensor, whatever file they come from.
 
-All arrays are copies in memory, so that nothing that happens to the files later changes a loaded adapter.
+All arrays lie in memory, not in mapped files, so that nothing that happens to the files later changes a loaded adapter.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class LowRank:
     """The change of one linear layer: W x + scale B (A x) + bias takes the place of W x.
 
     `stored_a` is A [rank, inputs] and `stored_b` is B [outputs, rank], in the dtypes of the file. `bias` [outputs] is
-    already scaled. With `magnitude` m [outputs] (DoRA, arXiv 2402.09353), W + scale B A is multiplied by the factors
-    m / ||W + scale B A|| of its rows, norms of W's rows included, before the base's own bias is added.
+    already scaled. With `magnitude` m [outputs] (DoRA, arXiv 2402.09353) each row of W + scale B A is multiplied by its
+    m / ||row||, before the base's own bias is added.
     """
 
     stored_a: Tensor

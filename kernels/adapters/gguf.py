@@ -17,12 +17,12 @@ import numpy as np
 
 from quire.kernels.adapters.adapter import Adapter, LowRank
 from quire.kernels.adapters.names import BaseNames
-from quire.kernels.adapters.tensors import MOST_NAMED, MOST_TENSORS, check_finite, check_shape
+from quire.kernels.adapters.tensors import MOST_NAMED, MOST_TENSORS, check_finite, check_shape, read_file
 from quire.kernels.attention_heads import Heads
 from quire.kernels.errors import ModelError
 from quire.kernels.gguf.architectures import ARCHITECTURES
 from quire.kernels.gguf.architectures.description import Architecture
-from quire.kernels.gguf.container import GgufTensor, read_gguf
+from quire.kernels.gguf.container import GgufTensor, parse_gguf
 from quire.kernels.weights.gguf_checkpoint import PermutedTensor
 from quire.kernels.weights.latent_tensors import dequantized
 from quire.kernels.weights.tensor import Tensor
@@ -50,7 +50,7 @@ def read_gguf_adapter(
 
     Raises ModelError. The architecture of the file is not compared with the base's, only the tensors are.
     """
-    model = read_gguf([path])
+    model = parse_gguf(path, read_file(path, {**(others or {}), **shapes}, max_rank))
     if len(model.tensors) > MOST_TENSORS:
         raise ModelError(f"{path} has {len(model.tensors)} tensors; {MOST_TENSORS} are allowed")
     return _GgufReader(path, model.metadata, shapes, others or {}, heads, max_rank).read(model.tensors)
@@ -214,13 +214,13 @@ class _GgufReader:
         return self._alpha / rank if self._alpha else 1.0
 
     def _floats(self, tensor: GgufTensor, shape: tuple[int, ...], name: str) -> Tensor:
-        """Return a copy of a tensor of any type as floats."""
+        """Return a tensor of any type as floats."""
         given = Tensor(tensor.name, tensor.type.lower(), tensor.shape, tensor.data)
         check_shape(self._path, given, shape, f"{name} {list(self._shapes[name])} of the base model")
         floats = dequantized(given)
-        copy = Tensor(tensor.name, floats.format, shape, floats.data.copy())
-        check_finite(self._path, tensor.name, copy.format, copy.stored)
-        return copy
+        found = Tensor(tensor.name, floats.format, shape, floats.data)
+        check_finite(self._path, tensor.name, found.format, found.stored)
+        return found
 
 
 def _part(tensor: GgufTensor, number: int) -> GgufTensor:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from re import _constants as kinds  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
-from typing import Any, TypeVar
+from typing import Any
 
 from quire.kernels.errors import ModelError
 
@@ -19,8 +19,6 @@ _MOST_PATTERNS = 10_000
 _MOST_DEPTH = 50
 _MOST_STEPS = 3_000_000
 _PLAIN_STEPS = 3  # what a look at a plain pattern costs, beside one at a character
-
-T = TypeVar("T")
 
 
 class ModulePatterns:
@@ -54,8 +52,8 @@ class ModulePatterns:
             return _Matcher(parser.parse(rf"(.*\.)?({pattern})$"))
         except (re.error, RecursionError, OverflowError, ValueError) as error:
             raise ModelError(
-                f"{self._field} has {repr(pattern)[:80]}, which is no regular expression ({error}); correct it, or "
-                "write the names of modules"
+                f"{self._field} has {repr(pattern)[:80]}, which is no regular expression: {repr(str(error))[:80]}; "
+                "correct it, or write the names of modules"
             ) from None
 
 

@@ -1,7 +1,7 @@
 """Adapters in the folders that PEFT writes: adapter_config.json, and adapter_model.safetensors.
 
 Tensors are `base_model.model.PATH.lora_A.weight` and so on, where PATH is that of the module in the model that was
-trained. Each has a meaning here, or the adapter is refused: one that is left out would change the results silently.
+trained. Each has a meaning here, or the adapter is rejected: one that is left out would change the results silently.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from quire.kernels.adapters.adapter import Adapter, LowRank, TokenRows
 from quire.kernels.adapters.names import BaseNames
 from quire.kernels.adapters.peft_config import CONFIG, PeftConfig, read_peft_config
 from quire.kernels.adapters.shapes import HEAD
-from quire.kernels.adapters.tensors import MOST_NAMED, MOST_TENSORS, copied, scaled
+from quire.kernels.adapters.tensors import MOST_NAMED, MOST_TENSORS, checked, is_missing, read_file, scaled
 from quire.kernels.errors import ModelError
-from quire.kernels.weights.safetensors_file import open_safetensors
+from quire.kernels.weights.safetensors_file import parse_safetensors
 from quire.kernels.weights.tensor import Tensor
 
 _TENSORS, _PICKLE = "adapter_model.safetensors", "adapter_model.bin"
@@ -58,19 +58,19 @@ def read_adapter(
     `other_shapes`). Raises ModelError for an adapter that is damaged, of another base model, above `max_rank`, or that
     asks for what is not supported.
     """
-    if not (folder / CONFIG).exists():
+    if is_missing(folder / CONFIG):
         raise ModelError(f"{folder} has no {CONFIG}; give a folder that PEFT's save_pretrained has written")
     config = read_peft_config(folder, max_rank)
     path = folder / _TENSORS
-    if not path.exists():
+    if is_missing(path):
         raise ModelError(f"{folder} has no {_TENSORS}" + _instead(folder))
-    file = open_safetensors(path, MOST_TENSORS)
+    file = parse_safetensors(path, read_file(path, {**(others or {}), **shapes}, max_rank), MOST_TENSORS)
     unknown = [f"{name} of type {dtype}" for name, dtype in file.foreign.items()]
     return _PeftReader(path, config, shapes, others or {}).read(file.tensors, unknown)
 
 
 def _instead(folder: Path) -> str:
-    if not (folder / _PICKLE).exists():
+    if is_missing(folder / _PICKLE):
         return "; give a folder that PEFT's save_pretrained has written"
     convert = (
         f"import torch, safetensors.torch as s; t = torch.load('{_PICKLE}', weights_only=True); "
@@ -88,12 +88,12 @@ class _PeftReader:
         others: Mapping[str, tuple[int, ...]],
     ) -> None:
         self._path, self._config = path, config
-        self._linear, self._other = shapes, others
+        self._linear = shapes
         self._shapes: dict[str, tuple[int, ...]] = {**others, **shapes}
         self._names = BaseNames(self._shapes)
 
     def read(self, tensors: Mapping[str, Tensor], unknown: list[str]) -> Adapter:
-        """Return the adapter that has these tensors; those `unknown` are refused, as are others without a meaning."""
+        """Return the adapter that has these tensors; those `unknown` are rejected, as are others without a meaning."""
         changes: dict[str, _Changed] = {}
         unknown += [tensor.name for tensor in tensors.values() if not self._enter(changes, tensor)]
         if unknown:
@@ -155,22 +155,24 @@ class _PeftReader:
                 raise self._incomplete(module, part, is_wanted, option)
         (outputs, inputs), rank = self._linear[name], config.rank_of(module)
         scale = config.scale_of(module, rank)
-        a = self._copied(parts["A"], (rank, inputs), name, rank)
-        b = self._copied(parts["B"], (outputs, rank), name, rank)
+        a = self._checked(parts["A"], (rank, inputs), name, rank)
+        b = self._checked(parts["B"], (outputs, rank), name, rank)
         bias = magnitude = None
         if config.lora_bias:
-            bias = scaled(self._path, self._copied(parts["bias"], (outputs,), name, rank), scale)
+            bias = scaled(self._path, self._checked(parts["bias"], (outputs,), name, rank), scale)
         if config.use_dora:
-            magnitude = self._copied(parts["magnitude"], (outputs,), name, rank).to_f32()
+            magnitude = self._checked(parts["magnitude"], (outputs,), name, rank).to_f32()
         return LowRank(a, b, scale, bias, magnitude)
 
     def _embedding(self, name: str, change: _Changed) -> LowRank:
         for part in _OF_EMBEDDING:
             if part not in change.parts:
                 raise self._incomplete(change.module, part, True)
+        if self._config.use_dora:  # of embeddings, whose magnitudes are rejected
+            raise self._incomplete(change.module, "magnitude", True, "use_dora")
         (vocabulary, hidden), rank = self._shapes[name], self._config.rank_of(change.module)
-        a = self._copied(change.parts["embedding A"], (rank, vocabulary), name, rank)
-        b = self._copied(change.parts["embedding B"], (hidden, rank), name, rank)
+        a = self._checked(change.parts["embedding A"], (rank, vocabulary), name, rank)
+        b = self._checked(change.parts["embedding B"], (hidden, rank), name, rank)
         return LowRank(a, b, self._config.scale_of(change.module, rank))
 
     def _replaced(self, name: str, change: _Changed) -> Tensor:
@@ -180,7 +182,7 @@ class _PeftReader:
                 "without it among modules_to_save"
             )
         tensor = change.parts.get("replaced") or change.parts["replaced bias"]
-        return copied(self._path, tensor, self._shapes[name], f"{name} of the base model")
+        return checked(self._path, tensor, self._shapes[name], f"{name} of the base model")
 
     def _tokens(self, name: str, change: _Changed) -> TokenRows:
         tokens, (vocabulary, hidden) = self._config.tokens_of(change.module), self._shapes[name]
@@ -190,11 +192,11 @@ class _PeftReader:
                 f"has {vocabulary} rows; give an adapter of this base model"
             )
         reason = f"{name} of the base model with {len(tokens)} trainable_token_indices"
-        return TokenRows(tokens, copied(self._path, change.parts["tokens"], (len(tokens), hidden), reason))
+        return TokenRows(tokens, checked(self._path, change.parts["tokens"], (len(tokens), hidden), reason))
 
-    def _copied(self, tensor: Tensor, shape: tuple[int, ...], name: str, rank: int) -> Tensor:
+    def _checked(self, tensor: Tensor, shape: tuple[int, ...], name: str, rank: int) -> Tensor:
         reason = f"rank {rank} of {CONFIG} with {name} {list(self._shapes[name])} of the base model"
-        return copied(self._path, tensor, shape, reason)
+        return checked(self._path, tensor, shape, reason)
 
     def _incomplete(self, module: str, part: str, is_wanted: bool, option: str = "") -> ModelError:
         """Return the error for a module that lacks a part, or has one that it may not have."""

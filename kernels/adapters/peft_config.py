@@ -35,7 +35,7 @@ _READ = {
     "rank_pattern", "trainable_token_indices", "use_dora", "use_rslora",
 }  # fmt: skip
 
-_REFUSED = {
+_REJECTED = {
     "alora_invocation_tokens": "adapters that begin at some tokens (aLoRA) are not supported; train one without it",
     "arrow_config": "routing between adapters (Arrow) is not supported; serve its adapters one by one",
     "ensure_weight_tying": "tied adapters are not supported; train with it false",
@@ -145,7 +145,7 @@ def _check_unread(path: Path, name: str, value: Any) -> None:
     """Raise ModelError for a field that may change what is computed, and is not read, unless it is off."""
     if name in _IGNORED or name in _READ or value in (None, False, "", [], {}):
         return
-    raise _bad(path, name, value, _REFUSED.get(name, "this field is not known; remove it if it changes nothing"))
+    raise _bad(path, name, value, _REJECTED.get(name, "this field is not known; remove it if it changes nothing"))
 
 
 def _check_initialization(path: Path, value: Any) -> None:

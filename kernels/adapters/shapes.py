@@ -106,8 +106,16 @@ def _of_block(block: _Block, hidden: int) -> _Inputs:
 
 def _of_experts(block: Experts, hidden: int) -> _Inputs:
     yield block.router.linear, hidden
-    for feed_forward in (*block.experts, *(() if block.shared is None else (block.shared,))):
-        yield from _of_block(feed_forward, hidden)
+    inputs = hidden
+    if block.compress is not None:
+        yield block.compress, hidden
+        inputs = block.compress.outputs
+    for feed_forward in block.experts:
+        yield from _of_block(feed_forward, inputs)
+    if block.expand is not None:
+        yield block.expand, inputs
+    if block.shared is not None:
+        yield from _of_block(block.shared, hidden)
     if block.shared_gate is not None:
         yield block.shared_gate, hidden
 

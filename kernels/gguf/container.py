@@ -89,18 +89,30 @@ def read_gguf(files: list[Path]) -> GgufModel:
     """Map the files of a model and read their headers. Raises ModelError for the first that is damaged or missing."""
     model = GgufModel({}, {}, {}, {})
     for number, path in enumerate(files):
-        mapped = _map(path)
-        header = _HeaderReader(path, mapped)
-        header.read()
-        if number == 0:
-            model.metadata.update(header.metadata)
-        _check_shard(path, header.metadata, number, len(files))
-        model.maps[path], model.header_bytes[path] = mapped, header.position
-        for tensor in header.tensors():
-            if tensor.name in model.tensors:
-                raise ModelError(f"{path}: there are two tensors of the name {tensor.name}; the file is damaged")
-            model.tensors[tensor.name] = tensor
+        model.maps[path] = _map(path)
+        _parse(model, path, model.maps[path], number, len(files))
     return model
+
+
+def parse_gguf(path: Path, content: bytes) -> GgufModel:
+    """Read a model of one file from its content. Raises ModelError if it is damaged."""
+    model = GgufModel({}, {}, {}, {})
+    _parse(model, path, content, 0, 1)
+    return model
+
+
+def _parse(model: GgufModel, path: Path, content: mmap.mmap | bytes, number: int, count: int) -> None:
+    """Enter the metadata and the tensors of one of the files of a model."""
+    header = _HeaderReader(path, content)
+    header.read()
+    if number == 0:
+        model.metadata.update(header.metadata)
+    _check_shard(path, header.metadata, number, count)
+    model.header_bytes[path] = header.position
+    for tensor in header.tensors():
+        if tensor.name in model.tensors:
+            raise ModelError(f"{path}: there are two tensors of the name {tensor.name}; the file is damaged")
+        model.tensors[tensor.name] = tensor
 
 
 def _map(path: Path) -> mmap.mmap:
@@ -125,11 +137,11 @@ def _check_shard(path: Path, metadata: dict[str, Any], number: int, count: int) 
 class _HeaderReader:
     """Reader of a file's header; `position` is the byte that it has come to."""
 
-    def __init__(self, path: Path, mapped: mmap.mmap) -> None:
+    def __init__(self, path: Path, content: mmap.mmap | bytes) -> None:
         self.metadata: dict[str, Any] = {}
         self.position = 0
         self._path = path
-        self._bytes = mapped
+        self._bytes = content
         self._entries: list[tuple[str, tuple[int, ...], int, int]] = []
 
     def read(self) -> None:

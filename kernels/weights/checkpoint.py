@@ -85,8 +85,7 @@ class Checkpoint:
         return files
 
     def _open(self, path: Path, promised: list[str]) -> None:
-        file = open_safetensors(path)
-        self._maps[path] = file.mapped
+        self._maps[path], file = open_safetensors(path)
         self._tensors.update(file.tensors)
         self._foreign.update(file.foreign)
         missing = [name for name in promised if name not in file.tensors and name not in file.foreign]

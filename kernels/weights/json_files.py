@@ -1,7 +1,8 @@
-"""JSON files of checkpoints and adapters, of bounded size."""
+"""JSON files of checkpoints and adapters, and other files that are read as a whole, of bounded size."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,13 +16,14 @@ MAX_BYTES = 100_000_000
 T = TypeVar("T")
 
 
-def read_bounded(path: Path, most: int = MAX_BYTES) -> bytes:
-    """Return the content of a file. Raises OSError, and ModelError for more than `most` bytes."""
+def read_bounded(path: Path, most: int = MAX_BYTES, meaning: str = "it is not the JSON file of a checkpoint") -> bytes:
+    """Return the content of a file. Raises OSError, and ModelError for more than `most` bytes with what that means."""
     with open_regular(path) as file:
-        text = file.read(most + 1)
-    if len(text) > most:
-        raise ModelError(f"{path} has more than {most} bytes; it is not the JSON file of a checkpoint or an adapter")
-    return text
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(min(size, most) + 1)
+    if len(content) > most:
+        raise ModelError(f"{path} has more than {most} bytes; {meaning}")
+    return content
 
 
 def read_json(path: Path, kind: type[T], what: str, most: int = MAX_BYTES) -> T:

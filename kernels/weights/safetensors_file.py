@@ -1,5 +1,5 @@
 """Safetensors files: eight bytes of header length (little endian), a JSON header that maps names to dtype, shape and
-byte range, then the data. They are mapped and never copied as a whole.
+byte range, then the data.
 """
 
 from __future__ import annotations
@@ -32,37 +32,44 @@ class _Entry(msgspec.Struct):
 
 @dataclass(frozen=True)
 class SafetensorsFile:
-    """A mapped file: its tensors by name, and the dtypes of those whose dtype is not supported, such as masks."""
+    """The tensors of a file by name, and the dtypes of those whose dtype is not supported, such as masks."""
 
-    mapped: mmap.mmap
     tensors: dict[str, Tensor]
     foreign: dict[str, str]
 
 
-def open_safetensors(path: Path, most_tensors: int | None = None) -> SafetensorsFile:
-    """Map a file and check its header. Raises ModelError if it is damaged, or has more than `most_tensors`."""
+def open_safetensors(path: Path) -> tuple[mmap.mmap, SafetensorsFile]:
+    """Map a file and check its header. Raises ModelError if it is damaged."""
     try:
         with open_regular(path) as file:
             size = path.stat().st_size
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else None
     except OSError as error:
         raise _unopened(path, error) from None
-    header_bytes = int.from_bytes(mapped[:8], "little") if mapped and size >= 8 else -1
-    if mapped is None or not 0 < header_bytes <= min(size - 8, MAX_BYTES):
-        raise ModelError(f"{path} is not a safetensors file, or is truncated: {size} bytes, header of {header_bytes}")
+    if mapped is None:
+        raise _damaged(path, 0, -1)
+    return mapped, parse_safetensors(path, mapped)
+
+
+def parse_safetensors(path: Path, content: mmap.mmap | bytes, most_tensors: int | None = None) -> SafetensorsFile:
+    """Return the tensors in the content of a file. Raises ModelError if it is damaged, or has too many."""
+    size = len(content)
+    header_bytes = int.from_bytes(content[:8], "little") if size >= 8 else -1
+    if not 0 < header_bytes <= min(size - 8, MAX_BYTES):
+        raise _damaged(path, size, header_bytes)
     problem = f"{path}: its safetensors header can't be read"
-    header = decoded(mapped[8 : 8 + header_bytes], dict[str, msgspec.Raw], problem)
+    header = decoded(content[8 : 8 + header_bytes], dict[str, msgspec.Raw], problem)
     header.pop("__metadata__", None)
     if most_tensors is not None and len(header) > most_tensors:
         raise ModelError(f"{path} has {len(header)} tensors; {most_tensors} are allowed")
     for name in header:
         check_name(path, name)
     entries = {name: decoded(entry, _Entry, f"{problem}, tensor {name}") for name, entry in header.items()}
-    data = np.frombuffer(mapped, np.uint8, offset=8 + header_bytes)
+    data = np.frombuffer(content, np.uint8, offset=8 + header_bytes)
     for name, entry in entries.items():
         _check_entry(path, name, entry, len(data))
     _check_layout(path, entries, len(data))
-    found = SafetensorsFile(mapped, {}, {})
+    found = SafetensorsFile({}, {})
     for name, entry in entries.items():
         begin, end = entry.data_offsets
         if entry.dtype in _KNOWN:
@@ -70,6 +77,10 @@ def open_safetensors(path: Path, most_tensors: int | None = None) -> Safetensors
         else:
             found.foreign[name] = entry.dtype
     return found
+
+
+def _damaged(path: Path, size: int, header_bytes: int) -> ModelError:
+    return ModelError(f"{path} is not a safetensors file, or is truncated: {size} bytes, header of {header_bytes}")
 
 
 def _unopened(path: Path, error: OSError) -> ModelError:

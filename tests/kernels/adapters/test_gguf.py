@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,13 @@ def test_layers_that_the_conversion_changes_are_an_error(tmp_path: Path) -> None
     path = write(tmp_path / "adapter.gguf", {f"{at}.lora_a": ones(RANK, 64), f"{at}.lora_b": ones(64, RANK)}, "gpt2")
     with pytest.raises(ModelError, match="of a layer that is another one in GGUF files; give PEFT's folder"):
         read(path, "GPT2LMHeadModel")
+
+
+def test_files_that_can_not_be_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("missing", "pipe", "null\0", ""):
+        with pytest.raises(ModelError, match="can't be read"):
+            read(tmp_path / name)
 
 
 def cut(raw: bytearray, place: int, piece: bytes) -> None:

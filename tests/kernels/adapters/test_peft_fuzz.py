@@ -40,7 +40,7 @@ DTYPES = st.sampled_from([np.float32, np.float16, np.float64, np.int8])
     st.binary(max_size=3),
     st.integers(0, 500),
 )
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_folder_is_read_or_rejected(
     tmp_path: Path, fields: dict[str, Any], mutations: list[tuple[str, Any]], piece: bytes, place: int
 ) -> None:

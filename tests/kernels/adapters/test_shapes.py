@@ -14,6 +14,7 @@ from quire.kernels.models import ARCHITECTURES
 from quire.kernels.weights.checkpoint import stored_names
 
 EXPERTS = ".experts."  # which checkpoints may have stacked
+OTHER_EMBEDDINGS = (".wpe.weight", ".embed_tokens_per_layer.weight")
 
 
 def models() -> Iterator[tuple[Graph, dict[str, tuple[int, ...]]]]:
@@ -33,3 +34,10 @@ def test_every_tensor_has_the_shape_that_it_has_in_a_checkpoint() -> None:
                 assert EXPERTS in name or name == HEAD, name
                 continue
             assert given in (shape, shape[::-1]), name
+
+
+def test_every_matrix_of_a_checkpoint_is_there() -> None:
+    for graph, stored in models():
+        known = {key for name in (*linear_shapes(graph), *other_shapes(graph)) for key in stored_names(name)}
+        matrices = {name for name, shape in stored.items() if len(shape) == 2 and name.endswith(".weight")}
+        assert not [name for name in matrices - known if not name.endswith(OTHER_EMBEDDINGS)]
