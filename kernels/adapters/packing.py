@@ -16,6 +16,7 @@ from quire.kernels.emit.layout import BLOCK, TILE_ROWS, Dtypes, round_up
 from quire.kernels.errors import ModelError
 from quire.kernels.operands import AdaptedProduct, MatrixPart
 from quire.kernels.weights.checkpoint import Checkpoint
+from quire.kernels.weights.tensor import Tensor
 
 Floats = npt.NDArray[np.float32]
 Packed = npt.NDArray[Any]
@@ -58,7 +59,8 @@ def pack_adapter(
 ) -> PackedAdapter:
     """Pack an adapter of a checkpoint for all products of a plan. Raises ModelError for one that has more to change."""
     known = {part.tensor for product in products for part in product.matrix.parts}
-    unknown = [*(name for name in adapter.layers if name not in known), *adapter.embeddings, *adapter.replaced]
+    unknown = [*(name for name in adapter.layers if name not in known), *adapter.embeddings]
+    unknown += [name for name, tensor in adapter.replaced.items() if not _is_same(tensor, name, checkpoint)]
     if unknown := [*unknown, *adapter.tokens]:
         others = f" and {len(unknown) - 1} other tensors" if len(unknown) > 1 else ""
         raise ModelError(
@@ -72,6 +74,14 @@ def pack_adapter(
     for packing, entry in zip(packings, entries, strict=True):
         packing.finish(entry, array, base)
     return PackedAdapter(array, entries)
+
+
+def _is_same(tensor: Tensor, name: str, checkpoint: Checkpoint) -> bool:
+    """Return True if a tensor is that of the base, as PEFT saves embeddings that it has not trained."""
+    if not checkpoint.has(name):
+        return False
+    base = checkpoint.get(name, tensor.shape)
+    return base.format == tensor.format and np.array_equal(base.data, tensor.data)
 
 
 class _ProductPacking:

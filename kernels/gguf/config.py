@@ -22,7 +22,7 @@ _END_TEXTS = {
 }  # fmt: skip
 _CONTROL = 3  # in tokenizer.ggml.token_type
 _GENERAL_TYPES = {
-    "adapter": "an adapter such as a LoRA; merge it into its model and convert that",
+    "adapter": "an adapter such as a LoRA; give its model, and the adapter by --lora-modules NAME=FILE",
     "mmproj": "the projector of a multimodal model, whose text part is another file; give that one",
     "imatrix": "an importance matrix for quantization, not a model",
 }

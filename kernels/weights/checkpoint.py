@@ -216,8 +216,8 @@ def _instead(folder: Path, otherwise: str) -> str:
         return f"; it has GGUF files: give the path of one, as {gguf[0]}"
     if (folder / "adapter_config.json").exists():
         return (
-            "; it has an adapter (LoRA), and adapters are not supported: merge it into its model with peft's "
-            "merge_and_unload, save that, and give its folder"
+            "; it has an adapter (LoRA): give the model that it was trained on, and the adapter by "
+            f"--lora-modules NAME={folder}"
         )
     if pickled := [*sorted(folder.glob("*.bin")), *sorted(folder.glob("*.pth")), *sorted(folder.glob("*.pt"))]:
         return (

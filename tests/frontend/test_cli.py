@@ -247,7 +247,10 @@ def test_a_word_that_is_no_model_is_no_text(place: Workplace, word: str) -> None
     ("file", "words"),
     [
         ("model.gguf", "it has GGUF files: give the path of one, as {}/model.gguf"),
-        ("adapter_config.json", "it has an adapter (LoRA), and adapters are not supported: merge it into its model"),
+        (
+            "adapter_config.json",
+            "it has an adapter (LoRA): give the model that it was trained on, and the adapter by --lora-modules NAME=",
+        ),
         ("pytorch_model.bin", "it has pytorch_model.bin, which is a program to run: convert it with transformers"),
     ],
 )
