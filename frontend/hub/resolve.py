@@ -181,7 +181,7 @@ class _Resolution:
             listed = ", ".join(others[:_OTHERS_SHOWN]) + ", ..." * (len(others) > _OTHERS_SHOWN)
             advice = "choose a model with config.json and safetensors"
             if "adapter_config.json" in files:
-                advice = "it is an adapter: give the model that it was trained on, and the adapter's folder by --lora-modules"
+                advice = "it is an adapter: give the model that it was trained on, and this by --lora-modules"
             elif any(name.endswith((".bin", ".pth", ".pt")) for name in others):
                 advice += ", or convert this one with `save_pretrained` of transformers"
             raise HubError(

@@ -188,7 +188,7 @@ def test_a_model_without_safetensors_is_rejected_before_a_download(place: Place)
     assert message.endswith(", or convert this one with `save_pretrained` of transformers")
     place.hub.models["org/single"] = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"x"}
     assert failure("org/single").endswith(
-        "; it is an adapter: give the model that it was trained on, and the adapter's folder by --lora-modules"
+        "; it is an adapter: give the model that it was trained on, and this by --lora-modules"
     )
     place.hub.models["org/single"] = {
         "config.json": b"{}",
