@@ -34,10 +34,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> EngineProcessOpti
         if option.section not in sections:
             sections[option.section] = parser.add_argument_group(option.section)
         _add(sections[option.section], option)
-    given = {name: tuple(value) if isinstance(value, list) else value
-             for name, value in vars(parser.parse_args(arguments)).items()}  # fmt: skip
+    given: dict[str, Any] = vars(parser.parse_args(arguments))
+    lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
     try:
-        return EngineProcessOptions(**given)
+        return EngineProcessOptions(**given | lists)
     except ValueError as error:
         parser.error(str(error))
 

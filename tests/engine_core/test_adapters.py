@@ -84,7 +84,7 @@ class World:
 
 class Request(SimpleNamespace):
     __hash__ = object.__hash__  # type: ignore[assignment]
-    __eq__ = object.__eq__  # type: ignore[assignment]
+    __eq__ = object.__eq__
 
 
 def test_requests_wait_for_their_adapter_alone() -> None:
@@ -158,10 +158,13 @@ def test_every_request_runs_or_ends(seed: int) -> None:
         world.now += generator.random() / 2
         world.step()
         assert len(world.adapters.loaded) <= 2
-    ended: set[Any] = set()
-    world.until(lambda: (ended.update(world.running), [world.end(each) for each in [*world.running]],
-                         all(not world.adapters.holds(each) or each in world.errors or not is_open(world, each)
-                             for each in asked))[-1])  # fmt: skip
+
+    def all_have_run() -> bool:
+        for request in [*world.running]:
+            world.end(request)
+        return not any(is_open(world, request) for request in asked)
+
+    world.until(all_have_run)
     assert all(count == 0 for count in world.adapters.loaded.values())
 
 

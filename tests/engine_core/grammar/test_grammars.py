@@ -220,7 +220,7 @@ def test_many_requests_of_a_grammar_start_bit_by_bit(
     assert bench.woken.acquire(timeout=PATIENCE)
     numbers = []
     while any(bench.status(str(index)) is WAITS for index in range(9)):
-        bench.engine.core._release_constrained()
+        bench.engine.core._release_held()
         assert bench.engine.core.has_work
         numbers.append(sum(bench.status(str(index)) is not WAITS for index in range(9)))
     assert numbers == [3, 6, 9]
