@@ -19,7 +19,7 @@ _MOST_BYTES = 1 << 20
 Modules = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
 
 
-class _Module(msgspec.Struct, forbid_unknown_fields=True):
+class _GivenModule(msgspec.Struct, forbid_unknown_fields=True):
     """An adapter as vLLM has it in JSON."""
 
     name: str
@@ -48,7 +48,7 @@ def _name_and_path(given: str | Mapping[str, Any]) -> tuple[str, str]:
             raise ValueError(f"lora_modules={given!r:.200} is no NAME=FOLDER, as stories=/models/stories-lora")
         return name, path
     try:
-        module = msgspec.json.decode(given, type=_Module) if isinstance(given, str) else msgspec.convert(given, _Module)
+        module = msgspec.json.decode(given, type=_GivenModule) if isinstance(given, str) else msgspec.convert(given, _GivenModule)
     except (msgspec.DecodeError, TypeError) as error:
         raise ValueError(f"lora_modules={given!r:.200} has no name and path: {error}") from None
     if "=" in module.name:
