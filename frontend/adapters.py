@@ -48,7 +48,11 @@ def _name_and_path(given: str | Mapping[str, Any]) -> tuple[str, str]:
             raise ValueError(f"lora_modules={given!r:.200} is no NAME=FOLDER, as stories=/models/stories-lora")
         return name, path
     try:
-        module = msgspec.json.decode(given, type=_GivenModule) if isinstance(given, str) else msgspec.convert(given, _GivenModule)
+        module = (
+            msgspec.json.decode(given, type=_GivenModule)
+            if isinstance(given, str)
+            else msgspec.convert(given, _GivenModule)
+        )
     except (msgspec.DecodeError, TypeError) as error:
         raise ValueError(f"lora_modules={given!r:.200} has no name and path: {error}") from None
     if "=" in module.name:

@@ -198,9 +198,10 @@ def _operator(models: ServedModels) -> list[Route]:
 
 def _adapters(models: ServedModels) -> list[Route]:
     endpoints, text = AdapterEndpoints(models), AnswerTypes(media_types=["text/plain"], errors=[403])
+    name, path = {"lora_name": "tales"}, {"lora_path": "/adapters/tales"}
     return [
-        Operation("/v1/load_lora_adapter", endpoints.load, text, body=LoadAdapterBody),
-        Operation("/v1/unload_lora_adapter", endpoints.unload, text, body=UnloadAdapterBody),
+        Operation("/v1/load_lora_adapter", endpoints.load, text, body=LoadAdapterBody, example=name | path),
+        Operation("/v1/unload_lora_adapter", endpoints.unload, text, body=UnloadAdapterBody, example=name),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from demo_adapters import write_demo_adapter
 from http_server import Reply, Server
 from openai import NotFoundError, OpenAI
+from parsed_metrics import ParsedMetrics
+from patience import PATIENCE
 
 PROMPT = "Once upon a time there was a fox"
 FIXED = {"max_tokens": 16, "temperature": 0}
@@ -116,6 +119,24 @@ def test_a_stream_names_the_adapter(server: Server, openai: OpenAI) -> None:
     chunks = list(openai.completions.create(model="tales", prompt=PROMPT, max_tokens=16, temperature=0, stream=True))
     assert {chunk.model for chunk in chunks} == {"tales"}
     assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == text(server, "tales")
+
+
+def test_metrics_name_the_adapters_of_open_requests(server: Server, openai: OpenAI) -> None:
+    def labels() -> dict[str, str]:
+        page = ParsedMetrics(server.request("/metrics").body)
+        [sample] = page.families["quire:lora_requests_info"].samples
+        return {name: sample.labels[name] for name in ("max_lora", "running_lora_adapters", "waiting_lora_adapters")}
+
+    idle = {"max_lora": "8", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+    assert labels() == idle
+    with openai.completions.create(
+        model="songs", prompt=PROMPT, max_tokens=1900, stream=True, extra_body={"ignore_eos": True}
+    ) as stream:
+        next(iter(stream))
+        assert labels() == idle | {"running_lora_adapters": "songs"}
+    deadline = time.monotonic() + PATIENCE
+    while labels() != idle:
+        assert time.monotonic() < deadline
 
 
 def test_an_unknown_name_is_status_404(server: Server, openai: OpenAI) -> None:
