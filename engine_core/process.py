@@ -52,7 +52,7 @@ from quire.protocol.errors import AddressError, KeyFileError
 from quire.protocol.kv_events import parse_kv_events_config
 from quire.protocol.log_limit import LimitedHandler
 from quire.protocol.memory_limit import explain_failure
-from quire.protocol.messages import PROTOCOL_VERSION, Ping, Ready
+from quire.protocol.messages import PROTOCOL_VERSION, AdapterInfo, Ping, Ready
 from quire.protocol.model_files import hash_of_all, hash_text_files
 from quire.protocol.options import parse_size
 from quire.protocol.parent_death import end_with_parent, outlive_parent
@@ -419,7 +419,14 @@ def _make_ready(parsed: EngineProcessOptions, runner: ModelRunner, limits: Engin
         memory_limit=runner.memory.limit,
         has_kv_peer=parsed.kv_peer is not None,
         text_files=text_files,
+        adapters=_adapter_info(parsed),
     )
+
+
+def _adapter_info(parsed: EngineProcessOptions) -> AdapterInfo | None:
+    if not parsed.serves_adapters:
+        return None
+    return AdapterInfo(parsed.adapter_folders, parsed.allow_runtime_lora, parsed.max_loras, parsed.max_lora_rank)
 
 
 def tune_interpreter() -> None:

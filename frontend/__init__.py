@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from quire.frontend.llm import LLM
     from quire.frontend.llm_engine import LLMEngine
+    from quire.frontend.lora_request import LoRARequest
     from quire.frontend.metrics.reader import Counter, Gauge, Histogram, Metric, Vector
     from quire.frontend.outputs import (
         ClassificationOutput,
@@ -75,6 +76,7 @@ __all__ = [
     "Histogram",
     "HubError",
     "LLMEngine",
+    "LoRARequest",
     "Logprob",
     "Metric",
     "PoolingOutput",
@@ -116,6 +118,7 @@ _NAMES_OF_MODULES = {
     ),
     "quire.frontend.llm": ("LLM",),
     "quire.frontend.llm_engine": ("LLMEngine",),
+    "quire.frontend.lora_request": ("LoRARequest",),
     "quire.frontend.metrics.reader": ("Counter", "Gauge", "Histogram", "Metric", "Vector"),
     "quire.frontend.outputs": (
         "ClassificationOutput",

@@ -31,6 +31,7 @@ from quire.frontend.engine_args import (
     takes_engine_args,
 )
 from quire.frontend.errors import EngineDeadError, make_each
+from quire.frontend.lora_request import LoRARequest
 from quire.frontend.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -96,6 +97,7 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
+        lora_request: LoRARequest | None = None,
         output_kind: OutputKind | None = None,
         truncate_prompt_tokens: int | None = None,
         add_special_tokens: bool = True,
@@ -118,7 +120,8 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         beside `max_tokens`, or beside a quarter of it if the answer has no limit.
         `add_special_tokens`: put the tokenizer's special tokens around a text.
 
-        `priority`: lower runs first, under the policy `priority`. `cache_salt`: share KV pages only with requests of
+        `lora_request`: the adapter that computes it, None for the model alone. `priority`: lower runs first, under the
+        policy `priority`. `cache_salt`: share KV pages only with requests of
         the same salt. `timeout`: end the request after this many seconds with finish reason "timeout", even if it is
         still waiting. `trace`: context for spans, see `add_observer`. `tenant`: name of the party that the request is
         for. Tenants share the engine fairly; all those of a client that is no administrator are one. `session`: name of
@@ -135,7 +138,7 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
             return made, params
 
         context = trace or TraceContext("text_completion")
-        options = RequestOptions(priority, cache_salt, timeout, context, tenant, session)
+        options = RequestOptions(priority, cache_salt, timeout, context, tenant, session, lora_request)
         return self._stream(make, sampling_params, request_id, output_kind, options)
 
     @takes_vllm_arguments
@@ -145,6 +148,7 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         pooling_params: PoolingParams | None = None,
         request_id: str | None = None,
         *,
+        lora_request: LoRARequest | None = None,
         prompt_name: str | None = None,
         truncate_prompt_tokens: int | None = None,
         add_special_tokens: bool = True,
@@ -173,7 +177,7 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
                 add_special_tokens=add_special_tokens,
             )
         context = trace or TraceContext("embeddings")
-        options = RequestOptions(priority, cache_salt, timeout, context, tenant, session)
+        options = RequestOptions(priority, cache_salt, timeout, context, tenant, session, lora_request)
         request = self._engine.embedding(self._name(request_id), made, params, options, arrived)
         stream = self._streams.open(request)
         try:
@@ -222,13 +226,20 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         params: BeamSearchParams,
         request_id: str | None = None,
         *,
+        lora_request: LoRARequest | None = None,
         priority: int = 0,
         cache_salt: str = "",
         timeout: float | None = None,  # noqa: ASYNC109 - the engine's timeout
     ) -> BeamSearchOutput:
         """Search for the `beam_width` most likely continuations of one prompt; errors are those of `generate`."""
         stream = self.generate(
-            prompt, params.sampling_params(), request_id, priority=priority, cache_salt=cache_salt, timeout=timeout
+            prompt,
+            params.sampling_params(),
+            request_id,
+            lora_request=lora_request,
+            priority=priority,
+            cache_salt=cache_salt,
+            timeout=timeout,
         )
         async with contextlib.aclosing(stream):
             outputs = [output async for output in stream]
@@ -241,6 +252,7 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
+        lora_request: LoRARequest | None = None,
         output_kind: OutputKind | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
@@ -271,7 +283,8 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         async def make(params: SamplingParams) -> tuple[Prompt, SamplingParams]:
             return await self._chat_threads.run(functools.partial(input_of, params))
 
-        options = RequestOptions(priority, cache_salt, timeout, trace or TraceContext("chat"), tenant, session)
+        context = trace or TraceContext("chat")
+        options = RequestOptions(priority, cache_salt, timeout, context, tenant, session, lora_request)
         return self._stream(make, sampling_params, request_id, output_kind, options, use)
 
     async def abort(self, request_id: str) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
+from quire.frontend.adapters import absolute_modules, runtime_options
 from quire.frontend.hub.names import check_model, is_gguf, is_hub_name
 from quire.frontend.hub.resolve import resolve_model
 from quire.frontend.vllm.options import ENGINE_OPTIONS, nearest, own_options
@@ -86,7 +87,9 @@ class EngineArgs(ClientOptions, SupervisionOptions, HubOptions, EngineOptions):
         if model is not None:
             given["model"] = str(model)
         check_attaching(given)
-        args = cls(**given)
+        if "lora_modules" in given:
+            given["lora_modules"] = absolute_modules(given["lora_modules"])
+        args = cls(**runtime_options(given))
         if not args.starts_engines:
             return args
         folder = resolve_model(args.model, args.revision, args.download_dir)
@@ -161,7 +164,7 @@ def reload_arguments(options: Mapping[str, Any], *, drain: bool, drain_timeout: 
     hub = {name: value for name, value in options.items() if name in options_of(HubOptions) and value is not None}
     if hub and options.get("model") is None:
         raise ValueError(f"{', '.join(hub)} can be set for a model given by its name; give model as well")
-    settings: dict[str, bool | int | float | str | None] = {}
+    settings: dict[str, bool | int | float | str | list[str] | None] = {}
     for name, given in options.items():
         if name in options_of(HubOptions):
             continue
@@ -171,6 +174,8 @@ def reload_arguments(options: Mapping[str, Any], *, drain: bool, drain_timeout: 
             own_options({name: given}, rows.keys())
             continue
         value = nearest(name, _as_text(name, given))
+        if name == "lora_modules" and value is not None:
+            value = list(absolute_modules(value))
         if value is not None:
             rows[name].check(value)
         is_path = value is not None and rows[name].metavar in ("FOLDER", "MODEL")

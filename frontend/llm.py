@@ -26,6 +26,7 @@ from quire.frontend.engine_args import (
     takes_engine_args,
 )
 from quire.frontend.errors import EngineDeadError, RequestError, at_index
+from quire.frontend.lora_request import LoRARequest
 from quire.frontend.metrics.reader import Metric, read_metrics
 from quire.frontend.metrics.requests import RequestMeter
 from quire.frontend.outputs import (
@@ -45,12 +46,12 @@ from quire.frontend.text.chat.tools import check_tools
 from quire.frontend.text.pooled import document_prompt_name, query_prompt_name
 from quire.frontend.text.prompts import Message, Prompt, PromptType, split_batch
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.frontend.vllm.fields import REQUEST_OPTIONS, takes_vllm_arguments
-from quire.frontend.vllm.options import take
+from quire.frontend.vllm.fields import takes_vllm_arguments
 from quire.protocol.messages import ErrorKind
 
 T = TypeVar("T")
 R = TypeVar("R", bound=OpenRequest)
+LoRARequests = LoRARequest | Sequence[LoRARequest | None] | None
 ProgressBar = bool | Callable[..., object]  # vLLM takes the class of a bar; there is one bar
 
 
@@ -83,6 +84,7 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: ProgressBar = True,
+        lora_request: LoRARequests = None,
         truncate_prompt_tokens: int | None = None,
         add_special_tokens: bool = True,
         priority: int | Sequence[int] | None = 0,
@@ -91,13 +93,13 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
     ) -> list[RequestOutput]:
         """Generate for one prompt or many; the results are in the order of the prompts.
 
-        `sampling_params` and `priority`: one for all, or one for each prompt. `use_tqdm`: show a progress bar if there
-        are several prompts and a terminal; the class of a bar, which vLLM takes, counts as True.
-        `truncate_prompt_tokens`, `add_special_tokens`, `priority`, `cache_salt` and `timeout` (seconds, for each
-        prompt) are those of `AsyncLLM.generate`. An answer with a `max_tokens` beyond the context ends where that is
-        full, with finish reason "length". If a prompt or its parameters are invalid, `RequestError` (a `ValueError`)
-        names it by its index and nothing runs; if a request fails in the engine, the others are aborted and
-        `RequestError` is raised too.
+        `sampling_params`, `lora_request` and `priority`: one for all, or one for each prompt. `use_tqdm`: show a
+        progress bar if there are several prompts and a terminal; the class of a bar, which vLLM takes, counts as True.
+        `truncate_prompt_tokens`, `add_special_tokens`, `lora_request`, `priority`, `cache_salt` and `timeout` (seconds,
+        for each prompt) are those of `AsyncLLM.generate`. An answer with a `max_tokens` beyond the context ends where
+        that is full, with finish reason "length". If a prompt or its parameters are invalid, `RequestError` (a
+        `ValueError`) names it by its index and nothing runs; if a request fails in the engine, the others are aborted
+        and `RequestError` is raised too.
         """
         given = split_batch(prompts)
         params = self._params(sampling_params, len(given))
@@ -112,7 +114,7 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
             )
 
         made = [at_index(index, make, index) for index in range(len(given))]
-        return self._run(made, params, use_tqdm, priority, cache_salt, timeout)
+        return self._run(made, params, use_tqdm, _options(priority, cache_salt, timeout, len(made), lora_request))
 
     @takes_vllm_arguments
     def beam_search(
@@ -121,6 +123,7 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
         params: BeamSearchParams,
         *,
         use_tqdm: ProgressBar = True,
+        lora_request: LoRARequests = None,
         priority: int | Sequence[int] | None = 0,
         cache_salt: str = "",
         timeout: float | None = None,
@@ -130,6 +133,7 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
             prompts,
             params.sampling_params(),
             use_tqdm=use_tqdm,
+            lora_request=lora_request,
             priority=priority,
             cache_salt=cache_salt,
             timeout=timeout,
@@ -144,6 +148,7 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
         *,
         prompt_name: str | None = None,
         use_tqdm: ProgressBar = True,
+        lora_request: LoRARequests = None,
         truncate_prompt_tokens: int | None = None,
         add_special_tokens: bool = True,
         priority: int | Sequence[int] | None = 0,
@@ -160,7 +165,7 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
             truncate_prompt_tokens=truncate_prompt_tokens,
             add_special_tokens=add_special_tokens,
         )
-        options = _options(priority, cache_salt, timeout, len(made))
+        options = _options(priority, cache_salt, timeout, len(made), lora_request)
         return [request.output() for request in self._pool(made, pooling_params, options, use_tqdm)]
 
     @takes_vllm_arguments
@@ -170,6 +175,7 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
         *,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         use_tqdm: ProgressBar = True,
+        lora_request: LoRARequests = None,
         truncate_prompt_tokens: int | None = None,
         add_special_tokens: bool = True,
         priority: int | Sequence[int] | None = 0,
@@ -183,7 +189,7 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
             truncate_prompt_tokens=truncate_prompt_tokens,
             add_special_tokens=add_special_tokens,
         )
-        options = _options(priority, cache_salt, timeout, len(made))
+        options = _options(priority, cache_salt, timeout, len(made), lora_request)
         params = _for_task("classify", pooling_params, len(made))
         return [request.classification() for request in self._pool(made, params, options, use_tqdm)]
 
@@ -195,6 +201,7 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
         *,
         pooling_task: str | None = None,
         use_tqdm: ProgressBar = True,
+        lora_request: LoRARequests = None,
         truncate_prompt_tokens: int | None = None,
     ) -> list[PoolingRequestOutput]:
         """Return the vectors of one prompt or many, of `embed` or `classify` by the task; None: what the model does."""
@@ -203,7 +210,7 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
         name = None if task == "embed" else ""
         made = self._pooled_prompts(prompts, prompt_name=name, truncate_prompt_tokens=truncate_prompt_tokens)
         params = _for_task(task, pooling_params, len(made))
-        requests = self._pool(made, params, _options(0, "", None, len(made)), use_tqdm)
+        requests = self._pool(made, params, _options(0, "", None, len(made), lora_request), use_tqdm)
         return [request.vector() for request in requests]
 
     @takes_vllm_arguments
@@ -213,6 +220,7 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
         *,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         use_tqdm: ProgressBar = True,
+        lora_request: LoRARequests = None,
         truncate_prompt_tokens: int | None = None,
         add_special_tokens: bool = True,
     ) -> list[PoolingRequestOutput]:
@@ -225,7 +233,7 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
         made = self._pooled_prompts(prompts, prompt_name="", **texts)
         each = _for_task("classify", pooling_params, len(made))
         params = [reward_params(given, model) for given in each]
-        requests = self._pool(made, params, _options(0, "", None, len(made)), use_tqdm)
+        requests = self._pool(made, params, _options(0, "", None, len(made), lora_request), use_tqdm)
         return [request.vector() for request in requests]
 
     @takes_vllm_arguments
@@ -237,6 +245,7 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
         pooling_params: PoolingParams | None = None,
         instruction: str | None = None,
         use_tqdm: ProgressBar = True,
+        lora_request: LoRARequest | None = None,
         truncate_prompt_tokens: int | None = None,
         add_special_tokens: bool = True,
         priority: int = 0,
@@ -261,14 +270,15 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
 
             made = [at_index(index, make, index) for index in range(count)]
             params = pair_params(pooling_params)
-            requests = self._pool(made, params, _options(priority, cache_salt, timeout, count), use_tqdm)
+            requests = self._pool(made, params, _options(priority, cache_salt, timeout, count, lora_request), use_tqdm)
             return [pair_score(request.output()) for request in requests]
         params = similarity_params(model, pooling_params, instruction)
         prompts = [
             *self._pooled_prompts(first, prompt_name=query_prompt_name(model), **shape),
             *self._pooled_prompts(second, len(first), prompt_name=document_prompt_name(model), **shape),
         ]
-        requests = self._pool(prompts, params, _options(priority, cache_salt, timeout, len(prompts)), use_tqdm)
+        options = _options(priority, cache_salt, timeout, len(prompts), lora_request)
+        requests = self._pool(prompts, params, options, use_tqdm)
         embedded = [request.output() for request in requests]
         left, right = embedded[: len(first)], embedded[len(first) :]
         return [score(left[index if len(left) > 1 else 0], right[index], model.similarity) for index in range(count)]
@@ -279,7 +289,7 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: ProgressBar = True,
-        lora_request: None = None,
+        lora_request: LoRARequests = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
@@ -296,7 +306,6 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
         `AsyncLLM.chat`; `parse` splits an answer into thoughts, content and tool calls. Raises `ToolError`
         (a `ValueError`) for invalid tools.
         """
-        take("lora_request", lora_request, REQUEST_OPTIONS)
         use = check_tools(tools, tool_choice, parallel_tool_calls)
         single = not messages or isinstance(messages[0], Mapping)
         conversations = cast("Sequence[Sequence[Message]]", [messages] if single else messages)
@@ -309,8 +318,9 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
 
         inputs = [at_index(index, convert, index) for index in range(len(conversations))]
         prompts, params = [prompt for prompt, _ in inputs], [params for _, params in inputs]
+        options = _options(priority, cache_salt, timeout, len(prompts), lora_request)
         try:
-            return self._run(prompts, params, use_tqdm, priority, cache_salt, timeout)
+            return self._run(prompts, params, use_tqdm, options)
         except RequestError as error:
             raise tool_at_fault(error, use) or error from None
 
@@ -403,11 +413,8 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
         prompts: list[Prompt],
         params: list[SamplingParams],
         use_tqdm: ProgressBar,
-        priority: int | Sequence[int] | None,
-        cache_salt: str,
-        timeout: float | None,
+        options: list[RequestOptions],
     ) -> list[RequestOutput]:
-        options = _options(priority, cache_salt, timeout, len(prompts))
         max_model_len = self._engine.engines.ready.max_model_len
         lengths = (len(prompt.token_ids) for prompt in prompts)
         params = [fitted(each, length, max_model_len) for each, length in zip(params, lengths, strict=True)]
@@ -476,7 +483,11 @@ def _for_task(
 
 
 def _options(
-    priority: int | Sequence[int] | None, cache_salt: str, timeout: float | None, count: int
+    priority: int | Sequence[int] | None,
+    cache_salt: str,
+    timeout: float | None,
+    count: int,
+    lora_request: LoRARequests,
 ) -> list[RequestOptions]:
     """Return the options of each prompt's request."""
     priorities = [priority or 0] * count if priority is None or isinstance(priority, int) else priority
@@ -484,7 +495,15 @@ def _options(
         raise ValueError(
             f"there are {len(priorities)} priorities for {count} prompts; give one, or one for each prompt"
         )
-    return [RequestOptions(each, cache_salt, timeout) for each in priorities]
+    adapters = lora_request if isinstance(lora_request, Sequence) else [lora_request] * count
+    if len(adapters) != count:
+        raise ValueError(
+            f"there are {len(adapters)} lora_request for {count} prompts; give one, or one or None for each prompt"
+        )
+    return [
+        RequestOptions(each, cache_salt, timeout, lora_request=adapter)
+        for each, adapter in zip(priorities, adapters, strict=True)
+    ]
 
 
 def _of_prompt(error: Exception, index: int) -> RequestError:

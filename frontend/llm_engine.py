@@ -15,6 +15,7 @@ from quire.frontend.client.request_table import RequestTable
 from quire.frontend.client.streams import DeliveryInbox, apply_delivery
 from quire.frontend.engine_args import EngineArgs, MadeFromEngineArgs, takes_engine_args
 from quire.frontend.errors import RequestError
+from quire.frontend.lora_request import LoRARequest
 from quire.frontend.outputs import PoolingRequestOutput, RequestOutput, RequestOutputKind
 from quire.frontend.request_params import output_kind_of
 from quire.frontend.sampling import fitted
@@ -49,6 +50,7 @@ class LLMEngine(MadeFromEngineArgs):
         prompt: PromptType,
         params: SamplingParams | PoolingParams,
         arrival_time: float | None = None,
+        lora_request: LoRARequest | None = None,
         *,
         priority: int = 0,
         cache_salt: str = "",
@@ -64,7 +66,7 @@ class LLMEngine(MadeFromEngineArgs):
         while not self._inbox.empty():
             self._take()
         arrived = time.monotonic() - (0.0 if arrival_time is None else max(0.0, time.time() - arrival_time))
-        options = RequestOptions(priority, cache_salt, timeout)
+        options = RequestOptions(priority, cache_salt, timeout, lora_request=lora_request)
         kind = RequestOutputKind.FINAL_ONLY
         if isinstance(params, PoolingParams):
             pooling = self._engine.pooling(params)

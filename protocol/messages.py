@@ -348,7 +348,7 @@ class Reload(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     one meanwhile. 0: all move at once.
     """
 
-    settings: dict[str, bool | int | float | str | None] = {}
+    settings: dict[str, bool | int | float | str | list[str] | None] = {}
     drain_timeout: float = 0.0
 
 
@@ -651,11 +651,24 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, gc=False, tag=11):
     timestamp: float = 0.0
 
 
+class AdapterInfo(msgspec.Struct, frozen=True):
+    """The LoRA adapters that requests to an engine may name.
+
+    `folders`: those that have names, by these. `takes_any`: requests may name others too. `max_loras`: those in memory
+    at a time. `max_rank`: the largest rank.
+    """
+
+    folders: dict[str, str] = {}
+    takes_any: bool = False
+    max_loras: int = 0
+    max_rank: int = 0
+
+
 class Ready(msgspec.Struct, array_like=True, gc=False, tag=12):
     """Engine to client, the answer to Hello: facts about the engine that clients need; `shape` has all its sizes.
 
     `role` is the client's. `text_files` is a hash of the tokenizer's and the chat templates' files: an engine in
-    another's place has the same.
+    another's place has the same. `adapters`: None if requests may name none.
     """
 
     protocol_version: int
@@ -677,6 +690,7 @@ class Ready(msgspec.Struct, array_like=True, gc=False, tag=12):
     memory_limit: int = 0  # bytes that the engine's process may take
     has_kv_peer: bool = False  # the engine was started with a KV peer
     text_files: str = ""
+    adapters: AdapterInfo | None = None
 
 
 class UtilityResult(msgspec.Struct, array_like=True, gc=False, tag=13):

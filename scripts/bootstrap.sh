@@ -177,11 +177,12 @@ fingerprint() {
 link_packages() {
   local name site
   site=$("$VENV_PYTHON" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-  mkdir -p "$site/quire"
+  mkdir -p "$site/quire/lora"
   for name in protocol frontend engine_core kernels; do
     ln -sfnT "$QUIRE_ROOT/$name" "$site/quire/$name"
   done
   ln -sfT "$QUIRE_ROOT/frontend/namespace.py" "$site/quire/__init__.py"
+  ln -sfT "$QUIRE_ROOT/frontend/vllm/lora_request_module.py" "$site/quire/lora/request.py"
   ln -sfT "$QUIRE_ROOT/frontend/py.typed" "$site/quire/py.typed"
 }
 

@@ -40,7 +40,7 @@ LAYERS = {
     " < request < validation < decoding < scheduling.batch scheduling.prefill_budget < feature < speculation"
     " < scheduling < grammar < prefix_reports trace transport < stats < *",
     "frontend": "* < text < bad_words beam_search engine_args vllm.names < sampling < client request_params"
-    " < metrics.prometheus < metrics.routers < metrics.engine metrics.requests < metrics.reader"
+    " < metrics.prometheus < metrics.adapters metrics.routers < metrics.engine metrics.requests < metrics.reader"
     " < async_llm llm llm_engine < metrics < evaluation http < cli ray",
     "frontend.text": "token_bytes tokenizer_files < fewest_tokens tokenizer_trial < tokenizer < * < chat detokenizer"
     " < offsets",

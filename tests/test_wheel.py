@@ -43,7 +43,7 @@ def test_it_contains_every_python_file(names: set[str]) -> None:
     files = {path.relative_to(REPOSITORY) for name in PACKAGES for path in (REPOSITORY / name).rglob("*.py")}
     assert files
     assert {f"quire/{file}" for file in files} <= names
-    assert {"quire/__init__.py", *(f"quire/{name}/py.typed" for name in PACKAGES)} <= names
+    assert {"quire/__init__.py", "quire/lora/request.py", *(f"quire/{name}/py.typed" for name in PACKAGES)} <= names
 
 
 @pytest.mark.parametrize("folder", ["frontend/demo_model", "frontend/page", "frontend/http/documentation/docs"])

@@ -29,6 +29,7 @@ def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> None:
     It prints `READY <address>` whenever others can attach to one with --engine-address. SIGTERM lets running requests
     finish, Ctrl-C aborts them.
     """
+    from quire.frontend.adapters import absolute_modules
     from quire.frontend.client.supervisor import MachinePart, ProcessTimeouts, Supervisor
     from quire.frontend.engine_args import DEMO_MODEL
     from quire.frontend.hub.resolve import resolve_model
@@ -38,6 +39,8 @@ def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> None:
     given = {"model": DEMO_MODEL, **engine.given, **process.given}
     hub = {name: given.pop(name) for name in options_of(HubOptions) if name in given}
     given["model"] = str(resolve_model(given["model"], **hub))
+    if "lora_modules" in given:
+        given["lora_modules"] = absolute_modules(given["lora_modules"])
     check_tokenizer(given["model"])
     supervised = {name: given.pop(name) for name in options_of(SupervisionOptions) if name in given}
     supervision = SupervisionOptions(**supervised)

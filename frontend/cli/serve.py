@@ -168,6 +168,8 @@ def _serve(
         raise typer.BadParameter("--record is for one model; omit it, or the further models")
     if engine.preload_grammars is None and starts_engines(engine, attach):  # a later load would pause all streams
         engine = engine.with_values(preload_grammars=True)
+    if engine.enable_lora and engine.allow_runtime_lora is None:  # it is not for clients of the server by itself
+        engine = engine.with_values(allow_runtime_lora=False)
     args, listener = listen(http)  # before the model loads, so that a port in use is reported at once
     configure_logging(args.log_level, args.log_format)  # type: ignore[arg-type] # the table has checked it
     parsers = {"tool_call_parser": http.tool_call_parser, "reasoning_parser": http.reasoning_parser}
@@ -177,7 +179,9 @@ def _serve(
         removed(args.uds),
         response_store(args) as responses,
         _recorder(recording) as recorder,
-        open_models(models, flags, ServerState(args, responses)) as opened,
+        open_models(
+            models, flags, ServerState(args, responses, loads_adapters=_loads_adapters(http, engine, attach))
+        ) as opened,
     ):
         loader = opened.models.loader
         if recorder is not None:
@@ -194,6 +198,11 @@ def _serve(
     if received is signal.SIGINT:
         raise KeyboardInterrupt
     raise SystemExit(128 + received)
+
+
+def _loads_adapters(http: HttpFlags, engine: EngineFlags, attach: AttachFlags) -> bool:
+    """Return whether clients may load adapters: as a flag says, or with the admin key if the engine is another's."""
+    return bool(engine.allow_runtime_lora) or (not starts_engines(engine, attach) and http.admin_key_file is not None)
 
 
 @contextmanager

@@ -116,6 +116,8 @@ def _check(given: Sequence[str], flags: ModelFlags, args: ServerArgs) -> None:
             raise typer.BadParameter(f"--{name.replace('_', '-')} is for one model; omit it, or the further models")
     if args.served_model_name:
         raise typer.BadParameter("--served-model-name is for one model; several are named by their folders and files")
+    if flags.engine.lora_modules:
+        raise typer.BadParameter("--lora-modules are of one model; omit them, or the further models")
     if flags.engine.revision is not None:
         raise typer.BadParameter("--revision is for one model; omit it, or the further models")
 

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+from quire.frontend.adapters import check_known
 from quire.frontend.client.connection import Connection
 from quire.frontend.client.engine_client import Connect, Delivery
 from quire.frontend.client.engine_set import EngineSet, EngineStatus
@@ -294,7 +295,7 @@ class ConnectedEngine:
         ready = self.engines.ready
         if not self.pooling_info.generates:
             raise RequestError(f"this model generates no text; it {self.pooling_info.tasks}")
-        _check_role(options, ready.role)
+        _check_options(options, ready)
         check_length(params, len(prompt.token_ids), ready.max_model_len, ready.num_pages * ready.block_size)
         try:
             seed = self._seeds.next() if params.seed is None else params.seed
@@ -332,7 +333,7 @@ class ConnectedEngine:
     ) -> EmbeddingRequest:
         """Create an embedding request that is ready to be submitted; otherwise like `request`."""
         ready = self.engines.ready
-        _check_role(options, ready.role)
+        _check_options(options, ready)
         check_embedding(len(prompt.token_ids), ready.max_model_len, ready.num_pages * ready.block_size)
         arrived = time.monotonic() if arrival_time is None else arrival_time
         return EmbeddingRequest(request_id, prompt, params, arrival_time=arrived, options=options)
@@ -537,13 +538,18 @@ def _check_variables(variables: Mapping[str, Any]) -> None:
             raise RequestError(f"chat_template_kwargs.{name} is not a variable that can be set; {advice}")
 
 
-def _check_role(options: RequestOptions, role: Role) -> None:
-    """Raise `RequestError` for a priority that the engine gives its administrators only."""
-    if options.priority < 0 and role is not Role.ADMIN:
+def _check_options(options: RequestOptions, ready: Ready) -> None:
+    """Raise `RequestError` for a priority that the engine gives its administrators only, and for an unknown adapter."""
+    if options.priority < 0 and ready.role is not Role.ADMIN:
         raise RequestError(
             f"priority={options.priority} needs the role {Role.ADMIN} at the engine, and this client has the role "
-            f"{role}; give 0 or more, or attach over the engine's ipc:// socket or with the key admin.secret"
+            f"{ready.role}; give 0 or more, or attach over the engine's ipc:// socket or with the key admin.secret"
         )
+    if options.lora_request is not None:
+        try:
+            check_known(options.lora_request, ready.adapters)
+        except ValueError as error:
+            raise RequestError(str(error)) from None
 
 
 class AnswerParsing:

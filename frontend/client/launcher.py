@@ -87,7 +87,7 @@ class ReloadCall(msgspec.Struct):
     """A client's call of `reload`, see `protocol.messages.Reload`; `number` identifies it in the answer."""
 
     number: int
-    settings: dict[str, bool | int | float | str | None]
+    settings: dict[str, bool | int | float | str | list[str] | None]
     drain_timeout: float
 
 

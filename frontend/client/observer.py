@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from quire.frontend.errors import RequestError
+from quire.frontend.lora_request import LoRARequest
 from quire.frontend.outputs import RequestMetrics
 from quire.frontend.text.prompts import Prompt
 from quire.protocol.messages import EngineCoreOutput, PoolingParams, SamplingParams
@@ -32,7 +33,8 @@ class RequestOptions:
     """Options of a request that do not concern its tokens; it ends after `timeout` seconds, None for no limit.
 
     `tenant`: the party that it is for, "" for this client; tenants share the engine fairly. `session`: name of the
-    conversation that it belongs to, which some routers keep on one engine.
+    conversation that it belongs to, which some routers keep on one engine. `lora_request`: the adapter that computes
+    it, None for the model alone.
     """
 
     priority: int = 0
@@ -41,8 +43,16 @@ class RequestOptions:
     trace: TraceContext = field(default_factory=TraceContext)
     tenant: str = ""
     session: str | None = None
+    lora_request: LoRARequest | None = None
+
+    @property
+    def adapter(self) -> str:
+        """The path of the adapter, "" without one."""
+        return "" if self.lora_request is None else self.lora_request.lora_path
 
     def __post_init__(self) -> None:
+        if not isinstance(self.lora_request, LoRARequest | None):
+            raise RequestError(f"lora_request is a {type(self.lora_request).__name__}; give a LoRARequest, or None")
         if not -(2**63) <= self.priority < 2**63:
             raise RequestError(f"priority={self.priority} is out of range; it must be from -2**63 to 2**63 - 1")
 

@@ -13,7 +13,7 @@ import msgspec
 
 from quire.frontend.client.engine_client import Delivery, EngineAway, EngineBack, EngineLeft
 from quire.frontend.client.engine_set import EngineSet
-from quire.frontend.client.routing import Routing, Session
+from quire.frontend.client.routing import Routing, Session, salt_of
 from quire.frontend.errors import EngineConnectionError, EngineDeadError
 from quire.protocol.errors import ProtocolError
 from quire.protocol.keys import Security
@@ -89,7 +89,8 @@ class RemotePrefill:
         ):
             return request
         tokens = request.prompt_token_ids
-        route = RoutedRequest(len(tokens), lambda: tokens, request.cache_salt)
+        salt = salt_of(request.cache_salt, request.adapter)
+        route = RoutedRequest(len(tokens), lambda: tokens, salt, adapter=request.adapter)
         with self._lock:
             session = self.routing.send(route)
             if session is None:

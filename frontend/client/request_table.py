@@ -407,6 +407,7 @@ class RequestTable:
                 segment=request.prompt.segment,
                 predicted_token_ids=request.prompt.predicted_token_ids,
                 kv_source=self._routing.source_of(submission.route),
+                adapter=request.options.adapter,
             )
             self._send(message, submission.session)
             completion.wire_id = wire_id

@@ -111,7 +111,8 @@ class Routing:
             engines = sorted(self._usable or (() if self._is_optional else self._sessions))
         if not engines:
             return None
-        self._note_salt(route.salt)
+        if not route.adapter:  # an engine's salts have what the files contain, which no client knows
+            self._note_salt(route.salt)
         engine = self.router.send(route, engines)
         self.counts[engine, route.reason] += 1
         return self._sessions[engine]
@@ -141,7 +142,13 @@ def route_of(request: OpenRequest) -> RoutedRequest:
     return RoutedRequest(
         len(token_ids),
         lambda: token_ids,
-        options.cache_salt,
+        salt_of(options.cache_salt, options.adapter),
         options.session,
         len(request.engine_params),
+        options.adapter,
     )
+
+
+def salt_of(cache_salt: str, adapter: str) -> str:
+    """Return the salt by which routers tell prefixes apart: KV of an adapter is no other's, nor the model's alone."""
+    return f"{adapter}\n{cache_salt}" if adapter else cache_salt

@@ -21,6 +21,7 @@ from quire.frontend.http.service import ModelService
 from quire.frontend.http.shared_fields import RESPONSE_FORMAT, STRUCTURED_OUTPUTS, only_one
 from quire.frontend.http.transport.ignored import note_hosted, note_ignored
 from quire.frontend.http.usage import TokenTally
+from quire.frontend.lora_request import LoRARequest
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.frontend.sampling import answer_room, fitted
 from quire.frontend.text.chat.answer_format import AnswerFormat
@@ -124,6 +125,7 @@ class Turn:
     timeout: float | None = None
     tenant: str = ""
     session: str | None = None
+    lora_request: LoRARequest | None = None
     trace: TraceContext | None = None
     structured_outputs: StructuredOutputs | None = None
     format_field: str = RESPONSE_FORMAT
@@ -162,6 +164,7 @@ class Turn:
             timeout=self.timeout,
             tenant=self.tenant,
             session=self.session,
+            lora_request=self.lora_request,
             trace=self.trace,
             prediction=self.prediction,
         )
@@ -191,6 +194,7 @@ class Conversation:
     timeout: float | None = None
     tenant: str = ""
     session: str | None = None
+    lora_request: LoRARequest | None = None
     trace: TraceContext | None = None
     prediction: str = ""
 
@@ -205,6 +209,7 @@ class Conversation:
             timeout=self.timeout,
             tenant=self.tenant,
             session=self.session,
+            lora_request=self.lora_request,
             trace=self.trace,
         )
 

@@ -22,6 +22,7 @@ from quire.frontend.http.openai.responses.history import DeletedResponse, InputI
 from quire.frontend.http.openai.responses.response import EVENTS as RESPONSE_EVENTS
 from quire.frontend.http.openai.responses.response import Response
 from quire.frontend.http.openai.responses.stored import StoredResponsesEndpoints
+from quire.frontend.http.operations.adapters import AdapterEndpoints, LoadAdapterBody, UnloadAdapterBody
 from quire.frontend.http.operations.endpoints import (
     Health,
     ModelCard,
@@ -173,6 +174,7 @@ def _operator(models: ServedModels) -> list[Route]:
         Operation("/ping", endpoints.ping, AnswerTypes(Health, errors=[503])),
         Operation("/version", endpoints.version, AnswerTypes(Version)),
         *_engines(models),
+        *_adapters(models),
         Operation("/load", load_handler(models), AnswerTypes(ServerLoad)),
         ModelOperation(
             models,
@@ -191,6 +193,15 @@ def _operator(models: ServedModels) -> list[Route]:
         Operation(
             "/metrics", endpoints.metrics, AnswerTypes(media_types=["text/plain", "application/openmetrics-text"])
         ),
+    ]
+
+
+def _adapters(models: ServedModels) -> list[Route]:
+    endpoints, text = AdapterEndpoints(models), AnswerTypes(media_types=["text/plain"], errors=[403])
+    name, path = {"lora_name": "tales"}, {"lora_path": "/adapters/tales"}
+    return [
+        Operation("/v1/load_lora_adapter", endpoints.load, text, body=LoadAdapterBody, example=name | path),
+        Operation("/v1/unload_lora_adapter", endpoints.unload, text, body=UnloadAdapterBody, example=name),
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import time
@@ -33,6 +34,7 @@ from quire.frontend.http.transport.sse import (
     event,
 )
 from quire.frontend.hub.names import name_of
+from quire.frontend.lora_request import LoRARequest
 from quire.frontend.metrics.server import ServerMetrics
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.sampling import answer_room
@@ -120,6 +122,7 @@ class Terms(TypedDict):
     tenant: str
     cache_salt: str
     session: str | None
+    lora_request: LoRARequest | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +147,8 @@ class ModelService:
     """A loaded model of the server, in an engine that may run anywhere.
 
     `names`: the names that clients may use, the one that responses use first. `defaults`: the model's own sampling
-    parameters. `has_chat_template`: whether it can answer conversations.
+    parameters. `has_chat_template`: whether it can answer conversations. `adapter`: the adapter that computes requests,
+    None for the model alone, see `adapted`.
     """
 
     llm: AsyncLLM
@@ -154,6 +158,7 @@ class ModelService:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     has_chat_template: bool = True
     load: RetryAfter = field(default_factory=RetryAfter)
+    adapter: LoRARequest | None = None
 
     def __post_init__(self) -> None:
         self._endpoints: dict[type[Endpoints], Endpoints] = {}
@@ -202,9 +207,17 @@ class ModelService:
 
     def endpoints(self, kind: type[E]) -> E:
         """Return the handlers of a class for this model; they are made once."""
+        if self.adapter is not None:  # it lives as long as a request, and they refer to it
+            return kind(self)
         if kind not in self._endpoints:
             self._endpoints[kind] = kind(self)
         return cast("E", self._endpoints[kind])
+
+    def adapted(self, adapter: LoRARequest) -> ModelService:
+        """Return the model with an adapter, under whose name it answers: the rest is the model's own."""
+        service = copy.copy(self)
+        service.names, service.adapter = [adapter.lora_name], adapter
+        return service
 
     def close(self) -> None:
         """End the engine if it was started here; it may take seconds. Any thread."""
@@ -350,7 +363,13 @@ class ModelService:
         if session is not None and len(session) > MAX_SALT:
             raise bad_request(f"the name of the session has {len(session)} characters; it may have {MAX_SALT}")
         salt = caller.cache_salt(given)
-        return Terms(timeout=self.timeout(request), tenant=caller.tenant, cache_salt=salt, session=session)
+        return Terms(
+            timeout=self.timeout(request),
+            tenant=caller.tenant,
+            cache_salt=salt,
+            session=session,
+            lora_request=self.adapter,
+        )
 
     def timeout(self, request: Request) -> float | None:
         """Return the seconds that a request may take from now on. Raises `ApiError` 400."""

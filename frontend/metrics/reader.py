@@ -60,6 +60,7 @@ def read_metrics(ready: Ready, stats: Mapping[str, Any], meter: RequestMeter, pr
     add_configuration(families, ready)
     add_engine(families, stats)
     meter.add_to(families)
+    meter.adapters.add_to(families, ready.adapters)
     return [metric for family in families.collect() for metric in _read(family)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from quire.frontend.client.observer import OpenRequest
 from quire.frontend.errors import RequestError, RequestTimeoutError
 from quire.frontend.metrics import prometheus
+from quire.frontend.metrics.adapters import AdapterMeter
 from quire.frontend.metrics.prometheus import Families
 from quire.protocol.messages import ErrorKind, FinishReason
 from quire.protocol.totals import Distribution
@@ -35,6 +36,7 @@ class RequestMeter:
     """
 
     def __init__(self, max_model_len: int) -> None:
+        self.adapters = AdapterMeter()
         lengths = prometheus.one_two_five(max_model_len)
         self._max_model_len = max_model_len
         self._in_flight = 0
@@ -62,8 +64,8 @@ class RequestMeter:
 
     def on_submitted(self, request: OpenRequest) -> None:
         """See `Observer`."""
-        del request
         self._in_flight += 1
+        self.adapters.begin(request)
 
     def on_first_tokens(self, request: OpenRequest, timestamp: float) -> None:
         """See `Observer`; the prompt has been computed."""
@@ -80,6 +82,7 @@ class RequestMeter:
     def on_finished(self, request: OpenRequest, timestamp: float) -> None:
         """See `Observer`."""
         self._in_flight -= 1
+        self.adapters.end(request)
         if (rejection := _rejection(request)) is not None:
             self.count_rejected(rejection)
             return

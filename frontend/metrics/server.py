@@ -98,6 +98,8 @@ class ServerMetrics:
             await _add_engines(families, llm)
         if self._requests is not None:
             self._requests.add_to(families)
+            if llm is not None:
+                self._requests.adapters.add_to(families, llm.engine_info.adapters)
         self.http.add_to(families)
 
 

@@ -48,7 +48,7 @@ class RequestSpans:
         begin = time.time_ns() - round((time.monotonic() - request.metrics.arrival_time) * _NANOSECONDS)
         operation = request.options.trace.operation or "text_completion"
         self._open[request] = self._tracer.start_span(
-            f"{operation} {self._model_name}",
+            f"{operation} {self._model_of(request)}",
             _PROPAGATOR.extract(request.options.trace.headers, get_current()),
             SpanKind.SERVER,
             self._request_attributes(request, operation),
@@ -72,13 +72,17 @@ class RequestSpans:
         span.set_attributes(_latencies(request, timestamp))
         span.end(time.time_ns() - round((time.monotonic() - timestamp) * _NANOSECONDS))
 
+    def _model_of(self, request: OpenRequest) -> str:
+        adapter = request.options.lora_request
+        return self._model_name if adapter is None else adapter.lora_name
+
     def _request_attributes(self, request: OpenRequest, operation: str) -> dict[str, AttributeValue]:
         attributes: dict[str, AttributeValue] = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "quire",
             "gen_ai.system": "quire",  # the former name of provider.name
-            "gen_ai.request.model": self._model_name,
-            "gen_ai.response.model": self._model_name,
+            "gen_ai.request.model": self._model_of(request),
+            "gen_ai.response.model": self._model_of(request),
             "gen_ai.response.id": request.options.trace.response_id or request.request_id,
             "gen_ai.request.id": request.request_id,
         }

@@ -22,7 +22,6 @@ def _idle(why: str, *holds: object) -> ForeignOption:
     return ForeignOption(why, is_refused=False, holds=holds)
 
 
-_NO_ADAPTERS = _refused("there are no LoRA adapters; merge the adapter into the weights and serve those")
 _ONLY_TEXT = _refused("models read text only; give text or token ids")
 _NO_EMBEDDINGS = _refused("a prompt cannot be given as embeddings; give text or token ids")
 _NO_PLUGINS = _refused("there are no plugins that would read it")
@@ -30,8 +29,7 @@ _ONE_VECTOR = _refused("an output has one vector for a prompt")
 _CACHED = _idle("cached tokens change no result; requests of a cache_salt of their own share none", False)
 
 REQUEST_OPTIONS = {
-    "lora_request": _NO_ADAPTERS,
-    "prompt_adapter_request": _NO_ADAPTERS,
+    "prompt_adapter_request": _refused("there are no prompt adapters; give lora_request"),
     "mm_processor_kwargs": _ONLY_TEXT,
     "multi_modal_data": _ONLY_TEXT,
     "prompt_embeds": _NO_EMBEDDINGS,

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from quire.frontend.adapters import as_module
 from quire.frontend.vllm.options import ALIASES, ENGINE_OPTIONS, ForeignOption, nearest_text, take
 from quire.frontend.vllm.script_args import text_value
 from quire.protocol.options import flag_of
@@ -15,8 +16,11 @@ from quire.protocol.options import flag_of
 _MARK = "--dtype"  # in every command that takes the options of an engine
 _LEVEL = re.compile(r"(-O)(\d)")  # of optimization, as -O3
 _LISTS = ("--allowed-origins",)  # which vLLM has as one value, a list in JSON
-_SEVERAL = ("--served-model-name",)  # which in vLLM takes all that follow; here once there is a model
-_NAME = re.compile(r"[^-\s]\S*")
+_SEVERAL = {  # flags that in vLLM take all that follow
+    "--served-model-name": re.compile(r"[^-\s]\S*"),  # here once there is a model
+    "--lora-modules": re.compile(r"[^-\s={][^\s=]*=.+|\{.*", re.DOTALL),
+}
+_WITHOUT_MODEL = ("--lora-modules",)  # whose values are not like a model's name
 
 # Values that hold for commands, though not for Python.
 _HERE = {"generation_config": ("auto",)}
@@ -53,8 +57,9 @@ def _own(waiting: deque[str], own: Mapping[str, bool]) -> Iterator[str]:
         has_model |= flag == "--model" or not argument.startswith("-")
         if flag in own:
             yield from _with_value(flag, text if equals else None, waiting if own[flag] else deque())
-            while flag in _SEVERAL and has_model and not equals and waiting and _NAME.fullmatch(waiting[0]):
-                yield from (flag, waiting.popleft())
+            if flag in _SEVERAL and not equals and (has_model or flag in _WITHOUT_MODEL):
+                while waiting and _SEVERAL[flag].fullmatch(waiting[0]):
+                    yield from _with_value(flag, None, waiting)
         elif (foreign := _foreign(flag, text if equals else None)) is not None:
             _take(foreign, waiting)
         else:
@@ -77,6 +82,8 @@ def _with_value(flag: str, text: str | None, waiting: deque[str]) -> Iterator[st
         yield flag
         return
     values = json.loads(text) if flag in _LISTS and text.startswith("[") else [text]
+    if flag == "--lora-modules":
+        values = list(map(as_module, values))
     for value in values:
         near = nearest_text(flag[2:].replace("-", "_"), value)
         yield from (flag, near) if is_apart else (f"{flag}={near}",)

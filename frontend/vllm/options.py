@@ -89,10 +89,9 @@ _WITHOUT_EFFECT = {
         "mm_processor_device mm_ipc_gpu_memory_gb mm_device_do_normalize? disable_chunked_mm_input? "
         "ec_manager_config enable_mm_processor_stats? disable_mm_preprocessor_cache? trust_request_mm_kwargs?"
     ),
-    "there are no LoRA adapters": (
-        "max_loras max_lora_rank default_mm_loras fully_sharded_loras? max_cpu_loras lora_dtype "
-        "lora_target_modules* enable_tower_connector_lora? specialize_active_lora? enable_mixed_moe_lora_format? "
-        "enable_moe_shared_loras? max_lora_cls_labels lora_extra_vocab_size"
+    "an adapter's files say what it changes, and one that cannot be computed is an error": (
+        "default_mm_loras fully_sharded_loras? enable_tower_connector_lora? specialize_active_lora? "
+        "enable_mixed_moe_lora_format? enable_moe_shared_loras? max_lora_cls_labels lora_extra_vocab_size"
     ),
     "llguidance enforces all constraints": "guided_decoding_backend",
     "stats(), get_metrics() and /metrics have the figures": (
@@ -125,9 +124,10 @@ _REFUSED = {
     ),
     "the engine runs on CPUs": "device",
     "an engine that sleeps would free the memory of a GPU; close it": "enable_sleep_mode?",
-    "there are no LoRA adapters; merge the adapter into the weights and serve those": (
-        "enable_lora? lora_modules* qlora_adapter_name_or_path"
-    ),
+    "all adapters are in the CPU's memory; max_loras says how many": "max_cpu_loras",
+    "an adapter is computed in the dtype of its model": "lora_dtype",
+    "an adapter changes the layers that its files name": "lora_target_modules*",
+    "give lora_modules": "qlora_adapter_name_or_path",
     "prompts are text or token ids": "enable_prompt_embeds? io_processor_plugin tokens_only?",
     "a model does the tasks that its checkpoint is for, and a decoder also embeds": "runner convert task",
     "a request's pooling_params say how its prompt is pooled, else the checkpoint does": (
@@ -209,6 +209,7 @@ _HOLDS: dict[str, tuple[object, ...]] = {
     "task": ("auto", "generate", "embed", "embedding", "classify", "score"),
     "max_logprobs": (20,),
     "logprobs_mode": ("raw_logprobs",),
+    "lora_dtype": ("auto",),
     "generation_config": ("vllm",),
     "response_role": ("assistant",),
     "anthropic_disabled_thinking_effort": ("auto",),

@@ -26,7 +26,7 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
 def add_engine_arguments(parser: argparse.ArgumentParser, rows: Mapping[str, Option]) -> None:
     """Add a flag for each option of a table, and for each of vLLM's others, which help does not show."""
     for name, row in rows.items():
-        how = _how(_own_value(row), is_switch=row.type is bool)
+        how = _how(_own_value(row), is_switch=row.type is bool, is_list=row.is_list)
         _add(parser, name, help=row.description.replace("%", "%%"), **how)
     for name, foreign in ENGINE_OPTIONS.items():
         how = _how(text_value, is_switch=foreign.is_switch, is_list=foreign.is_list)

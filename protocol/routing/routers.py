@@ -20,6 +20,9 @@ from quire.protocol.routing.step_costs import StepCosts
 MAX_SESSIONS = 1 << 17
 """Sessions that a router remembers."""
 
+MAX_ADAPTERS = 4096
+"""Adapters of which a router remembers the engine."""
+
 _SESSION_TOKENS = 1024  # identify the session of a request that names none: more than a system prompt that all share
 _BLEND = 0.02  # weight of one more answer in the mean length
 _FIRST_ESTIMATE = 256.0  # output tokens, before any answer has ended
@@ -36,7 +39,7 @@ class RoutedRequest:
     """A request as its router knows it, and where it was sent.
 
     `read` returns the tokens of the prompt. `num_answers`: sequences that decode. `session`: name of a conversation,
-    which its client has given, None without one.
+    which its client has given, None without one. `adapter`: that which computes it, "" for none; `salt` names it too.
     """
 
     num_tokens: int
@@ -44,6 +47,7 @@ class RoutedRequest:
     salt: str = ""
     session: str | None = None
     num_answers: int = 1
+    adapter: str = ""
     engine: int | None = None
     reason: Reason = "turn"
     cached_tokens: int = 0  # tokens that the engine was believed to have when the request was sent
@@ -90,6 +94,7 @@ class Router(ABC):
         del seed
         self.loads: dict[int, EngineLoad] = {}
         self._last = -1
+        self._adapter_engines: OrderedDict[str, int] = OrderedDict()  # those that had a request of an adapter last
 
     @abstractmethod
     def choose(self, request: RoutedRequest, engines: Sequence[int]) -> RoutingChoice:
@@ -111,6 +116,7 @@ class Router(ABC):
         request.engine, request.reason, request.cached_tokens, request.source = choice
         request.waits_for = request.num_tokens - choice.cached_tokens
         self._last = choice.engine
+        self._note_adapter(request.adapter, choice.engine)
         load = self.loads[choice.engine]
         load.in_flight += request.num_answers
         load.prefills += 1
@@ -145,6 +151,14 @@ class Router(ABC):
     def report(self, engine: int, report: PrefixReport) -> None:
         """Take note of what has changed in an engine's prefix cache. Any thread; without effect if it is not there."""
         del engine, report
+
+    def _note_adapter(self, adapter: str, engine: int) -> None:
+        if not adapter:
+            return
+        self._adapter_engines[adapter] = engine
+        self._adapter_engines.move_to_end(adapter)
+        if len(self._adapter_engines) > MAX_ADAPTERS:
+            self._adapter_engines.popitem(last=False)
 
     def least_loaded(self, engines: Iterable[int]) -> int:
         """Return the engine with the fewest sequences in flight; of several, the next after the last choice."""
@@ -228,7 +242,8 @@ class PrefixAffinity(Router):
     The cost is the seconds until the answer ends: those of the prompt tokens to compute, the ones queued before it and
     its own that are not cached, and, for each output token, those that each concurrent sequence adds to a step. They
     are learned. The seconds of its own tokens count again for each later request that they delay: as many, presumably,
-    as wait at an engine now. Of engines with about the same cost, the one with the longest cached prefix is chosen.
+    as wait at an engine now. Of engines with about the same cost, the one with the longest cached prefix is chosen, or
+    the one that had a request of the same adapter last: what it has cached for an adapter is not known.
     """
 
     watches_prefixes = True
@@ -264,7 +279,9 @@ class PrefixAffinity(Router):
         enough = min(costs) * _ABOUT
         near = [engine for engine, cost in zip(engines, costs, strict=True) if cost <= enough]
         longest = max(cached.get(engine, 0) for engine in near)
-        engine = min((engine for engine in near if cached.get(engine, 0) == longest), key=self.turn)
+        last = self._adapter_engines.get(request.adapter)
+        alike = [engine for engine in near if cached.get(engine, 0) == longest]
+        engine = last if last in alike else min(alike, key=self.turn)
         return RoutingChoice(engine, "prefix" if longest else "load", longest, self._source(longest, cached, keys))
 
     def _source(self, longest: int, cached: Mapping[int, int], keys: Mapping[int, Sequence[int]]) -> int | None:

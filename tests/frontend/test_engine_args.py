@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from adapter_files import write_adapter
 
 from quire.frontend import LLM
-from quire.frontend.engine_args import DEMO_MODEL, EngineArgs
+from quire.frontend.engine_args import DEMO_MODEL, EngineArgs, reload_arguments
 from quire.protocol.options import command_line
 
 
@@ -33,7 +34,12 @@ def test_none_stands_for_the_default() -> None:
         ({"enable_prefix_caching": "yes"}, ValueError, "enable_prefix_caching='yes'"),
         ({"scheduling_policy": "random"}, ValueError, "it must be one of fcfs, priority, lpm, sjf"),
         ({"long_prefill_token_threshold": -1}, ValueError, "long_prefill_token_threshold=-1"),
-        ({"enable_lora": True}, ValueError, "enable_lora=True is not supported: there are no LoRA adapters"),
+        ({"lora_modules": "a"}, ValueError, "lora_modules='a' is no NAME=FOLDER"),
+        ({"lora_modules": ["a=/b/c"]}, ValueError, "the adapter /b/c does not exist; give the folder"),
+        ({"lora_modules": [{"name": "a"}]}, ValueError, "missing required field `path`"),
+        ({"lora_modules": ["../a=/b"]}, ValueError, "'../a' is no name of an adapter"),
+        ({"max_lora_rank": 0}, ValueError, "max_lora_rank=0 is out of range"),
+        ({"allow_runtime_lora": True}, ValueError, "allow_runtime_lora is given without enable_lora"),
         ({"max_num_seq": 3}, TypeError, "did you mean max_num_seqs"),
         ({"kv_dtype": "int8"}, TypeError, "did you mean .*kv_cache_dtype"),
         ({"tool_call_parser": "xml"}, ValueError, "it must be one of none, hermes"),
@@ -86,3 +92,37 @@ def test_the_command_line_has_what_was_given(demo_model: Path) -> None:
     switches = {"pin_threads": True, "enable_prefix_caching": False, "preload_grammars": False}
     line = command_line(EngineArgs.from_options(str(demo_model), switches).settings())
     assert line == [f"--model={demo_model}", "--pin-threads", "--no-enable-prefix-caching"]
+
+
+def test_adapters_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine may have another working directory. Names may come in each of vLLM's forms."""
+    folder = str(write_adapter(tmp_path / "adapter"))
+    monkeypatch.chdir(tmp_path)
+    expected = (f"a={folder}",)
+    for given in ("a=adapter", ["a=adapter"], [{"name": "a", "path": "adapter"}], ['{"name": "a", "path": "adapter"}']):
+        assert EngineArgs.from_options(None, {"lora_modules": given}).lora_modules == expected
+    assert reload_arguments({"lora_modules": "a=adapter"}, drain=False, drain_timeout=1).settings == {
+        "lora_modules": list(expected)
+    }
+
+
+def test_an_engine_of_ones_own_takes_any_adapter() -> None:
+    assert EngineArgs.from_options(None, {"enable_lora": True}).allow_runtime_lora
+    assert not EngineArgs.from_options(None, {"enable_lora": True, "allow_runtime_lora": False}).allow_runtime_lora
+    assert not EngineArgs.from_options(None, {}).allow_runtime_lora
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("[]", "cannot be read: Expected `object`"),
+        ("{}", "has peft_type None"),
+        ("{", "cannot be read: Input data was"),
+    ],
+)
+def test_what_is_no_adapter_is_refused_at_once(tmp_path: Path, config: str, message: str) -> None:
+    with pytest.raises(ValueError, match=r"has no adapter_config\.json"):
+        EngineArgs.from_options(None, {"lora_modules": f"a={tmp_path}"})
+    (tmp_path / "adapter_config.json").write_text(config)
+    with pytest.raises(ValueError, match=message):
+        EngineArgs.from_options(None, {"lora_modules": f"a={tmp_path}"})

@@ -95,7 +95,8 @@ ENGINE_FIELDS, SERVER_FIELDS = _ENGINE_FIELDS.split(), _SERVER_FIELDS.split()
 
 OWN = {"--model": True, "--dtype": True, "--block-size": True, "--max-model-len": True, "--stop": True}
 OWN |= {"--enable-prefix-caching": False, "--no-enable-prefix-caching": False, "--quantization": True}
-OWN |= {"--allowed-origins": True, "--served-model-name": True}
+OWN |= {"--allowed-origins": True, "--served-model-name": True, "--lora-modules": True, "--enable-lora": False}
+OWN |= {"--no-enable-lora": False}
 
 
 def test_every_field_is_known() -> None:
@@ -192,7 +193,12 @@ def test_every_option_is_an_argument_of_a_script(capsys: pytest.CaptureFixture[s
         ("--tensor-parallel-size=1", ""),
         ("--tensor_parallel_size 1 tales", "tales"),
         ("--device cpu tales", "tales"),
-        ("--no-enable-lora tales", "tales"),
+        ("--no-enable-lora tales", "--no-enable-lora tales"),
+        ("--lora-modules a=b c=d tales", "--lora-modules a=b --lora-modules c=d tales"),
+        ("--lora_modules a=b tales", "--lora-modules a=b tales"),
+        ("--lora-modules=a=b", "--lora-modules=a=b"),
+        ('--lora-modules {"name":"a","path":"/b"} tales', "--lora-modules a=/b tales"),
+        ("--lora-dtype auto", ""),
         ("--enable-chunked-prefill tales", "tales"),
         ("--generation-config auto", ""),
         ("--stop --enforce-eager x", "--stop --enforce-eager x"),
@@ -239,8 +245,9 @@ def test_flags_without_effect_are_dropped_with_a_warning(line: str, own: str, wa
     ("line", "message"),
     [
         ("-tp 2", "tensor_parallel_size=2 is not supported: an engine is one process on one machine"),
-        ("--enable-lora", "enable_lora=True is not supported: there are no LoRA adapters"),
-        ("--lora-modules a=b c=d", r"lora_modules=\['a=b', 'c=d'\] is not supported"),
+        ("--max-cpu-loras 4", "max_cpu_loras=4 is not supported: .*; max_loras says how many"),
+        ("--lora-dtype float16", "lora_dtype='float16' is not supported: an adapter is computed in the dtype"),
+        ('--lora-modules {"name":"a"}', "missing required field `path`"),
         ("--generation-config vllm/x", "generation_config='vllm/x' is not supported"),
         ("--kv-transfer-config.role=x", "kv_transfer_config={'role': 'x'} is not supported: .*kv_peer"),
         ("--load-format", "--load-format needs a value"),

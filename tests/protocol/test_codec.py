@@ -203,8 +203,8 @@ def test_lists_that_would_take_long_to_decode_are_refused(message: ClientMessage
     ("frames", "expected"),
     [
         (
-            frame(1, "r", [1], [], [2], 0.0, 0, "", 1.0, None, None, [], "", False, 7, 0, [3], "", "json"),
-            "EngineCoreRequest: 1 unknown field follows kv_source",
+            frame(1, "r", [1], [], [2], 0.0, 0, "", 1.0, None, None, [], "", False, 7, 0, [3], "", "", "json"),
+            "EngineCoreRequest: 1 unknown field follows adapter",
         ),
         (frame(2, ["r"], "junk", 1), "Abort: 2 unknown fields follow request_ids"),
         (frame(4, "junk"), "Ping: 1 unknown field, where there are none"),

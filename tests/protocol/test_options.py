@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import pytest
+from adapter_files import write_adapter
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,6 +60,7 @@ OTHERS: dict[str, Any] = {"model": "m", "kv_cache_memory_bytes": 1 << 30, "num_p
 OTHERS |= {"memory_limit": 8 << 30, "kv_disk_bytes": 1 << 40, "enable_prefix_caching": True}  # which kv_disk needs
 OTHERS["speculative_config"] = '{"method": "ngram"}'
 OTHERS["kv_events_config"] = '{"topic": "kv"}'
+OTHERS["lora_modules"] = ("tales=/adapters/tales",)
 OTHERS["hf_overrides"] = '{"architectures": []}'
 
 
@@ -112,7 +114,9 @@ def test_an_option_of_one_name_means_one_thing() -> None:
 
 
 def test_the_engine_process_reads_what_python_writes(tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter")
     values = {name: other(option) for name, option in ENGINE.items()} | {"model": str(tmp_path), "num_pages": None}
+    values["lora_modules"] = (f"a={adapter}", f"b={adapter}")
     args = EngineArgs.from_options(None, values)
     parsed = parse_arguments(command_line(args.settings()))
     assert {name: getattr(parsed, name) for name in ENGINE} == values

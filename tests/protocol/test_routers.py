@@ -195,6 +195,18 @@ def test_a_prefix_counts_under_its_salt_alone() -> None:
     assert (one.send(other), one.send(same)) == (0, 2)
 
 
+def test_an_adapter_stays_on_an_engine_that_is_as_good_as_any() -> None:
+    """It is in that one's memory, with what its requests have in common."""
+    one = affinity()
+    for index in range(3):
+        sent = request([index], adapter="/tales", salt="/tales")
+        assert one.send(sent) == 0
+        one.ended(sent, 10)
+    assert one.send(request([8], adapter="/songs", salt="/songs")) == 1
+    busy = [one.send(request([index], adapter="/tales", salt="/tales")) for index in range(20, 28)]
+    assert {*busy} == {0, 1, 2, 3}
+
+
 def test_the_last_page_is_computed_of_a_prompt_that_is_cached_as_a_whole() -> None:
     one = affinity(2)
     one.report(1, PrefixNumbers().stored(prompt(range(4)), PAGE))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from quire.frontend.http.models.adapters import ServedAdapters
 from quire.frontend.http.service import ModelFacts, ModelService, public_names, with_tag
 from quire.frontend.metrics.server import ServerMetrics
 
@@ -34,7 +35,8 @@ class LoadFailure:
 class ServedModel:
     """One model of a server. Only `ModelLoader` changes it.
 
-    `path`: its folder, its GGUF file or its name, as it was given. `open`: loads it and returns its service, on any
+    `path`: its folder, its GGUF file or its name, as it was given. `adapters`: those that are served as models too, by
+    its engine, whether or not it is loaded. `open`: loads it and returns its service, on any
     thread, or raises an exception; None for a model that stays loaded. `state`: it counts as loaded until its engine
     has ended. `known`: its facts, from its first load on. `num_open`: the requests that hold it. `waiters`: those that
     wait for it. `is_wanted`: it is to be loaded although none waits. `is_unwanted`: it is to be unloaded once it is
@@ -47,6 +49,7 @@ class ServedModel:
     metrics: ServerMetrics
     open: Callable[[], ModelService] | None = None
     service: ModelService | None = None
+    adapters: ServedAdapters = field(default_factory=ServedAdapters)
     state: ModelState = ModelState.UNLOADED
     known: ModelFacts | None = None
     failure: LoadFailure | None = None
@@ -64,7 +67,9 @@ class ServedModel:
     @classmethod
     def of(cls, service: ModelService, reopen: Callable[[], ModelService] | None = None) -> ServedModel:
         """Return a model that is loaded; `reopen` loads it again, and without it the model stays loaded."""
-        return cls(service.names, service.llm.model, service.metrics, reopen, service, ModelState.LOADED)
+        info = service.llm.engine_info.adapters
+        adapters = ServedAdapters({} if info is None else info.folders)
+        return cls(service.names, service.llm.model, service.metrics, reopen, service, adapters, ModelState.LOADED)
 
     @property
     def name(self) -> str:

@@ -17,12 +17,17 @@ from quire.frontend.http.server_state import ServerState, load_seconds, note_loa
 from quire.frontend.http.service import ModelService, keep_body
 from quire.frontend.http.transport.bodies import Body, unknown_model
 from quire.frontend.http.transport.sse import cancelled_on_disconnect
+from quire.frontend.lora_request import LoRARequest
 
 B = TypeVar("B", bound=Body)
 
 HELD = "held"  # what a request holds until it has ended: an `ExitStack` in its scope
 MODEL = "served_model"  # that a request names, in its scope
+ADAPTER = "adapter"  # of that model, in the request's scope; None: the model alone
 SERVICE = "service"  # of that model, in the request's scope once it is loaded
+
+
+_MOST_NAMED = 32  # models, in an error
 
 
 @dataclass(frozen=True)
@@ -58,8 +63,9 @@ class ServedModels:
 
     @property
     def public_names(self) -> list[str]:
-        """The names of all models that clients are told."""
-        return [name for model in self.models for name in model.public_names]
+        """The names of all models that clients are told, and of their adapters."""
+        own = [name for model in self.models for name in model.public_names]
+        return own + [adapter.lora_name for model in self.models for adapter in model.adapters]
 
     @property
     def vocab_size(self) -> int | None:
@@ -79,12 +85,22 @@ class ServedModels:
 
     def find(self, name: str | None, unknown: Callable[[str, Sequence[str]], ApiError] = unknown_model) -> ServedModel:
         """Return the model of a name, the first for None. Raises the error that `unknown` makes."""
+        return self.find_adapted(name, unknown)[0]
+
+    def find_adapted(
+        self, name: str | None, unknown: Callable[[str, Sequence[str]], ApiError] = unknown_model
+    ) -> tuple[ServedModel, LoRARequest | None]:
+        """Return the same, and the adapter if the name is that of one."""
         if name is None:
-            return self.default
-        found = next((model for model in self.models if model.is_named(name)), None)
-        if found is None:
-            raise unknown(name, self.public_names)
-        return found
+            return self.default, None
+        for model in self.models:
+            if model.is_named(name):
+                return model, None
+        for model in self.models:
+            if (adapter := model.adapters.find(name)) is not None:
+                return model, adapter
+        known = self.public_names
+        raise unknown(name, known if len(known) <= _MOST_NAMED else [*known[:_MOST_NAMED], "more"])
 
     def asked(self, request: Request) -> ServedModel:
         """Return the model that the query of a request names. Raises `ApiError` 404."""
@@ -95,7 +111,9 @@ class ServedModels:
         """Return the model that the body of a request names, and the body, which is kept. Raises `ApiError`."""
         body = await self.server.read(request, kind)
         keep_body(request, body)
-        model = request.scope[MODEL] = self.find(body.named, body.unknown_model)
+        model, adapter = self.find_adapted(body.named, body.unknown_model)
+        request.scope[MODEL] = model
+        request.scope[ADAPTER] = adapter if body.adapter_id is None else _numbered(model, adapter, body.adapter_id)
         return model, body
 
     async def enter(self, request: Request, kind: type[Body] | None) -> ModelService:
@@ -123,8 +141,9 @@ class ServedModels:
         service = await (self.loader.hold(model) if is_there else self._wait_for(request, model, timeout))
         held: ExitStack = request.scope[HELD]
         held.callback(self.loader.release, model, keep_seconds)
-        request.scope[SERVICE] = service
-        return service
+        adapter: LoRARequest | None = request.scope.get(ADAPTER)
+        request.scope[SERVICE] = chosen = service if adapter is None else service.adapted(adapter)
+        return chosen
 
     def check_managed(self) -> None:
         """Raise `ApiError` 400 unless models are loaded and unloaded while the server runs."""
@@ -160,6 +179,16 @@ class ServedModels:
             ) from None
         note_load(request, load_seconds(request) + clock() - began)
         return service
+
+
+def _numbered(model: ServedModel, named: LoRARequest | None, number: int) -> LoRARequest:
+    """Return the adapter of a number in `GET /lora-adapters`. Raises `ApiError` 400, also if another one is named."""
+    adapter = model.adapters.numbered(number)
+    if adapter is None:
+        raise bad_request(f"lora[0].id={number} is not the id of an adapter; GET /lora-adapters lists them", "lora")
+    if named not in (None, adapter):
+        raise bad_request(f"model names an adapter and lora[0].id={number} another one; leave one out", "lora")
+    return adapter
 
 
 def not_loaded(model: ServedModel) -> ApiError:

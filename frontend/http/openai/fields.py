@@ -116,7 +116,7 @@ LLAMA_CPP: Refusals = {  # fields that clients of llama.cpp send to OpenAI's end
     "grammar": (("",), 'use structured_outputs={"grammar": "..."}'),
     "id_slot": ((-1, 0), "requests have no slots"),
     "json_schema": ((), "use response_format"),
-    "lora": (([],), NOT_HERE),
+    "lora": (([],), "give the name of the adapter as the model"),
     "mirostat": ((0,), _SAMPLERS),
     "n_predict": ((-1,), "use max_tokens"),
     "n_probs": ((0,), "use logprobs"),

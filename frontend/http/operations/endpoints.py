@@ -11,6 +11,7 @@ from starlette.responses import Response
 from quire.frontend.http.models.served_model import ServedModel
 from quire.frontend.http.models.served_models import ServedModels
 from quire.frontend.http.transport.responses import json_response
+from quire.frontend.lora_request import LoRARequest
 from quire.frontend.metrics.server import render
 from quire.frontend.sampling import SamplingParams
 from quire.frontend.version import installed_version
@@ -50,8 +51,9 @@ class ModelStatus(msgspec.Struct, omit_defaults=True):
 class ModelCard(msgspec.Struct, kw_only=True):
     """A model under one of its names.
 
-    `created`: the server's start time; `root`: the model's folder; `sampling_defaults`: those of the model and the
-    server's flags. What only the engine knows is null until the model has been loaded once. `status` is llama.cpp's.
+    `created`: the server's start time; `root`: the model's folder; `parent`: of an adapter, the name of its model;
+    `sampling_defaults`: those of the model and the server's flags. What only the engine knows is null until the model
+    has been loaded once. `status` is llama.cpp's.
     """
 
     id: str
@@ -59,7 +61,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     created: int
     owned_by: str = "quire"
     root: str
-    parent: None = None
+    parent: str | None = None
     max_model_len: int | None = None
     has_chat_template: bool | None = None
     sampling_defaults: SamplingDefaults | None = None
@@ -112,16 +114,17 @@ class OperatorEndpoints:
         return Response(body, headers={"Content-Type": media_type})
 
     async def models(self, _request: Request) -> Response:
-        """List each model under each of its names, and whether it is loaded."""
+        """List each model under each of its names, and whether it is loaded; then their adapters."""
         cards = [self._card(name, model) for model in self._models for name in model.public_names]
+        cards += [self._card(each.lora_name, model, each) for model in self._models for each in model.adapters]
         return json_response(ModelList(data=cards))
 
     async def model(self, request: Request) -> Response:
         """Describe a model under one of its names."""
         name = request.path_params["name"]
-        return json_response(self._card(name, self._models.find(name)))
+        return json_response(self._card(name, *self._models.find_adapted(name)))
 
-    def _card(self, name: str, model: ServedModel) -> ModelCard:
+    def _card(self, name: str, model: ServedModel, adapter: LoRARequest | None = None) -> ModelCard:
         facts = model.facts
         card = ModelCard(
             id=name,
@@ -129,6 +132,8 @@ class OperatorEndpoints:
             root=model.path if facts is None else facts.root,
             status=ModelStatus(model.state, failed=model.failure is not None),
         )
+        if adapter is not None:
+            card.root, card.parent = adapter.lora_path, model.name
         if facts is not None:
             card.max_model_len = facts.info.max_model_len
             card.has_chat_template = facts.has_chat_template

@@ -54,6 +54,11 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return self.model
 
     @property
+    def adapter_id(self) -> int | None:
+        """The number in `GET /lora-adapters` of the adapter that the request is for, None if it gives none."""
+        return None
+
+    @property
     def keep_seconds(self) -> float | None:
         """The seconds of idleness after which the model is to be unloaded, None if the body doesn't say."""
         return None

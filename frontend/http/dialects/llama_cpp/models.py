@@ -23,11 +23,11 @@ class Success(msgspec.Struct):
 
 
 class LoraAdapter(msgspec.Struct):
-    """A LoRA adapter, of which this server has none."""
+    """A LoRA adapter. `scale` is 0, since none is applied to requests that do not name it."""
 
     id: int
     path: str
-    scale: float
+    scale: float = 0.0
 
 
 class LlamaServerEndpoints:
@@ -70,9 +70,12 @@ class LlamaServerEndpoints:
         self._models.loader.unload(model)
         return json_response(Success())
 
-    async def adapters(self, _request: Request) -> Response:
-        """List the LoRA adapters, of which there are none."""
-        return json_response(list[LoraAdapter]())
+    async def adapters(self, request: Request) -> Response:
+        """List the LoRA adapters of the model that ?model= names. A request names one by its `id`, in `lora`, or as its
+        model by the name in /v1/models.
+        """
+        known = self._models.asked(request).adapters
+        return json_response([LoraAdapter(known.number_of(each), each.lora_path) for each in known])
 
     async def unsaved(self, request: Request) -> Response:
         """Reject a request to save, restore or erase the cache of a slot. Raises `ApiError` 400."""

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from quire.frontend.http.errors import bad_request
+from quire.frontend.http.models.adapters import MAX_ADAPTERS
 from quire.frontend.http.shared_fields import LOCAL_SAMPLING, NO_PENALTIES, NOT_HERE, ignored_window
 from quire.frontend.http.transport.bodies import Body, Refusals
 from quire.frontend.structured_outputs import check_structured_outputs
@@ -49,7 +50,6 @@ REFUSED: Refusals = {
     "dynatemp_range": (_ZERO, "the temperature does not vary"),
     "grammar_lazy": ((False,), "a grammar applies from the first token on"),
     "grammar_triggers": (([],), "a grammar applies from the first token on"),
-    "lora": (([],), NOT_HERE),
     "min_keep": ((0, 1), _SAMPLERS),
     "mirostat": ((0,), _SAMPLERS),
     "post_sampling_probs": ((False,), "log probabilities are the model's own, from before the samplers"),
@@ -71,6 +71,16 @@ _FREE = "Accepted; it changes no result here."
 _Int = Annotated[Annotated[int, Meta(ge=-MAX_INT64, le=MAX_INT64)] | None, Meta(description=_FREE)]
 _Float = Annotated[float | None, Meta(description=_FREE)]
 _Limit = Annotated[int, Meta(ge=-2, le=MAX_INT64)]
+
+
+_ADAPTERS = Meta(max_length=MAX_ADAPTERS)
+
+
+class AdapterScale(msgspec.Struct, forbid_unknown_fields=True):
+    """An adapter by its id in /lora-adapters, and how much of it is added: 0 or 1."""
+
+    id: Annotated[int, Meta(ge=0, le=MAX_INT64)]
+    scale: float
 
 
 class SamplingFields(Body, kw_only=True):
@@ -113,6 +123,10 @@ class SamplingFields(Body, kw_only=True):
     ] = None
     grammar: Annotated[str | None, Meta(description="A grammar in GBNF that the answer follows.")] = None
     json_schema: Annotated[Any, Meta(description="A JSON schema that the answer follows; {} for any JSON.")] = None
+    lora: Annotated[
+        Annotated[list[AdapterScale], _ADAPTERS] | None,
+        Meta(description="The adapter that computes the answer, with a scale of 1; others may be given with 0."),
+    ] = None
     samplers: Annotated[
         list[str] | None,
         Meta(
@@ -136,6 +150,16 @@ class SamplingFields(Body, kw_only=True):
     sse_ping_interval: _Int = None
     t_max_prompt_ms: _Float = None
     xtc_threshold: _Float = None
+
+    @property
+    def adapter_id(self) -> int | None:
+        """See `Body`. Raises `ApiError` 400 for several adapters, and for a scale other than 0 and 1."""
+        used = [each for each in self.lora or () if each.scale]
+        if len(used) > 1 or any(each.scale != 1 for each in used):
+            raise bad_request(
+                "lora has several adapters, or a scale other than 0 and 1; give one adapter with the scale 1", "lora"
+            )
+        return used[0].id if used else None
 
     @property
     def num_predict(self) -> int | None:

@@ -104,8 +104,12 @@ class OllamaModelEndpoints:
         return json_response(OllamaVersion())
 
     async def tags(self, _request: Request) -> Response:
-        """List each model under each of its names."""
-        described = [(name, await self._describe(model)) for model in self._models for name in model.public_names]
+        """List each model under each of its names, and under those of its adapters."""
+        described = [
+            (name, await self._describe(model))
+            for model in self._models
+            for name in (*model.public_names, *(adapter.lora_name for adapter in model.adapters))
+        ]
         return json_response(ListedModels([self._listed(with_tag(name), model) for name, model in described]))
 
     async def running(self, _request: Request) -> Response:

@@ -298,7 +298,7 @@ def test_fields_that_change_nothing_are_accepted(server: Server) -> None:
         ({"typical_p": 0.5}, "typical_p is not supported"),
         ({"dynatemp_range": 0.5}, "dynatemp_range is not supported"),
         ({"dry_multiplier": 0.8}, "dry_multiplier is not supported"),
-        ({"lora": [{"id": 0, "scale": 1}]}, "lora is not supported"),
+        ({"lora": [{"id": 0, "scale": 1}]}, "lora[0].id=0 is not the id of an adapter"),
         ({"post_sampling_probs": True}, "post_sampling_probs is not supported"),
         ({"samplers": ["infill"]}, "samplers has 'infill', which is not available"),
         ({"samplers": ["x" * 1000]}, "samplers has 'xxx"),

@@ -1,0 +1,111 @@
+"""LoRA adapters as users give them: names with folders, checked before an engine reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quire.frontend.hub.names import is_gguf
+from quire.frontend.lora_request import LoRARequest, absolute, check_name
+from quire.frontend.path_kind import what_is
+from quire.protocol.messages import AdapterInfo
+
+_CONFIG = "adapter_config.json"
+_MOST_BYTES = 1 << 20
+
+Modules = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
+
+
+class _GivenModule(msgspec.Struct, forbid_unknown_fields=True):
+    """An adapter as vLLM has it in JSON."""
+
+    name: str
+    path: str
+    base_model_name: str | None = None
+
+
+def absolute_modules(given: Modules) -> tuple[str, ...]:
+    """Return `lora_modules` as NAME=FOLDER with absolute paths; each may be given as vLLM's JSON object too.
+
+    Raises `ValueError` for one that is not there, or that is no adapter at first sight.
+    """
+    several = [given] if isinstance(given, str | Mapping) else given
+    return tuple(f"{name}={_checked(name, path)}" for name, path in map(_name_and_path, several))
+
+
+def as_module(given: str) -> str:
+    """Return an adapter of a command line as NAME=FOLDER; in vLLM it may be JSON. Raises `ValueError`."""
+    return "=".join(_name_and_path(given)) if given.lstrip().startswith("{") else given
+
+
+def _name_and_path(given: str | Mapping[str, Any]) -> tuple[str, str]:
+    if isinstance(given, str) and not given.lstrip().startswith("{"):
+        name, _, path = given.partition("=")
+        if not name or not path:
+            raise ValueError(f"lora_modules={given!r:.200} is no NAME=FOLDER, as stories=/models/stories-lora")
+        return name, path
+    try:
+        module = (
+            msgspec.json.decode(given, type=_GivenModule)
+            if isinstance(given, str)
+            else msgspec.convert(given, _GivenModule)
+        )
+    except (msgspec.DecodeError, TypeError) as error:
+        raise ValueError(f"lora_modules={given!r:.200} has no name and path: {error}") from None
+    if "=" in module.name:
+        raise ValueError(f"the name {module.name!r:.100} of an adapter has a =, which ends a name; leave it out")
+    return module.name, module.path
+
+
+def _checked(name: str, given: str) -> str:
+    """Return the absolute path of an adapter that has a name."""
+    check_name(name)
+    path = absolute(given)
+    check_files(path)
+    return path
+
+
+def check_files(path: str, max_rank: int | None = None) -> None:
+    """Raise `ValueError` for a path that is no adapter at first sight, or one of a larger rank.
+
+    The engine reads all of it when the first request names it.
+    """
+    if is_gguf(path) and Path(path).is_file():
+        return
+    if not Path(path).is_dir():
+        raise ValueError(f"the adapter {path} {what_is(path)}; give the folder that PEFT has written, or a GGUF file")
+    config = Path(path, _CONFIG)
+    if not config.is_file():  # a pipe could wait for ever
+        raise ValueError(f"the adapter {path} has no {_CONFIG}; give the folder that PEFT has written, or a GGUF file")
+    try:
+        with config.open("rb") as file:
+            fields = msgspec.json.decode(file.read(_MOST_BYTES), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"{config} cannot be read: {error}; give a folder that PEFT has written") from None
+    if (kind := fields.get("peft_type")) != "LORA":
+        raise ValueError(f"{config} has peft_type {kind!r:.100}, and adapters are of type 'LORA'; merge others")
+    rank = fields.get("r")
+    if max_rank is not None and isinstance(rank, int) and rank > max_rank:
+        raise ValueError(f"{config} has rank {rank}, and max_lora_rank is {max_rank}; start the engine with {rank}")
+
+
+def check_known(adapter: LoRARequest, info: AdapterInfo | None) -> None:
+    """Raise `ValueError` for an adapter that requests to an engine may not name."""
+    if info is None:
+        raise ValueError(
+            f"lora_request names {adapter.lora_path}, and the engine was started without adapters; start it with "
+            "enable_lora=True"
+        )
+    if not info.takes_any and adapter.lora_path not in info.folders.values():
+        raise ValueError(
+            f"lora_request names {adapter.lora_path}, which is none of the engine's lora_modules; start it with this "
+            "one, or with allow_runtime_lora"
+        )
+
+
+def runtime_options(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return options of an engine that belongs to the caller, whose requests may then name any adapter."""
+    return {"allow_runtime_lora": True, **given} if given.get("enable_lora") else given

@@ -1,0 +1,256 @@
+"""Adapters as models of a server: listed, named by requests of every API, loaded and unloaded while it runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from demo_adapters import write_demo_adapter
+from http_server import Reply, Server
+from openai import NotFoundError, OpenAI
+from parsed_metrics import ParsedMetrics
+from patience import PATIENCE
+
+PROMPT = "Once upon a time there was a fox"
+FIXED = {"max_tokens": 16, "temperature": 0}
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+ADMIN = {"X-Admin-Key": "admin"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of two adapters."""
+    folder = tmp_path_factory.mktemp("adapters")
+    for number, name in enumerate(("tales", "songs"), 1):
+        write_demo_adapter(folder / name, number)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    modules = [
+        f"tales={folder}/tales",
+        f"same={folder}/tales",
+        json.dumps({"name": "songs", "path": f"{folder}/songs"}),
+    ]
+    with Server.start("--num-pages", "128", "--allow-runtime-lora", "--lora-modules", *modules) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def openai(server: Server) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def text(server: Server, model: str | None, **fields: Any) -> str:
+    body = {"prompt": PROMPT, **FIXED, **({} if model is None else {"model": model}), **fields}
+    answer = server.request("/v1/completions", body).json()
+    assert answer["model"] == (model or server.model)
+    return str(answer["choices"][0]["text"])
+
+
+def load(server: Server, name: str, path: Path | str, **more: Any) -> Reply:
+    return server.request(LOAD, {"lora_name": name, "lora_path": str(path), **more})
+
+
+def test_they_are_listed_after_the_model(server: Server, folder: Path) -> None:
+    base, *adapters = server.request("/v1/models").json()["data"]
+    assert (base["id"], base["parent"]) == (server.model, None)
+    assert [(each["id"], each["parent"], each["root"]) for each in adapters] == [
+        ("tales", base["id"], f"{folder}/tales"),
+        ("same", base["id"], f"{folder}/tales"),
+        ("songs", base["id"], f"{folder}/songs"),
+    ]
+    assert {each["max_model_len"] for each in adapters} == {base["max_model_len"]}
+    assert server.request("/v1/models/tales").json() == adapters[0]
+    assert "songs:latest" in [each["name"] for each in server.request("/api/tags").json()["models"]]
+
+
+def test_an_adapter_answers_by_each_of_its_names(server: Server) -> None:
+    own, tales, songs = text(server, None), text(server, "tales"), text(server, "songs")
+    assert len({own, tales, songs}) == 3
+    assert text(server, "same") == tales
+    assert text(server, server.model) == own
+
+
+def test_every_api_takes_them_as_models(server: Server) -> None:
+    """Each answer differs from the base's, and names the adapter."""
+    messages = [{"role": "user", "content": "Tell me a tale."}]
+
+    def ask(path: str, body: dict[str, Any], model: str) -> Any:
+        reply = server.request(path, {**body, "model": model})
+        assert reply.status == 200, reply.body
+        return reply.json()
+
+    requests: list[tuple[str, dict[str, Any], Any]] = [
+        ("/v1/chat/completions", {"messages": messages, **FIXED}, lambda answer: answer["choices"][0]["message"]),
+        (
+            "/v1/responses",
+            {"input": "Tell me a tale.", "max_output_tokens": 16, "temperature": 0},
+            lambda answer: answer["output"][0]["content"],
+        ),
+        ("/v1/embeddings", {"input": PROMPT}, lambda answer: answer["data"][0]["embedding"]),
+        ("/v1/messages", {"messages": messages, **FIXED}, lambda answer: answer["content"]),
+        (
+            "/api/generate",
+            {"prompt": PROMPT, "stream": False, "options": {"num_predict": 16, "temperature": 0}},
+            lambda answer: answer["response"],
+        ),
+        (
+            "/api/chat",
+            {"messages": messages, "stream": False, "options": {"num_predict": 16, "temperature": 0}},
+            lambda answer: answer["message"],
+        ),
+    ]
+    for path, body, part in requests:
+        own, adapted = ask(path, body, server.model), ask(path, body, "tales")
+        assert part(own) != part(adapted), path
+        assert (own["model"], adapted["model"]) == (server.model, "tales"), path
+        assert part(ask(path, body, "tales")) == part(adapted), path
+    assert ask("/tokenize", {"prompt": PROMPT}, "tales") == ask("/tokenize", {"prompt": PROMPT}, server.model)
+
+
+def test_a_stream_names_the_adapter(server: Server, openai: OpenAI) -> None:
+    chunks = list(openai.completions.create(model="tales", prompt=PROMPT, max_tokens=16, temperature=0, stream=True))
+    assert {chunk.model for chunk in chunks} == {"tales"}
+    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == text(server, "tales")
+
+
+def test_metrics_name_the_adapters_of_open_requests(server: Server, openai: OpenAI) -> None:
+    def labels() -> dict[str, str]:
+        page = ParsedMetrics(server.request("/metrics").body)
+        [sample] = page.families["quire:lora_requests_info"].samples
+        return {name: sample.labels[name] for name in ("max_lora", "running_lora_adapters", "waiting_lora_adapters")}
+
+    idle = {"max_lora": "8", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+    assert labels() == idle
+    with openai.completions.create(
+        model="songs", prompt=PROMPT, max_tokens=1900, stream=True, extra_body={"ignore_eos": True}
+    ) as stream:
+        next(iter(stream))
+        assert labels() == idle | {"running_lora_adapters": "songs"}
+    deadline = time.monotonic() + PATIENCE
+    while labels() != idle:
+        assert time.monotonic() < deadline
+
+
+def test_an_unknown_name_is_status_404(server: Server, openai: OpenAI) -> None:
+    with pytest.raises(NotFoundError, match=r"the model 'tale' does not exist; this server has .*tales, same, songs"):
+        openai.completions.create(model="tale", prompt=PROMPT)
+    assert server.request("/v1/models/tale").status == 404
+
+
+def test_llama_cpp_names_them_by_number(server: Server, folder: Path) -> None:
+    listed = server.request("/lora-adapters").json()
+    assert listed == [
+        {"id": 0, "path": f"{folder}/tales", "scale": 0},
+        {"id": 1, "path": f"{folder}/tales", "scale": 0},
+        {"id": 2, "path": f"{folder}/songs", "scale": 0},
+    ]
+    assert server.request("/lora-adapters", [{"id": 0, "scale": 0.5}]).status == 405
+
+    def complete(**fields: Any) -> Reply:
+        return server.request("/completion", {"prompt": PROMPT, "n_predict": 16, "temperature": 0, **fields})
+
+    assert complete(lora=[{"id": 2, "scale": 1}, {"id": 0, "scale": 0}]).json()["content"] == text(server, "songs")
+    assert complete(model="songs").json()["content"] == text(server, "songs")
+    assert complete(lora=[]).json()["content"] == text(server, None)
+    for given, message in (
+        ([{"id": 0, "scale": 0.5}], "a scale other than 0 and 1"),
+        ([{"id": 0, "scale": 1}, {"id": 2, "scale": 1}], "lora has several adapters"),
+        ([{"id": 9, "scale": 1}], r"lora[0].id=9 is not the id of an adapter"),
+    ):
+        refused = complete(lora=given)
+        assert refused.status == 400
+        assert message in refused.error["message"]
+    assert "another one" in complete(model="tales", lora=[{"id": 2, "scale": 1}]).error["message"]
+
+
+def test_adapters_are_loaded_and_unloaded(server: Server, folder: Path) -> None:
+    loaded = load(server, "late", folder / "songs")
+    assert (loaded.status, loaded.body) == (200, b"Success: LoRA adapter 'late' added successfully.")
+    assert text(server, "late") == text(server, "songs")
+    again = load(server, "late", folder / "tales")
+    assert again.status == 400
+    assert "has already been loaded" in again.error["message"]
+    assert load(server, "late", folder / "tales", load_inplace=True).status == 200
+    assert text(server, "late") == text(server, "tales")
+    assert (
+        "the engine keeps what it has read"
+        in load(server, "late", folder / "tales", load_inplace=True).error["message"]
+    )
+    removed = server.request(UNLOAD, {"lora_name": "late"})
+    assert (removed.status, removed.body) == (200, b"Success: LoRA adapter 'late' removed successfully.")
+    assert server.request(UNLOAD, {"lora_name": "late"}).status == 404
+    assert server.request("/v1/completions", {"model": "late", "prompt": PROMPT}).status == 404
+    assert [each["id"] for each in server.request("/lora-adapters").json()] == [0, 1, 2]
+
+
+def test_what_cannot_be_loaded_is_refused(server: Server, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    write_demo_adapter(tmp_path / "large", 1, rank=128)
+    for name, path, status, message in (
+        ("a", "songs", 400, "lora_path='songs' is not absolute"),
+        ("a", tmp_path / "none", 404, "does not exist"),
+        ("a", tmp_path / "empty", 400, "has no adapter_config.json"),
+        ("a", tmp_path / "large", 400, "has rank 128, and max_lora_rank is 64"),
+        ("a/../b", folder / "songs", 400, "is no name of an adapter"),
+        (server.model, folder / "songs", 400, "is the name of a model"),
+        ("", folder / "songs", 400, "lora_name"),
+        ("a" * 257, folder / "songs", 400, "lora_name"),
+    ):
+        refused = load(server, name, path)
+        assert refused.status == status, (path, refused.body)
+        assert message in refused.error["message"]
+    assert server.request(LOAD, {"lora_name": "a"}).error["message"] == "lora_path is missing; it is required"
+
+
+def test_a_damaged_adapter_fails_its_requests_only(server: Server, tmp_path: Path) -> None:
+    folder = write_demo_adapter(tmp_path / "damaged", 1)
+    (folder / "adapter_model.safetensors").write_bytes(b"\0" * 100)
+    assert load(server, "damaged", folder).status == 200
+    failed = server.request("/v1/completions", {"model": "damaged", "prompt": PROMPT, **FIXED})
+    assert failed.status == 400
+    assert "can't be used" in failed.error["message"]
+    assert text(server, "tales")
+    assert server.request(UNLOAD, {"lora_name": "damaged"}).status == 200
+
+
+def test_loading_is_for_administrators_if_there_are_any(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "admins").write_text("admin\n")
+    flags = ("--enable-lora", "--allow-runtime-lora", "--admin-key-file", str(tmp_path / "admins"))
+    with Server.start("--num-pages", "64", *flags) as server:
+        assert load(server, "tales", folder / "tales").status == 403
+        body = {"lora_name": "tales", "lora_path": f"{folder}/tales"}
+        assert server.request(LOAD, body, headers=ADMIN).status == 200
+        assert text(server, "tales") != text(server, None)
+        assert server.request(UNLOAD, {"lora_name": "tales"}).status == 403
+        assert server.request(UNLOAD, {"lora_name": "tales"}, headers=ADMIN).status == 200
+
+
+def test_a_server_loads_none_unless_it_is_told_so(folder: Path) -> None:
+    """Not even in front of an engine that takes any, which another has started: only its administrators may."""
+    with Server.start("--num-pages", "64", "--enable-lora") as server:
+        refused = load(server, "tales", folder / "tales")
+        assert refused.status == 403
+        assert "--allow-runtime-lora" in refused.error["message"]
+
+
+def test_a_second_server_has_the_names_of_the_engine(server: Server) -> None:
+    with Server.start("--engine-address", server.engine_address) as second:
+        names = [card["id"] for card in second.request("/v1/models").json()["data"]]
+        assert names[1:4] == ["tales", "same", "songs"]
+        assert text(second, "songs") == text(server, "songs")
+        assert load(second, "late", "/adapters").status == 403
+
+
+def test_a_sleeping_model_is_loaded_for_its_adapter(folder: Path) -> None:
+    flags = ("--idle-timeout", "0.01", "--lora-modules", f"tales={folder}/tales")
+    with Server.start("--num-pages", "64", *flags) as server:
+        assert [text(server, "tales") for _ in range(2)] == [text(server, "tales")] * 2
+        assert text(server, None) != text(server, "tales")
