@@ -124,7 +124,7 @@ def test_streams_and_steps_take_adapters(llm: LLM, adapters: list[LoRARequest]) 
     outputs = []
     while steps.has_unfinished_requests():
         outputs += steps.step()
-    assert outputs[-1].outputs[0].token_ids == expected  # type: ignore[union-attr]
+    assert outputs[-1].outputs[0].token_ids == expected  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
