@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from demo_adapters import write_demo_adapter
+from engine_watch import wait_until
 from http_server import Reply, Server
 from openai import NotFoundError, OpenAI
 from parsed_metrics import ParsedMetrics
@@ -291,5 +292,10 @@ def test_a_second_server_has_the_names_of_the_engine(server: Server) -> None:
 def test_a_sleeping_model_is_loaded_for_its_adapter(folder: Path) -> None:
     flags = ("--idle-timeout", "0.01", "--lora-modules", f"tales={folder}/tales")
     with Server.start("--num-pages", "64", *flags) as server:
+
+        def state() -> str:
+            return str(server.request("/v1/models").json()["data"][0]["status"]["value"])
+
         assert [text(server, "tales") for _ in range(2)] == [text(server, "tales")] * 2
         assert text(server, None) != text(server, "tales")
+        wait_until(lambda: state() == "sleeping", "the model does not sleep")  # before the server's end is checked
