@@ -88,7 +88,7 @@ class EngineArgs(ClientOptions, SupervisionOptions, HubOptions, EngineOptions):
             given["model"] = str(model)
         check_attaching(given)
         if "lora_modules" in given:
-            given["lora_modules"] = absolute_modules(given["lora_modules"])
+            given["lora_modules"] = absolute_modules(given["lora_modules"], given.get("download_dir"))
         args = cls(**runtime_options(given))
         if not args.starts_engines:
             return args
@@ -175,7 +175,7 @@ def reload_arguments(options: Mapping[str, Any], *, drain: bool, drain_timeout: 
             continue
         value = nearest(name, _as_text(name, given))
         if name == "lora_modules" and value is not None:
-            value = list(absolute_modules(value))
+            value = list(absolute_modules(value, hub.get("download_dir")))
         if value is not None:
             rows[name].check(value)
         is_path = value is not None and rows[name].metavar in ("FOLDER", "MODEL")
