@@ -12,7 +12,7 @@ llm = LLM(model=sys.argv[1], num_pages=128)
 image = TextPrompt(prompt="What is this?", multi_modal_data={"image": [0] * 1000})
 asks: dict[str, Callable[[], object]] = {
     "lora_request": lambda: llm.generate("Hello", lora_request=LoRARequest("tales", 1, "/adapters/tales")),
-    "lora_request of a chat": lambda: llm.chat([{"role": "user", "content": "Hi"}], None, True, "tales"),  # type: ignore[arg-type]
+    "lora_request of a chat": lambda: llm.chat([{"role": "user", "content": "Hi"}], None, True, "tales"),
     "multi_modal_data": lambda: llm.generate(image),
     "prompt_embeds": lambda: llm.generate({"prompt_embeds": [[0.0]]}),
     "logits_processors": lambda: SamplingParams(logits_processors=[len]),
