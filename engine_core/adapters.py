@@ -62,6 +62,8 @@ def _give_way() -> None:
 class Adapters(Feature):
     """Gives requests the numbers of their adapters."""
 
+    takes_adapters = True
+
     def __init__(
         self,
         loader: AdapterLoader,

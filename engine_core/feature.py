@@ -30,6 +30,8 @@ class Feature:
     name, ends the engine.
     """
 
+    takes_adapters = False  # requests may name adapters, which this feature gives them
+
     @property
     def utilities(self) -> Mapping[str, Utility]:
         """The utility calls of this feature by name."""

@@ -16,6 +16,7 @@ from quire.engine_core.request import Request, RequestStatus
 from quire.engine_core.validation import (
     RejectedError,
     ShuttingDownError,
+    check_no_adapter,
     check_shared_prompt,
 )
 from quire.kernels.runner import Sequences
@@ -50,6 +51,7 @@ class Intake:
         self.draining = False  # open requests go on, new ones are rejected
         self._bounds = bounds
         self._checks = hooks(features, Feature.check)
+        self._takes_adapters = any(feature.takes_adapters for feature in features)
         self._begin, self._holds = hooks(features, Feature.begin), hooks(features, Feature.holds)
         self._requests = requests
         self._constrained = constrained
@@ -94,6 +96,8 @@ class Intake:
 
     def _add(self, client_id: bytes, message: EngineCoreRequest) -> None:
         limits, other = self._limits, None
+        if not self._takes_adapters:
+            check_no_adapter(message)
         for check in self._checks:
             check(message)
         self._check_room(client_id, message)

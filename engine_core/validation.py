@@ -236,6 +236,15 @@ def check_prefix(token_ids: list[int], cache_salt: str, limits: EngineShape) -> 
     _check_token_ids("token_ids", token_ids, limits)
 
 
+def check_no_adapter(request: EngineCoreRequest) -> None:
+    """Raise RejectedError for a request that names an adapter, which this engine would not compute it by."""
+    if request.adapter:
+        raise RejectedError(
+            f"adapter={request.adapter!r}: this engine was started without adapters; leave it out, or start the engine "
+            "with --enable-lora or --lora-modules"
+        )
+
+
 def check_shared_prompt(request: EngineCoreRequest, other: Request) -> None:
     """Raise RejectedError unless the two have one prompt, one salt and one adapter."""
     same_salt = other.cache_salt is None or other.message.cache_salt == request.cache_salt  # None: no prefix cache

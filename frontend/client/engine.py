@@ -295,7 +295,7 @@ class ConnectedEngine:
         ready = self.engines.ready
         if not self.pooling_info.generates:
             raise RequestError(f"this model generates no text; it {self.pooling_info.tasks}")
-        _check_options(options, ready)
+        _check_options(options, self.engines)
         check_length(params, len(prompt.token_ids), ready.max_model_len, ready.num_pages * ready.block_size)
         try:
             seed = self._seeds.next() if params.seed is None else params.seed
@@ -333,7 +333,7 @@ class ConnectedEngine:
     ) -> EmbeddingRequest:
         """Create an embedding request that is ready to be submitted; otherwise like `request`."""
         ready = self.engines.ready
-        _check_options(options, ready)
+        _check_options(options, self.engines)
         check_embedding(len(prompt.token_ids), ready.max_model_len, ready.num_pages * ready.block_size)
         arrived = time.monotonic() if arrival_time is None else arrival_time
         return EmbeddingRequest(request_id, prompt, params, arrival_time=arrived, options=options)
@@ -538,8 +538,9 @@ def _check_variables(variables: Mapping[str, Any]) -> None:
             raise RequestError(f"chat_template_kwargs.{name} is not a variable that can be set; {advice}")
 
 
-def _check_options(options: RequestOptions, ready: Ready) -> None:
-    """Raise `RequestError` for a priority that the engine gives its administrators only, and for an unknown adapter."""
+def _check_options(options: RequestOptions, engines: EngineSet) -> None:
+    """Raise `RequestError` for a priority that engines give their administrators only, and for an unknown adapter."""
+    ready = engines.ready
     if options.priority < 0 and ready.role is not Role.ADMIN:
         raise RequestError(
             f"priority={options.priority} needs the role {Role.ADMIN} at the engine, and this client has the role "
@@ -547,7 +548,8 @@ def _check_options(options: RequestOptions, ready: Ready) -> None:
         )
     if options.lora_request is not None:
         try:
-            check_known(options.lora_request, ready.adapters)
+            for engine in engines.statuses():  # any of them may get it
+                check_known(options.lora_request, engine.ready.adapters)
         except ValueError as error:
             raise RequestError(str(error)) from None
 

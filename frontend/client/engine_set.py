@@ -21,6 +21,7 @@ from quire.frontend.client.engine_client import (
     ReconnectPolicy,
 )
 from quire.frontend.client.merged_stats import merged
+from quire.frontend.client.missing_adapters import missing_adapters
 from quire.frontend.client.routing import Routing, Session
 from quire.frontend.client.supervisor import Supervisor
 from quire.frontend.errors import EngineConnectionError, EngineDeadError
@@ -208,6 +209,11 @@ class EngineSet:
                 raise EngineConnectionError(
                     f"the engine at {address} has another tokenizer or chat template than the one at {other}; start "
                     "all of them with the same model"
+                )
+            if (lack := missing_adapters(own.adapters, ready.adapters)) is not None:
+                raise EngineConnectionError(
+                    f"the engine at {address} {lack}, unlike the one at {other}; start all of them with the same LoRA "
+                    "options"
                 )
             for name in _SAME:
                 if getattr(own, name) != getattr(ready, name):

@@ -13,6 +13,7 @@ import msgspec
 
 from quire.frontend.client.engine_client import Delivery, EngineAway, EngineBack, EngineLeft
 from quire.frontend.client.engine_set import EngineSet
+from quire.frontend.client.missing_adapters import missing_adapters
 from quire.frontend.client.routing import Routing, Session, salt_of
 from quire.frontend.errors import EngineConnectionError, EngineDeadError
 from quire.protocol.errors import ProtocolError
@@ -203,6 +204,11 @@ def check_fetch(own: Ready, other: Ready, address: str) -> None:
                 f"the engine at prefill_address={address} has {name} {getattr(other, name)}, and the one that answers "
                 f"{getattr(own, name)}; start both with the same model and options"
             )
+    if (lack := missing_adapters(other.adapters, own.adapters)) is not None:
+        raise EngineConnectionError(
+            f"the engine at prefill_address={address} {lack}, unlike the one that answers; start both with the same "
+            "LoRA options"
+        )
 
 
 def _is_past_prompt(output: EngineCoreOutput) -> bool:

@@ -119,3 +119,13 @@ def test_of_more_clients_than_may_wait_no_more_get_in() -> None:
     requests = [EngineCoreRequest(name, [1], SamplingParams(), tenant=name) for name in "abcdef"]
     accepted = [engine.core.reject_early(b"one", request) is None for request in requests]
     assert accepted == [True, True, True, False, False, False]
+
+
+def test_an_adapter_is_rejected_where_no_feature_takes_any() -> None:
+    """It is not answered by the base model."""
+    engine = Engine()
+    engine.core.receive(b"client", EngineCoreRequest("a", [1], SamplingParams(max_tokens=1), adapter="/tales"))
+    engine.core.flush()
+    end = engine.end("a")
+    assert end.finish_reason is FinishReason.ERROR
+    assert "adapter='/tales': this engine was started without adapters; leave it out, or start" in (end.error or "")
