@@ -7,6 +7,7 @@ its files contain: two folders with the same contents share them.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import queue
 import threading
@@ -23,6 +24,14 @@ from quire.engine_core.validation import RejectedError
 from quire.kernels.adapters.packing import PackedAdapter
 from quire.kernels.errors import ModelError
 from quire.protocol.messages import EngineCoreRequest, FinishReason
+
+
+def adapter_salt(digest: str, cache_salt: str) -> str:
+    """Return the salt of a request's KV pages, from a hash of its adapter's contents and from its own salt.
+
+    It begins with a NUL, which no client may give (`check_service`), and its length does not grow with theirs.
+    """
+    return "\0" + hashlib.sha256(f"{digest}\0{cache_salt}".encode()).hexdigest()
 
 
 class AdapterLoader(Protocol):
@@ -204,4 +213,4 @@ class Adapters(Feature):
         adapter.users.add(request)
         request.adapter = adapter.number
         if request.cache_salt is not None:
-            request.cache_salt = f"{adapter.digest} {request.cache_salt}"
+            request.cache_salt = adapter_salt(adapter.digest, request.cache_salt)

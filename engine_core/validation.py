@@ -212,6 +212,11 @@ def check_service(request: EngineCoreRequest, limits: EngineShape) -> None:
     if request.timeout is not None and not 0 < request.timeout < math.inf:
         raise RejectedError(f"timeout={request.timeout!r} must be a number of seconds above 0, or None")
     _check_salt(request.cache_salt)
+    if "\0" in request.cache_salt:
+        raise RejectedError(
+            f"cache_salt={request.cache_salt!r} has a NUL character, which marks the salts of adapters in the engine; "
+            "leave it out"
+        )
     if len(request.tenant) > MAX_TENANT:
         raise RejectedError(f"tenant has {len(request.tenant)} characters; it may have {MAX_TENANT}")
 
@@ -222,7 +227,7 @@ def _check_salt(cache_salt: str) -> None:
 
 
 def check_prefix(token_ids: list[int], cache_salt: str, limits: EngineShape) -> None:
-    """Raise RejectedError unless the tokens may begin a prompt."""
+    """Raise RejectedError unless the tokens may begin a prompt. The salt may be that of an adapter."""
     if not limits.enable_prefix_caching:
         raise RejectedError(
             "nothing can be pinned or fetched: this engine keeps no prefixes; start it without "

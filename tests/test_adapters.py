@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,10 @@ from engine_process import DealerClient, EngineUnderTest
 from reference_libraries import import_reference
 from safetensors.numpy import load_file, save_file
 
+from quire.engine_core.adapters import adapter_salt
+from quire.kernels.adapters.reading import read_adapter
+from quire.kernels.config import ModelConfig
+from quire.kernels.models import build_graph
 from quire.protocol.messages import EngineCoreOutput, EngineCoreRequest, ErrorKind, FinishReason, SamplingParams
 
 peft = import_reference("peft")
@@ -66,9 +71,9 @@ def greedy(model: Any, tokens: Sequence[int]) -> tuple[list[int], list[float]]:
 class Client(DealerClient):
     """A client whose requests name adapters."""
 
-    def ask(self, request_id: str, tokens: list[int], adapter: str = "", **fields: Any) -> None:
+    def ask(self, request_id: str, tokens: list[int], adapter: str = "", cache_salt: str = "", **fields: Any) -> None:
         params = SamplingParams(temperature=0.0, max_tokens=LENGTH, logprobs=0, **fields)
-        self.send(EngineCoreRequest(request_id, tokens, params, adapter=adapter))
+        self.send(EngineCoreRequest(request_id, tokens, params, adapter=adapter, cache_salt=cache_salt))
 
     def answer(self, request_id: str) -> tuple[list[int], list[float]]:
         """Return the tokens and their log probabilities, once all are there."""
@@ -131,6 +136,27 @@ def test_pages_are_shared_with_no_other_adapter(client: Client, folders: dict[st
         client.ask(name, tokens, adapter)
         client.answer(name)
     assert [cached(client, name) for name in ("a", "b", "c", "again")] == [0, 0, 0, 192]
+
+
+def test_no_cache_salt_names_the_pages_of_an_adapter(
+    client: Client, folders: dict[str, tuple[Path, Any]], checkpoints: Path
+) -> None:
+    """Neither a request of the base nor one of another adapter finds them, whatever it knows of the files."""
+    folder, tokens = folders["plain"][0], prompt(78, 200)
+    config = json.loads((checkpoints / "llama-tied-llama3" / "config.json").read_text())
+    digest = read_adapter(folder, build_graph(ModelConfig(config)), 64).digest
+    for name, salt in (("first", "s"), ("again", "s"), ("long", "s" * 1024), ("long again", "s" * 1024)):
+        client.ask(name, tokens, str(folder), cache_salt=salt)
+        client.answer(name)
+    assert [cached(client, name) for name in ("first", "again", "long", "long again")] == [0, 192, 0, 192]
+    own = adapter_salt(digest, "s")
+    for adapter in ("", str(folders["biases"][0])):
+        for salt in (f"{digest} s", digest, own[1:]):
+            client.ask(f"{adapter} {salt}", tokens, adapter, cache_salt=salt)
+            client.answer(f"{adapter} {salt}")
+            assert cached(client, f"{adapter} {salt}") == 0
+        client.ask(f"{adapter} NUL", tokens, adapter, cache_salt=own)
+        assert "has a NUL character" in (client.end(f"{adapter} NUL").error or "")
 
 
 def flags_of(*folders: Path) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.engine_core.adapters import Adapters
+from quire.engine_core.adapters import Adapters, adapter_salt
 from quire.engine_core.validation import RejectedError
 from quire.kernels.adapters.packing import PackedAdapter
 from quire.kernels.errors import ModelError
@@ -94,13 +94,20 @@ def test_requests_wait_for_their_adapter_alone() -> None:
     world.until(lambda: first in world.running and {bad, worse} <= world.errors.keys())
     assert str(world.errors[bad]) == "adapter='bad' can't be used: it is bad"
     assert "ZeroDivisionError" in str(world.errors[worse])
-    assert (first.cache_salt, base.cache_salt) == ("digest of a ", "")
+    assert (first.cache_salt, base.cache_salt) == (adapter_salt("digest of a", ""), "")
     second = world.ask("a", "salt")
     assert second in world.running
-    assert second.cache_salt == "digest of a salt"
+    assert second.cache_salt == adapter_salt("digest of a", "salt")
     assert world.ask("a", None).cache_salt is None
     assert world.loader.reads.count("a") == 1
     world.until(lambda: world.ask("bad") in world.errors or "bad" in world.loader.reads[3:])  # maybe it is mended
+
+
+def test_the_salts_of_adapters_are_theirs_alone() -> None:
+    cases = [("a", ""), ("a", "b"), ("b", ""), ("a", "b" * 1024), ("ab", "")]
+    salts = {adapter_salt(digest, salt) for digest, salt in cases}
+    assert len(salts) == len(cases)
+    assert {(len(salt), salt[0]) for salt in salts} == {(65, "\0")}
 
 
 def test_only_the_named_folders_are_read() -> None:

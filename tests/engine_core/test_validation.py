@@ -21,7 +21,7 @@ LIMITS = EngineShape(
 
 def refusal(prompt: list[int] | None = None, limits: EngineShape = LIMITS, **fields: Any) -> str | None:
     """Return the error of a rejected request, None if it is accepted."""
-    of_request = {name: fields.pop(name) for name in ("eos_token_ids", "priority") if name in fields}
+    of_request = {name: fields.pop(name) for name in ("eos_token_ids", "priority", "cache_salt") if name in fields}
     prompt = [1, 2, 3] if prompt is None else prompt
     try:
         message = EngineCoreRequest("a", prompt, SamplingParams(**fields), **of_request)
@@ -220,3 +220,8 @@ def test_structured_outputs_of_no_use(structured: StructuredOutputs, words: str)
 def test_structured_outputs_of_use() -> None:
     for structured in (StructuredOutputs(regex="a"), StructuredOutputs(json={"type": "null"}, regex=None)):
         assert refusal(structured_outputs=structured) is None
+
+
+def test_a_salt_of_an_adapter_is_not_given_by_clients() -> None:
+    assert "has a NUL character" in (refusal(cache_salt="\0" + "0" * 64) or "")
+    assert refusal(cache_salt="0" * 64) is None
