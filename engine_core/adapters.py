@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from quire.engine_core.feature import Feature
-from quire.engine_core.request import Request
+from quire.engine_core.request import Request, RequestStatus
 from quire.engine_core.validation import RejectedError
 from quire.kernels.adapters.packing import PackedAdapter
 from quire.kernels.errors import ModelError
@@ -124,9 +124,9 @@ class Adapters(Feature):
         else:
             adapter.waiting[request] = None
 
-    def holds(self, request: Request) -> bool:
-        """Return True while the request waits for its adapter."""
-        return bool(request.message.adapter) and not request.adapter
+    def held_status(self, request: Request) -> RequestStatus | None:
+        """Return WAITING_FOR_ADAPTER while the request has no number."""
+        return RequestStatus.WAITING_FOR_ADAPTER if request.message.adapter and not request.adapter else None
 
     def take_ready(self) -> Iterator[tuple[Request, RejectedError | None]]:
         """Yield the requests whose adapters are there, or the errors with which they must end."""

@@ -11,7 +11,7 @@ import msgspec
 
 from quire.engine_core.decoding.stopping import explain_timeout
 from quire.engine_core.executor import Executor
-from quire.engine_core.feature import Feature, hooks
+from quire.engine_core.feature import Feature, held_status, hooks
 from quire.engine_core.grammar.constrained import ConstrainedRequests
 from quire.engine_core.grammar.grammars import Grammars
 from quire.engine_core.host import EngineHost
@@ -22,7 +22,6 @@ from quire.engine_core.memory import MemoryGuard
 from quire.engine_core.open_requests import OpenRequests
 from quire.engine_core.outputs import Outputs, Send
 from quire.engine_core.queue_bounds import QueueBounds
-from quire.engine_core.request import RequestStatus
 from quire.engine_core.scheduling.batch import Batch
 from quire.engine_core.scheduling.scheduler import Scheduler
 from quire.engine_core.stats import add_step, collect_stats
@@ -111,7 +110,8 @@ class EngineCore:
             hooks(parts.features, Feature.scheduled),
             hooks(parts.features, Feature.update),
         )
-        self._take_ready, self._holds = hooks(parts.features, Feature.take_ready), hooks(parts.features, Feature.holds)
+        self._take_ready = hooks(parts.features, Feature.take_ready)
+        self._held_status = hooks(parts.features, Feature.held_status)
         self._end_step, self._report = hooks(parts.features, Feature.end_step), hooks(parts.features, Feature.report)
         for feature in parts.features:
             feature.attach(requests)
@@ -281,13 +281,13 @@ class EngineCore:
             self._requests.finish(request, FinishReason.TIMEOUT, explain_timeout(request))
 
     def _release_held(self) -> None:
-        """Let requests start whose grammar or adapter is there, and end those for which it is invalid."""
+        """Let requests start that their grammar or a feature has held, and end those for which it has an error."""
         compiled = self._constrained.take_compiled() if self._constrained.is_compiling else ()
         for request, error in chain(compiled, *(take_ready() for take_ready in self._take_ready)):
             if error is not None:
                 self._requests.finish(request, FinishReason.ERROR, str(error), error.kind)
-            elif any(holds(request) for holds in self._holds):
-                request.status = RequestStatus.WAITING_FOR_ADAPTER
+            elif (status := held_status(self._held_status, request)) is not None:
+                request.status = status
             elif not self._constrained.holds(request):
                 self.scheduler.release(request)
 

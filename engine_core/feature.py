@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
-from quire.engine_core.request import Request
+from quire.engine_core.request import Request, RequestStatus
 from quire.engine_core.scheduling.batch import Batch
 from quire.engine_core.scheduling.prefill_budget import PrefillBudget
 from quire.engine_core.validation import RejectedError
@@ -46,11 +46,11 @@ class Feature:
         """Raise RejectedError for a request that must not be accepted."""
 
     def begin(self, request: Request) -> None:
-        """Take a request that is about to be queued. It may have to wait: see `holds`."""
+        """Take a request that is about to be queued. It may have to wait: see `held_status`."""
 
-    def holds(self, request: Request) -> bool:
-        """Return True if a request must not start before `take_ready` yields it."""
-        return False
+    def held_status(self, request: Request) -> RequestStatus | None:
+        """Return the status of a request that must not start before `take_ready` yields it; None if it may."""
+        return None
 
     def take_ready(self) -> Iterable[tuple[Request, RejectedError | None]]:
         """Yield requests that are not held any longer, or must end with an error; before each step."""
@@ -119,6 +119,14 @@ class Feature:
     def stop(self) -> bool:
         """End its threads when the engine steps no more; return False if one can't be ended."""
         return True
+
+
+HeldStatus = Callable[[Request], RequestStatus | None]
+
+
+def held_status(of_each: Iterable[HeldStatus], request: Request) -> RequestStatus | None:
+    """Return the status of a request that a feature holds; None if all let it start."""
+    return next((status for of in of_each if (status := of(request)) is not None), None)
 
 
 P = ParamSpec("P")

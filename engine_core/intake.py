@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from quire.engine_core.decoding import decoding_type
 from quire.engine_core.decoding.parallel_samples import share_prompt
-from quire.engine_core.feature import Feature, hooks
+from quire.engine_core.feature import Feature, held_status, hooks
 from quire.engine_core.grammar.constrained import ConstrainedRequests
 from quire.engine_core.open_requests import OpenRequests
 from quire.engine_core.outputs import Outputs
@@ -52,7 +52,7 @@ class Intake:
         self._bounds = bounds
         self._checks = hooks(features, Feature.check)
         self._takes_adapters = any(feature.takes_adapters for feature in features)
-        self._begin, self._holds = hooks(features, Feature.begin), hooks(features, Feature.holds)
+        self._begin, self._held_status = hooks(features, Feature.begin), hooks(features, Feature.held_status)
         self._requests = requests
         self._constrained = constrained
         self._outputs = outputs
@@ -117,8 +117,8 @@ class Intake:
         self._constrained.begin(request, grammar)
         for begin in self._begin:
             begin(request)
-        if request.status is RequestStatus.WAITING and any(holds(request) for holds in self._holds):
-            request.status = RequestStatus.WAITING_FOR_ADAPTER
+        if request.status is RequestStatus.WAITING and (status := held_status(self._held_status, request)) is not None:
+            request.status = status
         request.record(EventType.QUEUED, now)
         if other is not None:
             share_prompt(request, other, limits)

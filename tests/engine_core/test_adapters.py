@@ -55,7 +55,7 @@ class World:
         request: Any = Request(message=SimpleNamespace(adapter=folder), adapter=0, cache_salt=salt)
         self.adapters.check(request.message)
         self.adapters.begin(request)
-        if not self.adapters.holds(request):
+        if self.adapters.held_status(request) is None:
             self.running.add(request)
         return request
 
@@ -65,7 +65,7 @@ class World:
                 self.errors[request] = error
                 self.adapters.remove(request, FinishReason.ERROR, self.now)
             else:
-                assert not self.adapters.holds(request)
+                assert self.adapters.held_status(request) is None
                 self.running.add(request)
         for request in self.running:
             assert request.message.adapter == "" or self.loader.placed[request.adapter] == request.message.adapter
