@@ -6,6 +6,7 @@ Each check returns nothing or raises RejectedError; a request that passes all of
 from __future__ import annotations
 
 import math
+import os.path
 from collections.abc import Iterable
 
 from quire.engine_core.grammar.text import grammar_text
@@ -241,6 +242,12 @@ def check_prefix(token_ids: list[int], cache_salt: str, limits: EngineShape) -> 
     _check_token_ids("token_ids", token_ids, limits)
 
 
+def adapter_path(adapter: str) -> str:
+    """Return the one spelling of an adapter's path that stands for all of them; "" for none."""
+    path = os.path.normpath(adapter) if adapter else ""
+    return path[1:] if path.startswith("//") else path  # normpath keeps two slashes
+
+
 def check_no_adapter(request: EngineCoreRequest) -> None:
     """Raise RejectedError for a request that names an adapter, which this engine would not compute it by."""
     if request.adapter:
@@ -253,7 +260,7 @@ def check_no_adapter(request: EngineCoreRequest) -> None:
 def check_shared_prompt(request: EngineCoreRequest, other: Request) -> None:
     """Raise RejectedError unless the two have one prompt, one salt and one adapter."""
     same_salt = other.cache_salt is None or other.message.cache_salt == request.cache_salt  # None: no prefix cache
-    same_adapter = other.message.adapter == request.adapter
+    same_adapter = adapter_path(other.message.adapter) == adapter_path(request.adapter)
     if other.prompt_token_ids != request.prompt_token_ids or not same_salt or not same_adapter:
         raise RejectedError(
             f"request {request.request_id!r} names {other.request_id!r} in shares_prompt_with, which has another "
