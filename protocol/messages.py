@@ -104,8 +104,10 @@ MAX_SALT = 1024
 """Characters of a `cache_salt`."""
 
 MAX_ADDRESS = 1024
-MAX_PATH = 4096
 """Characters of an engine's address in a message."""
+
+MAX_PATH = 4096
+"""Characters of an adapter's path."""
 
 MAX_NAMED_PEERS = 256
 """Engines that a client names at once as KV peers of another."""
