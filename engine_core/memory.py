@@ -18,7 +18,7 @@ from quire.protocol.resident_memory import ResidentMemory, trim_heap
 
 _REQUEST_BYTES = 4096  # objects of a request, and what its client is owed
 _TOKEN_BYTES = 44  # a Python int in a list, and an int32 in the executor
-_CHAR_BYTES = 8  # of a grammar, as objects of JSON
+_CHAR_BYTES = 8  # of a grammar, as objects of JSON; of the path of an adapter, which may be kept in two spellings
 _CHECK_SECONDS = 0.1
 _SHED_SECONDS = 5.0  # between two times that memory is given back, since that may take milliseconds
 
@@ -35,7 +35,7 @@ def estimate_bytes(message: EngineCoreRequest) -> int:
     num_tokens += len(message.predicted_token_ids)
     num_tokens += len(sampling.stop_token_ids or ()) + len(sampling.allowed_token_ids or ())
     num_tokens += 3 * len(sampling.logit_bias or ()) + sum(3 + len(word) for word in sampling.bad_words_token_ids or ())
-    num_bytes = _REQUEST_BYTES + num_tokens * _TOKEN_BYTES
+    num_bytes = _REQUEST_BYTES + num_tokens * _TOKEN_BYTES + _CHAR_BYTES * len(message.adapter)
     if sampling.structured_outputs is not None:
         num_bytes += _CHAR_BYTES * len(msgspec.msgpack.encode(sampling.structured_outputs))
     return num_bytes

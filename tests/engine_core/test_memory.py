@@ -68,6 +68,7 @@ def request(num_tokens: int, **sampling: object) -> EngineCoreRequest:
 def test_an_estimate_grows_with_all_that_a_message_holds() -> None:
     least = estimate_bytes(request(1))
     assert estimate_bytes(request(1001)) == least + 44_000
+    assert estimate_bytes(EngineCoreRequest("r", [5], SamplingParams(), adapter="x" * 1000)) >= least + 4000
     grammar = StructuredOutputs(grammar="x" * 1000)
     assert estimate_bytes(request(1, structured_outputs=grammar)) >= least + 1000
     for field, value in {
