@@ -23,6 +23,7 @@ MAX_READ_SECONDS = 60.0
 ERROR_SECONDS = 10.0  # for which an error is remembered
 
 _MAX_ERRORS = 256
+_MAX_ERROR = 4096  # characters, of which a hostile file may have many
 _MAX_HUNG_THREADS = 16
 _MAX_FILES = 64  # of a folder, by which a change is seen; an adapter has two or three
 _NICE = 5  # a stream on all cores leaves it a quarter of one then
@@ -51,20 +52,24 @@ class AdapterContents:
 
 @dataclass(frozen=True)
 class _KnownError:
-    error: ModelError
+    error: str
     files: _Files
     time: float
 
 
 @dataclass(eq=False)
 class _Read:
-    """A read, and its result once there is one. Of one that `has_hung` nobody takes it."""
+    """A read, and its result once there is one: the adapter, or an error as text, since exceptions keep their frames.
+
+    `has_hung`: nobody takes the result. `is_known`: it is an error that was remembered.
+    """
 
     path: str
     begun: float
     has_hung: bool = False
+    is_known: bool = False
     files: _Files = frozenset()
-    result: AdapterContents | ModelError | None = None
+    result: AdapterContents | str | None = None
 
 
 class AdapterReader:
@@ -89,11 +94,11 @@ class AdapterReader:
                 target=self._run, args=(read, self._known_error(path)), name="quire-adapters", daemon=True
             ).start()
         except (ModelError, RuntimeError) as error:  # RuntimeError: there are too many threads
-            read.result = ModelError(str(error))
+            read.result = str(error)
             self._wake()
 
-    def take(self) -> AdapterContents | ModelError | None:
-        """Return the result of a read, once; None while it goes on."""
+    def take(self) -> AdapterContents | str | None:
+        """Return the adapter that has been read, or the error, once; None while the read goes on."""
         if (read := self._current) is None:
             return None
         result = read.result
@@ -102,10 +107,8 @@ class AdapterReader:
                 return None
             read.has_hung = True
             self._hung.append(read)
-            result = ModelError(
-                f"reading it has taken more than {MAX_READ_SECONDS:g} s; put it on a faster disk, and try again"
-            )
-        elif isinstance(result, ModelError) and read.files:
+            result = f"reading it has taken more than {MAX_READ_SECONDS:g} s; put it on a faster disk, and try again"
+        elif isinstance(result, str) and read.files and not read.is_known:  # else it would never be read again
             self._remember(read.path, _KnownError(result, read.files, self._clock()))
         self._current = None
         return result
@@ -132,32 +135,30 @@ class AdapterReader:
         return known if known is not None and self._clock() - known.time < ERROR_SECONDS else None
 
     def _remember(self, path: str, known: _KnownError) -> None:
-        """Remember an error, unless that has been done: it would never be read again."""
-        old = self._errors.get(path)
-        if old is None or old.error is not known.error:
-            self._errors.pop(path, None)
-            self._errors[path] = known
-            if len(self._errors) > _MAX_ERRORS:
-                del self._errors[next(iter(self._errors))]
+        self._errors.pop(path, None)
+        self._errors[path] = known
+        if len(self._errors) > _MAX_ERRORS:
+            del self._errors[next(iter(self._errors))]
 
     def _run(self, read: _Read, known: _KnownError | None) -> None:
         """Read an adapter; on a thread."""
         _lower_priority()
         read.files = _files_of(read.path)
         if known is not None and known.files == read.files:
+            read.is_known = True
             read.result = known.error
         else:
             result = self._read(read.path)
-            read.result = ModelError("it came too late") if read.has_hung else result  # which would take memory
+            read.result = "it came too late" if read.has_hung else result  # which would take memory
         self._wake()
 
-    def _read(self, path: str) -> AdapterContents | ModelError:
+    def _read(self, path: str) -> AdapterContents | str:
         try:
             return AdapterContents(*self._loader.read_adapter(Path(path)))
         except ModelError as error:
-            return error
+            return str(error)[:_MAX_ERROR]
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the adapter's fault alone
-            return ModelError(f"{type(error).__name__}: {error}")
+            return f"{type(error).__name__}: {error}"[:_MAX_ERROR]
 
 
 def _lower_priority() -> None:

@@ -34,12 +34,12 @@ class Loader:
         self.reads.append(path.name)
         if path.name in self.gates:
             assert self.gates[path.name].wait(60)
-        if path.name.startswith("bad"):
+        packed = PackedAdapter(np.zeros(0, np.uint8), [path.name])  # type: ignore[list-item]
+        self.made.append(weakref.ref(packed))
+        if path.name.startswith("bad"):  # known when all has been read
             raise ModelError("it is bad")
         if path.name == "worse":
             raise ZeroDivisionError
-        packed = PackedAdapter(np.zeros(0, np.uint8), [path.name])  # type: ignore[list-item]
-        self.made.append(weakref.ref(packed))
         return f"digest of {path.name}", packed
 
     def set_adapter(self, number: int, packed: PackedAdapter) -> None:
