@@ -216,6 +216,21 @@ def test_only_one_adapter_is_held_for_one_that_waits() -> None:
     assert {ninth, held} <= world.running  # the number of "a" came free first, so that "b" keeps its own
 
 
+def test_an_adapter_that_has_lost_its_number_is_read_again_in_its_turn() -> None:
+    """It is not kept for the requests that wait for it: `settle` counts."""
+    world = World(1)
+    first, second, third = (world.ask(folder) for folder in "abc")
+    world.settle()
+    world.now += 2
+    world.step()
+    held = world.ask("a")
+    for ending, running in ((first, second), (second, third), (third, held)):
+        world.end(ending)
+        world.settle()
+        assert world.running == {running}
+    assert world.loader.reads == ["a", "b", "c", "a"]
+
+
 def test_the_victim_goes_on_when_nobody_waits_for_its_number() -> None:
     world = World(1)
     first, second = world.ask("a"), world.ask("b")
