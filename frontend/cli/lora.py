@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import os
 from typing import Annotated, Any
 
 import typer
@@ -37,7 +37,7 @@ def load(
     name, _, path = adapter.partition("=")
     if not name or not path:
         raise typer.BadParameter(f"{adapter!r} is no NAME=PATH, as stories=/models/stories-lora")
-    path = absolute(path) if Path(path).exists() else path  # the server has another working directory, maybe machine
+    path = absolute(path) if os.path.lexists(path) else path  # the server has another working directory, maybe machine
     body = {"lora_name": name, "lora_path": path, "load_inplace": load_inplace}
     _tell(ask(server, "POST", "/v1/load_lora_adapter", body if model is None else body | {"model": model}))
 

@@ -21,6 +21,7 @@ from quire.frontend.http.transport.bodies import Body, Refusals
 from quire.frontend.hub.adapters import resolving_adapter
 from quire.frontend.hub.names import is_adapter_name
 from quire.frontend.lora_request import MAX_NAME, check_name
+from quire.frontend.path_kind import NOWHERE, what_is
 from quire.protocol.messages import MAX_PATH
 
 _Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME, description="The name of the adapter.")]
@@ -159,7 +160,7 @@ def _max_rank(model: ServedModel) -> int | None:
 
 def _check_path(path: str, max_rank: int | None) -> None:
     """Raise `ApiError` 404 for a path where nothing is, and 400 for what is no adapter."""
-    if not Path(path).exists():
+    if what_is(path) == NOWHERE:
         raise _not_found(f"lora_path={path!r:.200} does not exist; give a folder that PEFT has written", "lora_path")
     try:
         check_files(path, max_rank)

@@ -231,6 +231,7 @@ def test_what_cannot_be_loaded_is_refused(server: Server, folder: Path, tmp_path
         ("a", "songs", 400, "lora_path='songs' is not absolute"),
         ("a", tmp_path / "none", 404, "does not exist"),
         ("a", tmp_path / "empty", 400, "has no adapter_config.json"),
+        ("a", f"/{'a' * 300}", 400, "cannot be looked at"),
         ("a", tmp_path / "large", 400, "has rank 128, and max_lora_rank is 64"),
         ("a/../b", folder / "songs", 400, "is no name of an adapter"),
         (server.model, folder / "songs", 400, "is the name of a model"),
