@@ -18,7 +18,10 @@ from openai import NotFoundError, OpenAI
 from parsed_metrics import ParsedMetrics
 from patience import PATIENCE
 
+from quire.frontend import LLM
+
 PROMPT = "Once upon a time there was a fox"
+PROGRAM = "from quire.frontend.cli import main; main()"
 FIXED = {"max_tokens": 16, "temperature": 0}
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 ADMIN = {"X-Admin-Key": "admin"}
@@ -57,13 +60,20 @@ def text(server: Server, model: str | None, **fields: Any) -> str:
     return str(answer["choices"][0]["text"])
 
 
+def names(server: Server) -> list[str]:
+    return [card["id"] for card in server.request("/v1/models").json()["data"]]
+
+
+def wait_for_names(server: Server, expected: list[str]) -> None:
+    wait_until(lambda: names(server)[1:] == expected, "the server has other adapters")
+
+
 def load(server: Server, name: str, path: Path | str, **more: Any) -> Reply:
     return server.request(LOAD, {"lora_name": name, "lora_path": str(path), **more})
 
 
 def command(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
-    program = "from quire.frontend.cli import main; main()"
-    words = [sys.executable, "-P", "-c", program, "lora", *arguments, "--url", server.url]
+    words = [sys.executable, "-P", "-c", PROGRAM, "lora", *arguments, "--url", server.url]
     return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
@@ -145,7 +155,6 @@ def test_metrics_name_the_adapters_of_open_requests(server: Server, openai: Open
         next(iter(stream))
         assert labels() == idle | {"running_lora_adapters": "songs"}
         assert server.request("/v1/models/songs").json()["requests"] == 1
-        assert command(server, "list").stdout.splitlines()[3].split()[:2] == ["songs", "1"]
     deadline = time.monotonic() + PATIENCE
     while labels() != idle:
         assert time.monotonic() < deadline
@@ -280,12 +289,34 @@ def test_a_server_loads_none_unless_it_is_told_so(folder: Path) -> None:
         refused = load(server, "tales", folder / "tales")
         assert refused.status == 403
         assert "--allow-runtime-lora" in refused.error["message"]
+        with LLM(engine_address=server.engine_address) as llm:
+            for name in ("tales", "songs"):
+                llm.reload(lora_modules=[f"{name}={folder}/{name}"])
+                wait_for_names(server, [name])
+                assert text(server, name) != text(server, None)
+        assert server.request("/v1/completions", {"model": "tales", "prompt": PROMPT}).status == 404
+
+
+@pytest.mark.parametrize(
+    ("given", "flags", "message"),
+    [
+        (["quire-demo"], [], "'quire-demo' is the same as a name of the model, 'quire-demo'"),
+        (["tales", "tales:latest"], ["--idle-timeout", "9"], "'tales:latest' is the same as another adapter, 'tales'"),
+    ],
+)
+def test_names_that_clients_cannot_tell_apart_end_the_start(
+    folder: Path, given: list[str], flags: list[str], message: str
+) -> None:
+    words = [sys.executable, "-P", "-c", PROGRAM, "serve", "--port", "0", "--num-pages", "64", *flags]
+    modules = [word for name in given for word in ("--lora-modules", f"{name}={folder}/tales")]
+    ended = subprocess.run([*words, *modules], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert message in " ".join(ended.stderr.replace("│", " ").split())
 
 
 def test_a_second_server_has_the_names_of_the_engine(server: Server) -> None:
     with Server.start("--engine-address", server.engine_address) as second:
-        names = [card["id"] for card in second.request("/v1/models").json()["data"]]
-        assert names[1:4] == ["tales", "same", "songs"]
+        assert names(second)[1:4] == ["tales", "same", "songs"]
         assert text(second, "songs") == text(server, "songs")
         assert load(second, "late", "/adapters").status == 403
 
