@@ -43,7 +43,8 @@ def server(folder: Path) -> Iterator[Server]:
         f"same={folder}/tales",
         json.dumps({"name": "songs", "path": f"{folder}/songs"}),
     ]
-    with Server.start("--num-pages", "128", "--allow-runtime-lora", "--lora-modules", *modules) as server:
+    allowed = ("--allow-runtime-lora", "--allowed-lora-folders", str(folder.parent))
+    with Server.start("--num-pages", "128", *allowed, "--lora-modules", *modules) as server:
         yield server
 
 
@@ -240,7 +241,7 @@ def test_what_cannot_be_loaded_is_refused(server: Server, folder: Path, tmp_path
         ("a", "songs", 400, "lora_path='songs' is not absolute"),
         ("a", tmp_path / "none", 404, "does not exist"),
         ("a", tmp_path / "empty", 400, "has no adapter_config.json"),
-        ("a", f"/{'a' * 300}", 400, "cannot be looked at"),
+        ("a", tmp_path / ("a" * 300), 400, "cannot be looked at"),
         ("a", tmp_path / "large", 400, "has rank 128, and max_lora_rank is 64"),
         ("a/../b", folder / "songs", 400, "is no name of an adapter"),
         (server.model, folder / "songs", 400, "is the name of a model"),
@@ -251,6 +252,22 @@ def test_what_cannot_be_loaded_is_refused(server: Server, folder: Path, tmp_path
         assert refused.status == status, (path, refused.body)
         assert message in refused.error["message"]
     assert server.request(LOAD, {"lora_name": "a"}).error["message"] == "lora_path is missing; it is required"
+
+
+def test_paths_outside_the_allowed_folders_are_rejected_alike(server: Server, folder: Path, tmp_path: Path) -> None:
+    """Whether or not something is there, and however they lead out."""
+    (tmp_path / "out").symlink_to("/")
+    (tmp_path / "in").symlink_to(folder / "songs")
+    for path in ("/", "/none", "/etc/passwd", "/etc/none", f"{tmp_path}/../../../..", f"{tmp_path}/out/none", "/\0"):
+        rejected = load(server, "a", path)
+        assert (rejected.status, rejected.error["code"]) == (403, "not_allowed"), path
+        assert rejected.error["message"] == (
+            f"lora_path={path!r} is in no folder from which adapters may be loaded; give another one, or the name of "
+            "an adapter at the hub, or start the server with --allowed-lora-folders"
+        )
+    assert load(server, "a", tmp_path / "in").status == 200
+    assert server.request("/v1/models/a").json()["root"] == f"{folder}/songs"
+    assert server.request(UNLOAD, {"lora_name": "a"}).status == 200
 
 
 def test_a_damaged_adapter_fails_its_requests_only(server: Server, tmp_path: Path) -> None:
@@ -268,11 +285,12 @@ def test_loading_is_for_administrators_if_there_are_any(folder: Path, tmp_path: 
     (tmp_path / "admins").write_text("admin\n")
     (tmp_path / "users").write_text("user\n")
     keys = ("--admin-key-file", str(tmp_path / "admins"))
-    flags = ("--enable-lora", "--allow-runtime-lora", *keys, "--api-key-file", str(tmp_path / "users"))
+    flags = ("--enable-lora", "--allowed-lora-folders", str(folder), *keys, "--api-key-file", str(tmp_path / "users"))
     user = {"Authorization": "Bearer user"}
     with Server.start("--num-pages", "64", *flags) as server:
         body = {"lora_name": "tales", "lora_path": f"{folder}/tales"}
         assert server.request(LOAD, body, headers=user).status == 403
+        assert server.request(LOAD, body | {"lora_path": "/etc"}, headers=ADMIN).error["code"] == "not_allowed"
         assert command(server, "load", f"tales={folder}/tales").returncode == 1
         assert command(server, "load", f"tales={folder}/tales", *keys).returncode == 0
         asked = {"model": "tales", "prompt": PROMPT, **FIXED}

@@ -23,9 +23,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server(folder: Path) -> Iterator[Server]:
     """A server that loads adapters, in whose place the page's other tests have one without."""
-    with Server.start("--num-pages", "128", "--enable-lora", "--allow-runtime-lora") as server:
+    allowed = ("--enable-lora", "--allow-runtime-lora", "--allowed-lora-folders", str(folder))
+    with Server.start("--num-pages", "128", *allowed) as server:
         yield server
 
 
