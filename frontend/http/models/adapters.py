@@ -78,9 +78,9 @@ class ServedAdapters:
         """Return the number of an adapter in llama.cpp's API, which counts from 0."""
         return adapter.lora_int_id - 1
 
-    def numbered(self, number: int) -> LoRARequest | None:
-        """Return the adapter of such a number."""
-        return next((each for each in self._adapters.values() if self.number_of(each) == number), None)
+    def by_number(self) -> dict[int, LoRARequest]:
+        """Return the adapters by these numbers."""
+        return {self.number_of(each): each for each in self}
 
 
 def _folders(engine: AdapterInfo | None) -> Mapping[str, str]:

@@ -19,6 +19,8 @@ from parsed_metrics import ParsedMetrics
 from patience import PATIENCE
 
 from quire.frontend import LLM
+from quire.frontend.cli import lora
+from quire.frontend.cli.running_server import ANSWER_SECONDS
 
 PROMPT = "Once upon a time there was a fox"
 PROGRAM = "from quire.frontend.cli import main; main()"
@@ -185,12 +187,21 @@ def test_llama_cpp_names_them_by_number(server: Server, folder: Path) -> None:
     for given, message in (
         ([{"id": 0, "scale": 0.5}], "a scale other than 0 and 1"),
         ([{"id": 0, "scale": 1}, {"id": 2, "scale": 1}], "lora has several adapters"),
-        ([{"id": 9, "scale": 1}], r"lora[0].id=9 is not the id of an adapter"),
+        ([{"id": 9, "scale": 1}], "lora[0].id=9 is not the id of an adapter"),
+        ([{"id": 2, "scale": 1}, {"id": 9, "scale": 0}], "lora[1].id=9 is not the id of an adapter"),
+        ([{"id": 0, "scale": 1}, {"id": 0, "scale": 0}], "lora has an id twice"),
     ):
-        refused = complete(lora=given)
-        assert refused.status == 400
-        assert message in refused.error["message"]
-    assert "another one" in complete(model="tales", lora=[{"id": 2, "scale": 1}]).error["message"]
+        rejected = complete(lora=given)
+        assert rejected.status == 400
+        assert message in rejected.error["message"]
+    for number, scale in ((2, 1), (0, 0)):
+        rejected = complete(model="tales", lora=[{"id": number, "scale": scale}])
+        assert (
+            f"names the adapter 'tales', and lora[0] has id {number} with the scale {scale}"
+            in rejected.error["message"]
+        )
+    agreed = complete(model="tales", lora=[{"id": 0, "scale": 1}, {"id": 2, "scale": 0}])
+    assert agreed.json()["content"] == text(server, "tales")
 
 
 def test_adapters_are_loaded_and_unloaded(server: Server, folder: Path) -> None:
@@ -232,6 +243,23 @@ def test_commands_load_and_unload_them(server: Server, folder: Path) -> None:
     wrong = command(server, "load", "late")
     assert wrong.returncode == 2
     assert "'late' is no NAME=PATH" in wrong.stderr
+
+
+def test_a_command_waits_for_the_download_of_an_adapter(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seconds: list[float] = []
+
+    def ask(*given: Any) -> str:
+        seconds.append(given[-1])
+        return "done"
+
+    monkeypatch.setattr(lora, "ask", ask)
+    flags = {"model": None, "load_inplace": False, "url": None, "admin_key_file": None, "debug": False}
+    for adapter in ("a=/adapters/a", "a=org/a"):
+        lora.load(adapter=adapter, **flags)
+    assert seconds[0] == ANSWER_SECONDS < 3600 < seconds[1]
+    assert capsys.readouterr().out == "done\n" * 2
 
 
 def test_what_cannot_be_loaded_is_refused(server: Server, folder: Path, tmp_path: Path) -> None:
