@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import msgspec
 
-from quire.frontend.hub.adapters import known_adapter, resolve_adapter
+from quire.frontend.hub.adapters import resolve_adapter
 from quire.frontend.hub.cache import ADAPTER_CONFIG
 from quire.frontend.hub.names import is_adapter_name, is_gguf
 from quire.frontend.lora_request import LoRARequest, absolute, check_name
@@ -108,24 +106,6 @@ def check_files(path: str, max_rank: int | None = None) -> None:
     rank = fields.get("r")
     if max_rank is not None and isinstance(rank, int) and rank > max_rank:
         raise ValueError(f"{config} has rank {rank}, and max_lora_rank is {max_rank}; start the engine with {rank}")
-
-
-def resolved(adapter: LoRARequest | None) -> LoRARequest | None:
-    """Return an adapter of a request with its folder in the place of a name at the hub. Raises `HubError`."""
-    if not _has_hub_name(adapter):
-        return adapter
-    return replace(adapter, lora_path=known_adapter(adapter.lora_path).result())
-
-
-async def resolved_meanwhile(adapter: LoRARequest | None) -> LoRARequest | None:
-    """Return the same, while the event loop goes on."""
-    if not _has_hub_name(adapter):
-        return adapter
-    return replace(adapter, lora_path=await asyncio.wrap_future(known_adapter(adapter.lora_path)))
-
-
-def _has_hub_name(adapter: object) -> TypeGuard[LoRARequest]:
-    return isinstance(adapter, LoRARequest) and not adapter.lora_path.startswith("/")
 
 
 def check_known(adapter: LoRARequest, info: AdapterInfo | None) -> None:

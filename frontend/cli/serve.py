@@ -167,7 +167,7 @@ def _serve(
     if recording.record is not None and (len(models) > 1 or http.models_dir is not None):
         raise typer.BadParameter("--record is for one model; omit it, or the further models")
     engine = _with_defaults(engine, http, attach)
-    loads_adapters = _loads_adapters(http, engine, attach)
+    may_load = _loads_adapters(http, engine, attach)
     args, listener = listen(http)  # before the model loads, so that a port in use is reported at once
     configure_logging(args.log_level, args.log_format)  # type: ignore[arg-type] # the table has checked it
     parsers = {"tool_call_parser": http.tool_call_parser, "reasoning_parser": http.reasoning_parser}
@@ -177,7 +177,7 @@ def _serve(
         removed(args.uds),
         response_store(args) as responses,
         _recorder(recording) as recorder,
-        open_models(models, flags, ServerState(args, responses, loads_adapters=loads_adapters)) as opened,
+        open_models(models, flags, ServerState(args, responses, may_load, engine.download_dir)) as opened,
     ):
         loader = opened.models.loader
         if recorder is not None:

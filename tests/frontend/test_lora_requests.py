@@ -91,9 +91,13 @@ def test_a_request_fails_where_its_adapter_may_not_be_named(
     with pytest.raises(RequestError, match="the engine was started without adapters; start it with enable_lora=True"):
         tokens(without, PROMPT, adapters[0])
     one = engine(demo_model, lora_modules=f"tales={adapters[0].lora_path}")
+    assert without.list_loras() == {}
     assert tokens(one, PROMPT, adapters[0]) != tokens(one, PROMPT, None)
     with pytest.raises(RequestError, match="none of the engine's lora_modules"):
         tokens(one, PROMPT, adapters[1])
+    assert one.list_loras() == {"tales": adapters[0].lora_path}
+    tokens(one, PROMPT, LoRARequest("same", 5, adapters[0].lora_path))
+    assert one.list_loras() == dict.fromkeys(("tales", "same"), adapters[0].lora_path)
 
 
 @pytest.mark.parametrize("count", [1, 2])

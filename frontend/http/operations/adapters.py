@@ -90,7 +90,7 @@ class AdapterEndpoints:
         """Return the folder of an adapter at the hub, one after the other. Raises `ApiError` 404."""
         async with self._downloads:
             try:
-                return await asyncio.wrap_future(resolving_adapter(name))
+                return await asyncio.wrap_future(resolving_adapter(name, self._models.server.download_dir))
             except HubError as error:
                 logger.warning("the adapter %s could not be downloaded: %s", name, error)
                 reason = error if self._admins else "it can't be had from the hub; the server's log has the reason"
