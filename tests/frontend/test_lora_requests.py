@@ -79,7 +79,7 @@ def test_every_method_takes_adapters(llm: LLM, adapters: list[LoRARequest]) -> N
         (LoRARequest("a", 1, "/adapters/none"), "/adapters/none has no adapter_config.json|no such|does not exist"),
     ],
 )
-def test_what_is_no_adapter_is_refused(llm: LLM, adapter: Any, message: str) -> None:
+def test_what_is_no_adapter_is_rejected(llm: LLM, adapter: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         llm.generate(PROMPT, PARAMS, lora_request=adapter)
 
@@ -137,6 +137,7 @@ def test_streams_and_steps_take_adapters(llm: LLM, adapters: list[LoRARequest]) 
         (("", 1, "/a"), "'' is no name of an adapter"),
         (("a/../b", 1, "/a"), "is no name of an adapter"),
         (("a\n", 1, "/a"), "is no name of an adapter"),
+        (("a,b", 1, "/a"), "is no name of an adapter; give .* without commas"),
         (("a" * 257, 1, "/a"), "give 1 to 256 printable characters"),
         (("a", 0, "/a"), "lora_int_id=0 is no id"),
         (("a", 1, ""), "lora_path is empty"),

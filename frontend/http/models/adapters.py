@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from quire.frontend.http.service import with_tag
 from quire.frontend.lora_request import LoRARequest
 from quire.protocol.messages import AdapterInfo
+
+logger = logging.getLogger(__name__)
 
 MAX_ADAPTERS = 4096
 """Adapters that a model may have names for."""
@@ -51,7 +54,10 @@ class ServedAdapters:
             if each.lora_name not in now and not is_loaded:
                 self.remove(each.lora_name)
         for name, folder in now.items():
-            self.put(name, folder)
+            try:
+                self.put(name, folder)
+            except ValueError as error:  # of an engine that another program has started
+                logger.warning("an adapter of the engine is not served: %s", error)
 
     def __len__(self) -> int:
         return len(self._adapters)

@@ -262,7 +262,7 @@ def test_a_command_waits_for_the_download_of_an_adapter(
     assert capsys.readouterr().out == "done\n" * 2
 
 
-def test_what_cannot_be_loaded_is_refused(server: Server, folder: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_loaded_is_rejected(server: Server, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     write_demo_adapter(tmp_path / "large", 1, rank=128)
     for name, path, status, message in (
@@ -276,9 +276,9 @@ def test_what_cannot_be_loaded_is_refused(server: Server, folder: Path, tmp_path
         ("", folder / "songs", 400, "lora_name"),
         ("a" * 257, folder / "songs", 400, "lora_name"),
     ):
-        refused = load(server, name, path)
-        assert refused.status == status, (path, refused.body)
-        assert message in refused.error["message"]
+        rejected = load(server, name, path)
+        assert rejected.status == status, (path, rejected.body)
+        assert message in rejected.error["message"]
     assert server.request(LOAD, {"lora_name": "a"}).error["message"] == "lora_path is missing; it is required"
 
 
@@ -332,9 +332,9 @@ def test_loading_is_for_administrators_if_there_are_any(folder: Path, tmp_path: 
 def test_a_server_loads_none_unless_it_is_told_so(folder: Path) -> None:
     """Not even in front of an engine that takes any, which another has started: only its administrators may."""
     with Server.start("--num-pages", "64", "--enable-lora") as server:
-        refused = load(server, "tales", folder / "tales")
-        assert refused.status == 403
-        assert "--allow-runtime-lora" in refused.error["message"]
+        rejected = load(server, "tales", folder / "tales")
+        assert rejected.status == 403
+        assert "--allow-runtime-lora" in rejected.error["message"]
         with LLM(engine_address=server.engine_address) as llm:
             for name in ("tales", "songs"):
                 llm.reload(lora_modules=[f"{name}={folder}/{name}"])

@@ -21,7 +21,7 @@ def test_names_follow_the_engine() -> None:
     assert served(adapters) == before == {"a": (1, "/other"), "late": (3, "/late")}
     adapters.follow(AdapterInfo({"b": "/b", "c": "/c"}, takes_any=True))
     assert served(adapters) == before | {"b": (4, "/b"), "c": (5, "/c")}
-    adapters.follow(AdapterInfo({"c": "/new"}))
+    adapters.follow(AdapterInfo({"c": "/new", "no,name": "/d"}))
     assert served(adapters) == {"c": (5, "/new")}
     adapters.follow(None)
     assert not adapters
