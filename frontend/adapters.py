@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import msgspec
 
-from quire.frontend.hub.adapters import known_adapter, resolve_adapter
+from quire.frontend.hub.adapters import resolve_adapter
 from quire.frontend.hub.cache import ADAPTER_CONFIG
 from quire.frontend.hub.names import is_adapter_name, is_gguf
 from quire.frontend.lora_request import LoRARequest, absolute, check_name
-from quire.frontend.path_kind import what_is
+from quire.frontend.path_kind import NOWHERE, what_is
 from quire.protocol.messages import AdapterInfo
 
 _MOST_BYTES = 1 << 20
@@ -88,43 +86,26 @@ def check_files(path: str, max_rank: int | None = None) -> None:
 
     The engine reads all of it when the first request names it.
     """
-    if is_gguf(path) and Path(path).is_file():
+    kind, advice = what_is(path), "give the folder that PEFT has written, or a GGUF file"
+    if kind == "is a file" and is_gguf(path):
         return
-    if not Path(path).is_dir():
-        raise ValueError(f"the adapter {path} {what_is(path)}; give the folder that PEFT has written, or a GGUF file")
+    if kind != "is a folder":
+        raise ValueError(f"the adapter {path:.200} {kind:.200}; {advice}")
     config = Path(path, ADAPTER_CONFIG)
-    if not config.is_file():  # a pipe could wait for ever
-        raise ValueError(
-            f"the adapter {path} has no {ADAPTER_CONFIG}; give the folder that PEFT has written, or a GGUF file"
-        )
+    if (kind := what_is(config)) == NOWHERE:
+        raise ValueError(f"the adapter {path} has no {ADAPTER_CONFIG}; {advice}")
+    if kind != "is a file":  # a pipe could wait for ever
+        raise ValueError(f"{config} {kind}; {advice}")
     try:
         with config.open("rb") as file:
             fields = msgspec.json.decode(file.read(_MOST_BYTES), type=dict[str, Any])
     except (OSError, msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"{config} cannot be read: {error}; give a folder that PEFT has written") from None
-    if (kind := fields.get("peft_type")) != "LORA":
-        raise ValueError(f"{config} has peft_type {kind!r:.100}, and adapters are of type 'LORA'; merge others")
+    if (method := fields.get("peft_type")) != "LORA":
+        raise ValueError(f"{config} has peft_type {method!r:.100}, and adapters are of type 'LORA'; merge others")
     rank = fields.get("r")
     if max_rank is not None and isinstance(rank, int) and rank > max_rank:
         raise ValueError(f"{config} has rank {rank}, and max_lora_rank is {max_rank}; start the engine with {rank}")
-
-
-def resolved(adapter: LoRARequest | None) -> LoRARequest | None:
-    """Return an adapter of a request with its folder in the place of a name at the hub. Raises `HubError`."""
-    if not _has_hub_name(adapter):
-        return adapter
-    return replace(adapter, lora_path=known_adapter(adapter.lora_path).result())
-
-
-async def resolved_meanwhile(adapter: LoRARequest | None) -> LoRARequest | None:
-    """Return the same, while the event loop goes on."""
-    if not _has_hub_name(adapter):
-        return adapter
-    return replace(adapter, lora_path=await asyncio.wrap_future(known_adapter(adapter.lora_path)))
-
-
-def _has_hub_name(adapter: object) -> TypeGuard[LoRARequest]:
-    return isinstance(adapter, LoRARequest) and not adapter.lora_path.startswith("/")
 
 
 def check_known(adapter: LoRARequest, info: AdapterInfo | None) -> None:

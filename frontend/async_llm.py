@@ -17,7 +17,6 @@ from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
 import msgspec
 
-from quire.frontend.adapters import resolved_meanwhile
 from quire.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from quire.frontend.client.engine import AnswerParsing, ConnectedEngine, TemplateOptions
 from quire.frontend.client.engine_set import EngineStatus
@@ -178,7 +177,10 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
                 truncate_prompt_tokens=truncate_prompt_tokens,
                 add_special_tokens=add_special_tokens,
             )
-        context, adapter = trace or TraceContext("embeddings"), await resolved_meanwhile(lora_request)
+        context, adapter = (
+            trace or TraceContext("embeddings"),
+            await self._engine.adapters.resolved_meanwhile(lora_request),
+        )
         options = RequestOptions(priority, cache_salt, timeout, context, tenant, session, adapter)
         request = self._engine.embedding(self._name(request_id), made, params, options, arrived)
         stream = self._streams.open(request)
@@ -348,6 +350,10 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         for call in self._engine.engines.call_each("reset_cache").values():
             await asyncio.wrap_future(call)
         return True
+
+    async def list_loras(self) -> dict[str, str]:
+        """See `LLM.list_loras`."""
+        return self._engine.list_loras()
 
     async def pin_prefix(self, prompt: PromptType, *, cache_salt: str = "") -> int:
         """Compute a prompt and pin its KV pages in the cache; return the number of pinned tokens, in full pages.
@@ -648,7 +654,9 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         is_delta = kind is RequestOutputKind.DELTA
         if is_delta and ranks(checked):
             raise ValueError("best_of and beam search rank at the end, so there are no deltas; use 'cumulative'")
-        if (adapter := await resolved_meanwhile(options.lora_request)) is not options.lora_request:
+        if (
+            adapter := await self._engine.adapters.resolved_meanwhile(options.lora_request)
+        ) is not options.lora_request:
             options = replace(options, lora_request=adapter)
         with doing(work):
             prompt, own = await make(checked)

@@ -94,7 +94,7 @@ class EngineArgs(ClientOptions, SupervisionOptions, HubOptions, EngineOptions):
             return args
         folder = resolve_model(args.model, args.revision, args.download_dir)
         drafting = _with_draft_folder(args.speculative_config, args.download_dir)
-        return replace(args, model=str(folder), speculative_config=drafting, revision=None, download_dir=None)
+        return replace(args, model=str(folder), speculative_config=drafting, revision=None)
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

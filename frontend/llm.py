@@ -11,7 +11,6 @@ from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
 import msgspec
 
-from quire.frontend.adapters import resolved
 from quire.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from quire.frontend.client.engine import AnswerParsing, ConnectedEngine, TemplateOptions
 from quire.frontend.client.merged_stats import merged
@@ -115,7 +114,7 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
             )
 
         made = [at_index(index, make, index) for index in range(len(given))]
-        return self._run(made, params, use_tqdm, _options(priority, cache_salt, timeout, len(made), lora_request))
+        return self._run(made, params, use_tqdm, self._options(priority, cache_salt, timeout, len(made), lora_request))
 
     @takes_vllm_arguments
     def beam_search(
@@ -166,7 +165,7 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
             truncate_prompt_tokens=truncate_prompt_tokens,
             add_special_tokens=add_special_tokens,
         )
-        options = _options(priority, cache_salt, timeout, len(made), lora_request)
+        options = self._options(priority, cache_salt, timeout, len(made), lora_request)
         return [request.output() for request in self._pool(made, pooling_params, options, use_tqdm)]
 
     @takes_vllm_arguments
@@ -190,7 +189,7 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
             truncate_prompt_tokens=truncate_prompt_tokens,
             add_special_tokens=add_special_tokens,
         )
-        options = _options(priority, cache_salt, timeout, len(made), lora_request)
+        options = self._options(priority, cache_salt, timeout, len(made), lora_request)
         params = _for_task("classify", pooling_params, len(made))
         return [request.classification() for request in self._pool(made, params, options, use_tqdm)]
 
@@ -211,7 +210,7 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
         name = None if task == "embed" else ""
         made = self._pooled_prompts(prompts, prompt_name=name, truncate_prompt_tokens=truncate_prompt_tokens)
         params = _for_task(task, pooling_params, len(made))
-        requests = self._pool(made, params, _options(0, "", None, len(made), lora_request), use_tqdm)
+        requests = self._pool(made, params, self._options(0, "", None, len(made), lora_request), use_tqdm)
         return [request.vector() for request in requests]
 
     @takes_vllm_arguments
@@ -234,7 +233,7 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
         made = self._pooled_prompts(prompts, prompt_name="", **texts)
         each = _for_task("classify", pooling_params, len(made))
         params = [reward_params(given, model) for given in each]
-        requests = self._pool(made, params, _options(0, "", None, len(made), lora_request), use_tqdm)
+        requests = self._pool(made, params, self._options(0, "", None, len(made), lora_request), use_tqdm)
         return [request.vector() for request in requests]
 
     @takes_vllm_arguments
@@ -271,14 +270,16 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
 
             made = [at_index(index, make, index) for index in range(count)]
             params = pair_params(pooling_params)
-            requests = self._pool(made, params, _options(priority, cache_salt, timeout, count, lora_request), use_tqdm)
+            requests = self._pool(
+                made, params, self._options(priority, cache_salt, timeout, count, lora_request), use_tqdm
+            )
             return [pair_score(request.output()) for request in requests]
         params = similarity_params(model, pooling_params, instruction)
         prompts = [
             *self._pooled_prompts(first, prompt_name=query_prompt_name(model), **shape),
             *self._pooled_prompts(second, len(first), prompt_name=document_prompt_name(model), **shape),
         ]
-        options = _options(priority, cache_salt, timeout, len(prompts), lora_request)
+        options = self._options(priority, cache_salt, timeout, len(prompts), lora_request)
         requests = self._pool(prompts, params, options, use_tqdm)
         embedded = [request.output() for request in requests]
         left, right = embedded[: len(first)], embedded[len(first) :]
@@ -319,7 +320,7 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
 
         inputs = [at_index(index, convert, index) for index in range(len(conversations))]
         prompts, params = [prompt for prompt, _ in inputs], [params for _, params in inputs]
-        options = _options(priority, cache_salt, timeout, len(prompts), lora_request)
+        options = self._options(priority, cache_salt, timeout, len(prompts), lora_request)
         try:
             return self._run(prompts, params, use_tqdm, options)
         except RequestError as error:
@@ -357,6 +358,12 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
             call.result()
         return True
 
+    def list_loras(self) -> dict[str, str]:
+        """Return the paths of the adapters that have names, by these: the engine's `lora_modules`, and those that
+        requests made with this object had, the last path of each name. vLLM's has the ids of those in memory.
+        """
+        return self._engine.list_loras()
+
     def pin_prefix(self, prompt: PromptType, *, cache_salt: str = "") -> int:
         """Compute a prompt and pin its KV pages in the cache; return the number of pinned tokens, in full pages.
 
@@ -389,6 +396,30 @@ class LLM(AnswerParsing, MadeFromEngineArgs):
 
     def __exit__(self, *_error: object) -> None:
         self.close()
+
+    def _options(
+        self,
+        priority: int | Sequence[int] | None,
+        cache_salt: str,
+        timeout: float | None,
+        count: int,
+        lora_request: LoRARequests,
+    ) -> list[RequestOptions]:
+        """Return the options of each prompt's request."""
+        priorities = [priority or 0] * count if priority is None or isinstance(priority, int) else priority
+        if len(priorities) != count:
+            raise ValueError(
+                f"there are {len(priorities)} priorities for {count} prompts; give one, or one for each prompt"
+            )
+        adapters = lora_request if isinstance(lora_request, Sequence) else [lora_request] * count
+        if len(adapters) != count:
+            raise ValueError(
+                f"there are {len(adapters)} lora_request for {count} prompts; give one, or one or None for each prompt"
+            )
+        return [
+            RequestOptions(each, cache_salt, timeout, lora_request=self._engine.adapters.resolved(adapter))
+            for each, adapter in zip(priorities, adapters, strict=True)
+        ]
 
     def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         return _each(given, SamplingParams, self._engine.params, "sampling_params", count)
@@ -481,30 +512,6 @@ def _for_task(
     """Return the parameters of each prompt for a task, whatever theirs is."""
     each = _each(params, PoolingParams, lambda given: given or PoolingParams(), "pooling_params", count)
     return [msgspec.structs.replace(given, task=task) for given in each]
-
-
-def _options(
-    priority: int | Sequence[int] | None,
-    cache_salt: str,
-    timeout: float | None,
-    count: int,
-    lora_request: LoRARequests,
-) -> list[RequestOptions]:
-    """Return the options of each prompt's request."""
-    priorities = [priority or 0] * count if priority is None or isinstance(priority, int) else priority
-    if len(priorities) != count:
-        raise ValueError(
-            f"there are {len(priorities)} priorities for {count} prompts; give one, or one for each prompt"
-        )
-    adapters = lora_request if isinstance(lora_request, Sequence) else [lora_request] * count
-    if len(adapters) != count:
-        raise ValueError(
-            f"there are {len(adapters)} lora_request for {count} prompts; give one, or one or None for each prompt"
-        )
-    return [
-        RequestOptions(each, cache_salt, timeout, lora_request=resolved(adapter))
-        for each, adapter in zip(priorities, adapters, strict=True)
-    ]
 
 
 def _of_prompt(error: Exception, index: int) -> RequestError:

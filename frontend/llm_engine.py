@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Iterable
 from typing import Any, Self
 
-from quire.frontend.adapters import resolved
 from quire.frontend.client.engine import ConnectedEngine
 from quire.frontend.client.observer import RequestOptions
 from quire.frontend.client.request import EmbeddingRequest, GenerationRequest
@@ -67,7 +66,9 @@ class LLMEngine(MadeFromEngineArgs):
         while not self._inbox.empty():
             self._take()
         arrived = time.monotonic() - (0.0 if arrival_time is None else max(0.0, time.time() - arrival_time))
-        options = RequestOptions(priority, cache_salt, timeout, lora_request=resolved(lora_request))
+        options = RequestOptions(
+            priority, cache_salt, timeout, lora_request=self._engine.adapters.resolved(lora_request)
+        )
         kind = RequestOutputKind.FINAL_ONLY
         if isinstance(params, PoolingParams):
             pooling = self._engine.pooling(params)
@@ -116,6 +117,10 @@ class LLMEngine(MadeFromEngineArgs):
             if (request := self._by_id.get(request_id)) is not None:
                 self._table.drop([request])
                 self._forget(request)
+
+    def list_loras(self) -> dict[str, str]:
+        """See `LLM.list_loras`."""
+        return self._engine.list_loras()
 
     def get_tokenizer(self) -> Tokenizer:
         """Return the model's tokenizer. Raises `ValueError` if there is none."""

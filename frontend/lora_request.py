@@ -66,8 +66,9 @@ def absolute(path: str | os.PathLike[str]) -> str:
 
 def check_name(name: object) -> None:
     """Raise `ValueError` for a name that no adapter can have."""
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable() or ".." in name.split("/"):
+    may_be = isinstance(name, str) and 0 < len(name) <= MAX_NAME and name.isprintable() and ".." not in name.split("/")
+    if not may_be or "," in str(name):  # with which metrics separate names
         raise ValueError(
-            f"{name!r:.100} is no name of an adapter; give 1 to {MAX_NAME} printable characters, without .. between "
-            "slashes"
+            f"{name!r:.100} is no name of an adapter; give 1 to {MAX_NAME} printable characters, without commas, and "
+            "without .. between slashes"
         )

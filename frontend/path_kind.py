@@ -12,11 +12,15 @@ _KINDS = {
 }  # fmt: skip
 
 
+NOWHERE = "does not exist"
+"""What is at a path where nothing is."""
+
+
 def what_is(path: str | os.PathLike[str]) -> str:
     """Return what is at a path once links are followed, such as "is a pipe" or "does not exist"."""
     try:
         return _KINDS[stat.S_IFMT(Path(path).stat().st_mode)]
     except FileNotFoundError:
-        return "does not exist"
+        return NOWHERE
     except (OSError, ValueError) as error:
         return f"cannot be looked at ({error})"

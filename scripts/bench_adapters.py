@@ -2,7 +2,7 @@
 
 Steps of a batch without adapters, with one adapter for all rows, and with one for each row, and of a single stream with
 and without one, beside the same steps of a model that was loaded without adapters. The adapters are random, and change
-all layers that can be changed. The variants take turns, step by step, since the load of a shared machine changes by the
+all layers that can be changed. The kinds of steps take turns, since the load of a shared machine changes by the
 second; compare ratios.
 """
 
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32, help="sequences of a batch (default 32)")
     parser.add_argument("--ranks", default="8,16,32,64", help="ranks of the batch's adapters in turn (8,16,32,64)")
     parser.add_argument("--context", type=int, default=64, help="tokens of each prompt (default 64)")
-    parser.add_argument("--steps", type=int, default=40, help="steps of each variant (default 40)")
+    parser.add_argument("--steps", type=int, default=40, help="steps of each kind (default 40)")
     given = parser.parse_args()
     ranks = [int(rank) for rank in given.ranks.split(",")]
     common = LoadOptions(
@@ -99,7 +99,7 @@ def main() -> None:
     one = ranks.index(16) + 1 if 16 in ranks else 1
     steps = given.steps + WARM_STEPS
     batch, each = [0] * given.batch, [*range(1, given.batch + 1)]
-    variants = {
+    kinds = {
         "batch, no adapters loaded": Decode(plain, batch, given.context, steps),
         "batch, base": Decode(runner, batch, given.context, steps),
         f"batch, one adapter of rank {ranks[one - 1]}": Decode(runner, [one] * given.batch, given.context, steps),
@@ -109,13 +109,13 @@ def main() -> None:
         f"stream, adapter of rank {ranks[one - 1]}": Decode(runner, [one], given.context, steps),
     }
     for _ in range(steps):
-        for variant in variants.values():
-            variant.step()
+        for decode in kinds.values():
+            decode.step()
     sizes = [size / 1e6 for size in num_bytes]
     print(f"adapters of {min(sizes):.1f} to {max(sizes):.1f} MB, {sum(sizes):.0f} MB in all")
     base: list[float] = []
-    for name, variant in variants.items():
-        seconds = variant.seconds[WARM_STEPS:]
+    for name, decode in kinds.items():
+        seconds = decode.seconds[WARM_STEPS:]
         base = seconds if "no adapters" in name else base
         ratio = statistics.median(own / other for own, other in zip(seconds, base, strict=True))
         print(f"{name:36} {statistics.median(seconds) * 1e3:8.2f} ms a step   {ratio:.3f} times the first")

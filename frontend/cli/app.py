@@ -187,7 +187,7 @@ lora_app = typer.Typer(
     name="lora",
     cls=QuireGroup,
     help="The LoRA adapters of a running server: list, load, unload.",
-    epilog="`quire serve --lora-modules NAME=PATH` starts with some; `--allow-runtime-lora` lets a server load others.",
+    epilog="`quire serve --lora-modules NAME=PATH` starts with some; `--allowed-lora-folders FOLDER` has others.",
 )
 add_command(lora_app, lora.list_adapters, "list")
 for _command in (lora.load, lora.unload):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import os
 from typing import Annotated, Any
 
 import typer
 
 from quire.frontend.cli.flags import option, switch, takes_flags
 from quire.frontend.cli.output import CONTROLS, write
-from quire.frontend.cli.running_server import RunningServerFlags, ask
+from quire.frontend.cli.running_server import ANSWER_SECONDS, RunningServerFlags, ask
 from quire.frontend.lora_request import absolute
+
+_DOWNLOAD_SECONDS = 86400.0  # for a server that downloads an adapter
 
 
 @takes_flags
@@ -25,7 +27,9 @@ def list_adapters(
 
 @takes_flags
 def load(
-    adapter: Annotated[str, typer.Argument(help="NAME=PATH: a folder or a GGUF file on the server's machine.")],
+    adapter: Annotated[
+        str, typer.Argument(help="NAME=PATH: a folder or a GGUF file on the server's machine, or a name at the hub.")
+    ],
     model: Annotated[str | None, option(None, "Of several models, the one that it is for.", "MODEL")] = None,
     load_inplace: Annotated[
         bool, switch(None, "--load-inplace", "Let a name that is in use stand for this path from now on.")
@@ -37,9 +41,10 @@ def load(
     name, _, path = adapter.partition("=")
     if not name or not path:
         raise typer.BadParameter(f"{adapter!r} is no NAME=PATH, as stories=/models/stories-lora")
-    path = absolute(path) if Path(path).exists() else path  # the server has another working directory, maybe machine
+    path = absolute(path) if os.path.lexists(path) else path  # the server has another working directory, maybe machine
     body = {"lora_name": name, "lora_path": path, "load_inplace": load_inplace}
-    _tell(ask(server, "POST", "/v1/load_lora_adapter", body if model is None else body | {"model": model}))
+    seconds = ANSWER_SECONDS if path.startswith("/") else _DOWNLOAD_SECONDS
+    _tell(ask(server, "POST", "/v1/load_lora_adapter", body if model is None else body | {"model": model}, seconds))
 
 
 @takes_flags

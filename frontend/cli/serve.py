@@ -166,10 +166,8 @@ def _serve(
 
     if recording.record is not None and (len(models) > 1 or http.models_dir is not None):
         raise typer.BadParameter("--record is for one model; omit it, or the further models")
-    if engine.preload_grammars is None and starts_engines(engine, attach):  # a later load would pause all streams
-        engine = engine.with_values(preload_grammars=True)
-    if engine.enable_lora and engine.allow_runtime_lora is None:  # it is not for clients of the server by itself
-        engine = engine.with_values(allow_runtime_lora=False)
+    engine = _with_defaults(engine, http, attach)
+    may_load = _loads_adapters(http, engine, attach)
     args, listener = listen(http)  # before the model loads, so that a port in use is reported at once
     configure_logging(args.log_level, args.log_format)  # type: ignore[arg-type] # the table has checked it
     parsers = {"tool_call_parser": http.tool_call_parser, "reasoning_parser": http.reasoning_parser}
@@ -179,9 +177,7 @@ def _serve(
         removed(args.uds),
         response_store(args) as responses,
         _recorder(recording) as recorder,
-        open_models(
-            models, flags, ServerState(args, responses, loads_adapters=_loads_adapters(http, engine, attach))
-        ) as opened,
+        open_models(models, flags, ServerState(args, responses, may_load, engine.download_dir)) as opened,
     ):
         loader = opened.models.loader
         if recorder is not None:
@@ -200,9 +196,28 @@ def _serve(
     raise SystemExit(128 + received)
 
 
+def _with_defaults(engine: EngineFlags, http: HttpFlags, attach: AttachFlags) -> EngineFlags:
+    """Return the flags of an engine with the defaults of one that a server starts."""
+    if engine.preload_grammars is None and starts_engines(engine, attach):  # a later load would pause all streams
+        engine = engine.with_values(preload_grammars=True)
+    if (engine.enable_lora or engine.lora_modules) and engine.allow_runtime_lora is None:
+        engine = engine.with_values(allow_runtime_lora=http.admin_key_file is not None)
+    return engine
+
+
 def _loads_adapters(http: HttpFlags, engine: EngineFlags, attach: AttachFlags) -> bool:
-    """Return whether clients may load adapters: as a flag says, or with the admin key if the engine is another's."""
-    return bool(engine.allow_runtime_lora) or (not starts_engines(engine, attach) and http.admin_key_file is not None)
+    """Return whether clients may load adapters: as a flag says, or with the admin key. Raises `BadParameter`."""
+    has_engine, folders = starts_engines(engine, attach), http.allowed_lora_folders or ()
+    may = bool(engine.allow_runtime_lora) or (not has_engine and http.admin_key_file is not None)
+    if folders and not may:
+        raise typer.BadParameter(
+            "--allowed-lora-folders is for clients that load adapters; give --enable-lora and --allow-runtime-lora or "
+            "--admin-key-file as well, or omit it"
+        )
+    for folder in folders if has_engine else ():  # those of another's engine may be on another machine
+        if (kind := what_is(folder)) != "is a folder":
+            raise typer.BadParameter(f"--allowed-lora-folders {folder:.200} {kind:.200}; give a folder with adapters")
+    return may
 
 
 @contextmanager

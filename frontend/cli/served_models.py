@@ -21,6 +21,7 @@ from quire.frontend.cli.flags import AttachFlags, EngineFlags, SamplingFlags, wr
 from quire.frontend.cli.model import Model, new_runner, open_model
 from quire.frontend.cli.output import say
 from quire.frontend.engine_args import DEMO_MODEL
+from quire.frontend.http.models.adapters import check_names
 from quire.frontend.http.models.loader import LoadPolicy, ModelLoader
 from quire.frontend.http.models.served_model import ServedModel
 from quire.frontend.http.models.served_models import ServedModels
@@ -96,7 +97,7 @@ def open_models(given: Sequence[str], flags: ModelFlags, server: ServerState) ->
         return
     with open_model(flags.engine, flags.attach, flags.more) as model:
         _note_folder(model)
-        maker = ServiceMaker(server, names_of(server.args.served_model_name, model.llm.model, DEMO_MODEL))
+        maker = _maker(model, server)
         yield OpenedModels(ServedModels.of(flags.service(maker, model)), model.runner)
 
 
@@ -145,9 +146,17 @@ def _sleeping(model: Model, flags: ModelFlags, server: ServerState) -> ServedMod
     again: dict[str, Any] = {"model": model.llm.model, "revision": None}
     if (info := model.llm.engine_info.adapters) is not None and info.folders:
         again["lora_modules"] = [f"{name}={folder}" for name, folder in info.folders.items()]
-    maker = ServiceMaker(server, names_of(server.args.served_model_name, model.llm.model, DEMO_MODEL))
+    maker = _maker(model, server)
     load = loads.stoppable(lambda: flags.service(maker, flags.load(runner, **again)))
     return _managed([ServedModel.of(flags.service(maker, model), load)], flags, server, loads)
+
+
+def _maker(model: Model, server: ServerState) -> ServiceMaker:
+    """Return what makes the services of a loaded model. Raises `BadParameter` for an adapter that no name reaches."""
+    names, info = names_of(server.args.served_model_name, model.llm.model, DEMO_MODEL), model.llm.engine_info.adapters
+    with wrong_usage():
+        check_names(names, () if info is None else info.folders)
+    return ServiceMaker(server, names)
 
 
 def _note_folder(model: Model) -> None:

@@ -32,6 +32,7 @@ from quire.frontend.client.supervisor import MachinePart, ProcessTimeouts, Super
 from quire.frontend.engine_args import EngineArgs
 from quire.frontend.errors import EngineConnectionError, EngineDeadError, RequestError
 from quire.frontend.outputs import RequestOutput
+from quire.frontend.requested_adapters import RequestedAdapters
 from quire.frontend.sampling import SamplingParams, SeedSource, answer_room, check_length, engine_params, validate
 from quire.frontend.text.chat import harmony
 from quire.frontend.text.chat.answer_format import AnswerFormat
@@ -105,6 +106,7 @@ class ConnectedEngine:
     ) -> None:
         """`routing`: the one that the caller has made of these arguments, see `choose_router`."""
         self.args = args
+        self.adapters = RequestedAdapters(args.download_dir)
         self._new_connection = connect
         self._seeds = SeedSource(args.seed)
         self._renderer = TemplateRenderer()
@@ -295,7 +297,7 @@ class ConnectedEngine:
         ready = self.engines.ready
         if not self.pooling_info.generates:
             raise RequestError(f"this model generates no text; it {self.pooling_info.tasks}")
-        _check_options(options, self.engines)
+        self._check_options(options)
         check_length(params, len(prompt.token_ids), ready.max_model_len, ready.num_pages * ready.block_size)
         try:
             seed = self._seeds.next() if params.seed is None else params.seed
@@ -333,10 +335,33 @@ class ConnectedEngine:
     ) -> EmbeddingRequest:
         """Create an embedding request that is ready to be submitted; otherwise like `request`."""
         ready = self.engines.ready
-        _check_options(options, self.engines)
+        self._check_options(options)
         check_embedding(len(prompt.token_ids), ready.max_model_len, ready.num_pages * ready.block_size)
         arrived = time.monotonic() if arrival_time is None else arrival_time
         return EmbeddingRequest(request_id, prompt, params, arrival_time=arrived, options=options)
+
+    def _check_options(self, options: RequestOptions) -> None:
+        """Raise `RequestError` for a priority that engines give their administrators only, and for an adapter that one
+        does not take. The name of one that they take is kept.
+        """
+        ready = self.engines.ready
+        if options.priority < 0 and ready.role is not Role.ADMIN:
+            raise RequestError(
+                f"priority={options.priority} needs the role {Role.ADMIN} at the engine, and this client has the role "
+                f"{ready.role}; give 0 or more, or attach over the engine's ipc:// socket or with the key admin.secret"
+            )
+        if options.lora_request is not None:
+            try:
+                for engine in self.engines.statuses():  # any of them may get it
+                    check_known(options.lora_request, engine.ready.adapters)
+            except ValueError as error:
+                raise RequestError(str(error)) from None
+            self.adapters.note(options.lora_request)
+
+    def list_loras(self) -> dict[str, str]:
+        """Return the paths of the adapters that have names, by these: the engine's, and those of requests made here."""
+        info = self.engines.ready.adapters
+        return {**({} if info is None else info.folders), **self.adapters.paths}
 
     def chat_prompt(
         self,
@@ -536,22 +561,6 @@ def _check_variables(variables: Mapping[str, Any]) -> None:
                 else f"give {name} as an argument of its own, or omit it"
             )
             raise RequestError(f"chat_template_kwargs.{name} is not a variable that can be set; {advice}")
-
-
-def _check_options(options: RequestOptions, engines: EngineSet) -> None:
-    """Raise `RequestError` for a priority that engines give their administrators only, and for an unknown adapter."""
-    ready = engines.ready
-    if options.priority < 0 and ready.role is not Role.ADMIN:
-        raise RequestError(
-            f"priority={options.priority} needs the role {Role.ADMIN} at the engine, and this client has the role "
-            f"{ready.role}; give 0 or more, or attach over the engine's ipc:// socket or with the key admin.secret"
-        )
-    if options.lora_request is not None:
-        try:
-            for engine in engines.statuses():  # any of them may get it
-                check_known(options.lora_request, engine.ready.adapters)
-        except ValueError as error:
-            raise RequestError(str(error)) from None
 
 
 class AnswerParsing:

@@ -40,6 +40,8 @@ class ServerArgs:
             pages on this machine.
         allowed_hosts: Host name that clients may address, *.NAME for its subdomains, * for any; IP addresses and
             localhost are always allowed. Default: any; on a loopback address none.
+        allowed_lora_folders: Folder in which adapters may be that clients load by their paths, links resolved; / for
+            any. Default: none, so that clients load adapters of the Hugging Face hub only.
         log_level: Least level of messages on stderr; info: a line for each request.
         log_format: json: an object a line.
         metrics_prefix: Prefix of the names at /metrics; vllm fits dashboards and routers made for vLLM.
@@ -58,9 +60,9 @@ class ServerArgs:
         request_timeout: Seconds after which a request ends; the header X-Request-Timeout sets less. Default: no limit.
         trust_request_chat_template: Let clients bring chat templates, which are programs in a sandbox.
         keep_alive: Seconds that an idle connection stays open.
-        admin_key_file: File of the keys with which the set of engines can be changed, and models loaded and unloaded
-            by /models/load and /models/unload, one a line; an API key is not needed besides. Default: whoever reaches
-            the server can load and unload models, and change the engines if it has no API keys.
+        admin_key_file: File of the keys with which the set of engines can be changed, models loaded and unloaded by
+            /models/load and /models/unload, and adapters, one a line; an API key is not needed besides. Default:
+            whoever reaches the server can load and unload models, and change the engines if it has no API keys.
         share_prefix_cache: Let API keys share cached prefixes; each can then tell by times what others have sent.
         max_requests_per_key: Requests of an API key that may be open at once. Default: no limit.
         max_tokens_per_minute_per_key: Tokens of prompts and answers that an API key may take. Default: no limit.
@@ -87,6 +89,7 @@ class ServerArgs:
     root_path: Annotated[str, Option("PATH")] = ""
     allowed_origins: Annotated[tuple[str, ...], Option("ORIGIN")] = ()
     allowed_hosts: Annotated[tuple[str, ...], Option("NAME")] = ()
+    allowed_lora_folders: Annotated[tuple[str, ...], Option("FOLDER")] = ()
     log_level: Annotated[str, Option("LEVEL", choices=LOG_LEVELS)] = "info"
     log_format: Annotated[str, Option("FORMAT", choices=("text", "json"))] = "text"
     metrics_prefix: Annotated[str, Option("WORD")] = "quire"

@@ -40,16 +40,17 @@ def now() -> int:
 class ServerState:
     """State that all models of a server share. `responses`: the store of responses. `created`: when the server started.
 
-    `unloads_models`: its models are loaded and unloaded while it runs. `loads_adapters`: clients may load adapters.
-    `draining`: it is shutting down.
+    `unloads_models`: its models are loaded and unloaded while it runs. `loads_adapters`: clients may load adapters,
+    those of the hub into `download_dir`. `draining`: it is shutting down.
     """
 
     args: ServerArgs
     responses: ResponseStore | None = None
+    loads_adapters: bool = False
+    download_dir: str | None = None
     created: int = field(default_factory=now)
     long_work: LongWork = field(default_factory=LongWork)
     unloads_models: bool = False
-    loads_adapters: bool = False
     draining: bool = False
 
     def __post_init__(self) -> None:

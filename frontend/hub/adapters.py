@@ -22,14 +22,14 @@ def resolve_adapter(name: str, download_dir: str | None = None) -> str:
     return str(_AdapterResolution(name, None, cache_folder(download_dir)).path())
 
 
-def resolving_adapter(name: str) -> Future[str]:
+def resolving_adapter(name: str, download_dir: str | None = None) -> Future[str]:
     """Begin to resolve an adapter, on a thread for which a program that ends does not wait."""
     future = Future[str]()
     future.set_running_or_notify_cancel()  # nobody who waits for it cancels it
 
     def work() -> None:
         try:
-            future.set_result(resolve_adapter(name))
+            future.set_result(resolve_adapter(name, download_dir))
         except BaseException as error:  # noqa: BLE001 - raised by those who wait
             future.set_exception(error)
 
@@ -37,19 +37,24 @@ def resolving_adapter(name: str) -> Future[str]:
     return future
 
 
+_MOST_KNOWN = 4096  # beyond, the one that was named least recently is looked up again when it is named
+
 _lock = threading.Lock()  # of what follows
-_known: dict[str, Future[str]] = {}
+_known: dict[tuple[str, str | None], Future[str]] = {}  # the most recently named last
 
 
-def known_adapter(name: str) -> Future[str]:
+def known_adapter(name: str, download_dir: str | None = None) -> Future[str]:
     """Return the folder of an adapter's files: once there is one, this process asks the hub no more.
 
     Requests that name an adapter would ask it each time.
     """
     with _lock:
-        found = _known.get(name)
+        found = _known.pop((name, download_dir), None)
         if found is None or (found.done() and found.exception() is not None):
-            found = _known[name] = resolving_adapter(name)
+            found = resolving_adapter(name, download_dir)
+        _known[name, download_dir] = found
+        if len(_known) > _MOST_KNOWN:
+            del _known[next(iter(_known))]
     return found
 
 

@@ -25,9 +25,12 @@ def is_hub_name(model: str) -> bool:
 
 def is_adapter_name(path: object) -> bool:
     """Return True if an adapter at the hub may be meant, as `owner/name`: there is no such path here."""
-    if not isinstance(path, str) or "/" not in path or ":" in path or path.endswith(SUFFIX):
-        return False
-    return is_hub_name(path) and not os.path.lexists(path)
+    return isinstance(path, str) and is_like_adapter_name(path) and not os.path.lexists(path)
+
+
+def is_like_adapter_name(path: str) -> bool:
+    """Return True for a name that an adapter at the hub may have, whatever paths there are."""
+    return "/" in path and ":" not in path and not path.endswith(SUFFIX) and is_hub_name(path)
 
 
 def split_tag(model: str) -> tuple[str, str | None]:

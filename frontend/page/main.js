@@ -83,7 +83,9 @@ function disclose(toggle, panel, isOpen) {
 async function loadModel() {
   try {
     const { data } = await (await call("v1/models")).json();
-    const several = data.filter(({ root }, index) => index === data.findIndex((other) => other.root === root));
+    // Of the names of a model the first; an adapter's are models of their own.
+    const isFirst = ({ root }, index) => index === data.findIndex((other) => other.root === root);
+    const several = data.filter((model, index) => model.parent || isFirst(model, index));
     const shown = several.find(({ status }) => status?.value === "loaded") ?? several[0];
     $("models").replaceChildren(...several.map(({ id }) => new Option(id, id, false, id === shown.id)));
     $("models").onchange = () => showModel(several.find(({ id }) => id === $("models").value), true);

@@ -120,7 +120,7 @@ def test_an_engine_of_ones_own_takes_any_adapter() -> None:
         ("{", "cannot be read: Input data was"),
     ],
 )
-def test_what_is_no_adapter_is_refused_at_once(tmp_path: Path, config: str, message: str) -> None:
+def test_what_is_no_adapter_is_rejected_at_once(tmp_path: Path, config: str, message: str) -> None:
     with pytest.raises(ValueError, match=r"has no adapter_config\.json"):
         EngineArgs.from_options(None, {"lora_modules": f"a={tmp_path}"})
     (tmp_path / "adapter_config.json").write_text(config)

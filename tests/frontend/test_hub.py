@@ -26,7 +26,7 @@ from patience import PATIENCE
 from small_hub import COMMIT, SmallHub, files_of, small_hub
 
 from quire.frontend import LLM, AsyncLLM, LoRARequest, SamplingParams
-from quire.frontend.adapters import absolute_modules, resolved, resolved_meanwhile
+from quire.frontend.adapters import absolute_modules
 from quire.frontend.engine_args import EngineArgs, reload_arguments
 from quire.frontend.errors import HubError
 from quire.frontend.hub.adapters import resolve_adapter
@@ -34,6 +34,7 @@ from quire.frontend.hub.cache import all_models
 from quire.frontend.hub.gguf_files import choose_gguf, gguf_models
 from quire.frontend.hub.names import is_hub_name, name_of
 from quire.frontend.hub.resolve import resolve_model
+from quire.frontend.requested_adapters import RequestedAdapters
 
 NEEDED = {
     "config.json": b'{"architectures": ["Qwen3ForCausalLM"]}',
@@ -553,7 +554,7 @@ def test_an_adapter_is_downloaded_without_the_rest(
     folder = str(place.snapshot("org/tales"))
     assert absolute_modules("tales=org/tales") == (f"tales={folder}",)
     assert place.in_cache("org/tales") == set(ADAPTER)
-    assert resolved(LoRARequest("a", 1, "org/tales")) == LoRARequest("a", 1, folder)
+    assert RequestedAdapters().resolved(LoRARequest("a", 1, "org/tales")) == LoRARequest("a", 1, folder)
     assert set(place.hub.downloads.values()) == {1}
     args = EngineArgs.from_options(None, {"lora_modules": "tales=org/tales", "download_dir": str(tmp_path / "other")})
     assert args.lora_modules[0].startswith(f"tales={tmp_path}/other/")
@@ -571,12 +572,12 @@ def test_an_adapter_without_safetensors_is_rejected_before_a_download(place: Pla
     with pytest.raises(HubError, match=r"org/tales is not an adapter .*: it lacks adapter_model.safetensors; choose"):
         resolve_adapter("org/tales")
     assert not place.hub.downloads
-    assert resolved(LoRARequest("a", 1, "/org/tales")) == LoRARequest("a", 1, "/org/tales")
+    assert RequestedAdapters().resolved(LoRARequest("a", 1, "/org/tales")) == LoRARequest("a", 1, "/org/tales")
 
 
 def test_a_request_tries_the_hub_again_after_a_failure(place: Place) -> None:
     async def resolve() -> LoRARequest | None:
-        return await resolved_meanwhile(LoRARequest("a", 1, "org/later"))
+        return await RequestedAdapters().resolved_meanwhile(LoRARequest("a", 1, "org/later"))
 
     with pytest.raises(HubError, match="org/later is not a folder here"):
         asyncio.run(resolve())
@@ -585,10 +586,10 @@ def test_a_request_tries_the_hub_again_after_a_failure(place: Place) -> None:
 
 
 def test_requests_name_adapters_of_the_hub(place: Place, tmp_path: Path) -> None:
-    # A name of its own, since this process looks each up once.
+    other = str(tmp_path / "other")  # a folder of its own, since this process looks each name up once
     place.hub.models["org/told"] = files_of(write_demo_adapter(tmp_path / "tales", 1))
     tales, params = LoRARequest("tales", 1, "org/told"), SamplingParams(temperature=0.0, max_tokens=8)
-    with LLM(enable_lora=True, num_pages=64) as llm:
+    with LLM(enable_lora=True, num_pages=64, download_dir=other) as llm:
         [own] = llm.generate("Once upon a time", params)
         [adapted] = llm.generate("Once upon a time", params, lora_request=tales)
         assert own.outputs[0].token_ids != adapted.outputs[0].token_ids
@@ -600,15 +601,19 @@ def test_requests_name_adapters_of_the_hub(place: Place, tmp_path: Path) -> None
                 assert vector == llm.embed("a fox", lora_request=tales)[0].outputs.embedding
                 return [list(output.outputs[0].token_ids) async for output in outputs]
 
+        assert llm.list_loras()["tales"].startswith(other)
+        assert not place.cache.exists()
         assert asyncio.run(stream()) == [adapted.outputs[0].token_ids]
-    assert set(place.hub.downloads.values()) == {1}
+    assert place.snapshot("org/told").exists()
 
 
 def test_an_adapter_of_the_hub_is_loaded_while_a_server_runs(place: Place, tmp_path: Path) -> None:
     for number, name in enumerate(("tales", "songs"), 1):
         place.hub.models[f"org/{name}"] = files_of(write_demo_adapter(tmp_path / name, number))
     flags = ("--num-pages", "64", "--allow-runtime-lora", "--lora-modules", "tales=org/tales")
-    with Server.start(*flags, environment=place.hub.environment(place.cache)) as server:
+    with Server.start(
+        *flags, "--download-dir", str(place.cache), environment=place.hub.environment(tmp_path / "other")
+    ) as server:
 
         def load(name: str) -> Reply:
             return server.request("/v1/load_lora_adapter", {"lora_name": name, "lora_path": f"org/{name}"})
@@ -623,4 +628,5 @@ def test_an_adapter_of_the_hub_is_loaded_while_a_server_runs(place: Place, tmp_p
         assert len({answer["choices"][0]["text"] for answer in answers}) == 3
         none = load("none")
         assert none.status == 404
-        assert "org/none is not a folder here" in none.error["message"]
+        assert none.error["message"].startswith("lora_path='org/none': it can't be had from the hub")
+        assert str(place.cache) not in none.error["message"]

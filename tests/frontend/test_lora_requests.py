@@ -79,7 +79,7 @@ def test_every_method_takes_adapters(llm: LLM, adapters: list[LoRARequest]) -> N
         (LoRARequest("a", 1, "/adapters/none"), "/adapters/none has no adapter_config.json|no such|does not exist"),
     ],
 )
-def test_what_is_no_adapter_is_refused(llm: LLM, adapter: Any, message: str) -> None:
+def test_what_is_no_adapter_is_rejected(llm: LLM, adapter: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         llm.generate(PROMPT, PARAMS, lora_request=adapter)
 
@@ -91,9 +91,13 @@ def test_a_request_fails_where_its_adapter_may_not_be_named(
     with pytest.raises(RequestError, match="the engine was started without adapters; start it with enable_lora=True"):
         tokens(without, PROMPT, adapters[0])
     one = engine(demo_model, lora_modules=f"tales={adapters[0].lora_path}")
+    assert without.list_loras() == {}
     assert tokens(one, PROMPT, adapters[0]) != tokens(one, PROMPT, None)
     with pytest.raises(RequestError, match="none of the engine's lora_modules"):
         tokens(one, PROMPT, adapters[1])
+    assert one.list_loras() == {"tales": adapters[0].lora_path}
+    tokens(one, PROMPT, LoRARequest("same", 5, adapters[0].lora_path))
+    assert one.list_loras() == dict.fromkeys(("tales", "same"), adapters[0].lora_path)
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -133,6 +137,7 @@ def test_streams_and_steps_take_adapters(llm: LLM, adapters: list[LoRARequest]) 
         (("", 1, "/a"), "'' is no name of an adapter"),
         (("a/../b", 1, "/a"), "is no name of an adapter"),
         (("a\n", 1, "/a"), "is no name of an adapter"),
+        (("a,b", 1, "/a"), "is no name of an adapter; give .* without commas"),
         (("a" * 257, 1, "/a"), "give 1 to 256 printable characters"),
         (("a", 0, "/a"), "lora_int_id=0 is no id"),
         (("a", 1, ""), "lora_path is empty"),

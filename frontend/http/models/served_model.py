@@ -35,12 +35,12 @@ class LoadFailure:
 class ServedModel:
     """One model of a server. Only `ModelLoader` changes it.
 
-    `path`: its folder, its GGUF file or its name, as it was given. `adapters`: those that are served as models too, by
-    its engine, whether or not it is loaded. `open`: loads it and returns its service, on any
+    `path`: its folder, its GGUF file or its name, as it was given. `open`: loads it and returns its service, on any
     thread, or raises an exception; None for a model that stays loaded. `state`: it counts as loaded until its engine
-    has ended. `known`: its facts, from its first load on. `num_open`: the requests that hold it. `waiters`: those that
-    wait for it. `is_wanted`: it is to be loaded although none waits. `is_unwanted`: it is to be unloaded once it is
-    idle. `makes_room`: the same, for another model, so that new requests wait. `last_used`: by the loader's clock.
+    has ended. `known`: its facts when they were last needed, see `facts`. `num_open`: the requests that hold it.
+    `waiters`: those that wait for it. `is_wanted`: it is to be loaded although none waits. `is_unwanted`: it is to be
+    unloaded once it is idle. `makes_room`: the same, for another model, so that new requests wait. `last_used`: by the
+    loader's clock.
     `keep_seconds`: seconds of idleness after which it is unloaded.
     """
 
@@ -49,7 +49,6 @@ class ServedModel:
     metrics: ServerMetrics
     open: Callable[[], ModelService] | None = None
     service: ModelService | None = None
-    adapters: ServedAdapters = field(default_factory=ServedAdapters)
     state: ModelState = ModelState.UNLOADED
     known: ModelFacts | None = None
     failure: LoadFailure | None = None
@@ -63,13 +62,14 @@ class ServedModel:
     expiry: asyncio.TimerHandle | None = None
     loading: asyncio.Task[None] | None = None
     watching: asyncio.Task[None] | None = None
+    _adapters: ServedAdapters = field(default_factory=ServedAdapters, init=False)
 
     @classmethod
     def of(cls, service: ModelService, reopen: Callable[[], ModelService] | None = None) -> ServedModel:
         """Return a model that is loaded; `reopen` loads it again, and without it the model stays loaded."""
-        info = service.llm.engine_info.adapters
-        adapters = ServedAdapters({} if info is None else info.folders)
-        return cls(service.names, service.llm.model, service.metrics, reopen, service, adapters, ModelState.LOADED)
+        model = cls(service.names, service.llm.model, service.metrics, reopen, service, ModelState.LOADED)
+        model._adapters.follow(service.llm.engine_info.adapters)  # now: it may sleep when they are first needed
+        return model
 
     @property
     def name(self) -> str:
@@ -83,10 +83,17 @@ class ServedModel:
 
     @property
     def facts(self) -> ModelFacts | None:
-        """Its facts, None if it was never loaded."""
-        if self.known is None and self.service is not None:
+        """Its facts, None if it was never loaded. A reload changes them."""
+        if self.service is not None and (self.known is None or self.known.info is not self.service.llm.engine_info):
             self.known = self.service.facts()
         return self.known
+
+    @property
+    def adapters(self) -> ServedAdapters:
+        """Its adapters, which are served as models too, whether or not it is loaded."""
+        if self.service is not None:
+            self._adapters.follow(self.service.llm.engine_info.adapters)
+        return self._adapters
 
     @property
     def is_loaded(self) -> bool:

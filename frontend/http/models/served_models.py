@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TypeVar
@@ -113,7 +113,7 @@ class ServedModels:
         keep_body(request, body)
         model, adapter = self.find_adapted(body.named, body.unknown_model)
         request.scope[MODEL] = model
-        request.scope[ADAPTER] = adapter if body.adapter_id is None else _numbered(model, adapter, body.adapter_id)
+        request.scope[ADAPTER] = _scaled(model, adapter, body.adapter_scales)
         return model, body
 
     async def enter(self, request: Request, kind: type[Body] | None) -> ModelService:
@@ -181,14 +181,25 @@ class ServedModels:
         return service
 
 
-def _numbered(model: ServedModel, named: LoRARequest | None, number: int) -> LoRARequest:
-    """Return the adapter of a number in `GET /lora-adapters`. Raises `ApiError` 400, also if another one is named."""
-    adapter = model.adapters.numbered(number)
-    if adapter is None:
-        raise bad_request(f"lora[0].id={number} is not the id of an adapter; GET /lora-adapters lists them", "lora")
-    if named not in (None, adapter):
-        raise bad_request(f"model names an adapter and lora[0].id={number} another one; leave one out", "lora")
-    return adapter
+def _scaled(model: ServedModel, named: LoRARequest | None, scales: Mapping[int, float]) -> LoRARequest | None:
+    """Return the adapter that a request names as its model, or to which it gives the scale 1, see `Body`.
+
+    Raises `ApiError` 400 for the number of no adapter, and for scales that contradict the name.
+    """
+    chosen, numbered = named, model.adapters.by_number() if scales else {}
+    for index, (number, scale) in enumerate(scales.items()):
+        if (adapter := numbered.get(number)) is None:
+            raise bad_request(
+                f"lora[{index}].id={number} is not the id of an adapter; GET /lora-adapters lists them", "lora"
+            )
+        if named is not None and (adapter == named) != bool(scale):
+            raise bad_request(
+                f"model names the adapter {named.lora_name!r:.100}, and lora[{index}] has id {number} with the scale "
+                f"{scale:g}; leave one out",
+                "lora",
+            )
+        chosen = adapter if scale else chosen
+    return chosen
 
 
 def not_loaded(model: ServedModel) -> ApiError:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -19,9 +22,12 @@ from quire.frontend.http.models.served_models import ServedModels
 from quire.frontend.http.transport.auth import AdminKeys
 from quire.frontend.http.transport.bodies import Body, Refusals
 from quire.frontend.hub.adapters import resolving_adapter
-from quire.frontend.hub.names import is_adapter_name
-from quire.frontend.lora_request import MAX_NAME, check_name
+from quire.frontend.hub.names import is_like_adapter_name
+from quire.frontend.lora_request import MAX_NAME, absolute, check_name
+from quire.frontend.path_kind import NOWHERE, what_is
 from quire.protocol.messages import MAX_PATH
+
+logger = logging.getLogger(__name__)
 
 _Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME, description="The name of the adapter.")]
 
@@ -37,8 +43,8 @@ class LoadAdapterBody(Body, kw_only=True):
         Meta(
             min_length=1,
             max_length=MAX_PATH,
-            description="The absolute path of a folder that PEFT has written, or of a GGUF file, on this machine; or "
-            "the adapter's name at the Hugging Face hub.",
+            description="The adapter's name at the Hugging Face hub; or the absolute path, in a folder of "
+            "--allowed-lora-folders, of a folder that PEFT has written or of a GGUF file.",
         ),
     ]
     load_inplace: Annotated[
@@ -60,6 +66,7 @@ class AdapterEndpoints:
         self._models = models
         self._downloads = asyncio.Lock()
         self._admins = AdminKeys(models.server.args.admin_keys())
+        self._folders = [absolute(folder) for folder in models.server.args.allowed_lora_folders]
 
     async def load(self, request: Request) -> Response:
         """Serve a LoRA adapter as a model. Only its configuration is looked at now: the first request that names it has
@@ -68,15 +75,14 @@ class AdapterEndpoints:
         self._check_allowed(request)
         model, body = await self._models.read(request, LoadAdapterBody)
         self._check_name(model, body)
-        is_of_hub = _is_here(model) and is_adapter_name(body.lora_path)
-        if not is_of_hub and not Path(body.lora_path).is_absolute():
-            raise bad_request(f"lora_path={body.lora_path!r:.200} is not absolute; give the whole path", "lora_path")
-        if _is_here(model):
-            max_rank = _max_rank(model)
-            if is_of_hub:
-                body.lora_path = await self._resolved(body.lora_path)
+        is_here, max_rank = _is_here(model), _max_rank(model)
+        if is_here and is_like_adapter_name(body.lora_path):
+            body.lora_path = await self._resolved(body.lora_path)
+        else:
+            body.lora_path = await asyncio.to_thread(self._allowed, body.lora_path, is_here=is_here)
+        if is_here:
             await asyncio.to_thread(_check_path, body.lora_path, max_rank)
-            self._check_name(model, body)  # others may have come meanwhile
+        self._check_name(model, body)  # others may have come meanwhile
         model.adapters.put(body.lora_name, body.lora_path)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
@@ -84,9 +90,32 @@ class AdapterEndpoints:
         """Return the folder of an adapter at the hub, one after the other. Raises `ApiError` 404."""
         async with self._downloads:
             try:
-                return await asyncio.wrap_future(resolving_adapter(name))
+                return await asyncio.wrap_future(resolving_adapter(name, self._models.server.download_dir))
             except HubError as error:
-                raise _not_found(f"lora_path={name!r:.200}: {error}", "lora_path") from None
+                logger.warning("the adapter %s could not be downloaded: %s", name, error)
+                reason = error if self._admins else "it can't be had from the hub; the server's log has the reason"
+                raise _not_found(f"lora_path={name!r:.200}: {reason}", "lora_path") from None
+
+    def _allowed(self, given: str, *, is_here: bool) -> str:
+        """Return the path of an adapter in an allowed folder, with its links resolved if the engine is on this machine.
+
+        Raises `ApiError` 400 or 403, which says nothing about what is at the path.
+        """
+        if not Path(given).is_absolute():
+            raise bad_request(f"lora_path={given!r:.200} is not absolute; give the whole path", "lora_path")
+        resolve = os.path.realpath if is_here else os.path.normpath
+        with suppress(ValueError):  # a path with a zero
+            path = Path(resolve(given))
+            if any(path.is_relative_to(resolve(folder)) for folder in self._folders):
+                return str(path)
+        raise ApiError(
+            403,
+            f"lora_path={given!r:.200} is in no folder from which adapters may be loaded; give another one"
+            + (", or the name of an adapter at the hub" if is_here else "")
+            + ", or start the server with --allowed-lora-folders",
+            code="not_allowed",
+            param="lora_path",
+        )
 
     async def unload(self, request: Request) -> Response:
         """Serve a LoRA adapter no longer. Requests that have begun go on."""
@@ -101,8 +130,8 @@ class AdapterEndpoints:
         if not self._models.server.loads_adapters:
             raise ApiError(
                 403,
-                "this server loads no adapters while it runs; start it with --enable-lora --allow-runtime-lora, or, in "
-                "front of an engine that was started with these, with --admin-key-file",
+                "this server loads no adapters while it runs; start it with --enable-lora and --allow-runtime-lora or "
+                "--admin-key-file; in front of an engine that takes any adapter, with --admin-key-file",
                 code="not_allowed",
             )
         if self._admins:
@@ -159,7 +188,7 @@ def _max_rank(model: ServedModel) -> int | None:
 
 def _check_path(path: str, max_rank: int | None) -> None:
     """Raise `ApiError` 404 for a path where nothing is, and 400 for what is no adapter."""
-    if not Path(path).exists():
+    if what_is(path) == NOWHERE:
         raise _not_found(f"lora_path={path!r:.200} does not exist; give a folder that PEFT has written", "lora_path")
     try:
         check_files(path, max_rank)

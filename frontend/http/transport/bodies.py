@@ -54,9 +54,12 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return self.model
 
     @property
-    def adapter_id(self) -> int | None:
-        """The number in `GET /lora-adapters` of the adapter that the request is for, None if it gives none."""
-        return None
+    def adapter_scales(self) -> Mapping[int, float]:
+        """The scales that the request gives adapters by their numbers in `GET /lora-adapters`: 1 for one, 0 for others.
+
+        Raises `ApiError` 400.
+        """
+        return {}
 
     @property
     def keep_seconds(self) -> float | None:

@@ -18,7 +18,12 @@ from openai import NotFoundError, OpenAI
 from parsed_metrics import ParsedMetrics
 from patience import PATIENCE
 
+from quire.frontend import LLM
+from quire.frontend.cli import lora
+from quire.frontend.cli.running_server import ANSWER_SECONDS
+
 PROMPT = "Once upon a time there was a fox"
+PROGRAM = "from quire.frontend.cli import main; main()"
 FIXED = {"max_tokens": 16, "temperature": 0}
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 ADMIN = {"X-Admin-Key": "admin"}
@@ -40,7 +45,8 @@ def server(folder: Path) -> Iterator[Server]:
         f"same={folder}/tales",
         json.dumps({"name": "songs", "path": f"{folder}/songs"}),
     ]
-    with Server.start("--num-pages", "128", "--allow-runtime-lora", "--lora-modules", *modules) as server:
+    allowed = ("--allow-runtime-lora", "--allowed-lora-folders", str(folder.parent))
+    with Server.start("--num-pages", "128", *allowed, "--lora-modules", *modules) as server:
         yield server
 
 
@@ -57,13 +63,20 @@ def text(server: Server, model: str | None, **fields: Any) -> str:
     return str(answer["choices"][0]["text"])
 
 
+def names(server: Server) -> list[str]:
+    return [card["id"] for card in server.request("/v1/models").json()["data"]]
+
+
+def wait_for_names(server: Server, expected: list[str]) -> None:
+    wait_until(lambda: names(server)[1:] == expected, "the server has other adapters")
+
+
 def load(server: Server, name: str, path: Path | str, **more: Any) -> Reply:
     return server.request(LOAD, {"lora_name": name, "lora_path": str(path), **more})
 
 
 def command(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
-    program = "from quire.frontend.cli import main; main()"
-    words = [sys.executable, "-P", "-c", program, "lora", *arguments, "--url", server.url]
+    words = [sys.executable, "-P", "-c", PROGRAM, "lora", *arguments, "--url", server.url]
     return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
@@ -145,7 +158,6 @@ def test_metrics_name_the_adapters_of_open_requests(server: Server, openai: Open
         next(iter(stream))
         assert labels() == idle | {"running_lora_adapters": "songs"}
         assert server.request("/v1/models/songs").json()["requests"] == 1
-        assert command(server, "list").stdout.splitlines()[3].split()[:2] == ["songs", "1"]
     deadline = time.monotonic() + PATIENCE
     while labels() != idle:
         assert time.monotonic() < deadline
@@ -175,12 +187,21 @@ def test_llama_cpp_names_them_by_number(server: Server, folder: Path) -> None:
     for given, message in (
         ([{"id": 0, "scale": 0.5}], "a scale other than 0 and 1"),
         ([{"id": 0, "scale": 1}, {"id": 2, "scale": 1}], "lora has several adapters"),
-        ([{"id": 9, "scale": 1}], r"lora[0].id=9 is not the id of an adapter"),
+        ([{"id": 9, "scale": 1}], "lora[0].id=9 is not the id of an adapter"),
+        ([{"id": 2, "scale": 1}, {"id": 9, "scale": 0}], "lora[1].id=9 is not the id of an adapter"),
+        ([{"id": 0, "scale": 1}, {"id": 0, "scale": 0}], "lora has an id twice"),
     ):
-        refused = complete(lora=given)
-        assert refused.status == 400
-        assert message in refused.error["message"]
-    assert "another one" in complete(model="tales", lora=[{"id": 2, "scale": 1}]).error["message"]
+        rejected = complete(lora=given)
+        assert rejected.status == 400
+        assert message in rejected.error["message"]
+    for number, scale in ((2, 1), (0, 0)):
+        rejected = complete(model="tales", lora=[{"id": number, "scale": scale}])
+        assert (
+            f"names the adapter 'tales', and lora[0] has id {number} with the scale {scale}"
+            in rejected.error["message"]
+        )
+    agreed = complete(model="tales", lora=[{"id": 0, "scale": 1}, {"id": 2, "scale": 0}])
+    assert agreed.json()["content"] == text(server, "tales")
 
 
 def test_adapters_are_loaded_and_unloaded(server: Server, folder: Path) -> None:
@@ -224,23 +245,57 @@ def test_commands_load_and_unload_them(server: Server, folder: Path) -> None:
     assert "'late' is no NAME=PATH" in wrong.stderr
 
 
-def test_what_cannot_be_loaded_is_refused(server: Server, folder: Path, tmp_path: Path) -> None:
+def test_a_command_waits_for_the_download_of_an_adapter(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seconds: list[float] = []
+
+    def ask(*given: Any) -> str:
+        seconds.append(given[-1])
+        return "done"
+
+    monkeypatch.setattr(lora, "ask", ask)
+    flags = {"model": None, "load_inplace": False, "url": None, "admin_key_file": None, "debug": False}
+    for adapter in ("a=/adapters/a", "a=org/a"):
+        lora.load(adapter=adapter, **flags)
+    assert seconds[0] == ANSWER_SECONDS < 3600 < seconds[1]
+    assert capsys.readouterr().out == "done\n" * 2
+
+
+def test_what_cannot_be_loaded_is_rejected(server: Server, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     write_demo_adapter(tmp_path / "large", 1, rank=128)
     for name, path, status, message in (
         ("a", "songs", 400, "lora_path='songs' is not absolute"),
         ("a", tmp_path / "none", 404, "does not exist"),
         ("a", tmp_path / "empty", 400, "has no adapter_config.json"),
+        ("a", tmp_path / ("a" * 300), 400, "cannot be looked at"),
         ("a", tmp_path / "large", 400, "has rank 128, and max_lora_rank is 64"),
         ("a/../b", folder / "songs", 400, "is no name of an adapter"),
         (server.model, folder / "songs", 400, "is the name of a model"),
         ("", folder / "songs", 400, "lora_name"),
         ("a" * 257, folder / "songs", 400, "lora_name"),
     ):
-        refused = load(server, name, path)
-        assert refused.status == status, (path, refused.body)
-        assert message in refused.error["message"]
+        rejected = load(server, name, path)
+        assert rejected.status == status, (path, rejected.body)
+        assert message in rejected.error["message"]
     assert server.request(LOAD, {"lora_name": "a"}).error["message"] == "lora_path is missing; it is required"
+
+
+def test_paths_outside_the_allowed_folders_are_rejected_alike(server: Server, folder: Path, tmp_path: Path) -> None:
+    """Whether or not something is there, and however they lead out."""
+    (tmp_path / "out").symlink_to("/")
+    (tmp_path / "in").symlink_to(folder / "songs")
+    for path in ("/", "/none", "/etc/passwd", "/etc/none", f"{tmp_path}/../../../..", f"{tmp_path}/out/none", "/\0"):
+        rejected = load(server, "a", path)
+        assert (rejected.status, rejected.error["code"]) == (403, "not_allowed"), path
+        assert rejected.error["message"] == (
+            f"lora_path={path!r} is in no folder from which adapters may be loaded; give another one, or the name of "
+            "an adapter at the hub, or start the server with --allowed-lora-folders"
+        )
+    assert load(server, "a", tmp_path / "in").status == 200
+    assert server.request("/v1/models/a").json()["root"] == f"{folder}/songs"
+    assert server.request(UNLOAD, {"lora_name": "a"}).status == 200
 
 
 def test_a_damaged_adapter_fails_its_requests_only(server: Server, tmp_path: Path) -> None:
@@ -258,11 +313,12 @@ def test_loading_is_for_administrators_if_there_are_any(folder: Path, tmp_path: 
     (tmp_path / "admins").write_text("admin\n")
     (tmp_path / "users").write_text("user\n")
     keys = ("--admin-key-file", str(tmp_path / "admins"))
-    flags = ("--enable-lora", "--allow-runtime-lora", *keys, "--api-key-file", str(tmp_path / "users"))
+    flags = ("--enable-lora", "--allowed-lora-folders", str(folder), *keys, "--api-key-file", str(tmp_path / "users"))
     user = {"Authorization": "Bearer user"}
     with Server.start("--num-pages", "64", *flags) as server:
         body = {"lora_name": "tales", "lora_path": f"{folder}/tales"}
         assert server.request(LOAD, body, headers=user).status == 403
+        assert server.request(LOAD, body | {"lora_path": "/etc"}, headers=ADMIN).error["code"] == "not_allowed"
         assert command(server, "load", f"tales={folder}/tales").returncode == 1
         assert command(server, "load", f"tales={folder}/tales", *keys).returncode == 0
         asked = {"model": "tales", "prompt": PROMPT, **FIXED}
@@ -276,15 +332,37 @@ def test_loading_is_for_administrators_if_there_are_any(folder: Path, tmp_path: 
 def test_a_server_loads_none_unless_it_is_told_so(folder: Path) -> None:
     """Not even in front of an engine that takes any, which another has started: only its administrators may."""
     with Server.start("--num-pages", "64", "--enable-lora") as server:
-        refused = load(server, "tales", folder / "tales")
-        assert refused.status == 403
-        assert "--allow-runtime-lora" in refused.error["message"]
+        rejected = load(server, "tales", folder / "tales")
+        assert rejected.status == 403
+        assert "--allow-runtime-lora" in rejected.error["message"]
+        with LLM(engine_address=server.engine_address) as llm:
+            for name in ("tales", "songs"):
+                llm.reload(lora_modules=[f"{name}={folder}/{name}"])
+                wait_for_names(server, [name])
+                assert text(server, name) != text(server, None)
+        assert server.request("/v1/completions", {"model": "tales", "prompt": PROMPT}).status == 404
+
+
+@pytest.mark.parametrize(
+    ("given", "flags", "message"),
+    [
+        (["quire-demo"], [], "'quire-demo' is the same as a name of the model, 'quire-demo'"),
+        (["tales", "tales:latest"], ["--idle-timeout", "9"], "'tales:latest' is the same as another adapter, 'tales'"),
+    ],
+)
+def test_names_that_clients_cannot_tell_apart_end_the_start(
+    folder: Path, given: list[str], flags: list[str], message: str
+) -> None:
+    words = [sys.executable, "-P", "-c", PROGRAM, "serve", "--port", "0", "--num-pages", "64", *flags]
+    modules = [word for name in given for word in ("--lora-modules", f"{name}={folder}/tales")]
+    ended = subprocess.run([*words, *modules], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert message in " ".join(ended.stderr.replace("│", " ").split())
 
 
 def test_a_second_server_has_the_names_of_the_engine(server: Server) -> None:
     with Server.start("--engine-address", server.engine_address) as second:
-        names = [card["id"] for card in second.request("/v1/models").json()["data"]]
-        assert names[1:4] == ["tales", "same", "songs"]
+        assert names(second)[1:4] == ["tales", "same", "songs"]
         assert text(second, "songs") == text(server, "songs")
         assert load(second, "late", "/adapters").status == 403
 

@@ -152,14 +152,18 @@ class SamplingFields(Body, kw_only=True):
     xtc_threshold: _Float = None
 
     @property
-    def adapter_id(self) -> int | None:
-        """See `Body`. Raises `ApiError` 400 for several adapters, and for a scale other than 0 and 1."""
-        used = [each for each in self.lora or () if each.scale]
+    def adapter_scales(self) -> Mapping[int, float]:
+        """See `Body`."""
+        given = self.lora or []
+        used = [each for each in given if each.scale]
         if len(used) > 1 or any(each.scale != 1 for each in used):
             raise bad_request(
                 "lora has several adapters, or a scale other than 0 and 1; give one adapter with the scale 1", "lora"
             )
-        return used[0].id if used else None
+        scales = {each.id: each.scale for each in given}
+        if len(scales) < len(given):
+            raise bad_request("lora has an id twice; give each adapter once", "lora")
+        return scales
 
     @property
     def num_predict(self) -> int | None:

@@ -12,13 +12,15 @@ from quire.frontend.http.models.adapters import ServedAdapters
 from quire.frontend.http.models.served_model import ServedModel
 from quire.frontend.http.operations.adapter_table import MAX_ROWS, AdapterTableFeed
 from quire.frontend.http.operations.table_feed import Updates
+from quire.protocol.messages import AdapterInfo
 
 
 def test_of_many_adapters_those_with_open_requests_come_first() -> None:
     names = [f"a{number}" for number in range(MAX_ROWS + 9)]
     requests = Counter({names[-1]: 2})
     metrics = SimpleNamespace(adapter_requests=lambda: requests)
-    adapters = ServedAdapters({name: f"/{name}" for name in names})
+    adapters = ServedAdapters()
+    adapters.follow(AdapterInfo({name: f"/{name}" for name in names}))
     model = cast("ServedModel", SimpleNamespace(adapters=adapters, metrics=metrics))
 
     async def shown() -> Any:

@@ -23,9 +23,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server(folder: Path) -> Iterator[Server]:
     """A server that loads adapters, in whose place the page's other tests have one without."""
-    with Server.start("--num-pages", "128", "--enable-lora", "--allow-runtime-lora") as server:
+    allowed = ("--enable-lora", "--allow-runtime-lora", "--allowed-lora-folders", str(folder))
+    with Server.start("--num-pages", "128", *allowed) as server:
         yield server
 
 
@@ -50,5 +51,10 @@ def test_adapters_are_a_table_while_there_are_some(
     ):
         page.wait_for_selector("#adapters .requests:text-is('1')")
     page.wait_for_selector("#adapters .requests:text-is('0')")
-    server.request("/v1/unload_lora_adapter", {"lora_name": "tales"})
+    server.request("/v1/load_lora_adapter", {"lora_name": "same", "lora_path": str(folder)})
+    page.reload()
+    page.wait_for_selector("#models")
+    assert page.locator("#models option").all_inner_texts() == [server.model, "tales", "same"]
+    for name in ("tales", "same"):
+        server.request("/v1/unload_lora_adapter", {"lora_name": name})
     page.wait_for_selector("#adapters", state="hidden")
