@@ -333,7 +333,7 @@ def test_a_read_that_hangs_is_an_error_and_others_go_on(hanging: World) -> None:
     again = hanging.ask("hangs")
     hanging.step()
     assert "a read of it has not ended after more than 60 s" in str(hanging.errors[again])
-    assert hanging.loader.reads == ["hangs", "a"]
+    assert sorted(hanging.loader.reads) == ["a", "hangs"]
     assert not hanging.adapters.stop()
     hanging.loader.gates["hangs"].set()
     join_readers()
