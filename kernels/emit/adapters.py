@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from quire.kernels._native import CACHE_LINE
 from quire.kernels.emit.builder import F32, I64, PTR, VF32, Builder, Value
 from quire.kernels.emit.context import EmitContext, Kernel
-from quire.kernels.emit.layout import BLOCK, TILE_ROWS, Dtypes, load_activation, load_pair, packed_offset, round_up
+from quire.kernels.emit.layout import BLOCK, PAIRS, TILE_ROWS, Dtypes, load_activation, load_pair, packed_offset, round_up
 
 ENTRY_BYTES = 32
 """Bytes of an adapter in a table: i64 addresses of A, of the scales and of the columns, and the number of tiles of A.
@@ -81,6 +82,23 @@ class AdapterOperands:
     table: Value
     short: Value
     tiles: int
+
+    def prefetch(self, b: Builder, dtypes: Dtypes, first: Value, count: Value, block: Value) -> None:
+        """Prefetch what `apply` reads for rows and a block of columns, and where that of the next block lies.
+
+        Rows with adapters of their own read short pieces of memory, and would wait for each of them.
+        """
+        pair_bytes = dtypes.plain.tile_bytes // PAIRS
+        with b.loop(first, first + count) as row:
+            entry = b.address(self.table, b.load_index(self.rows, row.index) * ENTRY_BYTES)
+            with b.loop(0, b.load(entry, 24, I64).min(1)):  # not at all without an adapter
+                columns = b.address(b.load(entry, 16, PTR), block * (2 * COLUMNS_BYTES))
+                b.prefetch(columns, 2 * COLUMNS_BYTES, level=1)
+                for i in range(2):
+                    weights = b.load(columns, i * COLUMNS_BYTES, PTR)
+                    size = b.load(columns, i * COLUMNS_BYTES + 24, I64) * pair_bytes
+                    with b.loop(0, size, CACHE_LINE) as line:
+                        b.prefetch(weights, line.index, level=2)
 
     def apply(self, b: Builder, dtypes: Dtypes, row: Value, block: Value, values: Sequence[Value]) -> list[Value]:
         """Return the products of a row with block number `block` of the columns, changed by the row's adapter."""

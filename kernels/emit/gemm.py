@@ -130,6 +130,8 @@ class GemmKernel(Kernel):
                 self._finish(b, context.dtypes, output, first + row, column_block, values)
 
             count = (rows - first).min(size)
+            if adapters is not None:
+                adapters.prefetch(b, context.dtypes, first, count, column_block)
             self._multiply(b, context, x, w, GemmItem(first // TILE_ROWS, count, column_block), sink)
         return b.text()
 
