@@ -193,6 +193,28 @@ def test_bad_adapters_are_errors_of_their_own_requests(
         assert client.answer("after") == client.answer("long")
 
 
+@pytest.mark.parametrize(("quantization", "least"), [("int8", 20), ("int4", 12)])
+def test_compressed_queries_of_quantized_models_are_adapted(
+    quantization: str, least: int, checkpoints: Path, tmp_path: Path
+) -> None:
+    """As many first tokens are those of PEFT's float model as without an adapter."""
+    folder = checkpoints / "deepseek3-dense-yarn"
+    made = make_adapter(folder, tmp_path, target_modules=["q_b_proj"], lora_alpha=64)
+    prompts = [prompt(seed, 12) for seed in range(24)]
+    with torch.no_grad():
+        expected = made(torch.tensor(prompts)).logits[:, -1].argmax(-1).tolist()
+        with made.disable_adapter():
+            of_base = made(torch.tensor(prompts)).logits[:, -1].argmax(-1).tolist()
+    flags = ["--quantization", quantization, *flags_of(tmp_path)]
+    with EngineUnderTest(folder, *flags) as engine, Client(engine.address) as client:
+        for number, tokens in enumerate(prompts):
+            params = SamplingParams(temperature=0.0, max_tokens=1)
+            client.send(EngineCoreRequest(f"{number}", tokens, params, adapter=str(tmp_path)))
+        found = [client.answer(f"{number}")[0] for number in range(len(prompts))]
+    assert sum([token] == one for token, one in zip(expected, found, strict=True)) >= least
+    assert sum([token] == one for token, one in zip(of_base, found, strict=True)) < least // 2
+
+
 @pytest.mark.parametrize(
     "flags",
     [
