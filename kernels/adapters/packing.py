@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.kernels.adapters.adapter import Adapter, LowRank
+from quire.kernels.adapters.changeable import unchangeable
 from quire.kernels.emit.adapters import COLUMNS_BYTES, ENTRY_BYTES
 from quire.kernels.emit.builder import F32
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, Dtypes, round_up
 from quire.kernels.errors import ModelError
 from quire.kernels.operands import AdaptedProduct, MatrixPart
 from quire.kernels.weights.checkpoint import Checkpoint
-from quire.kernels.weights.tensor import Tensor
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -62,14 +62,10 @@ def pack_adapter(
 ) -> PackedAdapter:
     """Pack an adapter of a checkpoint for all products of a plan. Raises ModelError for one that has more to change."""
     known = {part.tensor for product in products for part in product.matrix.parts}
-    unknown = [*(name for name in adapter.layers if name not in known), *adapter.embeddings]
-    unknown += [name for name, tensor in adapter.replaced.items() if not _is_same(tensor, name, checkpoint)]
-    if unknown := [*unknown, *adapter.tokens]:
+    unknown = [*(adapter.layers.keys() - known), *adapter.embeddings, *adapter.replaced, *adapter.tokens]
+    if unknown:
         others = f" and {len(unknown) - 1} other tensors" if len(unknown) > 1 else ""
-        raise ModelError(
-            f"the adapter changes {unknown[0]}{others}, and only layers of attention and dense feed-forward layers can "
-            "be changed for some requests alone; merge it into its model with peft's merge_and_unload()"
-        )
+        raise unchangeable(f"the adapter changes {min(unknown)}{others}")
     memory = _Memory()
     packings = [_ProductPacking(product, adapter.layers, dtypes, checkpoint) for product in products]
     entries = [packing.pack(memory) for packing in packings]
@@ -77,14 +73,6 @@ def pack_adapter(
     for packing, entry in zip(packings, entries, strict=True):
         packing.finish(entry, array, base)
     return PackedAdapter(array, entries)
-
-
-def _is_same(tensor: Tensor, name: str, checkpoint: Checkpoint) -> bool:
-    """Return True if a tensor is that of the base, as PEFT saves embeddings that it has not trained."""
-    if not checkpoint.has(name):
-        return False
-    base = checkpoint.get(name, tensor.shape)
-    return base.format == tensor.format and np.array_equal(base.data, tensor.data)
 
 
 class _ProductPacking:
