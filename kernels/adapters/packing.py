@@ -23,8 +23,7 @@ Doubles = npt.NDArray[np.float64]
 Packed = npt.NDArray[Any]
 
 _LINE = 64
-_ROWS_BYTES = 1 << 17  # of weights, whose norms are computed at once
-_COLUMNS = 1024  # of A, which stay in a cache meanwhile
+_ROWS, _COLUMNS = 64, 256  # of weights, whose changes are computed at once: meanwhile those of A stay in a cache
 
 
 class _Memory:
@@ -166,9 +165,8 @@ class _ProductPacking:
         shape = (part.whole_k, part.whole_n) if part.transposed else (part.whole_n, part.whole_k)
         whole, b = self._checkpoint.get(part.tensor, shape), (np.float32(change.scale) * change.b).astype(np.float64)
         transposed = whole.to_f32().T if part.transposed else None
-        step = max(1, _ROWS_BYTES // (4 * part.whole_k))
-        for first in range(part.first, part.first + part.n, step):
-            last = min(first + step, part.first + part.n)
+        for first in range(part.first, part.first + part.n, _ROWS):
+            last = min(first + _ROWS, part.first + part.n)
             yield (
                 whole.rows(first, last - first).to_f32() if transposed is None else transposed[first:last],
                 b[first:last],
