@@ -26,6 +26,7 @@ from quire.kernels._native import (
     Vocabulary,
     checksum,
 )
+from quire.kernels.adapters.changeable import Changeable
 from quire.kernels.adapters.packing import PackedAdapter, pack_adapter
 from quire.kernels.adapters.reading import read_adapter
 from quire.kernels.assembly import Assembly, Progress, Rows, logits_shape, open_runner
@@ -148,7 +149,9 @@ class ModelRunner:
         Raises ModelError. It takes a time that grows with the adapter's bytes, mostly without the GIL.
         """
         plan, checkpoint = self._plan, self._plan.quantization.checkpoint
-        adapter = read_adapter(path, build_graph(ModelConfig({**plan.config})), self.max_lora_rank)
+        layers = frozenset(part.tensor for product in plan.adapted for part in product.matrix.parts)
+        graph = build_graph(ModelConfig({**plan.config}))
+        adapter = read_adapter(path, graph, self.max_lora_rank, Changeable(layers, checkpoint))
         return adapter.digest, pack_adapter(plan.adapted, adapter, plan.dtypes, checkpoint)
 
     def set_adapter(self, number: int, packed: PackedAdapter | None) -> None:

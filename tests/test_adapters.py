@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from engine_process import DealerClient, EngineUnderTest
@@ -66,6 +67,14 @@ def greedy(model: Any, tokens: Sequence[int]) -> tuple[list[int], list[float]]:
             logprobs.append(float(scores.max()))
             sequence = torch.cat([sequence, scores.argmax().reshape(1, 1)], 1)
     return found, logprobs
+
+
+def best(model: Any, tokens: Sequence[int], answer: Sequence[int]) -> tuple[list[int], list[float]]:
+    """Return the likeliest token at each place of an answer, and its log probability."""
+    with torch.no_grad():
+        logits = model(torch.tensor([[*tokens, *answer]])).logits[0, len(tokens) - 1 : -1]
+    found = torch.log_softmax(logits, -1).max(-1)
+    return found.indices.tolist(), found.values.tolist()
 
 
 class Client(DealerClient):
@@ -217,6 +226,91 @@ def test_bad_adapters_are_errors_of_their_own_requests(
         assert len(client.answer("long")[0]) == LENGTH
         client.ask("after", prompt(1), str(good), min_tokens=LENGTH)
         assert client.answer("after") == client.answer("long")
+
+
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+OTHER_MODELS: dict[str, list[dict[str, Any]]] = {
+    "qwen3-tied": [{"target_modules": "all-linear"}, {"target_modules": ATTENTION, "use_dora": True, "r": 3}],
+    "gemma3-window100": [
+        {"target_modules": "all-linear"},
+        {"target_modules": ["q_proj", "down_proj"], "use_dora": True},
+    ],
+    "qwen3-moe-window": [{"target_modules": ATTENTION}, {"target_modules": ["k_proj", "o_proj"], "lora_bias": True}],
+}
+
+
+@pytest.mark.parametrize("name", OTHER_MODELS)
+def test_answers_of_other_models_are_those_of_peft(name: str, checkpoints: Path, tmp_path: Path) -> None:
+    """With norms of queries and keys, windows, other norms around layers, and beside experts."""
+    kinds = {tmp_path / str(number): fields for number, fields in enumerate(OTHER_MODELS[name])}
+    models = {folder: make_adapter(checkpoints / name, folder, **fields) for folder, fields in kinds.items()}
+    flags = ["--dtype", "float32", *flags_of(*models)]
+    with EngineUnderTest(checkpoints / name, *flags) as engine, Client(engine.address) as client:
+        for folder in models:
+            client.ask(str(folder), prompt(4), str(folder))
+        for folder, model in models.items():
+            tokens, logprobs = client.answer(str(folder))
+            expected = best(model, prompt(4), tokens)
+            assert tokens == expected[0]
+            assert logprobs == pytest.approx(expected[1], abs=1e-3)
+
+
+@pytest.mark.parametrize(("quantization", "least"), [("int8", 20), ("int4", 12)])
+def test_compressed_queries_of_quantized_models_are_adapted(
+    quantization: str, least: int, checkpoints: Path, tmp_path: Path
+) -> None:
+    """As many first tokens are those of PEFT's float model as without an adapter."""
+    folder = checkpoints / "deepseek3-dense-yarn"
+    made = make_adapter(folder, tmp_path, target_modules=["q_b_proj"], lora_alpha=64)
+    prompts = [prompt(seed, 12) for seed in range(24)]
+    with torch.no_grad():
+        expected = made(torch.tensor(prompts)).logits[:, -1].argmax(-1).tolist()
+        with made.disable_adapter():
+            of_base = made(torch.tensor(prompts)).logits[:, -1].argmax(-1).tolist()
+    flags = ["--quantization", quantization, *flags_of(tmp_path)]
+    with EngineUnderTest(folder, *flags) as engine, Client(engine.address) as client:
+        for number, tokens in enumerate(prompts):
+            params = SamplingParams(temperature=0.0, max_tokens=1)
+            client.send(EngineCoreRequest(f"{number}", tokens, params, adapter=str(tmp_path)))
+        found = [client.answer(f"{number}")[0] for number in range(len(prompts))]
+    assert sum([token] == one for token, one in zip(expected, found, strict=True)) >= least
+    assert sum([token] == one for token, one in zip(of_base, found, strict=True)) < least // 2
+
+
+def write_gguf(folder: Path, path: Path, heads: dict[str, int]) -> Path:
+    """Write the adapter of a Llama folder as llama.cpp's convert_lora_to_gguf.py does."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_string("general.type", "adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 16.0)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+    for name, tensor in load_file(folder / "adapter_model.safetensors").items():
+        module, half = name.removeprefix("base_model.model.").removesuffix(".weight").rsplit(".lora_", 1)
+        count = heads.get(module.rsplit(".", 1)[-1], 0) if half == "B" else 0
+        if count:  # of q and k, whose rows the conversion permutes
+            tensor = tensor.reshape(count, 2, -1, tensor.shape[1]).swapaxes(1, 2).reshape(tensor.shape)
+        stem = names.get_name(module)
+        writer.add_tensor(f"{stem}.weight.lora_{half.lower()}", np.ascontiguousarray(tensor))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_a_gguf_file_answers_as_the_folder_that_it_was_made_of(
+    checkpoints: Path, folders: dict[str, tuple[Path, Any]], tmp_path: Path
+) -> None:
+    model, (folder, made) = checkpoints / "llama-tied-llama3", folders["plain"]
+    heads = {"q_proj": made.config.num_attention_heads, "k_proj": made.config.num_key_value_heads}
+    file = write_gguf(folder, tmp_path / "adapter.gguf", heads)
+    flags = ["--dtype", "float32", *flags_of(folder, file)]
+    with EngineUnderTest(model, *flags) as engine, Client(engine.address) as client:
+        for adapter in (folder, file):
+            client.ask(adapter.name, prompt(5), str(adapter))
+        assert client.answer(file.name) == client.answer(folder.name)
+        client.ask("base", prompt(5))
+        assert client.answer("base") != client.answer(file.name)
 
 
 @pytest.mark.parametrize(

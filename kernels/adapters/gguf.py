@@ -7,8 +7,9 @@ those of q and k, they are put back in the order of a model folder. The scale is
 
 from __future__ import annotations
 
+import heapq
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,18 +17,21 @@ from typing import Any
 import numpy as np
 
 from quire.kernels.adapters.adapter import Adapter, LowRank
+from quire.kernels.adapters.changeable import Changeable, unchangeable
+from quire.kernels.adapters.files import AdapterFile, StoredTensor
 from quire.kernels.adapters.names import BaseNames
-from quire.kernels.adapters.tensors import MOST_NAMED, MOST_TENSORS, check_finite, check_shape, read_file
+from quire.kernels.adapters.tensors import MOST_NAMED, check_finite, check_shape, most_header_bytes, most_tensors
 from quire.kernels.attention_heads import Heads
-from quire.kernels.errors import ModelError
+from quire.kernels.errors import ModelError, quoted
 from quire.kernels.gguf.architectures import ARCHITECTURES
 from quire.kernels.gguf.architectures.description import Architecture
-from quire.kernels.gguf.container import GgufTensor, parse_gguf
+from quire.kernels.gguf.container import GgufLimits, parse_gguf_header
 from quire.kernels.weights.gguf_checkpoint import PermutedTensor
 from quire.kernels.weights.latent_tensors import dequantized
 from quire.kernels.weights.tensor import Tensor
 
 _LONGEST_TEXT = 100_000
+_LONGEST_LIST = 10_000
 _TENSOR = re.compile(r"(?P<stem>(blk\.(?P<layer>\d{1,6})\.)?(?P<part>\w+))\.weight\.lora_(?P<half>[ab])")
 _EMBEDDING = "token_embd"
 _CONVERTED = re.compile(r"transformer\.h\..*|.*\.(linear_attn|mamba|mixer|conv)\..*")
@@ -39,60 +43,72 @@ class _Halves:
     """The two tensors of a change, by `a` and `b`, and whether the base's file has the rows permuted."""
 
     is_permuted: bool
-    found: dict[str, GgufTensor] = field(default_factory=dict)
+    found: dict[str, StoredTensor] = field(default_factory=dict)
 
 
 def read_gguf_adapter(
     path: Path, shapes: Mapping[str, tuple[int, int]], *, heads: Heads, max_rank: int,
-    others: Mapping[str, tuple[int, ...]] | None = None,
+    others: Mapping[str, tuple[int, ...]] | None = None, changeable: Changeable | None = None,
 ) -> Adapter:  # fmt: skip
     """Read an adapter, as `peft.read_adapter`. `heads` are those of the base's attention, the same in all layers.
 
     Raises ModelError. The architecture of the file is not compared with the base's, only the tensors are.
     """
-    model = parse_gguf(path, read_file(path, {**(others or {}), **shapes}, max_rank))
-    if len(model.tensors) > MOST_TENSORS:
-        raise ModelError(f"{path} has {len(model.tensors)} tensors; {MOST_TENSORS} are allowed")
-    return _GgufReader(path, model.metadata, shapes, others or {}, heads, max_rank).read(model.tensors)
+    limit = most_tensors({**(others or {}), **shapes})
+    limits = GgufLimits(most_header_bytes(limit), _LONGEST_LIST, limit)
+    with AdapterFile(path) as file:
+        beginning = file.read(0, min(file.size, limits.header_bytes)).tobytes()
+        metadata, entries = parse_gguf_header(path, beginning, file.size, limits)
+        tensors = [
+            StoredTensor(each.name, each.type.lower(), each.shape, each.start, each.num_bytes) for each in entries
+        ]
+        base = _Base(shapes, {**(others or {}), **shapes}, heads, max_rank, changeable)
+        return _GgufReader(file, metadata, base).read(tensors)
+
+
+@dataclass(frozen=True)
+class _Base:
+    """What is known of the base model: see `read_gguf_adapter`. `shapes` are those of all tensors."""
+
+    linear: Mapping[str, tuple[int, int]]
+    shapes: Mapping[str, tuple[int, ...]]
+    heads: Heads
+    max_rank: int
+    changeable: Changeable | None
 
 
 class _GgufReader:
-    def __init__(
-        self, path: Path, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, int]],
-        others: Mapping[str, tuple[int, ...]], heads: Heads, max_rank: int,
-    ) -> None:  # fmt: skip
-        self._path, self._metadata, self._linear = path, metadata, shapes
-        self._shapes: dict[str, tuple[int, ...]] = {**others, **shapes}
-        self._names, self._heads, self._max_rank = BaseNames(self._shapes), heads, max_rank
+    def __init__(self, file: AdapterFile, metadata: Mapping[str, Any], base: _Base) -> None:
+        self._file, self._path, self._metadata = file, file.path, metadata
+        self._base, self._names = base, BaseNames(base.shapes)
         self._check_kind()
         self._architectures = self._possible_architectures()
         self._alpha = self._read_alpha()
 
-    def read(self, tensors: Mapping[str, GgufTensor]) -> Adapter:
+    def read(self, tensors: Sequence[StoredTensor]) -> Adapter:
         """Return the adapter that has these tensors."""
         changes: dict[str, _Halves] = {}
-        unknown = [name for name, tensor in tensors.items() if not self._enter(changes, tensor)]
+        unknown = [tensor.name for tensor in tensors if not self._enter(changes, tensor)]
         if unknown:
             raise ModelError(
                 f"{self._path} has {len(unknown)} tensors that are not of this base model, or not supported: "
-                f"{', '.join(sorted(unknown)[:MOST_NAMED])}; give an adapter of this base model, or PEFT's folder"
+                f"{', '.join(heapq.nsmallest(MOST_NAMED, unknown))}; give an adapter of this base model, or PEFT's "
+                "folder"
             )
         if not changes:
             raise ModelError(f"{self._path} has no tensors; convert the adapter again")
-        layers: dict[str, LowRank] = {}
-        embeddings: dict[str, LowRank] = {}
-        for name, halves in changes.items():
-            for half in "ab":
-                if half not in halves.found:
-                    raise ModelError(f"{self._path} lacks the lora_{half} of {name}; convert the adapter again")
-            if "*" in name:
-                layers.update(self._experts(name, halves))
-            elif name in self._linear:
-                layers[name] = self._change(name, halves, self._linear[name])
-            else:
-                embeddings[name] = self._embedding(name, halves)
+        linear = {one: each for name, halves in changes.items() for one, each in self._of_linear(name, halves)}
+        embeddings = {name: halves for name, halves in changes.items() if "*" not in name and name not in linear}
+        for name, halves in linear.items():
+            self._check(name, halves, self._base.linear[name])
+        for name, halves in embeddings.items():
+            self._check_embedding(name, halves)
         texts = (self._text(f"adapter.lora.{name}") for name in ("task_name", "prompt_prefix"))
-        return Adapter(layers, embeddings, {}, {}, *texts)
+        return Adapter(
+            {name: self._layer(name, halves) for name, halves in linear.items()},
+            {name: self._embedding(halves) for name, halves in embeddings.items()},
+            {}, {}, *texts,
+        )  # fmt: skip
 
     # Metadata
 
@@ -125,12 +141,12 @@ class _GgufReader:
 
     def _bad(self, key: str, advice: str) -> ModelError:
         value = self._metadata.get(key)
-        given = "lacks" if value is None else f"has {repr(value)[:80]} as"
+        given = "lacks" if value is None else f"has {quoted(value)} as"
         return ModelError(f"{self._path} {given} {key}; {advice}")
 
     # Tensors
 
-    def _enter(self, changes: dict[str, _Halves], tensor: GgufTensor) -> bool:
+    def _enter(self, changes: dict[str, _Halves], tensor: StoredTensor) -> bool:
         """Enter a tensor of the file; return False for one that has no meaning."""
         match = _TENSOR.fullmatch(tensor.name)
         if match is None:
@@ -148,7 +164,7 @@ class _GgufReader:
             raise ModelError(
                 f"{self._path} has {tensor.name}, of a layer that is another one in GGUF files; give PEFT's folder"
             )
-        if (name in self._linear) == (key == _EMBEDDING) and "*" not in name:
+        if (name in self._base.linear) == (key == _EMBEDDING) and "*" not in name:
             return False
         halves = changes.setdefault(name, _Halves(is_permuted))
         if match["half"] in halves.found:
@@ -165,28 +181,20 @@ class _GgufReader:
             return self._names.find(self._path, name)
         return None if self._names.find(self._path, name.replace("*", "0")) is None else name
 
-    def _change(self, name: str, halves: _Halves, shape: tuple[int, ...]) -> LowRank:
-        a, b = halves.found["a"], halves.found["b"]
-        (outputs, inputs), rank = shape, self._rank(a, 0)
-        given = self._floats(b, (outputs, rank), name)
-        if halves.is_permuted:
-            heads = self._heads.query if name.endswith(".q_proj.weight") else self._heads.kv
-            if outputs % (2 * heads):
-                raise ModelError(f"{self._path}: {name} has {outputs} outputs for {heads} heads; give PEFT's folder")
-            ordered = PermutedTensor(given.name, given.format, given.shape, given.stored, heads)
-            given = replace(given, stored=ordered.data)
-        return LowRank(self._floats(a, (rank, inputs), name), given, self._scale(rank))
+    def _of_linear(self, name: str, halves: _Halves) -> Iterator[tuple[str, _Halves]]:
+        """Yield the changes of linear layers, of which experts are stacked. Raises ModelError for other ones."""
+        for half in "ab":
+            if half not in halves.found:
+                raise ModelError(f"{self._path} lacks the lora_{half} of {name}; convert the adapter again")
+        changeable = self._base.changeable
+        if changeable is not None and name not in changeable.layers:
+            raise unchangeable(f"{self._path} changes {name}")
+        if "*" in name:
+            yield from self._experts(name, halves)
+        elif name in self._base.linear:
+            yield name, halves
 
-    def _embedding(self, name: str, halves: _Halves) -> LowRank:
-        """Return the change of an embedding, whose A lies in the file as [vocabulary, rank]."""
-        a, b = halves.found["a"], halves.found["b"]
-        (vocabulary, hidden), rank = self._shapes[name], self._rank(a, -1)
-        given = self._floats(a, (vocabulary, rank), name)
-        transposed = np.ascontiguousarray(given.to_f32().T).reshape(-1).view(np.uint8)
-        stored_a = Tensor(given.name, "f32", (rank, vocabulary), transposed)
-        return LowRank(stored_a, self._floats(b, (hidden, rank), name), self._scale(rank))
-
-    def _experts(self, pattern: str, halves: _Halves) -> Iterator[tuple[str, LowRank]]:
+    def _experts(self, pattern: str, halves: _Halves) -> Iterator[tuple[str, _Halves]]:
         """Yield the changes of all experts of a layer."""
         names: list[str] = []
         while (name := self._names.find(self._path, pattern.replace("*", str(len(names))))) is not None:
@@ -198,32 +206,66 @@ class _GgufReader:
                     f"be {len(names)}, the experts of the base model"
                 )
         for number, name in enumerate(names):
-            one = {half: _part(tensor, number) for half, tensor in halves.found.items()}
-            yield name, self._change(name, _Halves(halves.is_permuted, one), self._linear[name])
+            yield name, _Halves(halves.is_permuted, {h: _part(tensor, number) for h, tensor in halves.found.items()})
 
-    def _rank(self, a: GgufTensor, axis: int) -> int:
+    def _check(self, name: str, halves: _Halves, shape: tuple[int, int]) -> None:
+        """Raise ModelError for a change of a linear layer in another shape."""
+        (outputs, inputs), rank = shape, self._rank(halves.found["a"], 0)
+        self._check_shape(halves.found["b"], (outputs, rank), name)
+        self._check_shape(halves.found["a"], (rank, inputs), name)
+        if halves.is_permuted and outputs % (2 * self._heads_of(name)):
+            raise ModelError(
+                f"{self._path}: {name} has {outputs} outputs for {self._heads_of(name)} heads; give PEFT's folder"
+            )
+
+    def _check_embedding(self, name: str, halves: _Halves) -> None:
+        """Raise ModelError for a change of an embedding, whose A lies in the file as [vocabulary, rank]."""
+        (vocabulary, hidden), rank = self._base.shapes[name], self._rank(halves.found["a"], -1)
+        self._check_shape(halves.found["a"], (vocabulary, rank), name)
+        self._check_shape(halves.found["b"], (hidden, rank), name)
+
+    def _check_shape(self, tensor: StoredTensor, shape: tuple[int, ...], name: str) -> None:
+        check_shape(self._path, tensor, shape, f"{name} {list(self._base.shapes[name])} of the base model")
+
+    def _heads_of(self, name: str) -> int:
+        return self._base.heads.query if name.endswith(".q_proj.weight") else self._base.heads.kv
+
+    def _rank(self, a: StoredTensor, axis: int) -> int:
         rank = a.shape[axis]
-        if len(a.shape) != 2 or rank > self._max_rank:
+        if len(a.shape) != 2 or rank > self._base.max_rank:
             raise ModelError(
                 f"{self._path}: tensor {a.name} has shape {list(a.shape)}; it must be a matrix, with a rank from 1 to "
-                f"{self._max_rank}; allow higher ones, or train with a lower one"
+                f"{self._base.max_rank}; allow higher ones, or train with a lower one"
             )
         return rank
+
+    def _layer(self, name: str, halves: _Halves) -> LowRank:
+        """Read a checked change of a linear layer."""
+        a, b = (self._floats(halves.found[half]) for half in "ab")
+        if halves.is_permuted:
+            ordered = PermutedTensor(b.name, b.format, b.shape, b.stored, self._heads_of(name))
+            b = replace(b, stored=ordered.data)
+        return LowRank(a, b, self._scale(a.shape[0]))
+
+    def _embedding(self, halves: _Halves) -> LowRank:
+        """Read a checked change of an embedding."""
+        a, b = (self._floats(halves.found[half]) for half in "ab")
+        transposed = np.ascontiguousarray(a.to_f32().T).reshape(-1).view(np.uint8)
+        stored_a = Tensor(a.name, "f32", a.shape[::-1], transposed)
+        return LowRank(stored_a, b, self._scale(a.shape[1]))
 
     def _scale(self, rank: int) -> float:
         return self._alpha / rank if self._alpha else 1.0
 
-    def _floats(self, tensor: GgufTensor, shape: tuple[int, ...], name: str) -> Tensor:
-        """Return a tensor of any type as floats."""
-        given = Tensor(tensor.name, tensor.type.lower(), tensor.shape, tensor.data)
-        check_shape(self._path, given, shape, f"{name} {list(self._shapes[name])} of the base model")
-        floats = dequantized(given)
-        found = Tensor(tensor.name, floats.format, shape, floats.data)
+    def _floats(self, tensor: StoredTensor) -> Tensor:
+        """Read a tensor of any type as floats."""
+        floats = dequantized(self._file.tensor(tensor))
+        found = Tensor(tensor.name, floats.format, tensor.shape, floats.data)
         check_finite(self._path, tensor.name, found.format, found.stored)
         return found
 
 
-def _part(tensor: GgufTensor, number: int) -> GgufTensor:
+def _part(tensor: StoredTensor, number: int) -> StoredTensor:
     """Return the matrix of one expert."""
-    data = tensor.data.reshape(tensor.shape[0], -1)[number]
-    return GgufTensor(tensor.name, tensor.type, tensor.shape[1:], data)
+    size = tensor.num_bytes // tensor.shape[0]
+    return StoredTensor(tensor.name, tensor.format, tensor.shape[1:], tensor.start + number * size, size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,19 +18,22 @@ class BaseNames:
 
     def __init__(self, names: Iterable[str]) -> None:
         self._own = set(names)
-        self._others: defaultdict[str, list[str]] = defaultdict(list)
+        self._others: dict[str, str] = {}
+        self._more: dict[str, list[str]] = {}  # apart, so that the names of many experts do not take a list each
         for name in self._own:
             for other in dict.fromkeys(stored_names(name)):
-                self._others[other].append(name)
+                if self._others.setdefault(other, name) is not name:
+                    self._more.setdefault(other, []).append(name)
 
     def find(self, path: Path, name: str) -> str | None:
         """Return the base's name, None if it has no such tensor. Raises ModelError if it may be one of several."""
         if name in self._own:
             return name
-        found = self._others.get(name, [])
-        if len(found) > 1:
+        found = self._others.get(name)
+        if found is not None and name in self._more:
+            found_all = [found, *self._more[name]]
             raise ModelError(
-                f"{path}: {name} may be any of {', '.join(sorted(found)[:3])} in the base model; give the modules "
+                f"{path}: {name} may be any of {', '.join(sorted(found_all)[:3])} in the base model; give the modules "
                 "of the adapter the names that the base model's tensors have"
             )
-        return found[0] if found else None
+        return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,18 +10,20 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.kernels.adapters.adapter import Adapter, LowRank
+from quire.kernels.adapters.changeable import unchangeable
 from quire.kernels.emit.adapters import COLUMNS_BYTES, ENTRY_BYTES
 from quire.kernels.emit.builder import F32
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, Dtypes, round_up
 from quire.kernels.errors import ModelError
 from quire.kernels.operands import AdaptedProduct, MatrixPart
 from quire.kernels.weights.checkpoint import Checkpoint
-from quire.kernels.weights.tensor import Tensor
 
 Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
 Packed = npt.NDArray[Any]
 
 _LINE = 64
+_ROWS, _COLUMNS = 64, 256  # of weights, whose changes are computed at once: meanwhile those of A stay in a cache
 
 
 class _Memory:
@@ -59,14 +61,10 @@ def pack_adapter(
 ) -> PackedAdapter:
     """Pack an adapter of a checkpoint for all products of a plan. Raises ModelError for one that has more to change."""
     known = {part.tensor for product in products for part in product.matrix.parts}
-    unknown = [*(name for name in adapter.layers if name not in known), *adapter.embeddings]
-    unknown += [name for name, tensor in adapter.replaced.items() if not _is_same(tensor, name, checkpoint)]
-    if unknown := [*unknown, *adapter.tokens]:
+    unknown = [*(adapter.layers.keys() - known), *adapter.embeddings, *adapter.replaced, *adapter.tokens]
+    if unknown:
         others = f" and {len(unknown) - 1} other tensors" if len(unknown) > 1 else ""
-        raise ModelError(
-            f"the adapter changes {unknown[0]}{others}, and only layers of attention and dense feed-forward layers can "
-            "be changed for some requests alone; merge it into its model with peft's merge_and_unload()"
-        )
+        raise unchangeable(f"the adapter changes {min(unknown)}{others}")
     memory = _Memory()
     packings = [_ProductPacking(product, adapter.layers, dtypes, checkpoint) for product in products]
     entries = [packing.pack(memory) for packing in packings]
@@ -74,14 +72,6 @@ def pack_adapter(
     for packing, entry in zip(packings, entries, strict=True):
         packing.finish(entry, array, base)
     return PackedAdapter(array, entries)
-
-
-def _is_same(tensor: Tensor, name: str, checkpoint: Checkpoint) -> bool:
-    """Return True if a tensor is that of the base, as PEFT saves embeddings that it has not trained."""
-    if not checkpoint.has(name):
-        return False
-    base = checkpoint.get(name, tensor.shape)
-    return base.format == tensor.format and np.array_equal(base.data, tensor.data)
 
 
 class _ProductPacking:
@@ -109,7 +99,8 @@ class _ProductPacking:
         used, k = -(-len(self._ranks) // TILE_ROWS), self._product.matrix.k
         assert used <= self._product.tiles
         down = np.zeros((used * TILE_ROWS, round_up(k, BLOCK)), np.float32)
-        down[: len(self._ranks), :k] = self._ranks
+        for row, ranks in zip(down, self._ranks, strict=False):  # one after the other: NumPy would hold the GIL for all
+            row[:k] = ranks
         scales = np.zeros((used * TILE_ROWS, 2), np.float32)
         scales[: len(self._scales)] = self._scales
         self._place = memory.add(self._columns)  # with offsets, as yet
@@ -129,13 +120,16 @@ class _ProductPacking:
         """Add the ranks of a layer, an even number, and what its columns make of them."""
         first, outputs = len(self._ranks), slice(part.first, part.first + part.n)
         a, b = change.a[:, part.first_k : part.first_k + part.k], change.b[outputs]
-        factors = None if change.magnitude is None else change.magnitude[outputs] / self._norms(part, change)
+        factors = None if change.magnitude is None else self._factors(part, change, change.magnitude[outputs])
+        _check_bounds(a, self._dtypes, f"A of {part.tensor}")
         self._ranks += list(a)
         self._scales += [(change.scale, 0.0)] * len(a)
         if change.bias is not None:  # times a short vector's element that is 1
-            bias = change.bias[outputs] if factors is None else change.bias[outputs] / factors
+            with np.errstate(all="ignore"):
+                bias = change.bias[outputs] if factors is None else change.bias[outputs] / factors
             b = np.concatenate([b, bias[:, None]], axis=1)
             self._pad(1.0)
+        _check_bounds(b, self._dtypes, f"B or the bias of {part.tensor}")
         if len(self._ranks) % 2:
             self._pad(0.0)
         tiles = _tiles(b, self._dtypes)
@@ -151,16 +145,57 @@ class _ProductPacking:
         self._ranks.append(np.zeros(self._product.matrix.k, np.float32))
         self._scales.append((0.0, offset))
 
-    def _norms(self, part: MatrixPart, change: LowRank) -> Floats:
-        """Return the norms of the rows of a changed weight."""
+    def _factors(self, part: MatrixPart, change: LowRank, magnitude: Floats) -> Floats:
+        """Return what multiplies the rows of a changed weight, so that their norms are the magnitudes."""
+        a = change.a.astype(np.float64)
+        with np.errstate(all="ignore"):
+            norms = np.concatenate([_norms(weights, b, a) for weights, b in self._rows(part, change)])
+            factors: Floats = magnitude / norms
+        wrong = np.flatnonzero(~np.isfinite(factors))
+        if len(wrong):
+            raise ModelError(
+                f"the adapter has the magnitude (DoRA) {magnitude[wrong[0]]} for row {part.first + wrong[0]} of "
+                f"{part.tensor}, whose changed weights have the norm {norms[wrong[0]]}; their ratio must be finite: "
+                "give an adapter of this base model"
+            )
+        return factors
+
+    def _rows(self, part: MatrixPart, change: LowRank) -> Iterator[tuple[Floats, Doubles]]:
+        """Yield rows of the part's tensor, a few at a time, and those of the scaled B."""
         shape = (part.whole_k, part.whole_n) if part.transposed else (part.whole_n, part.whole_k)
-        whole = self._checkpoint.get(part.tensor, shape).to_f32()
-        whole = whole.T if part.transposed else whole
-        outputs = slice(part.first, part.first + part.n)
-        norms: Floats = np.linalg.norm(
-            whole[outputs] + np.float32(change.scale) * (change.b[outputs] @ change.a), axis=1
+        whole, b = self._checkpoint.get(part.tensor, shape), (np.float32(change.scale) * change.b).astype(np.float64)
+        transposed = whole.to_f32().T if part.transposed else None
+        for first in range(part.first, part.first + part.n, _ROWS):
+            last = min(first + _ROWS, part.first + part.n)
+            yield (
+                whole.rows(first, last - first).to_f32() if transposed is None else transposed[first:last],
+                b[first:last],
+            )
+
+
+def _norms(weights: Floats, b: Doubles, a: Doubles) -> Floats:
+    """Return the norms of rows of W + B A, with the same bits on every host.
+
+    Products of f32 are exact in f64, and einsum adds them in the order of the ranks; BLAS has an order, and threads, of
+    its own.
+    """
+    changed = weights.astype(np.float64)
+    for start in range(0, changed.shape[1], _COLUMNS):
+        columns = slice(start, start + _COLUMNS)
+        changed[:, columns] += np.einsum("or,ri->oi", b, a[:, columns], optimize=False)
+    norms: Floats = np.sqrt(np.square(changed, out=changed).sum(axis=1)).astype(np.float32)
+    return norms
+
+
+def _check_bounds(values: Floats, dtypes: Dtypes, what: str) -> None:
+    """Raise ModelError for values that are infinite once they are packed, or not numbers."""
+    kind, bits = ("f32", 0x7F7FFFFF) if dtypes.weights == F32 else ("bf16", 0x7F7F7FFF)
+    most, largest = np.array(bits, np.uint32).view(np.float32), np.abs(values).max(initial=0.0)
+    if not largest <= most:
+        raise ModelError(
+            f"the adapter has values up to {largest:.4g} in {what}, and {kind} has none above {most:.4g}; train it "
+            "again, or serve it with --dtype float32"
         )
-        return norms
 
 
 def _tiles(matrix: Floats, dtypes: Dtypes) -> Packed:

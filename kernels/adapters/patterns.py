@@ -12,10 +12,11 @@ from re import _constants as kinds  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
-from quire.kernels.errors import ModelError
+from quire.kernels.errors import ModelError, quoted
 
 _PLAIN = re.compile(r"[\w.-]*")
 _MOST_PATTERNS = 10_000
+_LONGEST_PATTERN = 4096
 _MOST_DEPTH = 50
 _MOST_STEPS = 3_000_000
 _PLAIN_STEPS = 3  # what a look at a plain pattern costs, beside one at a character
@@ -30,6 +31,12 @@ class ModulePatterns:
     def __init__(self, field: str, values: Mapping[str, Any]) -> None:
         if len(values) > _MOST_PATTERNS:
             raise ModelError(f"{field} has {len(values)} patterns; {_MOST_PATTERNS} are allowed")
+        longest = max(values, key=len, default="")
+        if len(longest) > _LONGEST_PATTERN:
+            raise ModelError(
+                f"{field} has the pattern {quoted(longest)}, of {len(longest)} characters; at most "
+                f"{_LONGEST_PATTERN} are allowed"
+            )
         self._field = field
         self._values = [(pattern, bool(_PLAIN.fullmatch(pattern)), value) for pattern, value in values.items()]
         self._matchers: dict[str, _Matcher] = {}
@@ -52,7 +59,7 @@ class ModulePatterns:
             return _Matcher(parser.parse(rf"(.*\.)?({pattern})$"))
         except (re.error, RecursionError, OverflowError, ValueError) as error:
             raise ModelError(
-                f"{self._field} has {repr(pattern)[:80]}, which is no regular expression: {repr(str(error))[:80]}; "
+                f"{self._field} has {quoted(pattern)}, which is no regular expression: {quoted(str(error))}; "
                 "correct it, or write the names of modules"
             ) from None
 

@@ -12,15 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from quire.kernels.adapters.json_config import read_config
 from quire.kernels.adapters.patterns import ModulePatterns
-from quire.kernels.errors import ModelError
-from quire.kernels.weights.json_files import read_json
+from quire.kernels.errors import LONGEST_QUOTE, ModelError, quoted
 
 CONFIG = "adapter_config.json"
-_MOST_BYTES = 1 << 20
+_MOST_BYTES = 1 << 18
 _MOST_DEPTH = 32
 _MOST_TOKENS = 100_000
-_LONGEST_QUOTE = 80
 
 _IGNORED = {
     "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "exclude_modules", "inference_mode",
@@ -106,7 +105,7 @@ class PeftConfig:
 def read_peft_config(folder: Path, max_rank: int) -> PeftConfig:
     """Read adapter_config.json of a folder. Raises ModelError for what is not supported."""
     path = folder / CONFIG
-    fields = read_json(path, dict[str, Any], "a JSON object", _MOST_BYTES)
+    fields = read_config(path, _MOST_BYTES)
     if _depth(fields) > _MOST_DEPTH:
         raise ModelError(f"{path} nests values more than {_MOST_DEPTH} times; it is not the config of an adapter")
     if fields.get("peft_type") != "LORA":
@@ -193,6 +192,6 @@ def _choice(path: Path, fields: dict[str, Any], name: str, allowed: tuple[str, .
 
 def _bad(path: Path, field: str, value: Any, advice: str) -> ModelError:
     """Return the error of a field, in one line."""
-    name = field if field.isprintable() and len(field) <= _LONGEST_QUOTE else repr(field)[:_LONGEST_QUOTE]
-    given = "is missing" if value is None else f"is {repr(value)[:_LONGEST_QUOTE]}"
+    name = field if field.isprintable() and len(field) <= LONGEST_QUOTE else quoted(field)
+    given = "is missing" if value is None else f"is {quoted(value)}"
     return ModelError(f"{path}: {name} {given}; {advice}")

@@ -6,20 +6,21 @@ from pathlib import Path
 
 from quire.kernels.adapters import peft
 from quire.kernels.adapters.adapter import Adapter
+from quire.kernels.adapters.changeable import Changeable
 from quire.kernels.adapters.gguf import read_gguf_adapter
 from quire.kernels.adapters.shapes import linear_shapes, other_shapes
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import Attention, Graph
 
 
-def read_adapter(path: Path, graph: Graph, max_rank: int) -> Adapter:
+def read_adapter(path: Path, graph: Graph, max_rank: int, changeable: Changeable) -> Adapter:
     """Read an adapter of a model, PEFT's folder or a GGUF file. Raises ModelError."""
     shapes, others = linear_shapes(graph), other_shapes(graph)
     if path.is_dir():
-        return peft.read_adapter(path, shapes, max_rank=max_rank, others=others)
+        return peft.read_adapter(path, shapes, max_rank=max_rank, others=others, changeable=changeable)
     if not path.exists():
         raise ModelError(f"{path} does not exist; give a folder that PEFT has written, or a GGUF file")
     heads = next((layer.heads for layer in graph.attentions if isinstance(layer, Attention)), None)
     if heads is None:
         raise ModelError(f"{path} is no folder, and GGUF adapters of this model's attention are not supported")
-    return read_gguf_adapter(path, shapes, heads=heads, max_rank=max_rank, others=others)
+    return read_gguf_adapter(path, shapes, heads=heads, max_rank=max_rank, others=others, changeable=changeable)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,16 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.kernels.adapters.adapter import Floats
+from quire.kernels.adapters.files import AdapterFile, StoredTensor
 from quire.kernels.errors import ModelError
-from quire.kernels.weights.json_files import MAX_BYTES, read_bounded
 from quire.kernels.weights.tensor import FLOAT_DTYPES, Tensor
 
-MOST_TENSORS = 100_000
 MOST_NAMED = 3
 """Tensors that an error names."""
 
+_MOST_OF_ONE = 5  # tensors that change one of the base: A, B, a bias or a magnitude, a whole one, and rows of tokens
+_ENTRY_BYTES, _OTHER_BYTES = 256, 1 << 18  # of a header: for a tensor, twice what it takes, and for metadata
 _CHUNK = 1 << 20
-_LARGEST_ELEMENT = 4  # bytes
 _EXPONENTS: dict[str, tuple[type[np.unsignedinteger], int]] = {
     "bf16": (np.uint16, 0x7F80),
     "f16": (np.uint16, 0x7C00),
@@ -39,38 +38,39 @@ def is_missing(path: Path) -> bool:
     return False
 
 
-def read_file(path: Path, shapes: Mapping[str, tuple[int, ...]], max_rank: int) -> bytes:
-    """Return the content of an adapter's file, in memory: one that is truncated later does not harm the process.
-
-    Raises ModelError if it can't be read, or is larger than all that an adapter can change in the tensors `shapes`.
-    """
-    elements = sum(math.prod(shape) + (sum(shape) + 2) * max_rank for shape in shapes.values())
-    try:
-        return read_bounded(path, MAX_BYTES + _LARGEST_ELEMENT * elements, "give an adapter of this base model")
-    except OSError as error:
-        raise ModelError(f"{path} can't be read: {error.strerror}") from None
-    except MemoryError:
-        raise ModelError(f"{path} can't be read: there is too little memory for it") from None
+def most_tensors(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Return how many tensors an adapter of a base model with the tensors `shapes` has at most."""
+    return _MOST_OF_ONE * len(shapes)
 
 
-def checked(path: Path, tensor: Tensor, shape: tuple[int, ...], reason: str) -> Tensor:
-    """Return a tensor that must be finite floats and have `shape`, for a `reason`. Raises ModelError."""
-    if tensor.dtype not in FLOAT_DTYPES:
+def most_header_bytes(tensors: int) -> int:
+    """Return the size of the header of so many tensors at most."""
+    return _OTHER_BYTES + _ENTRY_BYTES * tensors
+
+
+def check_form(path: Path, tensor: StoredTensor, shape: tuple[int, ...], reason: str) -> None:
+    """Raise ModelError unless a tensor is of floats, and has the `shape` that a `reason` asks for."""
+    if tensor.format.upper() not in FLOAT_DTYPES:
         raise ModelError(
             f"{path}: tensor {tensor.name} is of type {tensor.format}; adapters are f32, f16 or bf16; save it as such"
         )
     check_shape(path, tensor, shape, reason)
-    check_finite(path, tensor.name, tensor.format, tensor.stored)
-    return tensor
 
 
-def check_shape(path: Path, tensor: Tensor, shape: tuple[int, ...], reason: str) -> None:
+def check_shape(path: Path, tensor: StoredTensor, shape: tuple[int, ...], reason: str) -> None:
     """Raise ModelError unless a tensor has the `shape` that a `reason` asks for."""
     if tensor.shape != shape:
         raise ModelError(
             f"{path}: tensor {tensor.name} has shape {list(tensor.shape)}, but {reason} asks for {list(shape)}; give "
             "an adapter of this base model"
         )
+
+
+def loaded(file: AdapterFile, stored: StoredTensor) -> Tensor:
+    """Read a tensor of floats. Raises ModelError for one that is not finite."""
+    tensor = file.tensor(stored)
+    check_finite(file.path, tensor.name, tensor.format, tensor.stored)
+    return tensor
 
 
 def check_finite(path: Path, name: str, format_: str, stored: npt.NDArray[np.uint8]) -> None:

@@ -62,6 +62,26 @@ class GgufTensor:
 
 
 @dataclass(frozen=True)
+class GgufEntry:
+    """A tensor in the header of a file: its `num_bytes` bytes from `start` on; otherwise as GgufTensor."""
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    start: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class GgufLimits:
+    """The most that a header may have: bytes, elements of each list, and tensors."""
+
+    header_bytes: int = _LARGEST_HEADER
+    list_length: int = _LONGEST_LIST
+    tensors: int = _LONGEST_LIST
+
+
+@dataclass(frozen=True)
 class GgufModel:
     """The metadata of a model and its tensors by name; `maps` and `header_bytes` are those of each of its files."""
 
@@ -94,25 +114,42 @@ def read_gguf(files: list[Path]) -> GgufModel:
     return model
 
 
-def parse_gguf(path: Path, content: bytes) -> GgufModel:
-    """Read a model of one file from its content. Raises ModelError if it is damaged."""
-    model = GgufModel({}, {}, {}, {})
-    _parse(model, path, content, 0, 1)
-    return model
+def parse_gguf_header(
+    path: Path, beginning: bytes, size: int, limits: GgufLimits
+) -> tuple[dict[str, Any], list[GgufEntry]]:
+    """Return the metadata and the tensors of a model of one file of `size` bytes, from its first `header_bytes` ones.
+
+    Raises ModelError if it is damaged, or has more than `limits`.
+    """
+    header = _HeaderReader(path, beginning, size, limits)
+    header.read()
+    _check_shard(path, header.metadata, 0, 1)
+    tensors: dict[str, GgufEntry] = {}
+    for entry in header.tensors():
+        if entry.name in tensors:
+            raise _twice(path, entry.name)
+        tensors[entry.name] = entry
+    return header.metadata, list(tensors.values())
 
 
-def _parse(model: GgufModel, path: Path, content: mmap.mmap | bytes, number: int, count: int) -> None:
+def _parse(model: GgufModel, path: Path, content: mmap.mmap, number: int, count: int) -> None:
     """Enter the metadata and the tensors of one of the files of a model."""
-    header = _HeaderReader(path, content)
+    header = _HeaderReader(path, content, len(content), GgufLimits())
     header.read()
     if number == 0:
         model.metadata.update(header.metadata)
     _check_shard(path, header.metadata, number, count)
     model.header_bytes[path] = header.position
-    for tensor in header.tensors():
-        if tensor.name in model.tensors:
-            raise ModelError(f"{path}: there are two tensors of the name {tensor.name}; the file is damaged")
-        model.tensors[tensor.name] = tensor
+    data = np.frombuffer(content, np.uint8)
+    for entry in header.tensors():
+        if entry.name in model.tensors:
+            raise _twice(path, entry.name)
+        stored = data[entry.start : entry.start + entry.num_bytes]
+        model.tensors[entry.name] = GgufTensor(entry.name, entry.type, entry.shape, stored)
+
+
+def _twice(path: Path, name: str) -> ModelError:
+    return ModelError(f"{path}: there are two tensors of the name {name}; the file is damaged")
 
 
 def _map(path: Path) -> mmap.mmap:
@@ -135,13 +172,14 @@ def _check_shard(path: Path, metadata: dict[str, Any], number: int, count: int) 
 
 
 class _HeaderReader:
-    """Reader of a file's header; `position` is the byte that it has come to."""
+    """Reader of the header of a file of `size` bytes; `position` is the byte that it has come to."""
 
-    def __init__(self, path: Path, content: mmap.mmap | bytes) -> None:
+    def __init__(self, path: Path, content: mmap.mmap | bytes, size: int, limits: GgufLimits) -> None:
         self.metadata: dict[str, Any] = {}
         self.position = 0
         self._path = path
         self._bytes = content
+        self._size, self._limits = size, limits
         self._entries: list[tuple[str, tuple[int, ...], int, int]] = []
 
     def read(self) -> None:
@@ -152,8 +190,8 @@ class _HeaderReader:
         if version not in (2, 3):
             big_endian = ", big endian" if version in (2 << 24, 3 << 24) else ""
             raise self._error(f"is of GGUF version {version}{big_endian}; supported are 2 and 3, little endian")
-        num_tensors = self._count("tensors", _SMALLEST_TENSOR)
-        for _ in range(self._count("metadata entries", _SMALLEST_ENTRY)):
+        num_tensors = self._count("tensors", _SMALLEST_TENSOR, self._limits.tensors)
+        for _ in range(self._count("metadata entries", _SMALLEST_ENTRY, self._limits.list_length)):
             key = self._name()
             if key in self.metadata:
                 raise self._error(f"has {key} twice in its metadata")
@@ -166,15 +204,16 @@ class _HeaderReader:
             shape = tuple(self._number(_U64) for _ in range(num_dimensions))[::-1]
             self._entries.append((name, shape, self._number(_U32), self._number(_U64)))
 
-    def tensors(self) -> Iterator[GgufTensor]:
+    def tensors(self) -> Iterator[GgufEntry]:
         """Yield the tensors, in the order of the data."""
         alignment = self.metadata.get("general.alignment", 32)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1) or alignment > 1 << 20:
             raise self._error(f"has general.alignment {repr(alignment)[:40]}; it must be a power of two")
         start = -(-self.position // alignment) * alignment
-        data = np.frombuffer(self._bytes, np.uint8)
         last, last_end = "", start
-        for name, shape, number, offset in sorted(self._entries, key=lambda entry: entry[3]):
+        offsets = np.fromiter((offset for *_, offset in self._entries), np.uint64)
+        for entry in np.argsort(offsets, kind="stable"):  # unlike `sorted`, it does not hold the GIL
+            name, shape, number, offset = self._entries[entry]
             if number not in TYPES:
                 known = ", ".join(kind for kind, *_ in TYPES.values())
                 raise self._error(f"has tensor {name} in ggml's type {number}, which is not known; known are {known}")
@@ -188,19 +227,19 @@ class _HeaderReader:
             end = begin + math.prod(shape) // block * block_bytes
             if begin < last_end:
                 raise self._error(f"is damaged: tensors {last} and {name} overlap")
-            if end > len(data):
-                raise self._error(f"is truncated: tensor {name} ends at byte {end}, but the file has {len(data)}")
+            if end > self._size:
+                raise self._error(f"is truncated: tensor {name} ends at byte {end}, but the file has {self._size}")
             last, last_end = name, end
-            yield GgufTensor(name, kind, shape, data[begin:end])
+            yield GgufEntry(name, kind, shape, begin, end - begin)
 
     def _error(self, problem: str) -> ModelError:
         return ModelError(f"{self._path} {problem}")
 
     def _take(self, count: int) -> bytes:
-        if count > len(self._bytes) - self.position:
-            raise self._error(f"is truncated, or damaged: its header goes on after its {len(self._bytes)} bytes")
-        if self.position + count > _LARGEST_HEADER:
-            raise self._error(f"is damaged: its header goes on beyond byte {_LARGEST_HEADER}")
+        if count > self._size - self.position:
+            raise self._error(f"is truncated, or damaged: its header goes on after its {self._size} bytes")
+        if self.position + count > self._limits.header_bytes:
+            raise self._error(f"is damaged: its header goes on beyond byte {self._limits.header_bytes}")
         taken = self._bytes[self.position : self.position + count]
         self.position += count
         return taken
@@ -208,13 +247,13 @@ class _HeaderReader:
     def _number(self, form: struct.Struct) -> Any:
         return form.unpack(self._take(form.size))[0]
 
-    def _count(self, what: str, smallest: int) -> int:
+    def _count(self, what: str, smallest: int, most: int) -> int:
         """Read the number of things that take at least `smallest` bytes each."""
         count: int = self._number(_U64)
-        if count * smallest > len(self._bytes) - self.position:
-            raise self._error(f"is truncated, or damaged: it promises {count} {what}, but has {len(self._bytes)} bytes")
-        if count > _LONGEST_LIST:
-            raise self._error(f"is damaged: it promises {count} {what}; the most is {_LONGEST_LIST}")
+        if count * smallest > self._size - self.position:
+            raise self._error(f"is truncated, or damaged: it promises {count} {what}, but has {self._size} bytes")
+        if count > most:
+            raise self._error(f"is damaged: it promises {count} {what}; the most is {most}")
         return count
 
     def _string(self) -> str:
@@ -247,10 +286,10 @@ class _HeaderReader:
     def _array(self, key: str) -> list[Any]:
         kind = self._number(_U32)
         if kind == _STRING:
-            return [self._string() for _ in range(self._count("strings", 8))]
+            return [self._string() for _ in range(self._count("strings", 8, self._limits.list_length))]
         if kind not in _ARRAYS:
             raise self._error(f"has a list of type {kind} at {key} in its metadata, which is not known")
         dtype = np.dtype(_ARRAYS[kind])
-        count = self._count("numbers", dtype.itemsize)
+        count = self._count("numbers", dtype.itemsize, self._limits.list_length)
         values: list[Any] = np.frombuffer(self._take(count * dtype.itemsize), dtype).tolist()
         return values

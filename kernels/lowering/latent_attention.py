@@ -76,8 +76,7 @@ class _LatentLowering:
         if operation.compress is None:
             return
         width, expand = operation.compress.outputs, FusedLinear((operation.query,))
-        in_order = lowering.quantization.order_of(expand.layers, width) is None
-        x = lowering.activations("compressed_queries", width, lowering.format_of(expand, width) if in_order else None)
+        x = lowering.activations("compressed_queries", width, lowering.common_format((expand,), width))
         kernel, operands = norm_kernel("norm", operation.query_norm, width, projected, x.buffer)
         self._plan.add(replace(kernel, quantized=x.quantized, row_columns=columns), operands, "tokens")
         lowering.gemm("linear", x, expand, out)

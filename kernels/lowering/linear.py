@@ -85,7 +85,7 @@ class LinearLowering:
         If that is not the same for all, they convert it. A norm of the head gathers the rows whose logits are needed.
         """
         width, dim = width or self.plan.hidden_size, consumers[0].dim
-        out = self.activations("normed", width, self._common_format(consumers, width))
+        out = self.activations("normed", width, self.common_format(consumers, width))
         kernel, operands = norm_kernel("norm", norm, width, hidden, out.buffer)
         kernel = replace(kernel, gather=consumers[0].head, quantized=out.quantized)
         if consumers[0].head:
@@ -93,7 +93,7 @@ class LinearLowering:
         self.plan.add(kernel, operands, dim)
         return out
 
-    def _common_format(self, consumers: Sequence[FusedLinear], width: int) -> QuantizedFormat | None:
+    def common_format(self, consumers: Sequence[FusedLinear], width: int) -> QuantizedFormat | None:
         """Return a format whose activations all consumers read, in order; None if there is none."""
         formats = [self.format_of(linear, width) for linear in consumers]
         if any(self.quantization.order_of(linear.layers, width) is not None for linear in consumers):
@@ -212,6 +212,8 @@ class LinearLowering:
         limits = self.plan.limits
         if not limits.max_loras or linear.place == "router" or linear.head:
             return None
+        if x.quantized is not None:
+            raise ModelError(f"{linear.layers[0].weight} reads quantized activations, and adapters read floats")
         tiles = -(-len(linear.layers) * most_ranks(limits.max_lora_rank) // TILE_ROWS)
         short = self.plan.buffer("adapter_ranks", limits.max_num_batched_tokens * tiles * TILE_ROWS * 4)
         table = self.plan.buffer(f"adapters_{len(self.plan.adapted)}", (limits.max_loras + 1) * ENTRY_BYTES)

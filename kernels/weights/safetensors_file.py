@@ -19,12 +19,19 @@ from quire.kernels.regular_files import open_regular
 from quire.kernels.weights.json_files import MAX_BYTES, decoded
 from quire.kernels.weights.tensor import FLOAT_DTYPES, INTEGER_DTYPES, Tensor
 
-_KNOWN = FLOAT_DTYPES | INTEGER_DTYPES | {"F8_E4M3": ("f8_e4m3", 1)}
+KNOWN = FLOAT_DTYPES | INTEGER_DTYPES | {"F8_E4M3": ("f8_e4m3", 1)}
+"""Supported dtypes: our name, bytes of an element."""
+
+METADATA = "__metadata__"
+"""The entry of a header that is no tensor."""
+
 _LONGEST_NAME = 256
 _MOST_DIMENSIONS = 32
 
 
-class _Entry(msgspec.Struct):
+class SafetensorsEntry(msgspec.Struct):
+    """The entry of a tensor in a header."""
+
     dtype: str
     shape: list[int]
     data_offsets: tuple[int, int]
@@ -47,39 +54,45 @@ def open_safetensors(path: Path) -> tuple[mmap.mmap, SafetensorsFile]:
     except OSError as error:
         raise _unopened(path, error) from None
     if mapped is None:
-        raise _damaged(path, 0, -1)
-    return mapped, parse_safetensors(path, mapped)
+        raise damaged(path, 0, -1)
+    return mapped, _parse(path, mapped)
 
 
-def parse_safetensors(path: Path, content: mmap.mmap | bytes, most_tensors: int | None = None) -> SafetensorsFile:
-    """Return the tensors in the content of a file. Raises ModelError if it is damaged, or has too many."""
+def _parse(path: Path, content: mmap.mmap) -> SafetensorsFile:
+    """Return the tensors in the content of a file. Raises ModelError if it is damaged."""
     size = len(content)
     header_bytes = int.from_bytes(content[:8], "little") if size >= 8 else -1
     if not 0 < header_bytes <= min(size - 8, MAX_BYTES):
-        raise _damaged(path, size, header_bytes)
+        raise damaged(path, size, header_bytes)
     problem = f"{path}: its safetensors header can't be read"
     header = decoded(content[8 : 8 + header_bytes], dict[str, msgspec.Raw], problem)
-    header.pop("__metadata__", None)
-    if most_tensors is not None and len(header) > most_tensors:
-        raise ModelError(f"{path} has {len(header)} tensors; {most_tensors} are allowed")
-    for name in header:
-        check_name(path, name)
-    entries = {name: decoded(entry, _Entry, f"{problem}, tensor {name}") for name, entry in header.items()}
     data = np.frombuffer(content, np.uint8, offset=8 + header_bytes)
-    for name, entry in entries.items():
-        _check_entry(path, name, entry, len(data))
-    _check_layout(path, entries, len(data))
+    entries = check_entries(path, header, len(data))
     found = SafetensorsFile({}, {})
     for name, entry in entries.items():
         begin, end = entry.data_offsets
-        if entry.dtype in _KNOWN:
-            found.tensors[name] = Tensor(name, _KNOWN[entry.dtype][0], tuple(entry.shape), data[begin:end])
+        if entry.dtype in KNOWN:
+            found.tensors[name] = Tensor(name, KNOWN[entry.dtype][0], tuple(entry.shape), data[begin:end])
         else:
             found.foreign[name] = entry.dtype
     return found
 
 
-def _damaged(path: Path, size: int, header_bytes: int) -> ModelError:
+def check_entries(path: Path, header: dict[str, msgspec.Raw], size: int) -> dict[str, SafetensorsEntry]:
+    """Return the entries of the tensors in a header. Raises ModelError unless they fill the `size` bytes of data."""
+    header.pop(METADATA, None)
+    for name in header:
+        check_name(path, name)
+    problem = f"{path}: its safetensors header can't be read, tensor"
+    entries = {name: decoded(entry, SafetensorsEntry, f"{problem} {name}") for name, entry in header.items()}
+    for name, entry in entries.items():
+        _check_entry(path, name, entry, size)
+    _check_layout(path, entries, size)
+    return entries
+
+
+def damaged(path: Path, size: int, header_bytes: int) -> ModelError:
+    """Return the error for a file that has no header."""
     return ModelError(f"{path} is not a safetensors file, or is truncated: {size} bytes, header of {header_bytes}")
 
 
@@ -102,7 +115,7 @@ def check_name(path: Path, name: str) -> None:
         )
 
 
-def _check_entry(path: Path, name: str, entry: _Entry, size: int) -> None:
+def _check_entry(path: Path, name: str, entry: SafetensorsEntry, size: int) -> None:
     """Raise ModelError unless the tensor lies in the `size` bytes of data and has the bytes of its shape."""
     begin, end = entry.data_offsets
     check_name(path, entry.dtype)
@@ -115,9 +128,9 @@ def _check_entry(path: Path, name: str, entry: _Entry, size: int) -> None:
         )
     if end > size:
         raise ModelError(f"{path} is truncated: tensor {name} ends at byte {end} of the data, but the file has {size}")
-    if entry.dtype not in _KNOWN:
+    if entry.dtype not in KNOWN:
         return
-    expected = _KNOWN[entry.dtype][1] * math.prod(entry.shape)
+    expected = KNOWN[entry.dtype][1] * math.prod(entry.shape)
     if end - begin != expected:
         raise ModelError(
             f"{path}: tensor {name} of shape {entry.shape} and type {entry.dtype} needs {expected} bytes, "
@@ -125,11 +138,12 @@ def _check_entry(path: Path, name: str, entry: _Entry, size: int) -> None:
         )
 
 
-def _check_layout(path: Path, entries: dict[str, _Entry], size: int) -> None:
+def _check_layout(path: Path, entries: dict[str, SafetensorsEntry], size: int) -> None:
     """Raise ModelError unless the tensors follow one another and fill the data, as the format demands."""
-    last, last_end = "", 0
-    for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
-        begin, end = entry.data_offsets
+    names, last, last_end = list(entries), "", 0
+    ranges = np.fromiter((offset for entry in entries.values() for offset in entry.data_offsets), np.int64)
+    for number in np.lexsort((ranges[1::2], ranges[::2])):  # unlike `sorted`, it does not hold the GIL
+        name, (begin, end) = names[number], entries[names[number]].data_offsets
         if begin < last_end:
             raise ModelError(
                 f"{path}: tensors {last} and {name} overlap from byte {begin} of the data on; the file is damaged"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from quire.kernels.devices.instruction_sets import available_isas
 from quire.kernels.emit.adapters import ShrinkKernel
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.layout import Dtypes
+from quire.kernels.errors import ModelError
 from quire.kernels.operands import AdaptedProduct, Buffer, Matrix, MatrixPart
 from quire.kernels.weights.tensor import Tensor
 
@@ -123,3 +125,57 @@ def test_rows_get_what_their_own_adapters_change(isa: str, form: str) -> None:
     text = GemmKernel("g", K, sum(SIZES)).emit(context_of(isa, dtypes))
     run(isa, text, "g", [pack_activations(x), pack(weights, dtypes.weights), y], [len(x)], (0, 3))
     assert base.tobytes() == y[:, : sum(SIZES)].tobytes()
+
+
+def packed(dtypes: Dtypes, weights: Array, **changes: Any) -> PackedAdapter:
+    """Pack an adapter of the first layer, with other values of some fields."""
+    random = np.random.default_rng(7)
+    layer = replace(low_rank(3, SIZES[0], random, trained=False), **changes)
+    base: Any = Base({"one": weights[: SIZES[0]], "two": weights[SIZES[0] :]})
+    return pack_adapter([product()], Adapter({"one": layer}), dtypes, base)
+
+
+@pytest.mark.parametrize(
+    ("form", "value", "is_finite"),
+    [("f32", 3.4e38, True), ("bf16", 3.4e38, False), ("bf16", 3.395e38, True), ("bf16", -3.4e38, False)],
+)
+@pytest.mark.parametrize("part", ["stored_a", "stored_b"])
+def test_values_that_are_infinite_once_packed_are_rejected(part: str, form: str, value: float, is_finite: bool) -> None:
+    weights = np.ones((sum(SIZES), K), np.float32)
+    values = np.zeros((3, K) if part == "stored_a" else (SIZES[0], 3), np.float32)
+    values[1, 2] = value
+    if is_finite:
+        packed(DTYPES[form], weights, **{part: tensor_of(values)})
+        return
+    with pytest.raises(ModelError, match=r"values up to 3\.4e\+38 in .* of one, and bf16 has none above 3\.396e\+38"):
+        packed(DTYPES[form], weights, **{part: tensor_of(values)})
+
+
+@pytest.mark.parametrize("magnitude", [0.0, 1.0])
+def test_rows_without_a_norm_have_no_magnitude(magnitude: float) -> None:
+    weights, b = np.ones((sum(SIZES), K), np.float32), np.ones((SIZES[0], 3), np.float32)
+    weights[5], b[5] = 0, 0
+    magnitudes = np.full(SIZES[0], magnitude, np.float32)
+    with pytest.raises(ModelError, match=rf"the magnitude \(DoRA\) {magnitude} for row 5 of one, .* have the norm 0.0"):
+        packed(DTYPES["f32"], weights, stored_b=tensor_of(b), magnitude=magnitudes)
+
+
+@pytest.mark.parametrize(("outputs", "inputs", "rank"), [(37, 3000, 16), (1, 1025, 64), (300, 33, 1), (64, 1024, 5)])
+def test_norms_are_sums_in_the_order_of_the_ranks(outputs: int, inputs: int, rank: int) -> None:
+    """So that all hosts have the same bits, and the digest of an adapter stands for them."""
+    random = np.random.default_rng(9)
+    weights, b, a = (
+        random.standard_normal(shape).astype(np.float32)
+        for shape in ((outputs, inputs), (outputs, rank), (rank, inputs))
+    )
+    scale, magnitude = 0.7, np.ones(outputs, np.float32)
+    part = MatrixPart("one", outputs, inputs)
+    one = AdaptedProduct(Buffer("table"), Buffer("short"), Matrix((part,), outputs, inputs), TILES)
+    layer = LowRank(tensor_of(a), tensor_of(b), scale, None, magnitude)
+    base: Any = Base({"one": weights})
+    memory = pack_adapter([one], Adapter({"one": layer}), DTYPES["f32"], base).memory
+    product_, scaled = np.zeros((outputs, inputs)), (np.float32(scale) * b).astype(np.float64)
+    for each in range(rank):
+        product_ += scaled[:, each : each + 1] * a[each].astype(np.float64)
+    factors = magnitude / np.linalg.norm(weights + product_, axis=1).astype(np.float32)
+    assert factors.tobytes() in memory.tobytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quire.kernels.adapters.adapter import Adapter
+from quire.kernels.adapters.changeable import Changeable
+from quire.kernels.adapters.files import AdapterFile
 from quire.kernels.adapters.gguf import read_gguf_adapter
 from quire.kernels.adapters.shapes import HEAD, linear_shapes, other_shapes
 from quire.kernels.config import ModelConfig
@@ -180,6 +183,10 @@ BAD: list[tuple[Arrays, str, dict[str, Any], str]] = [
     (tensors(), "llama", {"general__type": "model"}, "has 'model' as general.type; it must be 'adapter'"),
     (tensors(), "llama", {"general__type": None}, "lacks general.type; it must be 'adapter'"),
     (tensors(), "llama", {"adapter__type": "control"}, "has 'control' as adapter.type; it must be 'lora'"),
+    (tensors(), "llama", {"general__type": [7] * 10_000}, "has [7, 7, 7, "),
+    (tensors(), "llama", {"general__tags": [7] * 10_001}, "promises 10001 numbers; the most is 10000"),
+    (tensors(), "llama", {"general__description": "x" * 400_000}, "is damaged: its header goes on beyond byte "),
+    (tensors(**{f"x{number}": ones(1) for number in range(200)}), "llama", {}, "promises 202 tensors; the most is "),
     (tensors(), "mamba", {}, "has 'mamba' as general.architecture; supported are "),
     (tensors(), "llama", {"adapter__lora__alpha": float("nan")}, "has nan as adapter.lora.alpha; it must be a finite"),
     (tensors(), "llama", {"adapter__lora__alpha": "1"}, "has '1' as adapter.lora.alpha; it must be a finite"),
@@ -225,6 +232,39 @@ def test_layers_that_the_conversion_changes_are_an_error(tmp_path: Path) -> None
     path = write(tmp_path / "adapter.gguf", {f"{at}.lora_a": ones(RANK, 64), f"{at}.lora_b": ones(64, RANK)}, "gpt2")
     with pytest.raises(ModelError, match="of a layer that is another one in GGUF files; give PEFT's folder"):
         read(path, "GPT2LMHeadModel")
+
+
+@pytest.mark.parametrize(
+    ("model", "at", "shapes", "name"),
+    [
+        ("LlamaForCausalLM", "token_embd", ((40, RANK), (64, RANK)), "model.embed_tokens.weight"),
+        ("LlamaForCausalLM", "output", ((RANK, 64), (40, RANK)), HEAD),
+        ("MixtralForCausalLM", "blk.1.ffn_up_exps", ((3, RANK, 64), (3, 96, RANK)), "model.layers.1.mlp.experts.*.up"),
+    ],
+)
+def test_what_can_not_be_changed_is_an_error(
+    model: str, at: str, shapes: tuple[tuple[int, ...], ...], name: str, tmp_path: Path
+) -> None:
+    stored = {f"{at}.weight.lora_{half}": ones(*shape) for half, shape in zip("ab", shapes, strict=True)}
+    layers_of_attention: Any = Changeable(frozenset({"model.layers.0.self_attn.q_proj.weight"}), None)  # type: ignore[arg-type]
+    path = write(tmp_path / "adapter.gguf", tensors() | stored)
+    with pytest.raises(ModelError, match=re.escape(f"changes {name}")):
+        read(path, model, changeable=layers_of_attention)
+    read(write(path, tensors()), model, changeable=layers_of_attention)
+
+
+def test_data_is_read_only_once_all_shapes_are_right(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lengths, original = [], AdapterFile.read
+
+    def counted(file: AdapterFile, start: int, count: int) -> Any:
+        lengths.append(count)
+        return original(file, start, count)
+
+    monkeypatch.setattr(AdapterFile, "read", counted)
+    path = write(tmp_path / "adapter.gguf", tensors(blk__0__attn_k__weight__lora_a=np.zeros((1 << 16, 64), np.float32)))
+    with pytest.raises(ModelError, match="lacks the lora_b"):
+        read(path)
+    assert sum(lengths) < 1 << 19 < path.stat().st_size
 
 
 def test_files_that_can_not_be_read(tmp_path: Path) -> None:

@@ -39,12 +39,12 @@ def test_the_first_match_holds() -> None:
 
 
 @pytest.mark.parametrize(
-    "expression", ["(a*)*b", "(a|a)*b", "((a?){500}){500}b", ".*.*.*.*.*.*.*.*b", "(a{1,9999}){9999}b"]
+    "expression", ["(a+)+$", "(a*)*b", "(a|a)*b", "((a?){500}){500}b", ".*.*.*.*.*.*.*.*b", "(a{1,9999}){9999}b"]
 )
 def test_no_expression_takes_long(expression: str) -> None:
     patterns = ModulePatterns("rank_pattern", {expression: 1})
     with contextlib.suppress(ModelError):  # which says that it takes too many steps
-        assert patterns.get("a" * 250, 0) == 0
+        assert patterns.get("a" * 250 + "b" * (expression == "(a+)+$"), 0) == 0
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,14 @@ def test_no_expression_takes_long(expression: str) -> None:
 def test_what_is_no_supported_expression_is_an_error(expression: str) -> None:
     with pytest.raises(ModelError, match=r"f has .* which is no regular expression"):
         ModulePatterns("f", {expression: 1}).get("a", 0)
+
+
+def test_long_patterns_are_an_error() -> None:
+    ModulePatterns("f", {"a" * 4096: 1})
+    with pytest.raises(
+        ModelError, match=r"f has the pattern 'a+\.\.\.a+', of 4097 characters; at most 4096 are allowed"
+    ):
+        ModulePatterns("f", {"b": 1, "a" * 4097: 1})
 
 
 def test_many_patterns_are_too_many() -> None:

@@ -60,7 +60,9 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"of_next_year": 3}, "of_next_year is 3; this field is not known; remove it if it changes nothing"),
     ({"new\nline" * 40: 3}, "this field is not known"),
     ({"eva_config": [[[]]] * 2, "deep": json.loads("[" * 40 + "]" * 40)}, "nests values more than 32 times"),
-    ({"base_model_name_or_path": "x" * (1 << 20)}, "has more than 1048576 bytes"),
+    ({"base_model_name_or_path": "x" * (1 << 18)}, "has more than 262144 bytes; it is not the config of an adapter"),
+    ({"of_next_year": [1e308] * 30_000}, "of_next_year is [1e+308, 1e+308, "),
+    ({"of_next_year": {"x" * 1000: "y" * 10_000}}, "of_next_year is {'xxxx"),
 ]
 
 
@@ -160,7 +162,7 @@ def test_one_bad_element_of_many_is_found(place: int, tmp_path: Path) -> None:
         read_adapter(folder, {"x.weight": (1, inputs)}, max_rank=8)
 
 
-def header_only(entries: dict[str, Any], data: bytes = b"") -> bytes:
+def header_only(entries: Any, data: bytes = b"") -> bytes:
     text = json.dumps(entries).encode()
     return struct.pack("<Q", len(text)) + text + data
 
@@ -172,7 +174,12 @@ def with_pickle(folder: Path) -> None:
 BAD_FILES: list[tuple[Callable[[Path], Any], str]] = [
     (lambda folder: (folder / "adapter_config.json").unlink(), "has no adapter_config.json; give a folder that PEFT's"),
     (lambda folder: (folder / "adapter_config.json").write_bytes(b"\xff"), "can't be read as a JSON object"),
-    (lambda folder: (folder / "adapter_config.json").write_text("[1]"), "can't be read as a JSON object"),
+    (lambda folder: (folder / "adapter_config.json").write_text("[1]"), "as a JSON object: it is of type list"),
+    (lambda folder: (folder / "adapter_config.json").write_text('{"r": NaN}'), "JSON has no number NaN"),
+    (
+        lambda folder: (folder / "adapter_config.json").write_text('{"r": ' + "9" * 5000),
+        "can't be read as a JSON object",
+    ),
     (lambda folder: (folder / "adapter_config.json").write_text("[" * 100_000), "can't be read as a JSON object"),
     (lambda folder: (folder / MODEL).unlink(), "has no adapter_model.safetensors; give a folder"),
     (with_pickle, "has no adapter_model.safetensors; it has adapter_model.bin, which is a program to run: convert it"),
@@ -184,10 +191,23 @@ BAD_FILES: list[tuple[Callable[[Path], Any], str]] = [
     ),
     (
         lambda folder: (folder / MODEL).write_bytes(
-            header_only({str(i): {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(100_001)})
+            header_only({str(i): {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(32)})
         ),
-        "has 100001 tensors; 100000 are allowed",
+        "has more than 30 tensors, the most that adapters of this base model have; give an adapter of this base model",
     ),
+    (
+        lambda folder: (folder / MODEL).write_bytes(header_only({"x": "y" * 1024})),
+        "header can't be read: an entry has more than 1024 bytes",
+    ),
+    (
+        lambda folder: (folder / MODEL).write_bytes(header_only({"__metadata__": "y" * (1 << 16)})),
+        "header can't be read: an entry has more than 65536 bytes",
+    ),
+    (
+        lambda folder: (folder / MODEL).write_bytes(header_only({"__metadata__": "y" * 300_000})),
+        "has a header of 300020 bytes; those of adapters of this base model have at most 269824: give an adapter of",
+    ),
+    (lambda folder: (folder / MODEL).write_bytes(header_only([1])), "header can't be read: it is no JSON object"),
 ]
 
 
@@ -207,7 +227,7 @@ def test_folders_that_can_not_be(name: str, tmp_path: Path) -> None:
 def test_a_file_larger_than_all_that_may_change_is_not_read(tmp_path: Path) -> None:
     folder = write_adapter(tmp_path)
     os.truncate(folder / MODEL, 1 << 40)  # sparse
-    check_error(folder, "bytes; give an adapter of this base model")
+    check_error(folder, "the file is damaged, or its header incomplete")
 
 
 def test_a_file_that_is_cut_later_does_not_change_the_adapter(tmp_path: Path) -> None:
