@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
-from quire.frontend.hub.names import is_gguf
+from quire.frontend.hub.adapters import known_adapter, resolve_adapter
+from quire.frontend.hub.cache import ADAPTER_CONFIG
+from quire.frontend.hub.names import is_adapter_name, is_gguf
 from quire.frontend.lora_request import LoRARequest, absolute, check_name
 from quire.frontend.path_kind import what_is
 from quire.protocol.messages import AdapterInfo
 
-_CONFIG = "adapter_config.json"
 _MOST_BYTES = 1 << 20
 
 Modules = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
@@ -27,13 +30,25 @@ class _GivenModule(msgspec.Struct, forbid_unknown_fields=True):
     base_model_name: str | None = None
 
 
-def absolute_modules(given: Modules) -> tuple[str, ...]:
+def absolute_modules(given: Modules, download_dir: str | None = None) -> tuple[str, ...]:
     """Return `lora_modules` as NAME=FOLDER with absolute paths; each may be given as vLLM's JSON object too.
 
-    Raises `ValueError` for one that is not there, or that is no adapter at first sight.
+    One that is given by its name at the hub is downloaded if need be; `download_dir` as for a model. Raises
+    `ValueError` for one that is not there, or that is no adapter at first sight, and `HubError`.
     """
-    several = [given] if isinstance(given, str | Mapping) else given
-    return tuple(f"{name}={_checked(name, path)}" for name, path in map(_name_and_path, several))
+    return tuple(f"{name}={_checked(name, path, download_dir)}" for name, path in map(_name_and_path, _several(given)))
+
+
+def check_modules(given: Modules) -> None:
+    """Raise `ValueError` as `absolute_modules` does, without a look at the hub."""
+    for name, path in map(_name_and_path, _several(given)):
+        check_name(name)
+        if not is_adapter_name(path):
+            check_files(absolute(path))
+
+
+def _several(given: Modules) -> Sequence[str | Mapping[str, Any]]:
+    return [given] if isinstance(given, str | Mapping) else given
 
 
 def as_module(given: str) -> str:
@@ -60,10 +75,10 @@ def _name_and_path(given: str | Mapping[str, Any]) -> tuple[str, str]:
     return module.name, module.path
 
 
-def _checked(name: str, given: str) -> str:
+def _checked(name: str, given: str, download_dir: str | None) -> str:
     """Return the absolute path of an adapter that has a name."""
     check_name(name)
-    path = absolute(given)
+    path = resolve_adapter(given, download_dir) if is_adapter_name(given) else absolute(given)
     check_files(path)
     return path
 
@@ -77,9 +92,11 @@ def check_files(path: str, max_rank: int | None = None) -> None:
         return
     if not Path(path).is_dir():
         raise ValueError(f"the adapter {path} {what_is(path)}; give the folder that PEFT has written, or a GGUF file")
-    config = Path(path, _CONFIG)
+    config = Path(path, ADAPTER_CONFIG)
     if not config.is_file():  # a pipe could wait for ever
-        raise ValueError(f"the adapter {path} has no {_CONFIG}; give the folder that PEFT has written, or a GGUF file")
+        raise ValueError(
+            f"the adapter {path} has no {ADAPTER_CONFIG}; give the folder that PEFT has written, or a GGUF file"
+        )
     try:
         with config.open("rb") as file:
             fields = msgspec.json.decode(file.read(_MOST_BYTES), type=dict[str, Any])
@@ -90,6 +107,24 @@ def check_files(path: str, max_rank: int | None = None) -> None:
     rank = fields.get("r")
     if max_rank is not None and isinstance(rank, int) and rank > max_rank:
         raise ValueError(f"{config} has rank {rank}, and max_lora_rank is {max_rank}; start the engine with {rank}")
+
+
+def resolved(adapter: LoRARequest | None) -> LoRARequest | None:
+    """Return an adapter of a request with its folder in the place of a name at the hub. Raises `HubError`."""
+    if not _has_hub_name(adapter):
+        return adapter
+    return replace(adapter, lora_path=known_adapter(adapter.lora_path).result())
+
+
+async def resolved_meanwhile(adapter: LoRARequest | None) -> LoRARequest | None:
+    """Return the same, while the event loop goes on."""
+    if not _has_hub_name(adapter):
+        return adapter
+    return replace(adapter, lora_path=await asyncio.wrap_future(known_adapter(adapter.lora_path)))
+
+
+def _has_hub_name(adapter: object) -> TypeGuard[LoRARequest]:
+    return isinstance(adapter, LoRARequest) and not adapter.lora_path.startswith("/")
 
 
 def check_known(adapter: LoRARequest, info: AdapterInfo | None) -> None:

@@ -12,10 +12,12 @@ import weakref
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
 import msgspec
 
+from quire.frontend.adapters import resolved_meanwhile
 from quire.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from quire.frontend.client.engine import AnswerParsing, ConnectedEngine, TemplateOptions
 from quire.frontend.client.engine_set import EngineStatus
@@ -176,8 +178,8 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
                 truncate_prompt_tokens=truncate_prompt_tokens,
                 add_special_tokens=add_special_tokens,
             )
-        context = trace or TraceContext("embeddings")
-        options = RequestOptions(priority, cache_salt, timeout, context, tenant, session, lora_request)
+        context, adapter = trace or TraceContext("embeddings"), await resolved_meanwhile(lora_request)
+        options = RequestOptions(priority, cache_salt, timeout, context, tenant, session, adapter)
         request = self._engine.embedding(self._name(request_id), made, params, options, arrived)
         stream = self._streams.open(request)
         try:
@@ -646,6 +648,8 @@ class AsyncLLM(AnswerParsing, MadeFromEngineArgs):
         is_delta = kind is RequestOutputKind.DELTA
         if is_delta and ranks(checked):
             raise ValueError("best_of and beam search rank at the end, so there are no deltas; use 'cumulative'")
+        if (adapter := await resolved_meanwhile(options.lora_request)) is not options.lora_request:
+            options = replace(options, lora_request=adapter)
         with doing(work):
             prompt, own = await make(checked)
         make_request = functools.partial(self._engine.request, self._name(request_id), prompt, own, options, arrived)

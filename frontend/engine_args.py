@@ -13,7 +13,7 @@ from typing import Annotated, Any, Concatenate, ParamSpec, Self, TypeVar, cast
 from quire.frontend.adapters import absolute_modules, runtime_options
 from quire.frontend.hub.names import check_model, is_gguf, is_hub_name
 from quire.frontend.hub.resolve import resolve_model
-from quire.frontend.vllm.options import ENGINE_OPTIONS, nearest, own_options
+from quire.frontend.vllm.options import ENGINE_OPTIONS, nearest, own_options, with_max_loras
 from quire.frontend.vllm.script_args import add_engine_arguments
 from quire.protocol.engine_options import (
     SECONDS_OR_ZERO,
@@ -88,7 +88,7 @@ class EngineArgs(ClientOptions, SupervisionOptions, HubOptions, EngineOptions):
             given["model"] = str(model)
         check_attaching(given)
         if "lora_modules" in given:
-            given["lora_modules"] = absolute_modules(given["lora_modules"])
+            given["lora_modules"] = absolute_modules(given["lora_modules"], given.get("download_dir"))
         args = cls(**runtime_options(given))
         if not args.starts_engines:
             return args
@@ -165,7 +165,7 @@ def reload_arguments(options: Mapping[str, Any], *, drain: bool, drain_timeout: 
     if hub and options.get("model") is None:
         raise ValueError(f"{', '.join(hub)} can be set for a model given by its name; give model as well")
     settings: dict[str, bool | int | float | str | list[str] | None] = {}
-    for name, given in options.items():
+    for name, given in with_max_loras(options).items():
         if name in options_of(HubOptions):
             continue
         if name not in rows:
@@ -175,7 +175,7 @@ def reload_arguments(options: Mapping[str, Any], *, drain: bool, drain_timeout: 
             continue
         value = nearest(name, _as_text(name, given))
         if name == "lora_modules" and value is not None:
-            value = list(absolute_modules(value))
+            value = list(absolute_modules(value, hub.get("download_dir")))
         if value is not None:
             rows[name].check(value)
         is_path = value is not None and rows[name].metavar in ("FOLDER", "MODEL")

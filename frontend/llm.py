@@ -11,6 +11,7 @@ from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
 import msgspec
 
+from quire.frontend.adapters import resolved
 from quire.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from quire.frontend.client.engine import AnswerParsing, ConnectedEngine, TemplateOptions
 from quire.frontend.client.merged_stats import merged
@@ -501,7 +502,7 @@ def _options(
             f"there are {len(adapters)} lora_request for {count} prompts; give one, or one or None for each prompt"
         )
     return [
-        RequestOptions(each, cache_salt, timeout, lora_request=adapter)
+        RequestOptions(each, cache_salt, timeout, lora_request=resolved(adapter))
         for each, adapter in zip(priorities, adapters, strict=True)
     ]
 

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any, Self
 
+from quire.frontend.adapters import resolved
 from quire.frontend.client.engine import ConnectedEngine
 from quire.frontend.client.observer import RequestOptions
 from quire.frontend.client.request import EmbeddingRequest, GenerationRequest
@@ -66,7 +67,7 @@ class LLMEngine(MadeFromEngineArgs):
         while not self._inbox.empty():
             self._take()
         arrived = time.monotonic() - (0.0 if arrival_time is None else max(0.0, time.time() - arrival_time))
-        options = RequestOptions(priority, cache_salt, timeout, lora_request=lora_request)
+        options = RequestOptions(priority, cache_salt, timeout, lora_request=resolved(lora_request))
         kind = RequestOutputKind.FINAL_ONLY
         if isinstance(params, PoolingParams):
             pooling = self._engine.pooling(params)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from quire.frontend.hub.names import is_adapter_name
 from quire.protocol.messages import MAX_PATH
 
 MAX_NAME = 256
@@ -15,9 +16,9 @@ MAX_NAME = 256
 class LoRARequest:
     """The LoRA adapter that computes a request, in vLLM's words. Raises `ValueError` for fields that cannot be.
 
-    `lora_path`: its folder in PEFT's format, or a GGUF file; it alone says which adapter it is. `lora_name` and
-    `lora_int_id`, from 1 on, are for people and logs. The engine keeps what it has read from a folder, so changed files
-    need a folder of their own, and `load_inplace` cannot be had.
+    `lora_path`: its folder in PEFT's format, a GGUF file, or its name at the Hugging Face hub; it alone says which
+    adapter it is. `lora_name` and `lora_int_id`, from 1 on, are for people and logs. The engine keeps what it has read
+    from a folder, so changed files need a folder of their own, and `load_inplace` cannot be had.
     """
 
     lora_name: str
@@ -37,7 +38,8 @@ class LoRARequest:
                 "load_inplace=True is not supported: the engine keeps what it has read from a folder; write changed "
                 "files to another one"
             )
-        object.__setattr__(self, "lora_path", absolute(self.lora_path))
+        if not is_adapter_name(self.lora_path):
+            object.__setattr__(self, "lora_path", absolute(self.lora_path))
         if len(self.lora_path) > MAX_PATH:
             raise ValueError(f"lora_path has {len(self.lora_path)} characters; it may have {MAX_PATH}")
 

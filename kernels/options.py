@@ -81,7 +81,7 @@ class LoadOptions:
     machine_share: str | None = None
     hf_overrides: str | None = None
     max_loras: int = 0
-    max_lora_rank: int = 16
+    max_lora_rank: int = 64
 
     def overrides(self) -> dict[str, Any]:
         """Return the fields that replace those of config.json. Raises ModelError."""

@@ -17,7 +17,7 @@ DATED = {
     "frontend/http/dialects/ollama/writer.py": "`created_at` of an answer",
     "frontend/http/server_state.py": "`created` of an answer",
     "frontend/llm_engine.py": "`arrival_time` of a request, as vLLM's callers have it",
-    "frontend/metrics/routers.py": "value of `lora_requests_info`, of which pickers read the latest",
+    "frontend/metrics/adapters.py": "value of `lora_requests_info`, of which pickers read the latest",
     "frontend/metrics/tracing.py": "times of a span, as OTLP has them",
     "frontend/text/chat/template.py": "`strftime_now` of chat templates",
     "protocol/address.py": "age of a folder that was left, whose time the file system has",

@@ -106,7 +106,9 @@ def test_commands_have_the_flags_they_are_given(readme: Path) -> None:
         if words[:1] == ["scripts/serve"]:
             words[:1] = ["quire", "serve"]
         if words[:1] == ["quire"]:
-            assert flags <= command_flags()[tuple(words[1 : 3 if words[1] in ("bench", "engines") else 2])], words
+            assert flags <= command_flags()[tuple(words[1 : 3 if words[1] in ("bench", "engines", "lora") else 2])], (
+                words
+            )
         elif len(words) > 1 and words[1].startswith("scripts/"):
             name = Path(words[1]).name
             assert flags <= script_flags()[f"{name} {words[2]}" if name == "robustness.py" else name], words

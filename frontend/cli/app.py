@@ -19,6 +19,7 @@ from quire.frontend.cli import (
     engine,
     engines,
     info,
+    lora,
     models,
     pull,
     quantize,
@@ -181,6 +182,17 @@ add_command(engines_app, engines.list_engines, "list")
 for _command in (engines.add, engines.drain, engines.remove):
     add_command(engines_app, _command)
 app.add_typer(engines_app)
+
+lora_app = typer.Typer(
+    name="lora",
+    cls=QuireGroup,
+    help="The LoRA adapters of a running server: list, load, unload.",
+    epilog="`quire serve --lora-modules NAME=PATH` starts with some; `--allow-runtime-lora` lets a server load others.",
+)
+add_command(lora_app, lora.list_adapters, "list")
+for _command in (lora.load, lora.unload):
+    add_command(lora_app, _command)
+app.add_typer(lora_app)
 
 
 def run() -> int:

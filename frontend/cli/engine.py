@@ -40,7 +40,7 @@ def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> None:
     hub = {name: given.pop(name) for name in options_of(HubOptions) if name in given}
     given["model"] = str(resolve_model(given["model"], **hub))
     if "lora_modules" in given:
-        given["lora_modules"] = absolute_modules(given["lora_modules"])
+        given["lora_modules"] = absolute_modules(given["lora_modules"], hub.get("download_dir"))
     check_tokenizer(given["model"])
     supervised = {name: given.pop(name) for name in options_of(SupervisionOptions) if name in given}
     supervision = SupervisionOptions(**supervised)

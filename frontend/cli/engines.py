@@ -3,34 +3,13 @@
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from quire.frontend.cli.flags import option, switch, takes_flags, wrong_usage
+from quire.frontend.cli.flags import option, switch, takes_flags
 from quire.frontend.cli.output import CONTROLS, write
-from quire.frontend.http.args import keys_of
-
-_ANSWER_SECONDS = 30.0
-_SERVER = "A server"
-
-
-@dataclass(frozen=True)
-class RunningServerFlags:
-    """Flags for reaching a running server."""
-
-    url: Annotated[
-        str | None,
-        option(_SERVER, "Its address. Default: the only server that this user runs here.", "URL"),
-    ] = None
-    admin_key_file: Annotated[
-        Path | None, option(_SERVER, "File with the server's admin key, if it has keys.", "FILE")
-    ] = None
-
+from quire.frontend.cli.running_server import ANSWER_SECONDS, RunningServerFlags, ask
 
 Number = Annotated[int, typer.Argument(help="Number of the engine, as `quire engines list` shows it.", min=0)]
 
@@ -40,7 +19,7 @@ def list_engines(
     as_json: Annotated[bool, switch(None, "--json", "Print JSON.")] = False, *, server: RunningServerFlags
 ) -> None:
     """List the engines of a server: their states, requests and addresses."""
-    answer = _ask(server, "GET", "/engines")
+    answer = ask(server, "GET", "/engines")
     if as_json:
         write(json.dumps(answer, indent=2, ensure_ascii=False) + "\n")
     else:
@@ -55,13 +34,13 @@ def add(
     server: RunningServerFlags,
 ) -> None:
     """Let a running engine share the requests of a server. It must have the same model."""
-    _show(_ask(server, "POST", "/engines", {"address": address, "prefill": prefill}))
+    _show(ask(server, "POST", "/engines", {"address": address, "prefill": prefill}))
 
 
 @takes_flags
 def drain(number: Number, *, server: RunningServerFlags) -> None:
     """Send an engine no more requests; those that it has go on there."""
-    _show(_ask(server, "POST", f"/engines/{number}/drain"))
+    _show(ask(server, "POST", f"/engines/{number}/drain"))
 
 
 @takes_flags
@@ -76,49 +55,8 @@ def remove(
 ) -> None:
     """Remove an engine when its requests have ended. One that the server has started ends then."""
     body = {} if drain_timeout is None else {"drain_timeout": drain_timeout}
-    wait = _ANSWER_SECONDS + (60.0 if drain_timeout is None else drain_timeout)
-    _show(_ask(server, "POST", f"/engines/{number}/remove", body, wait))
-
-
-def _ask(
-    server: RunningServerFlags, method: str, path: str, body: object = None, seconds: float = _ANSWER_SECONDS
-) -> dict[str, Any]:
-    """Return a server's answer. Raises `RuntimeError` with its error, and `BadParameter`."""
-    url = (server.url or _only_url()).rstrip("/")
-    if not url.startswith(("http://", "https://")):
-        raise typer.BadParameter(f"--url {url} is no address of a server; give http://HOST:PORT")
-    headers = {"Content-Type": "application/json"}
-    if server.admin_key_file is not None:
-        with wrong_usage():
-            headers["X-Admin-Key"] = keys_of(str(server.admin_key_file))[0]
-    data = None if method == "GET" else json.dumps(body or {}).encode()
-    request = urllib.request.Request(url + path, data, headers, method=method)  # noqa: S310 - http, as checked above
-    try:
-        with urllib.request.urlopen(request, timeout=seconds) as response:  # noqa: S310
-            answer: dict[str, Any] = json.load(response)
-            return answer
-    except urllib.error.HTTPError as error:
-        raise RuntimeError(_message(error)) from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        raise RuntimeError(f"the server at {url} can't be asked: {reason}") from None
-
-
-def _message(error: urllib.error.HTTPError) -> str:
-    try:
-        return str(json.load(error)["error"]["message"])
-    except (ValueError, KeyError, TypeError, OSError):
-        return f"the server answered with status {error.code}"
-
-
-def _only_url() -> str:
-    from quire.protocol.address import is_alive, listed_addresses, noted_servers
-
-    urls = dict.fromkeys(url for each in listed_addresses() if is_alive(each) for url in noted_servers(each))
-    if len(urls) == 1:
-        return next(iter(urls))
-    found = f"{len(urls)} of your servers run here ({', '.join(urls)})" if urls else "no server of yours runs here"
-    raise typer.BadParameter(f"{found}; name one with --url")
+    wait = ANSWER_SECONDS + (60.0 if drain_timeout is None else drain_timeout)
+    _show(ask(server, "POST", f"/engines/{number}/remove", body, wait))
 
 
 def _show(answer: dict[str, Any]) -> None:

@@ -131,11 +131,11 @@ class EngineFlags(Flags):
 
     def check(self) -> None:
         """Raise `ValueError` for the first value that is not allowed, and for options that contradict each other."""
-        from quire.frontend.adapters import absolute_modules
+        from quire.frontend.adapters import check_modules
         from quire.frontend.engine_args import DEMO_MODEL
 
         super().check()
-        absolute_modules(self.given.get("lora_modules", ()))
+        check_modules(self.given.get("lora_modules", ()))
         own = options_of(EngineOptions)
         EngineOptions(**{"model": DEMO_MODEL, **{name: value for name, value in self.given.items() if name in own}})
 

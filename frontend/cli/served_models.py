@@ -137,10 +137,14 @@ def _one_that_sleeps(flags: ModelFlags, server: ServerState) -> Iterator[OpenedM
 def _sleeping(model: Model, flags: ModelFlags, server: ServerState) -> ServedModels:
     """Return a loaded model as one that may be unloaded: nothing else refers to it when this has returned.
 
-    It is loaded again from the same folder, so that it stays the same if the hub has another one by then.
+    It is loaded again from the same folder, so that it stays the same if the hub has another one by then, and so are
+    its adapters.
     """
     _note_folder(model)
-    runner, again, loads = model.runner, {"model": model.llm.model, "revision": None}, StoppableLoads()
+    runner, loads = model.runner, StoppableLoads()
+    again: dict[str, Any] = {"model": model.llm.model, "revision": None}
+    if (info := model.llm.engine_info.adapters) is not None and info.folders:
+        again["lora_modules"] = [f"{name}={folder}" for name, folder in info.folders.items()]
     maker = ServiceMaker(server, names_of(server.args.served_model_name, model.llm.model, DEMO_MODEL))
     load = loads.stoppable(lambda: flags.service(maker, flags.load(runner, **again)))
     return _managed([ServedModel.of(flags.service(maker, model), load)], flags, server, loads)

@@ -17,6 +17,7 @@ from quire.frontend.hub.names import name_of
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+ADAPTER_CONFIG = "adapter_config.json"
 DEFAULT_REVISION = "main"
 
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
@@ -62,9 +63,14 @@ class Snapshot:
         return [name for name in needed if not (self.folder / name).is_file()]
 
     def models(self) -> list[CachedModel]:
-        """Return the models in the folder: the checkpoint, unless there are only GGUF files, and each GGUF model."""
+        """Return the models in the folder: the checkpoint, unless there are only GGUF files, and each GGUF model.
+
+        An adapter is none.
+        """
         files = self.files
         found = [CachedModel(self, model) for model in gguf_models(files)]
+        if ADAPTER_CONFIG in files and not found and not {WEIGHTS, INDEX} & set(files):
+            return []
         return found if found and not {WEIGHTS, INDEX} & set(files) else [CachedModel(self), *found]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -20,6 +21,13 @@ def is_hub_name(model: str) -> bool:
     if tag is not None and ("/" not in name or _TAG.fullmatch(tag) is None):
         return False
     return _HUB_NAME.fullmatch(name) is not None and not any(part in name for part in _FORBIDDEN)
+
+
+def is_adapter_name(path: object) -> bool:
+    """Return True if an adapter at the hub may be meant, as `owner/name`: there is no such path here."""
+    if not isinstance(path, str) or "/" not in path or ":" in path or path.endswith(SUFFIX):
+        return False
+    return is_hub_name(path) and not os.path.lexists(path)
 
 
 def split_tag(model: str) -> tuple[str, str | None]:

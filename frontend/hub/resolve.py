@@ -61,7 +61,7 @@ def resolve_model(model: str, revision: str | None = None, download_dir: str | N
     if folder.is_dir():
         return folder.absolute()
     if not is_gguf(model):
-        folder = _Resolution(model, revision, cache_folder(download_dir)).path()
+        folder = Resolution(model, revision, cache_folder(download_dir)).path()
     return folder if folder.is_dir() else _gguf_folder(folder)
 
 
@@ -76,7 +76,7 @@ class _UnreachableError(Exception):
     """The hub does not answer; the message says why."""
 
 
-class _Resolution:
+class Resolution:
     """The search for one model, which translates the errors of `huggingface_hub` into lines for users."""
 
     def __init__(self, model: str, revision: str | None, cache: Path) -> None:
@@ -103,7 +103,7 @@ class _Resolution:
         snapshot = Snapshot(model_folder(self._cache, self._name) / "snapshots" / commit)
         gguf = self._choose_gguf(files, gguf_models(files))
         try:
-            needed = self._checkpoint_files(files, snapshot, place) if gguf is None else gguf.files
+            needed = self._needed_files(files, snapshot, place) if gguf is None else gguf.files
             self._download(needed, files, snapshot, place)
             self._note_commit(commit)
         except HubError:
@@ -147,8 +147,16 @@ class _Resolution:
 
         own = float(constants.HF_HUB_ETAG_TIMEOUT)
         snapshot = find_snapshot(self._cache, self._name, self._revision)
-        is_cached = snapshot is not None and any(model.problem() is None for model in snapshot.models())
+        is_cached = snapshot is not None and self._is_whole(snapshot)
         return min(own, _CACHED_SECONDS) if is_cached and "HF_HUB_ETAG_TIMEOUT" not in os.environ else own
+
+    def _is_whole(self, snapshot: Snapshot) -> bool:
+        """Return True if a model of the snapshot has all of its files."""
+        return any(model.problem() is None for model in snapshot.models())
+
+    def _missing_files(self, model: CachedModel) -> list[str]:
+        """Return the names of needed files that are not there. Raises `ValueError`."""
+        return model.missing_files()
 
     def _refusal(self, error: HfHubHTTPError) -> str:
         from huggingface_hub import errors, get_token
@@ -189,7 +197,7 @@ class _Resolution:
                 f"{listed or 'no files'}; {advice}"
             )
 
-    def _checkpoint_files(self, files: dict[str, HubFile], snapshot: Snapshot, place: Place) -> list[str]:
+    def _needed_files(self, files: dict[str, HubFile], snapshot: Snapshot, place: Place) -> list[str]:
         """Return the files of a checkpoint that are read. Raises `HubError`, and the errors of `huggingface_hub`."""
         self._check_files(files)
         names = [name for name in files if name in _FILES or _is_template(name) or _MODULE.fullmatch(name)]
@@ -254,7 +262,7 @@ class _Resolution:
             except HubError as error:
                 raise HubError(f"{reason}, and in the cache {error}") from None
             try:
-                missing = found.missing_files()
+                missing = self._missing_files(found)
             except ValueError as error:
                 raise HubError(f"{reason}, and in the cache {error}; remove it, and download the model again") from None
             if not missing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable
 
 from quire.frontend.client.observer import OpenRequest
@@ -24,6 +25,10 @@ class AdapterMeter:
     def end(self, request: OpenRequest) -> None:
         """Take note of its end."""
         self._open.pop(request, None)
+
+    def counts(self) -> Counter[str]:
+        """Return the number of open requests of each name."""
+        return Counter(self._open.values())
 
     def add_to(self, families: Families, info: AdapterInfo | None) -> None:
         """Add vLLM's gauge; `info`: that of the engine, None without adapters.

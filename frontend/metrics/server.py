@@ -87,6 +87,10 @@ class ServerMetrics:
             self._requests = RequestMeter(max_model_len)
         return self._requests
 
+    def adapter_requests(self) -> Counter[str]:
+        """Return the number of open requests that name each adapter of the model."""
+        return Counter() if self._requests is None else self._requests.adapters.counts()
+
     async def add_to(self, families: Families, llm: AsyncLLM | None) -> None:
         """Add all metrics; without `llm` the model is not loaded.
 

@@ -1,5 +1,6 @@
 // The live state of the engine. Connected only while it is visible, since the view costs engine time.
 
+import { AdaptersView } from "./adapters.js";
 import { BatchView } from "./batch.js";
 import { call } from "./api.js";
 import { EnginesView } from "./engines.js";
@@ -35,6 +36,7 @@ export class EnginePanel {
     this.speed = new SpeedView(root);
     this.timeline = new TimelineView(root);
     this.tree = new TreeView(root);
+    this.adapters = new AdaptersView(root);
     this.engines = new EnginesView(root, (engine) => this.#choose(engine));
     this.views = [
       this.speed, new BatchView(root), new QueueView(root), this.pages, new PrefixesView(root), this.timeline,
@@ -160,7 +162,12 @@ export class EnginePanel {
       this.#takeTable(data);
       return;
     }
+    if (event === "adapters") {
+      this.adapters.show(data);
+      return;
+    }
     if (event === "history") {
+      this.adapters.hide(); // until there is a table of them
       this.speed.start(data.points);
       if (data.engines === 1) this.#takeTable(null);
     }

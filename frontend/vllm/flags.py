@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from quire.frontend.adapters import as_module
-from quire.frontend.vllm.options import ALIASES, ENGINE_OPTIONS, ForeignOption, nearest_text, take
+from quire.frontend.vllm.options import ALIASES, ENGINE_OPTIONS, ForeignOption, nearest_text, own_options, take
 from quire.frontend.vllm.script_args import text_value
 from quire.protocol.options import flag_of
 
@@ -20,6 +20,7 @@ _SEVERAL = {  # flags that in vLLM take all that follow
     "--served-model-name": re.compile(r"[^-\s]\S*"),  # here once there is a model
     "--lora-modules": re.compile(r"[^-\s={][^\s=]*=.+|\{.*", re.DOTALL),
 }
+_LORAS = "--max-loras"
 _WITHOUT_MODEL = ("--lora-modules",)  # whose values are not like a model's name
 
 # Values that hold for commands, though not for Python.
@@ -41,27 +42,39 @@ def own_arguments(arguments: Sequence[str], own: Mapping[str, bool]) -> list[str
 
     `own`: each flag, and whether it takes a value. Raises `ValueError` for what cannot be had.
     """
-    return list(_own(deque(arguments), own)) if _MARK in own else list(arguments)
+    if _MARK not in own:
+        return list(arguments)
+    waiting, loras = deque(arguments), dict[str, Any]()
+    found = list(_own(waiting, own, loras))
+    if "max_cpu_loras" in loras:
+        found += [f"{_LORAS}={value}" for value in own_options(loras, {"max_loras"}).values()]  # the last one counts
+    return [*found, *waiting]
 
 
-def _own(waiting: deque[str], own: Mapping[str, bool]) -> Iterator[str]:
+def _own(waiting: deque[str], own: Mapping[str, bool], loras: dict[str, Any]) -> Iterator[str]:
+    """Yield the arguments until `--`; `loras` gets the values of `max_loras` and `max_cpu_loras`, if they are given."""
     has_model = False
     while waiting:
         argument = waiting.popleft()
         if argument == "--":
-            yield argument
-            yield from waiting
+            waiting.appendleft(argument)
             return
         flag, equals, text = argument.partition("=")
         flag = _spelled(flag)
         has_model |= flag == "--model" or not argument.startswith("-")
         if flag in own:
-            yield from _with_value(flag, text if equals else None, waiting if own[flag] else deque())
+            with_value = list(_with_value(flag, text if equals else None, waiting if own[flag] else deque()))
+            if flag == _LORAS:
+                loras["max_loras"] = text_value(with_value[-1].removeprefix(f"{_LORAS}="))
+            yield from with_value
             if flag in _SEVERAL and not equals and (has_model or flag in _WITHOUT_MODEL):
                 while waiting and _SEVERAL[flag].fullmatch(waiting[0]):
                     yield from _with_value(flag, None, waiting)
         elif (foreign := _foreign(flag, text if equals else None)) is not None:
-            _take(foreign, waiting)
+            if foreign.name == "max_cpu_loras" and _LORAS in own:
+                loras[foreign.name] = _value(foreign, waiting)
+            else:
+                _take(foreign, waiting)
         else:
             yield argument
 

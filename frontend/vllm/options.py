@@ -124,7 +124,7 @@ _REFUSED = {
     ),
     "the engine runs on CPUs": "device",
     "an engine that sleeps would free the memory of a GPU; close it": "enable_sleep_mode?",
-    "all adapters are in the CPU's memory; max_loras says how many": "max_cpu_loras",
+    "max_loras says how many adapters are in memory, and takes whole numbers": "max_cpu_loras",
     "an adapter is computed in the dtype of its model": "lora_dtype",
     "an adapter changes the layers that its files name": "lora_target_modules*",
     "give lora_modules": "qlora_adapter_name_or_path",
@@ -287,11 +287,29 @@ def nearest_text(name: str, text: str) -> str:
     return str(nearest(name, int(text) if text.isdecimal() else text))
 
 
+def with_max_loras(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return options with the nearest `max_loras` in the place of vLLM's `max_cpu_loras`, and a warning if it is new.
+
+    Every adapter in memory may take part in a step here, so that one number is both. Raises `ValueError` for a
+    `max_cpu_loras` below `max_loras`, as vLLM does.
+    """
+    most, given = options.get("max_cpu_loras"), options.get("max_loras")
+    if type(most) is not int:
+        return options
+    if type(given) is int and most < given:
+        raise ValueError(f"max_cpu_loras={most} is less than max_loras={given}; give {given} or more, or leave it out")
+    if most != given:
+        warn(f"max_cpu_loras={most} is not available; max_loras={most}, the nearest, is used")
+    return {**{name: value for name, value in options.items() if name != "max_cpu_loras"}, "max_loras": most}
+
+
 def own_options(options: Mapping[str, Any], own: Set[str]) -> dict[str, Any]:
     """Return the options that are Quire's own, by the names in `own`, without those that are None; take the others.
 
     Raises `TypeError` for a name that neither Quire nor vLLM knows, `ValueError` for what cannot be had.
     """
+    if "max_loras" in own:
+        options = with_max_loras(options)
     for name, value in options.items():
         if name not in own:
             _check_known(name, own)

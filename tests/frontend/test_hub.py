@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
@@ -16,16 +17,20 @@ from typing import Any, NamedTuple
 
 import huggingface_hub
 import pytest
+from demo_adapters import write_demo_adapter
 from gguf_files import write_gguf
-from http_server import Server
+from http_server import Reply, Server
 from huggingface_hub import constants
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 from patience import PATIENCE
 from small_hub import COMMIT, SmallHub, files_of, small_hub
 
-from quire.frontend import LLM
+from quire.frontend import LLM, AsyncLLM, LoRARequest, SamplingParams
+from quire.frontend.adapters import absolute_modules, resolved, resolved_meanwhile
 from quire.frontend.engine_args import EngineArgs, reload_arguments
 from quire.frontend.errors import HubError
+from quire.frontend.hub.adapters import resolve_adapter
+from quire.frontend.hub.cache import all_models
 from quire.frontend.hub.gguf_files import choose_gguf, gguf_models
 from quire.frontend.hub.names import is_hub_name, name_of
 from quire.frontend.hub.resolve import resolve_model
@@ -535,3 +540,87 @@ def test_a_gguf_file_of_a_name_is_served_and_listed(
     assert name_of(str(resolve_model("org/demo-GGUF"))) == "org/demo-GGUF:Q8_0", "the only one whose files are there"
     assert f"{parts[1]} of org/demo-GGUF:BF16 is not in the cache" in failure("org/demo-GGUF:BF16")
     assert "in the cache org/demo-GGUF has no GGUF model for the tag Q6_K; it has " in failure("org/demo-GGUF:Q6_K")
+
+
+ADAPTER = {"adapter_config.json": b'{"peft_type": "LORA", "r": 8}', "adapter_model.safetensors": b"adapter" * 100}
+
+
+def test_an_adapter_is_downloaded_without_the_rest(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place.hub.models["org/tales"] = {**ADAPTER, **NOT_NEEDED, "adapter_model.bin": b"x", "tokenizer.json": b"{}"}
+    folder = str(place.snapshot("org/tales"))
+    assert absolute_modules("tales=org/tales") == (f"tales={folder}",)
+    assert place.in_cache("org/tales") == set(ADAPTER)
+    assert resolved(LoRARequest("a", 1, "org/tales")) == LoRARequest("a", 1, folder)
+    assert set(place.hub.downloads.values()) == {1}
+    args = EngineArgs.from_options(None, {"lora_modules": "tales=org/tales", "download_dir": str(tmp_path / "other")})
+    assert args.lora_modules[0].startswith(f"tales={tmp_path}/other/")
+    assert [model.name for model in all_models(place.cache)] == []
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert resolve_adapter("org/tales") == folder
+    with pytest.raises(HubError, match="HF_HUB_OFFLINE is set, there is no such folder, and org/none is not in the"):
+        resolve_adapter("org/none")
+    (tmp_path / "org" / "tales").mkdir(parents=True)
+    assert LoRARequest("a", 1, "org/tales").lora_path == str(tmp_path / "org" / "tales")
+
+
+def test_an_adapter_without_safetensors_is_rejected_before_a_download(place: Place) -> None:
+    place.hub.models["org/tales"] = {"adapter_config.json": b"{}", "adapter_model.bin": b"x"}
+    with pytest.raises(HubError, match=r"org/tales is not an adapter .*: it lacks adapter_model.safetensors; choose"):
+        resolve_adapter("org/tales")
+    assert not place.hub.downloads
+    assert resolved(LoRARequest("a", 1, "/org/tales")) == LoRARequest("a", 1, "/org/tales")
+
+
+def test_a_request_tries_the_hub_again_after_a_failure(place: Place) -> None:
+    async def resolve() -> LoRARequest | None:
+        return await resolved_meanwhile(LoRARequest("a", 1, "org/later"))
+
+    with pytest.raises(HubError, match="org/later is not a folder here"):
+        asyncio.run(resolve())
+    place.hub.models["org/later"] = dict(ADAPTER)
+    assert asyncio.run(resolve()) == LoRARequest("a", 1, str(place.snapshot("org/later")))
+
+
+def test_requests_name_adapters_of_the_hub(place: Place, tmp_path: Path) -> None:
+    # A name of its own, since this process looks each up once.
+    place.hub.models["org/told"] = files_of(write_demo_adapter(tmp_path / "tales", 1))
+    tales, params = LoRARequest("tales", 1, "org/told"), SamplingParams(temperature=0.0, max_tokens=8)
+    with LLM(enable_lora=True, num_pages=64) as llm:
+        [own] = llm.generate("Once upon a time", params)
+        [adapted] = llm.generate("Once upon a time", params, lora_request=tales)
+        assert own.outputs[0].token_ids != adapted.outputs[0].token_ids
+
+        async def stream() -> list[list[int]]:
+            async with AsyncLLM(engine_address=llm.engine_address) as attached:
+                outputs = attached.generate("Once upon a time", params, lora_request=tales, output_kind="final_only")
+                vector = (await attached.embed("a fox", lora_request=tales)).outputs.embedding
+                assert vector == llm.embed("a fox", lora_request=tales)[0].outputs.embedding
+                return [list(output.outputs[0].token_ids) async for output in outputs]
+
+        assert asyncio.run(stream()) == [adapted.outputs[0].token_ids]
+    assert set(place.hub.downloads.values()) == {1}
+
+
+def test_an_adapter_of_the_hub_is_loaded_while_a_server_runs(place: Place, tmp_path: Path) -> None:
+    for number, name in enumerate(("tales", "songs"), 1):
+        place.hub.models[f"org/{name}"] = files_of(write_demo_adapter(tmp_path / name, number))
+    flags = ("--num-pages", "64", "--allow-runtime-lora", "--lora-modules", "tales=org/tales")
+    with Server.start(*flags, environment=place.hub.environment(place.cache)) as server:
+
+        def load(name: str) -> Reply:
+            return server.request("/v1/load_lora_adapter", {"lora_name": name, "lora_path": f"org/{name}"})
+
+        assert load("songs").status == 200
+        folders = [card["root"] for card in server.request("/v1/models").json()["data"][1:]]
+        assert folders == [str(place.snapshot(f"org/{name}")) for name in ("tales", "songs")]
+        answers = [
+            server.request("/v1/completions", {"prompt": "x", "max_tokens": 8, "temperature": 0, "model": name}).json()
+            for name in (server.model, "tales", "songs")
+        ]
+        assert len({answer["choices"][0]["text"] for answer in answers}) == 3
+        none = load("none")
+        assert none.status == 404
+        assert "org/none is not a folder here" in none.error["message"]

@@ -14,6 +14,7 @@ import typer
 from quire.frontend import AsyncEngineArgs, EngineArgs, FlexibleArgumentParser, SamplingParams
 from quire.frontend.cli.app import app
 from quire.frontend.cli.failures import exit_status
+from quire.frontend.engine_args import reload_arguments
 from quire.frontend.http.args import ServerArgs
 from quire.frontend.request_params import PoolingParams, StructuredOutputsParams
 from quire.frontend.sampling import validate
@@ -96,7 +97,7 @@ ENGINE_FIELDS, SERVER_FIELDS = _ENGINE_FIELDS.split(), _SERVER_FIELDS.split()
 OWN = {"--model": True, "--dtype": True, "--block-size": True, "--max-model-len": True, "--stop": True}
 OWN |= {"--enable-prefix-caching": False, "--no-enable-prefix-caching": False, "--quantization": True}
 OWN |= {"--allowed-origins": True, "--served-model-name": True, "--lora-modules": True, "--enable-lora": False}
-OWN |= {"--no-enable-lora": False}
+OWN |= {"--no-enable-lora": False, "--max-loras": True}
 
 
 def test_every_field_is_known() -> None:
@@ -146,6 +147,19 @@ def test_the_nearest_value_is_used(demo_model: Path, name: str, given: Any, used
     with pytest.warns(UserWarning, match=f"^{name}={given!r} is not available; {used!r}, the nearest, is used"):
         args = EngineArgs.from_options(str(demo_model), {name: given})
     assert getattr(args, name) == used
+
+
+def test_adapters_in_memory_are_those_of_a_step(demo_model: Path) -> None:
+    given = {"max_loras": 2, "max_cpu_loras": 16}
+    words = "^max_cpu_loras=16 is not available; max_loras=16, the nearest, is used"
+    with pytest.warns(UserWarning, match=words) as warned:
+        assert EngineArgs.from_options(str(demo_model), given).max_loras == 16
+    assert len(warned) == 1
+    with pytest.warns(UserWarning, match=words):
+        assert reload_arguments(given, drain=False, drain_timeout=1).settings == {"max_loras": 16}
+    assert EngineArgs.from_options(str(demo_model), {"max_loras": 2, "max_cpu_loras": 2}).max_loras == 2
+    with pytest.raises(ValueError, match="max_cpu_loras=1 is less than max_loras=2; give 2 or more"):
+        EngineArgs.from_options(str(demo_model), {"max_loras": 2, "max_cpu_loras": 1})
 
 
 def test_engine_args_are_made_as_those_of_vllm(demo_model: Path) -> None:
@@ -234,6 +248,12 @@ def test_flags_of_vllm_become_those_of_quire(line: str, own: str) -> None:
         ),
         ("--dtype half", "--dtype bfloat16", "dtype='half' is not available"),
         ("--block-size=16", "--block-size=32", "block_size=16 is not available"),
+        (
+            "--max-cpu-loras 16 tales -- a",
+            "tales --max-loras=16 -- a",
+            "max_cpu_loras=16 is not available; max_loras=16,",
+        ),
+        ("--max-loras 2 --max-cpu-loras=3", "--max-loras 2 --max-loras=3", "max_cpu_loras=3 is not available"),
     ],
 )
 def test_flags_without_effect_are_dropped_with_a_warning(line: str, own: str, warning: str) -> None:
@@ -245,7 +265,8 @@ def test_flags_without_effect_are_dropped_with_a_warning(line: str, own: str, wa
     ("line", "message"),
     [
         ("-tp 2", "tensor_parallel_size=2 is not supported: an engine is one process on one machine"),
-        ("--max-cpu-loras 4", "max_cpu_loras=4 is not supported: .*; max_loras says how many"),
+        ("--max-cpu-loras 4 --max-loras 8", "max_cpu_loras=4 is less than max_loras=8; give 8 or more"),
+        ("--max-cpu-loras many", "max_cpu_loras='many' is not supported: max_loras says"),
         ("--lora-dtype float16", "lora_dtype='float16' is not supported: an adapter is computed in the dtype"),
         ('--lora-modules {"name":"a"}', "missing required field `path`"),
         ("--generation-config vllm/x", "generation_config='vllm/x' is not supported"),

@@ -32,7 +32,7 @@ def test_tensors_that_the_architecture_does_not_have_are_refused_by_name(name: s
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"general.type": "adapter"}, "an adapter such as a LoRA; merge it"),
+        ({"general.type": "adapter"}, "an adapter such as a LoRA; give its model"),
         ({"general.type": "mmproj"}, "the projector of a multimodal model"),
         ({"general.architecture": "clip"}, "the projector of a multimodal model"),
         ({"general.type": "imatrix"}, "an importance matrix"),

@@ -135,11 +135,11 @@ def test_the_model_is_loaded_with_the_same_names_and_defaults() -> None:
     process = options_of(EngineProcessOptions)
     assert fields.keys() - ENGINE.keys() == {"isa", "kv_memory_fd", "machine_share", "weights_fd"}
     assert fields.keys() - process.keys() == {"isa"}
-    assert {name: process[name].default for name in fields if name not in {"isa", "model"}} == {
-        name: default for name, default in fields.items() if name not in {"isa", "model"}
+    assert {name: process[name].default for name in fields if name not in {"isa", "model", "max_loras"}} == {
+        name: default for name, default in fields.items() if name not in {"isa", "model", "max_loras"}
     }
     values = {name: other(process[name]) for name in fields if name != "isa"}
-    loaded = load_options(EngineProcessOptions(**values))
+    loaded = load_options(EngineProcessOptions(**values, enable_lora=True))
     assert {name: getattr(loaded, name) for name in values} == values
 
 
@@ -158,7 +158,13 @@ def test_lists_are_those_of_their_owners() -> None:
 
 
 def test_the_wire_has_the_same_names() -> None:
-    shape = {*EngineShape.__struct_fields__} - {"vocab_size", "hidden_size", "attention_context", "pooling"}
+    shape = {*EngineShape.__struct_fields__} - {
+        "vocab_size",
+        "hidden_size",
+        "attention_context",
+        "num_states",
+        "pooling",
+    }
     assert shape <= ENGINE.keys()
     assert {*ShapeFlags.rows} == shape - {"block_size"}
 

@@ -11,12 +11,15 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from quire.frontend.adapters import check_files
+from quire.frontend.errors import HubError
 from quire.frontend.http.errors import ApiError, bad_request
 from quire.frontend.http.models.adapters import MAX_ADAPTERS
 from quire.frontend.http.models.served_model import ServedModel
 from quire.frontend.http.models.served_models import ServedModels
 from quire.frontend.http.transport.auth import AdminKeys
 from quire.frontend.http.transport.bodies import Body, Refusals
+from quire.frontend.hub.adapters import resolving_adapter
+from quire.frontend.hub.names import is_adapter_name
 from quire.frontend.lora_request import MAX_NAME, check_name
 from quire.protocol.messages import MAX_PATH
 
@@ -34,7 +37,8 @@ class LoadAdapterBody(Body, kw_only=True):
         Meta(
             min_length=1,
             max_length=MAX_PATH,
-            description="The absolute path of a folder that PEFT has written, or of a GGUF file, on this machine.",
+            description="The absolute path of a folder that PEFT has written, or of a GGUF file, on this machine; or "
+            "the adapter's name at the Hugging Face hub.",
         ),
     ]
     load_inplace: Annotated[
@@ -54,6 +58,7 @@ class AdapterEndpoints:
 
     def __init__(self, models: ServedModels) -> None:
         self._models = models
+        self._downloads = asyncio.Lock()
         self._admins = AdminKeys(models.server.args.admin_keys())
 
     async def load(self, request: Request) -> Response:
@@ -63,13 +68,25 @@ class AdapterEndpoints:
         self._check_allowed(request)
         model, body = await self._models.read(request, LoadAdapterBody)
         self._check_name(model, body)
-        if not Path(body.lora_path).is_absolute():
+        is_of_hub = _is_here(model) and is_adapter_name(body.lora_path)
+        if not is_of_hub and not Path(body.lora_path).is_absolute():
             raise bad_request(f"lora_path={body.lora_path!r:.200} is not absolute; give the whole path", "lora_path")
         if _is_here(model):
-            await asyncio.to_thread(_check_path, body.lora_path, _max_rank(model))
+            max_rank = _max_rank(model)
+            if is_of_hub:
+                body.lora_path = await self._resolved(body.lora_path)
+            await asyncio.to_thread(_check_path, body.lora_path, max_rank)
             self._check_name(model, body)  # others may have come meanwhile
         model.adapters.put(body.lora_name, body.lora_path)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+    async def _resolved(self, name: str) -> str:
+        """Return the folder of an adapter at the hub, one after the other. Raises `ApiError` 404."""
+        async with self._downloads:
+            try:
+                return await asyncio.wrap_future(resolving_adapter(name))
+            except HubError as error:
+                raise _not_found(f"lora_path={name!r:.200}: {error}", "lora_path") from None
 
     async def unload(self, request: Request) -> Response:
         """Serve a LoRA adapter no longer. Requests that have begun go on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -52,8 +53,8 @@ class ModelCard(msgspec.Struct, kw_only=True):
     """A model under one of its names.
 
     `created`: the server's start time; `root`: the model's folder; `parent`: of an adapter, the name of its model;
-    `sampling_defaults`: those of the model and the server's flags. What only the engine knows is null until the model
-    has been loaded once. `status` is llama.cpp's.
+    `requests`: of an adapter, this server's open requests that name it; `sampling_defaults`: those of the model and the
+    server's flags. What only the engine knows is null until the model has been loaded once. `status` is llama.cpp's.
     """
 
     id: str
@@ -62,6 +63,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     owned_by: str = "quire"
     root: str
     parent: str | None = None
+    requests: int | None = None
     max_model_len: int | None = None
     has_chat_template: bool | None = None
     sampling_defaults: SamplingDefaults | None = None
@@ -116,15 +118,27 @@ class OperatorEndpoints:
     async def models(self, _request: Request) -> Response:
         """List each model under each of its names, and whether it is loaded; then their adapters."""
         cards = [self._card(name, model) for model in self._models for name in model.public_names]
-        cards += [self._card(each.lora_name, model, each) for model in self._models for each in model.adapters]
+        for model in self._models:
+            numbers = model.metrics.adapter_requests()
+            cards += [self._adapter_card(each.lora_name, model, each, numbers) for each in model.adapters]
         return json_response(ModelList(data=cards))
 
     async def model(self, request: Request) -> Response:
         """Describe a model under one of its names."""
         name = request.path_params["name"]
-        return json_response(self._card(name, *self._models.find_adapted(name)))
+        model, adapter = self._models.find_adapted(name)
+        if adapter is None:
+            return json_response(self._card(name, model))
+        return json_response(self._adapter_card(name, model, adapter, model.metrics.adapter_requests()))
 
-    def _card(self, name: str, model: ServedModel, adapter: LoRARequest | None = None) -> ModelCard:
+    def _adapter_card(
+        self, name: str, model: ServedModel, adapter: LoRARequest, num_requests: Counter[str]
+    ) -> ModelCard:
+        card = self._card(name, model)
+        card.root, card.parent, card.requests = adapter.lora_path, model.name, num_requests[adapter.lora_name]
+        return card
+
+    def _card(self, name: str, model: ServedModel) -> ModelCard:
         facts = model.facts
         card = ModelCard(
             id=name,
@@ -132,8 +146,6 @@ class OperatorEndpoints:
             root=model.path if facts is None else facts.root,
             status=ModelStatus(model.state, failed=model.failure is not None),
         )
-        if adapter is not None:
-            card.root, card.parent = adapter.lora_path, model.name
         if facts is not None:
             card.max_model_len = facts.info.max_model_len
             card.has_chat_template = facts.has_chat_template

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -11,9 +10,8 @@ import msgspec
 
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.client.engine_set import EngineStatus
-from quire.frontend.http.transport.sse import event
+from quire.frontend.http.operations.table_feed import TableFeed, Updates
 
-PERIOD = 0.5  # seconds between two looks at the engines
 _LONGEST_INTERVAL = 10.0  # seconds over which a rate says what an engine does now
 _PATIENCE = 1.0  # seconds for which an engine's answer is waited for
 
@@ -45,23 +43,6 @@ class EngineTable(msgspec.Struct):
     engines: list[EngineRow]
 
 
-class Updates:
-    """Wakes up all tasks that wait for news."""
-
-    def __init__(self) -> None:
-        self._next = asyncio.Event()
-
-    @property
-    def next(self) -> asyncio.Event:
-        """The event that the next news sets."""
-        return self._next
-
-    def notify(self) -> None:
-        """Wake up the tasks that wait."""
-        updated, self._next = self._next, asyncio.Event()
-        updated.set()
-
-
 class _Look(NamedTuple):
     """An engine's statistics, and when it was asked for them."""
 
@@ -74,43 +55,29 @@ class _Look(NamedTuple):
         return int(totals["prefill_tokens"] + totals["decode_tokens"])
 
 
-class EngineTableFeed:
-    """The latest table as an event, for any number of viewers. It has none of a set that has only ever had one engine.
+class EngineTableFeed(TableFeed):
+    """The table of a set of engines. It has none of a set that has only ever had one engine.
 
-    While there are viewers, one task asks the engines for their statistics. Those of an engine that does not answer in
-    time, since it is busy with a step, stay as they were. All methods run on one event loop.
+    The statistics of an engine that does not answer in time, since it is busy with a step, stay as they were.
     """
+
+    kind = "engines"
 
     def __init__(self, llm: AsyncLLM, updates: Updates) -> None:
         """Notify `updates` of each new table."""
+        super().__init__(updates)
         self._llm = llm
-        self._updates = updates
         self._looks: dict[int, _Look] = {}
         self._rates: dict[int, float] = {}
-        self._viewers = 0
-        self._poller: asyncio.Task[None] | None = None
-        self.event = b""
 
-    def join(self) -> None:
-        """Note one more viewer."""
-        self._viewers += 1
-        if self._poller is None:
-            self.event = b""
-            self._poller = asyncio.create_task(self._poll(), name="quire-engine-table")
+    def has_rows(self) -> bool:
+        """See `TableFeed`."""
+        return len(self._llm.engines()) > 1
 
-    def leave(self) -> None:
-        """Note that a viewer has left."""
-        self._viewers -= 1
-        if self._viewers == 0 and self._poller is not None:
-            self._poller.cancel()
-            self._poller = None
-
-    async def _poll(self) -> None:
-        while True:
-            if self.event or len(self._llm.engines()) > 1:
-                await self._look()
-                self._publish(EngineTable(self._llm.router, self._rows()))
-            await asyncio.sleep(PERIOD)
+    async def table(self) -> EngineTable:
+        """See `TableFeed`."""
+        await self._look()
+        return EngineTable(self._llm.router, self._rows())
 
     async def _look(self) -> None:
         asked = time.monotonic()
@@ -141,9 +108,3 @@ class EngineTableFeed:
         if (rate := self._rates.get(engine.number)) is not None:
             row.tokens_per_second = round(rate, 1)
         return row
-
-    def _publish(self, table: EngineTable) -> None:
-        made = event(msgspec.json.encode(table), "engines")
-        if made != self.event:
-            self.event = made
-            self._updates.notify()

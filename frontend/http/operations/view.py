@@ -19,11 +19,14 @@ from quire.frontend.errors import EngineDeadError
 from quire.frontend.http.documentation.operation import AnswerTypes, Operation
 from quire.frontend.http.models.served_model import ServedModel
 from quire.frontend.http.models.served_models import ServedModels, not_loaded
+from quire.frontend.http.operations.adapter_table import AdapterTable
 from quire.frontend.http.operations.changes import Change, Feed
-from quire.frontend.http.operations.engine_table import EngineTable, EngineTableFeed, Updates
+from quire.frontend.http.operations.engine_table import EngineTable
 from quire.frontend.http.operations.engines import engine_number
 from quire.frontend.http.operations.pictures import Picture, PictureMaker, pause_after
 from quire.frontend.http.operations.prefixes import PrefixTrees, TreePicture, shown_of
+from quire.frontend.http.operations.table_feed import Updates
+from quire.frontend.http.operations.tables import Tables
 from quire.frontend.http.service import ModelService
 from quire.frontend.http.transport.responses import json_response, static_files
 from quire.frontend.http.transport.sse import DONE, EventStream, event
@@ -53,7 +56,7 @@ class Problem(msgspec.Struct):
 class EngineView:
     """Server-sent events for any number of viewers: `history` and `picture` once, then `change` or `problem`.
 
-    Of a set of engines it shows one; `engines` events have a table of all.
+    Of a set of engines it shows one; `engines` events have a table of all, and `adapters` events one of the adapters.
 
     While there are viewers, one task polls the engine for snapshots, every `PERIOD` seconds or less often, so that they
     take less than a hundredth of the engine's time. A viewer that reads slowly skips changes, gets a whole picture
@@ -67,13 +70,12 @@ class EngineView:
         is_draining: Callable[[], bool] = lambda: False,
         shows_prompts: bool = True,
         engine: int | None = None,
-        table: EngineTableFeed | None = None,
-        updates: Updates | None = None,
+        tables: Tables | None = None,
     ) -> None:
         """Observe `llm` through `recent`, its observer; `is_draining` returns whether the server is shutting down.
 
         `shows_prompts`: viewers may read the prompts of all. `engine`: number of one of several, None for the first
-        that is there. `table` and `updates` are those that all views of the set have.
+        that is there. `tables`: those that all views of the model have.
         """
         self._shows_prompts = shows_prompts
         self._llm = llm
@@ -82,8 +84,8 @@ class EngineView:
         self._is_draining = is_draining
         self._feed = Feed()
         self._problem = b""  # the event, if the latest poll failed
-        self._updates = updates or Updates()
-        self._table = table or EngineTableFeed(llm, self._updates)
+        self._tables = tables or Tables(Updates())
+        self._updates = self._tables.updates
         self._sent_until = 0.0  # time of the latest recent point that a picture included
         self._viewers = 0
         self._poller: asyncio.Task[None] | None = None
@@ -104,12 +106,14 @@ class EngineView:
         self._join()
         try:
             yield event(msgspec.json.encode(self._history()), "history")
-            feed, seen, table, problem = self._feed, 0, b"", b""
+            feed, seen, shown, problem = self._feed, 0, list[bytes](), b""
             while not self._is_draining():
                 updated = self._updates.next  # an update while the viewer reads is for the next turn
-                if self._table.event != table:
-                    table = self._table.event
-                    yield table
+                tables = self._tables.events
+                for table in tables:
+                    if table and table not in shown:
+                        yield table
+                shown = tables
                 if self._problem != problem:
                     problem = self._problem
                     if problem:
@@ -124,14 +128,14 @@ class EngineView:
 
     def _join(self) -> None:
         self._viewers += 1
-        self._table.join()
+        self._tables.join()
         if self._poller is None:
             self._feed, self._problem = Feed(), b""
             self._poller = asyncio.create_task(self._poll(), name="quire-view")
 
     def _leave(self) -> None:
         self._viewers -= 1
-        self._table.leave()
+        self._tables.leave()
         if self._viewers == 0 and self._poller is not None:
             self._poller.cancel()
             self._poller = None
@@ -192,12 +196,10 @@ def _problem(message: str) -> bytes:
 class EngineViews:
     """The views of a set of engines: of the first engine that is there, and of each by its number."""
 
-    def __init__(self, llm: AsyncLLM, make: Callable[[int | None, EngineTableFeed, Updates], EngineView]) -> None:
-        """`make(engine, table, updates)` returns a view of one engine of `llm`."""
+    def __init__(self, llm: AsyncLLM, make: Callable[[int | None], EngineView]) -> None:
+        """`make(engine)` returns a view of one engine of `llm`."""
         self._llm = llm
         self._make = make
-        self._updates = Updates()
-        self._table = EngineTableFeed(llm, self._updates)
         self._views: dict[int | None, EngineView] = {}
 
     @property
@@ -210,7 +212,7 @@ class EngineViews:
         there = {None, *self.numbers}
         self._views = {number: view for number, view in self._views.items() if number in there or view.viewers}
         if engine not in self._views:
-            self._views[engine] = self._make(engine, self._table, self._updates)
+            self._views[engine] = self._make(engine)
         return self._views[engine]
 
 
@@ -225,8 +227,8 @@ class ViewEndpoints:
 
     async def events(self, request: Request) -> Response:
         """Stream an engine's state. A minute of history and a picture, then about four changes a second; if the model
-        has several engines, also a table of them. It loads no model: while it is not loaded, there is a problem in
-        place of a picture.
+        has several engines, also a table of them, and if it has adapters one of these. It loads no model: while it is
+        not loaded, there is a problem in place of a picture.
         """
         model = self._models.asked(request)
         return EventStream(self._events(model, self._engine(request, model)), self._explain, model.metrics.http.stream)
@@ -252,13 +254,13 @@ class ViewEndpoints:
         recent = self._recent.setdefault(model, RecentRates())
         llm = service.llm
         llm.add_observer(recent)
-        known, server = weakref.ref(service), self._models.server
+        known, server, tables = weakref.ref(service), self._models.server, Tables.of(model, llm)
 
         def has_ended() -> bool:
             return server.draining or (now := known()) is None or now.is_closed
 
-        def make(engine: int | None, table: EngineTableFeed, updates: Updates) -> EngineView:
-            return EngineView(llm, recent, has_ended, server.args.shows_prompts(), engine, table, updates)
+        def make(engine: int | None) -> EngineView:
+            return EngineView(llm, recent, has_ended, server.args.shows_prompts(), engine, tables)
 
         self._views[service] = EngineViews(llm, make)
 
@@ -280,7 +282,7 @@ class ViewEndpoints:
 def view_routes(models: ServedModels) -> list[Route]:
     """Return the routes `GET /view/events` and `GET /view/prefixes`."""
     view = ViewEndpoints(models)
-    kinds = AnswerTypes(events=[History, Picture, Change, Problem, EngineTable], errors=[404])
+    kinds = AnswerTypes(events=[History, Picture, Change, Problem, EngineTable, AdapterTable], errors=[404])
     tree = AnswerTypes(TreePicture, errors=[400, 404, 503])
     return [
         Operation("/view/events", view.events, kinds, query=("model", "engine")),

@@ -20,9 +20,9 @@ from quire.frontend.http.errors import ApiError
 OPEN_PATHS = ("/health", "/v1/health", "/ping")  # for load balancers, which have no key
 ADMIN_HEADER = "x-admin-key"
 METRICS_PATH = "/metrics"
-_ADMIN_PATHS = re.compile(
-    r"/engines(/.*)?|/models/(un)?load|/v1/(un)?load_lora_adapter"
-)  # where an admin key is enough
+_ADMIN_PATHS = re.compile(  # where an admin key is enough
+    r"/engines(/.*)?|/models/(un)?load|/v1/(un)?load_lora_adapter|/v1/models"
+)
 CONNECTION = "connection"
 """The number of a connection in the state that its requests have."""
 

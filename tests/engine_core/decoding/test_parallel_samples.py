@@ -136,4 +136,4 @@ def test_a_request_that_differs_is_rejected(other: dict[str, Any]) -> None:
     engine.add("1", other.pop("prompt", PROMPT), shares_prompt_with="0", **other)
     engine.finish()
     assert engine.end("1").finish_reason is FinishReason.ERROR
-    assert "another prompt or another cache_salt" in (engine.end("1").error or "")
+    assert "another prompt, cache_salt or adapter" in (engine.end("1").error or "")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 from demo_adapters import write_demo_adapter
+from engine_watch import wait_until
 from http_server import Reply, Server
 from openai import NotFoundError, OpenAI
 from parsed_metrics import ParsedMetrics
@@ -58,6 +61,12 @@ def load(server: Server, name: str, path: Path | str, **more: Any) -> Reply:
     return server.request(LOAD, {"lora_name": name, "lora_path": str(path), **more})
 
 
+def command(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
+    program = "from quire.frontend.cli import main; main()"
+    words = [sys.executable, "-P", "-c", program, "lora", *arguments, "--url", server.url]
+    return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+
 def test_they_are_listed_after_the_model(server: Server, folder: Path) -> None:
     base, *adapters = server.request("/v1/models").json()["data"]
     assert (base["id"], base["parent"]) == (server.model, None)
@@ -67,6 +76,7 @@ def test_they_are_listed_after_the_model(server: Server, folder: Path) -> None:
         ("songs", base["id"], f"{folder}/songs"),
     ]
     assert {each["max_model_len"] for each in adapters} == {base["max_model_len"]}
+    assert (base["requests"], {each["requests"] for each in adapters}) == (None, {0})
     assert server.request("/v1/models/tales").json() == adapters[0]
     assert "songs:latest" in [each["name"] for each in server.request("/api/tags").json()["models"]]
 
@@ -134,6 +144,8 @@ def test_metrics_name_the_adapters_of_open_requests(server: Server, openai: Open
     ) as stream:
         next(iter(stream))
         assert labels() == idle | {"running_lora_adapters": "songs"}
+        assert server.request("/v1/models/songs").json()["requests"] == 1
+        assert command(server, "list").stdout.splitlines()[3].split()[:2] == ["songs", "1"]
     deadline = time.monotonic() + PATIENCE
     while labels() != idle:
         assert time.monotonic() < deadline
@@ -191,6 +203,27 @@ def test_adapters_are_loaded_and_unloaded(server: Server, folder: Path) -> None:
     assert [each["id"] for each in server.request("/lora-adapters").json()] == [0, 1, 2]
 
 
+def test_commands_load_and_unload_them(server: Server, folder: Path) -> None:
+    loaded = command(server, "load", f"late={folder}/songs")
+    assert (loaded.returncode, loaded.stdout, loaded.stderr) == (
+        0, "Success: LoRA adapter 'late' added successfully.\n", "",
+    )  # fmt: skip
+    assert command(server, "list").stdout.splitlines()[-1].split() == ["late", "0", f"{folder}/songs"]
+    [card] = [each for each in json.loads(command(server, "list", "--json").stdout)["adapters"] if each["id"] == "late"]
+    assert (card["root"], card["parent"]) == (f"{folder}/songs", server.model)
+    again = command(server, "load", f"late={folder}/tales")
+    assert (again.returncode, again.stdout, again.stderr.count("\n")) == (1, "", 1)
+    assert "the lora adapter 'late' has already been loaded" in again.stderr
+    assert command(server, "load", f"late={folder}/tales", "--load-inplace").returncode == 0
+    assert command(server, "unload", "late").stdout == "Success: LoRA adapter 'late' removed successfully.\n"
+    gone = command(server, "unload", "late")
+    assert (gone.returncode, gone.stdout) == (1, "")
+    assert "the LoRA adapter 'late' cannot be found" in gone.stderr
+    wrong = command(server, "load", "late")
+    assert wrong.returncode == 2
+    assert "'late' is no NAME=PATH" in wrong.stderr
+
+
 def test_what_cannot_be_loaded_is_refused(server: Server, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     write_demo_adapter(tmp_path / "large", 1, rank=128)
@@ -223,13 +256,20 @@ def test_a_damaged_adapter_fails_its_requests_only(server: Server, tmp_path: Pat
 
 def test_loading_is_for_administrators_if_there_are_any(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "admins").write_text("admin\n")
-    flags = ("--enable-lora", "--allow-runtime-lora", "--admin-key-file", str(tmp_path / "admins"))
+    (tmp_path / "users").write_text("user\n")
+    keys = ("--admin-key-file", str(tmp_path / "admins"))
+    flags = ("--enable-lora", "--allow-runtime-lora", *keys, "--api-key-file", str(tmp_path / "users"))
+    user = {"Authorization": "Bearer user"}
     with Server.start("--num-pages", "64", *flags) as server:
-        assert load(server, "tales", folder / "tales").status == 403
         body = {"lora_name": "tales", "lora_path": f"{folder}/tales"}
-        assert server.request(LOAD, body, headers=ADMIN).status == 200
-        assert text(server, "tales") != text(server, None)
-        assert server.request(UNLOAD, {"lora_name": "tales"}).status == 403
+        assert server.request(LOAD, body, headers=user).status == 403
+        assert command(server, "load", f"tales={folder}/tales").returncode == 1
+        assert command(server, "load", f"tales={folder}/tales", *keys).returncode == 0
+        asked = {"model": "tales", "prompt": PROMPT, **FIXED}
+        assert server.request("/v1/completions", asked, headers=user).status == 200
+        assert server.request("/v1/completions", asked, headers=ADMIN).status == 401
+        assert "tales" in command(server, "list", *keys).stdout
+        assert server.request(UNLOAD, {"lora_name": "tales"}, headers=user).status == 403
         assert server.request(UNLOAD, {"lora_name": "tales"}, headers=ADMIN).status == 200
 
 
@@ -252,5 +292,10 @@ def test_a_second_server_has_the_names_of_the_engine(server: Server) -> None:
 def test_a_sleeping_model_is_loaded_for_its_adapter(folder: Path) -> None:
     flags = ("--idle-timeout", "0.01", "--lora-modules", f"tales={folder}/tales")
     with Server.start("--num-pages", "64", *flags) as server:
+
+        def state() -> str:
+            return str(server.request("/v1/models").json()["data"][0]["status"]["value"])
+
         assert [text(server, "tales") for _ in range(2)] == [text(server, "tales")] * 2
         assert text(server, None) != text(server, "tales")
+        wait_until(lambda: state() == "sleeping", "the model does not sleep")  # before the server's end is checked

@@ -11,7 +11,8 @@ from patience import PATIENCE
 
 from quire.frontend import AsyncLLM
 from quire.frontend.client.engine_set import EngineState, EngineStatus
-from quire.frontend.http.operations.engine_table import EngineTableFeed, Updates
+from quire.frontend.http.operations.engine_table import EngineTableFeed
+from quire.frontend.http.operations.table_feed import Updates
 from quire.protocol.messages import Ready
 
 
