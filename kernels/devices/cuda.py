@@ -1,13 +1,15 @@
-"""NVIDIA's GPUs: kernels in PTX, which the driver turns into code. No toolkit and no GPU are needed to compile them."""
+"""NVIDIA's GPUs: kernels in PTX, which the driver turns into code. No toolkit is needed, and no GPU to compile."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
-from quire.kernels._native import Device, PtxCompiler
+from quire.kernels._native import CudaDevice, PtxCompiler, ThreadPool
 from quire.kernels.emit.builder import F32
 from quire.kernels.emit.context import Capabilities, EmitContext, Kernel
 from quire.kernels.emit.dots import CUDA
@@ -23,9 +25,9 @@ ENTRY = "entry"
 """Name of the function of a kernel's PTX that is launched."""
 
 _SYMBOL = "kernel"
-_NOT_YET = "kernels can be compiled for a GPU, but not run on one yet; give --device cpu"
+_MOST_COMPILERS = 8  # threads, each with the memory of a compiler
 
-# A thread computes one work item: each may take as long as a row of a product, and local memory is given to threads.
+# A thread computes one work item. The function that computes items becomes a part of this one.
 _ENTRY_TEXT = f"""
 llvm.func ptx_kernelcc @{ENTRY}(%buffers: !llvm.ptr, %dims: !llvm.ptr, %items: i64) {{
   %thread = llvm.call_intrinsic "llvm.nvvm.read.ptx.sreg.tid.x"() : () -> i32
@@ -48,24 +50,43 @@ llvm.func ptx_kernelcc @{ENTRY}(%buffers: !llvm.ptr, %dims: !llvm.ptr, %items: i
 
 
 class Cuda:
-    """A GPU as a `Device`, as far as it compiles kernels: launches are not there yet."""
+    """A GPU as a `Device`. The driver opens it when `native` is first asked for.
 
-    def __init__(self, architecture: str, cache: Path) -> None:
-        """Raise ModelError for an architecture that LLVM does not know."""
-        try:
-            self._compiler = PtxCompiler(architecture, str(cache))
-        except ValueError as error:
-            raise ModelError(f"{error}; give one such as {', '.join(ARCHITECTURES)}") from None
+    Of an architecture alone, which may be that of no GPU here, kernels can only be compiled.
+    """
+
+    def __init__(self, name: str, cache: Path, threads: int = 1) -> None:
+        """`name`: the GPU's number, by default 0, or an architecture, as sm_90. Raises ModelError."""
+        if not re.fullmatch(r"|\d{1,3}|sm_\w{1,8}", name):
+            raise ModelError(f"device is 'cuda:{name[:100]}'; it must be cuda, or as cuda:0, or as cuda:sm_90")
+        self._name = name
+        self._cache = cache
+        self._threads = threads
+        if name.startswith("sm_"):
+            self._compiler  # noqa: B018 - which is checked here
 
     @property
     def capabilities(self) -> Capabilities:
         """See Device."""
         return CAPABILITIES
 
-    @property
-    def native(self) -> Device:
+    @cached_property
+    def native(self) -> CudaDevice:
         """See Device."""
-        raise ModelError(_NOT_YET)
+        if self._name.startswith("sm_"):
+            raise ModelError(f"cuda:{self._name} is an architecture; give a GPU's number to run a model, as cuda:0")
+        try:
+            return CudaDevice(int(self._name or 0), ThreadPool(self._threads, False))
+        except RuntimeError as error:
+            raise ModelError(f"device cuda:{self._name or 0} can't be used: {error}; give --device cpu") from None
+
+    @cached_property
+    def _compiler(self) -> PtxCompiler:
+        architecture = self._name if self._name.startswith("sm_") else self.native.architecture
+        try:
+            return PtxCompiler(architecture, str(self._cache))
+        except ValueError as error:
+            raise ModelError(f"{error}; give one such as {', '.join(ARCHITECTURES)}") from None
 
     @property
     def compiled(self) -> int:
@@ -78,16 +99,27 @@ class Cuda:
         return self._compiler.cache.rejected
 
     def compile(self, kernels: Iterable[Kernel], context: EmitContext) -> Iterator[int]:
-        """Raise ModelError: see `native`."""
-        raise ModelError(_NOT_YET)
+        """Yield the numbers of kernels, which several threads compile."""
+        native, texts = self.native, [self._text(kernel, context) for kernel in kernels]
+        with ThreadPoolExecutor(min(self._threads, _MOST_COMPILERS)) as pool:
+            loaded = {
+                text: pool.submit(lambda text: native.load(self._compiler.compile(text), ENTRY), text)
+                for text in dict.fromkeys(texts)
+            }
+            for text in texts:
+                yield loaded[text].result()
 
     def ptx(self, kernel: Kernel, context: EmitContext) -> str:
         """Return the PTX of a kernel."""
-        return self._compiler.compile(replace(kernel, name=_SYMBOL).emit(context) + _ENTRY_TEXT)
+        return self._compiler.compile(self._text(kernel, context))
+
+    @staticmethod
+    def _text(kernel: Kernel, context: EmitContext) -> str:
+        return replace(kernel, name=_SYMBOL).emit(context) + _ENTRY_TEXT
 
     def available_memory(self) -> int:
         """See Device."""
-        raise ModelError(_NOT_YET)
+        return self.native.free_memory
 
 
 def local_bytes(ptx: str) -> int:

@@ -1,4 +1,4 @@
-"""Kernels for AMX, AVX512-BF16, NEON and GPUs give the bits of FMA kernels: on those units, and elsewhere in software."""
+"""Kernels for AMX, AVX512-BF16 and NEON give the bits of FMA kernels: on those units, and elsewhere in software."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ CASES: list[tuple[int, tuple[int, ...], dict[str, str]]] = [
 ]
 
 
-@pytest.mark.parametrize("isa", ["amx", "avx512-bf16", "neon-dotprod", "cuda"])
+@pytest.mark.parametrize("isa", ["amx", "avx512-bf16", "neon-dotprod"])
 @pytest.mark.parametrize(("chunk", "lengths", "formats"), CASES)
 def test_units_give_the_bits_of_fma(
     demo_model: Path, chunk: int, lengths: tuple[int, ...], formats: dict[str, str], isa: str, tmp_path: Path,

@@ -1,4 +1,4 @@
-"""AMX tiles, `vdpbf16ps`, VNNI, NEON and a GPU's integers in software, to run kernels that use them and compare their bits elsewhere.
+"""AMX tiles, `vdpbf16ps`, VNNI, NEON and a GPU's integers in software, to run kernels and compare their bits elsewhere.
 
 The tile intrinsics of a kernel's MLIR become calls of a small C library. Tiles are handles into a ring that is much
 longer than the number of live tiles of a kernel. `tdpbf16ps` adds in the order of the instruction: per output, one FMA

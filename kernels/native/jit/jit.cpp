@@ -101,8 +101,7 @@ std::vector<std::string> host_features() {
 
 std::string llvm_version() { return LLVM_VERSION_STRING; }
 
-Jit::Jit(Target target, std::filesystem::path cache_dir)
-    : target_(std::move(target)), cache_(std::move(cache_dir)) {
+Jit::Jit(Target target, std::filesystem::path cache_dir) : target_(std::move(target)), cache_(std::move(cache_dir)) {
   static std::once_flag once;
   std::call_once(once, [] {
     llvm::InitializeNativeTarget();

@@ -53,8 +53,10 @@ std::string PtxCompiler::compile(const std::string& source) {
     const auto module = lower(source, *machine, context);
     for (llvm::Function& function : *module) {
       if (function.isDeclaration()) continue;
-      if (function.getCallingConv() != llvm::CallingConv::PTX_Kernel)
+      if (function.getCallingConv() != llvm::CallingConv::PTX_Kernel) {
         function.setLinkage(llvm::GlobalValue::InternalLinkage);
+        function.addFnAttr(llvm::Attribute::AlwaysInline);
+      }
       function.addFnAttr("target-cpu", architecture_);
       function.addFnAttr("denormal-fp-math-f32", "preserve-sign,preserve-sign");
       function.addFnAttr(llvm::Attribute::NoUnwind);
