@@ -188,9 +188,10 @@ class Translator:
 
     def do_neg(self, opcode: list[str], operands: list[str]) -> str:
         target, a = map(self.value, operands)
-        if opcode[-1] == "f32":
-            raise ValueError(f"unknown instruction {'.'.join(opcode)}")
-        return f"{target} = 0 - {a};"
+        if opcode[-1] != "f32":
+            return f"{target} = 0 - {a};"
+        kept = f"({a} & 0x7f800000u ? {a} : {a} & 0x80000000u)" if "ftz" in opcode else a  # a denormal is zero
+        return f"{target} = {kept} ^ 0x80000000u;"
 
     def do_abs(self, opcode: list[str], operands: list[str]) -> str:
         target, a = map(self.value, operands)
@@ -273,9 +274,9 @@ class Translator:
             return f"{target} = to_bf16({a});"
         if (to, source) == ("f32", "f16") and how == ["ftz"]:  # a denormal f16 is a normal f32
             return f"{target} = B(half({a}));"
-        if to == "f32" and how == ["rn"] and source in SIGNED:
-            return f"{target} = B((float)({SIGNED[source]}){a});"
         integers = SIGNED | UNSIGNED
+        if to == "f32" and how == ["rn"] and source in integers:
+            return f"{target} = B((float)({integers[source]}){a});"
         if to in integers and source in integers and not how:
             return f"{target} = ({integers[to]})({integers[source]}){a};"
         raise ValueError(f"unknown instruction {'.'.join(opcode)}")
