@@ -13,11 +13,13 @@ import msgspec
 from quire.kernels import host
 from quire.kernels._native import affinity_cpus, default_threads, llvm_version, physical_cores
 from quire.kernels.config import ModelConfig
+from quire.kernels.devices.cuda import Cuda, local_bytes
 from quire.kernels.devices.instruction_sets import available_isas, choose_isa
+from quire.kernels.devices.ptx_assembler import find_assembler
 from quire.kernels.fit import advised
 from quire.kernels.memory import PROGRAM_BYTES
 from quire.kernels.operands import Matrix
-from quire.kernels.options import LoadOptions
+from quire.kernels.options import LoadOptions, choose_device
 from quire.kernels.plan import ModelPlan
 from quire.kernels.pooling.pooler import Pooler
 from quire.kernels.runner import choose_memory, describe, pooler_of
@@ -96,6 +98,30 @@ def plan_info(plan: ModelPlan, architecture: str) -> dict[str, Any]:
     }
 
 
+def gpu_kernels(plan: ModelPlan, gpu: Cuda) -> dict[str, Any]:
+    """Return the sizes of a plan's kernels on a GPU; registers where NVIDIA's assembler is found."""
+    assembler = find_assembler()
+    sizes = {}
+    for kernel in plan.kernels:
+        ptx = gpu.ptx(kernel, plan.context)
+        sizes[kernel.name] = {"ptx_bytes": len(ptx), "local_bytes": local_bytes(ptx)}
+        if assembler is not None:
+            sizes[kernel.name] |= assembler.resources(ptx)
+    return sizes
+
+
+def model_info(options: LoadOptions) -> dict[str, Any]:
+    """Return a model's plan, with the memory of an engine, or with the sizes of its kernels on a GPU."""
+    plan, checkpoint = describe(options)
+    info = plan_info(plan, ModelConfig(checkpoint.config).architecture)
+    info["tasks"] = tasks_of(pooler_of(options, checkpoint))
+    device = choose_device(options)
+    if isinstance(device, Cuda):
+        return info | {"device": options.device, "device_kernels": gpu_kernels(plan, device)}
+    with advised(options):
+        return info | memory_info(plan, options)
+
+
 def main() -> int:
     """Print the information; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m quire.kernels.info", description=__doc__)
@@ -104,6 +130,7 @@ def main() -> int:
     parser.add_argument("--kv-cache-dtype", default="auto", help="auto or int8")
     parser.add_argument("--dtype", default="auto", help="auto, bfloat16 or float32")
     parser.add_argument("--memory-limit", type=int, help="bytes of an engine's process")
+    parser.add_argument("--device", default="cpu", help="cpu, or a GPU's architecture, as cuda:sm_90")
     arguments = parser.parse_args()
     try:
         info = host_info()
@@ -114,12 +141,9 @@ def main() -> int:
                 quantization=arguments.quantization,
                 kv_cache_dtype=arguments.kv_cache_dtype,
                 memory_limit=arguments.memory_limit,
+                device=arguments.device,
             )
-            plan, checkpoint = describe(options)
-            with advised(options):
-                memory = memory_info(plan, options)
-            shape = plan_info(plan, ModelConfig(checkpoint.config).architecture)
-            info["plan"] = {**shape, "tasks": tasks_of(pooler_of(options, checkpoint)), **memory}
+            info["plan"] = model_info(options)
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -14,6 +14,7 @@ from quire.kernels._native import HUGE_PAGE, default_threads
 from quire.kernels.config import ModelConfig
 from quire.kernels.devices import Device, instruction_sets
 from quire.kernels.devices.cpu import Cpu
+from quire.kernels.devices.cuda import Cuda
 from quire.kernels.emit.context import EmitContext
 from quire.kernels.emit.layout import PAIRED, Dtypes
 from quire.kernels.errors import MemoryShortageError, ModelError
@@ -47,7 +48,8 @@ class LoadOptions:
 
     `model`: checkpoint folder. `dtype`: of weights, KV and products (`auto`: bf16 for 16-bit checkpoints, else f32).
     `max_model_len`: tokens of a sequence. `block_size`: tokens of a KV page. `kv_cache_memory_bytes` or `num_pages`:
-    size of the KV cache. `pin_threads`: bind every thread to a CPU of its own. `cache_dir`: compiled kernels. `isa`:
+    size of the KV cache. `pin_threads`: bind every thread to a CPU of its own. `device`: `cpu`, `cuda` or `cuda:` and a
+    GPU's number; `cuda:sm_90` and other architectures only compile. `cache_dir`: compiled kernels. `isa`:
     one of INSTRUCTION_SETS in devices/instruction_sets.py. `quantization`: one of quantization.MODES for a float
     checkpoint, or the checkpoint's own method. `kv_cache_dtype`: `auto` or `int8`. `weight_cache`: folder where packed
     weights are kept for the next start. `kv_memory_fd`: file descriptor of the memory of KV pages, which the next
@@ -67,6 +69,7 @@ class LoadOptions:
     num_pages: int | None = None
     threads: int | None = None
     pin_threads: bool = False
+    device: str = "cpu"
     cache_dir: str | None = None
     isa: str | None = None
     quantization: str | None = None
@@ -97,8 +100,15 @@ def config_of(options: LoadOptions, checkpoint: Checkpoint) -> ModelConfig:
 
 def choose_device(options: LoadOptions) -> Device:
     """Return the device that computes the model. Raises ModelError."""
-    isa, threads = instruction_sets.choose_isa(options.isa), choose_threads(options)
-    return Cpu(isa, host.cache_folder(options.cache_dir), threads, pin_threads=options.pin_threads)
+    cache = host.cache_folder(options.cache_dir)
+    threads = choose_threads(options)
+    kind, _, name = options.device.partition(":")
+    if kind == "cuda":
+        return Cuda(name, cache, threads)
+    if options.device != "cpu":
+        raise ModelError(f"device is {options.device[:100]!r}; it must be cpu, cuda, or as cuda:0 or cuda:sm_90")
+    isa = instruction_sets.choose_isa(options.isa)
+    return Cpu(isa, cache, threads, pin_threads=options.pin_threads)
 
 
 def choose_context(options: LoadOptions, checkpoint: Checkpoint, quantized: bool) -> EmitContext:

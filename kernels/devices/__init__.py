@@ -1,4 +1,4 @@
-"""Devices, which compute models: what the rest of this package asks of one. cpu.py is the only one."""
+"""Devices, which compute models: what the rest of this package asks of one. cpu.py and cuda.py have those there are."""
 
 from __future__ import annotations
 

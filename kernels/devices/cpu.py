@@ -56,12 +56,12 @@ class Cpu:
     @property
     def compiled(self) -> int:
         """See Device."""
-        return sum(jit.compiled for jit in self._jits.values())
+        return sum(jit.cache.compiled for jit in self._jits.values())
 
     @property
     def rejected(self) -> list[str]:
         """See Device."""
-        return [entry for jit in self._jits.values() for entry in jit.rejected]
+        return [entry for jit in self._jits.values() for entry in jit.cache.rejected]
 
     def compile(self, kernels: Iterable[Kernel], context: EmitContext) -> Iterator[int]:
         """Yield the addresses of kernels, which several threads compile."""

@@ -260,6 +260,13 @@ class Builder:
             value.type, f"vector.insert {lane.name}, {value.name} [{number}] : {lane.type} into {value.type}"
         )
 
+    def by_lane(self, operation: Callable[..., Value], *values: Value) -> Value:
+        """Return the vector of the results of an operation on scalars, of the type of the last of `values`."""
+        result = values[-1]
+        for i in range(lanes_of(result.type)):
+            result = self.with_lane(result, i, operation(*(self.lane(value, i) for value in values)))
+        return result
+
     def half(self, value: Value, number: int) -> Value:
         """Return the lower (0) or upper (1) half of a vector's lanes."""
         width = lanes_of(value.type) // 2

@@ -2,12 +2,15 @@
 
 x86 multiplies unsigned bytes of weights by signed ones of x (`vpdpbusd`). NEON multiplies signed ones: by SDOT with
 `neon-dotprod`; otherwise products are 16-bit (SMULL), neighbours add up to less than 2^15 (ADDP), and pairs of these
-are added to the sums (SADALP).
+are added to the sums (SADALP). A GPU multiplies unsigned bytes by signed ones, lane by lane (`dp4a`).
 """
 
 from __future__ import annotations
 
 from quire.kernels.emit.builder import I8, I16, I32, Builder, Value, lanes_of, vector
+
+CUDA = "cuda"
+"""Name of the instruction set of NVIDIA's GPUs, whose threads have registers of 32 bits."""
 
 
 def is_neon(isa: str) -> bool:
@@ -16,8 +19,9 @@ def is_neon(isa: str) -> bool:
 
 
 def is_narrow(isa: str) -> bool:
-    """Return True if the registers hold the sums of few rows: 16 of 8 lanes (AVX2), or 32 of 4 (NEON)."""
-    return isa.startswith("avx2") or is_neon(isa)
+    """Return True if the registers hold the sums of few rows: 16 of 8 lanes (AVX2), 32 of 4 (NEON), or 255 of one (a
+    thread of a GPU)."""
+    return isa.startswith("avx2") or is_neon(isa) or isa == CUDA
 
 
 def has_dots(isa: str) -> bool:
@@ -27,6 +31,8 @@ def has_dots(isa: str) -> bool:
 
 def add_dots(b: Builder, isa: str, acc: Value, weights: Value, x: Value) -> Value:
     """Add the sum of `weights` times `x`, four bytes each, to every lane of `acc`; 8 lanes or 16."""
+    if isa == CUDA:
+        return b.by_lane(lambda *lanes: b.call("llvm.nvvm.idp4a.u.s", lanes, I32), weights, x, acc)
     width = 4 if is_neon(isa) else 8 if isa == "avx2-vnni" else 16
     if lanes_of(acc.type) > width:
         return b.join(*(add_dots(b, isa, *(b.half(value, i) for value in (acc, weights, x))) for i in range(2)))
@@ -42,6 +48,8 @@ def add_dots(b: Builder, isa: str, acc: Value, weights: Value, x: Value) -> Valu
 
 def look_up(b: Builder, isa: str, table: tuple[int, ...], codes: Value) -> Value:
     """Return the entry of a table of 16 bytes for every byte of 16 lanes, each of which is below 16."""
+    if isa == CUDA:
+        return _looked_up_by_bytes(b, table, codes)
     if is_neon(isa):
         name, parts = "aarch64.neon.tbl1.v16i8", 4
     else:
@@ -55,3 +63,21 @@ def _looked_up(b: Builder, name: str, table: Value, codes: Value, parts: int) ->
         return b.join(*(_looked_up(b, name, table, b.half(codes, i), parts // 2) for i in range(2)))
     found = b.call(f"llvm.{name}", [table, b.lanes_as(codes, I8)], table.type)
     return b.lanes_as(found, I32)
+
+
+def _looked_up_by_bytes(b: Builder, table: tuple[int, ...], codes: Value) -> Value:
+    """Emit `look_up` by `prmt`, which chooses four of eight bytes by the lower three bits of four nibbles."""
+    words = [_signed(int.from_bytes(bytes(table[i : i + 4]), "little")) for i in range(0, 16, 4)]
+    nibbles = (codes | codes >> 4) & 0x00FF00FF
+    chosen = (nibbles | nibbles >> 8) & 0x7777
+    is_high = (codes >> 3 & 0x01010101) * 0xFF
+
+    def look(low: int) -> Value:
+        pair = [b.constant(word, I32) for word in words[low : low + 2]]
+        return b.by_lane(lambda lane: b.call("llvm.nvvm.prmt", [*pair, lane], I32), chosen)
+
+    return look(0) & (is_high ^ -1) | look(2) & is_high
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 32) if word >> 31 else word

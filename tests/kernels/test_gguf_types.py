@@ -50,7 +50,9 @@ class Products:
 
     def __init__(self, isa: str, kind: str, n: int, k: int) -> None:
         self._form, self._n, self._k = QuantizedFormat.of_gguf(kind), n, k
-        text = GemmKernel("g", k, n, quantized=self._form).emit(context_of(isa, DTYPES))
+        context = context_of(isa, DTYPES)
+        self._rows_per_item = context.rows_per_item
+        text = GemmKernel("g", k, n, quantized=self._form).emit(context)
         if isa not in ISAS:
             isa, text = "avx2", soft_tiles.software(text)
         self._kernel = CompiledKernel(isa, text, "g")
@@ -60,7 +62,7 @@ class Products:
         width, m = -(-self._n // 32) * 32, len(q)
         x = pack_quantized_activations(q, scales, self._form.depth(self._k), 32)
         y = aligned(np.full((m, width), np.nan, np.float32))
-        self._kernel.run([x, w, y], [m], (0, width // 32 * -(-m // 64)))
+        self._kernel.run([x, w, y], [m], (0, width // 32 * -(-m // self._rows_per_item)))
         return y[:, : self._n]
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import emulated_gpu
 import numpy as np
 import pytest
 import soft_tiles
@@ -37,7 +38,6 @@ from quire.kernels._native import SamplingConfig
 from quire.kernels.activations import ClampedSwiglu, ScaledActivation, Xielu
 from quire.kernels.attention_heads import Heads, LatentHeads, StateHeads
 from quire.kernels.config import ModelConfig
-from quire.kernels.devices import instruction_sets
 from quire.kernels.devices.instruction_sets import available_isas
 from quire.kernels.emit.context import EmitContext
 from quire.kernels.emit.layout import Dtypes
@@ -45,7 +45,7 @@ from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import FeedForward, Graph, HeadNorms, Linear, Norm, Parallel, Residual
 from quire.kernels.lowering.model import lower
 from quire.kernels.operands import PlanLimits
-from quire.kernels.options import LoadOptions
+from quire.kernels.options import LoadOptions, choose_device
 from quire.kernels.rope import QueryScale
 from quire.kernels.weights.quantization import choose_quantization
 
@@ -67,6 +67,7 @@ def log_probabilities(
     *,
     threads: int = 2,
     isa: str | None = None,
+    device: str = "cpu",
     chunk: int = 64,
     alone_from: int | None = None,
 ) -> F64:
@@ -75,14 +76,15 @@ def log_probabilities(
     Tokens from number `alone_from` on are computed one at a time.
     """
     dtypes, quantized_kv, mode, _ = FORMATS[form]
-    capabilities = instruction_sets.choose_isa(isa).capabilities
+    options = LoadOptions("", num_pages=POSITIONS // 32, threads=threads, isa=isa, device=device)
+    capabilities = choose_device(options).capabilities
     if isa is not None and dtypes == BF16:
         dtypes = ("bf16", "bf16", capabilities.bf16_activations)
     checkpoint = MemoryCheckpoint(random_tensors(model))
     quantization = choose_quantization(mode, checkpoint, ModelConfig({}))
     limits = PlanLimits(64, POSITIONS, 32)
     plan = lower(model, EmitContext(capabilities, Dtypes(*dtypes, quantized_kv)), limits, quantization)
-    assembly = runner.assemble(plan, LoadOptions("", num_pages=POSITIONS // 32, threads=threads, isa=isa))
+    assembly = runner.assemble(plan, options)
     assembly.open_kv()
     native = assembly.native
     slot = native.sequences.open(tokens, len(tokens), sampling=SamplingConfig(temperature=0.0, prompt_logprobs=0))
@@ -381,6 +383,20 @@ def test_units_give_the_bits_of_fma(
     if isa not in available_isas():
         soft_tiles.use(monkeypatch, tmp_path, isa)
     assert np.array_equal(log_probabilities(model, form, tokens, isa=isa), expected)
+
+
+@pytest.mark.parametrize(
+    ("model", "form"),
+    [(EVERYTHING, "bfloat16"), (EVERYTHING, "int8"), (LATENT, "bfloat16-int8-kv"), (GEMMA4, "bfloat16")],
+    ids=["bfloat16", "int8", "latent-int8-kv", "gemma4-bfloat16"],
+)
+def test_a_gpu_gives_the_bits_of_the_cpu(
+    model: Graph, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emulated_gpu.use(monkeypatch, tmp_path)
+    tokens = random_tokens(40)
+    expected = log_probabilities(model, form, tokens)
+    assert np.array_equal(log_probabilities(model, form, tokens, device="cuda", alone_from=30), expected)
 
 
 @pytest.mark.parametrize(

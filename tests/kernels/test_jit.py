@@ -35,15 +35,15 @@ def call(jit: Jit) -> int:
 
 def test_second_start_compiles_nothing(tmp_path: Path) -> None:
     first, second = make(tmp_path), make(tmp_path)
-    assert (call(first), first.compiled, first.cache_hits) == (50, 1, 0)
-    assert (call(second), second.compiled, second.cache_hits) == (50, 0, 1)
+    assert (call(first), first.cache.compiled, first.cache.hits) == (50, 1, 0)
+    assert (call(second), second.cache.compiled, second.cache.hits) == (50, 0, 1)
 
 
 def test_another_target_is_another_entry(tmp_path: Path) -> None:
     call(make(tmp_path))
     other = Jit(LEAST.cpu, LEAST.features, 2 * LEAST.vector_bits, str(tmp_path))
     other.compile(SOURCE, ["answer"])
-    assert other.compiled == 1
+    assert other.cache.compiled == 1
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -55,9 +55,9 @@ def test_damaged_entry_is_rebuilt(tmp_path: Path, damage: object) -> None:
     whole = entry.read_bytes()
     entry.write_bytes(damage(whole))
     jit = make(tmp_path)
-    assert (call(jit), jit.compiled) == (50, 1)
+    assert (call(jit), jit.cache.compiled) == (50, 1)
     assert entry.read_bytes() == whole
-    (words,) = jit.rejected
+    (words,) = jit.cache.rejected
     assert str(entry) in words
 
 
@@ -73,10 +73,10 @@ def test_an_entry_under_the_name_of_another_is_rebuilt(tmp_path: Path) -> None:
     second.replace(first)
     (tmp_path / "swapped").replace(second)
     jit = make(tmp_path)
-    assert (call(jit), jit.compiled) == (50, 1)
-    assert jit.rejected == [f"{first} is the entry of another kernel"]
+    assert (call(jit), jit.cache.compiled) == (50, 1)
+    assert jit.cache.rejected == [f"{first} is the entry of another kernel"]
     jit = make(tmp_path)
-    assert (call(jit), jit.cache_hits, jit.rejected) == (50, 1, [])
+    assert (call(jit), jit.cache.hits, jit.cache.rejected) == (50, 1, [])
 
 
 def test_a_folder_in_the_place_of_an_entry_is_no_error(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_processes_may_write_concurrently(tmp_path: Path) -> None:
         assert writer.returncode == 0
     assert len(list(tmp_path.iterdir())) == 1, "private files of writers are left"
     jit = make(tmp_path)
-    assert (call(jit), jit.cache_hits) == (50, 1)
+    assert (call(jit), jit.cache.hits) == (50, 1)
 
 
 def test_a_folder_that_is_not_writable_is_no_error(tmp_path: Path) -> None:

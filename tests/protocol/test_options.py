@@ -133,12 +133,11 @@ def test_the_engine_process_has_every_option() -> None:
 def test_the_model_is_loaded_with_the_same_names_and_defaults() -> None:
     fields = {field.name: field.default for field in dataclasses.fields(kernel_options.LoadOptions)}
     process = options_of(EngineProcessOptions)
-    assert fields.keys() - ENGINE.keys() == {"isa", "kv_memory_fd", "machine_share", "weights_fd"}
-    assert fields.keys() - process.keys() == {"isa"}
-    assert {name: process[name].default for name in fields if name not in {"isa", "model", "max_loras"}} == {
-        name: default for name, default in fields.items() if name not in {"isa", "model", "max_loras"}
-    }
-    values = {name: other(process[name]) for name in fields if name != "isa"}
+    assert {*fields} - {*process} == {"isa", "device"}
+    del fields["isa"], fields["device"]
+    assert fields.keys() - ENGINE.keys() == {"kv_memory_fd", "machine_share", "weights_fd"}
+    assert {name for name in fields if process[name].default != fields[name]} == {"model", "max_loras"}
+    values = {name: other(process[name]) for name in fields}
     loaded = load_options(EngineProcessOptions(**values, enable_lora=True))
     assert {name: getattr(loaded, name) for name in values} == values
 

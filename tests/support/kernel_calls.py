@@ -9,8 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.kernels.devices.cpu import Cpu
+from quire.kernels.devices.cuda import CAPABILITIES
 from quire.kernels.devices.instruction_sets import INSTRUCTION_SETS
 from quire.kernels.emit.context import EmitContext
+from quire.kernels.emit.dots import CUDA
 from quire.kernels.emit.layout import PAIRED, PAIRED_ORDER, Dtypes
 from quire.kernels.host import cache_folder
 
@@ -28,8 +30,8 @@ def aligned(array: Array) -> Array:
 
 
 def context_of(isa: str, dtypes: Dtypes) -> EmitContext:
-    """Return what kernels are emitted for on a CPU with an instruction set."""
-    return EmitContext(INSTRUCTION_SETS[isa].capabilities, dtypes)
+    """Return what kernels are emitted for on a CPU with an instruction set, or on a GPU."""
+    return EmitContext(CAPABILITIES if isa == CUDA else INSTRUCTION_SETS[isa].capabilities, dtypes)
 
 
 class CompiledKernel:

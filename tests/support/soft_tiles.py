@@ -1,4 +1,4 @@
-"""AMX tiles, `vdpbf16ps`, VNNI and NEON in software, to run kernels that use them and compare their bits elsewhere.
+"""AMX tiles, `vdpbf16ps`, VNNI, NEON and a GPU's integers in software, to run kernels and compare their bits elsewhere.
 
 The tile intrinsics of a kernel's MLIR become calls of a small C library. Tiles are handles into a ring that is much
 longer than the number of live tiles of a kernel. `tdpbf16ps` adds in the order of the instruction: per output, one FMA
@@ -18,9 +18,12 @@ import pytest
 
 from quire.kernels import _native
 from quire.kernels.devices import cpu, instruction_sets
-from quire.kernels.devices.instruction_sets import INSTRUCTION_SETS
+from quire.kernels.devices.cuda import CAPABILITIES
+from quire.kernels.devices.instruction_sets import INSTRUCTION_SETS, InstructionSet
+from quire.kernels.emit.context import Capabilities
+from quire.kernels.emit.dots import CUDA
 
-IN_SOFTWARE = ("amx", "avx2-vnni", "neon-dotprod", "neon") if os.uname().machine == "x86_64" else ()
+IN_SOFTWARE = ("amx", "avx2-vnni", "neon-dotprod", "neon", "cuda") if os.uname().machine == "x86_64" else ()
 """Instruction sets whose quantized products are emulated where the host lacks them."""
 
 SOURCE = r"""
@@ -68,6 +71,19 @@ int64_t soft_tdpbsud(int16_t rows, int16_t bytes, int16_t k_bytes, int64_t c, in
     }
   return t;
 }
+int32_t soft_dp4a(uint32_t a, uint32_t b, int32_t c) {
+  for (int i = 0; i < 32; i += 8) c += (int32_t)(a >> i & 255) * (int8_t)(b >> i & 255);
+  return c;
+}
+uint32_t soft_prmt(uint32_t low, uint32_t high, uint32_t selector) {
+  uint64_t bytes = (uint64_t)high << 32 | low;
+  uint32_t result = 0;
+  for (int i = 0; i < 4; i++) {
+    uint32_t nibble = selector >> 4 * i & 15, byte = bytes >> 8 * (nibble & 7) & 255;
+    result |= (nibble & 8 ? (byte & 128 ? 255 : 0) : byte) << 8 * i;
+  }
+  return result;
+}
 """
 DECLARATIONS = """
 llvm.func @soft_tilezero(i16, i16) -> i64
@@ -76,6 +92,8 @@ llvm.func @soft_tileloaddt164(i16, i16, !llvm.ptr, i64) -> i64
 llvm.func @soft_tilestored64(i16, i16, !llvm.ptr, i64, i64)
 llvm.func @soft_tdpbf16ps(i16, i16, i16, i64, i64, i64) -> i64
 llvm.func @soft_tdpbsud(i16, i16, i16, i64, i64, i64) -> i64
+llvm.func @soft_dp4a(i32, i32, i32) -> i32
+llvm.func @soft_prmt(i32, i32, i32) -> i32
 """
 
 
@@ -188,23 +206,32 @@ def software(text: str) -> str:
     lookup = r'(%\w+) = llvm\.call_intrinsic "llvm\.x86\.avx512\.pshuf\.b\.512"\((%\w+), (%\w+)\) : .*'
     text = re.sub(lookup, _lookup_in_software, text)
     calls = re.sub(r'llvm\.call_intrinsic "llvm\.x86\.(\w+)\.internal"', r"llvm.call @soft_\1", text)
+    for name, soft in (("idp4a.u.s", "dp4a"), ("prmt", "prmt")):
+        calls = calls.replace(f'llvm.call_intrinsic "llvm.nvvm.{name}"', f"llvm.call @soft_{soft}")
     return DECLARATIONS + calls.replace("!llvm.x86_amx", "i64")
 
 
+class _Cuda(InstructionSet):
+    """A GPU in the place of a CPU's instruction set."""
+
+    def __init__(self) -> None:
+        super().__init__(CUDA, "x86-64-v3", "", 256, frozenset())
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return CAPABILITIES
+
+
 class SoftJit:
-    """A Jit that compiles kernels for AMX or AVX512-BF16 to run without them."""
+    """A Jit that compiles kernels for units that the host lacks."""
 
     def __init__(self, cpu: str, features: str, vector_bits: int, cache_dir: str = "") -> None:
         avx2 = INSTRUCTION_SETS["avx2"]
         self._jit = _native.Jit(avx2.cpu, avx2.features, avx2.vector_bits, cache_dir)
 
     @property
-    def rejected(self) -> list[str]:
-        return self._jit.rejected
-
-    @property
-    def compiled(self) -> int:
-        return self._jit.compiled
+    def cache(self) -> _native.ObjectCache:
+        return self._jit.cache
 
     def compile(self, source: str, symbols: list[str]) -> list[int]:
         return self._jit.compile(software(source), symbols)
@@ -214,4 +241,5 @@ def use(monkeypatch: pytest.MonkeyPatch, folder: Path, isa: str) -> None:
     """Have the runner choose `isa`, and run its kernels in software; the library is built in `folder`."""
     load_library(folder)
     monkeypatch.setattr(cpu, "Jit", SoftJit)
-    monkeypatch.setattr(instruction_sets, "choose_isa", lambda _=None: INSTRUCTION_SETS[isa])
+    chosen = _Cuda() if isa == CUDA else INSTRUCTION_SETS[isa]
+    monkeypatch.setattr(instruction_sets, "choose_isa", lambda _=None: chosen)

@@ -12,6 +12,7 @@
 
 #include "bindings/bindings.h"
 #include "compute/cpu_device.h"
+#include "compute/cuda_device.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -114,6 +115,13 @@ void bind_device(nb::module_& m) {
   bind_packing(device);
   nb::class_<CpuDevice, Device>(m, "CpuDevice", "The CPUs of this host; the threads run the kernels.")
       .def(nb::init<ThreadPool&>(), "threads"_a, nb::keep_alive<1, 2>());
+  nb::class_<CudaDevice, Device>(m, "CudaDevice", "One of NVIDIA's GPUs, whose driver must be installed.")
+      .def(nb::init<int, ThreadPool&>(), "ordinal"_a, "threads"_a, nb::keep_alive<1, 3>())
+      .def_prop_ro("name", &CudaDevice::name, "Name of the GPU.")
+      .def_prop_ro("architecture", &CudaDevice::architecture, "What kernels are compiled for, as sm_90.")
+      .def_prop_ro("free_memory", &CudaDevice::free_memory, "Bytes of the GPU's memory that are free.")
+      .def("load", &CudaDevice::load, "ptx"_a, "entry"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Have the driver compile PTX; return the number by which launches name its function `entry`.");
 }
 
 }  // namespace quire

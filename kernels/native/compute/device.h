@@ -18,7 +18,7 @@ struct Pieces {
   std::size_t stride = 0;  ///< bytes from the start of one piece to that of the next
 };
 
-/// What computes a model: memory, copies within it, and launches over it. `cpu_device.h` is the only one.
+/// What computes a model: memory, copies within it, and launches over it. See cpu_device.h and cuda_device.h.
 ///
 /// Both its kernels and the host may access its memory. It comes with threads of the host, which pack weights and
 /// sample, and may also be those that run its kernels.

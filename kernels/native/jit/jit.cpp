@@ -8,7 +8,6 @@
 #include <stdexcept>
 
 #include "jit/lowering.h"
-#include "jit/object_cache.h"
 #include "llvm/ExecutionEngine/Orc/CompileUtils.h"
 #include "llvm/ExecutionEngine/Orc/LLJIT.h"
 #include "llvm/IR/LLVMContext.h"
@@ -102,8 +101,7 @@ std::vector<std::string> host_features() {
 
 std::string llvm_version() { return LLVM_VERSION_STRING; }
 
-Jit::Jit(Target target, std::filesystem::path cache_dir)
-    : target_(std::move(target)), cache_dir_(std::move(cache_dir)) {
+Jit::Jit(Target target, std::filesystem::path cache_dir) : target_(std::move(target)), cache_(std::move(cache_dir)) {
   static std::once_flag once;
   std::call_once(once, [] {
     llvm::InitializeNativeTarget();
@@ -114,42 +112,19 @@ Jit::Jit(Target target, std::filesystem::path cache_dir)
 
 Jit::~Jit() = default;
 
-std::vector<std::string> Jit::rejected() const {
-  const std::lock_guard lock(mutex_);
-  return rejected_;
-}
-
-std::string Jit::key_of(const std::string& source) const {
-  return cache_key(
-      {source, kPipeline, target_.cpu, target_.features, std::to_string(target_.vector_bits), llvm_version()});
-}
-
 std::vector<std::uintptr_t> Jit::compile(const std::string& source, const std::vector<std::string>& symbols) {
-  std::unique_ptr<llvm::MemoryBuffer> object;
-  const std::string key = cache_dir_.empty() ? "" : key_of(source);
-  const std::filesystem::path path = cache_dir_ / (key + ".o");
-  if (!cache_dir_.empty()) {
-    const CacheEntry entry = read_cache_entry(path, key);
-    if (entry.object) {
-      object = llvm::MemoryBuffer::getMemBufferCopy(*entry.object);
-      cache_hits_++;
-    } else if (!entry.problem.empty()) {
-      const std::lock_guard lock(mutex_);
-      rejected_.push_back(path.string() + " " + entry.problem);
-    }
-  }
-  if (!object) {
-    llvm::LLVMContext context;
-    const auto machine = impl_->machine();
-    auto module = Impl::lower(source, target_, *machine, context);
-    llvm::orc::SimpleCompiler compiler(*machine);
-    object = unwrap(compiler(*module), "LLVM code generation failed");
-    compiled_++;
-    if (!cache_dir_.empty()) write_cache_entry(path, key, {object->getBufferStart(), object->getBufferSize()});
-  }
+  const std::string object = cache_.get(
+      {source, kPipeline, target_.cpu, target_.features, std::to_string(target_.vector_bits), llvm_version()}, ".o",
+      [&] {
+        llvm::LLVMContext context;
+        const auto machine = impl_->machine();
+        auto module = Impl::lower(source, target_, *machine, context);
+        llvm::orc::SimpleCompiler compiler(*machine);
+        return unwrap(compiler(*module), "LLVM code generation failed")->getBuffer().str();
+      });
   auto& library = unwrap(impl_->jit->createJITDylib("kernels." + std::to_string(impl_->libraries++)), "JIT library");
   library.addToLinkOrder(impl_->jit->getMainJITDylib());
-  if (auto error = impl_->jit->addObjectFile(library, std::move(object)))
+  if (auto error = impl_->jit->addObjectFile(library, llvm::MemoryBuffer::getMemBufferCopy(object)))
     throw std::runtime_error("the object failed to link: " + llvm::toString(std::move(error)));
   std::vector<std::uintptr_t> addresses;
   for (const std::string& symbol : symbols)
@@ -161,13 +136,7 @@ std::string Jit::assembly(const std::string& source) const {
   llvm::LLVMContext context;
   const auto machine = impl_->machine();
   auto module = Impl::lower(source, target_, *machine, context);
-  llvm::SmallVector<char, 0> text;
-  llvm::raw_svector_ostream stream(text);
-  llvm::legacy::PassManager passes;
-  if (machine->addPassesToEmitFile(passes, stream, nullptr, llvm::CodeGenFileType::AssemblyFile))
-    throw std::runtime_error("LLVM cannot print assembly for this target");
-  passes.run(*module);
-  return {text.begin(), text.end()};
+  return print_assembly(*module, *machine);
 }
 
 }  // namespace quire

@@ -1,12 +1,12 @@
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
+
+#include "jit/object_cache.h"
 
 namespace quire {
 
@@ -26,9 +26,7 @@ std::string llvm_version();
 
 /// Compiles MLIR text (arith, math, scf, vector, func and llvm dialects) to functions in this process.
 ///
-/// Objects are cached in `cache_dir` (empty: not cached), keyed by source, pipeline, target and LLVM version. An entry
-/// carries its key and the digest of its object: one that is truncated, damaged or under another entry's name is
-/// `rejected` and compiled again. Writers rename a private file into place, so processes may share the folder.
+/// Objects are cached in `cache_dir` (empty: not cached), keyed by source, pipeline, target and LLVM version.
 class Jit {
  public:
   /// Throws std::invalid_argument for a target that LLVM does not know.
@@ -44,23 +42,14 @@ class Jit {
   /// Returns the assembly of a module, for inspection.
   std::string assembly(const std::string& source) const;
 
-  int compiled() const { return compiled_; }      ///< number of modules compiled
-  int cache_hits() const { return cache_hits_; }  ///< number of modules read from the cache
-
-  /// Returns the entries of the cache that could not be used, each with the reason.
-  std::vector<std::string> rejected() const;
+  const ObjectCache& cache() const { return cache_; }
 
  private:
   struct Impl;
-  std::string key_of(const std::string& source) const;
 
   Target target_;
-  std::filesystem::path cache_dir_;
+  ObjectCache cache_;
   std::unique_ptr<Impl> impl_;
-  std::atomic<int> compiled_ = 0;
-  std::atomic<int> cache_hits_ = 0;
-  mutable std::mutex mutex_;  ///< guards `rejected_`
-  std::vector<std::string> rejected_;
 };
 
 }  // namespace quire

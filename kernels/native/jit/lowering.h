@@ -21,4 +21,7 @@ std::unique_ptr<llvm::Module> lower(const std::string& source, const llvm::Targe
 /// Runs LLVM's passes but for its vectorizers: kernels are vectorized already.
 void optimise(llvm::Module& module, llvm::TargetMachine& machine);
 
+/// Returns the assembly of LLVM IR, which it changes.
+std::string print_assembly(llvm::Module& module, llvm::TargetMachine& machine);
+
 }  // namespace quire

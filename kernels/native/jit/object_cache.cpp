@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <system_error>
+#include <utility>
 
 #include "llvm/ADT/StringExtras.h"
 #include "llvm/Support/SHA256.h"
@@ -22,8 +24,7 @@ std::string digest(std::string_view bytes) {
   return llvm::toHex(hash, true);
 }
 
-}  // namespace
-
+/// Returns the key of an entry that is made of these parts.
 std::string cache_key(std::initializer_list<std::string> parts) {
   llvm::SHA256 hash;
   const auto add = [&](llvm::StringRef part) {
@@ -35,6 +36,13 @@ std::string cache_key(std::initializer_list<std::string> parts) {
   return llvm::toHex(hash.final(), true);
 }
 
+/// An entry of the cache: its object, or why it cannot be used; neither if there is no entry.
+struct CacheEntry {
+  std::optional<std::string> object;
+  std::string problem;
+};
+
+/// Reads an entry: the magic, its key, the digest of the object, the object.
 CacheEntry read_cache_entry(const std::filesystem::path& path, std::string_view key) {
   std::ifstream file(path, std::ios::binary);
   if (!file) return {};
@@ -53,6 +61,7 @@ CacheEntry read_cache_entry(const std::filesystem::path& path, std::string_view 
   return {std::string(object), {}};
 }
 
+/// Writes an entry under a private name and renames it, so that readers see a complete entry or none.
 void write_cache_entry(const std::filesystem::path& path, std::string_view key, std::string_view object) {
   static std::atomic<int> counter{0};
   std::error_code error;
@@ -69,6 +78,37 @@ void write_cache_entry(const std::filesystem::path& path, std::string_view key, 
   }
   std::filesystem::rename(temporary, path, error);
   if (error) std::filesystem::remove(temporary, error);
+}
+
+}  // namespace
+
+std::string ObjectCache::get(std::initializer_list<std::string> parts, const char* suffix,
+                             const std::function<std::string()>& compile) {
+  const auto compiled = [&] {
+    std::string object = compile();
+    compiled_++;
+    return object;
+  };
+  if (folder_.empty()) return compiled();
+  const std::string key = cache_key(parts);
+  const std::filesystem::path path = folder_ / (key + suffix);
+  CacheEntry entry = read_cache_entry(path, key);
+  if (entry.object) {
+    hits_++;
+    return std::move(*entry.object);
+  }
+  if (!entry.problem.empty()) {
+    const std::lock_guard lock(mutex_);
+    rejected_.push_back(path.string() + " " + entry.problem);
+  }
+  const std::string object = compiled();
+  write_cache_entry(path, key, object);
+  return object;
+}
+
+std::vector<std::string> ObjectCache::rejected() const {
+  const std::lock_guard lock(mutex_);
+  return rejected_;
 }
 
 }  // namespace quire

@@ -1,27 +1,43 @@
 #pragma once
 
+#include <atomic>
 #include <filesystem>
+#include <functional>
 #include <initializer_list>
-#include <optional>
+#include <mutex>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace quire {
 
-/// Returns the key of a cache entry that is made of these parts.
-std::string cache_key(std::initializer_list<std::string> parts);
+/// Compiled kernels on disk, which processes may share.
+///
+/// An entry carries its key and the digest of its object: one that is truncated, damaged or under another entry's name
+/// is `rejected` and compiled again. Writers rename a private file into place. A folder that is not writable is no
+/// error: the cache is only an optimisation.
+class ObjectCache {
+ public:
+  /// Keeps entries in `folder`; empty: nothing is kept.
+  explicit ObjectCache(std::filesystem::path folder) : folder_(std::move(folder)) {}
 
-/// An entry of the cache: its object, or why it cannot be used; neither if there is no entry.
-struct CacheEntry {
-  std::optional<std::string> object;
-  std::string problem;
+  /// Returns the object of a kernel whose code depends on `parts` alone: from the cache, or else compiled and added.
+  /// `suffix`: of the file's name. Any thread.
+  std::string get(std::initializer_list<std::string> parts, const char* suffix,
+                  const std::function<std::string()>& compile);
+
+  int compiled() const { return compiled_; }  ///< number of objects compiled
+  int hits() const { return hits_; }          ///< number of objects read from disk
+
+  /// Returns the entries that could not be used, each with the reason.
+  std::vector<std::string> rejected() const;
+
+ private:
+  std::filesystem::path folder_;
+  std::atomic<int> compiled_ = 0;
+  std::atomic<int> hits_ = 0;
+  mutable std::mutex mutex_;  ///< guards `rejected_`
+  std::vector<std::string> rejected_;
 };
-
-/// Reads a cache entry: the magic, its key, the digest of the object, the object.
-CacheEntry read_cache_entry(const std::filesystem::path& path, std::string_view key);
-
-/// Writes an entry under a private name and renames it, so that readers see a complete entry or none. A folder that is
-/// not writable is no error: the cache is only an optimisation.
-void write_cache_entry(const std::filesystem::path& path, std::string_view key, std::string_view object);
 
 }  // namespace quire

@@ -1,0 +1,127 @@
+"""NVIDIA's GPUs: kernels in PTX, which the driver turns into code. No toolkit is needed, and no GPU to compile."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from quire.kernels._native import CudaDevice, PtxCompiler, ThreadPool
+from quire.kernels.emit.builder import F32
+from quire.kernels.emit.context import Capabilities, EmitContext, Kernel
+from quire.kernels.emit.dots import CUDA
+from quire.kernels.errors import ModelError
+
+ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
+"""Architectures that kernels are compiled for in tests; others of LLVM's may do as well."""
+
+CAPABILITIES = Capabilities(CUDA, F32, product_rows=16, query_rows=16)
+"""Capabilities of every GPU: many threads need many items, so an item has few rows."""
+
+ENTRY = "entry"
+"""Name of the function of a kernel's PTX that is launched."""
+
+_SYMBOL = "kernel"
+_MOST_COMPILERS = 8  # threads, each with the memory of a compiler
+
+# A thread computes one work item. The function that computes items becomes a part of this one.
+_ENTRY_TEXT = f"""
+llvm.func ptx_kernelcc @{ENTRY}(%buffers: !llvm.ptr, %dims: !llvm.ptr, %items: i64) {{
+  %thread = llvm.call_intrinsic "llvm.nvvm.read.ptx.sreg.tid.x"() : () -> i32
+  %threads = llvm.call_intrinsic "llvm.nvvm.read.ptx.sreg.ntid.x"() : () -> i32
+  %block = llvm.call_intrinsic "llvm.nvvm.read.ptx.sreg.ctaid.x"() : () -> i32
+  %first = llvm.mul %threads, %block : i32
+  %number = llvm.add %first, %thread : i32
+  %item = llvm.zext %number : i32 to i64
+  %there = llvm.icmp "ult" %item, %items : i64
+  llvm.cond_br %there, ^compute, ^end
+^compute:
+  %one = llvm.mlir.constant(1 : i64) : i64
+  %next = llvm.add %item, %one : i64
+  func.call @{_SYMBOL}(%buffers, %dims, %item, %next) : (!llvm.ptr, !llvm.ptr, i64, i64) -> ()
+  llvm.br ^end
+^end:
+  llvm.return
+}}
+"""
+
+
+class Cuda:
+    """A GPU as a `Device`. The driver opens it when `native` is first asked for.
+
+    Of an architecture alone, which may be that of no GPU here, kernels can only be compiled.
+    """
+
+    def __init__(self, name: str, cache: Path, threads: int = 1) -> None:
+        """`name`: the GPU's number, by default 0, or an architecture, as sm_90. Raises ModelError."""
+        if not re.fullmatch(r"|\d{1,3}|sm_\w{1,8}", name):
+            raise ModelError(f"device is 'cuda:{name[:100]}'; it must be cuda, or as cuda:0, or as cuda:sm_90")
+        self._name = name
+        self._cache = cache
+        self._threads = threads
+        if name.startswith("sm_"):
+            self._compiler  # noqa: B018 - which is checked here
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See Device."""
+        return CAPABILITIES
+
+    @cached_property
+    def native(self) -> CudaDevice:
+        """See Device."""
+        if self._name.startswith("sm_"):
+            raise ModelError(f"cuda:{self._name} is an architecture; give a GPU's number to run a model, as cuda:0")
+        try:
+            return CudaDevice(int(self._name or 0), ThreadPool(self._threads, False))
+        except RuntimeError as error:
+            raise ModelError(f"device cuda:{self._name or 0} can't be used: {error}; give --device cpu") from None
+
+    @cached_property
+    def _compiler(self) -> PtxCompiler:
+        architecture = self._name if self._name.startswith("sm_") else self.native.architecture
+        try:
+            return PtxCompiler(architecture, str(self._cache))
+        except ValueError as error:
+            raise ModelError(f"{error}; give one such as {', '.join(ARCHITECTURES)}") from None
+
+    @property
+    def compiled(self) -> int:
+        """See Device."""
+        return self._compiler.cache.compiled
+
+    @property
+    def rejected(self) -> list[str]:
+        """See Device."""
+        return self._compiler.cache.rejected
+
+    def compile(self, kernels: Iterable[Kernel], context: EmitContext) -> Iterator[int]:
+        """Yield the numbers of kernels, which several threads compile."""
+        native, texts = self.native, [self._text(kernel, context) for kernel in kernels]
+        with ThreadPoolExecutor(min(self._threads, _MOST_COMPILERS)) as pool:
+            loaded = {
+                text: pool.submit(lambda text: native.load(self._compiler.compile(text), ENTRY), text)
+                for text in dict.fromkeys(texts)
+            }
+            for text in texts:
+                yield loaded[text].result()
+
+    def ptx(self, kernel: Kernel, context: EmitContext) -> str:
+        """Return the PTX of a kernel."""
+        return self._compiler.compile(self._text(kernel, context))
+
+    @staticmethod
+    def _text(kernel: Kernel, context: EmitContext) -> str:
+        return replace(kernel, name=_SYMBOL).emit(context) + _ENTRY_TEXT
+
+    def available_memory(self) -> int:
+        """See Device."""
+        return self.native.free_memory
+
+
+def local_bytes(ptx: str) -> int:
+    """Return the bytes of local memory that each thread of PTX reserves, for what registers do not hold."""
+    return sum(int(size) for size in re.findall(r"\.local \.align \d+ \.b8\s+\w+\[(\d+)\]", ptx))

@@ -1,0 +1,101 @@
+"""Kernels for GPUs: all of them compile to PTX that keeps the numeric contract. test_tiles.py compares their bits."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from checkpoints import CHECKPOINTS, ReferenceCheckpoint
+
+from quire.kernels.devices.cuda import ARCHITECTURES, ENTRY, Cuda, local_bytes
+from quire.kernels.devices.ptx_assembler import find_assembler
+from quire.kernels.emit.context import Kernel
+from quire.kernels.emit.rows import NormKernel
+from quire.kernels.errors import ModelError
+from quire.kernels.options import LoadOptions, choose_device
+from quire.kernels.runner import describe, load_model
+
+ROUNDED = re.compile(r"(fma|add|sub|mul|div|rcp|sqrt)\.rn\.ftz\.f32")
+"""Operations that round to nearest, each by itself, with denormals as zero."""
+
+EXACT = re.compile(r"(ld|st|mov|selp|cvt|setp|min|max|neg|abs|copysign)\..*")
+
+
+def compiled(options: LoadOptions) -> list[tuple[Kernel, str]]:
+    """Return the kernels of a plan with their PTX."""
+    plan, _ = describe(options)
+    gpu = choose_device(options)
+    assert isinstance(gpu, Cuda)
+    return [(kernel, gpu.ptx(kernel, plan.context)) for kernel in plan.kernels]
+
+
+def check(kernels: list[tuple[Kernel, str]], architecture: str) -> None:
+    """Check the PTX of kernels; NVIDIA's assembler, where it is there, finds out whether a GPU can run it."""
+    assembler = find_assembler()
+    for kernel, ptx in kernels:
+        assert f".target {architecture}" in ptx
+        assert f".visible .entry {ENTRY}(" in ptx
+        operations = set(re.findall(r"^\s+(?:@\S+\s+)?([a-z]\w*(?:\.\w+)*\.f32)\s", ptx, re.MULTILINE))
+        unsafe = {name for name in operations if not ROUNDED.fullmatch(name) and not EXACT.fullmatch(name)}
+        assert not unsafe, kernel.name
+        assert ".extern .func" not in ptx, kernel.name  # nothing that no GPU has
+        if assembler is not None:
+            assert assembler.resources(ptx)["registers"] > 0
+
+
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS, ids=lambda checkpoint: checkpoint.name)
+def test_every_architecture_compiles(checkpoint: ReferenceCheckpoint, checkpoints: Path) -> None:
+    options = LoadOptions(str(checkpoints / checkpoint.name), dtype="bfloat16", device="cuda:sm_90")
+    check(compiled(options), "sm_90")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "formats", [{}, {"quantization": "int8", "kv_cache_dtype": "int8"}, {"quantization": "int4"}], ids=str
+)
+def test_every_format_compiles(demo_model: Path, formats: dict[str, str], architecture: str) -> None:
+    check(compiled(LoadOptions(str(demo_model), device=f"cuda:{architecture}", **formats)), architecture)  # type: ignore[arg-type]
+
+
+def test_a_second_start_compiles_nothing(demo_model: Path, tmp_path: Path) -> None:
+    plan, _ = describe(LoadOptions(str(demo_model), device="cuda:sm_90"))
+    kernel = next(kernel for kernel in plan.kernels if isinstance(kernel, NormKernel))
+    first, second = Cuda("sm_90", tmp_path), Cuda("sm_90", tmp_path)
+    assert first.ptx(kernel, plan.context) == second.ptx(kernel, plan.context)
+    assert (first.compiled, second.compiled) == (1, 0)
+    other = Cuda("sm_80", tmp_path)
+    assert other.ptx(kernel, plan.context) != first.ptx(kernel, plan.context)
+    assert other.compiled == 1
+
+
+@pytest.mark.parametrize("device", ["cuda:sm_1", "cuda:", "cuda", "gpu", "cpu:0", "cuda:sm_90 "])
+def test_an_unknown_device_is_an_error_that_names_known_ones(demo_model: Path, device: str) -> None:
+    with pytest.raises(ModelError, match=r"sm_90"):
+        describe(LoadOptions(str(demo_model), device=device))
+
+
+def test_a_model_is_not_loaded_on_a_gpu(demo_model: Path) -> None:
+    with pytest.raises(ModelError, match="not run on one yet; give --device cpu"):
+        load_model(LoadOptions(str(demo_model), device="cuda:sm_90"))
+
+
+def test_info_prints_the_sizes_of_kernels(demo_model: Path) -> None:
+    command = [sys.executable, "-m", "quire.kernels.info", "--model", str(demo_model), "--device", "cuda:sm_90"]
+    done = subprocess.run(command, capture_output=True, check=True)
+    plan = msgspec.json.decode(done.stdout)["plan"]
+    assert plan["device"] == "cuda:sm_90"
+    assert plan["device_kernels"].keys() >= plan["kernels"].keys()
+    assert all(kernel["ptx_bytes"] > 0 for kernel in plan["device_kernels"].values())
+    failed = subprocess.run([*command[:-1], "cuda:sm_0"], capture_output=True, text=True, check=False)
+    assert (failed.returncode, failed.stderr.count("\n")) == (1, 1)
+    assert "cuda:sm_0" in failed.stderr or "'sm_0'" in failed.stderr
+
+
+def test_local_memory_is_that_of_the_stack() -> None:
+    depots = ".local .align 64 .b8 \t__local_depot0[256];\n.local .align 16 .b8 \t__local_depot1[48];\n"
+    assert local_bytes(depots) == 304
+    assert local_bytes(".shared .align 16 .b8 tile[128];") == 0

@@ -1,0 +1,40 @@
+"""A GPU that the CPU emulates: a driver that runs the kernels' PTX, as `cuda/ptx_to_c.py` translates it."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quire.kernels.host import cache_folder
+
+_SOURCES = Path(__file__).parent / "cuda"
+
+
+def build(folder: Path) -> dict[str, str]:
+    """Build the driver in a folder. Return the environment of processes that have the GPU."""
+    library = folder / "libcuda.so.1"
+    command = ["cc", "-O2", "-w", "-shared", "-fPIC", f"-Wl,-soname,{library.name}", str(_SOURCES / "driver.c")]
+    subprocess.run([*command, "-o", str(library), "-ldl"], check=True)
+    translator = _SOURCES / "ptx_to_c.py"
+    kept = cache_folder() / "emulated" / hashlib.sha256(translator.read_bytes()).hexdigest()[:16]
+    kept.mkdir(parents=True, exist_ok=True)
+    return {
+        "LD_LIBRARY_PATH": str(folder),
+        "QUIRE_PTX_FOLDER": str(kept),
+        "QUIRE_PTX_TO_SO": shlex.join([sys.executable, str(translator)]),
+    }
+
+
+def use(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Give this process the GPU; the driver is built in `folder`."""
+    for name, value in build(folder).items():
+        if name != "LD_LIBRARY_PATH":  # which is read when a process starts; the driver is found by its name instead
+            monkeypatch.setenv(name, value)
+    ctypes.CDLL(str(folder / "libcuda.so.1"), mode=os.RTLD_LOCAL)
