@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 from collections.abc import Iterator, Sequence
@@ -17,9 +16,12 @@ from reference_libraries import import_reference
 from safetensors.numpy import load_file, save_file
 
 from quire.engine_core.adapters import adapter_salt
+from quire.kernels.adapters.changeable import Changeable
 from quire.kernels.adapters.reading import read_adapter
+from quire.kernels.adapters.shapes import linear_shapes
 from quire.kernels.config import ModelConfig
 from quire.kernels.models import build_graph
+from quire.kernels.weights.checkpoint import Checkpoint
 from quire.protocol.messages import EngineCoreOutput, EngineCoreRequest, ErrorKind, FinishReason, SamplingParams
 
 peft = import_reference("peft")
@@ -152,8 +154,9 @@ def test_no_cache_salt_names_the_pages_of_an_adapter(
 ) -> None:
     """Neither a request of the base nor one of another adapter finds them, whatever it knows of the files."""
     folder, tokens = folders["plain"][0], prompt(78, 200)
-    config = json.loads((checkpoints / "llama-tied-llama3" / "config.json").read_text())
-    digest = read_adapter(folder, build_graph(ModelConfig(config)), 64).digest
+    checkpoint = Checkpoint(str(checkpoints / "llama-tied-llama3"))
+    graph = build_graph(ModelConfig(checkpoint.config))
+    digest = read_adapter(folder, graph, 64, Changeable(frozenset(linear_shapes(graph)), checkpoint)).digest
     for name, salt in (("first", "s"), ("again", "s"), ("long", "s" * 1024), ("long again", "s" * 1024)):
         client.ask(name, tokens, str(folder), cache_salt=salt)
         client.answer(name)

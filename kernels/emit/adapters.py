@@ -16,7 +16,16 @@ from dataclasses import dataclass
 from quire.kernels._native import CACHE_LINE
 from quire.kernels.emit.builder import F32, I64, PTR, VF32, Builder, Value
 from quire.kernels.emit.context import EmitContext, Kernel
-from quire.kernels.emit.layout import BLOCK, PAIRS, TILE_ROWS, Dtypes, load_activation, load_pair, packed_offset, round_up
+from quire.kernels.emit.layout import (
+    BLOCK,
+    PAIRS,
+    TILE_ROWS,
+    Dtypes,
+    load_activation,
+    load_pair,
+    packed_offset,
+    round_up,
+)
 
 ENTRY_BYTES = 32
 """Bytes of an adapter in a table: i64 addresses of A, of the scales and of the columns, and the number of tiles of A.

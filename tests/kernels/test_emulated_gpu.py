@@ -21,8 +21,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def generate(device: str, model: Path, chunk: int, formats: dict[str, str]) -> list[tuple[list[int], list[float]]]:
     """Return tokens and log probabilities of greedy steps after prompts, which are computed in chunks."""
     chosen = options.LoadOptions(
-        str(model), dtype="bfloat16", num_pages=64, threads=2, max_num_batched_tokens=chunk, device=device, **formats
-    )  # type: ignore[arg-type]
+        str(model), dtype="bfloat16", num_pages=64, threads=2, max_num_batched_tokens=chunk, device=device,
+        quantization=formats.get("quantization"), kv_cache_dtype=formats.get("kv_cache_dtype", "auto"),
+    )  # fmt: skip
     engine = runner.load_model(chosen)
     outputs = []
     for length in (1, 17, 70):
