@@ -49,9 +49,11 @@ def command_flags() -> dict[tuple[str, ...], set[str]]:
 
 @cache
 def script_flags() -> dict[str, set[str]]:
-    """Return the flags in the source of each script, and of each that `robustness.py` runs by its name."""
+    """Return the flags in the source of each script, of each that `robustness.py` runs by its name, and of the module
+    that describes this machine."""
     scripts = REPOSITORY / "scripts"
     paths = {path.name: path for path in scripts.iterdir() if path.suffix in {"", ".py"} and path.is_file()}
+    paths["quire.kernels.info"] = REPOSITORY / "kernels" / "info.py"
     paths |= {f"robustness.py {path.stem}": path for path in (scripts / "robustness").glob("*.py")}
     flags = {name: re.findall(r'"(--[a-z][a-z0-9-]*)"', path.read_text()) for name, path in paths.items()}
     return {name: {*found, "--help"} for name, found in flags.items()}

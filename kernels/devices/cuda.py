@@ -78,7 +78,7 @@ class Cuda:
         try:
             return CudaDevice(int(self._name or 0), ThreadPool(self._threads, False))
         except RuntimeError as error:
-            raise ModelError(f"device cuda:{self._name or 0} can't be used: {error}; give --device cpu") from None
+            raise ModelError(f"device cuda:{self._name or 0} can't be used: {error}; give the device cpu") from None
 
     @cached_property
     def _compiler(self) -> PtxCompiler:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -72,15 +73,27 @@ def test_a_second_start_compiles_nothing(demo_model: Path, tmp_path: Path) -> No
     assert other.compiled == 1
 
 
-@pytest.mark.parametrize("device", ["cuda:sm_1", "cuda:", "cuda", "gpu", "cpu:0", "cuda:sm_90 "])
+@pytest.mark.parametrize("device", ["cuda:sm_1", "cuda:x", "cuda:-1", "gpu", "cpu:0", "cuda:sm_90 "])
 def test_an_unknown_device_is_an_error_that_names_known_ones(demo_model: Path, device: str) -> None:
     with pytest.raises(ModelError, match=r"sm_90"):
         describe(LoadOptions(str(demo_model), device=device))
 
 
-def test_a_model_is_not_loaded_on_a_gpu(demo_model: Path) -> None:
-    with pytest.raises(ModelError, match="not run on one yet; give --device cpu"):
+def test_an_architecture_alone_computes_nothing(demo_model: Path) -> None:
+    with pytest.raises(ModelError, match="cuda:sm_90 is an architecture; give a GPU's number to run a model"):
         load_model(LoadOptions(str(demo_model), device="cuda:sm_90"))
+
+
+def test_a_machine_without_a_driver_says_so_in_one_line(demo_model: Path, tmp_path: Path) -> None:
+    """In a process of its own, which has not loaded an emulated driver."""
+    (tmp_path / "libcuda.so.1").write_text("no library")
+    code = "import sys; from quire.kernels import options, runner\n"
+    code += "runner.load_model(options.LoadOptions(sys.argv[1], device='cuda'))"
+    environment = os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}
+    command = [sys.executable, "-c", code, str(demo_model)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert "device cuda:0 can't be used: " in done.stderr
+    assert "libcuda.so.1" in done.stderr.splitlines()[-1]
 
 
 def test_info_prints_the_sizes_of_kernels(demo_model: Path) -> None:

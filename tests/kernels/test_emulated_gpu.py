@@ -71,7 +71,7 @@ def test_ptx_that_the_driver_rejects_is_an_error() -> None:
 
 
 def test_a_gpu_that_is_not_there_is_an_error(demo_model: Path) -> None:
-    with pytest.raises(ModelError, match=r"cuda:3 can't be used: there is no GPU number 3: this machine has 1; give"):
+    with pytest.raises(ModelError, match=r"cuda:3 can't be used: there is no GPU number 3: this machine has 1"):
         runner.load_model(options.LoadOptions(str(demo_model), device="cuda:3"))
 
 

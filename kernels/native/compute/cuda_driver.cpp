@@ -27,7 +27,8 @@ const CudaDriver& CudaDriver::get() {
 CudaDriver::CudaDriver() {
   void* library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr)
-    throw std::runtime_error(std::string("there is no ") + kLibrary + ", which comes with the driver of NVIDIA's GPUs");
+    throw std::runtime_error(std::string(kLibrary) +
+                             ", which comes with the driver of NVIDIA's GPUs, can't be loaded: " + dlerror());
   find(library, "cuDeviceGetCount", device_count);
   find(library, "cuDeviceGet", device_get);
   find(library, "cuDeviceGetName", device_name);
