@@ -190,12 +190,7 @@ def choose_kv_size(
     Records of state, of `record_bytes` each, take up to half of that memory: as many as there are sequences, and one
     for each few pages. A number of pages that is given is kept, so that they come on top.
     """
-    free = choose_device(options).available_memory() + shared_bytes
-    if free < other_bytes:  # whatever the file holds may be in use until the pool is mapped
-        raise MemoryShortageError(
-            f"weights and buffers take {other_bytes} bytes, but {free} are free"
-            f"{host.describe_address_limit()}; free some, or choose a smaller model or lower max_num_batched_tokens"
-        )
+    free = _free_memory(options, other_bytes, shared_bytes)
     longest = -(-limits.max_model_len // limits.block_size)
     within = None if options.memory_limit is None else options.memory_limit - _fixed_bytes(options, other_bytes)
     left = free + (0 if file is None else file.resident_bytes) - other_bytes
@@ -211,10 +206,7 @@ def choose_kv_size(
     else:
         share = left // 2 // host.MachineShare.parse(options.machine_share).count
         most = min(DEFAULT_KV_BYTES, share) if within is None else min(within, left)
-        useful = longest * options.max_num_seqs
-        if whole:
-            step = -(-limits.max_num_batched_tokens // limits.block_size) + options.max_num_seqs
-            useful = min(useful, max(longest, _STEPS_OF_PAGES * step))
+        useful = _useful_pages(options, limits, whole)
         records = _num_records(options, record_bytes, most, min(most // page_bytes, useful))
         pages = min((most - records * record_bytes) // page_bytes, useful)
         if within is not None:
@@ -224,11 +216,7 @@ def choose_kv_size(
     size = chosen.bytes(page_bytes, record_bytes)
     if pages < 1:
         given = left if options.kv_cache_memory_bytes is None else options.kv_cache_memory_bytes
-        beside = f" beside {records} records of state of {record_bytes} bytes" if records else ""
-        raise ModelError(
-            f"KV memory of {given} bytes holds no page{beside}: a page of {limits.block_size} tokens takes "
-            f"{page_bytes} bytes; raise kv_cache_memory_bytes"
-        )
+        raise _no_page(given, limits.block_size, page_bytes, chosen, record_bytes)
     if within is not None and size > within:
         raise _over_limit(options, other_bytes, size)
     if size > left:
@@ -237,6 +225,36 @@ def choose_kv_size(
             f"weights{host.describe_address_limit()}; {_lower_size(options, left, page_bytes, records * record_bytes)}"
         )
     return chosen
+
+
+def _free_memory(options: LoadOptions, other_bytes: int, shared_bytes: int) -> int:
+    """Return the bytes that are free for weights, buffers and KV. Raises ModelError unless the first two fit."""
+    free = choose_device(options).available_memory() + shared_bytes
+    if free < other_bytes:  # whatever a file of KV holds may be in use until the pool is mapped
+        raise MemoryShortageError(
+            f"weights and buffers take {other_bytes} bytes, but {free} are free"
+            f"{host.describe_address_limit()}; free some, or choose a smaller model or lower max_num_batched_tokens"
+        )
+    return free
+
+
+def _useful_pages(options: LoadOptions, limits: PlanLimits, whole: bool) -> int:
+    """Return the pages that all sequences together could fill, or a few steps of `whole` prompts."""
+    longest = -(-limits.max_model_len // limits.block_size)
+    useful = longest * options.max_num_seqs
+    if not whole:
+        return useful
+    step = -(-limits.max_num_batched_tokens // limits.block_size) + options.max_num_seqs
+    return min(useful, max(longest, _STEPS_OF_PAGES * step))
+
+
+def _no_page(kv_bytes: int, block_size: int, page_bytes: int, size: KvSize, record_bytes: int) -> ModelError:
+    """Return the error for KV memory of so many bytes, which holds no page."""
+    beside = f" beside {size.records} records of state of {record_bytes} bytes" if size.records else ""
+    return ModelError(
+        f"KV memory of {kv_bytes} bytes holds no page{beside}: a page of {block_size} tokens takes {page_bytes} bytes; "
+        "raise kv_cache_memory_bytes"
+    )
 
 
 def _num_records(options: LoadOptions, record_bytes: int, kv_bytes: int, pages: int) -> int:
