@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import emulated_gpu
-import numpy as np
+import greedy_steps
 import pytest
 
 from quire.kernels import _native, options, runner
 from quire.kernels.errors import ModelError
-from quire.kernels.step import StepInput
 
 
 @pytest.fixture(autouse=True)
@@ -18,34 +17,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     emulated_gpu.use(monkeypatch, tmp_path)
 
 
-def generate(device: str, model: Path, chunk: int, formats: dict[str, str]) -> list[tuple[list[int], list[float]]]:
+def generate(device: str, model: Path, chunk: int, formats: dict[str, str]) -> greedy_steps.Outputs:
     """Return tokens and log probabilities of greedy steps after prompts, which are computed in chunks."""
     chosen = options.LoadOptions(
         str(model), dtype="bfloat16", num_pages=64, threads=2, max_num_batched_tokens=chunk, device=device,
         quantization=formats.get("quantization"), kv_cache_dtype=formats.get("kv_cache_dtype", "auto"),
     )  # fmt: skip
-    engine = runner.load_model(chosen)
-    outputs = []
-    for length in (1, 17, 70):
-        prompt = np.random.default_rng(length).integers(0, engine.vocab_size, length).tolist()
-        slot = engine.sequences.open(prompt, length, sampling=runner.SamplingConfig(temperature=0.0, logprobs=2))
-        assert engine.sequences.reserve(slot, length + 4)
-        tokens: list[int] = []
-        values: list[float] = []
-        done = 0
-        while len(tokens) < 4:
-            count = min(chunk, length + len(tokens) - done)
-            result = engine.run(StepInput([slot], [done], [count]))
-            done += count
-            if result.token_ids[0]:
-                tokens += result.token_ids[0]
-                entries = result.logprobs(0)
-                assert entries is not None
-                values += entries[0][1]
-        outputs.append((tokens, values))
-        engine.sequences.close(slot)
-    assert engine.sequences.free_pages == engine.num_pages
-    return outputs
+    return greedy_steps.generate(chosen, (1, 17, 70))
 
 
 @pytest.mark.parametrize(

@@ -4,48 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
+import greedy_steps
 import pytest
 import soft_tiles
 
-from quire.kernels import options, runner
+from quire.kernels import options
 from quire.kernels.devices.instruction_sets import available_isas
-from quire.kernels.step import StepInput
-
-Outputs = list[tuple[list[int], list[float]]]
 
 
 def generate(
     model: str, lengths: tuple[int, ...], chunk: int, isa: str | None, quantization: str | None = None,
     kv_cache_dtype: str = "auto",
-) -> Outputs:  # fmt: skip
+) -> greedy_steps.Outputs:  # fmt: skip
     """Return tokens and logprobs of 6 greedy steps after each prompt."""
     chosen = options.LoadOptions(
         model, dtype="bfloat16", num_pages=64, threads=2, max_num_batched_tokens=chunk, isa=isa,
         quantization=quantization, kv_cache_dtype=kv_cache_dtype,
     )  # fmt: skip
-    engine = runner.load_model(chosen)
-    outputs: Outputs = []
-    for length in lengths:
-        prompt = np.random.default_rng(length).integers(0, engine.vocab_size, length).tolist()
-        slot = engine.sequences.open(prompt, length, sampling=runner.SamplingConfig(temperature=0.0, logprobs=2))
-        assert engine.sequences.reserve(slot, length + 6)
-        tokens: list[int] = []
-        values: list[float] = []
-        done = 0
-        while len(tokens) < 6:
-            count = min(chunk, length + len(tokens) - done)
-            result = engine.run(StepInput([slot], [done], [count]))
-            done += count
-            if result.token_ids[0]:
-                tokens += result.token_ids[0]
-                entries = result.logprobs(0)
-                assert entries is not None
-                values += entries[0][1]
-        outputs.append((tokens, values))
-        engine.sequences.close(slot)
-    assert engine.sequences.free_pages == engine.num_pages
-    return outputs
+    return greedy_steps.generate(chosen, lengths)
 
 
 CASES: list[tuple[int, tuple[int, ...], dict[str, str]]] = [

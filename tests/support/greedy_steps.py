@@ -1,0 +1,41 @@
+"""Greedy steps of a runner, whose tokens and log probabilities tests compare bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from quire.kernels import options, runner
+from quire.kernels.step import StepInput
+
+Outputs = list[tuple[list[int], list[float]]]
+
+_STEPS = 6
+
+
+def generate(chosen: options.LoadOptions, lengths: Iterable[int]) -> Outputs:
+    """Return tokens and log probabilities of 6 steps after each prompt, which is computed in chunks of
+    `max_num_batched_tokens`."""
+    engine = runner.load_model(chosen)
+    outputs: Outputs = []
+    for length in lengths:
+        prompt = np.random.default_rng(length).integers(0, engine.vocab_size, length).tolist()
+        slot = engine.sequences.open(prompt, length, sampling=runner.SamplingConfig(temperature=0.0, logprobs=2))
+        assert engine.sequences.reserve(slot, length + _STEPS)
+        tokens: list[int] = []
+        values: list[float] = []
+        done = 0
+        while len(tokens) < _STEPS:
+            count = min(chosen.max_num_batched_tokens, length + len(tokens) - done)
+            result = engine.run(StepInput([slot], [done], [count]))
+            done += count
+            if result.token_ids[0]:
+                tokens += result.token_ids[0]
+                entries = result.logprobs(0)
+                assert entries is not None
+                values += entries[0][1]
+        outputs.append((tokens, values))
+        engine.sequences.close(slot)
+    assert engine.sequences.free_pages == engine.num_pages
+    return outputs
