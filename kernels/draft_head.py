@@ -40,7 +40,7 @@ class _Head:
 
     @property
     def draft_input(self) -> DraftInput:
-        """What it begins with."""
+        """Operation that it begins with."""
         assert self.graph.draft_input is not None
         return self.graph.draft_input
 

@@ -59,7 +59,7 @@ class TokenRows:
 
 @dataclass(frozen=True)
 class Adapter:
-    """What an adapter changes in its base model, by the names of the base's tensors.
+    """Changes that an adapter makes to its base model, by the names of the base's tensors.
 
     `layers` are changes of linear layers. `embeddings` are changes of embeddings: a token t has scale B A[:, t] more,
     so A is [rank, vocabulary] and B [hidden size, rank]. `replaced` are whole tensors that take the place of the

@@ -1,4 +1,4 @@
-"""What adapters may change of a base model for the requests that ask for them, and for no others."""
+"""Parts of a base model that adapters may change for the requests that ask for them, and for no others."""
 
 from __future__ import annotations
 

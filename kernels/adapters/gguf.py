@@ -68,7 +68,7 @@ def read_gguf_adapter(
 
 @dataclass(frozen=True)
 class _Base:
-    """What is known of the base model: see `read_gguf_adapter`. `shapes` are those of all tensors."""
+    """Facts about the base model: see `read_gguf_adapter`. `shapes` are those of all tensors."""
 
     linear: Mapping[str, tuple[int, int]]
     shapes: Mapping[str, tuple[int, ...]]

@@ -60,7 +60,7 @@ _BIASES = ("none", "all", "lora_only")
 
 @dataclass(frozen=True)
 class PeftConfig:
-    """What an adapter_config.json says. Paths of modules are those in the model that was trained."""
+    """Contents of an adapter_config.json. Paths of modules are those in the model that was trained."""
 
     path: Path
     rank: int

@@ -66,7 +66,7 @@ class Embedding:
 
 @dataclass(frozen=True)
 class PerLayerInputs:
-    """What each layer reads of a token beside its hidden state, `width` elements each (Gemma 3n and 4).
+    """Rows that each layer reads for a token beside its hidden state, `width` elements each (Gemma 3n and 4).
 
     For all layers, one after the other: multiplier * (embedding + norm(scale * projection(x))), where x are the hidden
     states before the first layer, and the norm is of each layer's elements.
