@@ -18,10 +18,7 @@ import pytest
 
 from quire.kernels import _native
 from quire.kernels.devices import cpu, instruction_sets
-from quire.kernels.devices.cuda import CAPABILITIES
-from quire.kernels.devices.instruction_sets import INSTRUCTION_SETS, InstructionSet
-from quire.kernels.emit.context import Capabilities
-from quire.kernels.emit.dots import CUDA
+from quire.kernels.devices.instruction_sets import INSTRUCTION_SETS
 
 IN_SOFTWARE = ("amx", "avx2-vnni", "neon-dotprod", "neon", "cuda") if os.uname().machine == "x86_64" else ()
 """Instruction sets whose quantized products are emulated where the host lacks them."""
@@ -211,17 +208,6 @@ def software(text: str) -> str:
     return DECLARATIONS + calls.replace("!llvm.x86_amx", "i64")
 
 
-class _Cuda(InstructionSet):
-    """A GPU in the place of a CPU's instruction set."""
-
-    def __init__(self) -> None:
-        super().__init__(CUDA, "x86-64-v3", "", 256, frozenset())
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return CAPABILITIES
-
-
 class SoftJit:
     """A Jit that compiles kernels for units that the host lacks."""
 
@@ -241,5 +227,4 @@ def use(monkeypatch: pytest.MonkeyPatch, folder: Path, isa: str) -> None:
     """Have the runner choose `isa`, and run its kernels in software; the library is built in `folder`."""
     load_library(folder)
     monkeypatch.setattr(cpu, "Jit", SoftJit)
-    chosen = _Cuda() if isa == CUDA else INSTRUCTION_SETS[isa]
-    monkeypatch.setattr(instruction_sets, "choose_isa", lambda _=None: chosen)
+    monkeypatch.setattr(instruction_sets, "choose_isa", lambda _=None: INSTRUCTION_SETS[isa])
