@@ -14,7 +14,6 @@ import numpy.typing as npt
 from quire.kernels._native import KvLayerShape, Plan, Runner, RunnerConfig, StateShape
 from quire.kernels.adapters.packing import PackedAdapter
 from quire.kernels.devices import Device
-from quire.kernels.emit.adapters import ENTRY_BYTES
 from quire.kernels.emit.context import Kernel
 from quire.kernels.emit.layout import BLOCK, round_up
 from quire.kernels.kv_file import KvFile
@@ -96,11 +95,11 @@ class Assembly:
             self.add(self.native.encoding, launch, self.memory)
 
     def set_adapter(self, number: int, packed: PackedAdapter | None) -> None:
-        """Write an adapter's entries to the tables of all products, or empty ones."""
-        empty = np.zeros(ENTRY_BYTES // 8, np.int64)
-        for index, product in enumerate(self.plan.adapted):
-            entry = empty if packed is None else packed.entries[index]
-            ctypes.memmove(self.buffers[product.table.name] + number * ENTRY_BYTES, entry.ctypes.data, ENTRY_BYTES)
+        """Write an adapter's entries to all tables, or empty ones."""
+        for index, adapted in enumerate(self.plan.adapted):
+            size = adapted.entry_bytes
+            entry = np.zeros(size // 8, np.int64) if packed is None else packed.entries[index]
+            ctypes.memmove(self.buffers[adapted.table.name] + number * size, entry.ctypes.data, size)
 
     def add(self, target: Plan, launch: Launch, memory: Memory) -> None:
         """Append a launch to a native plan."""

@@ -53,11 +53,21 @@ def available_memory() -> int:
     return min([available, *memory_left(), *([] if space is None else [space])])
 
 
+def resident_memory() -> int:
+    """Return the resident bytes of this process."""
+    return _process_pages()[1] * resource.getpagesize()
+
+
+def _process_pages() -> list[int]:
+    """Return the pages of this process: of its address space, resident ones, and others."""
+    return [int(field) for field in Path("/proc/self/statm").read_text().split()]
+
+
 def _address_space() -> int | None:
     """Return the bytes left of this process's address space beyond the spare ones; None without a limit."""
     if (limit := _address_limit()) is None:
         return None
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    used = _process_pages()[0] * resource.getpagesize()
     return max(0, limit - used - _SPARE_BYTES)
 
 

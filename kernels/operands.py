@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from quire.kernels.emit.layout import BLOCK, TILE_ROWS, Dtypes, QuantizedFormat,
 from quire.kernels.errors import ModelError
 from quire.kernels.rope import QueryScale, Rope
 from quire.kernels.weights.checkpoint import Checkpoint
+from quire.kernels.weights.tensor import Tensor
 
 _MOST_LOG_RATE = 80.0
 
@@ -174,6 +176,13 @@ class ArrayWeight(LoadedOperand):
         """Read the array."""
 
 
+class FloatTensors(Protocol):
+    """What has float tensors, as a checkpoint has."""
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Return the float tensor `name`, which must have `shape`."""
+
+
 @dataclass(frozen=True)
 class Vector(ArrayWeight):
     """One-dimensional tensors plus `offset`, concatenated as f32 and padded with zeros to a multiple of 32.
@@ -191,7 +200,7 @@ class Vector(ArrayWeight):
         """See ArrayWeight."""
         return {name: (size,) for name, size in zip(self.names, self.sizes, strict=True)}
 
-    def values(self, checkpoint: Checkpoint) -> Array:
+    def values(self, checkpoint: FloatTensors) -> Array:
         """See ArrayWeight."""
         parts = [checkpoint.get(*tensor).to_f32() + np.float32(self.offset) for tensor in self.tensors.items()]
         if self.interleaved:
@@ -404,24 +413,6 @@ class PackedActivations:
     buffer: Buffer
     columns: int
     quantized: QuantizedFormat | None = None
-
-
-def most_ranks(max_lora_rank: int) -> int:
-    """Return the ranks of an adapter's change of a layer at most: pairs, with one for a bias."""
-    return round_up(max_lora_rank + 1, 2)
-
-
-@dataclass(frozen=True)
-class AdaptedProduct:
-    """A product that adapters may change: its table of adapters, and short vectors of `tiles` tiles of 16 ranks.
-
-    See emit/adapters.py.
-    """
-
-    table: Buffer
-    short: Buffer
-    matrix: Matrix
-    tiles: int
 
 
 @dataclass(frozen=True)

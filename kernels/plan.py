@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire.kernels._native import CACHE_LINE
+from quire.kernels.adapted import Adapted
 from quire.kernels.attention_heads import Heads
 from quire.kernels.emit.attention import AttentionKernel
 from quire.kernels.emit.context import EmitContext, Kernel
@@ -20,7 +21,6 @@ from quire.kernels.emit.kv import KV_TILE, KvLayout
 from quire.kernels.emit.layout import Dtypes, round_up
 from quire.kernels.graph.operations import Features
 from quire.kernels.operands import (
-    AdaptedProduct,
     ArrayWeight,
     Buffer,
     Launch,
@@ -73,7 +73,7 @@ class ModelPlan:
     lent: frozenset[Matrix] = frozenset()  # matrices of another plan, whose weights this one uses
     buffers: dict[str, Buffer] = field(default_factory=dict)
     state_bytes: int = 0  # of a record of state
-    adapted: list[AdaptedProduct] = field(default_factory=list)  # products that adapters may change
+    adapted: list[Adapted] = field(default_factory=list)  # all that adapters may change
     config: Mapping[str, Any] = field(default_factory=dict)  # config.json, with the fields that options replace
     _kernels: dict[Kernel, Kernel] = field(default_factory=dict)
 
@@ -88,6 +88,10 @@ class ModelPlan:
         if known is None or known.bytes < size:
             self.buffers[name] = Buffer(name, size)
         return Buffer(name)
+
+    def adapter_table(self, entry_bytes: int) -> Buffer:
+        """Return the table of adapters of what is entered to `adapted` next."""
+        return self.buffer(f"adapters_{len(self.adapted)}", (self.limits.max_loras + 1) * entry_bytes)
 
     def take_state(self, size: int) -> StatePart:
         """Return a part of `size` bytes of the records of state, in whole cache lines."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from quire.kernels import host
 from quire.kernels._native import (
     Constraint,
     Matcher,
@@ -26,12 +27,13 @@ from quire.kernels._native import (
     Vocabulary,
     checksum,
 )
-from quire.kernels.adapters.changeable import Changeable
+from quire.kernels.adapters.changeable import changeable_in
 from quire.kernels.adapters.packing import PackedAdapter, pack_adapter
 from quire.kernels.adapters.reading import read_adapter
 from quire.kernels.assembly import Assembly, Progress, Rows, logits_shape, open_runner
 from quire.kernels.config import ModelConfig
 from quire.kernels.emit.builder import BF16, F32, I8
+from quire.kernels.emit.layout import ELEMENT_BYTES
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import Features
 from quire.kernels.kv_file import KvFile, kv_format, model_name
@@ -121,6 +123,7 @@ class ModelRunner:
         self.page_bytes = native.page_bytes
         self.max_loras = plan.limits.max_loras
         self.max_lora_rank = plan.limits.max_lora_rank
+        self._memory_limit = options.memory_limit
         self._adapters: dict[int, PackedAdapter | None] = {}
 
     def submit(self, step: StepInput) -> StepResult:
@@ -149,10 +152,15 @@ class ModelRunner:
         Raises ModelError. It takes a time that grows with the adapter's bytes, mostly without the GIL.
         """
         plan, checkpoint = self._plan, self._plan.quantization.checkpoint
-        layers = frozenset(part.tensor for product in plan.adapted for part in product.matrix.parts)
-        graph = build_graph(ModelConfig({**plan.config}))
-        adapter = read_adapter(path, graph, self.max_lora_rank, Changeable(layers, checkpoint))
+        element_bytes, free_bytes = ELEMENT_BYTES[plan.dtypes.weights], self._free_bytes
+        changeable = changeable_in(plan.adapted, checkpoint, element_bytes=element_bytes, free_bytes=free_bytes)
+        adapter = read_adapter(path, build_graph(ModelConfig({**plan.config})), self.max_lora_rank, changeable)
         return adapter.digest, pack_adapter(plan.adapted, adapter, plan.dtypes, checkpoint)
+
+    def _free_bytes(self) -> int:
+        """Return the memory that is left, also below a ceiling that was given."""
+        free = self._assembly.device.available_memory()
+        return free if self._memory_limit is None else min(free, self._memory_limit - host.resident_memory())
 
     def set_adapter(self, number: int, packed: PackedAdapter | None) -> None:
         """Let sequences with the adapter `number`, from 1 on, be computed by this one, which must outlive them."""

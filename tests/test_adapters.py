@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import random
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import pytest
-from engine_process import DealerClient, EngineUnderTest
+from adapter_clients import LENGTH, Client, flags_of, prompt
+from engine_process import EngineUnderTest
 from reference_libraries import import_reference
 from safetensors.numpy import load_file, save_file
 
@@ -22,13 +22,13 @@ from quire.kernels.adapters.shapes import linear_shapes
 from quire.kernels.config import ModelConfig
 from quire.kernels.models import build_graph
 from quire.kernels.weights.checkpoint import Checkpoint
-from quire.protocol.messages import EngineCoreOutput, EngineCoreRequest, ErrorKind, FinishReason, SamplingParams
+from quire.protocol.messages import EngineCoreRequest, ErrorKind, FinishReason, SamplingParams
 
-peft = import_reference("peft")
+import_reference("peft")
 torch = import_reference("torch")
-transformers = import_reference("transformers")
+adapter_answers = import_reference("adapter_answers")
+best, greedy, make_adapter = adapter_answers.best, adapter_answers.greedy, adapter_answers.make_adapter
 
-LENGTH = 24
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {"r": 8, "lora_alpha": 16, "target_modules": "all-linear"},
     "attention": {"r": 5, "lora_alpha": 3, "target_modules": ["q_proj", "v_proj"], "use_rslora": True},
@@ -40,59 +40,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "biases": {"r": 6, "target_modules": ["o_proj", "gate_proj", "up_proj"], "lora_bias": True},
     "one-layer": {"r": 16, "target_modules": ["k_proj", "down_proj"], "layers_to_transform": [1]},
 }  # fmt: skip
-
-
-def prompt(seed: int, length: int = 70) -> list[int]:
-    generator = random.Random(seed)
-    return [generator.randrange(5, 200) for _ in range(length)]
-
-
-def make_adapter(model: Path, folder: Path, **fields: Any) -> Any:
-    """Write a random adapter of a model; return both in torch."""
-    torch.manual_seed(len(fields))
-    base = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    made = peft.get_peft_model(base, peft.LoraConfig(**fields)).eval()
-    for parameter in made.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data + torch.randn(parameter.shape) * 0.05
-    made.save_pretrained(folder)
-    return made
-
-
-def greedy(model: Any, tokens: Sequence[int]) -> tuple[list[int], list[float]]:
-    """Return the tokens that follow, and their log probabilities."""
-    found, logprobs, sequence = [], [], torch.tensor([[*tokens]])
-    with torch.no_grad():
-        for _ in range(LENGTH):
-            scores = torch.log_softmax(model(sequence).logits[0, -1], -1)
-            found.append(int(scores.argmax()))
-            logprobs.append(float(scores.max()))
-            sequence = torch.cat([sequence, scores.argmax().reshape(1, 1)], 1)
-    return found, logprobs
-
-
-def best(model: Any, tokens: Sequence[int], answer: Sequence[int]) -> tuple[list[int], list[float]]:
-    """Return the likeliest token at each place of an answer, and its log probability."""
-    with torch.no_grad():
-        logits = model(torch.tensor([[*tokens, *answer]])).logits[0, len(tokens) - 1 : -1]
-    found = torch.log_softmax(logits, -1).max(-1)
-    return found.indices.tolist(), found.values.tolist()
-
-
-class Client(DealerClient):
-    """A client whose requests name adapters."""
-
-    def ask(self, request_id: str, tokens: list[int], adapter: str = "", cache_salt: str = "", **fields: Any) -> None:
-        params = SamplingParams(temperature=0.0, max_tokens=LENGTH, logprobs=0, **fields)
-        self.send(EngineCoreRequest(request_id, tokens, params, adapter=adapter, cache_salt=cache_salt))
-
-    def answer(self, request_id: str) -> tuple[list[int], list[float]]:
-        """Return the tokens and their log probabilities, once all are there."""
-        end = self.end(request_id)
-        assert end.error is None, end.error
-        outputs: list[EngineCoreOutput] = self.outputs(request_id)
-        tokens = [token for output in outputs for token in output.new_token_ids]
-        return tokens, [entry.logprobs[0] for output in outputs for entry in output.new_logprobs or ()]
 
 
 @pytest.fixture(scope="module")
@@ -169,10 +116,6 @@ def test_no_cache_salt_names_the_pages_of_an_adapter(
             assert cached(client, f"{adapter} {salt}") == 0
         client.ask(f"{adapter} NUL", tokens, adapter, cache_salt=own)
         assert "has a NUL character" in (client.end(f"{adapter} NUL").error or "")
-
-
-def flags_of(*folders: Path) -> list[str]:
-    return [f"--lora-modules={number}={folder}" for number, folder in enumerate(folders)]
 
 
 def copies(source: Path, target: Path, count: int) -> list[Path]:

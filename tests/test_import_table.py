@@ -31,7 +31,7 @@ LAYERS = {
     "kernels": "activations attention_heads cgroups errors regular_files < config < rope < emit graph < host"
     " < devices gguf < weights.json_files weights.tensor"
     " < weights.expert_tensors weights.safetensors_file < weights.checkpoint"
-    " < operands < weights.quantized < weights.fp8_checkpoint weights.latent_tensors"
+    " < operands < adapted weights.quantized < weights.fp8_checkpoint weights.latent_tensors"
     " < weights.gguf_checkpoint"
     " < weights.quantization < plan < weights < adapters pooling < kv_file lowering memory models < options"
     " < saving < *",

@@ -2,41 +2,119 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from quire.kernels.adapted import HEAD, Adapted, AdaptedColumns, AdaptedEmbedding, AdaptedProduct
+from quire.kernels.adapters.adapter import Adapter
 from quire.kernels.adapters.files import AdapterFile, StoredTensor
 from quire.kernels.errors import ModelError
 from quire.kernels.weights.checkpoint import Checkpoint
+from quire.kernels.weights.tensor import FLOAT_DTYPES, Tensor
 
 
 @dataclass(frozen=True)
 class Changeable:
-    """The linear layers that may have changes of low rank, by the names of their weights. All else must be as it is in
-    the checkpoint: PEFT saves whole embeddings that it has not trained."""
+    """What may be changed, by the names that adapters have for the base's tensors: linear `layers` by changes of low
+    rank, `embeddings` by these too, `rows` of embeddings and heads may be replaced, and so may `biases`.
+
+    All else must be as it is in the checkpoint: PEFT saves whole embeddings that it has not trained. `tied` is the
+    tensor of a head whose weights are those of the embedding. `free_bytes` returns the memory that whole tensors may
+    take, where an element has `element_bytes` once it is packed; None for any.
+    """
 
     layers: frozenset[str]
     checkpoint: Checkpoint
+    embeddings: frozenset[str] = frozenset()
+    rows: frozenset[str] = frozenset()
+    biases: frozenset[str] = frozenset()
+    tied: str = ""
+    element_bytes: int = 4
+    free_bytes: Callable[[], int] | None = None
+
+    @property
+    def whole(self) -> frozenset[str]:
+        """The tensors that may be replaced."""
+        return self.rows | self.biases
+
+    def unchangeable_names(self, adapter: Adapter) -> list[str]:
+        """Return the names of all that an adapter changes and may not."""
+        return [
+            *(adapter.layers.keys() - self.layers),
+            *(adapter.embeddings.keys() - self.embeddings),
+            *(adapter.replaced.keys() - self.whole),
+            *(adapter.tokens.keys() - self.rows),
+        ]
 
     def is_same(self, file: AdapterFile, tensor: StoredTensor, name: str) -> bool:
-        """Return whether a tensor of a file is that of the base. It is read piece by piece, and not kept."""
-        if not self.checkpoint.has_floats(name):
+        """Return whether a tensor of a file has the values of the base's. It is read piece by piece, and not kept."""
+        stored = self.tied if name == HEAD and self.tied else name
+        if not self.checkpoint.has_floats(stored):
             return False
-        base = self.checkpoint.get(name, tensor.shape)
-        if base.format != tensor.format:
-            return False
-        data, start = base.data, 0
-        for piece in file.pieces(tensor):
-            if not np.array_equal(data[start : start + len(piece)], piece):
-                return False
-            start += len(piece)
-        return True
+        base = self.checkpoint.get(stored, tensor.shape)
+        if base.format == tensor.format:
+            return all(np.array_equal(own, piece) for own, piece in _pieces(base, file, tensor))
+        return all(
+            np.array_equal(_floats(own, base.format), _floats(piece, tensor.format))
+            for own, piece in _pieces(base, file, tensor)
+        )
+
+    def check_memory(self, file: AdapterFile, tensors: Sequence[StoredTensor]) -> None:
+        """Raise ModelError unless there is memory for whole tensors, as they are read and then packed."""
+        if self.free_bytes is None or not tensors:
+            return
+        needed = sum(tensor.num_bytes + _count(tensor) * self.element_bytes for tensor in tensors)
+        if needed > (free := self.free_bytes()):
+            raise ModelError(
+                f"{file.path}: {tensors[0].name} and other whole tensors take {needed} bytes of memory, and {free} are "
+                "free; free some, or train the adapter without modules_to_save"
+            )
+
+
+def _count(tensor: StoredTensor) -> int:
+    return tensor.num_bytes // FLOAT_DTYPES[tensor.format.upper()][1]
+
+
+def _pieces(base: Tensor, file: AdapterFile, tensor: StoredTensor) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield bytes of both tensors, those of the same elements at a time."""
+    own, other = (FLOAT_DTYPES[format_.upper()][1] for format_ in (base.format, tensor.format))
+    start = 0
+    for piece in file.pieces(tensor):
+        size = len(piece) // other * own
+        yield base.data[start : start + size], piece
+        start += size
+
+
+def _floats(data: np.ndarray, format_: str) -> np.ndarray:
+    size = FLOAT_DTYPES[format_.upper()][1]
+    return Tensor("", format_, (len(data) // size,), data).to_f32()
+
+
+def changeable_in(
+    adapted: Sequence[Adapted], checkpoint: Checkpoint, *,
+    element_bytes: int = 4, free_bytes: Callable[[], int] | None = None,
+) -> Changeable:  # fmt: skip
+    """Return what a plan lets adapters change."""
+    products = [each for each in adapted if isinstance(each, AdaptedProduct)]
+    embeddings = {each.name for each in adapted if isinstance(each, AdaptedEmbedding)}
+    columns = [each for each in adapted if isinstance(each, AdaptedColumns)]
+    return Changeable(
+        frozenset(name for product in products for name in product.layers),
+        checkpoint,
+        frozenset(embeddings),
+        frozenset({*embeddings, *(HEAD for _ in columns)}),
+        frozenset(name for product in products if product.biases is not None for name in product.biases.names),
+        next((each.name for each in columns if each.name in embeddings), ""),
+        element_bytes,
+        free_bytes,
+    )
 
 
 def unchangeable(what: str) -> ModelError:
     """Return the error for an adapter of which a part, such as a field of its config, changes something else."""
     return ModelError(
-        f"{what}, and only layers of attention and dense feed-forward layers can be changed for some requests alone; "
-        "merge the adapter into its model with peft's merge_and_unload()"
+        f"{what}, which can't be changed for some requests alone; merge the adapter into its model with peft's "
+        "merge_and_unload()"
     )

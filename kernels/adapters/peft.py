@@ -7,9 +7,7 @@ trained. Each has a meaning here, or the adapter is rejected: one that is left o
 from __future__ import annotations
 
 import heapq
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from quire.kernels.adapters.adapter import Adapter, LowRank, TokenRows
@@ -17,38 +15,14 @@ from quire.kernels.adapters.changeable import Changeable, unchangeable
 from quire.kernels.adapters.files import AdapterFile, StoredTensor
 from quire.kernels.adapters.names import BaseNames
 from quire.kernels.adapters.peft_config import CONFIG, PeftConfig, read_peft_config
+from quire.kernels.adapters.peft_parts import FORMS, OF_EMBEDDING, OF_LINEAR, TOKENS, WHOLE, Changed, PeftChecks
 from quire.kernels.adapters.safetensors_header import read_header
-from quire.kernels.adapters.shapes import HEAD
-from quire.kernels.adapters.tensors import MOST_NAMED, check_form, is_missing, loaded, most_tensors, scaled
+from quire.kernels.adapters.tensors import MOST_NAMED, is_missing, loaded, most_tensors, scaled
 from quire.kernels.errors import ModelError
 from quire.kernels.weights.tensor import Tensor
 
 _TENSORS, _PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 _PREFIX = "base_model.model."
-
-_FORMS = (
-    (re.compile(r"(?P<module>.+)\.lora_A(\.default)?\.weight"), "A"),
-    (re.compile(r"(?P<module>.+)\.lora_B(\.default)?\.weight"), "B"),
-    (re.compile(r"(?P<module>.+)\.lora_B(\.default)?\.bias"), "bias"),
-    (re.compile(r"(?P<module>.+)\.lora_magnitude_vector(\.default)?(\.weight)?"), "magnitude"),
-    (re.compile(r"(?P<module>.+)\.lora_embedding_A(\.default)?"), "embedding A"),
-    (re.compile(r"(?P<module>.+)\.lora_embedding_B(\.default)?"), "embedding B"),
-    (re.compile(r"(?P<module>.+)\.token_adapter\.trainable_tokens_delta(\.default)?"), "tokens"),
-    (re.compile(r"(?P<module>.+?)(\.base_layer)?\.weight"), "replaced"),
-    (re.compile(r"(?P<module>.+?)(\.base_layer)?\.bias"), "replaced bias"),
-)
-"""Names of tensors after the prefix, and which part of a module's change they are: the first that matches."""
-
-_OF_LINEAR, _OF_EMBEDDING = ("A", "B", "bias", "magnitude"), ("embedding A", "embedding B")
-_WHOLE, _TOKENS = ("replaced", "replaced bias"), ("tokens",)
-
-
-@dataclass
-class _Changed:
-    """The parts of the change of a base tensor. `module` is the path in the file of the module that has the tensor."""
-
-    module: str
-    parts: dict[str, StoredTensor] = field(default_factory=dict)
 
 
 def read_adapter(
@@ -93,14 +67,13 @@ class _PeftReader:
         changeable: Changeable | None,
     ) -> None:
         self._file, self._path, self._config = file, file.path, config
-        self._linear = shapes
-        self._shapes: dict[str, tuple[int, ...]] = {**others, **shapes}
-        self._names = BaseNames(self._shapes)
+        self._checks = PeftChecks(file.path, config, shapes, {**others, **shapes})
+        self._names = BaseNames(self._checks.shapes)
         self._changeable = changeable
 
     def read(self, tensors: Sequence[StoredTensor], unknown: list[str]) -> Adapter:
         """Return the adapter that has these tensors; those `unknown` are rejected, as are others without a meaning."""
-        changes: dict[str, _Changed] = {}
+        changes: dict[str, Changed] = {}
         unknown += [tensor.name for tensor in tensors if not self._enter(changes, tensor)]
         if unknown:
             raise ModelError(
@@ -115,13 +88,14 @@ class _PeftReader:
                 f"{self._path} lacks the rows of the trainable_token_indices of {CONFIG}; save the adapter again"
             )
         for name, change in changes.items():
-            self._check(name, change)
+            self._checks.check(name, change)
+        whole = {name for name, _, _ in _whole_tensors(changes)}
         if self._changeable is not None:
-            self._check_changeable(changes, self._changeable)
-        return self._load(changes)
+            whole = self._replaced(changes, self._changeable)
+        return self._load(changes, whole)
 
-    def _load(self, changes: Mapping[str, _Changed]) -> Adapter:
-        """Read the data of checked changes."""
+    def _load(self, changes: Mapping[str, Changed], whole_names: Container[str]) -> Adapter:
+        """Read the data of checked changes, with the whole tensors of these names."""
         layers, embeddings, replaced, tokens = {}, {}, {}, {}
         for name, change in changes.items():
             parts, config = change.parts, self._config
@@ -130,25 +104,25 @@ class _PeftReader:
             if "embedding A" in parts:
                 a, b = self._loaded(change, "embedding A"), self._loaded(change, "embedding B")
                 embeddings[name] = LowRank(a, b, config.scale_of(change.module, a.shape[0]))
-            whole = next((part for part in _WHOLE if part in parts), None)
-            if whole is not None and self._changeable is None:
+            whole = next((part for part in WHOLE if part in parts), None)
+            if whole is not None and name in whole_names:
                 replaced[name] = self._loaded(change, whole)
             if "tokens" in parts:
                 tokens[name] = TokenRows(config.tokens_of(change.module), self._loaded(change, "tokens"))
         return Adapter(layers, embeddings, replaced, tokens)
 
-    def _enter(self, changes: dict[str, _Changed], tensor: StoredTensor) -> bool:
+    def _enter(self, changes: dict[str, Changed], tensor: StoredTensor) -> bool:
         """Enter a tensor of the file; return False for one that has no meaning."""
         given = tensor.name.removeprefix(_PREFIX)
-        matches = ((pattern.fullmatch(given), part) for pattern, part in _FORMS)
+        matches = ((pattern.fullmatch(given), part) for pattern, part in FORMS)
         match, part = next(((match, part) for match, part in matches if match is not None), (None, ""))
         if match is None:
             return False
         module = match["module"]
         name = self._names.find(self._path, f"{module}.{'bias' if part == 'replaced bias' else 'weight'}")
-        if name is None or not self._may_have(name, part):
+        if name is None or not self._checks.may_have(name, part):
             return False
-        change = changes.setdefault(name, _Changed(module))
+        change = changes.setdefault(name, Changed(module))
         if change.module != module or part in change.parts:
             raise ModelError(
                 f"{self._path} changes {name} of the base model twice, by {change.module} and {tensor.name}; remove one"
@@ -156,89 +130,30 @@ class _PeftReader:
         change.parts[part] = tensor
         return True
 
-    def _may_have(self, name: str, part: str) -> bool:
-        """Return whether a tensor of the base can have a part."""
-        if part in _OF_LINEAR:
-            return name in self._linear
-        if part in _OF_EMBEDDING:
-            return name not in self._linear and len(self._shapes[name]) == 2
-        return part not in _TOKENS or len(self._shapes[name]) == 2
+    def _replaced(self, changes: Mapping[str, Changed], changeable: Changeable) -> set[str]:
+        """Return the names of whole tensors that are not as in the base.
 
-    def _check(self, name: str, change: _Changed) -> None:
-        """Raise ModelError unless a change has all of its parts, in the shapes of the base."""
-        if not change.parts.keys().isdisjoint(_OF_LINEAR):
-            self._check_layer(name, change)
-        if not change.parts.keys().isdisjoint(_OF_EMBEDDING):
-            self._check_embedding(name, change)
-        for part in _WHOLE:
-            if part in change.parts:
-                self._check_whole(name, change.parts[part])
-        if "tokens" in change.parts:
-            self._check_tokens(name, change)
-
-    def _check_layer(self, name: str, change: _Changed) -> None:
-        config = self._config
-        for part, is_wanted, option in (
-            ("A", True, ""), ("B", True, ""), ("bias", config.lora_bias, "lora_bias"),
-            ("magnitude", config.use_dora, "use_dora"),
-        ):  # fmt: skip
-            if (part in change.parts) != is_wanted:
-                raise self._incomplete(change.module, part, is_wanted, option)
-        (outputs, inputs), rank = self._linear[name], config.rank_of(change.module)
-        self._check_forms(name, change, rank, {
-            "A": (rank, inputs), "B": (outputs, rank), "bias": (outputs,), "magnitude": (outputs,),
-        })  # fmt: skip
-
-    def _check_embedding(self, name: str, change: _Changed) -> None:
-        for part in _OF_EMBEDDING:
-            if part not in change.parts:
-                raise self._incomplete(change.module, part, True)
-        if self._config.use_dora:  # of embeddings, whose magnitudes are rejected
-            raise self._incomplete(change.module, "magnitude", True, "use_dora")
-        (vocabulary, hidden), rank = self._shapes[name], self._config.rank_of(change.module)
-        self._check_forms(name, change, rank, {"embedding A": (rank, vocabulary), "embedding B": (hidden, rank)})
-
-    def _check_forms(self, name: str, change: _Changed, rank: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        reason = f"rank {rank} of {CONFIG} with {name} {list(self._shapes[name])} of the base model"
-        for part, shape in shapes.items():
-            if part in change.parts:
-                check_form(self._path, change.parts[part], shape, reason)
-
-    def _check_whole(self, name: str, tensor: StoredTensor) -> None:
-        if self._config.fan_in_fan_out and name in self._linear and name != HEAD:
-            raise ModelError(
-                f"{self._path} replaces {name}, but {CONFIG} has fan_in_fan_out, so that it may be transposed; train "
-                "without it among modules_to_save"
-            )
-        check_form(self._path, tensor, self._shapes[name], f"{name} of the base model")
-
-    def _check_tokens(self, name: str, change: _Changed) -> None:
-        tokens, (vocabulary, hidden) = self._config.tokens_of(change.module), self._shapes[name]
-        if max(tokens) >= vocabulary:
-            raise ModelError(
-                f"{self._config.path}: trainable_token_indices has token {max(tokens)}, but {name} of the base model "
-                f"has {vocabulary} rows; give an adapter of this base model"
-            )
-        reason = f"{name} of the base model with {len(tokens)} trainable_token_indices"
-        check_form(self._path, change.parts["tokens"], (len(tokens), hidden), reason)
-
-    def _check_changeable(self, changes: Mapping[str, _Changed], changeable: Changeable) -> None:
-        """Raise ModelError, with the field of the config that asks for it, for a change of what may not be changed."""
-        config, whole = self._config.path, []
+        Raises ModelError, with the field of the config that asks for it, for a change of what may not be changed.
+        """
+        config, found = self._config.path, {}
         for name, change in changes.items():
-            for part, tensor in change.parts.items():
-                if part in _TOKENS:
+            for part in change.parts:
+                if part in TOKENS and name not in changeable.rows:
                     raise unchangeable(f"{config}: trainable_token_indices changes rows of {name}")
-                if part in _OF_EMBEDDING or (part in _OF_LINEAR and name not in changeable.layers):
+                if (part in OF_EMBEDDING and name not in changeable.embeddings) or (
+                    part in OF_LINEAR and name not in changeable.layers
+                ):
                     raise unchangeable(f"{config}: target_modules changes {name}")
-                if part in _WHOLE:
-                    whole.append((name, part, tensor))
-        for name, part, tensor in whole:  # last, since they are read
+        for name, part, tensor in _whole_tensors(changes):  # last, since they are read
             if not changeable.is_same(self._file, tensor, name):
-                field_ = "bias" if part == "replaced bias" else "modules_to_save"
-                raise unchangeable(f"{config}: {field_} replaces {name} of the base model by {tensor.name}")
+                if name not in changeable.whole:
+                    field = "bias" if part == "replaced bias" else "modules_to_save"
+                    raise unchangeable(f"{config}: {field} replaces {name} of the base model by {tensor.name}")
+                found[name] = tensor
+        changeable.check_memory(self._file, [*found.values()])
+        return set(found)
 
-    def _layer(self, change: _Changed, scale: float) -> LowRank:
+    def _layer(self, change: Changed, scale: float) -> LowRank:
         """Read the change of a linear layer."""
         bias = magnitude = None
         if "bias" in change.parts:
@@ -247,11 +162,11 @@ class _PeftReader:
             magnitude = self._loaded(change, "magnitude").to_f32()
         return LowRank(self._loaded(change, "A"), self._loaded(change, "B"), scale, bias, magnitude)
 
-    def _loaded(self, change: _Changed, part: str) -> Tensor:
+    def _loaded(self, change: Changed, part: str) -> Tensor:
         return loaded(self._file, change.parts[part])
 
-    def _incomplete(self, module: str, part: str, is_wanted: bool, option: str = "") -> ModelError:
-        """Return the error for a module that lacks a part, or has one that it may not have."""
-        has = "lacks" if is_wanted else "has"
-        because = f" where {CONFIG} has {option} {str(is_wanted).lower()}" if option else ""
-        return ModelError(f"{self._path} {has} the part {part} of {module}{because}; save the adapter again")
+
+def _whole_tensors(changes: Mapping[str, Changed]) -> Iterator[tuple[str, str, StoredTensor]]:
+    """Yield the whole tensors of a file, each with the name of the base's and its part."""
+    for name, change in changes.items():
+        yield from ((name, part, change.parts[part]) for part in WHOLE if part in change.parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from quire.kernels.adapted import HEAD
 from quire.kernels.graph.operations import (
     Attention,
     Branches,
@@ -21,9 +22,6 @@ from quire.kernels.graph.operations import (
     PerLayerInput,
     ShortConvolution,
 )
-
-HEAD = "lm_head.weight"
-"""The name of the head, also of one whose weights are those of the embedding."""
 
 _Block = Mixer | FeedForward | Experts | Parallel | Branches | PerLayerInput
 _Inputs = Iterator[tuple[Linear, int]]

@@ -2,7 +2,8 @@
 
 Each product has a table of adapters, which may be filled between steps. The first entry is that of rows without an
 adapter, and is empty, as those of adapters that do not change the product's layers. ShrinkKernel computes the short
-vectors s = scale * A x + offset, and the product adds B s before all else that is done with its results.
+vectors s = scale * A x + offset, and the product adds B s before all else that is done with its results. An adapter's
+own biases take the place of the base's.
 
 A row's sums depend on its own adapter alone. Those of A x run over k modulo 4 in four chains, (0 + 1) + (2 + 3), and
 those of B s over the even and the odd ranks.
@@ -27,8 +28,9 @@ from quire.kernels.emit.layout import (
     round_up,
 )
 
-ENTRY_BYTES = 32
-"""Bytes of an adapter in a table: i64 addresses of A, of the scales and of the columns, and the number of tiles of A.
+ENTRY_BYTES = 40
+"""Bytes of an adapter in a table: i64 addresses of A, of the scales and of the columns, the number of tiles of A, and
+the address of the biases, f32 of all columns, 0 if they are the base's.
 
 A is packed as weights are, in tiles of 16 ranks; the scales are f32 [tiles][2][16], 16 factors and 16 offsets each.
 """
@@ -39,15 +41,30 @@ f32 factors, the index in s of its first rank, and its number of pairs of ranks.
 
 
 @dataclass(frozen=True)
+class RowAdapters:
+    """Addresses of the adapters of a step's rows, i32 [tokens], and, for rows that are gathered from these, of their
+    numbers, i32."""
+
+    adapters: Value
+    gathered: Value | None = None
+
+    def number(self, b: Builder, row: Value) -> Value:
+        """Return the number of a row's adapter."""
+        return b.load_index(self.adapters, row if self.gathered is None else b.load_index(self.gathered, row))
+
+
+@dataclass(frozen=True)
 class ShrinkKernel(Kernel):
     """The short vectors of rows that have adapters.
 
     Work items are `tiles` tiles of 16 ranks times rows, those of a tile one after the other. Buffers: x (packed
-    activations of `k` columns), the adapters of rows, i32 [m], the table, s f32 [m, 16 * tiles].
+    activations of `k` columns), the adapters of a step's rows, i32, with `head` the numbers of those that have logits,
+    which then are the rows of x, the table, s f32 [m, 16 * tiles].
     """
 
     k: int
     tiles: int
+    head: bool = False
 
     @property
     def shape(self) -> str:
@@ -57,11 +74,12 @@ class ShrinkKernel(Kernel):
     def emit(self, context: EmitContext) -> str:
         """See Kernel."""
         b, plain = Builder(self.name), context.dtypes.plain
-        x, rows, table, out = (b.buffer(i) for i in range(4))
-        count, blocks = b.dim("tokens"), round_up(self.k, BLOCK) // BLOCK
+        x, adapters, *gathered, table, out = (b.buffer(i) for i in range(4 + self.head))
+        rows = RowAdapters(adapters, *gathered)
+        count, blocks = b.dim("logit_rows" if self.head else "tokens"), round_up(self.k, BLOCK) // BLOCK
         with b.items() as item:
             tile, row = item // count, item % count
-            entry = b.address(table, b.load_index(rows, row) * ENTRY_BYTES)
+            entry = b.address(table, rows.number(b, row) * ENTRY_BYTES)
             with b.when(tile < b.load(entry, 24, I64)):
                 weights = b.address(b.load(entry, 0, PTR), tile * (blocks * plain.tile_bytes))
                 with b.loop(0, blocks, state=[b.constant(0.0, VF32)] * 4) as block:
@@ -85,12 +103,20 @@ class ShrinkKernel(Kernel):
 
 @dataclass(frozen=True)
 class AdapterOperands:
-    """Addresses of the adapters of rows, of a product's table, and of the short vectors, of `tiles` tiles each."""
+    """The adapters of rows, and addresses of a product's table and of the short vectors, of `tiles` tiles each."""
 
-    rows: Value
+    rows: RowAdapters
     table: Value
     short: Value
     tiles: int
+
+    def _entry(self, b: Builder, row: Value) -> Value:
+        return b.address(self.table, self.rows.number(b, row) * ENTRY_BYTES)
+
+    def biases(self, b: Builder, row: Value, base: Value) -> Value:
+        """Return the address of a row's biases, which are at `base` unless its adapter has some of its own."""
+        entry = self._entry(b, row)
+        return b.select(b.compare("ne", b.load(entry, 32, I64), 0), b.load(entry, 32, PTR), base)
 
     def prefetch(self, b: Builder, dtypes: Dtypes, first: Value, count: Value, block: Value) -> None:
         """Prefetch what `apply` reads for rows and a block of columns, and where that of the next block lies.
@@ -99,7 +125,7 @@ class AdapterOperands:
         """
         pair_bytes = dtypes.plain.tile_bytes // PAIRS
         with b.loop(first, first + count) as row:
-            entry = b.address(self.table, b.load_index(self.rows, row.index) * ENTRY_BYTES)
+            entry = self._entry(b, row.index)
             with b.loop(0, b.load(entry, 24, I64).min(1)):  # not at all without an adapter
                 columns = b.address(b.load(entry, 16, PTR), block * (2 * COLUMNS_BYTES))
                 b.prefetch(columns, 2 * COLUMNS_BYTES, level=1)
@@ -112,7 +138,7 @@ class AdapterOperands:
     def apply(self, b: Builder, dtypes: Dtypes, row: Value, block: Value, values: Sequence[Value]) -> list[Value]:
         """Return the products of a row with block number `block` of the columns, changed by the row's adapter."""
         plain = dtypes.plain
-        entry = b.address(self.table, b.load_index(self.rows, row) * ENTRY_BYTES)
+        entry = self._entry(b, row)
         short = b.address(self.short, row * (self.tiles * 64))
         with b.loop(0, b.load(entry, 24, I64).min(1), state=values) as once:  # not at all without an adapter
             columns = b.address(b.load(entry, 16, PTR), block * (2 * COLUMNS_BYTES))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.kernels.activations import ClampedSwiglu, FixedActivation
-from quire.kernels.emit.adapters import AdapterOperands
-from quire.kernels.emit.builder import VF32, Builder, Value
+from quire.kernels.emit.adapters import AdapterOperands, RowAdapters
+from quire.kernels.emit.builder import VF32, VI32, Builder, Value
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.layout import (
     BLOCK,
@@ -45,13 +45,15 @@ class GemmItem:
 @dataclass(frozen=True)
 class GemmOutput:
     """Addresses of y, of the bias of its columns, of the rows by which `gated` and `gating` multiply, of xIELU's
-    parameters, and of what adapters of rows read."""
+    parameters, and of what adapters of rows read; and a mask of the columns that are stored, i32 [32], if not all are.
+    """
 
     y: Value
     bias: Value | None = None
     factors: Value | None = None
     parameters: Value | None = None
     adapters: AdapterOperands | None = None
+    mask: Value | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,8 @@ class GemmKernel(Kernel):
     Rows of y, or those that are read, have `y_columns` columns, by default n; those of y begin with number `first`.
 
     With `adapter_tiles`, rows may have adapters whose short vectors have so many tiles: the last buffers are the
-    adapters of rows, the table, and the short vectors; see adapters.py.
+    adapters of a step's rows, the numbers of those that have logits if `dim` counts these, the table, and the short
+    vectors; see adapters.py.
     """
 
     k: int
@@ -113,11 +116,8 @@ class GemmKernel(Kernel):
         bias = b.buffer(3) if self.bias else None
         factors = b.buffer(3 + self.bias) if self.epilogue in ("gated", "gating") else None
         parameters = b.buffer(3 + self.bias) if self.activation == XIELU else None
-        adapters = None
-        if self.adapter_tiles:
-            number = 3 + self.bias + (factors is not None) + (parameters is not None)
-            of_rows, table, short = (b.buffer(number + i) for i in range(3))
-            adapters = AdapterOperands(of_rows, table, short, self.adapter_tiles)
+        number = 3 + self.bias + (factors is not None) + (parameters is not None)
+        adapters = self._adapters(b, number) if self.adapter_tiles else None
         output = GemmOutput(y, bias, factors, parameters, adapters)
         rows = b.dim(self.dim)
         size = context.rows_per_item
@@ -134,6 +134,12 @@ class GemmKernel(Kernel):
                 adapters.prefetch(b, context.dtypes, first, count, column_block)
             self._multiply(b, context, x, w, GemmItem(first // TILE_ROWS, count, column_block), sink)
         return b.text()
+
+    def _adapters(self, b: Builder, number: int) -> AdapterOperands:
+        """Return what adapters of rows read, in the buffers from that number on."""
+        is_head = self.dim == "logit_rows"
+        adapters, *gathered, table, short = (b.buffer(number + i) for i in range(3 + is_head))
+        return AdapterOperands(RowAdapters(adapters, *gathered), table, short, self.adapter_tiles)
 
     def _multiply(self, b: Builder, context: EmitContext, x: Value, w: Value, item: GemmItem, sink: RowSink) -> None:
         """Call `sink` with each row of the item's products."""
@@ -164,7 +170,8 @@ class GemmKernel(Kernel):
         if output.adapters is not None:
             values = output.adapters.apply(b, dtypes, row, block, values)
         if output.bias is not None:
-            values = [v + b.load(output.bias, block * (BLOCK * 4) + 64 * i, VF32, 64) for i, v in enumerate(values)]
+            bias = output.bias if output.adapters is None else output.adapters.biases(b, row, output.bias)
+            values = [v + b.load(bias, block * (BLOCK * 4) + 64 * i, VF32, 64) for i, v in enumerate(values)]
         if self.softcap:
             values = [softcap(b, v, self.softcap, self.scale) for v in values]
         elif self.scale != 1:
@@ -173,6 +180,9 @@ class GemmKernel(Kernel):
             at = b.address(output.y, (row * round_up(self.y_columns or self.n, BLOCK) + block * BLOCK + self.first) * 4)
             for i, value in enumerate(values):
                 total = value + b.load(at, 64 * i, VF32, 64) if self.epilogue == "add" else value
+                if output.mask is not None:
+                    is_stored = b.compare("ne", b.load(output.mask, 64 * i, VI32, 64), 0)
+                    total = b.select(is_stored, total, b.load(at, 64 * i, VF32, 64))
                 b.store(total, at, 64 * i, 64)
             return
         if output.factors is not None:

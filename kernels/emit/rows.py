@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from quire.kernels.emit.adapted_rows import AdaptedRows, RowForm
+from quire.kernels.emit.adapters import RowAdapters
 from quire.kernels.emit.builder import F32, I32, VF32, VI32, Builder, Value, vector
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.layout import (
@@ -36,7 +38,8 @@ class EmbeddingKernel(Kernel):
     with `types`, the number of token types, those (i32) and the table f32 [types, width] of the embeddings to add, then
     with `positions` the same of positions. With `lookahead`, the size of the vocabulary, the token of that number has
     the embedding in the last buffer, f32 [width]. `quantized` is the matrix's format if it is quantized, one without
-    zero points.
+    zero points. With `adapted`, rows may have adapters: buffers 3 and 4 are those of rows (i32) and the table of
+    adapted_rows.py.
     """
 
     width: int
@@ -45,6 +48,7 @@ class EmbeddingKernel(Kernel):
     scale: float = 1.0
     types: int = 0
     lookahead: int = 0
+    adapted: bool = False
 
     def emit(self, context: EmitContext) -> str:
         """See Kernel."""
@@ -60,7 +64,10 @@ class EmbeddingKernel(Kernel):
                 self._gather_quantized(b, self.quantized, matrix, token, target)
             else:
                 self._gather(b, context.dtypes, matrix, token, target)
-            numbers = iter(range(3, 8))
+            numbers = iter(range(3, 10))
+            if self.adapted:
+                rows = AdaptedRows(RowAdapters(b.buffer(next(numbers))), b.buffer(next(numbers)))
+                rows.apply(b, context.dtypes, row, token, target, RowForm(self.width, self.scale))
             if self.types:
                 self._add_row(b, target, row, b.buffer(next(numbers)), b.buffer(next(numbers)), only=self.types == 1)
             if self.positions:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from quire.kernels.activations import ClampedSwiglu, FixedActivation, Xielu
+from quire.kernels.adapted import AdaptedProduct, most_ranks
 from quire.kernels.emit.adapters import ENTRY_BYTES, ShrinkKernel
 from quire.kernels.emit.gemm import XIELU, GemmKernel
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, QuantizedFormat, round_up
@@ -14,7 +15,6 @@ from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import FeedForward, Norm
 from quire.kernels.lowering.fused import FusedLinear, norm_kernel, widening_of
 from quire.kernels.operands import (
-    AdaptedProduct,
     Buffer,
     Matrix,
     MatrixPart,
@@ -22,7 +22,6 @@ from quire.kernels.operands import (
     PackedActivations,
     Table,
     XieluParameters,
-    most_ranks,
 )
 from quire.kernels.plan import ModelPlan
 from quire.kernels.weights.quantization import Quantization
@@ -47,7 +46,6 @@ class Epilogue:
 
 
 _STORE = Epilogue()
-_ROW_ADAPTERS = Buffer("row_adapters", input=True)
 
 
 class LinearLowering:
@@ -182,8 +180,8 @@ class LinearLowering:
 
     def gemm(
         self, name: str, x: PackedActivations, linear: FusedLinear, out: Buffer, epilogue: Epilogue = _STORE
-    ) -> None:
-        """Lower a linear layer whose results go to `out`."""
+    ) -> AdaptedProduct | None:
+        """Lower a linear layer whose results go to `out`; return it if adapters may change it."""
         matrix, layers = self.matrix(linear, x.columns), linear.layers
         adapters = self._shrink(x, linear, matrix)
         x = self.quantized(x, linear)
@@ -197,7 +195,7 @@ class LinearLowering:
         if epilogue.parameters is not None:
             operands.append(epilogue.parameters)
         if adapters is not None:
-            operands += [_ROW_ADAPTERS, adapters.table, adapters.short]
+            operands += [*row_adapters(linear), adapters.table, adapters.short]
         kernel = GemmKernel(
             name, matrix.k, matrix.n, epilogue.kind, bool(layers[0].bias), epilogue.activation, linear.dim,
             matrix.quantized, epilogue.scale, epilogue.softcap, epilogue.out_columns, epilogue.first,
@@ -206,21 +204,22 @@ class LinearLowering:
         repeats = round_up(matrix.n, BLOCK) // BLOCK
         rows_per_item = self.plan.context.rows_per_item
         self.plan.add(kernel, operands, linear.dim, rows_per_item=rows_per_item, repeats=repeats)
+        return adapters
 
     def _shrink(self, x: PackedActivations, linear: FusedLinear, matrix: Matrix) -> AdaptedProduct | None:
         """Lower the first half of what adapters change of layers, if they may; return what the product reads then."""
         limits = self.plan.limits
-        if not limits.max_loras or linear.place == "router" or linear.head:
+        if not limits.max_loras or linear.place == "router":
             return None
         if x.quantized is not None:
             raise ModelError(f"{linear.layers[0].weight} reads quantized activations, and adapters read floats")
         tiles = -(-len(linear.layers) * most_ranks(limits.max_lora_rank) // TILE_ROWS)
         short = self.plan.buffer("adapter_ranks", limits.max_num_batched_tokens * tiles * TILE_ROWS * 4)
-        table = self.plan.buffer(f"adapters_{len(self.plan.adapted)}", (limits.max_loras + 1) * ENTRY_BYTES)
-        product = AdaptedProduct(table, short, matrix, tiles)
+        table, biases = self.plan.adapter_table(ENTRY_BYTES), linear.biases if linear.layers[0].bias else None
+        product = AdaptedProduct(table, short, matrix, tiles, biases, linear.head)
         self.plan.adapted.append(product)
-        kernel = ShrinkKernel("adapter_shrink", x.columns, tiles)
-        self.plan.add(kernel, [x.buffer, _ROW_ADAPTERS, table, short], "tokens", repeats=tiles)
+        kernel = ShrinkKernel("adapter_shrink", x.columns, tiles, linear.head)
+        self.plan.add(kernel, [x.buffer, *row_adapters(linear), table, short], linear.dim, repeats=tiles)
         return product
 
     def widen(self, x: PackedActivations, operation: FeedForward) -> PackedActivations:
@@ -247,3 +246,9 @@ class LinearLowering:
         self.gemm("linear", x, first, gates)
         self.gemm("linear_gated", x, second[0], out.buffer, Epilogue("gated", act, factors=gates))
         return out
+
+
+def row_adapters(linear: FusedLinear) -> list[Operand]:
+    """Return the operands that tell which adapters the rows of a product have."""
+    gathered = [Buffer("logit_rows", input=True)] if linear.head else []
+    return [Buffer("row_adapters", input=True), *gathered]

@@ -11,11 +11,13 @@ import math
 from dataclasses import replace
 from typing import Literal
 
+from quire.kernels.adapted import AdaptedEmbedding
+from quire.kernels.emit.adapted_rows import EMBEDDING_ENTRY_BYTES
 from quire.kernels.emit.attention import AttentionKernel
 from quire.kernels.emit.context import EmitContext
 from quire.kernels.emit.gates import GateKernel
 from quire.kernels.emit.kv import SplitHeadsKernel
-from quire.kernels.emit.rows import EmbeddingKernel, SpreadKernel
+from quire.kernels.emit.rows import EmbeddingKernel
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import (
     Attention,
@@ -41,6 +43,7 @@ from quire.kernels.lowering.experts import Sum, lower_experts
 from quire.kernels.lowering.fused import FusedLinear, norm_kernel, widening_of
 from quire.kernels.lowering.latent_attention import lower_latent_attention
 from quire.kernels.lowering.linear import Epilogue
+from quire.kernels.lowering.logits import lower_logits
 from quire.kernels.lowering.per_layer_inputs import (
     add_projections,
     check_per_layer_inputs,
@@ -60,10 +63,9 @@ from quire.kernels.operands import (
     QueryScales,
     RopeTable,
     TensorRows,
-    TokenNumbers,
     Vector,
 )
-from quire.kernels.plan import FEATURES, FINAL, HIDDEN, LOGIT_ROWS_AT_ONCE, LOOKAHEAD, ModelPlan, kept_name
+from quire.kernels.plan import FEATURES, FINAL, HIDDEN, LOOKAHEAD, ModelPlan, kept_name
 from quire.kernels.weights.quantization import Quantization
 
 _Layer = Mixer | FeedForward | PerLayerInput
@@ -118,7 +120,7 @@ class Lowering(AttentionLowering):
         self._keep_final(hidden, logits.norm)
         self._hidden_states(hidden, logits.norm)
         if isinstance(logits, Logits) and head is not None:
-            self._logits(hidden, logits, head)
+            lower_logits(self, hidden, logits, head)
         return self.plan
 
     # Draft heads
@@ -174,6 +176,11 @@ class Lowering(AttentionLowering):
             (MatrixPart(operation.weight, operation.vocab_size, width),), operation.vocab_size, width, quantized
         )
         operands: list[Operand] = [Buffer("token_ids", input=True), matrix, out]
+        is_adapted = self.plan.limits.max_loras > 0 and operation is self._graph.embedding
+        if is_adapted:
+            adapters = self.plan.adapter_table(EMBEDDING_ENTRY_BYTES)
+            self.plan.adapted.append(AdaptedEmbedding(adapters, operation.weight, operation.vocab_size, width))
+            operands += [Buffer("row_adapters", input=True), adapters]
         if operation.types:
             operands += [Buffer("token_types", input=True), TensorRows(operation.types, operation.num_types, width)]
         if operation.positions:
@@ -184,7 +191,7 @@ class Lowering(AttentionLowering):
             operands.append(self.rows(LOOKAHEAD, width, count=1))
         kernel = EmbeddingKernel(
             "embed", width, bool(operation.positions), quantized, operation.scale, operation.num_types,
-            operation.vocab_size if lookahead else 0,
+            operation.vocab_size if lookahead else 0, is_adapted,
         )  # fmt: skip
         self.plan.add(kernel, operands, "tokens")
         self._norm_around(out, operation.norm)
@@ -202,18 +209,6 @@ class Lowering(AttentionLowering):
         operands.append(Buffer("logit_rows", input=True))
         gathering = self.plan.kernel(replace(kernel, gather=True, output="rows"))
         self.plan.hidden_states.append(Launch(gathering, tuple(operands), "logit_rows"))
-
-    def _logits(self, hidden: Buffer, operation: Logits, head: FusedLinear) -> None:
-        x, logits = self.norm(hidden, operation.norm, head), Buffer("logits", input=True)
-        epilogue = Epilogue(scale=operation.scale, softcap=operation.softcap)
-        if not operation.offsets:
-            self.gemm("logits", x, head, logits, epilogue)
-            return
-        outputs = operation.linear.outputs
-        few = self.rows("few_logits", outputs, count=LOGIT_ROWS_AT_ONCE)
-        self.gemm("logits", x, head, few, epilogue)
-        tokens = TokenNumbers(operation.offsets, outputs, self.plan.vocab_size)
-        self.plan.add(SpreadKernel("spread", outputs, self.plan.vocab_size), [few, tokens, logits], "logit_rows")
 
     # Residual blocks
 

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 from kernel_calls import Array, aligned, context_of, pack, pack_activations, run, to_bf16
 
+from quire.kernels.adapted import AdaptedProduct
 from quire.kernels.adapters.adapter import Adapter, LowRank
 from quire.kernels.adapters.packing import PackedAdapter, pack_adapter
 from quire.kernels.devices.instruction_sets import available_isas
-from quire.kernels.emit.adapters import ShrinkKernel
+from quire.kernels.emit.adapters import ENTRY_BYTES, ShrinkKernel
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.layout import Dtypes
 from quire.kernels.errors import ModelError
-from quire.kernels.operands import AdaptedProduct, Buffer, Matrix, MatrixPart
+from quire.kernels.operands import Buffer, Matrix, MatrixPart
 from quire.kernels.weights.tensor import Tensor
 
 K, SIZES, TILES = 100, (48, 30), 5
@@ -75,7 +76,9 @@ class Adapters:
         self.packed: list[PackedAdapter] = [
             pack_adapter([product()], Adapter(layers), dtypes, base) for layers in self.layers
         ]
-        self.table = aligned(np.stack([np.zeros(4, np.int64), *(each.entries[0] for each in self.packed)]))
+        self.table = aligned(
+            np.stack([np.zeros(ENTRY_BYTES // 8, np.int64), *(each.entries[0] for each in self.packed)])
+        )
 
     def changed(self, x: Array, number: int) -> Array:
         """Return the products of rows with adapter `number`, 0 for none."""

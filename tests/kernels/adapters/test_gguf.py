@@ -16,11 +16,12 @@ from adapter_files import Arrays
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from quire.kernels.adapted import HEAD
 from quire.kernels.adapters.adapter import Adapter
 from quire.kernels.adapters.changeable import Changeable
 from quire.kernels.adapters.files import AdapterFile
 from quire.kernels.adapters.gguf import read_gguf_adapter
-from quire.kernels.adapters.shapes import HEAD, linear_shapes, other_shapes
+from quire.kernels.adapters.shapes import linear_shapes, other_shapes
 from quire.kernels.config import ModelConfig
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import Graph

@@ -10,9 +10,10 @@ import numpy.typing as npt
 import pytest
 from reference_libraries import import_reference
 
+from quire.kernels.adapted import HEAD
 from quire.kernels.adapters.adapter import Adapter, LowRank
 from quire.kernels.adapters.peft import read_adapter
-from quire.kernels.adapters.shapes import HEAD, linear_shapes, other_shapes
+from quire.kernels.adapters.shapes import linear_shapes, other_shapes
 
 import_reference("peft")
 peft_adapters = import_reference("peft_adapters")

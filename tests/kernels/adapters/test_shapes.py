@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from checkpoint_files import load_references
 from checkpoints import CHECKPOINTS
 
-from quire.kernels.adapters.shapes import HEAD, linear_shapes, other_shapes
+from quire.kernels.adapted import HEAD
+from quire.kernels.adapters.shapes import linear_shapes, other_shapes
 from quire.kernels.config import ModelConfig
 from quire.kernels.graph.operations import Graph
 from quire.kernels.models import ARCHITECTURES

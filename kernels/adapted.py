@@ -1,0 +1,83 @@
+"""What adapters may change of a plan, each with a table of the adapters that are in memory: see emit/adapters.py."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from quire.kernels.emit.adapted_rows import EMBEDDING_ENTRY_BYTES
+from quire.kernels.emit.adapters import ENTRY_BYTES
+from quire.kernels.emit.layout import round_up
+from quire.kernels.emit.own_columns import OWN_COLUMNS_BYTES
+from quire.kernels.operands import Buffer, Matrix, MatrixPart, Vector
+
+HEAD = "lm_head.weight"
+"""The name of the head, also of one whose weights are those of the embedding."""
+
+
+def most_ranks(max_lora_rank: int) -> int:
+    """Return the ranks of an adapter's change of a layer at most: pairs, with one for a bias."""
+    return round_up(max_lora_rank + 1, 2)
+
+
+@dataclass(frozen=True)
+class Adapted(ABC):
+    """A part of a plan that adapters may change, with its table of adapters."""
+
+    table: Buffer
+
+    @property
+    @abstractmethod
+    def entry_bytes(self) -> int:
+        """Bytes of an adapter in the table."""
+
+
+@dataclass(frozen=True)
+class AdaptedProduct(Adapted):
+    """A product that adapters may change: short vectors of `tiles` tiles of 16 ranks, and the base's `biases`."""
+
+    short: Buffer
+    matrix: Matrix
+    tiles: int
+    biases: Vector | None = None
+    is_head: bool = False
+
+    @property
+    def entry_bytes(self) -> int:
+        """See Adapted."""
+        return ENTRY_BYTES
+
+    @property
+    def layers(self) -> Mapping[str, MatrixPart]:
+        """The layers of the product, by the names that adapters have for their weights."""
+        return {HEAD if self.is_head else part.tensor: part for part in self.matrix.parts}
+
+
+@dataclass(frozen=True)
+class AdaptedEmbedding(Adapted):
+    """The embedding `name`, [vocabulary, width]."""
+
+    name: str
+    vocabulary: int
+    width: int
+
+    @property
+    def entry_bytes(self) -> int:
+        """See Adapted."""
+        return EMBEDDING_ENTRY_BYTES
+
+
+@dataclass(frozen=True)
+class AdaptedColumns(Adapted):
+    """The columns of the head, of which an adapter may have some or all of its own; its weights are in the tensor
+    `name`, which may be that of the embedding, [vocabulary, width]."""
+
+    name: str
+    vocabulary: int
+    width: int
+
+    @property
+    def entry_bytes(self) -> int:
+        """See Adapted."""
+        return OWN_COLUMNS_BYTES

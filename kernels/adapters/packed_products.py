@@ -1,0 +1,155 @@
+"""Packing of the low-rank changes and the biases of linear layers: see emit/adapters.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.kernels.adapted import AdaptedProduct
+from quire.kernels.adapters.adapter import Adapter, LowRank
+from quire.kernels.adapters.memory import AdapterMemory, relocate
+from quire.kernels.adapters.packed_floats import check_bounds, tiles
+from quire.kernels.emit.adapters import COLUMNS_BYTES
+from quire.kernels.emit.layout import BLOCK, TILE_ROWS, Dtypes, round_up
+from quire.kernels.errors import ModelError
+from quire.kernels.operands import MatrixPart
+from quire.kernels.weights.checkpoint import Checkpoint
+from quire.kernels.weights.tensor import Tensor
+
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+
+_ROWS, _COLUMNS = 64, 256  # of weights, whose changes are computed at once: meanwhile those of A stay in a cache
+
+
+class ChangedTensors:
+    """The tensors of a checkpoint, with the whole ones that an adapter has in their place."""
+
+    def __init__(self, checkpoint: Checkpoint, adapter: Adapter) -> None:
+        self._checkpoint, self._replaced = checkpoint, adapter.replaced
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Return the float tensor `name`, which has this shape."""
+        found = self._replaced.get(name)
+        return self._checkpoint.get(name, shape) if found is None else found
+
+    def has_own(self, *names: str) -> bool:
+        """Return whether the adapter has any of the tensors."""
+        return not self._replaced.keys().isdisjoint(names)
+
+
+class ProductPacking:
+    """Packing of an adapter's changes of one product."""
+
+    def __init__(self, product: AdaptedProduct, adapter: Adapter, dtypes: Dtypes, checkpoint: Checkpoint) -> None:
+        self._product, self._dtypes = product, dtypes.plain
+        self._tensors = ChangedTensors(checkpoint, adapter)
+        layers = adapter.layers
+        self._parts = [(part, name, layers[name]) for name, part in product.layers.items() if name in layers]
+        num_tiles = 2 * round_up(product.matrix.n, BLOCK) // BLOCK
+        self._columns = np.zeros((num_tiles, COLUMNS_BYTES // 8), np.int64)
+        self._ranks: list[Floats] = []  # rows of A
+        self._scales: list[tuple[float, float]] = []  # of each: factor and offset
+        self._entry = np.zeros(product.entry_bytes // 8, np.int64)
+
+    def pack(self, memory: AdapterMemory) -> npt.NDArray[np.int64]:
+        """Add all arrays to the memory; return the entry, with offsets for addresses until `finish`."""
+        if self._parts:
+            self._entry[:4] = self._add_ranks(memory)
+        biases = self._product.biases
+        if biases is not None and self._tensors.has_own(*biases.names):
+            self._entry[4] = memory.add(biases.values(self._tensors))
+        return self._entry
+
+    def finish(self, base: int) -> None:
+        """Replace offsets by addresses, in memory that begins at the address `base`."""
+        for addresses in (self._columns[:, 0], self._columns[:, 1], self._entry[:3], self._entry[4:]):
+            relocate(addresses, base)
+
+    def _add_ranks(self, memory: AdapterMemory) -> tuple[int, int, int, int]:
+        """Add the changes of all layers; return the beginning of the entry."""
+        self._columns[:, 1] = memory.add(np.ones(TILE_ROWS, np.float32))
+        for part, name, change in self._parts:
+            self._add(memory, part, name, change)
+        used, k = -(-len(self._ranks) // TILE_ROWS), self._product.matrix.k
+        assert used <= self._product.tiles
+        down = np.zeros((used * TILE_ROWS, round_up(k, BLOCK)), np.float32)
+        for row, ranks in zip(down, self._ranks, strict=False):  # one after the other: NumPy would hold the GIL for all
+            row[:k] = ranks
+        scales = np.zeros((used * TILE_ROWS, 2), np.float32)
+        scales[: len(self._scales)] = self._scales
+        tiled = np.ascontiguousarray(scales.reshape(used, TILE_ROWS, 2).swapaxes(1, 2))
+        return memory.add(tiles(down, self._dtypes)), memory.add(tiled), memory.add(self._columns), used
+
+    def _add(self, memory: AdapterMemory, part: MatrixPart, name: str, change: LowRank) -> None:
+        """Add the ranks of a layer, an even number, and what its columns make of them."""
+        first, outputs = len(self._ranks), slice(part.first, part.first + part.n)
+        a, b = change.a[:, part.first_k : part.first_k + part.k], change.b[outputs]
+        factors = None if change.magnitude is None else self._factors(part, name, change, change.magnitude[outputs])
+        check_bounds(a, self._dtypes, f"A of {name}")
+        self._ranks += list(a)
+        self._scales += [(change.scale, 0.0)] * len(a)
+        if change.bias is not None:  # times a short vector's element that is 1
+            with np.errstate(all="ignore"):
+                bias = change.bias[outputs] if factors is None else change.bias[outputs] / factors
+            b = np.concatenate([b, bias[:, None]], axis=1)
+            self._pad(1.0)
+        check_bounds(b, self._dtypes, f"B or the bias of {name}")
+        if len(self._ranks) % 2:
+            self._pad(0.0)
+        packed = tiles(b, self._dtypes)
+        numbers = part.first_tile + np.arange(len(packed)) * part.tile_step
+        self._columns[numbers, 0] = memory.add(packed) + np.arange(len(packed)) * (packed.nbytes // len(packed))
+        self._columns[numbers, 2:] = first, (len(self._ranks) - first) // 2
+        if factors is not None:
+            padded = np.ones(len(packed) * TILE_ROWS, np.float32)
+            padded[: len(factors)] = factors
+            self._columns[numbers, 1] = memory.add(padded) + np.arange(len(packed)) * (TILE_ROWS * 4)
+
+    def _pad(self, offset: float) -> None:
+        self._ranks.append(np.zeros(self._product.matrix.k, np.float32))
+        self._scales.append((0.0, offset))
+
+    def _factors(self, part: MatrixPart, name: str, change: LowRank, magnitude: Floats) -> Floats:
+        """Return what multiplies the rows of a changed weight, so that their norms are the magnitudes."""
+        a = change.a.astype(np.float64)
+        with np.errstate(all="ignore"):
+            norms = np.concatenate([_norms(weights, b, a) for weights, b in self._rows(part, name, change)])
+            factors: Floats = magnitude / norms
+        wrong = np.flatnonzero(~np.isfinite(factors))
+        if len(wrong):
+            raise ModelError(
+                f"the adapter has the magnitude (DoRA) {magnitude[wrong[0]]} for row {part.first + wrong[0]} of "
+                f"{name}, whose changed weights have the norm {norms[wrong[0]]}; their ratio must be finite: "
+                "give an adapter of this base model"
+            )
+        return factors
+
+    def _rows(self, part: MatrixPart, name: str, change: LowRank) -> Iterator[tuple[Floats, Doubles]]:
+        """Yield rows of the part's tensor, a few at a time, and those of the scaled B."""
+        shape = (part.whole_k, part.whole_n) if part.transposed else (part.whole_n, part.whole_k)
+        whole = self._tensors.get(name if self._tensors.has_own(name) else part.tensor, shape)
+        b = (np.float32(change.scale) * change.b).astype(np.float64)
+        transposed = whole.to_f32().T if part.transposed else None
+        for first in range(part.first, part.first + part.n, _ROWS):
+            last = min(first + _ROWS, part.first + part.n)
+            yield (
+                whole.rows(first, last - first).to_f32() if transposed is None else transposed[first:last],
+                b[first:last],
+            )
+
+
+def _norms(weights: Floats, b: Doubles, a: Doubles) -> Floats:
+    """Return the norms of rows of W + B A, with the same bits on every host.
+
+    Products of f32 are exact in f64, and einsum adds them in the order of the ranks; BLAS has an order, and threads, of
+    its own.
+    """
+    changed = weights.astype(np.float64)
+    for start in range(0, changed.shape[1], _COLUMNS):
+        columns = slice(start, start + _COLUMNS)
+        changed[:, columns] += np.einsum("or,ri->oi", b, a[:, columns], optimize=False)
+    norms: Floats = np.sqrt(np.square(changed, out=changed).sum(axis=1)).astype(np.float32)
+    return norms

@@ -1,0 +1,50 @@
+"""Lowering of the head: the norm before it, its product, and the columns that adapters have of their own."""
+
+from __future__ import annotations
+
+from quire.kernels.adapted import AdaptedColumns, AdaptedProduct
+from quire.kernels.emit.layout import BLOCK, TILE_ROWS, round_up
+from quire.kernels.emit.own_columns import BLOCKS_PER_ITEM, OWN_COLUMNS_BYTES, OwnColumnsKernel
+from quire.kernels.emit.rows import SpreadKernel
+from quire.kernels.graph.operations import Logits
+from quire.kernels.lowering.fused import FusedLinear
+from quire.kernels.lowering.linear import Epilogue, LinearLowering, row_adapters
+from quire.kernels.operands import Buffer, PackedActivations, TokenNumbers
+from quire.kernels.plan import LOGIT_ROWS_AT_ONCE, ModelPlan
+
+
+def lower_logits(lowering: LinearLowering, hidden: Buffer, operation: Logits, head: FusedLinear) -> None:
+    """Lower the logits of the hidden states."""
+    plan = lowering.plan
+    x, logits = lowering.norm(hidden, operation.norm, head), Buffer("logits", input=True)
+    epilogue = Epilogue(scale=operation.scale, softcap=operation.softcap)
+    if not operation.offsets:
+        product = lowering.gemm("logits", x, head, logits, epilogue)
+        if product is not None:
+            _own_columns(plan, x, head, product, logits, epilogue)
+        return
+    outputs = operation.linear.outputs
+    few = lowering.rows("few_logits", outputs, count=LOGIT_ROWS_AT_ONCE)
+    lowering.gemm("logits", x, head, few, epilogue)
+    tokens = TokenNumbers(operation.offsets, outputs, plan.vocab_size)
+    plan.add(SpreadKernel("spread", outputs, plan.vocab_size), [few, tokens, logits], "logit_rows")
+
+
+def _own_columns(
+    plan: ModelPlan, x: PackedActivations, head: FusedLinear, product: AdaptedProduct, logits: Buffer,
+    epilogue: Epilogue,
+) -> None:  # fmt: skip
+    """Lower the logits of rows whose adapters have columns of the head of their own."""
+    matrix = product.matrix
+    padded = plan.buffers[x.buffer.name].bytes + (TILE_ROWS - 1) * BLOCK * plan.dtypes.activation_bytes
+    plan.buffer(x.buffer.name, padded)
+    table = plan.adapter_table(OWN_COLUMNS_BYTES)
+    plan.adapted.append(AdaptedColumns(table, head.layers[0].weight, matrix.n, matrix.k))
+    biases = [] if product.biases is None else [product.biases]
+    operands = [x.buffer, logits, *biases, *row_adapters(head), product.table, product.short, table]
+    kernel = OwnColumnsKernel(
+        "own_columns", matrix.k, matrix.n, bias=bool(biases), dim=head.dim, scale=epilogue.scale,
+        softcap=epilogue.softcap, adapter_tiles=product.tiles, rows=LOGIT_ROWS_AT_ONCE,
+    )  # fmt: skip
+    items = -(-round_up(matrix.n, BLOCK) // (BLOCK * BLOCKS_PER_ITEM))
+    plan.add(kernel, operands, head.dim, rows_per_item=LOGIT_ROWS_AT_ONCE, repeats=items)

@@ -1,0 +1,101 @@
+"""LoRA adapters of the head, of the embedding and of biases: what PEFT computes, for any mix of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from adapter_clients import Client, flags_of, prompt
+from engine_process import EngineUnderTest
+from reference_libraries import import_reference
+
+import_reference("peft")
+adapter_answers = import_reference("adapter_answers")
+
+TRAINED = [*range(5, 40), 199, 200, 300, 502]
+"""Tokens of prompts and of answers, in blocks of columns that have others too."""
+
+KINDS: dict[str, dict[str, Any]] = {
+    "head": {"r": 5, "target_modules": ["lm_head", "q_proj"]},
+    "head-magnitudes": {"r": 8, "target_modules": ["lm_head"], "use_dora": True},
+    "head-bias": {"r": 8, "target_modules": ["lm_head", "up_proj"], "lora_bias": True},
+    "whole-head": {"r": 4, "target_modules": ["v_proj"], "modules_to_save": ["lm_head"]},
+    "embedding": {"r": 7, "lora_alpha": 11, "target_modules": ["embed_tokens", "down_proj"]},
+    "whole-embedding": {"r": 4, "target_modules": ["k_proj"], "modules_to_save": ["embed_tokens"]},
+    "both": {"r": 4, "target_modules": ["embed_tokens", "lm_head"], "use_rslora": True},
+    "tokens": {"r": 4, "target_modules": ["o_proj"], "trainable_token_indices": {"embed_tokens": TRAINED}},
+    "biases": {"r": 4, "target_modules": ["q_proj", "down_proj"], "bias": "all"},
+    "some-biases": {"r": 4, "target_modules": ["gate_proj", "o_proj"], "bias": "lora_only", "use_dora": True},
+    "all": {"r": 4, "target_modules": ["q_proj", "lm_head"], "modules_to_save": ["embed_tokens"]},
+}  # fmt: skip
+MODELS: dict[str, list[str]] = {
+    "llama-tied-llama3": [kind for kind in KINDS if "biases" not in kind],
+    "qwen3-tied": ["head", "embedding", "tokens"],
+    "gemma3-window100": ["both", "tokens", "whole-embedding"],
+    "llama-biases-linear": ["head", "whole-head", "embedding", "tokens", "whole-embedding", "biases", "some-biases"],
+}
+
+Folders = dict[str, tuple[Path, Any]]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest, checkpoints: Path) -> Path:
+    return checkpoints / str(request.param)
+
+
+@pytest.fixture(scope="module")
+def folders(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    """The folder of an adapter of each kind, and the changed model."""
+    root = tmp_path_factory.mktemp("heads")
+    return {
+        kind: (root / kind, adapter_answers.make_adapter(model, root / kind, **KINDS[kind]))
+        for kind in MODELS[model.name]
+    }
+
+
+@pytest.fixture(scope="module")
+def client(model: Path, folders: Folders) -> Iterator[Client]:
+    flags = ["--dtype", "float32", "--max-loras", "9", *flags_of(*(folder for folder, _ in folders.values()))]
+    with EngineUnderTest(model, *flags) as engine, Client(engine.address) as client:
+        yield client
+
+
+def test_answers_are_those_of_peft(client: Client, folders: Folders) -> None:
+    for kind, (folder, _) in folders.items():
+        client.ask(kind, prompt(1), str(folder))
+    client.ask("base", prompt(1))
+    base = client.answer("base")
+    for kind, (_, made) in folders.items():
+        tokens, logprobs = client.answer(kind)
+        expected = adapter_answers.best(made, prompt(1), tokens)
+        assert tokens == expected[0], kind
+        assert logprobs == pytest.approx(expected[1], abs=1e-3), kind
+        assert (tokens, logprobs) != base
+
+
+def scored(client: Client, request_id: str) -> tuple[list[int], list[float], list[float]]:
+    """Return the tokens, their log probabilities, and those of the prompt's tokens."""
+    answer = client.answer(request_id)
+    entries = [each for output in client.outputs(request_id) for each in output.new_prompt_logprobs or ()]
+    return *answer, [each.logprobs[0] for each in entries if each is not None]
+
+
+def test_any_mix_gives_the_bits_of_each_alone(client: Client, folders: Folders) -> None:
+    cases = [(seed, adapter) for seed in range(2) for adapter in ("", *(str(folder) for folder, _ in folders.values()))]
+    alone = []
+    for number, (seed, adapter) in enumerate(cases):
+        client.ask(f"alone {number}", prompt(seed), adapter, prompt_logprobs=0)
+        alone.append(scored(client, f"alone {number}"))
+    for number, (seed, adapter) in enumerate(cases):
+        client.ask(f"mixed {number}", prompt(seed), adapter, prompt_logprobs=0)
+    assert [scored(client, f"mixed {number}") for number in range(len(cases))] == alone
+    assert all(len(logprobs) == 69 for _, _, logprobs in alone)
+
+
+def test_log_probabilities_of_prompts_are_those_of_peft(client: Client, folders: Folders) -> None:
+    for kind, (folder, made) in folders.items():
+        client.ask(f"prompt {kind}", prompt(9), str(folder), prompt_logprobs=0)
+        _, _, found = scored(client, f"prompt {kind}")
+        assert found == pytest.approx(adapter_answers.scores(made, prompt(9)), abs=1e-3), kind

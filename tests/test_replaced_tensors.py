@@ -1,0 +1,98 @@
+"""Whole tensors and rows of adapters: their requests have the very bits of a model that has them in its checkpoint."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from adapter_files import PREFIX, write_adapter
+from greedy_steps import generate
+from safetensors.numpy import save_file
+
+from quire.kernels.devices.instruction_sets import available_isas
+from quire.kernels.options import LoadOptions
+from quire.kernels.weights.checkpoint import Checkpoint
+
+Arrays = dict[str, np.ndarray]
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+LENGTHS = (3, 70)
+TOKENS = [0, 1, 31, 32, 100, 7, 470, 502]
+
+
+def tensors_of(folder: Path) -> Arrays:
+    """Return all tensors of a checkpoint as f32."""
+    return {name: tensor.to_f32() for name, tensor in Checkpoint(str(folder)).tensors.items()}
+
+
+def write_changed(folder: Path, target: Path, tensors: Arrays) -> Path:
+    """Write a checkpoint with other tensors, as f32."""
+    shutil.copytree(folder, target, ignore=shutil.ignore_patterns("*.safetensors*"))
+    save_file(tensors, target / "model.safetensors")
+    return target
+
+
+def whole(name: str) -> Callable[[Arrays, Path], Arrays]:
+    """Return what writes an adapter that replaces a tensor; it returns the base's tensors with that one."""
+
+    def write(tensors: Arrays, folder: Path) -> Arrays:
+        own = np.random.default_rng(5).permutation(tensors[name].reshape(-1)).reshape(tensors[name].shape)
+        write_adapter(folder, {f"{PREFIX}{name}": own})
+        return tensors | {name: own}
+
+    return write
+
+
+def rows(tensors: Arrays, folder: Path) -> Arrays:
+    """Write an adapter with rows of the embedding."""
+    own = tensors[EMBEDDING].copy()
+    own[TOKENS] = np.random.default_rng(6).normal(0, 0.3, (len(TOKENS), own.shape[1])).astype(np.float32)
+    trained = {f"{PREFIX}model.embed_tokens.token_adapter.trainable_tokens_delta": own[TOKENS]}
+    write_adapter(folder, trained, trainable_token_indices=TOKENS)
+    return tensors | {EMBEDDING: own}
+
+
+def biases(tensors: Arrays, folder: Path) -> Arrays:
+    """Write an adapter with biases of the projections of attention and of gates."""
+    random = np.random.default_rng(7)
+    own = {
+        name: random.normal(0, 0.5, tensor.shape).astype(np.float32)
+        for name, tensor in tensors.items()
+        if name.endswith(("q_proj.bias", "v_proj.bias", "gate_proj.bias", "down_proj.bias"))
+    }
+    assert own
+    write_adapter(folder, {f"{PREFIX}{name}": tensor for name, tensor in own.items()}, bias="all")
+    return tensors | own
+
+
+CASES: dict[str, tuple[str, Callable[[Arrays, Path], Arrays]]] = {
+    "head": ("llama-biases-linear", whole(HEAD)),
+    "embedding": ("llama-biases-linear", whole(EMBEDDING)),
+    "rows of an embedding": ("llama-biases-linear", rows),
+    "rows of a tied head": ("llama-tied-llama3", rows),
+    "biases": ("llama-biases-linear", biases),
+    "scaled rows of a tied head": ("gemma3-window100", rows),
+}
+
+
+@pytest.mark.parametrize("isa", available_isas())
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("case", CASES)
+def test_bits_are_those_of_a_checkpoint_that_has_them(
+    case: str, dtype: str, isa: str, checkpoints: Path, tmp_path: Path
+) -> None:
+    name, write = CASES[case]
+    base = tensors_of(checkpoints / name)
+    adapter, changed = tmp_path / "adapter", tmp_path / "changed"
+    write_changed(checkpoints / name, changed, write(base, adapter))
+    sizes: dict[str, Any] = {"dtype": dtype, "isa": isa, "max_num_batched_tokens": 48, "num_pages": 16}
+    expected = generate(LoadOptions(str(changed), **sizes), LENGTHS)
+    options = LoadOptions(str(checkpoints / name), max_loras=2, max_lora_rank=8, **sizes)
+    assert generate(options, LENGTHS, adapter) == expected
+    assert generate(options, LENGTHS) == generate(LoadOptions(str(checkpoints / name), **sizes), LENGTHS) != expected
+    assert json.loads((adapter / "adapter_config.json").read_text())
