@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from quire.kernels.emit.adapted_rows import EMBEDDING_ENTRY_BYTES
@@ -55,6 +55,18 @@ class AdaptedProduct(Adapted):
 
 
 @dataclass(frozen=True)
+class AdaptedExperts(Adapted):
+    """The products of grouped rows with a layer of each expert, whose entries follow one another in the table."""
+
+    products: tuple[AdaptedProduct, ...]
+
+    @property
+    def entry_bytes(self) -> int:
+        """See Adapted."""
+        return sum(product.entry_bytes for product in self.products)
+
+
+@dataclass(frozen=True)
 class AdaptedEmbedding(Adapted):
     """The embedding `name`, [vocabulary, width]."""
 
@@ -81,3 +93,12 @@ class AdaptedColumns(Adapted):
     def entry_bytes(self) -> int:
         """See Adapted."""
         return OWN_COLUMNS_BYTES
+
+
+def products_of(adapted: Iterable[Adapted]) -> Iterator[AdaptedProduct]:
+    """Yield the products that adapters may change, those of experts too."""
+    for each in adapted:
+        if isinstance(each, AdaptedProduct):
+            yield each
+        elif isinstance(each, AdaptedExperts):
+            yield from each.products

@@ -408,11 +408,20 @@ Weight = Matrix | ArrayWeight
 
 @dataclass(frozen=True)
 class PackedActivations:
-    """Input of a product: a buffer of `columns` packed activations, quantized for weights of the format `quantized`."""
+    """Input of a product: a buffer of `columns` packed activations, quantized for weights of the format `quantized`;
+    then `unquantized` may have them as floats too."""
 
     buffer: Buffer
     columns: int
     quantized: QuantizedFormat | None = None
+    unquantized: Buffer | None = None
+
+    @property
+    def floats(self) -> Buffer:
+        """The activations as floats."""
+        found = self.buffer if self.quantized is None else self.unquantized
+        assert found is not None, f"{self.buffer.name} has no floats"
+        return found
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from quire.kernels.adapted import AdaptedProduct
+from quire.kernels.adapted import products_of
 from quire.kernels.adapters.adapter import Adapter, LowRank
 from quire.kernels.adapters.packing import pack_adapter
 from quire.kernels.adapters.shapes import linear_shapes
@@ -37,7 +37,7 @@ def tensor(values: np.ndarray) -> Tensor:
 def random_adapter(plan: ModelPlan, shapes: dict[str, tuple[int, int]], rank: int, seed: int) -> Adapter:
     """Return an adapter of this rank that changes all linear layers that adapters can change."""
     rng = np.random.default_rng(seed)
-    names = {name for product in plan.adapted if isinstance(product, AdaptedProduct) for name in product.layers}
+    names = {name for product in products_of(plan.adapted) for name in product.layers}
     layers = {}
     for name in sorted(names):
         outputs, inputs = shapes[name]

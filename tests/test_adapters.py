@@ -290,3 +290,27 @@ def test_bits_do_not_depend_on_the_others(
             client.ask(f"mixed {number}", prompt(seed, 40), adapter)
         assert [client.answer(f"mixed {number}") for number in range(len(cases))] == alone
         assert len({tuple(tokens) for tokens, _ in alone[:3]}) == 3
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--dtype", "float32"], ["--dtype", "bfloat16"], ["--quantization", "int8"], ["--quantization", "int4"]],
+    ids=lambda flags: flags[-1],
+)
+@pytest.mark.parametrize("name", ["gemma3-window100", "qwen3-moe", "deepseek3-dense-yarn"])
+def test_rows_without_an_adapter_have_the_bits_of_a_model_without(
+    name: str, flags: list[str], checkpoints: Path, tmp_path: Path
+) -> None:
+    """Also beside rows with one."""
+    model, prompts = checkpoints / name, [prompt(seed, 40) for seed in range(3)]
+    make_adapter(model, tmp_path, target_modules=["o_proj", "lm_head"])
+    with EngineUnderTest(model, *flags) as engine, Client(engine.address) as client:
+        for number, tokens in enumerate(prompts):
+            client.ask(f"{number}", tokens)
+        expected = [client.answer(f"{number}") for number in range(len(prompts))]
+    with EngineUnderTest(model, *flags, *flags_of(tmp_path)) as engine, Client(engine.address) as client:
+        for number, tokens in enumerate(prompts):
+            client.ask(f"adapted {number}", tokens, str(tmp_path))
+            client.ask(f"{number}", tokens)
+        assert [client.answer(f"{number}") for number in range(len(prompts))] == expected
+        assert [client.answer(f"adapted {number}") for number in range(len(prompts))] != expected

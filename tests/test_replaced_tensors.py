@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import soft_tiles
 from adapter_files import PREFIX, write_adapter
 from greedy_steps import generate
 from safetensors.numpy import save_file
@@ -80,19 +80,38 @@ CASES: dict[str, tuple[str, Callable[[Arrays, Path], Arrays]]] = {
 }
 
 
+SIZES: dict[str, Any] = {"max_num_batched_tokens": 48, "num_pages": 16}
+ADAPTERS = {"max_loras": 2, "max_lora_rank": 8}
+
+
 @pytest.mark.parametrize("isa", available_isas())
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("case", CASES)
 def test_bits_are_those_of_a_checkpoint_that_has_them(
     case: str, dtype: str, isa: str, checkpoints: Path, tmp_path: Path
 ) -> None:
+    """And without the adapter those of the base."""
     name, write = CASES[case]
-    base = tensors_of(checkpoints / name)
-    adapter, changed = tmp_path / "adapter", tmp_path / "changed"
-    write_changed(checkpoints / name, changed, write(base, adapter))
-    sizes: dict[str, Any] = {"dtype": dtype, "isa": isa, "max_num_batched_tokens": 48, "num_pages": 16}
-    expected = generate(LoadOptions(str(changed), **sizes), LENGTHS)
-    options = LoadOptions(str(checkpoints / name), max_loras=2, max_lora_rank=8, **sizes)
-    assert generate(options, LENGTHS, adapter) == expected
-    assert generate(options, LENGTHS) == generate(LoadOptions(str(checkpoints / name), **sizes), LENGTHS) != expected
-    assert json.loads((adapter / "adapter_config.json").read_text())
+    model, adapter = str(checkpoints / name), tmp_path / "adapter"
+    changed = write_changed(checkpoints / name, tmp_path / "changed", write(tensors_of(checkpoints / name), adapter))
+    options: dict[str, Any] = {"dtype": dtype, "isa": isa, **SIZES}
+    expected = generate(LoadOptions(str(changed), **options), LENGTHS)
+    assert generate(LoadOptions(model, **options, **ADAPTERS), LENGTHS, adapter) == expected
+    base = generate(LoadOptions(model, **options), LENGTHS)
+    assert generate(LoadOptions(model, **options, **ADAPTERS), LENGTHS) == base != expected
+
+
+@pytest.mark.parametrize("isa", ["amx", "avx512-bf16", "neon-dotprod"])
+@pytest.mark.parametrize("case", ["head", "biases", "scaled rows of a tied head"])
+def test_units_give_the_bits_of_fma(
+    case: str, isa: str, checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole heads are packed for each of them."""
+    name, write = CASES[case]
+    model, adapter = str(checkpoints / name), tmp_path / "adapter"
+    write(tensors_of(checkpoints / name), adapter)
+    options: dict[str, Any] = {"dtype": "bfloat16", "threads": 2, **SIZES, **ADAPTERS}
+    expected = generate(LoadOptions(model, isa="avx2", **options), LENGTHS, adapter)
+    if isa not in available_isas():
+        soft_tiles.use(monkeypatch, tmp_path, isa)
+    assert generate(LoadOptions(model, isa=isa, **options), LENGTHS, adapter) == expected

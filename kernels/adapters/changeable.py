@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quire.kernels.adapted import HEAD, Adapted, AdaptedColumns, AdaptedEmbedding, AdaptedProduct
+from quire.kernels.adapted import HEAD, Adapted, AdaptedColumns, AdaptedEmbedding, products_of
 from quire.kernels.adapters.adapter import Adapter
 from quire.kernels.adapters.files import AdapterFile, StoredTensor
 from quire.kernels.errors import ModelError
@@ -97,7 +97,7 @@ def changeable_in(
     element_bytes: int = 4, free_bytes: Callable[[], int] | None = None,
 ) -> Changeable:  # fmt: skip
     """Return what a plan lets adapters change."""
-    products = [each for each in adapted if isinstance(each, AdaptedProduct)]
+    products = [*products_of(adapted)]
     embeddings = {each.name for each in adapted if isinstance(each, AdaptedEmbedding)}
     columns = [each for each in adapted if isinstance(each, AdaptedColumns)]
     return Changeable(

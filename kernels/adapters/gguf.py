@@ -187,7 +187,7 @@ class _GgufReader:
             if half not in halves.found:
                 raise ModelError(f"{self._path} lacks the lora_{half} of {name}; convert the adapter again")
         changeable = self._base.changeable
-        if changeable is not None and name not in changeable.layers | changeable.embeddings:
+        if changeable is not None and name.replace("*", "0") not in changeable.layers | changeable.embeddings:
             raise unchangeable(f"{self._path} changes {name}")
         if "*" in name:
             yield from self._experts(name, halves)

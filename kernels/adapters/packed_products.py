@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from quire.kernels.adapted import AdaptedProduct
+from quire.kernels.adapted import AdaptedExperts, AdaptedProduct
 from quire.kernels.adapters.adapter import Adapter, LowRank
 from quire.kernels.adapters.memory import AdapterMemory, relocate
 from quire.kernels.adapters.packed_floats import check_bounds, tiles
@@ -49,7 +49,7 @@ class ProductPacking:
         layers = adapter.layers
         self._parts = [(part, name, layers[name]) for name, part in product.layers.items() if name in layers]
         num_tiles = 2 * round_up(product.matrix.n, BLOCK) // BLOCK
-        self._columns = np.zeros((num_tiles, COLUMNS_BYTES // 8), np.int64)
+        self._columns = np.zeros((num_tiles if self._parts else 0, COLUMNS_BYTES // 8), np.int64)
         self._ranks: list[Floats] = []  # rows of A
         self._scales: list[tuple[float, float]] = []  # of each: factor and offset
         self._entry = np.zeros(product.entry_bytes // 8, np.int64)
@@ -139,6 +139,26 @@ class ProductPacking:
                 whole.rows(first, last - first).to_f32() if transposed is None else transposed[first:last],
                 b[first:last],
             )
+
+
+class ExpertsPacking:
+    """Packing of an adapter's changes of a product of each expert."""
+
+    def __init__(self, experts: AdaptedExperts, adapter: Adapter, dtypes: Dtypes, checkpoint: Checkpoint) -> None:
+        self._packings = [ProductPacking(product, adapter, dtypes, checkpoint) for product in experts.products]
+        self._entries: list[npt.NDArray[np.int64]] = []
+        self._entry = np.zeros(experts.entry_bytes // 8, np.int64)
+
+    def pack(self, memory: AdapterMemory) -> npt.NDArray[np.int64]:
+        """Add all arrays to the memory; return the entries, which `finish` fills."""
+        self._entries = [packing.pack(memory) for packing in self._packings]
+        return self._entry
+
+    def finish(self, base: int) -> None:
+        """Write the entries, with addresses in memory that begins at the address `base`."""
+        for packing in self._packings:
+            packing.finish(base)
+        self._entry[:] = np.concatenate(self._entries)
 
 
 def _norms(weights: Floats, b: Doubles, a: Doubles) -> Floats:

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from quire.kernels.adapted import Adapted, AdaptedColumns, AdaptedEmbedding, AdaptedProduct
+from quire.kernels.adapted import Adapted, AdaptedColumns, AdaptedEmbedding, AdaptedExperts, AdaptedProduct
 from quire.kernels.adapters.adapter import Adapter
 from quire.kernels.adapters.changeable import changeable_in, unchangeable
 from quire.kernels.adapters.memory import AdapterMemory
-from quire.kernels.adapters.packed_products import ProductPacking
+from quire.kernels.adapters.packed_products import ExpertsPacking, ProductPacking
 from quire.kernels.adapters.packed_rows import ColumnsPacking, EmbeddingPacking
 from quire.kernels.emit.layout import Dtypes
 from quire.kernels.weights.checkpoint import Checkpoint
 
-_Packing = ProductPacking | EmbeddingPacking | ColumnsPacking
+_Packing = ProductPacking | ExpertsPacking | EmbeddingPacking | ColumnsPacking
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ def _packing(adapted: Adapted, adapter: Adapter, dtypes: Dtypes, checkpoint: Che
     match adapted:
         case AdaptedProduct():
             return ProductPacking(adapted, adapter, dtypes, checkpoint)
+        case AdaptedExperts():
+            return ExpertsPacking(adapted, adapter, dtypes, checkpoint)
         case AdaptedEmbedding():
             return EmbeddingPacking(adapted, adapter, dtypes)
         case AdaptedColumns():

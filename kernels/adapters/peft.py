@@ -15,6 +15,7 @@ from quire.kernels.adapters.changeable import Changeable, unchangeable
 from quire.kernels.adapters.files import AdapterFile, StoredTensor
 from quire.kernels.adapters.names import BaseNames
 from quire.kernels.adapters.peft_config import CONFIG, PeftConfig, read_peft_config
+from quire.kernels.adapters.peft_experts import StackedExperts
 from quire.kernels.adapters.peft_parts import FORMS, OF_EMBEDDING, OF_LINEAR, TOKENS, WHOLE, Changed, PeftChecks
 from quire.kernels.adapters.safetensors_header import read_header
 from quire.kernels.adapters.tensors import MOST_NAMED, is_missing, loaded, most_tensors, scaled
@@ -69,6 +70,7 @@ class _PeftReader:
         self._file, self._path, self._config = file, file.path, config
         self._checks = PeftChecks(file.path, config, shapes, {**others, **shapes})
         self._names = BaseNames(self._checks.shapes)
+        self._experts = StackedExperts(file.path, config, self._checks.shapes, self._names)
         self._changeable = changeable
 
     def read(self, tensors: Sequence[StoredTensor], unknown: list[str]) -> Adapter:
@@ -81,7 +83,7 @@ class _PeftReader:
                 f"{', '.join(heapq.nsmallest(MOST_NAMED, unknown))}; give an adapter of this base model, of its "
                 "linear layers"
             )
-        if not changes:
+        if not changes and not self._experts:
             raise ModelError(f"{self._path} has no tensors; save the adapter again, from all ranks of its training")
         if self._config.tokens and not any("tokens" in change.parts for change in changes.values()):
             raise ModelError(
@@ -89,6 +91,7 @@ class _PeftReader:
             )
         for name, change in changes.items():
             self._checks.check(name, change)
+        self._check_experts(changes)
         whole = {name for name, _, _ in _whole_tensors(changes)}
         if self._changeable is not None:
             whole = self._replaced(changes, self._changeable)
@@ -96,7 +99,7 @@ class _PeftReader:
 
     def _load(self, changes: Mapping[str, Changed], whole_names: Container[str]) -> Adapter:
         """Read the data of checked changes, with the whole tensors of these names."""
-        layers, embeddings, replaced, tokens = {}, {}, {}, {}
+        layers, embeddings, replaced, tokens = self._experts.load(self._file), {}, {}, {}
         for name, change in changes.items():
             parts, config = change.parts, self._config
             if "A" in parts:
@@ -116,12 +119,10 @@ class _PeftReader:
         given = tensor.name.removeprefix(_PREFIX)
         matches = ((pattern.fullmatch(given), part) for pattern, part in FORMS)
         match, part = next(((match, part) for match, part in matches if match is not None), (None, ""))
-        if match is None:
-            return False
-        module = match["module"]
+        module = "" if match is None else match["module"]
         name = self._names.find(self._path, f"{module}.{'bias' if part == 'replaced bias' else 'weight'}")
         if name is None or not self._checks.may_have(name, part):
-            return False
+            return self._experts.enter(given, tensor)
         change = changes.setdefault(name, Changed(module))
         if change.module != module or part in change.parts:
             raise ModelError(
@@ -129,6 +130,14 @@ class _PeftReader:
             )
         change.parts[part] = tensor
         return True
+
+    def _check_experts(self, changes: Mapping[str, Changed]) -> None:
+        """Raise ModelError for changes of stacked experts that can't be."""
+        for name in self._experts.check():
+            if name in changes:
+                raise ModelError(f"{self._path} changes {name} of the base model twice; remove one")
+            if self._changeable is not None and name not in self._changeable.layers:
+                raise unchangeable(f"{self._config.path}: target_parameters changes {name}")
 
     def _replaced(self, changes: Mapping[str, Changed], changeable: Changeable) -> set[str]:
         """Return the names of whole tensors that are not as in the base.

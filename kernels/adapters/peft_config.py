@@ -31,7 +31,7 @@ _IGNORED = {
 
 _READ = {
     "alpha_pattern", "bias", "fan_in_fan_out", "init_lora_weights", "lora_alpha", "lora_bias", "peft_type", "r",
-    "rank_pattern", "trainable_token_indices", "use_dora", "use_rslora",
+    "rank_pattern", "target_parameters", "trainable_token_indices", "use_dora", "use_rslora",
 }  # fmt: skip
 
 _REJECTED = {
@@ -43,10 +43,6 @@ _REJECTED = {
     "kasa_config": "it changes the weights of the base model (KaSA); merge it with merge_and_unload",
     "layer_replication": "models with replicated layers are not supported; merge the adapter with merge_and_unload",
     "monteclora_config": "random adapters (MonteCLoRA) are not supported; merge it with merge_and_unload",
-    "target_parameters": (
-        "adapters of parameters, such as stacked experts, are not supported; train one with target_modules, or merge "
-        "it with merge_and_unload"
-    ),
     "use_bdlora": "block-diagonal adapters (BD-LoRA) are not supported; train one without it",
     "use_qalora": "adapters of grouped inputs (QALoRA) are not supported; train one without it",
 }
@@ -73,6 +69,7 @@ class PeftConfig:
     fan_in_fan_out: bool
     tokens: Any
     max_rank: int
+    has_parameters: bool  # target_parameters
 
     def rank_of(self, module: str) -> int:
         """Return the rank of a module."""
@@ -123,6 +120,7 @@ def read_peft_config(folder: Path, max_rank: int) -> PeftConfig:
         ModulePatterns(f"{path}: alpha_pattern", _object(path, fields, "alpha_pattern")),
         _flag(path, fields, "use_rslora"), _flag(path, fields, "use_dora"), _flag(path, fields, "lora_bias"),
         _flag(path, fields, "fan_in_fan_out"), tokens, max_rank,
+        bool(fields.get("target_parameters")),
     )  # fmt: skip
 
 

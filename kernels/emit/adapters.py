@@ -73,32 +73,34 @@ class ShrinkKernel(Kernel):
 
     def emit(self, context: EmitContext) -> str:
         """See Kernel."""
-        b, plain = Builder(self.name), context.dtypes.plain
+        b = Builder(self.name)
         x, adapters, *gathered, table, out = (b.buffer(i) for i in range(4 + self.head))
-        rows = RowAdapters(adapters, *gathered)
-        count, blocks = b.dim("logit_rows" if self.head else "tokens"), round_up(self.k, BLOCK) // BLOCK
+        rows, count = RowAdapters(adapters, *gathered), b.dim("logit_rows" if self.head else "tokens")
         with b.items() as item:
             tile, row = item // count, item % count
             entry = b.address(table, rows.number(b, row) * ENTRY_BYTES)
             with b.when(tile < b.load(entry, 24, I64)):
-                weights = b.address(b.load(entry, 0, PTR), tile * (blocks * plain.tile_bytes))
-                with b.loop(0, blocks, state=[b.constant(0.0, VF32)] * 4) as block:
-                    source = packed_offset(context.dtypes, self.k, row, block.index * BLOCK)
-                    sums = list(block.state)
-                    for pair in range(BLOCK // 2):
-                        columns = load_pair(b, plain, b.address(weights, block.index * plain.tile_bytes), b.index(pair))
-                        for i, column in enumerate(columns):
-                            k = 2 * pair + i
-                            value = load_activation(
-                                b, context.dtypes, x, source + k * context.dtypes.activation_bytes, 1
-                            )
-                            sums[k % 4] = b.fma(b.broadcast(value), column, sums[k % 4])
-                    block.carry(*sums)
-                total = (block.results[0] + block.results[1]) + (block.results[2] + block.results[3])
-                scales = b.address(b.load(entry, 8, PTR), tile * 128)
-                total = b.fma(total, b.load(scales, 0, VF32, 64), b.load(scales, 64, VF32, 64))
-                b.store(total, out, (row * self.tiles + tile) * 64, 64)
+                self._shrink(b, context.dtypes, x, row, entry, tile, b.address(out, row * (self.tiles * 64)))
         return b.text()
+
+    def _shrink(self, b: Builder, dtypes: Dtypes, x: Value, row: Value, entry: Value, tile: Value, out: Value) -> None:
+        """Store a tile of the short vector, which is at `out`, of a row of x."""
+        plain, blocks = dtypes.plain, round_up(self.k, BLOCK) // BLOCK
+        weights = b.address(b.load(entry, 0, PTR), tile * (blocks * plain.tile_bytes))
+        with b.loop(0, blocks, state=[b.constant(0.0, VF32)] * 4) as block:
+            source = packed_offset(dtypes, self.k, row, block.index * BLOCK)
+            sums = list(block.state)
+            for pair in range(BLOCK // 2):
+                columns = load_pair(b, plain, b.address(weights, block.index * plain.tile_bytes), b.index(pair))
+                for i, column in enumerate(columns):
+                    k = 2 * pair + i
+                    value = load_activation(b, dtypes, x, source + k * dtypes.activation_bytes, 1)
+                    sums[k % 4] = b.fma(b.broadcast(value), column, sums[k % 4])
+            block.carry(*sums)
+        total = (block.results[0] + block.results[1]) + (block.results[2] + block.results[3])
+        scales = b.address(b.load(entry, 8, PTR), tile * 128)
+        total = b.fma(total, b.load(scales, 0, VF32, 64), b.load(scales, 64, VF32, 64))
+        b.store(total, out, tile * 64, 64)
 
 
 @dataclass(frozen=True)

@@ -258,7 +258,8 @@ class ExpertGemmKernel(GemmKernel):
 
     Work items are entries times blocks of 32 columns, those of an entry one after the other; items of entries past the
     last do nothing. Buffers: x (grouped rows), w (the packed experts, each of n rounded up to 32 columns), y (grouped
-    rows), the f32 biases of all experts in the same order if `bias`, and the list of entries.
+    rows), the f32 biases of all experts in the same order if `bias`, and the list of entries. With `adapter_tiles` the
+    last buffers are the numbers that ExpertShrinkKernel writes (expert_adapters.py), its table, and the short vectors.
     """
 
     experts: int = 0
@@ -282,7 +283,8 @@ class ExpertGemmKernel(GemmKernel):
         b = Builder(self.name)
         x, w, y = (b.buffer(i) for i in range(3))
         biases = b.buffer(3) if self.bias else None
-        entries = b.buffer(4 if self.bias else 3)
+        entries = b.buffer(3 + self.bias)
+        adapters = self._adapters(b, 4 + self.bias) if self.adapter_tiles else None
         blocks = round_up(self.n, BLOCK) // BLOCK
         with b.items() as item:
             number, block = item // blocks, item % blocks
@@ -290,8 +292,10 @@ class ExpertGemmKernel(GemmKernel):
                 entry = b.address(entries, number * ENTRY_BYTES + 8)
                 expert, first, rows = (b.load(entry, 8 * i, I64) for i in range(3))
                 bias = None if biases is None else b.address(biases, expert * (blocks * BLOCK * 4))
-                output = GemmOutput(y, bias)
+                output = GemmOutput(y, bias, adapters=adapters)
                 column = expert * blocks + block
+                if adapters is not None:
+                    adapters.prefetch(b, context.dtypes, first, rows, block)
 
                 def sink(row: Value, values: Sequence[Value]) -> None:
                     self._finish(b, context.dtypes, output, first + row, block, values)

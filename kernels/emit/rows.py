@@ -140,7 +140,8 @@ class NormKernel(Kernel):
 
     `output`: `activations` are packed, and quantized for weights of the format `quantized`; `rows` are f32
     [m, width]; `hidden` is f32 [m, width rounded up to 32], which may be x; `residual` adds `scale` times the norm to
-    such rows, and with `scalar` multiplies the sum by the f32 in the last buffer.
+    such rows, and with `scalar` multiplies the sum by the f32 in the last buffer. With `with_floats`, quantized
+    activations are stored as packed floats too, in the last buffer.
     """
 
     width: int
@@ -153,11 +154,12 @@ class NormKernel(Kernel):
     scale: float = 1.0
     row_columns: int = 0
     scalar: bool = False
+    with_floats: bool = False
 
     def emit(self, context: EmitContext) -> str:
         """See Kernel."""
         b = Builder(self.name)
-        numbers = iter(range(5))
+        numbers = iter(range(6))
         source = b.buffer(next(numbers))
         weight = b.buffer(next(numbers)) if self.kind != "none" else None
         out = b.buffer(next(numbers))
@@ -168,6 +170,7 @@ class NormKernel(Kernel):
             if self.gather:
                 row = b.convert("arith.extui", b.load(b.buffer(next(numbers)), item * 4, I32), "i64")
             scalar = b.broadcast(b.load(b.buffer(next(numbers)), 0, F32)) if self.scalar else None
+            floats = b.buffer(next(numbers)) if self.with_floats else None
             store = self._store(b, context.dtypes, out, item, scratch, scalar)
             x = b.address(source, row * (round_up(self.row_columns or self.width, BLOCK) * 4))
             center = b.broadcast(self._sum(b, x, None) / float(self.width)) if self.kind == "layer" else None
@@ -181,6 +184,9 @@ class NormKernel(Kernel):
                 if bias is not None:
                     value = value + b.load(bias, at, VF32, 64)
                 store(part.index, at, value)
+                if floats is not None:
+                    place = packed_offset(context.dtypes, self.width, item, part.index * 16)
+                    store_activation(b, context.dtypes, value, floats, place)
             if self.quantized is not None and scratch is not None:
                 _store_quantized(
                     b, self.quantized, self.width, out, item, lambda part: b.load(scratch, part * 64, VF32, 64)

@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from quire.kernels.activations import FixedActivation, Xielu
+from quire.kernels.adapted import AdaptedExperts, AdaptedProduct, most_ranks
+from quire.kernels.emit.adapters import ENTRY_BYTES as ADAPTER_BYTES
+from quire.kernels.emit.expert_adapters import ExpertShrinkKernel
 from quire.kernels.emit.experts import (
     ENTRY_BYTES,
     CombineKernel,
@@ -80,10 +83,11 @@ class _ExpertsLowering:
         x = self._scatter(read, gates, groups)
         inner = self._activations("expert_intermediate", first.up.outputs)
         name, epilogue = ("expert_act", "activation") if first.gate is None else ("expert_gate", "gate")
-        self._gemm(name, x, gates, inner.buffer, groups, epilogue, activation)
+        self._gemm(name, x, gates, inner.buffer, groups, epilogue, activation, self._shrink(read, gates, groups))
         downs = [self._down(expert) for expert in self._operation.experts]
         outputs = self._plan.buffer("expert_outputs", self._grouped_rows * round_up(width, BLOCK) * 4)
-        self._gemm("expert_down", self._quantized(inner, downs, groups), downs, outputs, groups, "store", "")
+        adapted = self._shrink(inner, downs, groups, grouped=True)
+        self._gemm("expert_down", self._quantized(inner, downs, groups), downs, outputs, groups, "store", "", adapted)
         operands = [outputs, groups.slots, groups.weights, sums.out]
         shared = self._shared(normed)
         combine = CombineKernel("combine", width, self._top_k, sums.scale, sums.add, bool(shared))
@@ -189,9 +193,9 @@ class _ExpertsLowering:
 
     def _gemm(
         self, name: str, x: PackedActivations, linears: list[FusedLinear], out: Buffer, groups: _Groups, epilogue: str,
-        activation: FixedActivation,
+        activation: FixedActivation, adapted: AdaptedExperts | None,
     ) -> None:  # fmt: skip
-        """Lower the products of grouped rows with linear layers, one for each expert."""
+        """Lower the products of grouped rows with linear layers, one for each expert, which may be `adapted`."""
         plan, first = self._plan, linears[0]
         matrices = [self._lowering.matrix(linear, x.columns) for linear in linears]
         n = matrices[0].n
@@ -207,14 +211,43 @@ class _ExpertsLowering:
         has_bias = bool(first.layers[0].bias)
         if has_bias:
             operands.append(Vectors(tuple(linear.biases for linear in linears)))
+        operands.append(groups.entries)
+        if adapted is not None:
+            operands += [self._entry_numbers, adapted.table, adapted.products[0].short]
         kernel = ExpertGemmKernel(
             name, x.columns, n, epilogue, has_bias, activation, quantized=quantized, experts=self._count,
-            top_k=self._top_k,
+            top_k=self._top_k, adapter_tiles=0 if adapted is None else adapted.products[0].tiles,
         )  # fmt: skip
         plan.add(
-            kernel, [*operands, groups.entries], "tokens", rows_per_item=plan.context.rows_per_item, repeats=blocks,
+            kernel, operands, "tokens", rows_per_item=plan.context.rows_per_item, repeats=blocks,
             copies=self._top_k, groups=self._count,
         )  # fmt: skip
+
+    @property
+    def _entry_numbers(self) -> Buffer:
+        """The numbers of entries of grouped rows in a table of adapters."""
+        return self._plan.buffer("expert_adapters", self._grouped_rows * 4)
+
+    def _shrink(
+        self, x: PackedActivations, linears: list[FusedLinear], groups: _Groups, *, grouped: bool = False
+    ) -> AdaptedExperts | None:
+        """Lower the first half of what adapters change of the experts' layers, which read tokens or `grouped` rows."""
+        plan, limits = self._plan, self._plan.limits
+        if not limits.max_loras:
+            return None
+        tiles = -(-len(linears[0].layers) * most_ranks(limits.max_lora_rank) // TILE_ROWS)
+        short = plan.buffer("expert_adapter_ranks", self._grouped_rows * tiles * TILE_ROWS * 4)
+        table = plan.adapter_table(self._count * ADAPTER_BYTES)
+        matrices = (self._lowering.matrix(linear, x.columns) for linear in linears)
+        products = tuple(AdaptedProduct(table, short, matrix, tiles) for matrix in matrices)
+        plan.adapted.append(adapted := AdaptedExperts(table, products))
+        kernel = ExpertShrinkKernel(
+            "expert_shrink", x.columns, tiles, experts=self._count, top_k=self._top_k, grouped=grouped
+        )
+        of_tokens = Buffer("row_adapters", input=True)
+        operands = [x.floats, of_tokens, groups.numbers, groups.slots, self._entry_numbers, table, short]
+        plan.add(kernel, operands, "tokens", repeats=tiles * self._top_k)
+        return adapted
 
     def _shared(self, x: PackedActivations) -> list[Operand]:
         """Lower a shared expert with a gate; return its outputs and those of the gate."""

@@ -7,8 +7,6 @@ alike, so that both give the same bits.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from quire.kernels.emit.attention import AttentionKernel
 from quire.kernels.emit.head_linear import HeadLinearKernel
 from quire.kernels.emit.latent_heads import LatentHeadsKernel
@@ -16,7 +14,7 @@ from quire.kernels.emit.layout import BLOCK, TILE_ROWS, round_up
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import LatentAttention, Linear, Norm
 from quire.kernels.lowering.attention import AttentionLowering
-from quire.kernels.lowering.fused import FusedLinear, norm_kernel
+from quire.kernels.lowering.fused import FusedLinear
 from quire.kernels.operands import Buffer, KvLayer, Matrix, MatrixPart, PackedActivations, RopeTable, Vector
 
 
@@ -76,9 +74,8 @@ class _LatentLowering:
         if operation.compress is None:
             return
         width, expand = operation.compress.outputs, FusedLinear((operation.query,))
-        x = lowering.activations("compressed_queries", width, lowering.common_format((expand,), width))
-        kernel, operands = norm_kernel("norm", operation.query_norm, width, projected, x.buffer)
-        self._plan.add(replace(kernel, quantized=x.quantized, row_columns=columns), operands, "tokens")
+        queries = "compressed_queries"
+        x = lowering.norm(projected, operation.query_norm, expand, width=width, name=queries, row_columns=columns)
         lowering.gemm("linear", x, expand, out)
 
     def _keys(self) -> Matrix:

@@ -76,27 +76,32 @@ class LinearLowering:
         return PackedActivations(self.plan.buffer(name, size), columns, quantized)
 
     def norm(
-        self, hidden: Buffer, norm: Norm | None, *consumers: FusedLinear, width: int | None = None
-    ) -> PackedActivations:
+        self, hidden: Buffer, norm: Norm | None, *consumers: FusedLinear, width: int | None = None,
+        name: str = "normed", row_columns: int = 0,
+    ) -> PackedActivations:  # fmt: skip
         """Lower a norm of rows as wide as the hidden states, or `width`, in the format that its consumers read.
 
         If that is not the same for all, they convert it. A norm of the head gathers the rows whose logits are needed.
+        Where rows may have adapters, these read floats. Rows of `hidden` have `row_columns` columns, by default as many
+        as the norm.
         """
         width, dim = width or self.plan.hidden_size, consumers[0].dim
-        out = self.activations("normed", width, self.common_format(consumers, width))
+        out = self.activations(name, width, self._common_format(consumers, width))
         kernel, operands = norm_kernel("norm", norm, width, hidden, out.buffer)
-        kernel = replace(kernel, gather=consumers[0].head, quantized=out.quantized)
+        kernel = replace(kernel, gather=consumers[0].head, quantized=out.quantized, row_columns=row_columns)
         if consumers[0].head:
             operands.append(Buffer("logit_rows", input=True))
+        if out.quantized is not None and self.plan.limits.max_loras:
+            floats = self.activations(f"{name}_floats", width).buffer
+            kernel, operands = replace(kernel, with_floats=True), [*operands, floats]
+            out = replace(out, unquantized=floats)
         self.plan.add(kernel, operands, dim)
         return out
 
-    def common_format(self, consumers: Sequence[FusedLinear], width: int) -> QuantizedFormat | None:
+    def _common_format(self, consumers: Sequence[FusedLinear], width: int) -> QuantizedFormat | None:
         """Return a format whose activations all consumers read, in order; None if there is none."""
         formats = [self.format_of(linear, width) for linear in consumers]
         if any(self.quantization.order_of(linear.layers, width) is not None for linear in consumers):
-            return None
-        if self.plan.limits.max_loras:  # whose adapters read floats
             return None
         groups = {None if form is None else (form.activation_group, form.rotated) for form in formats}
         return formats[0] if len(groups) == 1 else None
@@ -209,17 +214,15 @@ class LinearLowering:
     def _shrink(self, x: PackedActivations, linear: FusedLinear, matrix: Matrix) -> AdaptedProduct | None:
         """Lower the first half of what adapters change of layers, if they may; return what the product reads then."""
         limits = self.plan.limits
-        if not limits.max_loras or linear.place == "router":
+        if not limits.max_loras:
             return None
-        if x.quantized is not None:
-            raise ModelError(f"{linear.layers[0].weight} reads quantized activations, and adapters read floats")
         tiles = -(-len(linear.layers) * most_ranks(limits.max_lora_rank) // TILE_ROWS)
         short = self.plan.buffer("adapter_ranks", limits.max_num_batched_tokens * tiles * TILE_ROWS * 4)
         table, biases = self.plan.adapter_table(ENTRY_BYTES), linear.biases if linear.layers[0].bias else None
         product = AdaptedProduct(table, short, matrix, tiles, biases, linear.head)
         self.plan.adapted.append(product)
         kernel = ShrinkKernel("adapter_shrink", x.columns, tiles, linear.head)
-        self.plan.add(kernel, [x.buffer, *row_adapters(linear), table, short], linear.dim, repeats=tiles)
+        self.plan.add(kernel, [x.floats, *row_adapters(linear), table, short], linear.dim, repeats=tiles)
         return product
 
     def widen(self, x: PackedActivations, operation: FeedForward) -> PackedActivations:

@@ -36,12 +36,12 @@ def _own_columns(
 ) -> None:  # fmt: skip
     """Lower the logits of rows whose adapters have columns of the head of their own."""
     matrix = product.matrix
-    padded = plan.buffers[x.buffer.name].bytes + (TILE_ROWS - 1) * BLOCK * plan.dtypes.activation_bytes
-    plan.buffer(x.buffer.name, padded)
+    padded = plan.buffers[x.floats.name].bytes + (TILE_ROWS - 1) * BLOCK * plan.dtypes.activation_bytes
+    plan.buffer(x.floats.name, padded)
     table = plan.adapter_table(OWN_COLUMNS_BYTES)
     plan.adapted.append(AdaptedColumns(table, head.layers[0].weight, matrix.n, matrix.k))
     biases = [] if product.biases is None else [product.biases]
-    operands = [x.buffer, logits, *biases, *row_adapters(head), product.table, product.short, table]
+    operands = [x.floats, logits, *biases, *row_adapters(head), product.table, product.short, table]
     kernel = OwnColumnsKernel(
         "own_columns", matrix.k, matrix.n, bias=bool(biases), dim=head.dim, scale=epilogue.scale,
         softcap=epilogue.softcap, adapter_tiles=product.tiles, rows=LOGIT_ROWS_AT_ONCE,

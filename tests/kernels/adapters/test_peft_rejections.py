@@ -54,7 +54,6 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"arrow_config": {"top_k": 3}}, "routing between adapters (Arrow) is not supported"),
     ({"kasa_config": {"beta": 1}}, "it changes the weights of the base model (KaSA)"),
     ({"monteclora_config": {"x": 1}}, "random adapters (MonteCLoRA) are not supported"),
-    ({"target_parameters": ["mlp.experts.down_proj"]}, "adapters of parameters, such as stacked experts"),
     ({"ensure_weight_tying": True}, "tied adapters are not supported; train with it false"),
     ({"enable_lora": [True, False]}, "this form of peft 0.2 is not supported"),
     ({"of_next_year": 3}, "of_next_year is 3; this field is not known; remove it if it changes nothing"),
