@@ -2,8 +2,8 @@
 
 Steps of a batch without adapters, with one adapter for all rows, and with one for each row, and of a single stream with
 and without one, beside the same steps of a model that was loaded without adapters. The adapters are random, and change
-all layers that can be changed. The kinds of steps take turns, since the load of a shared machine changes by the
-second; compare ratios.
+all linear layers. With `--whole-heads N` the last N of them have a head of their own too. The kinds of steps take
+turns, since the load of a shared machine changes by the second; compare ratios.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from quire.kernels.adapted import products_of
+from quire.kernels.adapted import HEAD, products_of
 from quire.kernels.adapters.adapter import Adapter, LowRank
 from quire.kernels.adapters.packing import pack_adapter
 from quire.kernels.adapters.shapes import linear_shapes
@@ -34,7 +34,9 @@ def tensor(values: np.ndarray) -> Tensor:
     return Tensor("", "f32", values.shape, np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8))
 
 
-def random_adapter(plan: ModelPlan, shapes: dict[str, tuple[int, int]], rank: int, seed: int) -> Adapter:
+def random_adapter(
+    plan: ModelPlan, shapes: dict[str, tuple[int, int]], rank: int, seed: int, *, has_head: bool = False
+) -> Adapter:
     """Return an adapter of this rank that changes all linear layers that adapters can change."""
     rng = np.random.default_rng(seed)
     names = {name for product in products_of(plan.adapted) for name in product.layers}
@@ -43,7 +45,8 @@ def random_adapter(plan: ModelPlan, shapes: dict[str, tuple[int, int]], rank: in
         outputs, inputs = shapes[name]
         a, b = rng.standard_normal((rank, inputs)), rng.standard_normal((outputs, rank))
         layers[name] = LowRank(tensor(a * 0.01), tensor(b * 0.01), 1.0)
-    return Adapter(layers)
+    heads = {HEAD: tensor(rng.standard_normal(shapes[HEAD], np.float32) * 0.02)} if has_head else {}
+    return Adapter(layers, replaced=heads)
 
 
 class Decode:
@@ -80,6 +83,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32, help="sequences of a batch (default 32)")
     parser.add_argument("--ranks", default="8,16,32,64", help="ranks of the batch's adapters in turn (8,16,32,64)")
     parser.add_argument("--context", type=int, default=64, help="tokens of each prompt (default 64)")
+    parser.add_argument("--whole-heads", type=int, default=0, help="adapters with a head of their own (default none)")
     parser.add_argument("--steps", type=int, default=40, help="steps of each kind (default 40)")
     given = parser.parse_args()
     ranks = [int(rank) for rank in given.ranks.split(",")]
@@ -93,7 +97,8 @@ def main() -> None:
     runner = load_model(options)
     num_bytes = []
     for number in range(given.batch):
-        adapter = random_adapter(plan, shapes, ranks[number % len(ranks)], number)
+        has_head = number >= given.batch - given.whole_heads
+        adapter = random_adapter(plan, shapes, ranks[number % len(ranks)], number, has_head=has_head)
         packed = pack_adapter(plan.adapted, adapter, plan.dtypes, checkpoint)
         runner.set_adapter(number + 1, packed)
         num_bytes.append(packed.memory.nbytes)
@@ -109,6 +114,10 @@ def main() -> None:
         "stream, base": Decode(runner, [0], given.context, steps),
         f"stream, adapter of rank {ranks[one - 1]}": Decode(runner, [one], given.context, steps),
     }
+    if given.whole_heads:
+        last = given.batch
+        kinds["stream, adapter with a head"] = Decode(runner, [last], given.context, steps)
+        kinds["batch, one adapter with a head"] = Decode(runner, [last] * given.batch, given.context, steps)
     for _ in range(steps):
         for decode in kinds.values():
             decode.step()

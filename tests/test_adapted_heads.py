@@ -99,3 +99,38 @@ def test_log_probabilities_of_prompts_are_those_of_peft(client: Client, folders:
         client.ask(f"prompt {kind}", prompt(9), str(folder), prompt_logprobs=0)
         _, _, found = scored(client, f"prompt {kind}")
         assert found == pytest.approx(adapter_answers.scores(made, prompt(9)), abs=1e-3), kind
+
+
+FORMATS = [
+    ["--dtype", "float32"],
+    ["--dtype", "bfloat16"],
+    ["--quantization", "int8", "--kv-cache-dtype", "int8"],
+    ["--quantization", "int4"],
+]
+STEPS = [
+    ["--max-num-batched-tokens", "33", "--threads", "1"],
+    ["--speculative-config", '{"method": "ngram", "adaptive": false}'],
+    ["--num-pages", "14", "--max-loras", "2"],
+]
+"""Chunks, drafts, preemptions, and adapters that wait for one another."""
+
+
+@pytest.mark.parametrize("flags", FORMATS, ids=lambda flags: flags[1])
+@pytest.mark.parametrize("name", ["llama-tied-llama3", "llama-biases-linear"])
+def test_bits_do_not_depend_on_the_others(name: str, flags: list[str], checkpoints: Path, tmp_path: Path) -> None:
+    chosen = ["tokens", "whole-head", "embedding"] if "tied" in name else ["head", "biases", "whole-embedding"]
+    for kind in chosen:
+        adapter_answers.make_adapter(checkpoints / name, tmp_path / kind, **KINDS[kind])
+    modules = flags_of(*(tmp_path / kind for kind in chosen))
+    cases = [(seed, adapter) for seed in range(3) for adapter in ("", *(str(tmp_path / kind) for kind in chosen))]
+    expected = []
+    with EngineUnderTest(checkpoints / name, *flags, *modules) as engine, Client(engine.address) as client:
+        for number, (seed, adapter) in enumerate(cases):
+            client.ask(f"{number}", prompt(seed, 40), adapter)
+            expected.append(client.answer(f"{number}"))
+    assert len({tuple(tokens) for tokens, _ in expected}) == len(cases)
+    for steps in STEPS:
+        with EngineUnderTest(checkpoints / name, *flags, *modules, *steps) as engine, Client(engine.address) as client:
+            for number, (seed, adapter) in enumerate(cases):
+                client.ask(f"{number}", prompt(seed, 40), adapter)
+            assert [client.answer(f"{number}") for number in range(len(cases))] == expected, steps

@@ -229,9 +229,14 @@ def write_gguf(folder: Path, path: Path, heads: dict[str, int]) -> Path:
     writer.add_string("general.type", "adapter")
     writer.add_string("adapter.type", "lora")
     writer.add_float32("adapter.lora.alpha", 16.0)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 8)
     for name, tensor in load_file(folder / "adapter_model.safetensors").items():
+        if ".lora_" not in name:
+            continue  # whole tensors, as in the base
         module, half = name.removeprefix("base_model.model.").removesuffix(".weight").rsplit(".lora_", 1)
+        if half.startswith("embedding_"):
+            half = half[-1]
+            tensor = tensor.T if half == "A" else tensor
         count = heads.get(module.rsplit(".", 1)[-1], 0) if half == "B" else 0
         if count:  # of q and k, whose rows the conversion permutes
             tensor = tensor.reshape(count, 2, -1, tensor.shape[1]).swapaxes(1, 2).reshape(tensor.shape)
@@ -244,17 +249,19 @@ def write_gguf(folder: Path, path: Path, heads: dict[str, int]) -> Path:
     return path
 
 
+@pytest.mark.parametrize("name", ["llama-tied-llama3", "llama-biases-linear"])
+@pytest.mark.parametrize("modules", ["all-linear", ["embed_tokens", "lm_head", "k_proj"]], ids=["layers", "head"])
 def test_a_gguf_file_answers_as_the_folder_that_it_was_made_of(
-    checkpoints: Path, folders: dict[str, tuple[Path, Any]], tmp_path: Path
+    modules: Any, name: str, checkpoints: Path, tmp_path: Path
 ) -> None:
-    model, (folder, made) = checkpoints / "llama-tied-llama3", folders["plain"]
+    made = make_adapter(checkpoints / name, tmp_path / "folder", target_modules=modules, r=5, lora_alpha=16)
     heads = {"q_proj": made.config.num_attention_heads, "k_proj": made.config.num_key_value_heads}
-    file = write_gguf(folder, tmp_path / "adapter.gguf", heads)
-    flags = ["--dtype", "float32", *flags_of(folder, file)]
-    with EngineUnderTest(model, *flags) as engine, Client(engine.address) as client:
-        for adapter in (folder, file):
+    file = write_gguf(tmp_path / "folder", tmp_path / "adapter.gguf", heads)
+    flags = ["--dtype", "float32", *flags_of(tmp_path / "folder", file)]
+    with EngineUnderTest(checkpoints / name, *flags) as engine, Client(engine.address) as client:
+        for adapter in (tmp_path / "folder", file):
             client.ask(adapter.name, prompt(5), str(adapter))
-        assert client.answer(file.name) == client.answer(folder.name)
+        assert client.answer(file.name) == client.answer("folder")
         client.ask("base", prompt(5))
         assert client.answer("base") != client.answer(file.name)
 

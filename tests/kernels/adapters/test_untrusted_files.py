@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,43 @@ def test_whole_tensors_are_compared_with_those_of_the_base_and_left_out(counted:
     with pytest.raises(ModelError, match=f"modules_to_save replaces {EMBEDDING}.weight of the base model by {PREFIX}"):
         read_adapter(folder, SHAPES, max_rank=8, others=OTHERS | shapes, changeable=limits)
     assert counted.read < 1_100_000
+
+
+def test_whole_tensors_are_compared_by_their_values(tmp_path: Path) -> None:
+    """Whatever dtype they have, and a tied head with the embedding."""
+    base = base_arrays() | {f"{EMBEDDING}.weight": np.float16(base_arrays()[f"{EMBEDDING}.weight"])}
+    base[f"{HEAD}.weight"] = np.zeros((10, 8), np.float32)
+    own = base[f"{EMBEDDING}.weight"].astype(np.float32)
+    limits = replace(changeable(tmp_path / "base", base), tied=f"{EMBEDDING}.weight")
+    given_ = tensors() | {f"{PREFIX}{EMBEDDING}.weight": own, f"{PREFIX}{HEAD}.weight": own.copy()}
+    folder = write_adapter(tmp_path / "adapter", given_)
+    assert not read_adapter(folder, SHAPES, max_rank=8, others=OTHERS, changeable=limits).replaced
+    own[-1, -1] = np.nextafter(own[-1, -1], np.float32(9))
+    write_adapter(folder, given_)
+    with pytest.raises(ModelError, match=f"modules_to_save replaces {EMBEDDING}.weight of the base model"):
+        read_adapter(folder, SHAPES, max_rank=8, others=OTHERS, changeable=limits)
+
+
+@pytest.mark.parametrize("free", [639, 640])
+def test_whole_tensors_are_read_if_there_is_memory_for_them(free: int, counted: Bytes, tmp_path: Path) -> None:
+    """As they are in the file, and once they are packed."""
+    base = base_arrays()
+    rows = frozenset({f"{EMBEDDING}.weight", f"{HEAD}.weight"})
+    limits = replace(changeable(tmp_path / "base", base), rows=rows, free_bytes=lambda: free)
+    whole = {
+        f"{PREFIX}{EMBEDDING}.weight": base[f"{EMBEDDING}.weight"],
+        f"{PREFIX}{HEAD}.weight": np.ones((10, 8), np.float32),
+    }
+    folder = write_adapter(tmp_path / "adapter", tensors() | whole)
+    if free == 640:
+        adapter = read_adapter(folder, SHAPES, max_rank=8, others=OTHERS, changeable=limits)
+        assert adapter.replaced.keys() == {f"{HEAD}.weight"}
+        return
+    with pytest.raises(ModelError) as error:
+        read_adapter(folder, SHAPES, max_rank=8, others=OTHERS, changeable=limits)
+    assert f"{PREFIX}{HEAD}.weight and other whole tensors take 640 bytes of memory, and 639 are free" in str(
+        error.value
+    )
 
 
 OF_EMBEDDING = {
