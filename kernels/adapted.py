@@ -35,13 +35,14 @@ class Adapted(ABC):
 
 @dataclass(frozen=True)
 class AdaptedProduct(Adapted):
-    """A product that adapters may change: short vectors of `tiles` tiles of 16 ranks, and the base's `biases`."""
+    """A product that adapters may change: short vectors of `tiles` tiles of 16 ranks, the base's `biases`, and of the
+    head the table of columns that adapters have of their own."""
 
     short: Buffer
     matrix: Matrix
     tiles: int
     biases: Vector | None = None
-    is_head: bool = False
+    own_columns: Buffer | None = None
 
     @property
     def entry_bytes(self) -> int:
@@ -51,7 +52,7 @@ class AdaptedProduct(Adapted):
     @property
     def layers(self) -> Mapping[str, MatrixPart]:
         """The layers of the product, by the names that adapters have for their weights."""
-        return {HEAD if self.is_head else part.tensor: part for part in self.matrix.parts}
+        return {part.tensor if self.own_columns is None else HEAD: part for part in self.matrix.parts}
 
 
 @dataclass(frozen=True)

@@ -47,11 +47,11 @@ class OwnRows:
         return rows
 
 
-def _pieces(tokens: list[int], width: int, multiple: int = 1) -> Iterator[tuple[int, list[int]]]:
-    """Yield parts of a list of tokens, each with its place, whose rows are packed at once."""
-    size = max(multiple, _PIECE // width // multiple * multiple)
-    for start in range(0, len(tokens), size):
-        yield start, tokens[start : start + size]
+def _pieces(numbers: list[int], elements: int) -> Iterator[tuple[int, list[int]]]:
+    """Yield parts of a list of tokens or blocks of so many elements each, with their place, that are packed at once."""
+    size = max(1, _PIECE // elements)
+    for start in range(0, len(numbers), size):
+        yield start, numbers[start : start + size]
 
 
 class EmbeddingPacking:
@@ -122,7 +122,7 @@ class ColumnsPacking:
 
     def finish(self, base: int) -> None:
         """Replace offsets by addresses, in memory that begins at the address `base`."""
-        relocate(self._entry, base)
+        relocate(self._entry[:1], base)
         relocate(self._addresses, base)
 
     def _add(self, memory: AdapterMemory) -> None:
@@ -146,4 +146,4 @@ class ColumnsPacking:
                 part[:, MASK_BYTES:] = blocks(rows, self._dtypes).reshape(len(some), -1).view(np.uint8)
 
         self._addresses[numbers] = memory.reserve(len(numbers) * size, fill) + size * np.arange(len(numbers))
-        self._entry[0] = memory.add(self._addresses)
+        self._entry[:] = memory.add(self._addresses), len(tokens) == self._columns.vocabulary

@@ -129,11 +129,15 @@ class GemmKernel(Kernel):
             def sink(row: Value, values: Sequence[Value]) -> None:
                 self._finish(b, context.dtypes, output, first + row, column_block, values)
 
-            count = (rows - first).min(size)
+            count = self._count(b, first, (rows - first).min(size))
             if adapters is not None:
                 adapters.prefetch(b, context.dtypes, first, count, column_block)
             self._multiply(b, context, x, w, GemmItem(first // TILE_ROWS, count, column_block), sink)
         return b.text()
+
+    def _count(self, b: Builder, first: Value, count: Value) -> Value:
+        """Return how many of `count` rows from number `first` on are computed: all or none."""
+        return count
 
     def _adapters(self, b: Builder, number: int) -> AdapterOperands:
         """Return what adapters of rows read, in the buffers from that number on."""

@@ -11,8 +11,9 @@ from quire.kernels.emit.context import EmitContext
 from quire.kernels.emit.gemm import GemmItem, GemmKernel, GemmOutput
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, round_up
 
-OWN_COLUMNS_BYTES = 8
-"""Bytes of an adapter in a table: the i64 address of the i64 addresses of its blocks of 32 columns; 0: it has none.
+OWN_COLUMNS_BYTES = 16
+"""Bytes of an adapter in a table: the i64 address of the i64 addresses of its blocks of 32 columns, 0 if it has none,
+and whether it has all columns, i64 0 or 1.
 
 Blocks that are the base's have the address 0."""
 
@@ -20,6 +21,18 @@ MASK_BYTES = 4 * BLOCK
 """Bytes before the packed weights of a block: its mask, i32 [32], which is 0 for columns that are the base's."""
 
 BLOCKS_PER_ITEM = 16
+
+
+@dataclass(frozen=True)
+class HeadKernel(GemmKernel):
+    """The GEMM of a head whose rows may have adapters, which leaves out work items of rows that have all columns of
+    their own. The last buffer is the table of own columns."""
+
+    def _count(self, b: Builder, first: Value, count: Value) -> Value:
+        own = _OwnColumns(b, b.buffer(7 + self.bias), self._adapters(b, 3 + self.bias).rows)
+        with b.loop(first, first + count, state=[b.index(0)]) as row:
+            row.carry(row.state[0] + own.of(row.index, offset=8))
+        return b.select(b.compare("eq", row.results[0], count), b.index(0), count)
 
 
 @dataclass(frozen=True)
@@ -77,9 +90,9 @@ class _OwnColumns:
     table: Value
     rows: RowAdapters
 
-    def of(self, row: Value, kind: str = I64) -> Value:
-        """Return the address of a row's own columns."""
-        return self.b.load(self.table, self.rows.number(self.b, row) * OWN_COLUMNS_BYTES, kind)
+    def of(self, row: Value, kind: str = I64, offset: int = 0) -> Value:
+        """Return the address of a row's own columns, or what else is in its entry."""
+        return self.b.load(self.table, self.rows.number(self.b, row) * OWN_COLUMNS_BYTES + offset, kind)
 
     def store_runs(self, count: Value, runs: Value) -> Value:
         """Store how many rows from each on, in its panel, have the same columns of their own; 0 for a row that has

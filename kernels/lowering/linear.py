@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from quire.kernels.activations import ClampedSwiglu, FixedActivation, Xielu
-from quire.kernels.adapted import AdaptedProduct, most_ranks
+from quire.kernels.adapted import AdaptedColumns, AdaptedProduct, most_ranks
 from quire.kernels.emit.adapters import ENTRY_BYTES, ShrinkKernel
 from quire.kernels.emit.gemm import XIELU, GemmKernel
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, QuantizedFormat, round_up
+from quire.kernels.emit.own_columns import OWN_COLUMNS_BYTES, HeadKernel
 from quire.kernels.emit.rows import QuantizeKernel
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import FeedForward, Norm
@@ -199,9 +200,12 @@ class LinearLowering:
             operands.append(epilogue.factors)
         if epilogue.parameters is not None:
             operands.append(epilogue.parameters)
+        own_columns = None if adapters is None else adapters.own_columns
         if adapters is not None:
             operands += [*row_adapters(linear), adapters.table, adapters.short]
-        kernel = GemmKernel(
+        if own_columns is not None:
+            operands.append(own_columns)
+        kernel = (GemmKernel if own_columns is None else HeadKernel)(
             name, matrix.k, matrix.n, epilogue.kind, bool(layers[0].bias), epilogue.activation, linear.dim,
             matrix.quantized, epilogue.scale, epilogue.softcap, epilogue.out_columns, epilogue.first,
             0 if adapters is None else adapters.tiles,
@@ -218,12 +222,19 @@ class LinearLowering:
             return None
         tiles = -(-len(linear.layers) * most_ranks(limits.max_lora_rank) // TILE_ROWS)
         short = self.plan.buffer("adapter_ranks", limits.max_num_batched_tokens * tiles * TILE_ROWS * 4)
+        columns = self._own_columns(linear, matrix) if linear.head else None
         table, biases = self.plan.adapter_table(ENTRY_BYTES), linear.biases if linear.layers[0].bias else None
-        product = AdaptedProduct(table, short, matrix, tiles, biases, linear.head)
+        product = AdaptedProduct(table, short, matrix, tiles, biases, columns)
         self.plan.adapted.append(product)
         kernel = ShrinkKernel("adapter_shrink", x.columns, tiles, linear.head)
         self.plan.add(kernel, [x.floats, *row_adapters(linear), table, short], linear.dim, repeats=tiles)
         return product
+
+    def _own_columns(self, head: FusedLinear, matrix: Matrix) -> Buffer:
+        """Return the table of columns that adapters have of the head."""
+        table = self.plan.adapter_table(OWN_COLUMNS_BYTES)
+        self.plan.adapted.append(AdaptedColumns(table, head.layers[0].weight, matrix.n, matrix.k))
+        return table
 
     def widen(self, x: PackedActivations, operation: FeedForward) -> PackedActivations:
         """Lower a feed-forward layer but for its last linear layer, whose input is returned.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from quire.kernels.adapted import AdaptedColumns, AdaptedProduct
+from quire.kernels.adapted import AdaptedProduct
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, round_up
-from quire.kernels.emit.own_columns import BLOCKS_PER_ITEM, OWN_COLUMNS_BYTES, OwnColumnsKernel
+from quire.kernels.emit.own_columns import BLOCKS_PER_ITEM, OwnColumnsKernel
 from quire.kernels.emit.rows import SpreadKernel
 from quire.kernels.graph.operations import Logits
 from quire.kernels.lowering.fused import FusedLinear
@@ -35,11 +35,10 @@ def _own_columns(
     epilogue: Epilogue,
 ) -> None:  # fmt: skip
     """Lower the logits of rows whose adapters have columns of the head of their own."""
-    matrix = product.matrix
+    matrix, table = product.matrix, product.own_columns
+    assert table is not None
     padded = plan.buffers[x.floats.name].bytes + (TILE_ROWS - 1) * BLOCK * plan.dtypes.activation_bytes
     plan.buffer(x.floats.name, padded)
-    table = plan.adapter_table(OWN_COLUMNS_BYTES)
-    plan.adapted.append(AdaptedColumns(table, head.layers[0].weight, matrix.n, matrix.k))
     biases = [] if product.biases is None else [product.biases]
     operands = [x.floats, logits, *biases, *row_adapters(head), product.table, product.short, table]
     kernel = OwnColumnsKernel(

@@ -62,6 +62,16 @@ def test_every_format_compiles(demo_model: Path, formats: dict[str, str], archit
     check(compiled(LoadOptions(str(demo_model), device=f"cuda:{architecture}", **formats)), architecture)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["qwen3-moe", "gemma3-window100"])
+def test_kernels_of_adapters_compile(name: str, checkpoints: Path) -> None:
+    options = LoadOptions(
+        str(checkpoints / name), dtype="bfloat16", device="cuda:sm_90", quantization="int8", max_loras=2
+    )
+    kernels = compiled(options)
+    assert {"OwnColumnsKernel", "HeadKernel", "ShrinkKernel"} <= {type(kernel).__name__ for kernel, _ in kernels}
+    check(kernels, "sm_90")
+
+
 def test_a_second_start_compiles_nothing(demo_model: Path, tmp_path: Path) -> None:
     plan, _ = describe(LoadOptions(str(demo_model), device="cuda:sm_90"))
     kernel = next(kernel for kernel in plan.kernels if isinstance(kernel, NormKernel))
