@@ -25,10 +25,10 @@ import numpy.typing as npt
 from quire.kernels._native import Plan
 from quire.kernels.assembly import Assembly, Progress, open_runner
 from quire.kernels.emit.context import EmitContext
+from quire.kernels.emit.embedding import EmbeddingKernel
 from quire.kernels.emit.experts import ExpertGemmKernel
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, Dtypes, round_up
-from quire.kernels.emit.rows import EmbeddingKernel
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import Graph
 from quire.kernels.lowering.experts import SLOTS

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from quire.kernels._native import MAX_KV_SPLITS, step_input_bytes
 from quire.kernels.emit.attention import BLOCK_TOKENS, AttentionKernel
+from quire.kernels.emit.embedding import EmbeddingKernel
 from quire.kernels.emit.experts import ExpertGemmKernel
-from quire.kernels.emit.rows import EmbeddingKernel
 from quire.kernels.operands import (
     ArrayWeight,
     Buffer,

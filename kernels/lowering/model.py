@@ -15,9 +15,9 @@ from quire.kernels.adapted import AdaptedEmbedding
 from quire.kernels.emit.adapted_rows import EMBEDDING_ENTRY_BYTES
 from quire.kernels.emit.attention import AttentionKernel
 from quire.kernels.emit.context import EmitContext
+from quire.kernels.emit.embedding import EmbeddingKernel
 from quire.kernels.emit.gates import GateKernel
 from quire.kernels.emit.kv import SplitHeadsKernel
-from quire.kernels.emit.rows import EmbeddingKernel
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import (
     Attention,

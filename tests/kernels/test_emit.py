@@ -24,9 +24,10 @@ from kernel_calls import (
 
 from quire.kernels.activations import ACTIVATIONS
 from quire.kernels.devices.instruction_sets import available_isas
+from quire.kernels.emit.embedding import EmbeddingKernel
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.layout import PAIRED, Dtypes
-from quire.kernels.emit.rows import EmbeddingKernel, NormKernel
+from quire.kernels.emit.rows import NormKernel
 
 erf = np.vectorize(math.erf)
 

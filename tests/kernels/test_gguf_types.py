@@ -14,9 +14,9 @@ from kernel_calls import Array, CompiledKernel, aligned, context_of, pack_quanti
 
 from quire.kernels._native import CpuDevice, GgufMatrix, QuantizedWeights, ThreadPool
 from quire.kernels.devices.instruction_sets import available_isas
+from quire.kernels.emit.embedding import EmbeddingKernel
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.layout import Dtypes, QuantizedFormat
-from quire.kernels.emit.rows import EmbeddingKernel
 from quire.kernels.weights.quantized.gguf import TYPES
 
 DTYPES = Dtypes("bf16", "bf16", "f32")

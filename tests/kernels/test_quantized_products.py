@@ -23,9 +23,10 @@ from kernel_calls import (
 
 from quire.kernels._native import CpuDevice, MatrixView, QuantizedWeights, ThreadPool
 from quire.kernels.devices.instruction_sets import available_isas
+from quire.kernels.emit.embedding import EmbeddingKernel
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.layout import PAIRED, Dtypes, QuantizedFormat
-from quire.kernels.emit.rows import EmbeddingKernel, NormKernel, QuantizeKernel
+from quire.kernels.emit.rows import NormKernel, QuantizeKernel
 
 DTYPES = Dtypes("bf16", "bf16", "f32")
 ISAS = [isa for isa in available_isas() if isa != "amx"]

@@ -12,9 +12,9 @@ import pytest
 
 from quire.kernels._native import SamplingConfig
 from quire.kernels.devices.instruction_sets import available_isas
+from quire.kernels.emit.embedding import EmbeddingKernel
 from quire.kernels.emit.experts import ExpertGemmKernel
 from quire.kernels.emit.gemm import GemmKernel
-from quire.kernels.emit.rows import EmbeddingKernel
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import Embedding
 from quire.kernels.operands import Matrix
