@@ -93,7 +93,7 @@ class Adapter:
     @cached_property
     def digest(self) -> str:
         """A hash of all that the adapter changes, and of nothing else: names of files and texts are not part of it."""
-        found = hashlib.blake2b(digest_size=32)
+        found = hashlib.sha256()
         for description, data in self._contents():
             found.update(f"{len(description)}:{description}{len(data)}:".encode())
             found.update(data.data)

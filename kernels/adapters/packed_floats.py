@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from quire.kernels._native import MatrixView
+from quire.kernels.adapters.memory import Bytes
 from quire.kernels.emit.builder import F32
 from quire.kernels.emit.layout import BLOCK, PAIRED, PAIRED_ORDER, PAIRS, TILE_ROWS, Dtypes, round_up
 from quire.kernels.errors import ModelError
+from quire.kernels.weights.tensor import FLOAT_DTYPES, Tensor
 
 Floats = npt.NDArray[np.float32]
 Packed = npt.NDArray[Any]
+
+_ALL = slice(None)
 
 
 def stored_type(dtypes: Dtypes) -> type[np.generic]:
@@ -39,15 +45,40 @@ def stored(values: Floats, dtypes: Dtypes) -> Packed:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
-def tiles(matrix: Floats, dtypes: Dtypes) -> Packed:
-    """Pack w[n, k] in tiles of 16 columns by pairs of k: as weights are, but for the order of tiles."""
-    n, k = round_up(matrix.shape[0], TILE_ROWS), round_up(matrix.shape[1], 2)
-    padded = np.zeros((n, k), np.float32)
-    padded[: matrix.shape[0], : matrix.shape[1]] = matrix
-    pairs = padded.reshape(n // TILE_ROWS, TILE_ROWS, k // 2, 2)
-    if dtypes.weights == F32:
-        return np.ascontiguousarray(pairs.transpose(0, 2, 3, 1))
-    return stored(pairs.transpose(0, 2, 1, 3), dtypes)
+@dataclass(frozen=True)
+class PairTiles:
+    """Memory of w[n, k] in tiles of 16 of its n columns by `pairs` pairs of k: as weights are packed, but for the order
+    of the tiles."""
+
+    columns: int
+    pairs: int
+    dtypes: Dtypes
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles of 16 columns."""
+        return round_up(self.columns, TILE_ROWS) // TILE_ROWS
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of a tile."""
+        return TILE_ROWS * 2 * self.pairs * np.dtype(stored_type(self.dtypes)).itemsize
+
+    @property
+    def size(self) -> int:
+        """Bytes of all tiles."""
+        return self.num_tiles * self.tile_bytes
+
+    def pack(
+        self, memory: Bytes, matrix: Tensor, what: str, *, inputs: slice = _ALL, first_n: int = 0, first_k: int = 0
+    ) -> None:
+        """Pack a matrix of floats, or the `inputs` of it, from w[first_n, first_k] on. Raises ModelError."""
+        n, width = matrix.shape
+        start, stop, _ = inputs.indices(width)
+        data = matrix.data[start * FLOAT_DTYPES[matrix.dtype][1] :]
+        view = MatrixView(data, matrix.format, n, stop - start, width, 1)
+        if not view.pack_pairs(memory, self.dtypes.weights, self.pairs, first_n, first_k):
+            check_bounds(matrix.to_f32()[:, inputs], self.dtypes, what)
 
 
 def blocks(matrix: Floats, dtypes: Dtypes) -> Packed:

@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from quire.kernels.adapted import AdaptedExperts, AdaptedProduct
 from quire.kernels.adapters.adapter import Adapter, LowRank
-from quire.kernels.adapters.memory import AdapterMemory, relocate
-from quire.kernels.adapters.packed_floats import check_bounds, tiles
+from quire.kernels.adapters.memory import AdapterMemory, Bytes, relocate
+from quire.kernels.adapters.packed_floats import PairTiles
 from quire.kernels.emit.adapters import COLUMNS_BYTES
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, Dtypes, round_up
 from quire.kernels.errors import ModelError
@@ -50,8 +50,8 @@ class ProductPacking:
         self._parts = [(part, name, layers[name]) for name, part in product.layers.items() if name in layers]
         num_tiles = 2 * round_up(product.matrix.n, BLOCK) // BLOCK
         self._columns = np.zeros((num_tiles if self._parts else 0, COLUMNS_BYTES // 8), np.int64)
-        self._ranks: list[Floats] = []  # rows of A
-        self._scales: list[tuple[float, float]] = []  # of each: factor and offset
+        self._rows_of_a: list[tuple[int, MatrixPart, str, LowRank]] = []  # and the first one's place
+        self._scales: list[tuple[float, float]] = []  # of each rank: factor and offset
         self._entry = np.zeros(product.entry_bytes // 8, np.int64)
 
     def pack(self, memory: AdapterMemory) -> npt.NDArray[np.int64]:
@@ -73,44 +73,46 @@ class ProductPacking:
         self._columns[:, 1] = memory.add(np.ones(TILE_ROWS, np.float32))
         for part, name, change in self._parts:
             self._add(memory, part, name, change)
-        used, k = -(-len(self._ranks) // TILE_ROWS), self._product.matrix.k
-        assert used <= self._product.tiles
-        down = np.zeros((used * TILE_ROWS, round_up(k, BLOCK)), np.float32)
-        for row, ranks in zip(down, self._ranks, strict=False):  # one after the other: NumPy would hold the GIL for all
-            row[:k] = ranks
-        scales = np.zeros((used * TILE_ROWS, 2), np.float32)
+        rows = PairTiles(len(self._scales), round_up(self._product.matrix.k, BLOCK) // 2, self._dtypes)
+        assert rows.num_tiles <= self._product.tiles
+
+        def fill(view: Bytes) -> None:
+            for place, part, name, change in self._rows_of_a:
+                inputs = slice(part.first_k, part.first_k + part.k)
+                rows.pack(view, change.stored_a, f"A of {name}", inputs=inputs, first_n=place)
+
+        scales = np.zeros((rows.num_tiles * TILE_ROWS, 2), np.float32)
         scales[: len(self._scales)] = self._scales
-        tiled = np.ascontiguousarray(scales.reshape(used, TILE_ROWS, 2).swapaxes(1, 2))
-        return memory.add(tiles(down, self._dtypes)), memory.add(tiled), memory.add(self._columns), used
+        tiled = np.ascontiguousarray(scales.reshape(rows.num_tiles, TILE_ROWS, 2).swapaxes(1, 2))
+        return memory.reserve(rows.size, fill), memory.add(tiled), memory.add(self._columns), rows.num_tiles
 
     def _add(self, memory: AdapterMemory, part: MatrixPart, name: str, change: LowRank) -> None:
         """Add the ranks of a layer, an even number, and what its columns make of them."""
-        first, outputs = len(self._ranks), slice(part.first, part.first + part.n)
-        a, b = change.a[:, part.first_k : part.first_k + part.k], change.b[outputs]
+        first, outputs, bias = len(self._scales), slice(part.first, part.first + part.n), None
+        self._rows_of_a.append((first, part, name, change))
+        self._scales += [(change.scale, 0.0)] * change.rank
         factors = None if change.magnitude is None else self._factors(part, name, change, change.magnitude[outputs])
-        check_bounds(a, self._dtypes, f"A of {name}")
-        self._ranks += list(a)
-        self._scales += [(change.scale, 0.0)] * len(a)
         if change.bias is not None:  # times a short vector's element that is 1
             with np.errstate(all="ignore"):
                 bias = change.bias[outputs] if factors is None else change.bias[outputs] / factors
-            b = np.concatenate([b, bias[:, None]], axis=1)
-            self._pad(1.0)
-        check_bounds(b, self._dtypes, f"B or the bias of {name}")
-        if len(self._ranks) % 2:
-            self._pad(0.0)
-        packed = tiles(b, self._dtypes)
-        numbers = part.first_tile + np.arange(len(packed)) * part.tile_step
-        self._columns[numbers, 0] = memory.add(packed) + np.arange(len(packed)) * (packed.nbytes // len(packed))
-        self._columns[numbers, 2:] = first, (len(self._ranks) - first) // 2
-        if factors is not None:
-            padded = np.ones(len(packed) * TILE_ROWS, np.float32)
-            padded[: len(factors)] = factors
-            self._columns[numbers, 1] = memory.add(padded) + np.arange(len(packed)) * (TILE_ROWS * 4)
+            self._scales.append((0.0, 1.0))
+        if len(self._scales) % 2:
+            self._scales.append((0.0, 0.0))
+        tiles = PairTiles(part.n, (len(self._scales) - first) // 2, self._dtypes)
 
-    def _pad(self, offset: float) -> None:
-        self._ranks.append(np.zeros(self._product.matrix.k, np.float32))
-        self._scales.append((0.0, offset))
+        def fill(view: Bytes) -> None:
+            tiles.pack(view, change.stored_b.rows(part.first, part.n), f"B of {name}")
+            if bias is not None:
+                column = Tensor(name, "f32", (part.n, 1), np.ascontiguousarray(bias).view(np.uint8))
+                tiles.pack(view, column, f"the bias of {name}", first_k=change.rank)
+
+        numbers = part.first_tile + np.arange(tiles.num_tiles) * part.tile_step
+        self._columns[numbers, 0] = memory.reserve(tiles.size, fill) + np.arange(tiles.num_tiles) * tiles.tile_bytes
+        self._columns[numbers, 2:] = first, tiles.pairs
+        if factors is not None:
+            padded = np.ones(tiles.num_tiles * TILE_ROWS, np.float32)
+            padded[: len(factors)] = factors
+            self._columns[numbers, 1] = memory.add(padded) + np.arange(tiles.num_tiles) * (TILE_ROWS * 4)
 
     def _factors(self, part: MatrixPart, name: str, change: LowRank, magnitude: Floats) -> Floats:
         """Return what multiplies the rows of a changed weight, so that their norms are the magnitudes."""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from quire.kernels.adapted import HEAD, AdaptedColumns, AdaptedEmbedding
 from quire.kernels.adapters.adapter import Adapter, Floats, TokenRows
 from quire.kernels.adapters.memory import AdapterMemory, Bytes, relocate
-from quire.kernels.adapters.packed_floats import blocks, check_bounds, stored, stored_type, tiles
+from quire.kernels.adapters.packed_floats import PairTiles, blocks, check_bounds, stored, stored_type
 from quire.kernels.emit.layout import BLOCK, Dtypes, round_up
 from quire.kernels.emit.own_columns import MASK_BYTES
 from quire.kernels.weights.tensor import Tensor
@@ -91,13 +91,14 @@ class EmbeddingPacking:
 
     def _add_ranks(self, memory: AdapterMemory) -> None:
         assert self._change is not None
-        pairs = -(-self._change.rank // 2)
-        a, b = np.zeros((self._embedding.vocabulary, 2 * pairs), np.float32), self._change.b
+        name, b = self._embedding.name, self._change.stored_b
+        tiles = PairTiles(b.shape[0], -(-self._change.rank // 2), self._dtypes)
+        a = np.zeros((self._embedding.vocabulary, 2 * tiles.pairs), np.float32)
         for rank in range(self._change.rank):
             a[:, rank] = self._change.stored_a.row(rank)
-        for half, values in (("A", a), ("B", b)):
-            check_bounds(values, self._dtypes, f"{half} of {self._embedding.name}")
-        self._entry[2:5] = memory.add(stored(a, self._dtypes)), memory.add(tiles(b, self._dtypes)), pairs
+        check_bounds(a, self._dtypes, f"A of {name}")
+        place = memory.reserve(tiles.size, lambda view: tiles.pack(view, b, f"B of {name}"))
+        self._entry[2:5] = memory.add(stored(a, self._dtypes)), place, tiles.pairs
         self._entry[_FACTOR:].view(np.float32)[0] = self._change.scale
 
 

@@ -30,6 +30,7 @@ using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::dev
 template <class T>
 using Matrix = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
+using Memory = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 std::size_t block_bytes_of(const QuantizedWeights& target) {
@@ -50,6 +51,19 @@ void pack_tiles(Device& device, const MatrixView& source, const PackedWeights& t
                 std::int64_t tile_step) {
   check_target(device, target, target.block_bytes(), source.n, {first_tile, tile_step});
   pack(device.threads(), source, target, {first_tile, tile_step});
+}
+
+bool pack_matrix_pairs(const MatrixView& source, const Memory& target, const std::string& dtype, std::int64_t pairs,
+                       std::int64_t first_n, std::int64_t first_k) {
+  const PairTiles tiles{reinterpret_cast<std::byte*>(target.data()), dtype_of(dtype), pairs};
+  const bool is_inside =
+      first_n >= 0 && first_n <= kMaxInputs && first_k >= 0 && pairs <= kMaxInputs && source.k <= 2 * pairs - first_k;
+  if (!is_inside || tiles.bytes(first_n + source.n) > target.nbytes())
+    throw std::invalid_argument("a matrix of n=" + std::to_string(source.n) + ", k=" + std::to_string(source.k) +
+                                " from " + std::to_string(first_n) + ", " + std::to_string(first_k) + " on, " +
+                                std::to_string(pairs) + " pairs, do not fit " + std::to_string(target.nbytes()) +
+                                " bytes");
+  return pack_pairs(source, tiles, first_n, first_k);
 }
 
 void quantize_tiles(Device& device, const MatrixView& source, const QuantizedWeights& target, std::int64_t first_tile,
@@ -202,7 +216,11 @@ void bind_weights(nb::module_& m) {
              std::int64_t n_stride, std::int64_t k_stride) {
             (new (self) MatrixView{data.data(), dtype_of(dtype), n, k, n_stride, k_stride})->check(data.nbytes());
           },
-          "data"_a, "dtype"_a, "n"_a, "k"_a, "n_stride"_a, "k_stride"_a, nb::keep_alive<1, 2>());
+          "data"_a, "dtype"_a, "n"_a, "k"_a, "n_stride"_a, "k_stride"_a, nb::keep_alive<1, 2>())
+      .def("pack_pairs", &pack_matrix_pairs, "target"_a, "dtype"_a, "pairs"_a, "first_n"_a = 0, "first_k"_a = 0,
+           nb::call_guard<nb::gil_scoped_release>(),
+           "Pack the matrix of an adapter, bf16 or f32, into tiles of 16 n by `pairs` of k, from w[first_n, first_k] "
+           "on. Return False if an element is infinite or no number then.");
   nb::class_<GgufMatrix>(m, "GgufMatrix",
                          "A matrix w[n, k] in the blocks of a GGUF type, in the bytes `data`. Rows 2 j and 2 j + 1 of "
                          "each of `heads` stand for its rows j and j + size / 2.")

@@ -168,6 +168,30 @@ void pack_from(ThreadPool& pool, const MatrixView& source, const PackedWeights& 
   }
 }
 
+template <class From, class To>
+bool pack_pairs_as(const MatrixView& source, const PairTiles& target, std::int64_t first_n, std::int64_t first_k) {
+  constexpr std::int64_t n_step = std::is_same_v<To, float> ? 1 : 2, k_step = std::is_same_v<To, float> ? 16 : 1;
+  FiniteCheck finite;
+  for (std::int64_t n = 0; n < source.n; n++) {
+    const std::int64_t column = first_n + n;
+    To* lane = reinterpret_cast<To*>(target.data) + column / kTileRows * target.pairs * (2 * kTileRows) +
+               column % kTileRows * n_step;
+    for (std::int64_t k = 0; k < source.k; k++) {
+      const To value = convert<To>(element<From>(source, n, k));
+      const std::int64_t place = first_k + k;
+      finite.add(value);
+      lane[place / 2 * (2 * kTileRows) + place % 2 * k_step] = value;
+    }
+  }
+  return finite.passed();
+}
+
+template <class From>
+bool pack_pairs_from(const MatrixView& source, const PairTiles& target, std::int64_t first_n, std::int64_t first_k) {
+  return target.dtype == Dtype::f32 ? pack_pairs_as<From, float>(source, target, first_n, first_k)
+                                    : pack_pairs_as<From, Bf16>(source, target, first_n, first_k);
+}
+
 }  // namespace
 
 float from_f16(std::uint16_t bits) {
@@ -241,6 +265,29 @@ void pack(ThreadPool& pool, const MatrixView& source, const PackedWeights& targe
     case Dtype::f32:
       return pack_from<float>(pool, source, target, range);
   }
+}
+
+std::size_t PairTiles::bytes(std::int64_t columns) const {
+  const std::int64_t tiles = columns / kTileRows + (columns % kTileRows != 0);
+  std::int64_t found = 0;
+  if (dtype == Dtype::f16 || columns < 1 || pairs < 1 ||
+      __builtin_mul_overflow(pairs, 2 * kTileRows * (dtype == Dtype::f32 ? 4 : 2), &found) ||
+      __builtin_mul_overflow(found, tiles, &found))
+    throw std::invalid_argument("an adapter's matrix of " + std::to_string(columns) + " columns and " +
+                                std::to_string(pairs) + " pairs; give 1 or more, in bf16 or f32");
+  return static_cast<std::size_t>(found);
+}
+
+bool pack_pairs(const MatrixView& source, const PairTiles& target, std::int64_t first_n, std::int64_t first_k) {
+  switch (source.dtype) {
+    case Dtype::bf16:
+      return pack_pairs_from<Bf16>(source, target, first_n, first_k);
+    case Dtype::f16:
+      return pack_pairs_from<F16>(source, target, first_n, first_k);
+    case Dtype::f32:
+      return pack_pairs_from<float>(source, target, first_n, first_k);
+  }
+  return false;
 }
 
 }  // namespace quire

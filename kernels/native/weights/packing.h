@@ -62,4 +62,18 @@ struct PackedWeights {
 /// fit `target`, or an element is an infinity or a NaN in the target's dtype.
 void pack(ThreadPool& pool, const MatrixView& source, const PackedWeights& target, TileRange tiles);
 
+/// A packed matrix w[n, 2 * pairs] of an adapter, in tiles of 16 n one after the other (layout: emit/adapters.py).
+struct PairTiles {
+  std::byte* data;
+  Dtype dtype;  ///< bf16 or f32
+  std::int64_t pairs;
+
+  /// Bytes of the tiles of `columns` n. Throws std::invalid_argument for f16, or too many.
+  std::size_t bytes(std::int64_t columns) const;
+};
+
+/// Packs `source` into `target`, from w[first_n, first_k] on, as `pack` does, on this thread alone. Returns false if an
+/// element is an infinity or a NaN in the target's dtype.
+bool pack_pairs(const MatrixView& source, const PairTiles& target, std::int64_t first_n, std::int64_t first_k);
+
 }  // namespace quire

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from kernel_calls import Array, aligned, context_of, pack, pack_activations, run, to_bf16
 
+from quire.kernels._native import MatrixView
 from quire.kernels.adapted import AdaptedProduct
 from quire.kernels.adapters.adapter import Adapter, LowRank
 from quire.kernels.adapters.packing import PackedAdapter, pack_adapter
@@ -182,3 +183,21 @@ def test_norms_are_sums_in_the_order_of_the_ranks(outputs: int, inputs: int, ran
         product_ += scaled[:, each : each + 1] * a[each].astype(np.float64)
     factors = magnitude / np.linalg.norm(weights + product_, axis=1).astype(np.float32)
     assert factors.tobytes() in memory.tobytes()
+
+
+def test_matrices_are_packed_only_into_memory_that_has_room_for_them() -> None:
+    view = MatrixView(np.zeros(20 * 6 * 4, np.uint8), "f32", 20, 6, 6, 1)
+    memory = np.zeros(2 * 3 * 2 * 16 * 2, np.uint8)  # 32 columns by 3 pairs, in bf16
+    assert view.pack_pairs(memory, "bf16", 3)
+    for memory_, dtype, pairs, first_n, first_k in (
+        (memory[:-1], "bf16", 3, 0, 0),
+        (memory, "f32", 3, 0, 0),
+        (memory, "bf16", 2, 0, 0),
+        (memory, "bf16", 3, 13, 0),
+        (memory, "bf16", 3, 0, 1),
+        (memory, "bf16", 3, -1, 0),
+        (memory, "bf16", 1 << 62, 0, 0),
+        (memory, "f16", 3, 0, 0),
+    ):
+        with pytest.raises(ValueError, match=r"do not fit|give 1 or more"):
+            view.pack_pairs(memory_, dtype, pairs, first_n, first_k)
