@@ -47,11 +47,19 @@ class _Layers:
 
 @dataclass
 class _Stacked:
-    """The halves of a change of experts, which the base names `at`."""
+    """The halves of a change of `count` experts, which the base names `at`, and once they are checked its `layers`."""
 
     at: str
     module: str
+    count: int
     halves: dict[str, StoredTensor] = field(default_factory=dict)
+    layers: _Layers | None = None
+
+    def names(self, layers: _Layers) -> Iterator[tuple[str, str, int]]:
+        """Yield the names of all layers, each with its part and its expert."""
+        for expert in range(self.count):
+            for part in layers.parts:
+                yield f"{self.at}.{expert}.{part}.weight", part, expert
 
 
 class StackedExperts:
@@ -73,40 +81,46 @@ class StackedExperts:
         if first is None:
             return False
         key = match["module"], match["wraps"]
-        stacked = self._found.setdefault(key, _Stacked(first.removesuffix(_FIRST), match["module"]))
-        stacked.halves[match["half"]] = tensor
+        if key not in self._found:
+            at = first.removesuffix(_FIRST)
+            self._found[key] = _Stacked(at, match["module"], self._count(at))
+        halves = self._found[key].halves
+        if match["half"] in halves:
+            raise ModelError(
+                f"{self._path} has the part {match['half']} of {match['module']} twice, as {tensor.name}; remove one"
+            )
+        halves[match["half"]] = tensor
         return True
 
     def check(self) -> list[str]:
         """Return the names of all layers that are changed. Raises ModelError for changes in other shapes."""
-        names = [name for stacked in self._found.values() for name, _, _ in self._layers(stacked)]
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ModelError(f"{self._path} changes {twice} of the base model twice; remove one")
+        names = []
+        for stacked in self._found.values():
+            stacked.layers = layers = self._layers(stacked)
+            names += [name for name, _, _ in stacked.names(layers)]
+        known: set[str] = set()
+        for name in names:
+            if name in known:
+                raise ModelError(f"{self._path} changes {name} of the base model twice; remove one")
+            known.add(name)
         return names
 
     def load(self, file: AdapterFile) -> dict[str, LowRank]:
-        """Read the changes of all layers."""
+        """Read the changes of all layers, once they are checked."""
         found = {}
         for stacked in self._found.values():
+            layers, count = stacked.layers, stacked.count
+            assert layers is not None
             a, b = (loaded(file, stacked.halves[half]) for half in "AB")
-            layers = self._stack(stacked)
-            count = self._count(stacked.at)
             rank = a.shape[0] // count
             scale = self._config.scale_of(f"{stacked.module}.{layers.parameter}", rank)
             kind = np.uint32 if b.format == "f32" else np.uint16
             by_expert = b.stored.view(kind).reshape(layers.outputs, rank, count)
-            for name, part, expert in self._layers(stacked):
+            for name, part, expert in stacked.names(layers):
                 own = np.ascontiguousarray(by_expert[layers.rows(part), :, expert])
                 own_b = Tensor(b.name, b.format, own.shape[:2], own.reshape(-1).view(np.uint8))
                 found[name] = LowRank(a.rows(expert * rank, rank), own_b, scale)
         return found
-
-    def _layers(self, stacked: _Stacked) -> Iterator[tuple[str, str, int]]:
-        """Yield the names of layers, each with its part and its expert."""
-        for expert in range(self._count(stacked.at)):
-            for part in self._stack(stacked).parts:
-                yield f"{stacked.at}.{expert}.{part}.weight", part, expert
 
     def _count(self, at: str) -> int:
         count = 0
@@ -114,7 +128,7 @@ class StackedExperts:
             count += 1
         return count
 
-    def _stack(self, stacked: _Stacked) -> _Layers:
+    def _layers(self, stacked: _Stacked) -> _Layers:
         """Return the layers that a change is of. Raises ModelError unless it has their shapes."""
         for half in "AB":
             if half not in stacked.halves:
@@ -122,7 +136,7 @@ class StackedExperts:
         a, b = (stacked.halves[half] for half in "AB")
         gates, downs = self._stacks(stacked.at)
         is_down = a.shape[-1:] == (downs.inputs,) and b.shape[:1] == (downs.outputs,)
-        layers, count = downs if is_down else gates, self._count(stacked.at)
+        layers, count = downs if is_down else gates, stacked.count
         rank = self._config.rank_of(f"{stacked.module}.{layers.parameter}")
         reason = f"rank {rank} of {CONFIG} with the {layers.parameter} of {count} experts of {stacked.at}"
         check_form(self._path, a, (count * rank, layers.inputs), reason)

@@ -82,6 +82,10 @@ BAD: list[tuple[Arrays, dict[str, Any], str]] = [
     (changed(f"{GATES}.lora_B.weight", ones(INNER, 6)), {}, "the gate_up_proj of 3 experts of model.layers.0"),
     (changed(f"{GATES}.lora_A.weight", ones(6, 5)), {}, "has shape [6, 5], but"),
     (changed(f"{DOWN}.lora_B.weight", np.full((HIDDEN, 6), np.nan, np.float32)), {}, "NaN or infinite"),
+    (
+        changed(f"{DOWN}.lora_A.default.weight", ones(6, INNER)),
+        {}, f"has the part A of {AT} twice, as {DOWN}.lora_A.",
+    ),
     (stacked(), {"rank_pattern": {"down_proj": 9}}, "rank_pattern is 9; ranks must be from 1 to 8"),
     (stacked(), {"target_parameters": None}, "has 4 tensors that are not of this base model"),
     (
