@@ -80,8 +80,7 @@ class _PeftReader:
         if unknown:
             raise ModelError(
                 f"{self._path} has {len(unknown)} tensors that are not of this base model, or not supported: "
-                f"{', '.join(heapq.nsmallest(MOST_NAMED, unknown))}; give an adapter of this base model, of its "
-                "linear layers"
+                f"{', '.join(heapq.nsmallest(MOST_NAMED, unknown))}; give an adapter of this base model"
             )
         if not changes and not self._experts:
             raise ModelError(f"{self._path} has no tensors; save the adapter again, from all ranks of its training")
