@@ -39,6 +39,7 @@ from quire.engine_core.memory import MemoryGuard
 from quire.engine_core.speculation.start import features_needed, start_speculation
 from quire.engine_core.supervisor_link import Stages, SupervisorLink, wait_to_begin, write_line
 from quire.engine_core.transport.server import ClientLimits, EngineCallbacks, EngineServer, Inbox
+from quire.kernels.devices.choice import resolve_device
 from quire.kernels.errors import ModelError
 from quire.kernels.fit import advised
 from quire.kernels.host import MachineShare
@@ -86,7 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if parsed.standby == "program" and not wait_to_begin():
             return 0
         share = MachineShare.parse(parsed.machine_share)
-        return _run(replace(parsed, threads=share.take_cores(parsed.threads)), parent)
+        threads, device = share.take_cores(parsed.threads), resolve_device(parsed.device, share)
+        return _run(replace(parsed, threads=threads, device=device), parent)
     except (ModelError, AddressError, KeyFileError) as error:
         print("\n" * sys.stderr.isatty() + f"error: {error}", file=sys.stderr)  # progress may stand on the line
         status = 1
@@ -196,9 +198,10 @@ class TextParts:
 def _assemble(
     parsed: EngineProcessOptions, link: SupervisorLink | None, text: TextParts, runner: ModelRunner
 ) -> tuple[EngineCore, EngineServer, EngineLoop]:
-    if parsed.kv_memory_fd is not None:
+    if parsed.kv_memory_fd is not None and runner.kv_survives:
         _log_take_over(runner)
     memory = MemoryGuard(runner.memory)
+    logger.info("the model is computed by %s", " ".join(filter(None, (runner.device, runner.device_product))))
     logger.info("memory: at most %d bytes (%s)", memory.limit, runner.memory.describe())
     inbox: Inbox = queue.SimpleQueue()
 
@@ -420,6 +423,8 @@ def _make_ready(parsed: EngineProcessOptions, runner: ModelRunner, limits: Engin
         has_kv_peer=parsed.kv_peer is not None,
         text_files=text_files,
         adapters=_adapter_info(parsed),
+        device=runner.device,
+        device_product=runner.device_product,
     )
 
 

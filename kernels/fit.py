@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from quire.kernels.devices import Device
 from quire.kernels.errors import MemoryShortageError, ModelError
-from quire.kernels.options import LoadOptions
+from quire.kernels.options import LoadOptions, choose_device
 from quire.kernels.runner import choose_memory, describe
 
 _SMALLER_FORMATS = ("int8", "int4")
@@ -29,30 +30,30 @@ def advice(options: LoadOptions) -> str | None:
 
     None if all that does not fit is the chosen size of the KV cache.
     """
-    wanted = describe(options)[0].limits.max_model_len
+    wanted, device = describe(options)[0].limits.max_model_len, choose_device(options)
     fitting = []
     for quantization in dict.fromkeys((options.quantization, *_SMALLER_FORMATS)):
         candidate = replace(options, quantization=quantization)
-        if (length := _longest_context(candidate)) is None:
+        if (length := _longest_context(candidate, device)) is None:
             continue
         changes = [] if quantization == options.quantization else [f"quantization={quantization}"]
         changes += [] if length == wanted else [f"max_model_len={length}"]
         fitting.append(" and ".join(changes))
     if not fitting:
-        if _longest_context(replace(options, num_pages=None, kv_cache_memory_bytes=None)) is not None:
+        if _longest_context(replace(options, num_pages=None, kv_cache_memory_bytes=None), device) is not None:
             return None
         return f"no number format makes it fit at {_SHORTEST_CONTEXT} tokens of context; choose a smaller model"
     return f"it fits with {', or with '.join(fitting)}"
 
 
-def _longest_context(options: LoadOptions) -> int | None:
+def _longest_context(options: LoadOptions, device: Device) -> int | None:
     """Return the longest context that fits, the chosen one or a power of two below it; None if there is none.
 
     Also None if the checkpoint cannot be quantized so.
     """
     try:
         length = describe(options)[0].limits.max_model_len
-        while not _fits(replace(options, max_model_len=length)):
+        while not _fits(replace(options, max_model_len=length), device):
             length = 1 << (length - 1).bit_length() - 1
             if length < _SHORTEST_CONTEXT:
                 return None
@@ -61,11 +62,11 @@ def _longest_context(options: LoadOptions) -> int | None:
     return length
 
 
-def _fits(options: LoadOptions) -> bool:
+def _fits(options: LoadOptions, device: Device) -> bool:
     """Return True if the model fits, and with it the KV of one sequence of the context unless its size is chosen."""
     plan = describe(options)[0]
     try:
-        pages = choose_memory(plan, options)[0].pages
+        pages = choose_memory(plan, options, device=device)[0].pages
     except MemoryShortageError:
         return False
     is_chosen = options.num_pages is not None or options.kv_cache_memory_bytes is not None

@@ -13,6 +13,7 @@ import msgspec
 from quire.kernels import host
 from quire.kernels._native import affinity_cpus, default_threads, llvm_version, physical_cores
 from quire.kernels.config import ModelConfig
+from quire.kernels.devices.choice import gpu_names
 from quire.kernels.devices.cuda import Cuda, local_bytes
 from quire.kernels.devices.instruction_sets import available_isas, choose_isa
 from quire.kernels.devices.ptx_assembler import find_assembler
@@ -47,6 +48,7 @@ def host_info() -> dict[str, Any]:
         "threads": default_threads(),
         "pin_threads": LoadOptions.pin_threads,
         "memory_bytes": host.available_memory(),
+        "gpus": gpu_names(),
         "llvm_version": llvm_version(),
         "cache_dir": str(host.cache_folder()),
     }

@@ -101,10 +101,12 @@ def kv_format(plan: ModelPlan) -> str:
 
 
 def _described(plan: ModelPlan) -> bytes:
+    """Return what KV depends on in a plan. All devices and instruction sets compute the same bits of it."""
     limits = plan.limits.max_model_len, plan.limits.block_size
     matrices = [weight for weight in plan.weights if isinstance(weight, Matrix)]
-    described = (plan.config, plan.quantization.scheme, matrices, plan.dtypes, limits, plan.kv_layers)
-    return repr((*described, plan.context.isa)).encode()
+    dtypes = plan.dtypes.plain.weights, plan.dtypes.rounding, plan.dtypes.kv.weights
+    described = (plan.config, plan.quantization.scheme, matrices, dtypes, limits, plan.kv_layers, plan.state_bytes)
+    return repr(described).encode()
 
 
 def _hash(*parts: bytes) -> str:

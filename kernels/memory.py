@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from quire.kernels.errors import MemoryShortageError
 
 PROGRAM_BYTES = 256 << 20
 """The program itself: interpreter, libraries, compiled kernels, stacks, the tokenizer of grammars."""
@@ -13,23 +15,44 @@ _MOST_RESERVE = 2 << 30
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes of the process by purpose. `reserve` is for what grows and shrinks with the requests."""
+    """Bytes of the process by purpose. `reserve` is for what grows and shrinks with the requests.
+
+    `on_device`: weights, buffers and KV pages lie in the memory of a device, and take none of the process.
+    """
 
     weights: int
     buffers: int
     kv: int
     reserve: int
+    on_device: bool = False
+    program: int = PROGRAM_BYTES
 
     @property
     def limit(self) -> int:
-        """The ceiling: all of them, and the program."""
-        return PROGRAM_BYTES + self.weights + self.buffers + self.kv + self.reserve
+        """The ceiling: all that the process has of them, and the program."""
+        return self.program + self.reserve + (0 if self.on_device else self.weights + self.buffers + self.kv)
+
+    def measured(self, resident: int, memory_limit: int | None) -> MemoryPlan:
+        """Return the plan of a process that has loaded a model into a device's memory, and has so many bytes resident.
+
+        Raises MemoryShortageError if a `memory_limit` leaves too few for requests.
+        """
+        program = max(PROGRAM_BYTES, resident)
+        if memory_limit is None:
+            return replace(self, program=program)
+        if memory_limit - program < _LEAST_RESERVE:
+            raise MemoryShortageError(
+                f"memory_limit={memory_limit} is below the {program + _LEAST_RESERVE} bytes that are needed beside the "
+                f"device's memory: program {program}, requests {_LEAST_RESERVE}; raise it"
+            )
+        return replace(self, program=program, reserve=memory_limit - program)
 
     def describe(self) -> str:
         """Return the parts in words."""
+        place = " in the device's memory" if self.on_device else ""
         return (
-            f"weights {self.weights}, buffers {self.buffers}, KV pages {self.kv}, program {PROGRAM_BYTES}, requests "
-            f"and their answers {self.reserve}"
+            f"weights {self.weights}, buffers {self.buffers}, KV pages {self.kv}{place}, program {self.program}, "
+            f"requests and their answers {self.reserve}"
         )
 
 

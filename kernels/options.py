@@ -13,6 +13,7 @@ from quire.kernels import host
 from quire.kernels._native import HUGE_PAGE, default_threads
 from quire.kernels.config import ModelConfig
 from quire.kernels.devices import Device, instruction_sets
+from quire.kernels.devices.choice import resolve_device
 from quire.kernels.devices.cpu import Cpu
 from quire.kernels.devices.cuda import Cuda
 from quire.kernels.emit.context import EmitContext
@@ -49,7 +50,7 @@ class LoadOptions:
     `model`: checkpoint folder. `dtype`: of weights, KV and products (`auto`: bf16 for 16-bit checkpoints, else f32).
     `max_model_len`: tokens of a sequence. `block_size`: tokens of a KV page. `kv_cache_memory_bytes` or `num_pages`:
     size of the KV cache. `pin_threads`: bind every thread to a CPU of its own. `device`: `cpu`, `cuda` or `cuda:` and a
-    GPU's number; `cuda:sm_90` and other architectures only compile. `cache_dir`: compiled kernels. `isa`:
+    GPU's number, or `auto`; `cuda:sm_90` and other architectures only compile. `cache_dir`: compiled kernels. `isa`:
     one of INSTRUCTION_SETS in devices/instruction_sets.py. `quantization`: one of quantization.MODES for a float
     checkpoint, or the checkpoint's own method. `kv_cache_dtype`: `auto` or `int8`. `weight_cache`: folder where packed
     weights are kept for the next start. `kv_memory_fd`: file descriptor of the memory of KV pages, which the next
@@ -102,11 +103,12 @@ def choose_device(options: LoadOptions) -> Device:
     """Return the device that computes the model. Raises ModelError."""
     cache = host.cache_folder(options.cache_dir)
     threads = choose_threads(options)
-    kind, _, name = options.device.partition(":")
+    device = resolve_device(options.device, host.MachineShare.parse(options.machine_share))
+    kind, _, name = device.partition(":")
     if kind == "cuda":
-        return Cuda(name, cache, threads)
-    if options.device != "cpu":
-        raise ModelError(f"device is {options.device[:100]!r}; it must be cpu, cuda, or as cuda:0 or cuda:sm_90")
+        return Cuda(name, cache, threads, pin_threads=options.pin_threads)
+    if device != "cpu":
+        raise ModelError(f"device is {device[:100]!r}; it must be auto, cpu, cuda, or as cuda:0 or cuda:sm_90")
     isa = instruction_sets.choose_isa(options.isa)
     return Cpu(isa, cache, threads, pin_threads=options.pin_threads)
 
@@ -178,8 +180,11 @@ def choose_kv_size(
     whole: bool = False,
     file: KvFile | None = None,
     shared_bytes: int = 0,
+    device: Device | None = None,
 ) -> KvSize:
     """Return the size of a pool next to weights and buffers of `other_bytes`, maybe in a file.
+
+    All of them lie in the memory of `device`, by default the options'; a memory_limit is for the host's alone.
 
     A page's bytes lie in a place for each KV head of all layers; `head_bytes` has their sizes. By default as many pages
     as the file holds already, or else as all sequences together could fill, up to 4 GiB or half of the memory that is
@@ -190,9 +195,11 @@ def choose_kv_size(
     Records of state, of `record_bytes` each, take up to half of that memory: as many as there are sequences, and one
     for each few pages. A number of pages that is given is kept, so that they come on top.
     """
-    free = _free_memory(options, other_bytes, shared_bytes)
+    device = device or choose_device(options)
+    free = _free_memory(device, other_bytes, shared_bytes)
     longest = -(-limits.max_model_len // limits.block_size)
-    within = None if options.memory_limit is None else options.memory_limit - _fixed_bytes(options, other_bytes)
+    limit = options.memory_limit if device.in_host_memory else None
+    within = None if limit is None else limit - PROGRAM_BYTES - reserve_within(limit) - other_bytes
     left = free + (0 if file is None else file.resident_bytes) - other_bytes
     if options.num_pages is not None:
         pages = options.num_pages
@@ -221,21 +228,27 @@ def choose_kv_size(
         raise _over_limit(options, other_bytes, size)
     if size > left:
         raise MemoryShortageError(
-            f"{_chosen_size(options)}{pages} KV pages take {size} bytes, but {left} are free next to the "
-            f"weights{host.describe_address_limit()}; {_lower_size(options, left, page_bytes, records * record_bytes)}"
+            f"{_chosen_size(options)}{pages} KV pages take {size} bytes, but {left} are free{_place(device)} next to "
+            f"the weights{host.describe_address_limit()}; "
+            f"{_lower_size(options, left, page_bytes, records * record_bytes)}"
         )
     return chosen
 
 
-def _free_memory(options: LoadOptions, other_bytes: int, shared_bytes: int) -> int:
+def _free_memory(device: Device, other_bytes: int, shared_bytes: int) -> int:
     """Return the bytes that are free for weights, buffers and KV. Raises ModelError unless the first two fit."""
-    free = choose_device(options).available_memory() + shared_bytes
+    free = device.available_memory() + shared_bytes
     if free < other_bytes:  # whatever a file of KV holds may be in use until the pool is mapped
         raise MemoryShortageError(
-            f"weights and buffers take {other_bytes} bytes, but {free} are free"
+            f"weights and buffers take {other_bytes} bytes, but {free} are free{_place(device)}"
             f"{host.describe_address_limit()}; free some, or choose a smaller model or lower max_num_batched_tokens"
         )
     return free
+
+
+def _place(device: Device) -> str:
+    """Return words about the memory of a device; none if it is the host's."""
+    return "" if device.in_host_memory else f" on device {device.name}"
 
 
 def _useful_pages(options: LoadOptions, limits: PlanLimits, whole: bool) -> int:
@@ -283,12 +296,6 @@ def _lower_size(options: LoadOptions, left: int, page_bytes: int, state_bytes: i
     return f"lower kv_cache_memory_bytes to {left} or less, or leave it out"
 
 
-def _fixed_bytes(options: LoadOptions, other_bytes: int) -> int:
-    """Return the bytes within the memory_limit that are no KV pages."""
-    assert options.memory_limit is not None
-    return PROGRAM_BYTES + reserve_within(options.memory_limit) + other_bytes
-
-
 def _over_limit(options: LoadOptions, other_bytes: int, kv_bytes: int) -> MemoryShortageError:
     assert options.memory_limit is not None
     reserve = reserve_above(PROGRAM_BYTES + other_bytes + kv_bytes)
@@ -303,13 +310,13 @@ def _over_limit(options: LoadOptions, other_bytes: int, kv_bytes: int) -> Memory
 
 
 def plan_memory(
-    options: LoadOptions, weights: int, buffers: int, kv_bytes: int, *, shared_bytes: int = 0
+    options: LoadOptions, weights: int, buffers: int, kv_bytes: int, *, shared_bytes: int = 0, on_device: bool = False
 ) -> MemoryPlan:
-    """Return the plan of a process with a pool that `choose_kv_size` has chosen."""
-    if options.memory_limit is None:
-        left = host.available_memory() + shared_bytes - weights - buffers - kv_bytes
+    """Return the plan of a process with a pool that `choose_kv_size` has chosen, maybe in a device's memory."""
+    if options.memory_limit is None or on_device:
+        left = host.available_memory() + (0 if on_device else shared_bytes - weights - buffers - kv_bytes)
         share = left // host.MachineShare.parse(options.machine_share).count
-        return MemoryPlan(weights, buffers, kv_bytes, reserve_beside(share))
+        return MemoryPlan(weights, buffers, kv_bytes, reserve_beside(share), on_device)
     reserve = options.memory_limit - PROGRAM_BYTES - weights - buffers - kv_bytes
     return MemoryPlan(weights, buffers, kv_bytes, reserve)
 

@@ -32,6 +32,7 @@ from quire.kernels.adapters.packing import PackedAdapter, pack_adapter
 from quire.kernels.adapters.reading import read_adapter
 from quire.kernels.assembly import Assembly, Progress, Rows, logits_shape, open_runner
 from quire.kernels.config import ModelConfig
+from quire.kernels.devices import Device
 from quire.kernels.emit.builder import BF16, F32, I8
 from quire.kernels.emit.layout import ELEMENT_BYTES
 from quire.kernels.errors import ModelError
@@ -115,6 +116,8 @@ class ModelRunner:
         self.kv_dtype = _KV_DTYPES[plan.dtypes.kv.weights]
         self.kv_bytes = pages * plan.page_bytes
         self.memory = assembly.memory_plan
+        self.kv_survives = options.kv_memory_fd is not None and assembly.device.in_host_memory
+        self.device, self.device_product = assembly.device.name, assembly.device.product
         self.num_taken_over_pages = native.num_taken_over_pages
         self.num_dropped_pages = native.num_dropped_pages
         self.max_num_seqs = options.max_num_seqs
@@ -261,22 +264,28 @@ def describe(options: LoadOptions, features: Features | None = None) -> tuple[Mo
 
 
 def choose_memory(
-    plan: ModelPlan, options: LoadOptions, file: KvFile | None = None, shared_bytes: int = 0
+    plan: ModelPlan,
+    options: LoadOptions,
+    file: KvFile | None = None,
+    shared_bytes: int = 0,
+    device: Device | None = None,
 ) -> tuple[KvSize, MemoryPlan]:
     """Return the size of the KV cache, maybe in a file, and the memory of the whole process. Raises ModelError.
 
-    `shared_bytes` of the weights are in the memory of other engines already.
+    `shared_bytes` of the weights are in the memory of other engines already. `device`: by default the options'.
     """
+    device = device or choose_device(options)
     logit_rows, logit_stride = logits_shape(plan)
     buffers = sum(b.bytes for b in plan.buffers.values()) + logit_rows * 4 * (logit_stride + plan.hidden_size)
     weights = plan.weight_bytes + plan.array_bytes
     size = choose_kv_size(
         options, plan.limits, plan.page_bytes, weights + buffers, head_bytes=plan.page_head_bytes,
         record_bytes=plan.state_bytes,
-        whole=plan.is_encoder, file=file, shared_bytes=shared_bytes,
+        whole=plan.is_encoder, file=file, shared_bytes=shared_bytes, device=device,
     )  # fmt: skip
     kv_bytes = size.bytes(plan.page_bytes, plan.state_bytes)
-    return size, plan_memory(options, weights, buffers, kv_bytes, shared_bytes=shared_bytes)
+    on_device = not device.in_host_memory
+    return size, plan_memory(options, weights, buffers, kv_bytes, shared_bytes=shared_bytes, on_device=on_device)
 
 
 def _claim_weights(
@@ -292,6 +301,22 @@ def _claim_weights(
     return None
 
 
+def _with_memory_of(device: Device, options: LoadOptions) -> LoadOptions:
+    """Return the options without the memory of files that a device can't use. Raises ModelError."""
+    if device.in_host_memory:
+        return options
+    if options.max_loras:
+        raise ModelError(
+            f"LoRA adapters lie in the host's memory, which the device {device.name} can't read; leave out enable_lora "
+            "and lora_modules, or give the device cpu"
+        )
+    if options.kv_memory_fd is not None:
+        logger.info("KV pages on the device %s end with the engine, which kv_memory_fd can't hold", device.name)
+    if options.weights_fd is not None:
+        logger.info("weights on the device %s are those of this engine alone, whatever weights_fd has", device.name)
+    return replace(options, kv_memory_fd=None, weights_fd=None)
+
+
 def assemble(
     plan: ModelPlan,
     options: LoadOptions,
@@ -304,12 +329,14 @@ def assemble(
 
     Float weights are quantized by the importance of their inputs that `trial` measures; it is run only if needed.
     """
-    limits, device, fd = plan.limits, choose_device(options), options.kv_memory_fd
+    limits, device = plan.limits, choose_device(options)
+    options = _with_memory_of(device, options)
+    fd = options.kv_memory_fd
     if fd is None and log_sealed_pages:
         fd = os.memfd_create("quire-kv")  # until this process ends
     file = None if fd is None else KvFile(fd, model_name(plan))
     shared = None if options.weights_fd is None else _claim_weights(plan, options.weights_fd, trial, progress)
-    size, memory = choose_memory(plan, options, file, 0 if shared is None else shared.resident_bytes)
+    size, memory = choose_memory(plan, options, file, 0 if shared is None else shared.resident_bytes, device)
     is_chosen = options.num_pages is not None or options.kv_cache_memory_bytes is not None
     if not is_chosen and size.pages * limits.block_size < limits.max_model_len:
         logger.warning(
@@ -358,7 +385,10 @@ class PreparedModel:
 
     def open(self) -> ModelRunner:
         """Map KV memory, with the pages that an engine before has left there. Raises ModelError."""
-        self._assembly.open_kv()
+        assembly, limit = self._assembly, self._options.memory_limit
+        assembly.open_kv()
+        if assembly.memory_plan.on_device:
+            assembly.memory_plan = assembly.memory_plan.measured(host.resident_memory(), limit)
         return ModelRunner(self._assembly, self._options, self._pooler)
 
 

@@ -1,7 +1,7 @@
 """The options of an engine: of the model and the scheduler, of the engine's process, and of its clients.
 
-Names are vLLM's wherever vLLM has one. `num_pages` is not called `num_gpu_blocks_override`: there is no GPU, and no
-profiled number that it would override.
+Names are vLLM's wherever vLLM has one. `num_pages` is not called `num_gpu_blocks_override`: there is no profiled number
+that it would override.
 """
 
 from __future__ import annotations
@@ -59,10 +59,14 @@ class EngineOptions:
             compressed-tensors, gguf and mxfp4 confirm that a checkpoint is such a one. Default: as in the
             checkpoint.
         max_model_len: Context length: tokens of a prompt and its answer. Default: the model's.
-        threads: Threads that compute. Default: QUIRE_THREADS, or one for every usable core.
+        device: Computes the model, with the same bits: cpu, cuda for one of NVIDIA's GPUs, or auto for a GPU where
+            there is one, else cpu. Several engines of a server that are given cuda or auto take the GPUs in turn.
+        threads: Threads that compute; with a GPU, those that load weights and sample. Default: QUIRE_THREADS, or one
+            for every usable core.
         pin_threads: Bind each thread to a CPU of its own.
         memory_limit: Memory of the engine's process, as 16GiB: weights, KV pages and all else. KV pages take what is
-            left of it; near it, new requests are rejected. Default: as planned, with KV pages by their own options.
+            left of it; near it, new requests are rejected. The memory of a GPU does not count. Default: as planned,
+            with KV pages by their own options.
         hf_overrides: JSON object of fields that replace those of config.json, as {"architectures": ["BertModel"]}.
             Default: none.
         cache_dir: Keep compiled kernels there. Default: quire in the user's cache folder.
@@ -121,6 +125,7 @@ class EngineOptions:
     dtype: Annotated[str, Option("TYPE", choices=DTYPES)] = "auto"
     quantization: Annotated[str | None, Option("MODE", choices=QUANTIZATIONS)] = None
     max_model_len: Annotated[int | None, Option("TOKENS", COUNT)] = None
+    device: Annotated[str, Option("DEVICE")] = "cpu"
     threads: Annotated[int | None, Option("N", Range(1, 1024))] = None
     pin_threads: Annotated[bool, Option()] = False
     memory_limit: Annotated[int | str | None, Option("SIZE")] = None

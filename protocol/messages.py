@@ -670,7 +670,8 @@ class Ready(msgspec.Struct, array_like=True, gc=False, tag=12):
     """Engine to client, the answer to Hello: facts about the engine that clients need; `shape` has all its sizes.
 
     `role` is the client's. `text_files` is a hash of the tokenizer's and the chat templates' files: an engine in
-    another's place has the same. `adapters`: None if requests may name none.
+    another's place has the same. `adapters`: None if requests may name none. `device`: cpu, or a GPU as cuda:0, whose
+    product is named by `device_product`.
     """
 
     protocol_version: int
@@ -693,6 +694,8 @@ class Ready(msgspec.Struct, array_like=True, gc=False, tag=12):
     has_kv_peer: bool = False  # the engine was started with a KV peer
     text_files: str = ""
     adapters: AdapterInfo | None = None
+    device: str = "cpu"
+    device_product: str = ""
 
 
 class UtilityResult(msgspec.Struct, array_like=True, gc=False, tag=13):

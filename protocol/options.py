@@ -44,6 +44,9 @@ _TEXTS = {  # by metavar
     "FILE": "the path of a file",
     "MODEL": "the path of a folder or a GGUF file, or a name",
 }
+_PATTERNS = {  # by metavar, each with its words
+    "DEVICE": (re.compile(r"auto|cpu|cuda(:\d{1,3})?"), "auto, cpu, cuda, or as cuda:1 for one of several GPUs"),
+}
 _JSON = "JSON"  # metavar of an option whose text is a JSON object
 
 
@@ -167,6 +170,8 @@ class Option:
         number = {bool: "True or False", int: "a whole number", float: "a number"}.get(self.type)
         if self.metavar == _JSON:
             return "a JSON object"
+        if self.metavar in _PATTERNS:
+            return _PATTERNS[self.metavar][1]
         if number is None:
             return _TEXTS.get(self.metavar or "", "a text that is not empty")
         return f"{number} {self.range}" if self.range is not None else number
@@ -196,6 +201,12 @@ class Option:
         self.check((value,) if self.is_list else value)
         return value
 
+    def _allows_text(self, value: object) -> bool:
+        if self.metavar in _PATTERNS:
+            return isinstance(value, str) and _PATTERNS[self.metavar][0].fullmatch(value) is not None
+        kinds = (str, PathLike) if self.metavar in _TEXTS else (str,)
+        return isinstance(value, kinds) and (self.default in ("", ()) or bool(str(value)))
+
     def _allows(self, value: object) -> bool:
         if self.choices:
             return any(type(value) is type(choice) and value == choice for choice in self.choices)
@@ -206,8 +217,7 @@ class Option:
         if self.type is bool:
             return type(value) is bool
         if self.type is str:
-            kinds = (str, PathLike) if self.metavar in _TEXTS else (str,)
-            return isinstance(value, kinds) and (self.default in ("", ()) or bool(str(value)))
+            return self._allows_text(value)
         kind: type[Any] = Real if self.type is float else Integral  # numpy's numbers too
         is_number = isinstance(value, kind) and not isinstance(value, bool)
         return is_number and (self.range is None or self.range.holds(value))  # type: ignore[arg-type]

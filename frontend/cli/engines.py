@@ -60,13 +60,15 @@ def remove(
 
 
 def _show(answer: dict[str, Any]) -> None:
-    lines = [f"{'engine':>6}  {'state':8}  {'requests':>8}  {'sent':>8}  {'losses':>6}  {'pid':>8}  address"]
+    lines = [
+        f"{'engine':>6}  {'state':8}  {'requests':>8}  {'sent':>8}  {'losses':>6}  {'device':8}  {'pid':>8}  address"
+    ]
     for each in answer["engines"]:
         sent = sum(each["routed"].values())
         notes = ["started by the server"] * each["supervised"] + ["prefill"] * each["prefill"]
         note = f"  ({', '.join(notes)})" if notes else ""
         lines.append(
             f"{each['number']:>6}  {each['state']:8}  {each['requests']:>8}  {sent:>8}  {each['losses']:>6}  "
-            f"{each['pid']:>8}  {each['address'].translate(CONTROLS)}{note}"
+            f"{each['device']:8}  {each['pid']:>8}  {each['address'].translate(CONTROLS)}{note}"
         )
     write("\n".join(lines) + f"\nrouter: {answer['router']}\n")

@@ -25,7 +25,7 @@ from quire.protocol.options import command_line, options_of, parse_size, referen
 
 NAMES = {
     "cpu": "CPU", "cpus": "CPUs", "numa_nodes": "NUMA nodes", "isa": "instruction set", "memory_bytes": "memory",
-    "llvm_version": "LLVM",
+    "gpus": "GPUs", "llvm_version": "LLVM",
 }  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def info(
     *,
     plan: PlanFlags,
 ) -> None:
-    """Show the host (CPUs, cores, NUMA nodes, threads, instruction set, memory) and the plan of a model on it."""
+    """Show the host (CPUs, cores, NUMA nodes, threads, instruction set, memory, GPUs) and the plan of a model on it."""
     if options:
         write(option_reference())
         return
@@ -133,7 +133,7 @@ def _text(key: str, value: Any) -> str:
     if key.endswith("bytes") and isinstance(value, int):
         return readable_size(value)
     if isinstance(value, list):
-        return ", ".join(map(str, value))
+        return ", ".join(map(str, value)) or "none"
     if isinstance(value, dict):
         return ", ".join(f"{name}={_text(name, item)}" for name, item in value.items())
     return str(value)

@@ -52,7 +52,8 @@ def reload(
         raise typer.BadParameter(str(error)) from None
     with closing(_connect(socket)) as client:
         ready = client.reload(arguments)
-    say(f"the engine at {client.address} is process {ready.engine_pid} now, with the model {ready.model}")
+    model = f"the model {ready.model} on {ready.device}"
+    say(f"the engine at {client.address} is process {ready.engine_pid} now, with {model}")
 
 
 def _connect(flags: SocketFlags) -> CoreClient:

@@ -16,7 +16,7 @@ _SECONDS = 3.0  # for an engine to answer
 
 @takes_flags
 def ps(as_json: Annotated[bool, switch(None, "--json", "Print JSON.")] = False) -> None:
-    """List this user's engines that run: their models, memory, requests, HTTP servers and addresses."""
+    """List this user's engines that run: their models, devices, memory, requests, HTTP servers and addresses."""
     from quire.protocol.address import is_alive, listed_addresses
 
     rows = [_row(address) for address in listed_addresses() if is_alive(address)]
@@ -44,6 +44,7 @@ def _row(address: str) -> dict[str, Any]:
         ready = client.ready
         return row | {
             "model": ready.model,
+            "device": ready.device,
             "pid": ready.engine_pid,
             "memory_bytes": _resident_bytes(ready.engine_pid),
             "running": stats["running"],
@@ -69,14 +70,14 @@ def _show(rows: list[dict[str, Any]]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table("model", "pid", "memory", "requests", "HTTP", "address", box=None, padding=(0, 2))
+    table = Table("model", "device", "pid", "memory", "requests", "HTTP", "address", box=None, padding=(0, 2))
     for row in rows:
         urls = ", ".join(row["urls"]) or "-"
         if row["problem"] is not None:
-            cells = ["-", "-", "-", row["problem"], urls, row["address"]]
+            cells = ["-", "-", "-", "-", row["problem"], urls, row["address"]]
         else:
             memory = "-" if row["memory_bytes"] is None else readable_size(row["memory_bytes"])
             requests = f"{row['running']} running, {row['waiting']} waiting"
-            cells = [Path(row["model"]).name, f"{row['pid']}", memory, requests, urls, row["address"]]
+            cells = [Path(row["model"]).name, row["device"], f"{row['pid']}", memory, requests, urls, row["address"]]
         table.add_row(*(escape(cell.translate(CONTROLS)) for cell in cells))
     Console(highlight=False, width=None if sys.stdout.isatty() else 1000).print(table)

@@ -122,7 +122,6 @@ _REFUSED = {
         "tensor_parallel_size pipeline_parallel_size prefill_context_parallel_size "
         "decode_context_parallel_size nnodes node_rank headless? api_server_count"
     ),
-    "the engine runs on CPUs": "device",
     "an engine that sleeps would free the memory of a GPU; close it": "enable_sleep_mode?",
     "max_loras says how many adapters are in memory, and takes whole numbers": "max_cpu_loras",
     "an adapter is computed in the dtype of its model": "lora_dtype",
@@ -188,7 +187,6 @@ _HOLDS: dict[str, tuple[object, ...]] = {
     "api_server_count": (1,),
     "swap_space": (0,),
     "cpu_offload_gb": (0,),
-    "device": ("cpu", "auto"),
     "distributed_executor_backend": ("uni",),
     "enable_chunked_prefill": (True,),
     "use_tqdm_on_load": (True,),

@@ -13,6 +13,18 @@ class Device(Protocol):
     """A device for one model, whose memory and compiled kernels it owns."""
 
     @property
+    def name(self) -> str:
+        """Name by which it is chosen: cpu, or as cuda:0."""
+
+    @property
+    def product(self) -> str:
+        """Name of the hardware; empty for the CPUs."""
+
+    @property
+    def in_host_memory(self) -> bool:
+        """True if it computes in the memory of this process, which may be that of files."""
+
+    @property
     def capabilities(self) -> Capabilities:
         """Capabilities by which plans are lowered and kernels emitted."""
 

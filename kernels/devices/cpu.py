@@ -19,6 +19,16 @@ _INTRINSIC = "llvm.call_intrinsic"
 _MOST_COMPILERS = 8  # threads, each with the memory of a compiler
 
 
+def start_threads(count: int, *, pin: bool) -> ThreadPool:
+    """Return so many threads of this host, each bound to a CPU of its own with `pin`. Raises ModelError."""
+    pool = ThreadPool(count, pin)
+    if pin and not pool.pinned:
+        raise ModelError(
+            f"{pool.size} threads can't be bound to a CPU each here; give fewer (--threads), or no --pin-threads"
+        )
+    return pool
+
+
 class Cpu:
     """The CPUs as a `Device`. Threads start, and memory is taken, when `native` is first asked for.
 
@@ -33,6 +43,21 @@ class Cpu:
         self._pin_threads = pin_threads
 
     @property
+    def name(self) -> str:
+        """See Device."""
+        return "cpu"
+
+    @property
+    def product(self) -> str:
+        """See Device."""
+        return ""
+
+    @property
+    def in_host_memory(self) -> bool:
+        """See Device."""
+        return True
+
+    @property
     def capabilities(self) -> Capabilities:
         """See Device."""
         return self.isa.capabilities
@@ -40,12 +65,7 @@ class Cpu:
     @cached_property
     def native(self) -> CpuDevice:
         """See Device."""
-        pool = ThreadPool(self._threads, self._pin_threads)
-        if self._pin_threads and not pool.pinned:
-            raise ModelError(
-                f"{pool.size} threads can't be bound to a CPU each here; give fewer (--threads), or no --pin-threads"
-            )
-        return CpuDevice(pool)
+        return CpuDevice(start_threads(self._threads, pin=self._pin_threads))
 
     @cached_property
     def _jits(self) -> dict[str, Jit]:

@@ -9,7 +9,8 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from quire.kernels._native import CudaDevice, PtxCompiler, ThreadPool
+from quire.kernels._native import CudaDevice, PtxCompiler
+from quire.kernels.devices.cpu import start_threads
 from quire.kernels.emit.builder import F32
 from quire.kernels.emit.context import Capabilities, EmitContext, Kernel
 from quire.kernels.emit.dots import CUDA
@@ -55,15 +56,31 @@ class Cuda:
     Of an architecture alone, which may be that of no GPU here, kernels can only be compiled.
     """
 
-    def __init__(self, name: str, cache: Path, threads: int = 1) -> None:
+    def __init__(self, name: str, cache: Path, threads: int = 1, *, pin_threads: bool = False) -> None:
         """`name`: the GPU's number, by default 0, or an architecture, as sm_90. Raises ModelError."""
         if not re.fullmatch(r"|\d{1,3}|sm_\w{1,8}", name):
             raise ModelError(f"device is 'cuda:{name[:100]}'; it must be cuda, or as cuda:0, or as cuda:sm_90")
-        self._name = name
+        self._name = name or "0"
         self._cache = cache
         self._threads = threads
+        self._pin_threads = pin_threads
         if name.startswith("sm_"):
             self._compiler  # noqa: B018 - which is checked here
+
+    @property
+    def name(self) -> str:
+        """See Device."""
+        return f"cuda:{self._name}"
+
+    @property
+    def product(self) -> str:
+        """See Device."""
+        return self.native.name
+
+    @property
+    def in_host_memory(self) -> bool:
+        """See Device."""
+        return False
 
     @property
     def capabilities(self) -> Capabilities:
@@ -74,11 +91,12 @@ class Cuda:
     def native(self) -> CudaDevice:
         """See Device."""
         if self._name.startswith("sm_"):
-            raise ModelError(f"cuda:{self._name} is an architecture; give a GPU's number to run a model, as cuda:0")
+            raise ModelError(f"{self.name} is an architecture; give a GPU's number to run a model, as cuda:0")
+        threads = start_threads(self._threads, pin=self._pin_threads)
         try:
-            return CudaDevice(int(self._name or 0), ThreadPool(self._threads, False))
+            return CudaDevice(int(self._name), threads)
         except RuntimeError as error:
-            raise ModelError(f"device cuda:{self._name or 0} can't be used: {error}; give the device cpu") from None
+            raise ModelError(f"device {self.name} can't be used: {error}; give the device cpu") from None
 
     @cached_property
     def _compiler(self) -> PtxCompiler:

@@ -19,9 +19,12 @@ from quire.frontend.version import installed_version
 
 
 class Health(msgspec.Struct):
-    """The state of the server."""
+    """The state of the server, and what computes its only model: `cpu`, or a GPU as `cuda:0`; of several engines each
+    device once.
+    """
 
     status: str = "ok"
+    devices: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Version(msgspec.Struct):
@@ -88,14 +91,16 @@ class OperatorEndpoints:
         """Check that the server is not shutting down, and that the engine of its only model makes steps or is idle, or
         could be started. Needs no API key. With several models /v1/models tells how each does.
         """
+        devices: list[str] | msgspec.UnsetType = msgspec.UNSET
         if len(self._models.models) == 1:
             only = self._models.default
             if only.service is not None:
                 await only.service.llm.check_health()
+                devices = sorted({engine.ready.device for engine in only.service.llm.engines()})
             elif only.failure is not None:
                 raise self._models.loader.failed(only, only.failure)
         self._models.server.check_open(lambda: self._models.retry_after)
-        return json_response(Health())
+        return json_response(Health(devices=devices))
 
     async def ready(self, request: Request) -> Response:
         """Check that the server accepts requests; the same as /health."""

@@ -25,8 +25,9 @@ class EngineCard(msgspec.Struct, kw_only=True):
     """An engine.
 
     `state`: ready, draining (it gets no more requests) or away. `supervised`: the server has started it, and starts it
-    again when it dies. `prefill`: it computes prompts for the others. `losses`: times that it was lost. `requests`:
-    those of this server that it has now; `routed`: how many it was sent ever, by reason.
+    again when it dies. `prefill`: it computes prompts for the others. `device`: cpu, or a GPU as cuda:0. `losses`:
+    times that it was lost. `requests`: those of this server that it has now; `routed`: how many it was sent ever, by
+    reason.
     """
 
     number: int
@@ -34,6 +35,7 @@ class EngineCard(msgspec.Struct, kw_only=True):
     state: str
     supervised: bool
     prefill: bool
+    device: str
     pid: int
     losses: int
     requests: int
@@ -153,6 +155,7 @@ class EngineEndpoints(Endpoints):
             state=engine.state,
             supervised=engine.supervised,
             prefill=engine.is_prefill,
+            device=engine.ready.device,
             pid=engine.ready.engine_pid,
             losses=engine.num_losses,
             requests=num_requests,

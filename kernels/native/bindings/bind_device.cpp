@@ -117,6 +117,8 @@ void bind_device(nb::module_& m) {
       .def(nb::init<ThreadPool&>(), "threads"_a, nb::keep_alive<1, 2>());
   nb::class_<CudaDevice, Device>(m, "CudaDevice", "One of NVIDIA's GPUs, whose driver must be installed.")
       .def(nb::init<int, ThreadPool&>(), "ordinal"_a, "threads"_a, nb::keep_alive<1, 3>())
+      .def_static("names", &CudaDevice::names,
+                  "Return the names of the GPUs here. Raises RuntimeError without a driver.")
       .def_prop_ro("name", &CudaDevice::name, "Name of the GPU.")
       .def_prop_ro("architecture", &CudaDevice::architecture, "What kernels are compiled for, as sm_90.")
       .def_prop_ro("free_memory", &CudaDevice::free_memory, "Bytes of the GPU's memory that are free.")

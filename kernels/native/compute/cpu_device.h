@@ -31,12 +31,18 @@ class CpuDevice final : public Device {
   /// On huge pages. A part may share one with a neighbour's part.
   void place_matrix(std::byte* memory, std::size_t bytes) const override;
 
+  bool maps_files() const override { return true; }
+
   /// What another process has written is resident at once.
   std::byte* map_file(int fd, std::size_t bytes, bool writable) override;
 
   /// Also moves to huge pages what was not placed on them.
   void make_read_only(std::byte* memory) override;
   void check(const void* address, std::size_t bytes) const override;
+
+  std::span<const std::byte> read(std::span<const std::byte> memory, std::vector<std::byte>&) const override {
+    return memory;
+  }
 
   /// Heads are distributed over the NUMA nodes in turn.
   void touch(std::byte* begin, std::byte* end, std::int64_t head) const override;

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 #include "compute/arena.h"
 
@@ -44,16 +45,28 @@ class CudaDevice::StepMemory {
   std::size_t chunk_ = 0, used_ = 0;
 };
 
-CudaDevice::CudaDevice(int ordinal, ThreadPool& threads) : Device(threads), driver_(CudaDriver::get()) {
+std::vector<std::string> CudaDevice::names() {
+  const CudaDriver& driver = CudaDriver::get();
   int count = 0;
-  driver_.check(driver_.device_count(&count), "count the GPUs");
-  if (ordinal < 0 || ordinal >= count)
+  driver.check(driver.device_count(&count), "count the GPUs");
+  std::vector<std::string> names;
+  for (int ordinal = 0; ordinal < count; ordinal++) {
+    CudaDriver::Device device = 0;
+    std::array<char, 256> name{};
+    driver.check(driver.device_get(&device, ordinal), "find the GPU");
+    driver.check(driver.device_name(name.data(), static_cast<int>(name.size()) - 1, device), "name the GPU");
+    names.emplace_back(name.data());
+  }
+  return names;
+}
+
+CudaDevice::CudaDevice(int ordinal, ThreadPool& threads) : Device(threads), driver_(CudaDriver::get()) {
+  const std::vector<std::string> there = names();
+  if (ordinal < 0 || std::cmp_greater_equal(ordinal, there.size()))
     throw std::runtime_error("there is no GPU number " + std::to_string(ordinal) + ": this machine has " +
-                             std::to_string(count));
+                             std::to_string(there.size()));
   driver_.check(driver_.device_get(&device_, ordinal), "find the GPU");
-  std::array<char, 256> name{};
-  driver_.check(driver_.device_name(name.data(), static_cast<int>(name.size()) - 1, device_), "name the GPU");
-  name_ = name.data();
+  name_ = there[static_cast<std::size_t>(ordinal)];
   const auto attribute = [&](CudaDriver::Attribute which) {
     int value = 0;
     driver_.check(driver_.device_attribute(&value, which, device_), "describe the GPU");
@@ -121,6 +134,12 @@ void CudaDevice::check(const void* address, std::size_t bytes) const {
   const std::lock_guard lock(mutex_);
   if (std::ranges::none_of(memory_, holds))
     throw std::invalid_argument("these " + std::to_string(bytes) + " bytes are not memory of the device");
+}
+
+std::span<const std::byte> CudaDevice::read(std::span<const std::byte> memory, std::vector<std::byte>& buffer) const {
+  buffer.resize(memory.size());
+  copy(buffer.data(), memory.data(), {memory.size()});
+  return buffer;
 }
 
 void CudaDevice::copy(std::byte* to, const std::byte* from, const Pieces& pieces) const {

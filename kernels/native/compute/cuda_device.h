@@ -19,6 +19,10 @@ namespace quire {
 /// host writes for a step and reads after it goes back and forth. No memory of files can be had.
 class CudaDevice final : public Device {
  public:
+  /// Returns the names of the GPUs here, in the order of their numbers. Throws std::runtime_error, with the reason, if
+  /// they have no driver.
+  static std::vector<std::string> names();
+
   /// Opens GPU number `ordinal`. Throws std::runtime_error, with the reason, if it can't be used.
   CudaDevice(int ordinal, ThreadPool& threads);
   ~CudaDevice() override;
@@ -33,9 +37,12 @@ class CudaDevice final : public Device {
   std::byte* allocate(std::size_t bytes) override;
   std::byte* allocate_matrix(std::size_t bytes) override { return allocate(bytes); }
   void place_matrix(std::byte*, std::size_t) const override {}
+  bool maps_files() const override { return false; }
   std::byte* map_file(int fd, std::size_t bytes, bool writable) override;
   void make_read_only(std::byte* memory) override;
   void check(const void* address, std::size_t bytes) const override;
+
+  std::span<const std::byte> read(std::span<const std::byte> memory, std::vector<std::byte>& buffer) const override;
 
   /// Does nothing: memory is there once it is allocated.
   void touch(std::byte*, std::byte*, std::int64_t) const override {}

@@ -41,6 +41,9 @@ class Device {
   /// Prepares memory of a file for a matrix, each part of its columns near the units that `run` prefers to give it to.
   virtual void place_matrix(std::byte* memory, std::size_t bytes) const = 0;
 
+  /// Returns true if files can be mapped into its memory, which other processes share then or find later.
+  virtual bool maps_files() const = 0;
+
   /// Maps the first bytes of a file, which must have as many, into memory that lives as long as the device. Throws
   /// OutOfMemory or std::system_error.
   virtual std::byte* map_file(int fd, std::size_t bytes, bool writable) = 0;
@@ -51,6 +54,9 @@ class Device {
 
   /// Throws std::invalid_argument unless all of the memory was allocated or mapped here.
   virtual void check(const void* address, std::size_t bytes) const = 0;
+
+  /// Returns bytes of its memory, or a copy in `buffer` where the host reads that faster. Any thread.
+  virtual std::span<const std::byte> read(std::span<const std::byte> memory, std::vector<std::byte>& buffer) const = 0;
 
   /// Makes a part of a head's KV memory resident, so that no step waits for it. Any thread.
   virtual void touch(std::byte* begin, std::byte* end, std::int64_t head) const = 0;

@@ -12,10 +12,23 @@
 namespace quire {
 namespace {
 
-std::unique_ptr<KvFile> open_file(const KvConfig& config) {
+std::unique_ptr<KvFile> open_file(const KvConfig& config, const Device& device) {
   if (!config.fd) return nullptr;
-  const std::size_t bytes = KvMemory::bytes(config.shape);
-  return std::make_unique<KvFile>(*config.fd, config.shape.num_pages, config.block_size, bytes, config.state);
+  const std::size_t tile_bytes = KvMemory::bytes(config.shape);
+  const auto state_bytes = static_cast<std::size_t>(config.state.bytes());
+  const auto contents = device.maps_files() ? KvFile::Contents{tile_bytes, state_bytes} : KvFile::Contents{};
+  const std::int32_t num_records = config.state.record_bytes == 0 ? 0 : config.state.num_records;
+  return std::make_unique<KvFile>(*config.fd, config.shape.num_pages, config.block_size, num_records, contents);
+}
+
+std::byte* open_tiles(const KvFile* file, Device& device, const KvMemory::Shape& shape) {
+  return file != nullptr && device.maps_files() ? file->tiles() : device.allocate(KvMemory::bytes(shape));
+}
+
+StateMemory open_state_memory(const KvFile* file, Device& device, const StateShape& shape) {
+  if (shape.record_bytes == 0) return {};
+  if (file != nullptr && device.maps_files()) return {file->states(), &device};
+  return {device.allocate(static_cast<std::size_t>(shape.bytes())), &device};
 }
 
 std::unique_ptr<SealedPages> open_log(const KvConfig& config) {
@@ -26,9 +39,9 @@ std::unique_ptr<SealedPages> open_log(const KvConfig& config) {
       static_cast<std::size_t>(config.shape.num_pages + state.num_records * state.num_pieces()));
 }
 
-std::unique_ptr<PageLedger> open_ledger(KvFile* file, const KvMemory& memory, ThreadPool& threads,
-                                        const std::string& model, SealedPages* log) {
-  return file == nullptr ? nullptr : std::make_unique<PageLedger>(*file, memory, threads, model_key(model), log);
+std::unique_ptr<PageLedger> open_ledger(KvFile* file, const KvMemory& memory, const std::string& model,
+                                        SealedPages* log) {
+  return file == nullptr ? nullptr : std::make_unique<PageLedger>(*file, memory, model_key(model), log);
 }
 
 void check_copy(std::size_t given, std::size_t page_bytes) {
@@ -37,23 +50,24 @@ void check_copy(std::size_t given, std::size_t page_bytes) {
                                 std::to_string(page_bytes) + " as that of a page");
 }
 
-std::unique_ptr<StateLedger> open_states(KvFile* file, const PageLedger* pages, ThreadPool& threads,
+std::unique_ptr<StateLedger> open_states(KvFile* file, const PageLedger* pages, const StateMemory& memory,
                                          const StateShape& shape, SealedPages* log) {
   if (file == nullptr || shape.record_bytes == 0) return nullptr;
   if (shape.piece_bytes == 0) throw std::invalid_argument("states in a file need piece_bytes; give those of a page");
-  return std::make_unique<StateLedger>(*file, *pages, threads, shape, log);
+  return std::make_unique<StateLedger>(*file, *pages, memory, shape, log);
 }
 
 }  // namespace
 
 KvCache::KvCache(const KvConfig& config, Device& device)
-    : file(open_file(config)),
-      memory(file ? file->tiles() : device.allocate(KvMemory::bytes(config.shape)), device, config.shape),
+    : file(open_file(config, device)),
+      memory(open_tiles(file.get(), device, config.shape), device, config.shape),
       sealed_pages(open_log(config)),
-      ledger(open_ledger(file.get(), memory, device.threads(), config.model, sealed_pages.get())),
-      state_ledger(open_states(file.get(), ledger.get(), device.threads(), config.state, sealed_pages.get())),
+      ledger(open_ledger(file.get(), memory, config.model, sealed_pages.get())),
+      states(open_state_memory(file.get(), device, config.state)),
+      state_ledger(open_states(file.get(), ledger.get(), states, config.state, sealed_pages.get())),
       sequences(config.shape.num_pages, config.block_size, config.vocab_size, memory.extent(), ledger.get(),
-                config.state, state_ledger.get()) {
+                config.state, state_ledger.get(), states) {
   prefault();  // maps what is resident in a file
 }
 
@@ -62,7 +76,7 @@ std::uint64_t KvCache::copy_page(std::int32_t page, std::span<std::byte> copy) c
   if (page < num_pages || sequences.states() == nullptr) return quire::copy_page(memory, page, copy);
   const std::span<const std::byte> piece = sequences.states()->piece(page - num_pages);
   check_copy(copy.size(), memory.page_bytes());
-  std::ranges::copy(piece, copy.begin());
+  memory.device().copy(copy.data(), piece.data(), {piece.size()});
   std::ranges::fill(copy.subspan(piece.size()), std::byte{0});
   return checksum(copy.first(piece.size()));
 }
@@ -72,7 +86,7 @@ std::uint64_t KvCache::fill_page(std::int32_t page, std::span<const std::byte> c
   if (page < num_pages || sequences.states() == nullptr) return quire::fill_page(memory, page, copy);
   const std::span<std::byte> piece = sequences.states()->piece(page - num_pages);
   check_copy(copy.size(), memory.page_bytes());
-  std::ranges::copy(copy.first(piece.size()), piece.begin());
+  memory.device().copy(piece.data(), copy.data(), {piece.size()});
   return checksum(copy.first(piece.size()));
 }
 

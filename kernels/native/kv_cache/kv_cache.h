@@ -22,7 +22,7 @@ struct KvConfig {
   StateShape state;
 
   /// The file of KV memory that outlives the process (KvFile), and the name of all that the bits of its KV depend on
-  /// besides tokens. Without a file KV memory ends with its owner.
+  /// besides tokens. Without a file, or with a device that maps none, KV memory ends with its owner.
   std::optional<std::int32_t> fd;
   std::string model;
   bool log_sealed_pages;  ///< log the sealed pages of the file, for a thread that copies them elsewhere
@@ -61,6 +61,7 @@ struct KvCache {
   KvMemory memory;
   std::unique_ptr<SealedPages> sealed_pages;  ///< nullptr unless they are logged
   std::unique_ptr<PageLedger> ledger;         ///< nullptr without a file
+  StateMemory states;
   std::unique_ptr<StateLedger> state_ledger;  ///< nullptr without a file, and for a model without state
   Sequences sequences;
 };

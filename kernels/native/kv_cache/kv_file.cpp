@@ -31,15 +31,16 @@ FileMapping map_resized(int fd, std::size_t bytes) {
 
 }  // namespace
 
-KvFile::KvFile(int fd, std::int32_t num_pages, std::int32_t block_size, std::size_t tile_bytes, const StateShape& state)
+KvFile::KvFile(int fd, std::int32_t num_pages, std::int32_t block_size, std::int32_t num_records,
+               const Contents& contents)
     : num_pages_(static_cast<std::size_t>(num_pages)),
       num_tokens_(num_pages_ * static_cast<std::size_t>(block_size)),
-      num_records_(state.record_bytes == 0 ? 0 : static_cast<std::size_t>(state.num_records)),
-      tile_bytes_(round_up(tile_bytes, kHugePage)),
+      num_records_(static_cast<std::size_t>(num_records)),
+      tile_bytes_(round_up(contents.tile_bytes, kHugePage)),
       mapping_(map_resized(fd, round_up(kHeaderBytes + num_pages_ * sizeof(PageRecord) +
                                             num_tokens_ * sizeof(std::int32_t) + (num_records_ + 1) * sizeof(StateSeal),
                                         kHugePage) +
-                                   tile_bytes_ + round_up(static_cast<std::size_t>(state.bytes()), kHugePage))) {
+                                   tile_bytes_ + round_up(contents.state_bytes, kHugePage))) {
   touch_huge_pages(mapping_.memory().data(), tiles());
 }
 

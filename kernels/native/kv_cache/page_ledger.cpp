@@ -19,9 +19,8 @@ std::uint64_t hash_of(std::span<T, size> values) {
 
 }  // namespace
 
-PageLedger::PageLedger(KvFile& file, const KvMemory& memory, ThreadPool& threads, const PrefixKey& model,
-                       SealedPages* log)
-    : file_(file), memory_(memory), threads_(threads), model_(model), log_(log) {}
+PageLedger::PageLedger(KvFile& file, const KvMemory& memory, const PrefixKey& model, SealedPages* log)
+    : file_(file), memory_(memory), model_(model), log_(log) {}
 
 void PageLedger::add(std::int32_t page, std::int32_t parent, const PrefixKey& prefix,
                      std::optional<std::uint64_t> content) {
@@ -118,9 +117,12 @@ std::vector<std::uint64_t> PageLedger::contents(std::span<const std::int32_t> pa
   std::vector<std::uint64_t> hashes(pages.size() * runs), sums;
   if (pages.empty()) return sums;
   std::atomic<std::size_t> next{0};
-  threads_.run([&](int) {
-    for (std::size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < hashes.size();)
-      hashes[i] = hash_of(memory_.run_of_page(pages[i / runs], static_cast<std::int64_t>(i % runs)));
+  memory_.device().threads().run([&](int) {
+    std::vector<std::byte> buffer;
+    for (std::size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < hashes.size();) {
+      const auto run = memory_.run_of_page(pages[i / runs], static_cast<std::int64_t>(i % runs));
+      hashes[i] = hash_of(memory_.device().read(run, buffer));
+    }
   });
   for (std::size_t i = 0; i < pages.size(); i++) sums.push_back(hash_of(std::span(hashes).subspan(i * runs, runs)));
   return sums;

@@ -6,7 +6,6 @@
 #include <span>
 #include <vector>
 
-#include "compute/thread_pool.h"
 #include "kv_cache/kv_file.h"
 #include "kv_cache/kv_memory.h"
 #include "kv_cache/prefix_key.h"
@@ -23,10 +22,9 @@ class PageLedger {
  public:
   static constexpr std::int32_t kNone = -1;  ///< parent of a first page
 
-  /// The file, the memory over its tiles, and the threads must outlive the ledger. So must `log`, if there is one, to
-  /// which each page is added that is sealed.
-  PageLedger(KvFile& file, const KvMemory& memory, ThreadPool& threads, const PrefixKey& model,
-             SealedPages* log = nullptr);
+  /// The file and the memory of the pages must outlive the ledger. So must `log`, if there is one, to which each page
+  /// is added that is sealed.
+  PageLedger(KvFile& file, const KvMemory& memory, const PrefixKey& model, SealedPages* log = nullptr);
 
   const PrefixKey& model() const { return model_; }
   std::span<std::int32_t> tokens() const { return file_.tokens(); }  ///< [pages][block_size], written by the cache
@@ -73,7 +71,6 @@ class PageLedger {
 
   KvFile& file_;
   const KvMemory& memory_;
-  ThreadPool& threads_;
   PrefixKey model_;
   SealedPages* log_;
   std::vector<Added> added_;  ///< pages added since the last call of `seal`

@@ -26,9 +26,11 @@ void check_positions(std::int32_t slot, std::int64_t num_tokens) {
 }  // namespace
 
 Sequences::Sequences(std::int32_t num_pages, std::int32_t block_size, std::int32_t vocab_size, std::int32_t extent,
-                     PageLedger* ledger, const StateShape& state, StateLedger* state_ledger)
+                     PageLedger* ledger, const StateShape& state, StateLedger* state_ledger,
+                     const StateMemory& state_memory)
     : pages_(num_pages, extent),
-      states_(state.record_bytes == 0 ? nullptr : std::make_unique<StateStore>(state, num_pages, state_ledger)),
+      states_(state.record_bytes == 0 ? nullptr
+                                      : std::make_unique<StateStore>(state, num_pages, state_ledger, state_memory)),
       tree_(pages_, block_size, ledger, states_.get()),
       block_size_(block_size),
       vocab_size_(vocab_size) {

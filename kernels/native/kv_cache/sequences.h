@@ -58,7 +58,7 @@ class Sequences {
   /// `start` find then ends at a snapshot; `start`, `fork` and `reserve` also fail when sequences hold all records.
   Sequences(std::int32_t num_pages, std::int32_t block_size, std::int32_t vocab_size,
             std::int32_t extent = PagePool::kAll, PageLedger* ledger = nullptr, const StateShape& state = {},
-            StateLedger* state_ledger = nullptr);
+            StateLedger* state_ledger = nullptr, const StateMemory& state_memory = {});
   ~Sequences();
   Sequences(const Sequences&) = delete;
   Sequences& operator=(const Sequences&) = delete;

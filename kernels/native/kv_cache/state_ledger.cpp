@@ -7,11 +7,11 @@
 
 namespace quire {
 
-StateLedger::StateLedger(KvFile& file, const PageLedger& pages, ThreadPool& threads, const StateShape& shape,
+StateLedger::StateLedger(KvFile& file, const PageLedger& pages, const StateMemory& memory, const StateShape& shape,
                          SealedPages* log)
     : file_(file),
       pages_(pages),
-      threads_(threads),
+      memory_(memory),
       shape_(shape),
       log_(log),
       pieces_(static_cast<std::size_t>(shape.num_records)) {}
@@ -86,12 +86,13 @@ std::vector<std::uint64_t> StateLedger::checksums(std::span<const Added> snapsho
   if (snapshots.empty()) return sums;
   for (const Added& added : snapshots) pieces_[static_cast<std::size_t>(added.record)].resize(count);
   std::atomic<std::size_t> next{0};
-  threads_.run([&](int) {
+  memory_.device->threads().run([&](int) {
+    std::vector<std::byte> buffer;
     for (std::size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < snapshots.size() * count;) {
       const std::int32_t record = snapshots[i / count].record;
       const std::size_t start = i % count * step;
-      pieces_[static_cast<std::size_t>(record)][i % count] =
-          checksum(std::span(memory() + shape_.offset(record) + start, std::min(step, size - start)));
+      pieces_[static_cast<std::size_t>(record)][i % count] = checksum(
+          memory_.device->read({memory_.base + shape_.offset(record) + start, std::min(step, size - start)}, buffer));
     }
   });
   for (const Added& added : snapshots) {

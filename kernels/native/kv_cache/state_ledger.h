@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "compute/thread_pool.h"
 #include "kv_cache/kv_file.h"
 #include "kv_cache/page_ledger.h"
 #include "kv_cache/state_store.h"
@@ -21,13 +20,11 @@ namespace quire {
 /// seal is removed before the first write of what takes its place.
 class StateLedger {
  public:
-  /// The file, the ledger of its pages, and the threads must outlive this one. So must `log`, if there is one, to which
-  /// the pieces of snapshots are added that are sealed and to be copied, as pages with numbers after those of the
-  /// pages.
-  StateLedger(KvFile& file, const PageLedger& pages, ThreadPool& threads, const StateShape& shape,
+  /// The file, the ledger of its pages, and the device of the records must outlive this one. So must `log`, if there is
+  /// one, to which the pieces of snapshots are added that are sealed and to be copied, as pages with numbers after
+  /// those of the pages.
+  StateLedger(KvFile& file, const PageLedger& pages, const StateMemory& memory, const StateShape& shape,
               SealedPages* log = nullptr);
-
-  std::byte* memory() const { return file_.states(); }  ///< the first record
 
   /// Adds the snapshot of a page, which is written; the next call of `seal`, after that of the page, seals it.
   /// `is_logged`: it is to be copied.
@@ -56,7 +53,7 @@ class StateLedger {
 
   KvFile& file_;
   const PageLedger& pages_;
-  ThreadPool& threads_;
+  StateMemory memory_;
   StateShape shape_;
   SealedPages* log_;
   std::vector<Added> added_;                        ///< since the last call of `seal`

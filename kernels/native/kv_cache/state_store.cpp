@@ -35,13 +35,14 @@ std::int32_t StateShape::num_pieces() const {
 
 std::int64_t StateShape::offset(std::int32_t record) const { return record * stride_of(*this); }
 
-StateStore::StateStore(const StateShape& shape, std::int32_t num_pages, StateLedger* ledger)
+StateStore::StateStore(const StateShape& shape, std::int32_t num_pages, StateLedger* ledger, const StateMemory& memory)
     : shape_(shape),
       ledger_(ledger),
-      memory_(ledger != nullptr ? ledger->memory()
-                                : static_cast<std::byte*>(arena_.allocate(static_cast<std::size_t>(shape.bytes())))),
+      memory_(memory),
       records_(static_cast<std::size_t>(shape.num_records)),
       snapshots_(static_cast<std::size_t>(num_pages), kNone) {
+  const auto bytes = static_cast<std::size_t>(shape.bytes());
+  if (memory_.base == nullptr) memory_.base = static_cast<std::byte*>(arena_.allocate(bytes));
   for (std::int32_t record = 0; record < total(); record++) at(record).place = free_.insert(free_.end(), record);
 }
 
@@ -101,7 +102,7 @@ void StateStore::detach(std::int32_t page) {
 std::span<std::byte> StateStore::record(std::int32_t record) const {
   if (record < 0 || record >= total())
     throw std::out_of_range("record " + std::to_string(record) + " of " + std::to_string(total()));
-  return {memory_ + shape_.offset(record), static_cast<std::size_t>(shape_.record_bytes)};
+  return {memory_.base + shape_.offset(record), static_cast<std::size_t>(shape_.record_bytes)};
 }
 
 std::span<std::byte> StateStore::piece(std::int32_t piece) const {
@@ -112,6 +113,12 @@ std::span<std::byte> StateStore::piece(std::int32_t piece) const {
   return whole.subspan(start, std::min(size, whole.size() - start));
 }
 
-void StateStore::copy(std::int32_t from, std::int32_t to) { std::ranges::copy(record(from), record(to).begin()); }
+void StateStore::copy(std::int32_t from, std::int32_t to) {
+  const std::span<std::byte> source = record(from), target = record(to);
+  if (memory_.device == nullptr)
+    std::ranges::copy(source, target.begin());
+  else
+    memory_.device->copy(target.data(), source.data(), {source.size()});
+}
 
 }  // namespace quire

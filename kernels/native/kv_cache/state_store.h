@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "compute/arena.h"
+#include "compute/device.h"
 
 namespace quire {
 
@@ -28,6 +29,12 @@ struct StateShape {
   std::int64_t offset(std::int32_t record) const;
 };
 
+/// Memory of records, from `base` on, and the device that it belongs to, both of which outlive the records.
+struct StateMemory {
+  std::byte* base = nullptr;
+  const Device* device = nullptr;
+};
+
 class StateLedger;
 
 /// Records of state. Each is that of all layers after a number of tokens, and is written as a whole: unlike pages,
@@ -42,9 +49,10 @@ class StateStore {
  public:
   static constexpr std::int32_t kNone = -1;
 
-  /// The records lie in the file of `ledger`, which must outlive the store, or in memory of their own. Throws
-  /// std::invalid_argument and OutOfMemory.
-  StateStore(const StateShape& shape, std::int32_t num_pages, StateLedger* ledger = nullptr);
+  /// The records lie in `memory`, or by default in the store's own. The ledger, if there is one, must outlive the
+  /// store. Throws std::invalid_argument and OutOfMemory.
+  StateStore(const StateShape& shape, std::int32_t num_pages, StateLedger* ledger = nullptr,
+             const StateMemory& memory = {});
   StateStore(const StateStore&) = delete;
   StateStore& operator=(const StateStore&) = delete;
 
@@ -78,7 +86,7 @@ class StateStore {
   /// Returns a piece of a record, number `piece` of all pieces of all records. Throws std::out_of_range.
   std::span<std::byte> piece(std::int32_t piece) const;
 
-  std::byte* memory() const { return memory_; }  ///< the first record
+  std::byte* memory() const { return memory_.base; }  ///< the first record
 
   const StateShape& shape() const { return shape_; }
   std::int32_t total() const { return shape_.num_records; }
@@ -101,7 +109,7 @@ class StateStore {
   StateShape shape_;
   StateLedger* ledger_;
   Arena arena_;
-  std::byte* memory_;
+  StateMemory memory_;
   std::vector<Record> records_;
   std::vector<std::int32_t> snapshots_;  ///< snapshot of each page, or kNone
   List free_, cached_, held_;            ///< `cached_` begins with the least recently used record

@@ -63,6 +63,8 @@ def test_a_tokenizer_may_have_a_number_beyond_64_bits(tmp_path: Path) -> None:
 
 def test_endpoints_have_the_names_of_llama_cpp(server: Server) -> None:
     assert server.request("/models").json() == server.request("/v1/models").json()
-    assert server.request("/v1/health").json() == server.request("/health").json() == {"status": "ok"}
+    assert (
+        server.request("/v1/health").json() == server.request("/health").json() == {"status": "ok", "devices": ["cpu"]}
+    )
     assert server.request("/lora-adapters").json() == []
     assert server.request("/lora-adapters", [{"id": 0, "scale": 0.5}]).status == 405

@@ -1,0 +1,260 @@
+"""Engines with a GPU, which is emulated: answers are those of the CPU, and streams move from one to the other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import emulated_gpu
+import pytest
+import tiny_model
+from engine_pairs import ask, pair
+from engine_process import DealerClient, EngineUnderTest
+from memory_pressure import under_pressure
+from patience import PATIENCE
+
+from quire.frontend import LLM, AsyncLLM, EngineStartError, RequestOutput, SamplingParams, StructuredOutputsParams
+from quire.frontend.text.prompts import PromptType
+from quire.protocol.messages import EventType, Ready
+
+OPTIONS: dict[str, Any] = {"num_pages": 64, "threads": 1, "skip_tokenizer_init": True, "start_timeout": PATIENCE}
+PROMPTS: list[PromptType] = [
+    [5 + 7 * (3 * number + place) % 120 for place in range(4 + 13 * number)] for number in range(6)
+]
+PARAMS = [
+    SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True, logprobs=3, prompt_logprobs=1),
+    SamplingParams(temperature=0.9, top_p=0.8, seed=7, max_tokens=12, ignore_eos=True, logprobs=3),
+    SamplingParams(
+        temperature=1.1, min_p=0.02, repetition_penalty=1.2, seed=8, max_tokens=14, ignore_eos=True, logprobs=0
+    ),
+]
+TALE = SamplingParams(max_tokens=90, ignore_eos=True, temperature=0.9, seed=3, logprobs=1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Give the engines a GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in emulated_gpu.build(tmp_path_factory.mktemp("gpu")).items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model, of which a GPU that is emulated makes short work."""
+    return tiny_model.write(tmp_path_factory.mktemp("models") / "tiny", tiny_model.weights())
+
+
+def answers(llm: LLM) -> list[object]:
+    params = [PARAMS[number % len(PARAMS)] for number in range(len(PROMPTS))]
+    return [(each.outputs, each.prompt_logprobs) for each in llm.generate(PROMPTS, params, use_tqdm=False)]
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> list[object]:
+    """The answers of a CPU."""
+    with LLM(str(model), **OPTIONS) as llm:
+        return answers(llm)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_num_batched_tokens": 5, "max_num_seqs": 3},
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
+    ],
+    ids=str,
+)
+def test_answers_are_those_of_the_cpu(model: Path, expected: list[object], options: dict[str, Any]) -> None:
+    with LLM(str(model), device="cuda", **{**OPTIONS, **options}) as llm:
+        assert answers(llm) == expected
+        assert llm.stats()["totals"]["cached_tokens"] == 0
+        assert answers(llm) == expected
+        assert llm.stats()["totals"]["cached_tokens"] > 0
+
+
+def test_a_preempted_request_has_the_same_answer(model: Path) -> None:
+    params = [SamplingParams(seed=n, max_tokens=80, ignore_eos=True, logprobs=2) for n in range(4)]
+
+    def ask(llm: LLM) -> list[object]:
+        return [each.outputs for each in llm.generate(PROMPTS[:4], params, use_tqdm=False)]
+
+    with LLM(str(model), **OPTIONS) as cpu, LLM(str(model), device="cuda", **OPTIONS | {"num_pages": 9}) as gpu:
+        assert under_pressure(gpu, lambda: ask(gpu)) == ask(cpu)
+
+
+def test_a_constrained_answer_is_that_of_the_cpu(demo_model: Path) -> None:
+    constraint = StructuredOutputsParams(regex="(yes|no), [a-z]{3,8} [0-9]{2}")
+    params = SamplingParams(max_tokens=12, temperature=1.0, seed=2, logprobs=2, structured_outputs=constraint)
+    found = []
+    for device in ("cpu", "cuda"):
+        with LLM(str(demo_model), device=device, num_pages=16, threads=1, start_timeout=PATIENCE) as llm:
+            found.append([each.outputs for each in llm.generate(["Is it?"], params, use_tqdm=False)])
+    assert found[0] == found[1]
+
+
+@asynccontextmanager
+async def engine(model: Path, **options: Any) -> AsyncIterator[AsyncLLM]:
+    async with AsyncLLM(str(model), **{**OPTIONS, **options}) as llm, asyncio.timeout(PATIENCE):
+        yield llm
+
+
+class Streams:
+    """Four streams at a time, one after the other until they are told to end."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        self.begun = asyncio.Event()
+        self._llm, self._ends = llm, False
+        self._outputs: list[tuple[int, RequestOutput]] = []
+        self._tasks = [asyncio.create_task(self._run(number)) for number in range(4)]
+
+    async def _run(self, number: int) -> None:
+        while not self._ends:
+            async for output in self._llm.generate(PROMPTS[number], TALE):
+                last = output
+                if number == 3 and len(output.outputs[0].token_ids) > 3:
+                    self.begun.set()
+            self._outputs.append((number, last))
+
+    async def end(self, undisturbed: dict[int, object]) -> int:
+        """Compare the answers; return how many went on in another engine than they had begun in."""
+        self._ends = True
+        await asyncio.gather(*self._tasks)
+        for number, output in self._outputs:
+            assert undisturbed.setdefault(number, output.outputs) == output.outputs
+        return sum(map(_has_moved, self._outputs))
+
+
+def _has_moved(numbered: tuple[int, RequestOutput]) -> bool:
+    metrics = numbered[1].metrics
+    queued = [event.timestamp for event in metrics.events if event.type is EventType.QUEUED]
+    return metrics.first_token_time is not None and metrics.first_token_time < queued[-1]
+
+
+def test_streams_move_to_a_gpu_and_back_in_the_middle(model: Path) -> None:
+    async def main() -> None:
+        async with engine(model) as llm:
+            undisturbed: dict[int, object] = {}
+            assert await Streams(llm).end(undisturbed) == 0
+            for device in ("cuda:0", "cpu"):
+                streams = Streams(llm)
+                await streams.begun.wait()
+                await llm.reload(device=device)
+                assert await streams.end(undisturbed) > 0
+                assert llm.engine_info.device == device
+                assert llm.engine_info.device_product == ("Emulated GPU" if device == "cuda:0" else "")
+            assert llm.num_engine_losses == 0
+
+    asyncio.run(main())
+
+
+def test_streams_go_on_when_an_engine_with_a_gpu_is_killed(model: Path) -> None:
+    async def main() -> None:
+        async with engine(model, device="cuda") as llm:
+            undisturbed: dict[int, object] = {}
+            assert await Streams(llm).end(undisturbed) == 0
+            streams = Streams(llm)
+            await streams.begun.wait()
+            os.kill(llm.engine_info.engine_pid, signal.SIGKILL)
+            assert await streams.end(undisturbed) > 0
+            assert llm.num_engine_losses == 1
+
+    asyncio.run(main())
+
+
+def test_an_engine_set_with_one_of_each(model: Path, expected: list[object]) -> None:
+    with EngineUnderTest(model) as cpu, EngineUnderTest(model, "--device", "cuda") as gpu:
+        given = {name: OPTIONS[name] for name in ("skip_tokenizer_init", "start_timeout")}
+        with LLM(engine=[cpu.address, gpu.address], router="round-robin", **given) as llm:
+            assert answers(llm) == expected
+        for each in (cpu, gpu):
+            with DealerClient(each.address) as client:
+                assert client.call("stats")["totals"]["decode_tokens"] > 0
+
+
+@pytest.mark.parametrize("devices", [("cpu", "cuda"), ("cuda", "cpu")])
+def test_pages_go_from_one_to_the_other(model: Path, devices: tuple[str, str]) -> None:
+    """What one has computed, the other fetches: KV has the same bits, and the same keys."""
+    prompt = [3 + 5 * place % 120 for place in range(130)]
+    with pair(model, "--device", devices[0], decode_flags=("--device", devices[1])) as engines:
+        engines.connect()
+        engines.ask_both(prompt)
+        found = engines.d.tokens("r")
+        assert engines.num_fetched == len(prompt) // 32
+        engines.p.end("r")
+    with EngineUnderTest(model) as alone, DealerClient(alone.address) as client:
+        ask(client, "r", prompt)
+        assert client.tokens("r") == found
+
+
+@pytest.mark.parametrize("devices", [("cpu", "cuda"), ("cuda", "cpu")])
+def test_pages_on_disk_are_those_of_either(model: Path, tmp_path: Path, devices: tuple[str, str]) -> None:
+    prompt = [9 + 5 * place % 120 for place in range(130)]
+    params = SamplingParams(max_tokens=5, ignore_eos=True, temperature=0.0, logprobs=2)
+    found = []
+    for device in devices:
+        with LLM(str(model), device=device, kv_disk=str(tmp_path), kv_disk_bytes="64MiB", **OPTIONS) as llm:
+            found.append(llm.generate([prompt], params, use_tqdm=False)[0].outputs)
+            stats = llm.stats()
+    assert found[0] == found[1]
+    assert stats["kv_disk_pages_read"] == len(prompt) // 32
+
+
+def run_engine(model: Path, *flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "quire.engine_core", "--model", str(model), *flags]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=PATIENCE, env=os.environ | environment
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--device", "cuda:3"], "device cuda:3 can't be used: there is no GPU number 3: this machine has 1"),
+        (["--device", "cuda", "--enable-lora"], "the device cuda:0 can't read; leave out enable_lora"),
+        (["--device", "cuda", "--memory-limit", "300MiB"], "that are needed beside the device's memory"),
+        (["--device", "cuda", "--kv-cache-memory-bytes", "9GiB"], "are free on device cuda:0 next to the weights"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_a_gpu_has_not_is_an_error_of_one_line(model: Path, flags: list[str], words: str) -> None:
+    done = run_engine(model, *flags)
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_machine_without_a_driver(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "libcuda.so.1").write_text("no library")
+    done = run_engine(model, "--device", "cuda", LD_LIBRARY_PATH=str(tmp_path))
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "error: device cuda:0 can't be used: libcuda.so.1, which comes with" in done.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+        assert ready(model, device="auto").device == "cpu"
+        with pytest.raises(EngineStartError, match="device cuda:0 can't be used"):
+            LLM(str(model), device="cuda", **OPTIONS)
+
+
+def ready(model: Path, **options: Any) -> Ready:
+    """Return what an engine tells its clients."""
+
+    async def main() -> Ready:
+        async with engine(model, **options) as llm:
+            return llm.engine_info
+
+    return asyncio.run(main())
+
+
+def test_auto_takes_the_gpu(model: Path) -> None:
+    found = ready(model, device="auto", memory_limit="8GiB")
+    assert (found.device, found.memory_limit) == ("cuda:0", 8 << 30)
