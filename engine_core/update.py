@@ -12,6 +12,7 @@ from quire.engine_core.open_requests import OpenRequests
 from quire.engine_core.outputs import Outputs
 from quire.engine_core.request import Request, StepOutcome
 from quire.engine_core.scheduling.batch import Batch
+from quire.kernels.runner import DeviceLostError
 from quire.protocol.messages import ErrorKind, FinishReason
 
 logger = logging.getLogger(__name__)
@@ -83,9 +84,9 @@ class StepUpdate:
         """Compute the halves of a batch that has failed, down to a single request that fails twice, which ends.
 
         Requests end too that cannot be computed again: those for which more than a sample may have been taken. Under a
-        supervisor they go on in the next process, and so does everything when memory is short.
+        supervisor they go on in the next process, and so does everything when memory is short, or a GPU is lost.
         """
-        if self._is_supervised and isinstance(error, MemoryError):
+        if self._is_supervised and isinstance(error, MemoryError | DeviceLostError):
             raise error
         if len(batch.requests) == 1 and (is_part or not self._take_back(batch, 0)):
             self._fail(batch.requests, error)

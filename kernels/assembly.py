@@ -66,7 +66,10 @@ class Assembly:
 
     def allocate(self) -> None:
         """Allocate the plan's buffers; the buffers of a step's inputs belong to the native runner."""
-        self.buffers = {b.name: self.device.native.allocate(b.bytes) for b in self.plan.buffers.values()}
+        native, exchanged = self.device.native, self.plan.exchanged
+        for buffer in self.plan.buffers.values():
+            allocate = native.allocate_exchanged if buffer.name in exchanged else native.allocate
+            self.buffers[buffer.name] = allocate(buffer.bytes)
         self.buffers.update(self.native.inputs)
 
     @property

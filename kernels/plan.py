@@ -82,6 +82,12 @@ class ModelPlan:
         """Dtypes of the kernels."""
         return self.context.dtypes
 
+    @property
+    def exchanged(self) -> frozenset[str]:
+        """Names of the buffers that the host writes or reads in each step, besides inputs: those of a draft head."""
+        kept = () if self.features is None else self.features.layers
+        return frozenset({FEATURES, LOOKAHEAD, kept_name(FINAL), *map(kept_name, kept)})
+
     def buffer(self, name: str, size: int) -> Buffer:
         """Return the buffer `name`, of at least `size` bytes; operations reuse buffers by name."""
         known = self.buffers.get(name)

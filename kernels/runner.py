@@ -15,6 +15,7 @@ import numpy.typing as npt
 from quire.kernels import host
 from quire.kernels._native import (
     Constraint,
+    DeviceLostError,
     Matcher,
     PoolingConfig,
     PrefixWatch,
@@ -66,6 +67,7 @@ from quire.kernels.weights.shared_weights import SharedWeights
 
 __all__ = [
     "Constraint",
+    "DeviceLostError",
     "Matcher",
     "MemoryPlan",
     "Pooler",

@@ -102,6 +102,19 @@ def test_a_constrained_answer_is_that_of_the_cpu(demo_model: Path) -> None:
     assert found[0] == found[1]
 
 
+def test_a_model_with_state_has_the_same_answers(checkpoints: Path, tmp_path: Path) -> None:
+    """Records of state lie on the GPU: samples fork them, the prefix cache has snapshots, and the disk keeps them."""
+    params = SamplingParams(n=2, seed=5, max_tokens=6, ignore_eos=True, logprobs=2)
+    prompt: PromptType = [3 + 5 * place % 300 for place in range(100)]
+    found = []
+    for device in ("cpu", "cuda", "cuda"):
+        with LLM(str(checkpoints / "lfm2-tied"), device=device, kv_disk=str(tmp_path), **OPTIONS) as llm:
+            found += [llm.generate([prompt], params, use_tqdm=False)[0].outputs for _ in range(2)]
+            assert llm.stats()["totals"]["cached_tokens"] > 0
+            assert (device == "cpu") == (llm.stats()["kv_disk_pages_read"] == 0)
+    assert found == found[:1] * 6
+
+
 @asynccontextmanager
 async def engine(model: Path, **options: Any) -> AsyncIterator[AsyncLLM]:
     async with AsyncLLM(str(model), **{**OPTIONS, **options}) as llm, asyncio.timeout(PATIENCE):
@@ -157,14 +170,25 @@ def test_streams_move_to_a_gpu_and_back_in_the_middle(model: Path) -> None:
     asyncio.run(main())
 
 
-def test_streams_go_on_when_an_engine_with_a_gpu_is_killed(model: Path) -> None:
+@pytest.mark.parametrize("end", ["killed", "without its GPU"])
+def test_streams_go_on_when_an_engine_with_a_gpu_ends(
+    model: Path, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failure = tmp_path / "failure"
+    monkeypatch.setenv("QUIRE_EMULATED_FAILURE", str(failure))
+
     async def main() -> None:
         async with engine(model, device="cuda") as llm:
             undisturbed: dict[int, object] = {}
             assert await Streams(llm).end(undisturbed) == 0
             streams = Streams(llm)
             await streams.begun.wait()
-            os.kill(llm.engine_info.engine_pid, signal.SIGKILL)
+            if end == "killed":
+                os.kill(llm.engine_info.engine_pid, signal.SIGKILL)
+            else:
+                failure.touch()
+            while llm.num_engine_losses == 0:  # noqa: ASYNC110 - another thread counts
+                await asyncio.sleep(0.001)
             assert await streams.end(undisturbed) > 0
             assert llm.num_engine_losses == 1
 
@@ -174,7 +198,7 @@ def test_streams_go_on_when_an_engine_with_a_gpu_is_killed(model: Path) -> None:
 def test_an_engine_set_with_one_of_each(model: Path, expected: list[object]) -> None:
     with EngineUnderTest(model) as cpu, EngineUnderTest(model, "--device", "cuda") as gpu:
         given = {name: OPTIONS[name] for name in ("skip_tokenizer_init", "start_timeout")}
-        with LLM(engine=[cpu.address, gpu.address], router="round-robin", **given) as llm:
+        with LLM(engine=(cpu.address, gpu.address), router="round-robin", **given) as llm:
             assert answers(llm) == expected
         for each in (cpu, gpu):
             with DealerClient(each.address) as client:

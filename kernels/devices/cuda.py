@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs: kernels in PTX, which the driver turns into code. No toolkit is needed, and no GPU to compile."""
+"""NVIDIA's GPUs: kernels in PTX, of which the driver makes code. No toolkit is needed, and no GPU to compile."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ class Cuda:
         self._cache = cache
         self._threads = threads
         self._pin_threads = pin_threads
-        if name.startswith("sm_"):
+        self._is_architecture = name.startswith("sm_")
+        if self._is_architecture:
             self._compiler  # noqa: B018 - which is checked here
 
     @property
@@ -90,17 +91,17 @@ class Cuda:
     @cached_property
     def native(self) -> CudaDevice:
         """See Device."""
-        if self._name.startswith("sm_"):
+        if self._is_architecture:
             raise ModelError(f"{self.name} is an architecture; give a GPU's number to run a model, as cuda:0")
         threads = start_threads(self._threads, pin=self._pin_threads)
         try:
-            return CudaDevice(int(self._name), threads)
+            return CudaDevice(int(self._name), threads, str(self._cache))
         except RuntimeError as error:
             raise ModelError(f"device {self.name} can't be used: {error}; give the device cpu") from None
 
     @cached_property
     def _compiler(self) -> PtxCompiler:
-        architecture = self._name if self._name.startswith("sm_") else self.native.architecture
+        architecture = self._name if self._is_architecture else self.native.architecture
         try:
             return PtxCompiler(architecture, str(self._cache))
         except ValueError as error:
@@ -109,12 +110,12 @@ class Cuda:
     @property
     def compiled(self) -> int:
         """See Device."""
-        return self._compiler.cache.compiled
+        return self._compiler.cache.compiled + (0 if self._is_architecture else self.native.cache.compiled)
 
     @property
     def rejected(self) -> list[str]:
         """See Device."""
-        return self._compiler.cache.rejected
+        return self._compiler.cache.rejected + ([] if self._is_architecture else self.native.cache.rejected)
 
     def compile(self, kernels: Iterable[Kernel], context: EmitContext) -> Iterator[int]:
         """Yield the numbers of kernels, which several threads compile."""

@@ -85,6 +85,7 @@ class Loader:
         else:
             self._load_shared(self.shared, weights)
         self.checkpoint.drop_pages()
+        self.device.settle()
         self.trial, self._importance = None, {}  # they hold the graph and much else
 
     def _load_shared(self, shared: SharedWeights, weights: list[Weight]) -> None:

@@ -206,7 +206,7 @@ def test_every_option_is_an_argument_of_a_script(capsys: pytest.CaptureFixture[s
         ("-tp 1 tales", "tales"),
         ("--tensor-parallel-size=1", ""),
         ("--tensor_parallel_size 1 tales", "tales"),
-        ("--device cpu tales", "tales"),
+        ("--device cpu tales", "--device cpu tales"),
         ("--no-enable-lora tales", "--no-enable-lora tales"),
         ("--lora-modules a=b c=d tales", "--lora-modules a=b --lora-modules c=d tales"),
         ("--lora_modules a=b tales", "--lora-modules a=b tales"),

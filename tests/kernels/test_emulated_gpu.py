@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import emulated_gpu
 import greedy_steps
 import pytest
+import tiny_model
 
 from quire.kernels import _native, options, runner
 from quire.kernels.errors import ModelError
@@ -15,6 +20,12 @@ from quire.kernels.errors import ModelError
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     emulated_gpu.use(monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """A small model."""
+    return tiny_model.write(tmp_path / "tiny", tiny_model.weights())
 
 
 def generate(device: str, model: Path, chunk: int, formats: dict[str, str]) -> greedy_steps.Outputs:
@@ -44,7 +55,9 @@ def test_memory_of_files_cannot_be_had() -> None:
 
 def test_ptx_that_the_driver_rejects_is_an_error() -> None:
     device = _native.CudaDevice(0, _native.ThreadPool(1, False))
-    with pytest.raises(RuntimeError, match="the GPU failed to compile a kernel: CUDA_ERROR, the emulated driver"):
+    with pytest.raises(
+        RuntimeError, match=r"the GPU failed to compile a kernel \(the emulated assembler can't read it\): CUDA_ERROR"
+    ):
         device.load("nonsense", "entry")
 
 
@@ -57,3 +70,87 @@ def test_a_gpu_without_shared_access_is_an_error(demo_model: Path, monkeypatch: 
     monkeypatch.setenv("QUIRE_EMULATED_MANAGED", "no")
     with pytest.raises(ModelError, match="Emulated GPU and the host can't access the same memory at a time"):
         runner.load_model(options.LoadOptions(str(demo_model), device="cuda"))
+
+
+def in_process(code: str, model: Path, folder: Path, **environment: str) -> str:
+    """Return what a process of its own prints, which begins with a driver that nobody has used."""
+    folder.mkdir()
+    preface = "import ctypes, sys\nimport numpy as np\nfrom quire.kernels import options, runner\n"
+    preface += "from quire.kernels.step import StepInput\nimport greedy_steps\n"
+    preface += "chosen = options.LoadOptions(sys.argv[1], num_pages=16, threads=1, device='cuda')\n"
+    done = subprocess.run(
+        [sys.executable, "-c", preface + textwrap.dedent(code), str(model)],
+        capture_output=True, text=True, check=False,
+        env=os.environ | emulated_gpu.build(folder) | environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_no_step_moves_memory_to_and_fro(tiny: Path, tmp_path: Path) -> None:
+    """Once all is loaded, the host accesses no memory that prefers the GPU, also not for forks and copies of pages."""
+    code = """
+    faults = ctypes.CDLL("libcuda.so.1").emulated_faults
+    engine = runner.load_model(chosen)
+    loaded = faults()
+    prompt = list(range(1, 41))
+    slot = engine.sequences.open(prompt, 40, sampling=runner.SamplingConfig(logprobs=1), cache_salt="")
+    engine.sequences.start(slot, 48)
+    engine.run(StepInput([slot], [0], [40]))
+    other = engine.sequences.open(prompt, 40, sampling=runner.SamplingConfig(temperature=0.0), cache_salt="")
+    assert engine.fork(other, slot, 39, 48)
+    for step in range(4):
+        engine.run(StepInput([slot, other], [40 + step, 39 + step], [1, 1]))
+    copy = np.empty(engine.page_bytes, np.uint8)
+    page = engine.sequences.pages(slot)[0]
+    assert engine.fill_page(15, copy) == engine.copy_page(15, copy) != engine.copy_page(page, copy)
+    print(loaded, faults() - loaded)
+    ctypes.c_char.from_address(engine._assembly.loader.addresses[engine._plan.weights[0]]).value
+    print(faults() - loaded)
+    """
+    loaded, during, after = map(int, in_process(code, tiny, tmp_path / "gpu", QUIRE_EMULATED_FAULTS="1").split())
+    assert (loaded > 0, during, after) == (True, 0, 1)
+
+
+@pytest.mark.parametrize("environment", [{}, {"QUIRE_EMULATED_GRAPHS": "no"}], ids=["graphs", "launches"])
+def test_steps_that_come_again_are_graphs(tiny: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+    """More steps of different shapes than are kept, then the same again: answers are those of the CPU in any case."""
+    code = """
+    from dataclasses import replace
+    engine = runner.load_model(chosen)
+    cpu = runner.load_model(replace(chosen, device="cpu"))
+    def answer(engine, length):
+        slot = engine.sequences.open([1 + n % 120 for n in range(length)], length,
+            sampling=runner.SamplingConfig(temperature=0.0, logprobs=2))
+        assert engine.sequences.reserve(slot, length + 2)
+        found = []
+        for start, count in ((0, length), (length, 1), (length + 1, 1)):
+            result = engine.run(StepInput([slot], [start], [count]))
+            found.append((result.token_ids[0], result.logprobs(0)))
+        engine.sequences.close(slot)
+        return found
+    lengths = [*range(1, 100), 1, 1, 50, 50, 99]
+    assert [answer(engine, length) for length in lengths] == [answer(cpu, length) for length in lengths]
+    print(engine._assembly.device.native.num_graph_launches)
+    """
+    launches = int(in_process(code, tiny, tmp_path / "gpu", **environment))
+    assert launches > 200 if not environment else launches == 0
+
+
+def test_code_is_kept_for_the_next_start(tiny: Path, tmp_path: Path) -> None:
+    code = """
+    from dataclasses import replace
+    engine = runner.load_model(replace(chosen, cache_dir=sys.argv[1] + "/kept"))
+    device = engine._assembly.device
+    print(device.compiled, device.native.cache.hits, len(device.rejected))
+    """
+    linked, hits, rejected = map(int, in_process(code, tiny, tmp_path / "first").split())
+    assert linked > 2
+    assert (hits, rejected) == (0, 0)
+    kernels = linked // 2
+    assert in_process(code, tiny, tmp_path / "second").split() == ["0", str(kernels), "0"]
+    newer = in_process(code, tiny, tmp_path / "third", QUIRE_EMULATED_VERSION="13000")
+    assert newer.split() == [str(kernels), "0", "0"]
+    for path in (tiny / "kept").glob("*.cubin"):
+        path.write_bytes(path.read_bytes()[:-1])
+    assert in_process(code, tiny, tmp_path / "fourth").split() == [str(kernels), "0", str(kernels)]

@@ -74,6 +74,11 @@ void bind_device(nb::module_& m) {
           "allocate", [](Device& d, std::size_t bytes) { return address_of(d.allocate(bytes)); }, "num_bytes"_a,
           "Return the address of zeroed memory that lives as long as the device.")
       .def(
+          "allocate_exchanged", [](Device& d, std::size_t bytes) { return address_of(d.allocate_exchanged(bytes)); },
+          "num_bytes"_a, "Allocate memory that the host writes or reads in each step.")
+      .def("settle", &Device::settle, nb::call_guard<nb::gil_scoped_release>(),
+           "Move what the host has written to where kernels access it fastest.")
+      .def(
           "allocate_matrix", [](Device& d, std::size_t bytes) { return address_of(d.allocate_matrix(bytes)); },
           "num_bytes"_a, nb::call_guard<nb::gil_scoped_release>(),
           "Allocate memory for a matrix, each part of its columns near the units that will read it.")
@@ -115,12 +120,20 @@ void bind_device(nb::module_& m) {
   bind_packing(device);
   nb::class_<CpuDevice, Device>(m, "CpuDevice", "The CPUs of this host; the threads run the kernels.")
       .def(nb::init<ThreadPool&>(), "threads"_a, nb::keep_alive<1, 2>());
+  nb::exception<DeviceLost>(m, "DeviceLostError", PyExc_RuntimeError);
   nb::class_<CudaDevice, Device>(m, "CudaDevice", "One of NVIDIA's GPUs, whose driver must be installed.")
-      .def(nb::init<int, ThreadPool&>(), "ordinal"_a, "threads"_a, nb::keep_alive<1, 3>())
+      .def(
+          "__init__",
+          [](CudaDevice* self, int ordinal, ThreadPool& threads, const std::string& cache_dir) {
+            new (self) CudaDevice(ordinal, threads, cache_dir);
+          },
+          "ordinal"_a, "threads"_a, "cache_dir"_a = "", nb::keep_alive<1, 3>())
       .def_static("names", &CudaDevice::names,
                   "Return the names of the GPUs here. Raises RuntimeError without a driver.")
       .def_prop_ro("name", &CudaDevice::name, "Name of the GPU.")
       .def_prop_ro("architecture", &CudaDevice::architecture, "What kernels are compiled for, as sm_90.")
+      .def_prop_ro("cache", &CudaDevice::cache, nb::rv_policy::reference_internal, "The code that the driver has made.")
+      .def_prop_ro("num_graph_launches", &CudaDevice::num_graph_launches, "Number of steps that ran as a graph.")
       .def_prop_ro("free_memory", &CudaDevice::free_memory, "Bytes of the GPU's memory that are free.")
       .def("load", &CudaDevice::load, "ptx"_a, "entry"_a, nb::call_guard<nb::gil_scoped_release>(),
            "Have the driver compile PTX; return the number by which launches name its function `entry`.");

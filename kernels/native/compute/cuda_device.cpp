@@ -7,42 +7,73 @@
 #include <stdexcept>
 #include <utility>
 
-#include "compute/arena.h"
-
 namespace quire {
 namespace {
 
-constexpr unsigned kAttachGlobal = 1;      // CU_MEM_ATTACH_GLOBAL
 constexpr std::int64_t kMostThreads = 32;  // of a block: items have many registers
 constexpr std::size_t kChunk = std::size_t{1} << 20;
+constexpr int kPtx = 1, kErrorLog = 5, kErrorLogSize = 6;  // CU_JIT_INPUT_PTX, CU_JIT_ERROR_LOG_BUFFER and its size
+
+CudaDriver::Device find_device(const CudaDriver& driver, int ordinal, std::size_t count) {
+  if (ordinal < 0 || std::cmp_greater_equal(ordinal, count))
+    throw std::runtime_error("there is no GPU number " + std::to_string(ordinal) + ": this machine has " +
+                             std::to_string(count));
+  CudaDriver::Device device = 0;
+  driver.check(driver.device_get(&device, ordinal), "find the GPU");
+  const auto attribute = [&](CudaDriver::Attribute which) {
+    int value = 0;
+    driver.check(driver.device_attribute(&value, which, device), "describe the GPU");
+    return value;
+  };
+  if (attribute(CudaDriver::kConcurrentManagedAccess) == 0 || attribute(CudaDriver::kUnifiedAddressing) == 0)
+    throw std::runtime_error(CudaDevice::names()[static_cast<std::size_t>(ordinal)] +
+                             " and the host can't access the same memory at a time, which is needed");
+  return device;
+}
 
 }  // namespace
 
 /// Chunks stay where they are, so addresses are good until `reset`.
-class CudaDevice::StepMemory {
+class CudaDevice::PageLists {
  public:
-  explicit StepMemory(CudaDevice& device) : device_(device) {}
+  explicit PageLists(CudaMemory& memory) : memory_(memory) {}
 
-  void reset() { chunk_ = 0, used_ = 0; }
+  void reset() {
+    for (Chunk& chunk : chunks_) chunk.numbers.clear(), chunk.num_written = 0;
+  }
 
-  /// Copies values into memory of the step; returns their address.
-  CudaDriver::Pointer add(const void* values, std::size_t bytes) {
-    const std::size_t size = (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
-    while (chunk_ < chunks_.size() && used_ + size > chunks_[chunk_].size()) chunk_++, used_ = 0;
-    if (chunk_ == chunks_.size()) {
-      const std::size_t most = std::max(size, kChunk);
-      chunks_.emplace_back(device_.allocate(most), most);
+  /// Returns the address that numbers will have.
+  CudaDriver::Pointer add(std::span<const std::int32_t> numbers) {
+    const std::size_t size = numbers.size();
+    auto chunk = std::ranges::find_if(chunks_, [&](const Chunk& c) { return c.numbers.size() + size <= c.capacity; });
+    if (chunk == chunks_.end()) {
+      const std::size_t capacity = std::max(size, kChunk / sizeof(std::int32_t));
+      chunk = chunks_.insert(chunks_.end(), {memory_.allocate(capacity * sizeof(std::int32_t)), capacity, {}, 0});
     }
-    std::byte* at = chunks_[chunk_].data() + used_;
-    std::memcpy(at, values, bytes);
-    used_ += size;
+    std::byte* at = chunk->memory + chunk->numbers.size() * sizeof(std::int32_t);
+    chunk->numbers.insert(chunk->numbers.end(), numbers.begin(), numbers.end());
     return reinterpret_cast<CudaDriver::Pointer>(at);
   }
 
+  /// Writes the numbers before the next kernels.
+  void write() {
+    for (auto& [memory, capacity, numbers, num_written] : chunks_) {
+      const std::span<const std::int32_t> rest = std::span(numbers).subspan(num_written);
+      if (!rest.empty()) memory_.write(memory + num_written * sizeof(std::int32_t), rest.data(), rest.size_bytes());
+      num_written = numbers.size();
+    }
+  }
+
  private:
-  CudaDevice& device_;
-  std::vector<std::span<std::byte>> chunks_;
-  std::size_t chunk_ = 0, used_ = 0;
+  struct Chunk {
+    std::byte* memory;
+    std::size_t capacity;
+    std::vector<std::int32_t> numbers;
+    std::size_t num_written;
+  };
+
+  CudaMemory& memory_;
+  std::vector<Chunk> chunks_;
 };
 
 std::vector<std::string> CudaDevice::names() {
@@ -60,67 +91,73 @@ std::vector<std::string> CudaDevice::names() {
   return names;
 }
 
-CudaDevice::CudaDevice(int ordinal, ThreadPool& threads) : Device(threads), driver_(CudaDriver::get()) {
-  const std::vector<std::string> there = names();
-  if (ordinal < 0 || std::cmp_greater_equal(ordinal, there.size()))
-    throw std::runtime_error("there is no GPU number " + std::to_string(ordinal) + ": this machine has " +
-                             std::to_string(there.size()));
-  driver_.check(driver_.device_get(&device_, ordinal), "find the GPU");
-  name_ = there[static_cast<std::size_t>(ordinal)];
+CudaDevice::CudaDevice(int ordinal, ThreadPool& threads, std::filesystem::path cache_dir)
+    : Device(threads),
+      driver_(CudaDriver::get()),
+      device_(find_device(driver_, ordinal, names().size())),
+      name_(names()[static_cast<std::size_t>(ordinal)]),
+      context_(driver_, device_),
+      stream_(driver_, context_),
+      memory_(driver_, device_, context_, stream_),
+      steps_(driver_, memory_, stream_),
+      cache_(std::move(cache_dir)),
+      page_lists_(std::make_unique<PageLists>(memory_)) {
   const auto attribute = [&](CudaDriver::Attribute which) {
     int value = 0;
     driver_.check(driver_.device_attribute(&value, which, device_), "describe the GPU");
     return value;
   };
-  if (attribute(CudaDriver::kConcurrentManagedAccess) == 0)
-    throw std::runtime_error(name_ + " and the host can't access the same memory at a time, which is needed");
   multiprocessors_ = attribute(CudaDriver::kMultiprocessors);
   architecture_ = "sm_" + std::to_string(attribute(CudaDriver::kMajor)) + std::to_string(attribute(CudaDriver::kMinor));
-  driver_.check(driver_.context_retain(&context_, device_), "open the GPU");
-  page_lists_ = std::make_unique<StepMemory>(*this);
-  operands_ = std::make_unique<StepMemory>(*this);
 }
 
 CudaDevice::~CudaDevice() {
-  driver_.context_set_current(context_);
-  driver_.synchronize();
+  context_.use();
+  driver_.stream_synchronize(stream_.handle());
   for (const CudaDriver::Handle module : modules_) driver_.module_unload(module);
-  for (const std::span<std::byte> memory : memory_) driver_.free(reinterpret_cast<CudaDriver::Pointer>(memory.data()));
-  driver_.context_release(device_);
 }
 
 std::size_t CudaDevice::free_memory() const {
   std::size_t free = 0, total = 0;
-  driver_.check(driver_.context_set_current(context_), "use the GPU");
+  context_.use();
   driver_.check(driver_.memory_info(&free, &total), "tell its memory");
   return free;
 }
 
+/// Returns the code of the GPU that the driver makes of PTX.
+std::string CudaDevice::link(const std::string& ptx) const {
+  std::array<char, 4096> log{};
+  std::array<int, 2> options = {kErrorLog, kErrorLogSize};
+  std::array<void*, 2> values = {log.data(), reinterpret_cast<void*>(log.size())};
+  CudaDriver::Handle linker = nullptr;
+  driver_.check(driver_.link_create(2, options.data(), values.data(), &linker), "compile a kernel");
+  void* code = nullptr;
+  std::size_t size = 0;
+  CudaDriver::Result result =
+      driver_.link_add(linker, kPtx, const_cast<char*>(ptx.c_str()), ptx.size() + 1, "kernel", 0, nullptr, nullptr);
+  if (result == 0) result = driver_.link_complete(linker, &code, &size);
+  const std::string cubin = result == 0 ? std::string(static_cast<const char*>(code), size) : std::string();
+  driver_.link_destroy(linker);
+  log.back() = '\0';
+  const std::string what = "compile a kernel" + (log[0] == '\0' ? "" : " (" + std::string(log.data()) + ")");
+  driver_.check(result, what.c_str());
+  return cubin;
+}
+
 std::uintptr_t CudaDevice::load(const std::string& ptx, const std::string& entry) {
-  driver_.check(driver_.context_set_current(context_), "use the GPU");
+  context_.use();
+  int version = 0;
+  driver_.check(driver_.driver_version(&version), "tell the driver's version");
+  const std::string cubin =
+      cache_.get({ptx, architecture_, "driver " + std::to_string(version)}, ".cubin", [&] { return link(ptx); });
   CudaDriver::Handle module = nullptr, function = nullptr;
-  driver_.check(driver_.module_load(&module, ptx.c_str()), "compile a kernel");
+  driver_.check(driver_.module_load(&module, cubin.data()), "load a kernel");
   {
     const std::lock_guard lock(mutex_);
     modules_.push_back(module);
   }
   driver_.check(driver_.module_function(&function, module, entry.c_str()), "find a kernel");
   return reinterpret_cast<std::uintptr_t>(function);
-}
-
-std::byte* CudaDevice::allocate(std::size_t bytes) {
-  CudaDriver::Pointer address = 0;
-  driver_.check(driver_.context_set_current(context_), "use the GPU");
-  const std::size_t size = std::max(bytes, std::size_t{1});
-  if (driver_.allocate_managed(&address, size, kAttachGlobal) != 0) throw OutOfMemory(bytes);
-  auto* memory = reinterpret_cast<std::byte*>(address);
-  {
-    const std::lock_guard lock(mutex_);
-    memory_.emplace_back(memory, size);
-  }
-  driver_.check(driver_.clear(address, 0, size), "clear memory");
-  driver_.check(driver_.synchronize(), "clear memory");
-  return memory;
 }
 
 std::byte* CudaDevice::map_file(int, std::size_t, bool) {
@@ -130,9 +167,7 @@ std::byte* CudaDevice::map_file(int, std::size_t, bool) {
 void CudaDevice::make_read_only(std::byte*) { throw std::invalid_argument("no file is mapped at this address"); }
 
 void CudaDevice::check(const void* address, std::size_t bytes) const {
-  const auto holds = [&](std::span<const std::byte> memory) { return lies_within(address, bytes, memory); };
-  const std::lock_guard lock(mutex_);
-  if (std::ranges::none_of(memory_, holds))
+  if (!memory_.holds(address, bytes))
     throw std::invalid_argument("these " + std::to_string(bytes) + " bytes are not memory of the device");
 }
 
@@ -142,65 +177,52 @@ std::span<const std::byte> CudaDevice::read(std::span<const std::byte> memory, s
   return buffer;
 }
 
-void CudaDevice::copy(std::byte* to, const std::byte* from, const Pieces& pieces) const {
-  for (std::int64_t i = 0; i < pieces.count; i++, to += pieces.stride, from += pieces.stride)
-    std::memcpy(to, from, pieces.bytes);
-}
-
-void CudaDevice::clear(std::byte* memory, const Pieces& pieces) const {
-  for (std::int64_t i = 0; i < pieces.count; i++, memory += pieces.stride) std::memset(memory, 0, pieces.bytes);
-}
-
 void CudaDevice::begin_step() { page_lists_->reset(); }
 
 PageList CudaDevice::page_list(std::span<const std::int32_t> pages) {
-  return static_cast<PageList>(page_lists_->add(pages.data(), pages.size_bytes()));
+  return static_cast<PageList>(page_lists_->add(pages));
 }
 
 std::int64_t CudaDevice::busy_items() const { return kMostThreads * multiprocessors_; }
 
 void CudaDevice::launch(const Launch& launch, CudaDriver::Pointer buffers, CudaDriver::Pointer dims,
                         std::int64_t items) const {
+  if (items == 0) return;
   // All multiprocessors before many threads of one.
   const std::int64_t threads =
       std::clamp((items + multiprocessors_ - 1) / multiprocessors_, std::int64_t{1}, kMostThreads);
   std::array<void*, 3> parameters = {&buffers, &dims, &items};
   driver_.check(driver_.launch(reinterpret_cast<CudaDriver::Handle>(launch.kernel),
                                static_cast<unsigned>((items + threads - 1) / threads), 1, 1,
-                               static_cast<unsigned>(threads), 1, 1, 0, nullptr, parameters.data(), nullptr),
+                               static_cast<unsigned>(threads), 1, 1, 0, stream_.handle(), parameters.data(), nullptr),
                 "launch a kernel");
 }
 
-template <class OnLaunched>
-void CudaDevice::run_launches(const Plan& plan, const Dims& dims, OnLaunched on_launched) {
-  driver_.check(driver_.context_set_current(context_), "use the GPU");
-  operands_->reset();
-  const CudaDriver::Pointer dims_there = operands_->add(dims.data(), sizeof dims);
-  std::vector<CudaDriver::Pointer> buffers;
-  for (const Launch& each : plan.launches())
-    buffers.push_back(operands_->add(each.buffers.data(), each.buffers.size() * sizeof(void*)));
-  for (std::size_t i = 0; i < buffers.size(); i++) {
-    const std::int64_t items = plan.launches()[i].items(dims);
-    if (items > 0) launch(plan.launches()[i], buffers[i], dims_there, items);
-    on_launched();
-  }
-  driver_.check(driver_.synchronize(), "run a step");
-}
-
 void CudaDevice::run(const Plan& plan, const Dims& dims) {
-  run_launches(plan, dims, [] {});
+  context_.use();
+  page_lists_->write();
+  CudaStep& step = steps_.get(plan, dims);
+  steps_.launch(step, [&] {
+    for (std::size_t i = 0; i < step.buffers.size(); i++)
+      launch(plan.launches()[i], step.buffers[i], step.dims, plan.launches()[i].items(dims));
+  });
+  stream_.synchronize("run a step");
 }
 
 std::vector<double> CudaDevice::profile(const Plan& plan, const Dims& dims) {
   using Clock = std::chrono::steady_clock;
+  context_.use();
+  page_lists_->write();
+  const CudaStep& step = steps_.get(plan, dims);
   std::vector<double> seconds;
+  stream_.synchronize("run a step");
   Clock::time_point last = Clock::now();
-  run_launches(plan, dims, [&] {
-    driver_.check(driver_.synchronize(), "run a kernel");
+  for (std::size_t i = 0; i < step.buffers.size(); i++) {
+    launch(plan.launches()[i], step.buffers[i], step.dims, plan.launches()[i].items(dims));
+    stream_.synchronize("run a kernel");
     const Clock::time_point done = Clock::now();
-    seconds.push_back(std::chrono::duration<double>(done - last).count());
-    last = done;
-  });
+    seconds.push_back(std::chrono::duration<double>(done - std::exchange(last, done)).count());
+  }
   return seconds;
 }
 

@@ -2,19 +2,28 @@
 
 #include <dlfcn.h>
 
-#include <stdexcept>
-
 namespace quire {
 namespace {
 
 constexpr const char* kLibrary = "libcuda.so.1";
 
-/// Sets `function` to the driver's function `name`.
+/// Sets `function` to the driver's function `name`, nullptr if it has none.
+template <class Function>
+void look_for(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(dlsym(library, name));
+}
+
 template <class Function>
 void find(void* library, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(dlsym(library, name));
+  look_for(library, name, function);
   if (function == nullptr)
     throw std::runtime_error(std::string(kLibrary) + " has no function " + name + "; a newer driver is needed");
+}
+
+/// Returns true for the errors that no later call recovers from: of memory that fails, of an access or a launch.
+bool loses_device(CudaDriver::Result result) {
+  constexpr CudaDriver::Result kUncorrectable = 214, kFirst = 700, kLast = 719, kUnknown = 999;
+  return result == kUncorrectable || (result >= kFirst && result <= kLast) || result == kUnknown;
 }
 
 }  // namespace
@@ -29,6 +38,7 @@ CudaDriver::CudaDriver() {
   if (library == nullptr)
     throw std::runtime_error(std::string(kLibrary) +
                              ", which comes with the driver of NVIDIA's GPUs, can't be loaded: " + dlerror());
+  find(library, "cuDriverGetVersion", driver_version);
   find(library, "cuDeviceGetCount", device_count);
   find(library, "cuDeviceGet", device_get);
   find(library, "cuDeviceGetName", device_name);
@@ -39,12 +49,32 @@ CudaDriver::CudaDriver() {
   find(library, "cuMemGetInfo_v2", memory_info);
   find(library, "cuMemAllocManaged", allocate_managed);
   find(library, "cuMemFree_v2", free);
-  find(library, "cuMemsetD8_v2", clear);
+  find(library, "cuMemHostAlloc", allocate_host);
+  find(library, "cuMemFreeHost", free_host);
+  find(library, "cuMemAdvise", advise);
+  find(library, "cuMemPrefetchAsync", prefetch);
+  find(library, "cuMemsetD8Async", clear);
+  find(library, "cuMemsetD2D8Async", clear_2d);
+  find(library, "cuMemcpyDtoDAsync_v2", copy_within);
+  find(library, "cuMemcpyHtoDAsync_v2", copy_to);
+  find(library, "cuMemcpyDtoHAsync_v2", copy_from);
+  find(library, "cuLinkCreate_v2", link_create);
+  find(library, "cuLinkAddData_v2", link_add);
+  find(library, "cuLinkComplete", link_complete);
+  find(library, "cuLinkDestroy", link_destroy);
   find(library, "cuModuleLoadData", module_load);
   find(library, "cuModuleUnload", module_unload);
   find(library, "cuModuleGetFunction", module_function);
   find(library, "cuLaunchKernel", launch);
-  find(library, "cuCtxSynchronize", synchronize);
+  find(library, "cuStreamCreate", stream_create);
+  find(library, "cuStreamDestroy_v2", stream_destroy);
+  find(library, "cuStreamSynchronize", stream_synchronize);
+  look_for(library, "cuStreamBeginCapture_v2", capture_begin);
+  look_for(library, "cuStreamEndCapture", capture_end);
+  look_for(library, "cuGraphInstantiateWithFlags", graph_instantiate);
+  look_for(library, "cuGraphLaunch", graph_launch);
+  look_for(library, "cuGraphDestroy", graph_destroy);
+  look_for(library, "cuGraphExecDestroy", graph_exec_destroy);
   find(library, "cuGetErrorName", error_name_);
   find(library, "cuGetErrorString", error_text_);
   Result (*start)(unsigned flags);
@@ -52,13 +82,19 @@ CudaDriver::CudaDriver() {
   check(start(0), "start the driver");
 }
 
+bool CudaDriver::has_graphs() const {
+  return capture_begin && capture_end && graph_instantiate && graph_launch && graph_destroy && graph_exec_destroy;
+}
+
 void CudaDriver::check(Result result, const char* what) const {
   if (result == 0) return;
   const char *name = nullptr, *text = nullptr;
   error_name_(result, &name);
   error_text_(result, &text);
-  throw std::runtime_error(std::string("the GPU failed to ") + what + ": " + (name == nullptr ? "unknown" : name) +
-                           (text == nullptr ? "" : std::string(", ") + text));
+  const std::string message = std::string("the GPU failed to ") + what + ": " + (name == nullptr ? "unknown" : name) +
+                              (text == nullptr ? "" : std::string(", ") + text);
+  if (loses_device(result)) throw DeviceLost(message);
+  throw std::runtime_error(message);
 }
 
 }  // namespace quire

@@ -34,6 +34,12 @@ class Device {
   /// Returns zeroed memory, aligned to cache lines, that lives as long as the device. Throws OutOfMemory.
   virtual std::byte* allocate(std::size_t bytes) = 0;
 
+  /// Returns such memory for what the host writes or reads in each step.
+  virtual std::byte* allocate_exchanged(std::size_t bytes) { return allocate(bytes); }
+
+  /// Moves what the host has written to where kernels access it fastest.
+  virtual void settle() {}
+
   /// Allocates memory for a matrix whose columns lie one after the other, each part near the units that `run` prefers
   /// to give it to.
   virtual std::byte* allocate_matrix(std::size_t bytes) = 0;

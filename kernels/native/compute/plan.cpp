@@ -1,5 +1,6 @@
 #include "compute/plan.h"
 
+#include <atomic>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -13,6 +14,7 @@ constexpr std::int64_t kMostGroups = std::int64_t{1} << 20;
 }  // namespace
 
 void Plan::add(Launch launch) {
+  static std::atomic<std::uint64_t> last_version{0};
   if (!launch.kernel || launch.rows_per_item < 1 || launch.repeats < 1 || launch.repeats > kMostRepeats)
     throw std::invalid_argument(
         "a launch needs a kernel, rows_per_item >= 1 and repeats from 1 to " + std::to_string(kMostRepeats) +
@@ -22,6 +24,7 @@ void Plan::add(Launch launch) {
                                 "; got copies=" + std::to_string(launch.copies) +
                                 ", groups=" + std::to_string(launch.groups));
   launches_.push_back(std::move(launch));
+  version_ = ++last_version;
 }
 
 }  // namespace quire

@@ -37,8 +37,12 @@ class Plan {
   void add(Launch launch);
   std::span<const Launch> launches() const { return launches_; }
 
+  /// Returns a number that no plan with other launches has.
+  std::uint64_t version() const { return version_; }
+
  private:
   std::vector<Launch> launches_;
+  std::uint64_t version_ = 0;  ///< of a plan without launches
 };
 
 }  // namespace quire

@@ -28,7 +28,7 @@ Runner::Runner(const RunnerConfig& config, Device& device)
   const auto tokens = static_cast<std::size_t>(config.max_num_batched_tokens);
   const auto rows = static_cast<std::size_t>(config.max_logit_rows);
   auto array = [&]<class T>(T*& target, std::size_t count) {
-    target = reinterpret_cast<T*>(device_.allocate(count * sizeof(T)));
+    target = reinterpret_cast<T*>(device_.allocate_exchanged(count * sizeof(T)));
   };
   array(inputs_.token_ids, tokens);
   array(inputs_.positions, tokens);

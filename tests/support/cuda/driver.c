@@ -2,15 +2,98 @@
 // CPU. $QUIRE_PTX_TO_SO is a command that turns a file of PTX into a library, which is kept in $QUIRE_PTX_FOLDER.
 #include <dlfcn.h>
 #include <immintrin.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 typedef void (*Entry)(const uint64_t *parameters, uint32_t thread, uint32_t threads, uint32_t block);
-enum { OK = 0, INVALID = 1, NO_MEMORY = 2, BAD_KERNEL = 218, FOUND_NOTHING = 500 };
+enum { OK = 0, INVALID = 1, NO_MEMORY = 2, BAD_KERNEL = 218, FOUND_NOTHING = 500, LOST = 719, NOT_SUPPORTED = 801 };
 static int context;
+
+// Memory that was allocated. That of the GPU is protected from the host while no kernel runs if $QUIRE_EMULATED_FAULTS
+// is set; then emulated_faults counts the accesses of the host, for each of which a GPU would move a page.
+typedef struct Part {
+  char *memory;
+  size_t size;
+  int is_host;
+  struct Part *next;
+} Part;
+static Part *parts;
+static pthread_mutex_t parts_lock = PTHREAD_MUTEX_INITIALIZER;
+static int num_faults, watches, num_inside;
+
+int emulated_faults(void) { return num_faults; }
+
+static Part *part_of(const void *address, size_t size) {
+  const char *at = address;
+  pthread_mutex_lock(&parts_lock);
+  Part *part = parts;
+  while (part && !(at >= part->memory && at + size <= part->memory + part->size)) part = part->next;
+  pthread_mutex_unlock(&parts_lock);
+  return part;
+}
+
+static size_t whole(size_t size) { return (size + 4095) & ~(size_t)4095; }
+
+static void protect(int mode) {
+  if (!watches) return;
+  pthread_mutex_lock(&parts_lock);
+  for (Part *part = parts; part; part = part->next)
+    if (!part->is_host) mprotect(part->memory, whole(part->size), mode);
+  pthread_mutex_unlock(&parts_lock);
+}
+
+// Between these the GPU works. One thread at a time may.
+static void enter(void) {
+  if (watches && num_inside++ == 0) protect(PROT_READ | PROT_WRITE);
+}
+static void leave(void) {
+  if (watches && --num_inside == 0) protect(PROT_NONE);
+}
+
+static void on_fault(int number, siginfo_t *info, void *state) {
+  char *page = (char *)((uintptr_t)info->si_addr & ~(uintptr_t)4095);
+  for (Part *part = parts; part; part = part->next)
+    if (!part->is_host && page >= part->memory && page < part->memory + whole(part->size)) {
+      __atomic_fetch_add(&num_faults, 1, __ATOMIC_RELAXED);
+      mprotect(page, 4096, PROT_READ | PROT_WRITE);
+      return;
+    }
+  signal(SIGSEGV, SIG_DFL);
+}
+
+static void *allocate(size_t size, int is_host) {
+  if (!parts && getenv("QUIRE_EMULATED_FAULTS")) {
+    const struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO};
+    watches = 1;
+    sigaction(SIGSEGV, &action, NULL);
+  }
+  Part *part = malloc(sizeof *part);
+  void *memory = mmap(NULL, whole(size), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return free(part), NULL;
+  memset(memory, 0xab, size < 1 << 20 ? size : 1 << 20);  // it need not be zero
+  pthread_mutex_lock(&parts_lock);
+  *part = (Part){memory, size, is_host, parts};
+  parts = part;
+  pthread_mutex_unlock(&parts_lock);
+  return memory;
+}
+
+static int release(void *memory, int is_host) {
+  pthread_mutex_lock(&parts_lock);
+  Part **place = &parts, *part;
+  while ((part = *place) && part->memory != memory) place = &part->next;
+  if (part && part->is_host == is_host) *place = part->next;
+  pthread_mutex_unlock(&parts_lock);
+  if (!part || part->is_host != is_host) return INVALID;
+  munmap(memory, whole(part->size));
+  return free(part), OK;
+}
 
 int cuInit(unsigned flags) { return flags ? INVALID : OK; }
 int cuDeviceGetCount(int *count) { return *count = 1, OK; }
@@ -18,7 +101,7 @@ int cuDeviceGet(int *device, int ordinal) { return *device = ordinal, ordinal ? 
 int cuDeviceGetName(char *name, int size, int device) { return snprintf(name, size, "Emulated GPU"), OK; }
 int cuDeviceGetAttribute(int *value, int which, int device) {
   const char *managed = getenv("QUIRE_EMULATED_MANAGED");
-  *value = which == 16 ? 4 : which == 75 ? 9 : which == 76 ? 0 : which == 89 ? !managed : 0;
+  *value = which == 16 ? 4 : which == 75 ? 9 : which == 76 ? 0 : which == 89 ? !managed : which == 41;
   return OK;
 }
 int cuDevicePrimaryCtxRetain(void **to, int device) { return *to = &context, OK; }
@@ -26,17 +109,51 @@ int cuDevicePrimaryCtxRelease_v2(int device) { return OK; }
 int cuCtxSetCurrent(void *given) { return given == &context ? OK : INVALID; }
 int cuMemGetInfo_v2(size_t *free, size_t *total) { return *free = (size_t)4 << 30, *total = (size_t)8 << 30, OK; }
 int cuMemAllocManaged(unsigned long long *address, size_t size, unsigned flags) {
-  void *memory;
   if (flags != 1 || size == 0) return INVALID;
-  if (size > (size_t)8 << 30 || posix_memalign(&memory, 512, size)) return NO_MEMORY;
-  memset(memory, 0xab, size < 1 << 20 ? size : 1 << 20);  // it need not be zero
-  return *address = (uintptr_t)memory, OK;
+  if (size > (size_t)8 << 30 || !(*address = (uintptr_t)allocate(size, 0))) return NO_MEMORY;
+  return OK;
 }
-int cuMemFree_v2(unsigned long long address) { return free((void *)(uintptr_t)address), OK; }
-int cuMemsetD8_v2(unsigned long long address, unsigned char value, size_t count) {
-  return memset((void *)(uintptr_t)address, value, count), OK;
+int cuMemFree_v2(unsigned long long address) { return release((void *)(uintptr_t)address, 0); }
+int cuMemHostAlloc(void **address, size_t size, unsigned flags) {
+  if (flags != 3 || size == 0) return INVALID;
+  return (*address = allocate(size, 1)) ? OK : NO_MEMORY;
 }
+int cuMemFreeHost(void *address) { return release(address, 1); }
+static int is_managed(unsigned long long address, size_t size) {
+  const Part *part = part_of((void *)(uintptr_t)address, size);
+  return part && !part->is_host;
+}
+int cuMemAdvise(unsigned long long address, size_t size, int advice, int device) {
+  return is_managed(address, size) && ((advice == 3 && device == 0) || (advice == 5 && device == -1)) ? OK : INVALID;
+}
+int cuMemPrefetchAsync(unsigned long long address, size_t size, int device, void *stream) {
+  if (!is_managed(address, size) || device) return INVALID;
+  return enter(), leave(), OK;
+}
+int cuMemsetD2D8Async(unsigned long long address, size_t pitch, unsigned char value, size_t width, size_t height,
+                      void *stream) {
+  if (!width || !height || pitch < width || !is_managed(address, pitch * (height - 1) + width)) return INVALID;
+  enter();
+  for (size_t i = 0; i < height; i++) memset((char *)(uintptr_t)address + i * pitch, value, width);
+  return leave(), OK;
+}
+int cuMemsetD8Async(unsigned long long address, unsigned char value, size_t count, void *stream) {
+  return cuMemsetD2D8Async(address, count, value, count, 1, stream);
+}
+static int copy(void *to, const void *from, size_t size) { return enter(), memcpy(to, from, size), leave(), OK; }
+int cuMemcpyDtoDAsync_v2(unsigned long long to, unsigned long long from, size_t size, void *stream) {
+  if (!is_managed(to, size) || !is_managed(from, size)) return INVALID;
+  return copy((void *)(uintptr_t)to, (void *)(uintptr_t)from, size);
+}
+int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t size, void *stream) {
+  return is_managed(to, size) && !is_managed((uintptr_t)from, 1) ? copy((void *)(uintptr_t)to, from, size) : INVALID;
+}
+int cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t size, void *stream) {
+  return is_managed(from, size) && !is_managed((uintptr_t)to, 1) ? copy(to, (void *)(uintptr_t)from, size) : INVALID;
+}
+
 int cuModuleLoadData(void **module, const void *image) {
+  if (!strncmp(image, "cubin\n", 6)) image = (const char *)image + 6;  // what the linker makes
   uint64_t hash = 14695981039346656037u;
   for (const unsigned char *c = image; *c; c++) hash = (hash ^ *c) * 1099511628211u;
   char path[512], command[2048];
@@ -55,19 +172,118 @@ int cuModuleLoadData(void **module, const void *image) {
   *module = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   return *module ? OK : BAD_KERNEL;
 }
+
+// A linker, whose code of a GPU is "cubin" and the PTX.
+static const char CUBIN[] = "cubin\n";
+typedef struct {
+  char *code, *log;
+  size_t log_size;
+} Linker;
+int cuDriverGetVersion(int *version) {
+  const char *given = getenv("QUIRE_EMULATED_VERSION");
+  return *version = given ? atoi(given) : 12080, OK;
+}
+int cuLinkCreate_v2(unsigned count, int *options, void **values, void **linker) {
+  Linker *made = calloc(1, sizeof *made);
+  for (unsigned i = 0; i < count; i++) {
+    if (options[i] == 5) made->log = values[i];
+    if (options[i] == 6) made->log_size = (size_t)values[i];
+  }
+  return *linker = made, OK;
+}
+int cuLinkAddData_v2(void *linker, int type, void *data, size_t size, const char *name, unsigned count, int *options,
+                     void **values) {
+  Linker *to = linker;
+  if (type != 1 || to->code || !size || ((char *)data)[size - 1]) return INVALID;
+  to->code = malloc(sizeof CUBIN + size);
+  return strcpy(to->code, CUBIN), strcat(to->code, data), OK;
+}
+int cuLinkComplete(void *linker, void **code, size_t *size) {
+  Linker *of = linker;
+  if (!of->code) return INVALID;
+  void *module;
+  const int error = cuModuleLoadData(&module, of->code);
+  if (error && of->log) snprintf(of->log, of->log_size, "the emulated assembler can't read it");
+  if (error) return error;
+  return dlclose(module), *code = of->code, *size = strlen(of->code), OK;
+}
+int cuLinkDestroy(void *linker) { return free(((Linker *)linker)->code), free(linker), OK; }
 int cuModuleUnload(void *module) { return dlclose(module), OK; }
 int cuModuleGetFunction(void **function, void *module, const char *name) {
   return *function = dlsym(module, name), *function ? OK : FOUND_NOTHING;
 }
+// A stream, and the graph that its launches become parts of while it is captured.
+typedef struct {
+  void *function;
+  unsigned blocks, threads;
+  uint64_t values[3];
+} Node;
+typedef struct {
+  size_t count;
+  Node *nodes;
+} Graph;
+typedef struct {
+  Graph *captured;
+} Stream;
+
+int cuStreamCreate(void **stream, unsigned flags) {
+  if (flags != 1) return INVALID;
+  return (*stream = calloc(1, sizeof(Stream))) ? OK : NO_MEMORY;
+}
+int cuStreamDestroy_v2(void *stream) { return free(stream), OK; }
+int cuStreamSynchronize(void *stream) {
+  const char *failure = getenv("QUIRE_EMULATED_FAILURE");  // a file: once it is there, the GPU is lost
+  static int is_lost;
+  if (is_lost || (failure && !unlink(failure))) return is_lost = 1, LOST;
+  return ((Stream *)stream)->captured ? INVALID : OK;
+}
+int cuStreamBeginCapture_v2(void *stream, int mode) {
+  if (getenv("QUIRE_EMULATED_GRAPHS")) return NOT_SUPPORTED;
+  if (((Stream *)stream)->captured || mode != 1) return INVALID;
+  return (((Stream *)stream)->captured = calloc(1, sizeof(Graph))) ? OK : NO_MEMORY;
+}
+int cuStreamEndCapture(void *stream, void **graph) {
+  *graph = ((Stream *)stream)->captured;
+  return ((Stream *)stream)->captured = NULL, *graph ? OK : INVALID;
+}
+static Graph *copy_of(const Graph *graph) {
+  Graph *made = malloc(sizeof *made);
+  *made = (Graph){graph->count, malloc(graph->count * sizeof(Node) + 1)};
+  memcpy(made->nodes, graph->nodes, graph->count * sizeof(Node));
+  return made;
+}
+int cuGraphInstantiateWithFlags(void **made, void *graph, unsigned long long flags) {
+  return flags ? INVALID : (*made = copy_of(graph), OK);
+}
+int cuGraphDestroy(void *graph) { return free(((Graph *)graph)->nodes), free(graph), OK; }
+int cuGraphExecDestroy(void *graph) { return cuGraphDestroy(graph); }
+static int record(Graph *graph, const Node *node) {
+  graph->nodes = realloc(graph->nodes, (graph->count + 1) * sizeof *node);
+  return graph->nodes[graph->count++] = *node, OK;
+}
+
 int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                    unsigned shared, void *stream, void **parameters, void **extra) {
   if (!gx || !bx || bx > 1024 || gy * gz * by * bz != 1 || shared || extra) return INVALID;
   const uint64_t values[] = {*(uint64_t *)parameters[0], *(uint64_t *)parameters[1], *(uint64_t *)parameters[2]};
+  if (stream && ((Stream *)stream)->captured)
+    return record(((Stream *)stream)->captured, &(Node){function, gx, bx, {values[0], values[1], values[2]}});
+  enter();
   const unsigned state = _mm_getcsr();
   _mm_setcsr(state | 0x8040);  // denormals are zero
   for (unsigned block = 0; block < gx; block++)
     for (unsigned thread = 0; thread < bx; thread++) ((Entry)function)(values, thread, bx, block);
   _mm_setcsr(state);
+  return leave(), OK;
+}
+int cuGraphLaunch(void *graph, void *stream) {
+  if (((Stream *)stream)->captured) return INVALID;
+  for (size_t i = 0; i < ((Graph *)graph)->count; i++) {
+    Node *node = &((Graph *)graph)->nodes[i];
+    void *parameters[] = {&node->values[0], &node->values[1], &node->values[2]};
+    const int error = cuLaunchKernel(node->function, node->blocks, 1, 1, node->threads, 1, 1, 0, stream, parameters, NULL);
+    if (error) return error;
+  }
   return OK;
 }
 int cuCtxSynchronize(void) { return OK; }

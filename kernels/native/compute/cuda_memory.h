@@ -1,0 +1,93 @@
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <mutex>
+
+#include "compute/cuda_driver.h"
+#include "compute/device.h"
+
+namespace quire {
+
+/// The current context of a GPU, which it keeps open. Calls of the driver need it on each thread that makes them.
+class CudaContext {
+ public:
+  CudaContext(const CudaDriver& driver, CudaDriver::Device device);
+  ~CudaContext();
+  CudaContext(const CudaContext&) = delete;
+  CudaContext& operator=(const CudaContext&) = delete;
+
+  void use() const { driver_.check(driver_.context_set_current(context_), "use the GPU"); }
+
+ private:
+  const CudaDriver& driver_;
+  CudaDriver::Device device_;
+  CudaDriver::Handle context_ = nullptr;
+};
+
+/// Work of a GPU that is done in the order in which it was given.
+class CudaStream {
+ public:
+  CudaStream(const CudaDriver& driver, const CudaContext& context);
+  ~CudaStream();
+  CudaStream(const CudaStream&) = delete;
+  CudaStream& operator=(const CudaStream&) = delete;
+
+  CudaDriver::Handle handle() const { return stream_; }
+  void synchronize(const char* what) const { driver_.check(driver_.stream_synchronize(stream_), what); }
+
+ private:
+  const CudaDriver& driver_;
+  CudaDriver::Handle stream_ = nullptr;
+};
+
+/// Memory that a GPU and the host have at the same addresses.
+///
+/// What kernels work on is managed memory that prefers the GPU: there it stays, if the host has copies and fills made
+/// by the driver. What the host writes or reads in each step is memory of the host that the GPU accesses over the bus.
+/// So no step moves pages of memory to and fro.
+class CudaMemory {
+ public:
+  /// `stream`: on which kernels run.
+  CudaMemory(const CudaDriver& driver, CudaDriver::Device device, const CudaContext& context, const CudaStream& stream);
+  ~CudaMemory();
+  CudaMemory(const CudaMemory&) = delete;
+  CudaMemory& operator=(const CudaMemory&) = delete;
+
+  /// Returns zeroed memory, until the end. Throws OutOfMemory. Any thread.
+  std::byte* allocate(std::size_t bytes);
+  std::byte* allocate_exchanged(std::size_t bytes);
+
+  /// Moves all memory that prefers the GPU there.
+  void settle();
+
+  bool holds(const void* address, std::size_t bytes) const;
+
+  /// Copies and waits. Copies from and to the host are made beside kernels, those within the GPU after the ones that
+  /// were launched before. Any thread.
+  void copy(std::byte* to, const std::byte* from, const Pieces& pieces) const;
+
+  /// Copies from the host, and clears, before the next kernels.
+  void write(std::byte* to, const void* from, std::size_t bytes) const;
+  void clear(std::byte* memory, const Pieces& pieces) const;
+
+ private:
+  struct Part {
+    std::size_t bytes;
+    bool is_exchanged;
+  };
+
+  std::byte* add(std::byte* memory, const Part& part);
+  bool is_on_gpu(const void* address) const;
+  const std::pair<std::byte* const, Part>* find(const void* address) const;
+
+  const CudaDriver& driver_;
+  CudaDriver::Device device_;
+  const CudaContext& context_;
+  const CudaStream& stream_;
+  CudaStream copies_;
+  mutable std::mutex mutex_;  ///< guards `parts_`
+  std::map<std::byte*, Part> parts_;
+};
+
+}  // namespace quire

@@ -1,0 +1,95 @@
+#include "compute/cuda_steps.h"
+
+#include <cstring>
+
+namespace quire {
+namespace {
+
+constexpr std::size_t kMostSteps = 128;
+constexpr int kOfThisThread = 1;  // CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+constexpr std::size_t kChunk = std::size_t{1} << 16;
+
+std::size_t in_lines(std::size_t bytes) { return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine; }
+
+}  // namespace
+
+CudaSteps::~CudaSteps() {
+  for (auto& [key, step] : steps_) drop(step);
+}
+
+void CudaSteps::drop(CudaStep& step) const {
+  if (step.graph != nullptr) driver_.graph_exec_destroy(step.graph);
+  step.graph = nullptr;
+}
+
+CudaStep& CudaSteps::get(const Plan& plan, const Dims& dims) {
+  const Key key{plan.version(), dims};
+  if (const auto found = places_.find(key); found != places_.end()) {
+    steps_.splice(steps_.begin(), steps_, found->second);
+    CudaStep& step = steps_.front().second;
+    step.is_repeated = true;
+    return step;
+  }
+  CudaStep step;
+  if (steps_.size() == kMostSteps) {
+    places_.erase(steps_.back().first);
+    step.memory = steps_.back().second.memory;
+    drop(steps_.back().second);
+    steps_.pop_back();
+  }
+  write(step, plan, dims);
+  steps_.emplace_front(key, std::move(step));
+  places_[key] = steps_.begin();
+  return steps_.front().second;
+}
+
+/// Writes dims and operands to the memory of the step, which may have been another's.
+void CudaSteps::write(CudaStep& step, const Plan& plan, const Dims& dims) {
+  std::vector<std::byte> content(in_lines(sizeof dims));
+  std::memcpy(content.data(), dims.data(), sizeof dims);
+  std::vector<std::size_t> places;
+  for (const Launch& launch : plan.launches()) {
+    places.push_back(content.size());
+    const std::size_t bytes = launch.buffers.size() * sizeof(void*);
+    content.resize(content.size() + in_lines(bytes));
+    std::memcpy(content.data() + places.back(), launch.buffers.data(), bytes);
+  }
+  if (step.memory.size() < content.size()) {
+    const std::size_t bytes = (content.size() + kChunk - 1) / kChunk * kChunk;
+    step.memory = {memory_.allocate(bytes), bytes};
+  }
+  memory_.write(step.memory.data(), content.data(), content.size());
+  step.dims = reinterpret_cast<CudaDriver::Pointer>(step.memory.data());
+  step.buffers.clear();
+  for (const std::size_t place : places) step.buffers.push_back(step.dims + place);
+}
+
+void CudaSteps::launch(CudaStep& step, const std::function<void()>& launch) {
+  if (step.graph == nullptr && (!step.is_repeated || !has_graphs_ || !capture(step, launch))) {
+    launch();
+    return;
+  }
+  driver_.check(driver_.graph_launch(step.graph, stream_.handle()), "launch a graph");
+  num_graph_launches_++;
+}
+
+/// Makes the graph of a step. Returns false, for good, where the driver cannot.
+bool CudaSteps::capture(CudaStep& step, const std::function<void()>& launch) {
+  has_graphs_ = driver_.capture_begin(stream_.handle(), kOfThisThread) == 0;
+  if (!has_graphs_) return false;
+  CudaDriver::Handle graph = nullptr;
+  try {
+    launch();
+  } catch (...) {
+    driver_.capture_end(stream_.handle(), &graph);
+    throw;
+  }
+  has_graphs_ = driver_.capture_end(stream_.handle(), &graph) == 0 && graph != nullptr;
+  if (!has_graphs_) return false;
+  has_graphs_ = driver_.graph_instantiate(&step.graph, graph, 0) == 0;
+  if (!has_graphs_) step.graph = nullptr;
+  driver_.graph_destroy(graph);
+  return has_graphs_;
+}
+
+}  // namespace quire

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "compute/cuda_driver.h"
+#include "compute/cuda_memory.h"
+#include "compute/plan.h"
+
+namespace quire {
+
+/// A plan with the dims of a step as a GPU has it: its operands in memory, and once it is used again a graph of its
+/// launches.
+struct CudaStep {
+  CudaDriver::Pointer dims = 0;
+  std::vector<CudaDriver::Pointer> buffers;  ///< operands of each launch
+  std::span<std::byte> memory;               ///< all of these
+  CudaDriver::Handle graph = nullptr;        ///< nullptr: there is none
+  bool is_repeated = false;
+};
+
+/// The steps that a GPU has computed last. One that comes again is a graph, which is launched as a whole.
+class CudaSteps {
+ public:
+  CudaSteps(const CudaDriver& driver, CudaMemory& memory, const CudaStream& stream)
+      : driver_(driver), memory_(memory), stream_(stream), has_graphs_(driver.has_graphs()) {}
+  ~CudaSteps();
+  CudaSteps(const CudaSteps&) = delete;
+  CudaSteps& operator=(const CudaSteps&) = delete;
+
+  /// Returns a step of a plan, good until the next call. The GPU must be idle.
+  CudaStep& get(const Plan& plan, const Dims& dims);
+
+  /// Launches a step: its graph, or else what `launch` launches, of which it makes a graph if the step is repeated.
+  void launch(CudaStep& step, const std::function<void()>& launch);
+
+  std::int64_t num_graph_launches() const { return num_graph_launches_; }
+
+ private:
+  using Key = std::pair<std::uint64_t, Dims>;
+  using Steps = std::list<std::pair<Key, CudaStep>>;
+
+  void write(CudaStep& step, const Plan& plan, const Dims& dims);
+  bool capture(CudaStep& step, const std::function<void()>& launch);
+  void drop(CudaStep& step) const;
+
+  const CudaDriver& driver_;
+  CudaMemory& memory_;
+  const CudaStream& stream_;
+  bool has_graphs_;  ///< false once the driver has failed to make one
+  std::int64_t num_graph_launches_ = 0;
+  Steps steps_;  ///< the last one first
+  std::map<Key, Steps::iterator> places_;
+};
+
+}  // namespace quire
