@@ -1,0 +1,297 @@
+"""Check a GPU: tokens and log probabilities are the CPU's, bit for bit, for the demo model and for small random models.
+
+Then it measures steps. All takes less than --seconds; what there is no time for is left out, and said to be. The exit
+status is 0 if all that was compared is equal, 1 if something differs or failed, and 2 if there is no GPU.
+
+    scripts/check_gpu                          # on a machine with a GPU; its --wheel brings Quire along
+    scripts/check_gpu --only int8,gemma        # the cases whose names contain one of these
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from make_checkpoint import SHAPES, chosen_layers, write_weights
+
+from quire.kernels import _native
+from quire.kernels.errors import ModelError
+from quire.kernels.options import LoadOptions
+from quire.kernels.runner import ModelRunner, SamplingConfig, load_model
+from quire.kernels.step import StepInput
+
+DEMO_MODEL = Path(__file__).resolve().parents[1] / "frontend" / "demo_model"
+_SECONDS = 220.0
+_PROMPTS = (1, 17, 70)  # tokens of the sequences that each case computes together
+_TOKENS = 6  # of each answer
+
+FORMATS: dict[str, dict[str, Any]] = {
+    "bf16": {"dtype": "bfloat16"},
+    "f32": {"dtype": "float32"},
+    "int8": {"dtype": "bfloat16", "quantization": "int8", "kv_cache_dtype": "int8"},
+    "int4": {"dtype": "bfloat16", "quantization": "int4"},
+}
+
+_SPEED_SHAPE, _SPEED_LAYERS = "qwen3-0.6b", 8
+_FIXED = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "bos_token_id": 0, "eos_token_id": 0, "dtype": "bfloat16"}
+_SMALL = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3-0.6b": {**_SMALL},
+    "qwen3-30b-a3b": {**_SMALL, "moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 2},
+    "qwen3.5-0.8b": {
+        **_SMALL, "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 32, "linear_value_head_dim": 32,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.5},
+    },
+    "lfm2-1.2b": {
+        **_SMALL, "block_ff_dim": 256,
+        "block_auto_adjust_ff_dim": False, "block_multiple_of": 32, "full_attn_idxs": [1],
+    },
+    "gemma-4-e2b": {
+        **_SMALL, "num_hidden_layers": 10, "num_key_value_heads": 1, "global_head_dim": 64, "sliding_window": 48,
+        "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 512,
+    },
+}  # fmt: skip
+"""Random models: fields that replace those of a shape of make_checkpoint.py."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A comparison of a model on both devices."""
+
+    name: str
+    model: Path
+    formats: dict[str, Any] = field(default_factory=dict)
+    chunk: int = 512
+
+    def options(self, device: str) -> LoadOptions:
+        """Return the options of its model on a device."""
+        return LoadOptions(
+            str(self.model), num_pages=32, max_num_batched_tokens=self.chunk, device=device, max_model_len=512,
+            **self.formats,
+        )  # fmt: skip
+
+
+def answers(engine: ModelRunner, chunk: int) -> list[tuple[list[int], list[float]]]:
+    """Return the tokens and log probabilities of sequences that are computed together, greedy and sampled in turn."""
+    sequences = engine.sequences
+    slots: list[int] = []
+    done: list[int] = []
+    found: list[tuple[list[int], list[float]]] = []
+    for index, length in enumerate(_PROMPTS):
+        prompt = np.random.default_rng(length).integers(0, engine.vocab_size, length).tolist()
+        sampling = SamplingConfig(temperature=index % 2 * 0.9, seed=index, logprobs=3)
+        slots.append(sequences.open(prompt, length, sampling=sampling))
+        sequences.reserve(slots[-1], length + _TOKENS)
+        done.append(0)
+        found.append(([], []))
+    while open_rows := [row for row in range(len(slots)) if len(found[row][0]) < _TOKENS]:
+        left, rows, counts = chunk, [], []
+        for row in open_rows:
+            count = min(left, _PROMPTS[row] + len(found[row][0]) - done[row])
+            if count > 0:
+                rows.append(row)
+                counts.append(count)
+                left -= count
+        result = engine.run(StepInput([slots[row] for row in rows], [done[row] for row in rows], counts))
+        for place, row in enumerate(rows):
+            done[row] += counts[place]
+            if result.token_ids[place]:
+                found[row][0].extend(result.token_ids[place])
+                found[row][1].extend(value for entry in result.logprobs(place) or [] for value in entry[1])
+    for slot in slots:
+        sequences.close(slot)
+    return found
+
+
+def difference(case: Case, device: str) -> str | None:
+    """Return what differs between a device and the CPU; None if nothing does."""
+    ours, theirs = (answers(load_model(case.options(name)), case.chunk) for name in (device, "cpu"))
+    for length, mine, other in zip(_PROMPTS, ours, theirs, strict=True):
+        if mine[0] != other[0]:
+            return f"after a prompt of {length} tokens: tokens {mine[0]}, and the CPU's are {other[0]}"
+        if mine[1] != other[1]:
+            count = sum(a != b for a, b in zip(mine[1], other[1], strict=True))
+            return f"after a prompt of {length} tokens: {count} of {len(mine[1])} log probabilities"
+    return None
+
+
+def family_config(shape: str) -> dict[str, Any]:
+    """Return the config.json of a small random model."""
+    config = {**_FIXED, **SHAPES[shape], "vocab_size": 512, "num_hidden_layers": 2, **FAMILIES[shape]}
+    own = {**SHAPES[shape], **FAMILIES[shape]}
+    return config | chosen_layers(own, config["num_hidden_layers"])
+
+
+def write_model(folder: Path, config: dict[str, Any]) -> Path:
+    """Write a checkpoint of random weights."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    write_weights(folder, config, 0)
+    return folder
+
+
+def cases(folder: Path) -> Iterator[tuple[str, Callable[[], Case]]]:
+    """Yield the names of what is compared, each with a function that makes its case."""
+    for name, formats in FORMATS.items():
+        yield f"demo {name}", partial(Case, f"demo {name}", DEMO_MODEL, formats)
+    yield "demo bf16 in chunks", partial(Case, "demo bf16 in chunks", DEMO_MODEL, FORMATS["bf16"], 7)
+    for shape in FAMILIES:
+        yield shape, partial(_family_case, folder, shape)
+
+
+def _family_case(folder: Path, shape: str) -> Case:
+    return Case(shape, write_model(folder / shape, family_config(shape)))
+
+
+def speed_cases(folder: Path) -> Iterator[tuple[str, Callable[[], Case]]]:
+    """Yield the names of what is measured, likewise."""
+    for name, formats in FORMATS.items():
+        yield f"demo {name}", partial(Case, f"demo {name}", DEMO_MODEL, formats, 2048)
+    config = _FIXED | SHAPES[_SPEED_SHAPE] | {"num_hidden_layers": _SPEED_LAYERS, "vocab_size": 32000}
+    model = cache(partial(write_model, folder / "speed", config))
+    for name, formats in FORMATS.items():
+        if name != "f32":
+            yield (title := f"{_SPEED_LAYERS} layers of {_SPEED_SHAPE} {name}"), partial(_made, title, model, formats)
+
+
+def _made(name: str, model: Callable[[], Path], formats: dict[str, Any]) -> Case:
+    return Case(name, model(), formats, 2048)
+
+
+def step_seconds(engine: ModelRunner, sequences: int, length: int, steps: int) -> tuple[float, float]:
+    """Return the seconds of a step with prompts of so many tokens, and the least of the steps that decode after it."""
+    vocab, rng = engine.vocab_size, np.random.default_rng(0)
+    slots = []
+    for _ in range(sequences):
+        prompt = rng.integers(0, vocab, length).tolist()
+        slots.append(engine.sequences.open(prompt, length, sampling=SamplingConfig(temperature=0.0)))
+        engine.sequences.reserve(slots[-1], length + steps + 2)
+    times = []
+    starts, counts = [0] * sequences, [length] * sequences
+    for _ in range(steps + 1):
+        begun = time.perf_counter()
+        engine.run(StepInput(slots, starts, counts))
+        times.append(time.perf_counter() - begun)
+        starts, counts = [start + count for start, count in zip(starts, counts, strict=True)], [1] * sequences
+    for slot in slots:
+        engine.sequences.close(slot)
+    return times[0], min(times[1:])
+
+
+def measure(case: Case, device: str, steps: int) -> None:
+    """Print the speed of a model. A step of one sequence reads all weights once."""
+    begun = time.perf_counter()
+    engine = load_model(replace(case.options(device), num_pages=256, max_model_len=1024))
+    size = engine.memory.weights
+    print(f"speed  {case.name:28} loaded in {time.perf_counter() - begun:.1f} s, {size / 1e6:,.0f} MB of weights")
+    for sequences, length in ((1, 128), (8, 64)):
+        prefill, decode = step_seconds(engine, sequences, length, steps)
+        rate = sequences * length / prefill
+        print(
+            f"speed  {case.name:28} {sequences} x {length} tokens: prefill {rate:,.0f} tokens/s, a decode step "
+            f"{decode * 1e3:.2f} ms, {sequences / decode:,.0f} tokens/s, weights at "
+            f"{size / decode / 1e9:,.1f} GB/s",
+            flush=True,
+        )
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda:0", help="the GPU (default cuda:0)")
+    parser.add_argument(
+        "--seconds", type=float, default=_SECONDS, help=f"most time that this takes (default {_SECONDS:g})"
+    )
+    parser.add_argument("--only", default="", metavar="TEXTS", help="cases whose names contain one of these texts")
+    parser.add_argument("--no-speed", action="store_true", help="measure nothing")
+    parser.add_argument("--steps", type=int, default=8, help="decode steps that are timed (default 8)")
+    return parser.parse_args()
+
+
+class Check:
+    """What is done within a time, on one device."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._device: str = arguments.device
+        self._steps: int = arguments.steps
+        self._only = [text for text in arguments.only.split(",") if text]
+        self._end = time.monotonic() + arguments.seconds
+        self._longest = 0.0
+        self.num_equal = self.num_others = 0
+
+    def compare(self, name: str, make: Callable[[], Case]) -> None:
+        """Compare a case with the CPU, if it is wanted and there is time."""
+        with self._timed("bits", name) as is_wanted:
+            if not is_wanted:
+                return
+            begun = time.perf_counter()
+            try:
+                found = difference(make(), self._device)
+            except (ModelError, RuntimeError) as error:
+                found = f"failed: {error}"
+            self.num_equal += found is None
+            self.num_others += found is not None
+            print(f"bits   {name:28} {found or 'equal'} ({time.perf_counter() - begun:.1f} s)", flush=True)
+
+    def measure(self, name: str, make: Callable[[], Case]) -> None:
+        """Measure a case, likewise."""
+        with self._timed("speed", name) as is_wanted:
+            if is_wanted:
+                measure(make(), self._device, self._steps)
+
+    @contextmanager
+    def _timed(self, what: str, name: str) -> Iterator[bool]:
+        begun = time.monotonic()
+        is_wanted = not self._only or any(text in name for text in self._only)
+        if is_wanted and begun + self._longest > self._end:
+            print(f"{what:6} {name:28} left out: no time is left", flush=True)
+            is_wanted = False
+        yield is_wanted
+        self._longest = max(self._longest, time.monotonic() - begun)
+
+
+def main() -> int:
+    """Print what was found; return the exit status."""
+    arguments = parse_arguments()
+    try:
+        gpus, problem = _native.CudaDevice.names(), "this machine has none"
+    except RuntimeError as error:
+        gpus, problem = [], str(error)
+    if not gpus:
+        print(f"there is no GPU to check: {problem}")
+        return 2
+    print(f"GPUs   {', '.join(gpus)}", flush=True)
+    check = Check(arguments)
+    with tempfile.TemporaryDirectory(prefix="quire-check-") as folder:
+        for name, make in cases(Path(folder)):
+            check.compare(name, make)
+        for name, make in () if arguments.no_speed else speed_cases(Path(folder)):
+            check.measure(name, make)
+    if check.num_others:
+        print(f"{check.num_others} of {check.num_equal + check.num_others} cases differ or failed")
+    else:
+        print(
+            f"all {check.num_equal} cases that were compared are equal" if check.num_equal else "nothing was compared"
+        )
+    return 0 if check.num_equal and not check.num_others else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
