@@ -102,7 +102,7 @@ class Assembly:
         for index, adapted in enumerate(self.plan.adapted):
             size = adapted.entry_bytes
             entry = np.zeros(size // 8, np.int64) if packed is None else packed.entries[index]
-            ctypes.memmove(self.buffers[adapted.table.name] + number * size, entry.ctypes.data, size)
+            self.device.native.write(self.buffers[adapted.table.name] + number * size, entry)
 
     def add(self, target: Plan, launch: Launch, memory: Memory) -> None:
         """Append a launch to a native plan."""

@@ -39,11 +39,6 @@ def _address_limit() -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
-def resident_memory() -> int:
-    """Return the bytes of this process that are in memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
 _SPARE_BYTES = 512 << 20
 """Address space that stacks, arenas of malloc, the compiler and the sockets take after the model is loaded."""
 

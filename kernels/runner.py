@@ -28,6 +28,7 @@ from quire.kernels._native import (
     Vocabulary,
     checksum,
 )
+from quire.kernels.adapters.blocks import Blocks
 from quire.kernels.adapters.changeable import changeable_in
 from quire.kernels.adapters.packing import PackedAdapter, pack_adapter
 from quire.kernels.adapters.reading import read_adapter
@@ -128,8 +129,9 @@ class ModelRunner:
         self.page_bytes = native.page_bytes
         self.max_loras = plan.limits.max_loras
         self.max_lora_rank = plan.limits.max_lora_rank
-        self._memory_limit = options.memory_limit
+        self._memory_limit = options.memory_limit if assembly.device.in_host_memory else None
         self._adapters: dict[int, PackedAdapter | None] = {}
+        self._adapter_blocks = None if assembly.device.in_host_memory else Blocks(assembly.device.native)
 
     def submit(self, step: StepInput) -> StepResult:
         """Compute a step. Raises ValueError for one that cannot be computed; nothing has changed then."""
@@ -160,7 +162,7 @@ class ModelRunner:
         element_bytes, free_bytes = ELEMENT_BYTES[plan.dtypes.weights], self._free_bytes
         changeable = changeable_in(plan.adapted, checkpoint, element_bytes=element_bytes, free_bytes=free_bytes)
         adapter = read_adapter(path, build_graph(ModelConfig({**plan.config})), self.max_lora_rank, changeable)
-        return adapter.digest, pack_adapter(plan.adapted, adapter, plan.dtypes, checkpoint)
+        return adapter.digest, pack_adapter(plan.adapted, adapter, plan.dtypes, checkpoint, self._adapter_blocks)
 
     def _free_bytes(self) -> int:
         """Return the memory that is left, also below a ceiling that was given."""
@@ -304,14 +306,9 @@ def _claim_weights(
 
 
 def _with_memory_of(device: Device, options: LoadOptions) -> LoadOptions:
-    """Return the options without the memory of files that a device can't use. Raises ModelError."""
+    """Return the options without the memory of files that a device can't use."""
     if device.in_host_memory:
         return options
-    if options.max_loras:
-        raise ModelError(
-            f"LoRA adapters lie in the host's memory, which the device {device.name} can't read; leave out enable_lora "
-            "and lora_modules, or give the device cpu"
-        )
     if options.kv_memory_fd is not None:
         logger.info("KV pages on the device %s end with the engine, which kv_memory_fd can't hold", device.name)
     if options.weights_fd is not None:

@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import emulated_gpu
+import numpy as np
 import pytest
 import tiny_model
+from adapter_files import write_adapter
 from engine_pairs import ask, pair
 from engine_process import DealerClient, EngineUnderTest
 from memory_pressure import under_pressure
 from patience import PATIENCE
 
 from quire.frontend import LLM, AsyncLLM, EngineStartError, RequestOutput, SamplingParams, StructuredOutputsParams
+from quire.frontend.lora_request import LoRARequest
 from quire.frontend.text.prompts import PromptType
 from quire.protocol.messages import EventType, Ready
 
@@ -100,6 +103,26 @@ def test_a_constrained_answer_is_that_of_the_cpu(demo_model: Path) -> None:
         with LLM(str(demo_model), device=device, num_pages=16, threads=1, start_timeout=PATIENCE) as llm:
             found.append([each.outputs for each in llm.generate(["Is it?"], params, use_tqdm=False)])
     assert found[0] == found[1]
+
+
+def test_adapters_lie_on_the_gpu(model: Path, tmp_path: Path) -> None:
+    """Of three adapters two are in memory at a time, so that one gets the memory of another."""
+    adapters = []
+    for number in range(3):
+        rng, module = np.random.default_rng(number), "base_model.model.model.layers.0.self_attn.q_proj"
+        parts = {"A": rng.standard_normal((4, 64), np.float32), "B": rng.standard_normal((64, 4), np.float32)}
+        tensors = {f"{module}.lora_{part}.weight": values for part, values in parts.items()}
+        adapters.append(write_adapter(tmp_path / str(number), tensors, r=4))
+    modules = tuple(f"a{number}={folder}" for number, folder in enumerate(adapters))
+    requests = [None, *(LoRARequest(f"a{number}", number + 1, str(folder)) for number, folder in enumerate(adapters))]
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=2)
+    found = []
+    for device in ("cpu", "cuda"):
+        with LLM(str(model), device=device, lora_modules=modules, max_loras=2, **OPTIONS) as llm:
+            answered = llm.generate([PROMPTS[1]] * 8, params, use_tqdm=False, lora_request=requests * 2)
+            found.append([each.outputs for each in answered])
+    assert found[0] == found[1]
+    assert len({tuple(outputs[0].token_ids) for outputs in found[0]}) == 4
 
 
 def test_a_model_with_state_has_the_same_answers(checkpoints: Path, tmp_path: Path) -> None:
@@ -244,7 +267,6 @@ def run_engine(model: Path, *flags: str, **environment: str) -> subprocess.Compl
     ("flags", "words"),
     [
         (["--device", "cuda:3"], "device cuda:3 can't be used: there is no GPU number 3: this machine has 1"),
-        (["--device", "cuda", "--enable-lora"], "the device cuda:0 can't read; leave out enable_lora"),
         (["--device", "cuda", "--memory-limit", "300MiB"], "that are needed beside the device's memory"),
         (["--device", "cuda", "--kv-cache-memory-bytes", "9GiB"], "are free on device cuda:0 next to the weights"),
     ],

@@ -21,7 +21,7 @@ class AdapterMemory:
     none is 0."""
 
     def __init__(self) -> None:
-        self._size = _LINE
+        self.size = _LINE
         self._arrays: list[tuple[int, int, Callable[[Bytes], None]]] = []
 
     def add(self, array: Packed) -> int:
@@ -34,17 +34,21 @@ class AdapterMemory:
 
     def reserve(self, size: int, fill: Callable[[Bytes], None]) -> int:
         """Add memory that `fill` writes; return its offset."""
-        offset, self._size = self._size, self._size + round_up(size, _LINE)
+        offset, self.size = self.size, self.size + round_up(size, _LINE)
         self._arrays.append((offset, size, fill))
         return offset
 
-    def write(self, relocate: Callable[[int], None]) -> Bytes:
-        """Return memory with all arrays, once `relocate` has been called with what is to be added to offsets."""
-        memory = np.zeros(self._size + _LINE, np.uint8)
-        first = -memory.ctypes.data % _LINE
-        relocate(memory.ctypes.data + first)
+    def write(self, relocate: Callable[[int], None], address: int | None = None) -> Bytes:
+        """Return memory with all arrays, once `relocate` has been called with what is to be added to offsets.
+
+        `address`: where the memory will be copied to; by default it stays where it is.
+        """
+        whole = np.zeros(self.size + _LINE, np.uint8)
+        first = -whole.ctypes.data % _LINE
+        memory = whole[first : first + self.size]
+        relocate(memory.ctypes.data if address is None else address)
         for offset, size, fill in self._arrays:
-            fill(memory[first + offset : first + offset + size])
+            fill(memory[offset : offset + size])
         return memory
 
 

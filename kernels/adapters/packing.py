@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from quire.kernels.adapted import Adapted, AdaptedColumns, AdaptedEmbedding, AdaptedExperts, AdaptedProduct
 from quire.kernels.adapters.adapter import Adapter
+from quire.kernels.adapters.blocks import Block, Blocks
 from quire.kernels.adapters.changeable import changeable_in, unchangeable
 from quire.kernels.adapters.memory import AdapterMemory
 from quire.kernels.adapters.packed_products import ExpertsPacking, ProductPacking
@@ -24,12 +25,21 @@ _Packing = ProductPacking | ExpertsPacking | EmbeddingPacking | ColumnsPacking
 class PackedAdapter:
     """An adapter in memory: its entry in each table of the plan, in their order."""
 
-    memory: npt.NDArray[np.uint8]  # owns what the entries point to
+    memory: npt.NDArray[np.uint8] | Block  # owns what the entries point to
     entries: Sequence[npt.NDArray[np.int64]]
 
 
-def pack_adapter(adapted: Sequence[Adapted], adapter: Adapter, dtypes: Dtypes, checkpoint: Checkpoint) -> PackedAdapter:
-    """Pack an adapter of a checkpoint for all that a plan lets it change. Raises ModelError for one that has more."""
+def pack_adapter(
+    adapted: Sequence[Adapted],
+    adapter: Adapter,
+    dtypes: Dtypes,
+    checkpoint: Checkpoint,
+    blocks: Blocks | None = None,
+) -> PackedAdapter:
+    """Pack an adapter of a checkpoint for all that a plan lets it change, in `blocks` of a device or the host's memory.
+
+    Raises ModelError for one that has more, or that a device has no memory for.
+    """
     unknown = changeable_in(adapted, checkpoint).unchangeable_names(adapter)
     if unknown:
         others = f" and {len(unknown) - 1} other tensors" if len(unknown) > 1 else ""
@@ -42,7 +52,11 @@ def pack_adapter(adapted: Sequence[Adapted], adapter: Adapter, dtypes: Dtypes, c
         for packing in packings:
             packing.finish(base)
 
-    return PackedAdapter(memory.write(relocate), entries)
+    if blocks is None:
+        return PackedAdapter(memory.write(relocate), entries)
+    block = blocks.take(memory.size)
+    block.write(memory.write(relocate, block.address))
+    return PackedAdapter(block, entries)
 
 
 def _packing(adapted: Adapted, adapter: Adapter, dtypes: Dtypes, checkpoint: Checkpoint) -> _Packing:

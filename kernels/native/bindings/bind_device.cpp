@@ -59,6 +59,12 @@ Address upload(Device& device, const Array& array) {
   return address_of(target);
 }
 
+void write(Device& device, Address address, const Array& array) {
+  auto* target = reinterpret_cast<std::byte*>(address);
+  device.check(target, array.nbytes());
+  device.copy(target, static_cast<const std::byte*>(array.data()), {array.nbytes()});
+}
+
 }  // namespace
 
 void bind_device(nb::module_& m) {
@@ -105,6 +111,9 @@ void bind_device(nb::module_& m) {
           "End the writing to a file that was mapped here, from its first byte on. Raises OSError.")
       .def("upload", &upload, "array"_a, nb::sig("def upload(self, array: numpy.typing.NDArray[typing.Any]) -> int"),
            "Copy the array into memory that lives as long as the device; return its address.")
+      .def("write", &write, "address"_a, "array"_a,
+           nb::sig("def write(self, address: int, array: numpy.typing.NDArray[typing.Any]) -> None"),
+           "Copy the array to memory of the device.")
       .def(
           "page_list", [](Device& d, const Pages& pages) { return d.page_list({pages.data(), pages.size()}); },
           "pages"_a, "Return the value by which kernels find pages, whose numbers must stay where they are.")

@@ -177,7 +177,7 @@ def test_norms_are_sums_in_the_order_of_the_ranks(outputs: int, inputs: int, ran
     one = AdaptedProduct(Buffer("table"), Buffer("short"), Matrix((part,), outputs, inputs), TILES)
     layer = LowRank(tensor_of(a), tensor_of(b), scale, None, magnitude)
     base: Any = Base({"one": weights})
-    memory = pack_adapter([one], Adapter({"one": layer}), DTYPES["f32"], base).memory
+    memory: Any = pack_adapter([one], Adapter({"one": layer}), DTYPES["f32"], base).memory
     product_, scaled = np.zeros((outputs, inputs)), (np.float32(scale) * b).astype(np.float64)
     for each in range(rank):
         product_ += scaled[:, each : each + 1] * a[each].astype(np.float64)
