@@ -65,6 +65,7 @@ class ModelPlan:
     layers: int
     tokens_per_entry: int
     is_encoder: bool = False  # each sequence is computed whole, in one step
+    is_draft_head: bool = False  # it begins with features, or with the hidden states of its step before
     num_token_types: int = 1
     launches: list[Launch] = field(default_factory=list)
     hidden_states: list[Launch] = field(default_factory=list)  # launches of steps that return hidden states
@@ -84,9 +85,10 @@ class ModelPlan:
 
     @property
     def exchanged(self) -> frozenset[str]:
-        """Names of the buffers that the host writes or reads in each step, besides inputs: those of a draft head."""
+        """Names of the buffers that the host writes or reads in each step, besides inputs: those of draft heads."""
         kept = () if self.features is None else self.features.layers
-        return frozenset({FEATURES, LOOKAHEAD, kept_name(FINAL), *map(kept_name, kept)})
+        own = {HIDDEN} if self.is_draft_head else set()
+        return frozenset({FEATURES, LOOKAHEAD, kept_name(FINAL), *map(kept_name, kept), *own})
 
     def buffer(self, name: str, size: int) -> Buffer:
         """Return the buffer `name`, of at least `size` bytes; operations reuse buffers by name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from engine_pairs import ask, pair
 from engine_process import DealerClient, EngineUnderTest
 from memory_pressure import under_pressure
 from patience import PATIENCE
+from reference_libraries import import_reference
 
 from quire.frontend import LLM, AsyncLLM, EngineStartError, RequestOutput, SamplingParams, StructuredOutputsParams
 from quire.frontend.lora_request import LoRARequest
@@ -58,7 +60,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def answers(llm: LLM) -> list[object]:
     params = [PARAMS[number % len(PARAMS)] for number in range(len(PROMPTS))]
-    return [(each.outputs, each.prompt_logprobs) for each in llm.generate(PROMPTS, params, use_tqdm=False)]
+    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    return [(each.outputs[0].token_ids, each.outputs[0].logprobs, each.prompt_logprobs) for each in outputs]
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +86,28 @@ def test_answers_are_those_of_the_cpu(model: Path, expected: list[object], optio
         assert llm.stats()["totals"]["cached_tokens"] == 0
         assert answers(llm) == expected
         assert llm.stats()["totals"]["cached_tokens"] > 0
+
+
+def check_drafts(target: Path, method: str, drafts: Path) -> None:
+    speculation = json.dumps({"method": method, "model": str(drafts), "num_speculative_tokens": 2, "adaptive": False})
+    with LLM(str(target), **OPTIONS) as llm:
+        expected = answers(llm)
+    with LLM(str(target), device="cuda", speculative_config=speculation, **OPTIONS) as llm:
+        assert answers(llm) == expected
+        assert llm.stats()["totals"]["speculation"]["draft_tokens"] > 0
+
+
+def test_drafts_of_a_model_change_nothing(model: Path) -> None:
+    check_drafts(model, "draft_model", model)
+
+
+@pytest.mark.parametrize("method", ["eagle3", "eagle"])
+def test_drafts_of_a_head_change_nothing(method: str, tmp_path: Path) -> None:
+    import_reference("torch")
+    import draft_heads
+
+    target = draft_heads.write_target(tmp_path / "target")
+    check_drafts(target, method, draft_heads.write_head(tmp_path / "head", draft_heads.new_head(method, target)))
 
 
 def test_a_preempted_request_has_the_same_answer(model: Path) -> None:
@@ -226,6 +251,12 @@ def test_an_engine_set_with_one_of_each(model: Path, expected: list[object]) -> 
         for each in (cpu, gpu):
             with DealerClient(each.address) as client:
                 assert client.call("stats")["totals"]["decode_tokens"] > 0
+
+
+def test_several_engines_of_one_server(model: Path, expected: list[object]) -> None:
+    """Each has weights of its own, whatever memory the server has for those of all."""
+    with LLM(str(model), device="cuda", data_parallel_size=2, router="round-robin", **OPTIONS) as llm:
+        assert answers(llm) == expected
 
 
 @pytest.mark.parametrize("devices", [("cpu", "cuda"), ("cuda", "cpu")])

@@ -89,7 +89,7 @@ class Lowering(AttentionLowering):
         plan = ModelPlan(
             context, limits, quantization, graph.embedding.vocab_size, graph.embedding.hidden_size,
             tuple(attention.heads for attention in attentions if attention.kv_source is None), len(attentions),
-            context.capabilities.tokens_per_entry(group), graph.is_encoder,
+            context.capabilities.tokens_per_entry(group), graph.is_encoder, graph.draft_input is not None,
             max(1, graph.embedding.num_types), features=graph.features, lent=frozenset(quantization.lent.values()),
         )  # fmt: skip
         super().__init__(plan, quantization, len(graph.mixers))
