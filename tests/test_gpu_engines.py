@@ -40,7 +40,7 @@ PARAMS = [
         temperature=1.1, min_p=0.02, repetition_penalty=1.2, seed=8, max_tokens=14, ignore_eos=True, logprobs=0
     ),
 ]
-TALE = SamplingParams(max_tokens=90, ignore_eos=True, temperature=0.9, seed=3, logprobs=1)
+TALE = SamplingParams(max_tokens=180, ignore_eos=True, temperature=0.9, seed=3, logprobs=1)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -170,19 +170,19 @@ async def engine(model: Path, **options: Any) -> AsyncIterator[AsyncLLM]:
 
 
 class Streams:
-    """Four streams at a time, one after the other until they are told to end."""
+    """Streams of all prompts at a time, one after the other until they are told to end: the engine is never idle."""
 
     def __init__(self, llm: AsyncLLM) -> None:
         self.begun = asyncio.Event()
         self._llm, self._ends = llm, False
         self._outputs: list[tuple[int, RequestOutput]] = []
-        self._tasks = [asyncio.create_task(self._run(number)) for number in range(4)]
+        self._tasks = [asyncio.create_task(self._run(number)) for number in range(len(PROMPTS))]
 
     async def _run(self, number: int) -> None:
         while not self._ends:
             async for output in self._llm.generate(PROMPTS[number], TALE):
                 last = output
-                if number == 3 and len(output.outputs[0].token_ids) > 3:
+                if number == 0 and len(output.outputs[0].token_ids) > 3:
                     self.begun.set()
             self._outputs.append((number, last))
 
