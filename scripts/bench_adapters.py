@@ -101,7 +101,7 @@ def main() -> None:
         adapter = random_adapter(plan, shapes, ranks[number % len(ranks)], number, has_head=has_head)
         packed = pack_adapter(plan.adapted, adapter, plan.dtypes, checkpoint)
         runner.set_adapter(number + 1, packed)
-        num_bytes.append(packed.memory.nbytes)
+        num_bytes.append(packed.num_bytes)
     one = ranks.index(16) + 1 if 16 in ranks else 1
     steps = given.steps + WARM_STEPS
     batch, each = [0] * given.batch, [*range(1, given.batch + 1)]

@@ -81,7 +81,7 @@ CASES: dict[str, tuple[str, Callable[[Arrays, Path], Arrays]]] = {
 
 
 SIZES: dict[str, Any] = {"max_num_batched_tokens": 48, "num_pages": 16}
-ADAPTERS = {"max_loras": 2, "max_lora_rank": 8}
+ADAPTERS: dict[str, Any] = {"max_loras": 2, "max_lora_rank": 8}
 
 
 @pytest.mark.parametrize("isa", available_isas())

@@ -23,10 +23,11 @@ _Packing = ProductPacking | ExpertsPacking | EmbeddingPacking | ColumnsPacking
 
 @dataclass(frozen=True)
 class PackedAdapter:
-    """An adapter in memory: its entry in each table of the plan, in their order."""
+    """An adapter in `num_bytes` of memory: its entry in each table of the plan, in their order."""
 
     memory: npt.NDArray[np.uint8] | Block  # owns what the entries point to
     entries: Sequence[npt.NDArray[np.int64]]
+    num_bytes: int
 
 
 def pack_adapter(
@@ -53,10 +54,10 @@ def pack_adapter(
             packing.finish(base)
 
     if blocks is None:
-        return PackedAdapter(memory.write(relocate), entries)
+        return PackedAdapter(memory.write(relocate), entries, memory.size)
     block = blocks.take(memory.size)
     block.write(memory.write(relocate, block.address))
-    return PackedAdapter(block, entries)
+    return PackedAdapter(block, entries, memory.size)
 
 
 def _packing(adapted: Adapted, adapter: Adapter, dtypes: Dtypes, checkpoint: Checkpoint) -> _Packing:

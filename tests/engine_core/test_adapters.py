@@ -34,7 +34,7 @@ class Loader:
         self.reads.append(path.name)
         if path.name in self.gates:
             assert self.gates[path.name].wait(60)
-        packed = PackedAdapter(np.zeros(0, np.uint8), [path.name])  # type: ignore[list-item]
+        packed = PackedAdapter(np.zeros(0, np.uint8), [path.name], 0)  # type: ignore[list-item]
         self.made.append(weakref.ref(packed))
         if path.name.startswith("bad"):  # known when all has been read
             raise ModelError("it is bad")

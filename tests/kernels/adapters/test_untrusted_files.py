@@ -128,7 +128,7 @@ def test_whole_tensors_are_compared_with_those_of_the_base_and_left_out(counted:
 
 def test_whole_tensors_are_compared_by_their_values(tmp_path: Path) -> None:
     """Whatever dtype they have, and a tied head with the embedding."""
-    base = base_arrays() | {f"{EMBEDDING}.weight": np.float16(base_arrays()[f"{EMBEDDING}.weight"])}
+    base = base_arrays() | {f"{EMBEDDING}.weight": base_arrays()[f"{EMBEDDING}.weight"].astype(np.float16)}
     base[f"{HEAD}.weight"] = np.zeros((10, 8), np.float32)
     own = base[f"{EMBEDDING}.weight"].astype(np.float32)
     limits = replace(changeable(tmp_path / "base", base), tied=f"{EMBEDDING}.weight")
