@@ -206,13 +206,15 @@ def test_streams_move_to_a_gpu_and_back_in_the_middle(model: Path) -> None:
         async with engine(model) as llm:
             undisturbed: dict[int, object] = {}
             assert await Streams(llm).end(undisturbed) == 0
-            for device in ("cuda:0", "cpu"):
-                streams = Streams(llm)
-                await streams.begun.wait()
-                await llm.reload(device=device)
-                assert await streams.end(undisturbed) > 0
-                assert llm.engine_info.device == device
-                assert llm.engine_info.device_product == ("Emulated GPU" if device == "cuda:0" else "")
+            moved = {"cuda:0": 0, "cpu": 0}
+            while not all(moved.values()):  # all may be between two answers when they are to move
+                for device in moved:
+                    streams = Streams(llm)
+                    await streams.begun.wait()
+                    await llm.reload(device=device)
+                    moved[device] += await streams.end(undisturbed)
+                    assert llm.engine_info.device == device
+                    assert llm.engine_info.device_product == ("Emulated GPU" if device == "cuda:0" else "")
             assert llm.num_engine_losses == 0
 
     asyncio.run(main())
