@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -13,6 +12,8 @@ from quire.kernels._native import CudaDevice, PtxCompiler
 from quire.kernels.devices.cpu import start_threads
 from quire.kernels.emit.builder import F32
 from quire.kernels.emit.context import Capabilities, EmitContext, Kernel
+from quire.kernels.emit.cuda.choice import gpu_kernel
+from quire.kernels.emit.cuda.threads import ENTRY, GpuKernel
 from quire.kernels.emit.dots import CUDA
 from quire.kernels.errors import ModelError
 
@@ -22,32 +23,7 @@ ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
 CAPABILITIES = Capabilities(CUDA, F32, product_rows=16, query_rows=16)
 """Capabilities of every GPU: many threads need many items, so an item has few rows."""
 
-ENTRY = "entry"
-"""Name of the function of a kernel's PTX that is launched."""
-
-_SYMBOL = "kernel"
 _MOST_COMPILERS = 8  # threads, each with the memory of a compiler
-
-# A thread computes one work item. The function that computes items becomes a part of this one.
-_ENTRY_TEXT = f"""
-llvm.func ptx_kernelcc @{ENTRY}(%buffers: !llvm.ptr, %dims: !llvm.ptr, %items: i64) {{
-  %thread = llvm.call_intrinsic "llvm.nvvm.read.ptx.sreg.tid.x"() : () -> i32
-  %threads = llvm.call_intrinsic "llvm.nvvm.read.ptx.sreg.ntid.x"() : () -> i32
-  %block = llvm.call_intrinsic "llvm.nvvm.read.ptx.sreg.ctaid.x"() : () -> i32
-  %first = llvm.mul %threads, %block : i32
-  %number = llvm.add %first, %thread : i32
-  %item = llvm.zext %number : i32 to i64
-  %there = llvm.icmp "ult" %item, %items : i64
-  llvm.cond_br %there, ^compute, ^end
-^compute:
-  %one = llvm.mlir.constant(1 : i64) : i64
-  %next = llvm.add %item, %one : i64
-  func.call @{_SYMBOL}(%buffers, %dims, %item, %next) : (!llvm.ptr, !llvm.ptr, i64, i64) -> ()
-  llvm.br ^end
-^end:
-  llvm.return
-}}
-"""
 
 
 class Cuda:
@@ -119,22 +95,22 @@ class Cuda:
 
     def compile(self, kernels: Iterable[Kernel], context: EmitContext) -> Iterator[int]:
         """Yield the numbers of kernels, which several threads compile."""
-        native, texts = self.native, [self._text(kernel, context) for kernel in kernels]
+        native, chosen = self.native, [gpu_kernel(kernel, context) for kernel in kernels]
+
+        def load(kernel: GpuKernel) -> int:
+            shape = kernel.shape
+            return native.load(
+                self._compiler.compile(kernel.text), ENTRY, shape.threads_per_item, shape.threads_per_block
+            )
+
         with ThreadPoolExecutor(min(self._threads, _MOST_COMPILERS)) as pool:
-            loaded = {
-                text: pool.submit(lambda text: native.load(self._compiler.compile(text), ENTRY), text)
-                for text in dict.fromkeys(texts)
-            }
-            for text in texts:
-                yield loaded[text].result()
+            loaded = {kernel: pool.submit(load, kernel) for kernel in dict.fromkeys(chosen)}
+            for kernel in chosen:
+                yield loaded[kernel].result()
 
     def ptx(self, kernel: Kernel, context: EmitContext) -> str:
         """Return the PTX of a kernel."""
-        return self._compiler.compile(self._text(kernel, context))
-
-    @staticmethod
-    def _text(kernel: Kernel, context: EmitContext) -> str:
-        return replace(kernel, name=_SYMBOL).emit(context) + _ENTRY_TEXT
+        return self._compiler.compile(gpu_kernel(kernel, context).text)
 
     def available_memory(self) -> int:
         """See Device."""

@@ -58,7 +58,7 @@ def test_ptx_that_the_driver_rejects_is_an_error() -> None:
     with pytest.raises(
         RuntimeError, match=r"the GPU failed to compile a kernel \(the emulated assembler can't read it\): CUDA_ERROR"
     ):
-        device.load("nonsense", "entry")
+        device.load("nonsense", "entry", 1, 32)
 
 
 def test_a_gpu_that_is_not_there_is_an_error(demo_model: Path) -> None:

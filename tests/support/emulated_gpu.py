@@ -20,10 +20,12 @@ _SOURCES = Path(__file__).parent / "cuda"
 def build(folder: Path) -> dict[str, str]:
     """Build the driver in a folder. Return the environment of processes that have the GPU."""
     library = folder / "libcuda.so.1"
-    command = ["cc", "-O2", "-w", "-shared", "-fPIC", f"-Wl,-soname,{library.name}", str(_SOURCES / "driver.c")]
-    subprocess.run([*command, "-o", str(library), "-ldl"], check=True)
+    command = ["cc", "-O2", "-w", "-shared", "-fPIC", f"-Wl,-soname,{library.name}"]
+    sources = [str(_SOURCES / name) for name in ("driver.c", "block.c")]
+    subprocess.run([*command, *sources, "-o", str(library), "-ldl"], check=True)
     translator = _SOURCES / "ptx_to_c.py"
-    kept = cache_folder() / "emulated" / hashlib.sha256(translator.read_bytes()).hexdigest()[:16]
+    version = hashlib.sha256(translator.read_bytes() + (_SOURCES / "block.h").read_bytes())
+    kept = cache_folder() / "emulated" / version.hexdigest()[:16]
     kept.mkdir(parents=True, exist_ok=True)
     return {
         "LD_LIBRARY_PATH": str(folder),

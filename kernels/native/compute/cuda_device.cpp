@@ -10,7 +10,8 @@
 namespace quire {
 namespace {
 
-constexpr std::int64_t kMostThreads = 32;  // of a block: items have many registers
+constexpr std::int64_t kMostThreads = 1024;  // of a block
+constexpr std::int64_t kItemsAtOnce = 32;    // of attention on a multiprocessor
 constexpr std::size_t kChunk = std::size_t{1} << 20;
 constexpr int kPtx = 1, kErrorLog = 5, kErrorLogSize = 6;  // CU_JIT_INPUT_PTX, CU_JIT_ERROR_LOG_BUFFER and its size
 
@@ -144,7 +145,14 @@ std::string CudaDevice::link(const std::string& ptx) const {
   return cubin;
 }
 
-std::uintptr_t CudaDevice::load(const std::string& ptx, const std::string& entry) {
+std::uintptr_t CudaDevice::load(const std::string& ptx, const std::string& entry, std::int64_t threads_per_item,
+                                std::int64_t threads_per_block) {
+  const auto [least, most] = std::minmax(threads_per_item, threads_per_block);
+  if (least < 1 || most % least != 0 || threads_per_block > kMostThreads)
+    throw std::invalid_argument("a kernel has up to " + std::to_string(kMostThreads) +
+                                " threads a block, a multiple or a part of those of an item; got " +
+                                std::to_string(threads_per_item) + " of an item and " +
+                                std::to_string(threads_per_block) + " of a block");
   context_.use();
   int version = 0;
   driver_.check(driver_.driver_version(&version), "tell the driver's version");
@@ -157,7 +165,9 @@ std::uintptr_t CudaDevice::load(const std::string& ptx, const std::string& entry
     modules_.push_back(module);
   }
   driver_.check(driver_.module_function(&function, module, entry.c_str()), "find a kernel");
-  return reinterpret_cast<std::uintptr_t>(function);
+  const std::lock_guard lock(mutex_);
+  return reinterpret_cast<std::uintptr_t>(
+      &kernels_.emplace_back(CudaKernel{function, threads_per_item, threads_per_block}));
 }
 
 std::byte* CudaDevice::map_file(int, std::size_t, bool) {
@@ -183,18 +193,16 @@ PageList CudaDevice::page_list(std::span<const std::int32_t> pages) {
   return static_cast<PageList>(page_lists_->add(pages));
 }
 
-std::int64_t CudaDevice::busy_items() const { return kMostThreads * multiprocessors_; }
+std::int64_t CudaDevice::busy_items() const { return kItemsAtOnce * multiprocessors_; }
 
 void CudaDevice::launch(const Launch& launch, CudaDriver::Pointer buffers, CudaDriver::Pointer dims,
                         std::int64_t items) const {
   if (items == 0) return;
-  // All multiprocessors before many threads of one.
-  const std::int64_t threads =
-      std::clamp((items + multiprocessors_ - 1) / multiprocessors_, std::int64_t{1}, kMostThreads);
+  const auto& kernel = *reinterpret_cast<const CudaKernel*>(launch.kernel);
+  const CudaKernel::Grid grid = kernel.grid(items, multiprocessors_);
   std::array<void*, 3> parameters = {&buffers, &dims, &items};
-  driver_.check(driver_.launch(reinterpret_cast<CudaDriver::Handle>(launch.kernel),
-                               static_cast<unsigned>((items + threads - 1) / threads), 1, 1,
-                               static_cast<unsigned>(threads), 1, 1, 0, stream_.handle(), parameters.data(), nullptr),
+  driver_.check(driver_.launch(kernel.function, grid.blocks, 1, 1, grid.threads, 1, 1, 0, stream_.handle(),
+                               parameters.data(), nullptr),
                 "launch a kernel");
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <filesystem>
 #include <memory>
 #include <mutex>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "compute/cuda_driver.h"
+#include "compute/cuda_kernel.h"
 #include "compute/cuda_memory.h"
 #include "compute/cuda_steps.h"
 #include "compute/device.h"
@@ -17,7 +19,8 @@
 
 namespace quire {
 
-/// One of NVIDIA's GPUs. Each thread of it computes one work item. No memory of files can be had.
+/// One of NVIDIA's GPUs. Its threads compute work items in the shape that a kernel was loaded with. No memory of files
+/// can be had.
 class CudaDevice final : public Device {
  public:
   /// Returns the names of the GPUs here, in the order of their numbers. Throws std::runtime_error, with the reason, if
@@ -35,8 +38,10 @@ class CudaDevice final : public Device {
   const ObjectCache& cache() const { return cache_; }                ///< the code of kernels
   std::int64_t num_graph_launches() const { return steps_.num_graph_launches(); }
 
-  /// Returns the number by which launches name the function `entry` of PTX. Throws std::runtime_error. Any thread.
-  std::uintptr_t load(const std::string& ptx, const std::string& entry);
+  /// Returns the number by which launches name the function `entry` of PTX, in the shape of a CudaKernel. Throws
+  /// std::runtime_error, or std::invalid_argument for a shape. Any thread.
+  std::uintptr_t load(const std::string& ptx, const std::string& entry, std::int64_t threads_per_item,
+                      std::int64_t threads_per_block);
 
   std::byte* allocate(std::size_t bytes) override { return memory_.allocate(bytes); }
   std::byte* allocate_exchanged(std::size_t bytes) override { return memory_.allocate_exchanged(bytes); }
@@ -80,8 +85,9 @@ class CudaDevice final : public Device {
   CudaMemory memory_;
   CudaSteps steps_;
   ObjectCache cache_;
-  std::mutex mutex_;  ///< guards `modules_`
+  std::mutex mutex_;  ///< guards `modules_` and `kernels_`
   std::vector<CudaDriver::Handle> modules_;
+  std::deque<CudaKernel> kernels_;  ///< whose addresses are their numbers
   std::unique_ptr<PageLists> page_lists_;
 };
 

@@ -60,6 +60,7 @@ std::string PtxCompiler::compile(const std::string& source) {
       function.addFnAttr("target-cpu", architecture_);
       function.addFnAttr("denormal-fp-math-f32", "preserve-sign,preserve-sign");
       function.addFnAttr(llvm::Attribute::NoUnwind);
+      function.addFnAttr(llvm::Attribute::Convergent);  // threads wait for each other
     }
     optimise(*module, *machine);
     return print_assembly(*module, *machine);

@@ -11,9 +11,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-typedef void (*Entry)(const uint64_t *parameters, uint32_t thread, uint32_t threads, uint32_t block);
+#include "block.h"
+
+const char *run_block(const Function *function, const uint64_t *parameters, uint32_t number, uint32_t threads);
+
 enum { OK = 0, INVALID = 1, NO_MEMORY = 2, BAD_KERNEL = 218, FOUND_NOTHING = 500, LOST = 719, NOT_SUPPORTED = 801 };
 static int context;
+static char launch_failure[200];
 
 // Memory that was allocated. That of the GPU is protected from the host while no kernel runs if $QUIRE_EMULATED_FAULTS
 // is set; then emulated_faults counts the accesses of the host, for each of which a GPU would move a page.
@@ -210,7 +214,9 @@ int cuLinkComplete(void *linker, void **code, size_t *size) {
 int cuLinkDestroy(void *linker) { return free(((Linker *)linker)->code), free(linker), OK; }
 int cuModuleUnload(void *module) { return dlclose(module), OK; }
 int cuModuleGetFunction(void **function, void *module, const char *name) {
-  return *function = dlsym(module, name), *function ? OK : FOUND_NOTHING;
+  char info[200];
+  snprintf(info, sizeof info, "%s_info", name);
+  return *function = dlsym(module, info), *function ? OK : FOUND_NOTHING;
 }
 // A stream, and the graph that its launches become parts of while it is captured.
 typedef struct {
@@ -265,16 +271,19 @@ static int record(Graph *graph, const Node *node) {
 int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                    unsigned shared, void *stream, void **parameters, void **extra) {
   if (!gx || !bx || bx > 1024 || gy * gz * by * bz != 1 || shared || extra) return INVALID;
+  const Function *kernel = function;
+  if (kernel->most_threads && bx > kernel->most_threads) return INVALID;
   const uint64_t values[] = {*(uint64_t *)parameters[0], *(uint64_t *)parameters[1], *(uint64_t *)parameters[2]};
   if (stream && ((Stream *)stream)->captured)
     return record(((Stream *)stream)->captured, &(Node){function, gx, bx, {values[0], values[1], values[2]}});
   enter();
   const unsigned state = _mm_getcsr();
   _mm_setcsr(state | 0x8040);  // denormals are zero
-  for (unsigned block = 0; block < gx; block++)
-    for (unsigned thread = 0; thread < bx; thread++) ((Entry)function)(values, thread, bx, block);
+  const char *failure = NULL;
+  for (unsigned block = 0; block < gx && !failure; block++) failure = run_block(kernel, values, block, bx);
   _mm_setcsr(state);
-  return leave(), OK;
+  if (failure) snprintf(launch_failure, sizeof launch_failure, "%s", failure);
+  return leave(), failure ? LOST : OK;
 }
 int cuGraphLaunch(void *graph, void *stream) {
   if (((Stream *)stream)->captured) return INVALID;
@@ -288,4 +297,6 @@ int cuGraphLaunch(void *graph, void *stream) {
 }
 int cuCtxSynchronize(void) { return OK; }
 int cuGetErrorName(int error, const char **name) { return *name = "CUDA_ERROR", OK; }
-int cuGetErrorString(int error, const char **text) { return *text = "the emulated driver says no", OK; }
+int cuGetErrorString(int error, const char **text) {
+  return *text = error == LOST && *launch_failure ? launch_failure : "the emulated driver says no", OK;
+}

@@ -1,7 +1,7 @@
 """Translation of PTX to C, so that the code of GPU kernels runs on a CPU: `ptx_to_c.py SOURCE.ptx TARGET.so`.
 
 Each instruction becomes a C statement that has its meaning bit for bit, with denormals as zero: the caller sets FTZ and
-DAZ. An instruction that is not known is an error. The library has `entry(parameters, thread, threads, block)`.
+DAZ. An instruction that is not known is an error. Of each entry function `name` the library has `name_info` (block.h).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ PRELUDE = r"""
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#include "block.h"
 typedef uint16_t __attribute__((may_alias, aligned(1))) M16;
 typedef uint32_t __attribute__((may_alias, aligned(1))) M32;
 typedef uint64_t __attribute__((may_alias, aligned(1))) M64;
@@ -49,6 +50,15 @@ static inline uint32_t dp4a(uint32_t a, uint32_t b, uint32_t c) {
   for (int i = 0; i < 32; i += 8) c += (uint32_t)((int32_t)(a >> i & 255) * (int8_t)(b >> i & 255));
   return c;
 }
+static uint32_t shuffle(Block *mates, uint32_t thread, uint32_t site, char kind, uint32_t a, uint32_t b, uint32_t c,
+                        uint32_t mask) {
+  const Words *words = mates->meet(mates, thread, site, mask, &a, 1);
+  uint32_t lane = thread % WARP, segment = c >> 8 & 31, least = lane & segment, most = least | (c & 31 & ~segment);
+  uint32_t from = kind == 'i' ? least | (b & 31 & ~segment) : lane ^ (b & 31);
+  if (from > most) from = lane;
+  if (!(mask >> from & 1)) mates->fail(mates, site, "a shuffle reads a thread that it does not name");
+  return words[from][0];
+}
 """
 
 SIGNED = {"s8": "int8_t", "s16": "int16_t", "s32": "int32_t", "s64": "int64_t"}
@@ -59,26 +69,50 @@ ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "div": "/", "rem": "%"}
 
 
 class Translator:
-    """Translates the entry function of one module."""
+    """Translates the entry functions of one module."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.statements = 0
+        self.meets = False
         self.special = {"%tid.x": "thread", "%ntid.x": "threads", "%ctaid.x": "block"}
 
     def module(self, text: str) -> str:
-        """Return C for a module with one entry function."""
+        """Return C for a module."""
         text = re.sub(r"//[^\n]*", "", text)
-        tables = [self.table(*found) for found in re.findall(r"\.global[^;{]*\.b8 (\w+)\[\d+\] = \{([^}]*)\};", text)]
-        found = re.search(r"\.visible \.entry (\w+)\((.*?)\)\s*(?:\.\w+[^{]*)?\{(.*)\n\}", text, re.DOTALL)
-        if found is None:
+        constants = re.findall(r"\.global[^;{]*\.b8 (\w+)\[\d+\] = \{([^}]*)\};", text)
+        found = re.findall(r"\.visible \.entry (\w+)\((.*?)\)([^{]*)\{(.*?)\n\}", text, re.DOTALL)
+        if not found:
             raise ValueError("no entry function")
-        name, parameters, body = found.groups()
+        shared, size = self.shared_memory(text)
+        functions = [self.function(*each, size) for each in found]
+        return "\n".join([PRELUDE, *shared, *(self.table(*each) for each in constants), *functions])
+
+    @staticmethod
+    def shared_memory(text: str) -> tuple[list[str], int]:
+        """Return declarations of a block's shared memory, and its bytes."""
+        names, size = [], 0
+        for alignment, name, count in re.findall(r"\.shared \.align (\d+) \.b8 (\w+)\[(\d+)\]", text):
+            size = -(-size // int(alignment)) * int(alignment)
+            names.append(f"#define {name} (shared + {size})")
+            size += int(count)
+        if size > 48 << 10:
+            raise ValueError(f"{size} bytes of shared memory; a block has 49152")
+        return [f"static uint8_t shared[{size or 1}] __attribute__((aligned(1024)));", *names], size
+
+    def function(self, name: str, parameters: str, limits: str, body: str, shared_bytes: int) -> str:
+        """Return C for an entry function."""
         names = re.findall(r"\.param[^,]* (\w+)", parameters)
+        self.lines, self.meets = [], False
         for statement in re.findall(r"[^;:]+?[;:]", body):
+            self.statements += 1
             self.statement(" ".join(statement.split()))
-        head = f"void {name}(const uint64_t *parameters, uint32_t thread, uint32_t threads, uint32_t block) {{"
+        most = re.search(r"\.(?:maxntid|reqntid) (\d+)", limits)
+        arguments = "const uint64_t *parameters, uint32_t thread, uint32_t threads, uint32_t block, Block *mates"
+        head = f"static void {name}({arguments}) {{"
         loads = [f"const uint64_t {each} = parameters[{i}];" for i, each in enumerate(names)]
-        return "\n".join([PRELUDE, *tables, head, *loads, *self.lines, "}"])
+        fields = f"{name}, shared, {shared_bytes}, {most[1] if most else 0}, {int(self.meets)}"
+        return "\n".join([head, *loads, *self.lines, "}", f"const Function {name}_info = {{{fields}}};"])
 
     @staticmethod
     def table(name: str, values: str) -> str:
@@ -94,6 +128,8 @@ class Translator:
         elif text.startswith(".local"):
             name, size = re.findall(r"(\w+)\[(\d+)\]", text)[0]
             self.lines.append(f"uint8_t {name}[{size}] __attribute__((aligned(64)));")
+        elif text.startswith(".shared"):
+            pass  # shared_memory() has it
         elif not text.startswith((".loc", ".pragma")):
             guard, text = re.findall(r"(?:@(!?%\w+) )?(.*);", text)[0]
             opcode, _, rest = text.partition(" ")
@@ -247,6 +283,21 @@ class Translator:
         target, a, b, c = map(self.value, operands)
         return f"{target} = dp4a({a}, {b}, {c});"
 
+    def do_shfl(self, opcode: list[str], operands: list[str]) -> str:
+        if opcode[1] != "sync" or opcode[2] not in ("idx", "bfly"):
+            raise ValueError(f"unknown instruction {'.'.join(opcode)}")
+        self.meets = True
+        target, a, b, c, mask = map(self.value, operands)
+        return f"{target} = shuffle(mates, thread, {self.statements}, '{opcode[2][0]}', {a}, {b}, {c}, {mask});"
+
+    def do_bar(self, opcode: list[str], operands: list[str]) -> str:
+        self.meets = True
+        if opcode[1:] == ["warp", "sync"]:
+            return f"mates->meet(mates, thread, {self.statements}, {self.value(operands[0])}, 0, 0);"
+        if opcode[1:] != ["sync"] or operands != ["0"]:
+            raise ValueError(f"unknown instruction {'.'.join(opcode)}")
+        return f"mates->barrier(mates, thread, {self.statements});"
+
     def do_setp(self, opcode: list[str], operands: list[str]) -> str:
         comparison, type_ = opcode[1], opcode[-1]
         target, a, b = map(self.value, operands)
@@ -343,6 +394,7 @@ def main() -> None:
         "-w",
         "-shared",
         "-fPIC",
+        f"-I{Path(__file__).parent}",
         "-x",
         "c",
         "-",
