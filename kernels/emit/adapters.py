@@ -71,9 +71,8 @@ class ShrinkKernel(Kernel):
         """See Kernel."""
         return f"{self.k} x {self.tiles * TILE_ROWS}"
 
-    def emit(self, context: EmitContext) -> str:
+    def build(self, b: Builder, context: EmitContext) -> None:
         """See Kernel."""
-        b = Builder(self.name)
         x, adapters, *gathered, table, out = (b.buffer(i) for i in range(4 + self.head))
         rows, count = RowAdapters(adapters, *gathered), b.dim("logit_rows" if self.head else "tokens")
         with b.items() as item:
@@ -81,7 +80,6 @@ class ShrinkKernel(Kernel):
             entry = b.address(table, rows.number(b, row) * ENTRY_BYTES)
             with b.when(tile < b.load(entry, 24, I64)):
                 self._shrink(b, context.dtypes, x, row, entry, tile, b.address(out, row * (self.tiles * 64)))
-        return b.text()
 
     def _shrink(self, b: Builder, dtypes: Dtypes, x: Value, row: Value, entry: Value, tile: Value, out: Value) -> None:
         """Store a tile of the short vector, which is at `out`, of a row of x."""

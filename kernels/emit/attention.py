@@ -136,11 +136,10 @@ class AttentionKernel(Kernel):
         """See Kernel."""
         return 2 * self.heads.query * (self.heads.dim + self.heads.value_dim) * pairs
 
-    def emit(self, context: EmitContext) -> str:
+    def build(self, b: Builder, context: EmitContext) -> None:
         """See Kernel."""
         products = context.kv_products
         layout = KvLayout(self.heads, products.dtypes)
-        b = Builder(self.name)
         entries, queries, tiles, out = (b.buffer(i) for i in range(4))
         sinks = b.buffer(4) if self.sinks else None
         frame = self._frame(b, products, context.capabilities.query_rows)
@@ -164,7 +163,6 @@ class AttentionKernel(Kernel):
                 kv = PagedKv(layout, tiles, b.load(at, AttentionEntry.PAGES, PTR), kv_head, self.page_tiles)
                 self._attend(b, products, Entry(row, tokens, position, kv, whole), queries, frame, sinks=sinks)
                 frame.state.write(b, products.dtypes, row, tokens, kv_head, out)
-        return b.text()
 
     def _frame(self, b: Builder, products: Products, query_rows: int) -> Frame:
         rows = round_up(max(query_rows, self.heads.group), query_rows)
@@ -378,9 +376,8 @@ class SplitReductionKernel(Kernel):
     window: int = 0
     sinks: bool = False
 
-    def emit(self, context: EmitContext) -> str:
+    def build(self, b: Builder, context: EmitContext) -> None:
         """See Kernel."""
-        b = Builder(self.name)
         h, width = self.heads, value_blocks_of(self.heads) * 2
         reductions, splits, target = (b.buffer(i) for i in range(3))
         sinks = b.buffer(3) if self.sinks else None
@@ -405,7 +402,6 @@ class SplitReductionKernel(Kernel):
                     value = b.load(split, part.index * 64, VF32, 64) * factors[1]
                     b.store(b.fma(b.load(state.out, place, VF32, 64), factors[0], value), state.out, place, 64)
             state.write(b, context.dtypes, row, 1, kv_head, target)
-        return b.text()
 
 
 def split_bytes(heads: Heads) -> int:

@@ -163,6 +163,10 @@ class Builder:
 
     # Values
 
+    def mlir_type(self, type_: str) -> str:
+        """Return the MLIR type that values of a type have in the text."""
+        return type_
+
     def _name(self) -> str:
         self._count += 1
         return f"%{self._count}"
@@ -176,9 +180,10 @@ class Builder:
         key = (value, type_)
         if key not in self._constants:
             literal = f"{float(value):.17e}" if element_of(type_) in (F32, F16, BF16) else str(int(value))
-            attribute = f"dense<{literal}> : {type_}" if type_.startswith("vector") else f"{literal} : {type_}"
+            mlir_type = self.mlir_type(type_)
+            attribute = f"dense<{literal}>" if mlir_type.startswith("vector") else literal
             name = f"%c{len(self._constants)}"
-            self._entry.append(f"{name} = arith.constant {attribute}")
+            self._entry.append(f"{name} = arith.constant {attribute} : {mlir_type}")
             self._constants[key] = Value(self, name, type_)
         return self._constants[key]
 
@@ -204,25 +209,27 @@ class Builder:
 
     def op(self, name: str, operands: Sequence[Value], type_: str) -> Value:
         """Emit an operation of the form `name operands : type`."""
-        return self._result(type_, f"{name} {', '.join(v.name for v in operands)} : {type_}")
+        return self._result(type_, f"{name} {', '.join(v.name for v in operands)} : {self.mlir_type(type_)}")
 
     def convert(self, name: str, value: Value, type_: str) -> Value:
         """Emit a conversion of the form `name value : from to type`, unless the type is the same."""
         if value.type == type_:
             return value
-        return self._result(type_, f"{name} {value.name} : {value.type} to {type_}")
+        types = f"{self.mlir_type(value.type)} to {self.mlir_type(type_)}"
+        return self._result(type_, f"{name} {value.name} : {types}")
 
     def compare(self, predicate: str, left: Value, right: Value | int | float) -> Value:
         """Compare by MLIR's name of the predicate: `slt`, `ogt`, ..."""
         other = self.as_value(right, left.type)
-        operation = f"arith.{'cmpf' if left.is_float else 'cmpi'} {predicate}, {left.name}, {other.name} : {left.type}"
-        return self._result(with_element(left.type, I1), operation)
+        operation = f"arith.{'cmpf' if left.is_float else 'cmpi'} {predicate}, {left.name}, {other.name}"
+        return self._result(with_element(left.type, I1), f"{operation} : {self.mlir_type(left.type)}")
 
     def select(self, condition: Value, yes: Value, no: Value | int | float) -> Value:
         """Select `yes` where the condition holds, else `no`."""
         other = self.as_value(no, yes.type)
-        types = f"{condition.type}, {yes.type}" if condition.type.startswith("vector") else yes.type
-        return self._result(yes.type, f"arith.select {condition.name}, {yes.name}, {other.name} : {types}")
+        types = [self.mlir_type(value.type) for value in (condition, yes)]
+        types = types if types[0].startswith("vector") else types[1:]
+        return self._result(yes.type, f"arith.select {condition.name}, {yes.name}, {other.name} : {', '.join(types)}")
 
     def fma(self, a: Value, b: Value, c: Value | float) -> Value:
         """Emit a * b + c with a single rounding."""
@@ -359,17 +366,24 @@ class Builder:
         self._entry.append(f"{name} = llvm.alloca {count.name} x i8 {{alignment = 64 : i64}} : (i64) -> {PTR}")
         return Value(self, name, PTR)
 
+    def own_scratch(self, size: int) -> Value:
+        """Reserve scratch that an iteration of `each` writes and reads."""
+        return self.scratch(size)
+
+    def staged(self, base: Value, size: int) -> Value:
+        """Return where `size` bytes of f32, a multiple of 64, are read from when that is done several times."""
+        return base
+
     def call(self, name: str, operands: Sequence[Value], type_: str) -> Value:
         """Call the LLVM intrinsic `name` and return its result."""
-        return self._result(type_, f"{self._call_text(name, operands)} -> {type_}")
+        return self._result(type_, f"{self._call_text(name, operands)} -> {self.mlir_type(type_)}")
 
     def call_void(self, name: str, operands: Sequence[Value]) -> None:
         """Call the LLVM intrinsic `name`, which returns nothing."""
         self.emit(f"{self._call_text(name, operands)} -> ()")
 
-    @staticmethod
-    def _call_text(name: str, operands: Sequence[Value]) -> str:
-        types = ", ".join(v.type for v in operands)
+    def _call_text(self, name: str, operands: Sequence[Value]) -> str:
+        types = ", ".join(self.mlir_type(v.type) for v in operands)
         return f'llvm.call_intrinsic "{name}"({", ".join(v.name for v in operands)}) : ({types})'
 
     # Control flow
@@ -380,7 +394,7 @@ class Builder:
         bounds = [self.index(start), self.index(stop), self.index(step)]
         index = Value(self, self._name(), I64)
         carried = [Value(self, self._name(), v.type) for v in state]
-        name, types = self._name(), ", ".join(v.type for v in state)
+        name, types = self._name(), ", ".join(self.mlir_type(v.type) for v in state)
         head = f"scf.for {index.name} = {bounds[0].name} to {bounds[1].name} step {bounds[2].name}"
         if state:
             pairs = ", ".join(f"{c.name} = {v.name}" for c, v in zip(carried, state, strict=True))
@@ -392,6 +406,13 @@ class Builder:
             self.emit(f"scf.yield {', '.join(v.name for v in loop.next_values)} : {types}")
         self.emit("}")
         loop.results = [Value(self, f"{name}#{i}", v.type) for i, v in enumerate(state)]
+
+    @contextmanager
+    def each(self, start: Value | int, stop: Value | int, step: int = 1) -> Iterator[Loop]:
+        """Open a loop of which no iteration reads what another one writes. No other loop does for a builder whose items
+        are computed by many threads."""
+        with self.loop(start, stop, step) as loop:
+            yield loop
 
     @contextmanager
     def when(self, condition: Value) -> Iterator[None]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from quire.kernels.emit.builder import BF16
-from quire.kernels.emit.layout import Dtypes
+from quire.kernels.emit.builder import BF16, Builder
+from quire.kernels.emit.layout import Dtypes, QuantizedFormat
 from quire.kernels.emit.products import Products
+from quire.kernels.emit.quantized import QuantizedProducts
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,10 @@ class EmitContext:
         """Emitter of products with packed weights."""
         return Products(self.isa, self.dtypes, self.rows_per_item)
 
+    def quantized_products(self, quantized: QuantizedFormat, k: int) -> QuantizedProducts:
+        """Return the emitter of products with `k` packed quantized weights for each output."""
+        return QuantizedProducts(quantized, k, self.isa)
+
     @property
     def kv_products(self) -> Products:
         """Emitter of products with KV pages."""
@@ -68,8 +73,14 @@ class Kernel(ABC):
     name: str
 
     @abstractmethod
+    def build(self, b: Builder, context: EmitContext) -> None:
+        """Emit the kernel's operations with a builder."""
+
     def emit(self, context: EmitContext) -> str:
         """Return the kernel as MLIR text."""
+        b = Builder(self.name)
+        self.build(b, context)
+        return b.text()
 
     def operations(self, rows: int, pairs: int) -> int:
         """Return the multiplications and additions of products for `rows` rows, or `pairs` of query and key tokens."""

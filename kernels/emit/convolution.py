@@ -34,9 +34,8 @@ class ConvolutionKernel(Kernel):
     bias: bool = False
     gated: bool = False
 
-    def emit(self, context: EmitContext) -> str:
+    def build(self, b: Builder, context: EmitContext) -> None:
         """See Kernel."""
-        b = Builder(self.name)
         entries, writes, rows, state, weight, out = (b.buffer(i) for i in range(6))
         bias = b.buffer(6) if self.bias else None
         blocks, width = -(-self.channels // CHANNELS_PER_ITEM), self.channels * 4
@@ -64,7 +63,6 @@ class ConvolutionKernel(Kernel):
                     total = total * b.load(x, at + width, VF32, 64) if self.gated else total
                     b.store(total, out, token.index * (round_up(self.channels, BLOCK) * 4) + at, 64)
                     token.carry(*inputs[1:])
-        return b.text()
 
     def _input(self, b: Builder, row: Value, at: Value) -> Value:
         value = b.load(row, at, VF32, 64)

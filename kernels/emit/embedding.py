@@ -42,9 +42,8 @@ class EmbeddingKernel(Kernel):
     lookahead: int = 0
     adapted: bool = False
 
-    def emit(self, context: EmitContext) -> str:
+    def build(self, b: Builder, context: EmitContext) -> None:
         """See Kernel."""
-        b = Builder(self.name)
         ids, matrix, out = b.buffer(0), b.buffer(1), b.buffer(2)
         with b.items() as row:
             token = b.convert("arith.extui", b.load(ids, row * 4, I32), "i64")
@@ -68,7 +67,6 @@ class EmbeddingKernel(Kernel):
                 with b.when(is_lookahead), b.loop(0, self.width // 16) as part:
                     at = part.index * 64
                     b.store(b.load(b.buffer(next(numbers)), at, VF32, 4), target, at, 64)
-        return b.text()
 
     def _scaled(self, value: Value) -> Value:
         return value if self.scale == 1 else value * self.scale

@@ -23,9 +23,8 @@ class ExpertShrinkKernel(ShrinkKernel):
     top_k: int = 0
     grouped: bool = False
 
-    def emit(self, context: EmitContext) -> str:
+    def build(self, b: Builder, context: EmitContext) -> None:
         """See Kernel."""
-        b = Builder(self.name)
         x, adapters, experts, slots, entries, table, out = (b.buffer(i) for i in range(7))
         count = b.dim("tokens") * self.top_k
         with b.items() as item:
@@ -40,4 +39,3 @@ class ExpertShrinkKernel(ShrinkKernel):
             with b.when(tile < b.load(entry, 24, I64)):
                 row = slot if self.grouped else token
                 self._shrink(b, context.dtypes, x, row, entry, tile, b.address(out, slot * (self.tiles * 64)))
-        return b.text()

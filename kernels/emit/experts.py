@@ -60,9 +60,8 @@ class RouteKernel(Kernel):
     def _parts(self) -> int:
         return -(-self.experts // TILE_ROWS)
 
-    def emit(self, context: EmitContext) -> str:
+    def build(self, b: Builder, context: EmitContext) -> None:
         """See Kernel."""
-        b = Builder(self.name)
         outputs, numbers, weights = (b.buffer(i) for i in range(3))
         correction = b.buffer(3) if self.correction else None
         expert_scales = b.buffer(3 + self.correction) if self.expert_scales else None
@@ -85,7 +84,6 @@ class RouteKernel(Kernel):
                     expert = b.load_index(b.address(numbers, at), rank.index)
                     weight = weight * b.load(expert_scales, expert * 4, F32)
                 b.store(weight * self.scale if self.scale != 1 else weight, place, 0)
-        return b.text()
 
     def _masked(self, b: Builder, part: Value, value: Value, other: float) -> Value:
         """Return 16 lanes of experts, with `other` in those past the last expert."""
@@ -191,9 +189,9 @@ class GroupKernel(Kernel):
     experts: int
     top_k: int
 
-    def emit(self, context: EmitContext) -> str:
+    def build(self, b: Builder, context: EmitContext) -> None:
         """See Kernel."""
-        b, size = Builder(self.name), context.rows_per_item
+        size = context.rows_per_item
         numbers, slots, entries = (b.buffer(i) for i in range(3))
         assignments = b.dim("tokens") * self.top_k
         counts = b.scratch(self.experts * 8)
@@ -222,7 +220,6 @@ class GroupKernel(Kernel):
                 first = b.load(counts, b.load_index(numbers, assignment.index) * 8, I64)
                 slot = b.load_index(slots, assignment.index) + first
                 b.store(b.convert("arith.trunci", slot, I32), slots, assignment.index * 4)
-        return b.text()
 
 
 @dataclass(frozen=True)
@@ -235,9 +232,9 @@ class ScatterKernel(Kernel):
     width: int
     top_k: int
 
-    def emit(self, context: EmitContext) -> str:
+    def build(self, b: Builder, context: EmitContext) -> None:
         """See Kernel."""
-        b, dtypes = Builder(self.name), context.dtypes
+        dtypes = context.dtypes
         x, out, slots = (b.buffer(i) for i in range(3))
         with b.items() as item:
             rows = item // self.top_k, b.load_index(slots, item)
@@ -249,7 +246,6 @@ class ScatterKernel(Kernel):
                 at = block.index * (TILE_ROWS * BLOCK * dtypes.activation_bytes)
                 for offset in range(0, BLOCK * dtypes.activation_bytes, 64):
                     b.store(b.load(source, at + offset, VI32, 64), target, at + offset, 64)
-        return b.text()
 
 
 @dataclass(frozen=True)
@@ -278,9 +274,8 @@ class ExpertGemmKernel(GemmKernel):
         """See Kernel."""
         return f"{self.top_k} of {self.experts} x {self.k} x {self.n}"
 
-    def emit(self, context: EmitContext) -> str:
+    def build(self, b: Builder, context: EmitContext) -> None:
         """See Kernel."""
-        b = Builder(self.name)
         x, w, y = (b.buffer(i) for i in range(3))
         biases = b.buffer(3) if self.bias else None
         entries = b.buffer(3 + self.bias)
@@ -301,7 +296,6 @@ class ExpertGemmKernel(GemmKernel):
                     self._finish(b, context.dtypes, output, first + row, block, values)
 
                 self._multiply(b, context, x, w, GemmItem(first // TILE_ROWS, rows, column), sink)
-        return b.text()
 
 
 @dataclass(frozen=True)
@@ -319,9 +313,9 @@ class CombineKernel(Kernel):
     add: bool = True
     shared: bool = False
 
-    def emit(self, context: EmitContext) -> str:
+    def build(self, b: Builder, context: EmitContext) -> None:
         """See Kernel."""
-        b, row_bytes = Builder(self.name), round_up(self.width, BLOCK) * 4
+        row_bytes = round_up(self.width, BLOCK) * 4
         y, slots, weights, out = (b.buffer(i) for i in range(4))
         with b.items() as token:
             terms = []
@@ -335,7 +329,6 @@ class CombineKernel(Kernel):
             target = b.address(out, token * row_bytes)
             with b.loop(0, self.width // 16) as part:
                 self._add_up(b, terms, target, part.index * 64)
-        return b.text()
 
     def _add_up(self, b: Builder, terms: Sequence[tuple[Value, Value]], target: Value, at: Value) -> None:
         total = b.constant(0.0, VF32)

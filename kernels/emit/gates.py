@@ -19,15 +19,14 @@ class GateKernel(Kernel):
 
     width: int
 
-    def emit(self, context: EmitContext) -> str:
+    def build(self, b: Builder, context: EmitContext) -> None:
         """See Kernel."""
-        b, dtypes = Builder(self.name), context.dtypes
+        dtypes = context.dtypes
         x, gates = b.buffer(0), b.buffer(1)
         with b.items() as row, b.loop(0, self.width // 16) as part:
             gate = b.load(gates, row * (round_up(self.width, BLOCK) * 4) + part.index * 64, VF32, 64)
             at = packed_offset(dtypes, self.width, row, part.index * 16)
             store_activation(b, dtypes, load_activation(b, dtypes, x, at) * sigmoid(b, gate), x, at)
-        return b.text()
 
 
 @dataclass(frozen=True)
@@ -50,9 +49,9 @@ class GatedNormKernel(Kernel):
     norm: bool = True
     scale: float = 1.0
 
-    def emit(self, context: EmitContext) -> str:
+    def build(self, b: Builder, context: EmitContext) -> None:
         """See Kernel."""
-        b, dtypes, groups = Builder(self.name), context.dtypes, self.width // self.group
+        dtypes, groups = context.dtypes, self.width // self.group
         rows, gates, out = (b.buffer(i) for i in range(3))
         weight = b.buffer(3) if self.norm else None
         with b.items() as item:
@@ -72,7 +71,6 @@ class GatedNormKernel(Kernel):
                 if weight is None or not self.gate_first:
                     value = value * self._gate(b, z, at)
                 store_activation(b, dtypes, value, out, packed_offset(dtypes, self.width, token, column))
-        return b.text()
 
     def _gate(self, b: Builder, z: Value, at: Value) -> Value:
         value = b.load(z, at, VF32, 64)

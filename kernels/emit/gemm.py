@@ -27,7 +27,6 @@ from quire.kernels.emit.products import (
     Panels,
     RowSink,
 )
-from quire.kernels.emit.quantized import QuantizedProducts
 
 XIELU = "xielu"
 """The activation whose parameters are an operand."""
@@ -109,9 +108,8 @@ class GemmKernel(Kernel):
         """See Kernel."""
         return f"{self.k} x {self.n}"
 
-    def emit(self, context: EmitContext) -> str:
+    def build(self, b: Builder, context: EmitContext) -> None:
         """See Kernel."""
-        b = Builder(self.name)
         x, w, y = b.buffer(0), b.buffer(1), b.buffer(2)
         bias = b.buffer(3) if self.bias else None
         factors = b.buffer(3 + self.bias) if self.epilogue in ("gated", "gating") else None
@@ -133,7 +131,6 @@ class GemmKernel(Kernel):
             if adapters is not None:
                 adapters.prefetch(b, context.dtypes, first, count, column_block)
             self._multiply(b, context, x, w, GemmItem(first // TILE_ROWS, count, column_block), sink)
-        return b.text()
 
     def _count(self, b: Builder, first: Value, count: Value) -> Value:
         """Return how many of `count` rows from number `first` on are computed: all or none."""
@@ -150,7 +147,7 @@ class GemmKernel(Kernel):
         if self.quantized is not None:
             panels = b.address(x, item.panel * self.quantized.panel_bytes(self.k))
             columns = b.address(w, item.block * self.quantized.block_bytes(self.k))
-            QuantizedProducts(self.quantized, self.k, context.isa).emit(b, panels, item.rows, columns, sink)
+            context.quantized_products(self.quantized, self.k).emit(b, panels, item.rows, columns, sink)
             return
         dtypes = context.dtypes
         blocks = round_up(self.k, BLOCK) // BLOCK

@@ -41,9 +41,9 @@ class HeadLinearKernel(Kernel):
         """See Kernel."""
         return f"{self.count} x {self.k} x {self.n}"
 
-    def emit(self, context: EmitContext) -> str:
+    def build(self, b: Builder, context: EmitContext) -> None:
         """See Kernel."""
-        b, dtypes = Builder(self.name), context.dtypes
+        dtypes = context.dtypes
         x, w, y = (b.buffer(i) for i in range(3))
         size, blocks = context.rows_per_item, self.k // BLOCK
         row_bytes = BLOCK * dtypes.activation_bytes
@@ -63,7 +63,6 @@ class HeadLinearKernel(Kernel):
                     store_activation(b, dtypes, value, y, at)
 
             context.products.emit(b, operand, (rows - first).min(size), columns, sink)
-        return b.text()
 
     def _columns(self, b: Builder, context: EmitContext, base: Value) -> PackedColumns:
         size = context.dtypes.block_bytes

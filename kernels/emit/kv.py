@@ -128,9 +128,9 @@ class SplitHeadsKernel(Kernel):
     rows: Literal["qkv", "qk", "q"] = "qkv"
     value_norm: bool = False
 
-    def emit(self, context: EmitContext) -> str:
+    def build(self, b: Builder, context: EmitContext) -> None:
         """See Kernel."""
-        b, dtypes = Builder(self.name), context.dtypes
+        dtypes = context.dtypes
         h, layout = self.heads, KvLayout(self.heads, dtypes)
         rows, positions, queries = (b.buffer(i) for i in range(3))
         head = b.scratch(h.dim * 4)
@@ -152,7 +152,6 @@ class SplitHeadsKernel(Kernel):
                 self._store_query(b, dtypes, head, b.address(queries, at * layout.query_bytes))
             if self.rows != "q":
                 self._write_kv(b, layout, row, token, kv_head, position, head)
-        return b.text()
 
     def _write_kv(
         self, b: Builder, layout: KvLayout, row: Value, token: Value, kv_head: Value, position: Value, head: Value

@@ -29,9 +29,9 @@ class LatentHeadsKernel(Kernel):
     interleaved: bool
     epsilon: float
 
-    def emit(self, context: EmitContext) -> str:
+    def build(self, b: Builder, context: EmitContext) -> None:
         """See Kernel."""
-        b, dtypes, h = Builder(self.name), context.dtypes, self.latent_heads
+        dtypes, h = context.dtypes, self.latent_heads
         layout = KvLayout(h.attention, dtypes)
         rows, latents, positions, slots, weight, table, queries, parts, pages = (b.buffer(i) for i in range(9))
         head = b.scratch((h.rope + h.rank) * 4)
@@ -52,7 +52,6 @@ class LatentHeadsKernel(Kernel):
             self._norm(b, source, weight, b.address(head, h.rope * 4))
             slot = b.load(slots, token * 8, I64)
             store_key(b, layout, head, layout.tile_at(b, pages, b.index(0), slot // KV_TILE), slot % KV_TILE)
-        return b.text()
 
     def _rotated(self, b: Builder, source: Value, head: Value, angles: Value) -> None:
         """Copy the part to rotate into `head`, and rotate it there."""

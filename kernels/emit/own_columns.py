@@ -51,9 +51,8 @@ class OwnColumnsKernel(GemmKernel):
         """Return none: of most rows no columns are replaced."""
         return 0
 
-    def emit(self, context: EmitContext) -> str:
+    def build(self, b: Builder, context: EmitContext) -> None:
         """See Kernel."""
-        b = Builder(self.name)
         x, y = b.buffer(0), b.buffer(1)
         bias, adapters = b.buffer(2) if self.bias else None, self._adapters(b, 2 + self.bias)
         own = _OwnColumns(b, b.buffer(6 + self.bias), adapters.rows)
@@ -79,7 +78,6 @@ class OwnColumnsKernel(GemmKernel):
                         rows = b.address(x, row.index % TILE_ROWS * row_bytes)
                         part = GemmItem(row.index // TILE_ROWS, run, b.index(0))
                         self._multiply(b, context, rows, b.address(at, MASK_BYTES), part, sink)
-        return b.text()
 
 
 @dataclass(frozen=True)

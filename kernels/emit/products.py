@@ -162,6 +162,17 @@ class Products:
                 at = b.address(totals, row.index * (2 * LINE))
                 sink(first.index + row.index, [b.load(at, column * LINE, VF32, LINE) for column in range(2)])
 
+    def emit_blocks(
+        self, b: Builder, x: Panels, rows: Value, count: Value | int, columns: Callable[[Value], PackedColumns],
+        sink: Callable[[Value, Value, Sequence[Value]], None],
+    ) -> None:  # fmt: skip
+        """Multiply rows by `count` blocks of 32 columns, which `columns` returns and which have few blocks along k.
+
+        Calls `sink` with the number of the columns besides the row and its products.
+        """
+        with b.loop(0, count) as number:
+            self.emit(b, x, rows, columns(number.index), lambda row, values: sink(number.index, row, values))
+
     def _add_blocks(self, b: Builder, partial: _PartialProducts) -> None:
         """Add partial products.
 

@@ -50,9 +50,8 @@ class NormKernel(Kernel):
     scalar: bool = False
     with_floats: bool = False
 
-    def emit(self, context: EmitContext) -> str:
+    def build(self, b: Builder, context: EmitContext) -> None:
         """See Kernel."""
-        b = Builder(self.name)
         numbers = iter(range(6))
         source = b.buffer(next(numbers))
         weight = b.buffer(next(numbers)) if self.kind != "none" else None
@@ -85,7 +84,6 @@ class NormKernel(Kernel):
                 _store_quantized(
                     b, self.quantized, self.width, out, item, lambda part: b.load(scratch, part * 64, VF32, 64)
                 )
-        return b.text()
 
     def _store(
         self, b: Builder, dtypes: Dtypes, out: Value, item: Value, scratch: Value | None, scalar: Value | None
@@ -131,9 +129,8 @@ class SpreadKernel(Kernel):
     outputs: int
     vocabulary: int
 
-    def emit(self, context: EmitContext) -> str:
+    def build(self, b: Builder, context: EmitContext) -> None:
         """See Kernel."""
-        b = Builder(self.name)
         logits, tokens, out = b.buffer(0), b.buffer(1), b.buffer(2)
         with b.items() as row:
             source = b.address(logits, row * (round_up(self.outputs, BLOCK) * 4))
@@ -143,7 +140,6 @@ class SpreadKernel(Kernel):
             with b.loop(0, self.outputs) as output:
                 token = b.convert("arith.extui", b.load(tokens, output.index * 4, I32), "i64")
                 b.store(b.load(source, output.index * 4, F32), target, token * 4)
-        return b.text()
 
 
 @dataclass(frozen=True)
@@ -161,9 +157,9 @@ class QuantizeKernel(Kernel):
     rows: Literal["same", "slots", "scatter"] = "same"
     top_k: int = 1
 
-    def emit(self, context: EmitContext) -> str:
+    def build(self, b: Builder, context: EmitContext) -> None:
         """See Kernel."""
-        b, dtypes = Builder(self.name), context.dtypes
+        dtypes = context.dtypes
         x, out = b.buffer(0), b.buffer(1)
         with b.items() as item:
             row = target = item
@@ -184,7 +180,6 @@ class QuantizeKernel(Kernel):
 
             gathered = b.scratch(64)
             _store_quantized(b, self.quantized, self.width, out, target, load)
-        return b.text()
 
 
 def _store_quantized(

@@ -41,9 +41,9 @@ class UnitHeadsKernel(Kernel):
     scale: float
     epsilon: float
 
-    def emit(self, context: EmitContext) -> str:
+    def build(self, b: Builder, context: EmitContext) -> None:
         """See Kernel."""
-        b, h = Builder(self.name), self.heads
+        h = self.heads
         rows = b.buffer(0)
         with b.items() as item:
             token, number = item // (2 * h.keys), item % (2 * h.keys)
@@ -55,7 +55,6 @@ class UnitHeadsKernel(Kernel):
             both = b.broadcast(b.select(b.compare("slt", number, h.keys), factor * self.scale, factor))
             with b.loop(0, h.key // 16) as part:
                 b.store(b.load(head, part.index * 64, VF32, 64) * both, head, part.index * 64, 64)
-        return b.text()
 
 
 @dataclass(frozen=True)
@@ -79,9 +78,9 @@ class StateRatesKernel(Kernel):
     least: float = 0.0
     most: float = 0.0
 
-    def emit(self, context: EmitContext) -> str:
+    def build(self, b: Builder, context: EmitContext) -> None:
         """See Kernel."""
-        b, padded = Builder(self.name), round_up(self.values, 16)
+        padded = round_up(self.values, 16)
         count = 2 if self.steps else 1
         sources = [b.buffer(number) for number in range(count)]
         rates, biases, out = (b.buffer(count + i) for i in range(3))
@@ -107,7 +106,6 @@ class StateRatesKernel(Kernel):
                 pairs = [b.shuffle(decay, step, [n for i in range(8) for n in (i + o, i + o + 16)]) for o in (0, 8)]
                 for number, pair in enumerate(pairs):
                     b.store(pair, target, number * 64, 64)
-        return b.text()
 
     def _column(self, head: Value, source: int) -> Value:
         """Return the column of a head's a, or of its b in source 1."""
@@ -137,9 +135,9 @@ class StateUpdateKernel(Kernel):
     delta: bool = False
     skip: bool = False
 
-    def emit(self, context: EmitContext) -> str:
+    def build(self, b: Builder, context: EmitContext) -> None:
         """See Kernel."""
-        b, h = Builder(self.name), self.heads
+        h = self.heads
         entries, writes, rows, rates, state, out = (b.buffer(i) for i in range(6))
         blocks, block_bytes = h.value // 16, h.key * 64
         matrix = b.scratch(block_bytes)
@@ -170,7 +168,6 @@ class StateUpdateKernel(Kernel):
                 if self.skip:
                     result = b.fma(value, b.broadcast(b.load(b.buffer(6), head * 4, F32)), result)
                 b.store(result, out, token.index * (round_up(h.value_columns, BLOCK) * 4) + block * 64, 64)
-        return b.text()
 
     @staticmethod
     def _adding(b: Builder, added: Value) -> Update:

@@ -12,6 +12,7 @@ import emulated_gpu
 import greedy_steps
 import pytest
 import tiny_model
+from checkpoints import CHECKPOINTS, ReferenceCheckpoint
 
 from quire.kernels import _native, options, runner
 from quire.kernels.errors import ModelError
@@ -44,6 +45,12 @@ def generate(device: str, model: Path, chunk: int, formats: dict[str, str]) -> g
 )
 def test_it_gives_the_bits_of_the_cpu(demo_model: Path, chunk: int, formats: dict[str, str]) -> None:
     assert generate("cuda", demo_model, chunk, formats) == generate("cpu", demo_model, 512, formats)
+
+
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS, ids=lambda checkpoint: checkpoint.name)
+def test_every_architecture_gives_the_bits_of_the_cpu(checkpoint: ReferenceCheckpoint, checkpoints: Path) -> None:
+    model = checkpoints / checkpoint.name
+    assert generate("cuda", model, 64, {}) == generate("cpu", model, 512, {})
 
 
 def test_memory_of_files_cannot_be_had() -> None:
