@@ -1,0 +1,119 @@
+"""A builder for kernels whose work items are computed by a whole block of threads.
+
+What it inherits is done by every half-warp of the block: `team` is its number, and vectors have their lanes in its
+threads. Beyond that, each thread may have addresses and values of its own, and all wait for each other at barriers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from quire.kernels.emit.builder import F32, I32, I64, LANES, PTR, VF32, Builder, Loop, Value, vector
+from quire.kernels.emit.cuda.threads import LaunchShape
+from quire.kernels.emit.cuda.warps import WarpBuilder
+
+_GLOBAL = "!llvm.ptr<1>"
+
+
+class RepeatedStoreError(Exception):
+    """A kernel stores outside of `each`."""
+
+
+class BlockBuilder(WarpBuilder):
+    """Collects the text of a kernel that a block of `threads` threads runs for each work item."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__()
+        self.threads = threads
+        self._stores = False
+
+    def _shape(self, items: int) -> LaunchShape:
+        """See WarpBuilder; a block computes one item."""
+        return LaunchShape(self.threads, self.threads)
+
+    @property
+    def thread(self) -> Value:
+        """The number of the thread in its block, an i64."""
+        return self._hoist("thread", I64, "arith.extui %thread : i32 to i64")
+
+    @property
+    def team(self) -> Value:
+        """The number of the half-warp in its block, an i64."""
+        return self._hoist("team", I64, f"arith.divui {self.thread.name}, {self.constant(LANES, I64).name} : i64")
+
+    @property
+    def teams(self) -> int:
+        """The number of half-warps of a block."""
+        return self.threads // LANES
+
+    @contextmanager
+    def each(self, start: Value | int, stop: Value | int, step: int = 1) -> Iterator[Loop]:
+        """See Builder. Each half-warp does some of the iterations; all begin and end together."""
+        self.barrier()
+        with self.loop(self.team * step + start, stop, self.teams * step) as loop, self.by_team():
+            yield loop
+        self.barrier()
+
+    @contextmanager
+    def by_team(self) -> Iterator[None]:
+        """Allow stores, which several half-warps would else do at the same time."""
+        before, self._stores = self._stores, True
+        yield
+        self._stores = before
+
+    def store(self, value: Value, base: Value, offset: Value | int, alignment: int | None = None) -> None:
+        """See Builder. Raises RepeatedStoreError where each half-warp would store the same."""
+        if not self._stores:
+            raise RepeatedStoreError
+        super().store(value, base, offset, alignment)
+
+    def own_scratch(self, size: int) -> Value:
+        """See Builder."""
+        size = -(-size // 64) * 64
+        return self.address(self.scratch(size * self.teams), self.team * size)
+
+    def staged(self, base: Value, size: int) -> Value:
+        """See Builder; a copy in shared memory, which is read in half the time or less."""
+        copy = self.scratch(size)
+        with self.each(0, size // 64) as part:
+            self.store(self.load(base, part.index * 64, VF32), copy, part.index * 64)
+        return copy
+
+    def barrier(self) -> None:
+        """Wait for all threads of the block."""
+        self.call_void("llvm.nvvm.barrier.cta.sync.aligned.all", [self.constant(0, I32)])
+        self._all_met()
+
+    def load_own(
+        self, base: Value, offset: Value | int, element: str, count: int, constant: bool = False
+    ) -> list[Value]:
+        """Load `count` neighbours at an address of the thread's own, aligned to their size; from memory that nobody
+        writes meanwhile if `constant`."""
+        at, how, pointer = self.address(base, offset), "", PTR
+        if constant:
+            at, how, pointer = (
+                self._result(_GLOBAL, f"llvm.addrspacecast {at.name} : {PTR} to {_GLOBAL}"),
+                " invariant",
+                _GLOBAL,
+            )
+        type_ = vector(element, count)
+        loaded = self._result(
+            type_, f"llvm.load {at.name}{how} {{alignment = {4 * count} : i64}} : {pointer} -> {type_}"
+        )
+        return [
+            self._result(element, f"vector.extract {loaded.name}[{i}] : {element} from {type_}") for i in range(count)
+        ]
+
+    def store_lanes(self, value: Value, base: Value, offset: Value | int) -> None:
+        """Store a vector to memory that others read only after a barrier."""
+        Builder.store(self, self._part(value, 0), self._lane_address(base, offset, value.type), 0)
+
+    def store_own(self, values: Sequence[Value], base: Value, offset: Value | int) -> None:
+        """Store neighbours of 32 bits at an address of the thread's own, aligned to their size."""
+        element, count = values[0].type, len(values)
+        type_, at = vector(element, count), self.address(base, offset)
+        name = self._hoist(("zeros", type_), type_, f"arith.constant dense<0{'.0' * (element == F32)}> : {type_}").name
+        for i, value in enumerate(values):
+            name = self._result(type_, f"vector.insert {value.name}, {name} [{i}] : {element} into {type_}").name
+        self.emit(f"llvm.store {name}, {at.name} {{alignment = {4 * count} : i64}} : {type_}, {PTR}")

@@ -1,0 +1,154 @@
+"""Products of up to 16 quantized rows with packed quantized weights by a block of threads: emit/quantized.py has the
+order.
+
+Integer sums are exact in any order, so each half-warp computes those of some units of k for 32 columns, and leaves them
+in shared memory. When it is full, a half-warp for each row adds up the units of every group and scales them, group by
+group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.kernels.emit.builder import F32, I32, LANES, VF32, VI32, Builder, Value
+from quire.kernels.emit.cuda.blocks import BlockBuilder
+from quire.kernels.emit.cuda.products import SUMS_BYTES, THREADS
+from quire.kernels.emit.dots import add_dots
+from quire.kernels.emit.layout import BLOCK, TILE_ROWS
+from quire.kernels.emit.products import RowSink
+from quire.kernels.emit.quantized import QuantizedProducts
+from quire.kernels.emit.quantized_operands import LINE
+
+ROWS_AT_ONCE = (1, 2, 4, 8)
+"""Numbers of rows that are computed together."""
+
+TEAMS = THREADS // LANES
+
+_QUADS_AT_ONCE = 4  # fours of k whose weights are loaded before they are multiplied
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of x that are computed together: `count` of them from number `first` of the panel on, `wanted` of which
+    matter; and the memory of their sums, i32 [unit][row][32 columns]."""
+
+    panel: Value
+    first: Value
+    wanted: Value
+    count: int
+    sums: Value
+
+
+@dataclass(frozen=True)
+class BlockQuantizedProducts(QuantizedProducts):
+    """Emits products by a block of threads, which must all come here."""
+
+    @property
+    def step(self) -> int:
+        """Elements of k of a unit, which lie together in a panel and are part of one group, or are two groups."""
+        return min(self.format.span(self.k), LINE) if self.is_direct else BLOCK
+
+    @property
+    def units(self) -> int:
+        """Units of a group of activations."""
+        return max(self.format.span(self.k) // self.step, 1)
+
+    def emit(self, b: Builder, x: Value, rows: Value, block: Value, sink: RowSink) -> None:
+        """Call `sink` with each of `rows` rows, at most 16, of the panel at `x` times a block of 32 columns."""
+        assert isinstance(b, BlockBuilder)
+        sums, least = b.scratch(SUMS_BYTES), 0
+        for count in ROWS_AT_ONCE:
+            with b.when(b.compare("sgt", rows, least) & b.compare("sle", rows, count)):
+                self._rows(b, _Rows(x, b.index(0), rows, count, sums), block, sink)
+            least = count
+        with b.when(b.compare("sgt", rows, least)), b.loop(0, rows, least) as first:
+            wanted = (rows - first.index).min(least)
+            self._rows(b, _Rows(x, first.index, wanted, least, sums), block, sink)
+
+    def _rows(self, b: BlockBuilder, rows: _Rows, block: Value, sink: RowSink) -> None:
+        most = SUMS_BYTES // (rows.count * self._unit_bytes)
+        groups = self.format.groups(self.k) // self.shared
+        zero = [b.constant(0.0, VF32)] * 2
+        if self.units <= most:
+            at_once = most // self.units
+            with b.loop(0, groups, at_once, state=zero) as start:
+                stop = (start.index + at_once).min(groups)
+                self._sum_units(b, rows, block, start.index * self.units, stop * self.units)
+                last = b.select(b.team < rows.wanted, stop, start.index)
+                with b.loop(start.index, last, state=start.state) as group:
+                    first = (group.index - start.index) * self.units
+                    sums = self._add_units(
+                        b, rows, first, first + self.units, [b.constant(0, VI32)] * (2 * self.shared)
+                    )
+                    group.carry(*self._add_group(b, rows, block, group.index, sums, group.state))
+                start.carry(*group.results)
+                b.barrier()
+        else:
+            with b.loop(0, groups, state=zero) as start:
+                begin, end = start.index * self.units, (start.index + 1) * self.units
+                with b.loop(begin, end, most, state=[b.constant(0, VI32)] * (2 * self.shared)) as part:
+                    stop = (part.index + most).min(end)
+                    self._sum_units(b, rows, block, part.index, stop)
+                    part.carry(*self._add_units(b, rows, b.index(0), stop - part.index, part.state))
+                    b.barrier()
+                start.carry(*self._add_group(b, rows, block, start.index, part.results, start.state))
+        with b.when(b.team < rows.wanted), b.by_team():
+            sink(rows.first + b.team, start.results)
+
+    @property
+    def _unit_bytes(self) -> int:
+        """Return the bytes of the sums of a unit and a row."""
+        return self.shared * BLOCK * 4
+
+    def _sum_units(self, b: BlockBuilder, rows: _Rows, block: Value, first: Value, stop: Value) -> None:
+        """Store the sums of units [first, stop), each by a half-warp, and wait for all of them."""
+        with b.loop(first + b.team, stop, TEAMS) as unit:
+            group, within = unit.index // self.units, unit.index % self.units
+            weights = b.address(
+                self.lines(b, block, group * self.shared), within * (self.step * self.format.bits // 16 * LINE)
+            )
+            k = unit.index * self.step
+            x = b.address(rows.panel, k // LINE * (TILE_ROWS * LINE) + k % LINE + rows.first * LINE)
+            target = b.address(rows.sums, (unit.index - first) * (rows.count * self._unit_bytes))
+            for part in range(self.shared):
+                quads = self.step // 4 // self.shared
+                for i, value in enumerate(self._unit_sums(b, x, weights, rows.count, part * quads, quads)):
+                    row, tile = divmod(i, 2)
+                    b.store_lanes(value, target, row * self._unit_bytes + part * BLOCK * 4 + tile * LINE)
+        b.barrier()
+
+    def _unit_sums(self, b: BlockBuilder, x: Value, unit: Value, count: int, first: int, quads: int) -> list[Value]:
+        """Return the sums of `quads` fours of k, from number `first` of a unit on, for each row and tile."""
+        sums = [b.constant(0, VI32)] * (2 * count)
+        for start in range(first, first + quads, _QUADS_AT_ONCE):
+            tiles = [self.quads(b, unit, tile, start, _QUADS_AT_ONCE) for tile in range(2)]
+            for r in range(count):
+                for i, word in enumerate(b.load_own(x, r * LINE + start * 4, I32, _QUADS_AT_ONCE, constant=True)):
+                    for tile in range(2):
+                        number = 2 * r + tile
+                        sums[number] = add_dots(b, self.isa, sums[number], tiles[tile][i], b.broadcast(word))
+        return sums
+
+    def _add_units(self, b: BlockBuilder, rows: _Rows, first: Value, stop: Value, sums: list[Value]) -> list[Value]:
+        """Add units [first, stop) of those in memory to a row's sums of two tiles, for each group that they have."""
+        row = b.team.min(rows.count - 1)
+        mine = b.address(rows.sums, row * self._unit_bytes)
+        with b.loop(first, stop, state=sums) as unit:
+            at = b.address(mine, unit.index * (rows.count * self._unit_bytes))
+            unit.carry(*(total + b.load(at, i * LINE, VI32) for i, total in enumerate(unit.state)))
+        return unit.results
+
+    def _add_group(
+        self, b: BlockBuilder, rows: _Rows, block: Value, group: Value, sums: list[Value], totals: list[Value]
+    ) -> list[Value]:
+        """Return `totals` plus a row's scaled sums of a group of activations."""
+        row = rows.first + b.team.min(rows.count - 1)
+        x_scales = b.address(self.panel_scales(b, rows.panel, group), row * 4)
+        scale = b.load(x_scales, 0, F32)
+        for part in range(self.shared):
+            number = group * self.shared + part
+            header, x_sum = self.header(b, block, number), self.x_sum(b, x_scales, 0, part)
+            start = self._start(b, header, b.broadcast(x_sum))
+            exact = [a + s for a, s in zip(sums[2 * part : 2 * part + 2], start, strict=True)]
+            totals = self._scaled(b, header, number, exact, scale, x_sum, totals)
+        return totals

@@ -1,0 +1,128 @@
+"""Products by blocks of threads of a GPU have the bits of the CPU's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import emulated_gpu
+import gpu_calls
+import numpy as np
+import pytest
+from gguf_blocks import random_blocks
+from kernel_calls import (
+    Array,
+    CompiledKernel,
+    aligned,
+    context_of,
+    pack,
+    pack_activations,
+    pack_quantized,
+    pack_quantized_activations,
+    to_bf16,
+)
+
+from quire.kernels._native import CpuDevice, GgufMatrix, QuantizedWeights, ThreadPool
+from quire.kernels.emit.cuda.choice import gpu_kernel
+from quire.kernels.emit.dots import CUDA
+from quire.kernels.emit.gemm import GemmKernel
+from quire.kernels.emit.layout import Dtypes, QuantizedFormat
+
+ISA = "avx2"
+FLOATS = {"bf16": Dtypes("bf16", "bf16", "f32"), "f32": Dtypes("f32", "f32", "f32")}
+QUANTIZED = [
+    QuantizedFormat(8),
+    QuantizedFormat(4),
+    QuantizedFormat(8, 32),
+    QuantizedFormat(8, 128, zeros=True),
+    QuantizedFormat(4, 32, zeros=True),
+    QuantizedFormat(4, 128),
+]
+GGUF = ("Q2_K", "Q3_K", "Q4_K", "Q5_1", "Q6_K", "IQ4_NL", "MXFP4")
+ROWS = (1, 2, 3, 8, 9, 16, 21, 50)
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    emulated_gpu.use(monkeypatch, tmp_path)
+
+
+class Product:
+    """A kernel for a CPU, whose results are expected, and for a GPU."""
+
+    def __init__(self, kernel: GemmKernel, dtypes: Dtypes) -> None:
+        self._columns = -(-kernel.n // 32)
+        self._contexts = context_of(ISA, dtypes), context_of(CUDA, dtypes)
+        self._cpu = CompiledKernel(ISA, kernel.emit(self._contexts[0]), kernel.name)
+        self._gpu = gpu_kernel(kernel, self._contexts[1])
+
+    def check(self, buffers: list[Array], rows: int) -> None:
+        """Compare y, the third buffer, of so many rows."""
+        per_item = [context.rows_per_item for context in self._contexts]
+        x, w, y, *rest = buffers
+        expected = aligned(y)
+        self._cpu.run([x, w, expected, *rest], [rows], (0, self._columns * -(-rows // per_item[0])))
+        results = gpu_calls.run(self._gpu, buffers, rows, (per_item[1], self._columns))
+        assert np.array_equal(results[2].view(np.uint32), expected.view(np.uint32)), rows
+
+
+@pytest.mark.parametrize(("k", "n"), [(8300, 33), (96, 100)])
+@pytest.mark.parametrize("form", FLOATS)
+def test_products_of_floats(form: str, k: int, n: int) -> None:
+    random = np.random.default_rng(k)
+    x, w = random.standard_normal((ROWS[-1], k), np.float32), random.standard_normal((n, k), np.float32)
+    if form == "bf16":
+        x, w = to_bf16(x), to_bf16(w)
+    bias = aligned(random.standard_normal(-(-n // 32) * 32).astype(np.float32))
+    product = Product(GemmKernel("g", k, n, bias=True, softcap=20.0), FLOATS[form])
+    for rows in ROWS:
+        y = np.full((rows, -(-n // 32) * 32), np.nan, np.float32)
+        product.check([pack_activations(x[:rows]), pack(w, form), y, bias], rows)
+
+
+@pytest.mark.parametrize("epilogue", ["gate", "activation", "add"])
+def test_epilogues_by_half_warps(epilogue: str) -> None:
+    random, rows, k, n = np.random.default_rng(3), 5, 550, 160
+    x, w = (to_bf16(random.standard_normal(shape, np.float32)) for shape in ((rows, k), (n, k)))
+    y = random.standard_normal((rows, n), np.float32) if epilogue == "add" else None
+    packed = pack_activations(np.zeros((rows, n // (2 if epilogue == "gate" else 1)), np.float32)) if y is None else y
+    kernel = GemmKernel("g", k, n, epilogue, activation="" if epilogue == "add" else "silu", scale=0.5)
+    Product(kernel, FLOATS["bf16"]).check([pack_activations(x), pack(w, "bf16"), packed], rows)
+
+
+def quantized_operands(form: QuantizedFormat, k: int, rows: int) -> Array:
+    """Return random packed activations."""
+    random, span = np.random.default_rng([k, rows]), form.activation_group or form.span(k)
+    q = random.integers(-127, 128, (rows, k)).astype(np.int8)
+    scales = random.uniform(1e-3, 1e-1, (rows, -(-k // span))).astype(np.float32)
+    x = pack_quantized_activations(q, scales, form.depth(k), span)
+    assert x.shape[1] == form.panel_bytes(k)
+    return x
+
+
+@pytest.mark.parametrize(("k", "n"), [(2304, 40), (160, 32)])
+@pytest.mark.parametrize("form", QUANTIZED, ids=str)
+def test_products_of_quantized_weights(form: QuantizedFormat, k: int, n: int) -> None:
+    random, groups = np.random.default_rng(k), form.groups(k)
+    values = random.integers(0, 1 << form.bits, (n, k), np.uint8)
+    scales = random.uniform(1e-3, 1e-2, (n, groups)).astype(np.float32)
+    zeros = random.integers(0, 17, (n, groups)).astype(np.int16) if form.zeros else None
+    weights = pack_quantized(values, scales, zeros, form.bits, form.group)
+    product = Product(GemmKernel("g", k, n, quantized=form), FLOATS["bf16"])
+    for rows in ROWS:
+        y = np.full((rows, -(-n // 32) * 32), np.nan, np.float32)
+        product.check([quantized_operands(form, k, rows), weights, y], rows)
+
+
+@pytest.mark.parametrize("kind", GGUF)
+def test_products_of_weights_of_gguf_files(kind: str) -> None:
+    form, n, k = QuantizedFormat.of_gguf(kind), 40, 768
+    device = CpuDevice(ThreadPool(1, False))
+    size = -(-n // 32) * form.block_bytes(k)
+    target = device.allocate(size)
+    matrix = GgufMatrix(random_blocks(kind, n, k).reshape(-1), kind, n, k, 0)
+    device.pack_blocks(matrix, QuantizedWeights(target, form, k), 0, n)
+    weights = aligned(np.frombuffer(gpu_calls.read(target, size), np.uint8))
+    product = Product(GemmKernel("g", k, n, quantized=form), FLOATS["bf16"])
+    for rows in ROWS:
+        y = np.full((rows, -(-n // 32) * 32), np.nan, np.float32)
+        product.check([quantized_operands(form, k, rows), weights, y], rows)

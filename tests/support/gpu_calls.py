@@ -1,0 +1,38 @@
+"""Calls of a GPU's kernels on numpy arrays; the GPU is emulated."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.kernels import _native
+from quire.kernels._native import PtxCompiler
+from quire.kernels.emit.cuda.threads import ENTRY, GpuKernel
+from quire.kernels.host import cache_folder
+
+Array = npt.NDArray[Any]
+
+
+def run(kernel: GpuKernel, buffers: Sequence[Array], rows: int, items: tuple[int, int]) -> list[Array]:
+    """Return what the buffers hold after a launch with `rows` tokens, and items as (rows of an item, repeats)."""
+    device = _native.CudaDevice(0, _native.ThreadPool(1, False))
+    ptx = PtxCompiler(device.architecture, str(cache_folder())).compile(kernel.text)
+    number = device.load(ptx, ENTRY, kernel.shape.threads_per_item, kernel.shape.threads_per_block)
+    addresses = [device.upload(buffer) for buffer in buffers]
+    plan = _native.Plan()
+    plan.add(number, addresses, "tokens", *items)
+    device.run(plan, {"tokens": rows, "max_num_batched_tokens": rows})
+    return [_copied(address, buffer) for address, buffer in zip(addresses, buffers, strict=True)]
+
+
+def read(address: int, size: int) -> bytes:
+    """Return a copy of memory."""
+    return ctypes.string_at(address, size)
+
+
+def _copied(address: int, like: Array) -> Array:
+    return np.frombuffer(read(address, like.nbytes), like.dtype).reshape(like.shape)
