@@ -153,7 +153,7 @@ class AttentionKernel(Kernel):
                 row, position, block = (b.load(at, i, I64) for i in (KvSplit.ROW, KvSplit.POSITION, KvSplit.BLOCK))
                 kv = PagedKv(layout, tiles, b.load(at, KvSplit.PAGES, PTR), kv_head, self.page_tiles)
                 size = self.heads.group * split_bytes(self.heads)
-                with b.when(block >= _first_block(b, position, self.window)):
+                with b.when(block >= first_block(b, position, self.window)):
                     self._attend(b, products, Entry(row, 1, position, kv), queries, frame, block)
                     self._write_split(b, frame.state, b.address(out, item * size))
             else:
@@ -191,7 +191,7 @@ class AttentionKernel(Kernel):
             TILE_ROWS * query_bytes,
         )
         context = self._context(entry)
-        first = _first_block(b, entry.position, self.window)
+        first = first_block(b, entry.position, self.window)
         stop = (context + (BLOCK_TOKENS - 1)) // BLOCK_TOKENS
         if only is not None:
             first, stop = first.max(only), stop.min(only + 1)
@@ -225,7 +225,7 @@ class AttentionKernel(Kernel):
     def _copy_scales(self, b: Builder, block: ContextBlock, frame: Frame) -> None:
         """Copy the scales of the block's keys, then of its values, each [256], from their tiles."""
         kv, first = block.entry.kv, block.start // KV_TILE
-        with b.loop(0, block.count) as tile:
+        with b.each(0, block.count) as tile:
             keys = kv.tile(b, first + tile.index)
             for source, target in ((0, 0), (kv.layout.value_offset, BLOCK_TOKENS * 4)):
                 for part in (0, 64):
@@ -241,25 +241,26 @@ class AttentionKernel(Kernel):
         """
         kv, first = block.entry.kv, block.start // KV_TILE
         factor = b.constant(self.scale * LOG2_E, VF32) if not self.softcap else None
-        with b.loop(0, block.count) as tile:
-            keys = kv.tile(b, first + tile.index)
+        size = products.dtypes.block_bytes
+
+        def columns(tile: Value) -> PackedColumns:
+            keys = kv.tile(b, first + tile)
             values_after = b.address(keys, kv.layout.value_offset)
-
-            def sink(row: Value, values: Sequence[Value]) -> None:
-                at = b.address(frame.u, (row * BLOCK_TOKENS + tile.index * KV_TILE) * 4)
-                for i, value in enumerate(values):
-                    token_scale = None
-                    if products.dtypes.quantized_kv:
-                        token_scale = b.load(frame.scales, tile.index * (KV_TILE * 4) + 64 * i, VF32, 64)
-                    b.store(self._score(b, value, factor, token_scale), at, 64 * i, 64)
-
-            size = products.dtypes.block_bytes
-            columns = PackedColumns(
+            return PackedColumns(
                 blocks_of(self.heads),
                 lambda j: b.address(keys, j * size),
                 lambda j: [] if self.heads.latent else [b.address(values_after, j * size)],
             )
-            products.emit(b, q, rows, columns, sink)
+
+        def sink(tile: Value, row: Value, values: Sequence[Value]) -> None:
+            at = b.address(frame.u, (row * BLOCK_TOKENS + tile * KV_TILE) * 4)
+            for i, value in enumerate(values):
+                token_scale = None
+                if products.dtypes.quantized_kv:
+                    token_scale = b.load(frame.scales, tile * (KV_TILE * 4) + 64 * i, VF32, 64)
+                b.store(self._score(b, value, factor, token_scale), at, 64 * i, 64)
+
+        products.emit_blocks(b, q, rows, block.count, columns, sink)
 
     def _score(self, b: Builder, product: Value, factor: Value | None, token_scale: Value | None) -> Value:
         """Return u of one product, times the scale of an int8 key."""
@@ -274,13 +275,13 @@ class AttentionKernel(Kernel):
         Until the rows are reduced, their m_b are in `c` and their l_b in `a`.
         """
         state = frame.state
-        with b.loop(0, rows) as row:
+        with b.each(0, rows) as row:
             tokens = self._attended(b, block, row.index)
             b.store(self._largest(b, frame, row.index, tokens), state.c, row.index * 4)
-        with b.loop(0, rows) as row:
+        with b.each(0, rows) as row:
             tokens = self._attended(b, block, row.index)
             b.store(self._probabilities(b, products, frame, row.index, tokens), state.a, row.index * 4)
-        with b.loop(0, rows, LANES) as first:
+        with b.each(0, rows, LANES) as first:
             m_block, l_block = (b.load(source, first.index * 4, VF32, 64) for source in (state.c, state.a))
             state.reduce(b, first.index, m_block, l_block)
 
@@ -328,34 +329,37 @@ class AttentionKernel(Kernel):
         row_bytes = BLOCK_TOKENS * dtypes.activation_bytes
         p = Panels(frame.p, row_bytes, BLOCK * dtypes.activation_bytes, TILE_ROWS * row_bytes)
         last = (entry.position + (b.index(entry.tokens) - 1)) // KV_TILE
-        with b.loop(0, blocks) as columns:
+
+        def columns(number: Value) -> PackedColumns:
             if frame.values is not None:
                 with b.loop(0, block.count) as tile:
                     base = kv.tile(b, first + tile.index)
-                    keys = b.address(base, columns.index * dtypes.block_bytes + latent_offset)
+                    keys = b.address(base, number * dtypes.block_bytes + latent_offset)
                     store_values(b, dtypes, keys, b.address(frame.values, tile.index * dtypes.block_bytes))
 
             def values_at(tile: Value) -> Value:
                 if frame.values is not None:
                     return b.address(frame.values, tile * dtypes.block_bytes)
                 base = kv.tile(b, first + tile)
-                return b.address(base, columns.index * dtypes.block_bytes + value_offset)
+                return b.address(base, number * dtypes.block_bytes + value_offset)
 
             def keys_after(tile: Value) -> list[Value]:
-                number = (first + tile + BLOCK_TOKENS // KV_TILE).min(last)
-                return [b.address(kv.tile(b, number), columns.index * dtypes.block_bytes)]
+                after = (first + tile + BLOCK_TOKENS // KV_TILE).min(last)
+                return [b.address(kv.tile(b, after), number * dtypes.block_bytes)]
 
-            def sink(row: Value, values: Sequence[Value]) -> None:
-                a, c = frame.state.factors(b, row)
-                at = b.address(frame.state.out, (row * blocks + columns.index) * (BLOCK * 4))
-                for i, value in enumerate(values):
-                    b.store(b.fma(b.load(at, 64 * i, VF32, 64), a, value * c), at, 64 * i, 64)
+            return PackedColumns(block.count, values_at, keys_after)
 
-            products.emit(b, p, rows, PackedColumns(block.count, values_at, keys_after), sink)
+        def sink(number: Value, row: Value, values: Sequence[Value]) -> None:
+            a, c = frame.state.factors(b, row)
+            at = b.address(frame.state.out, (row * blocks + number) * (BLOCK * 4))
+            for i, value in enumerate(values):
+                b.store(b.fma(b.load(at, 64 * i, VF32, 64), a, value * c), at, 64 * i, 64)
+
+        products.emit_blocks(b, p, rows, blocks, columns, sink)
 
     def _write_split(self, b: Builder, state: SoftmaxState, out: Value) -> None:
         width = value_blocks_of(self.heads) * 2
-        with b.loop(0, self.heads.group) as row:
+        with b.each(0, self.heads.group) as row:
             target = b.address(out, row.index * split_bytes(self.heads))
             with b.loop(0, width) as part:
                 b.store(b.load(state.out, (row.index * width + part.index) * 64, VF32, 64), target, part.index * 64, 64)
@@ -388,7 +392,7 @@ class SplitReductionKernel(Kernel):
             row, position, first, count = (b.load(at, i, I64) for i in fields)
             stop = first + count
             if self.window:
-                seen = position // BLOCK_TOKENS + 1 - _first_block(b, position, self.window)
+                seen = position // BLOCK_TOKENS + 1 - first_block(b, position, self.window)
                 first = first.max(stop - seen)
             state.start(b, b.index(h.group), kv_head, sinks)
             with b.loop(first, stop) as block, b.loop(0, h.group) as query:
@@ -409,6 +413,6 @@ def split_bytes(heads: Heads) -> int:
     return value_blocks_of(heads) * BLOCK * 4 + 64
 
 
-def _first_block(b: Builder, position: Value, window: int) -> Value:
+def first_block(b: Builder, position: Value, window: int) -> Value:
     """Return the first block that a token attends to; `window` 0 means all."""
     return (position + (1 - window)).max(0) // BLOCK_TOKENS if window else b.index(0)

@@ -133,14 +133,14 @@ class SplitHeadsKernel(Kernel):
         dtypes = context.dtypes
         h, layout = self.heads, KvLayout(self.heads, dtypes)
         rows, positions, queries = (b.buffer(i) for i in range(3))
-        head = b.scratch(h.dim * 4)
+        head = b.own_scratch(h.dim * 4)
         with b.items() as item:
             token, kv_head = item // h.kv, item % h.kv
             heads = h.query + {"qkv": 2, "qk": 1, "q": 0}[self.rows] * h.kv
             row = b.address(rows, token * (round_up(heads * h.dim, BLOCK) * 4))
             position = b.convert("arith.extui", b.load(positions, token * 4, I32), I64)
             query_scale = self._joint_scale(b, row, h.query)
-            with b.loop(0, h.group) as q:
+            with b.each(0, h.group) as q:
                 self._prepare(b, row, kv_head * h.group + q.index, position, head, 0, query_scale)
                 if self.scaled:
                     norms = (1 if self.rows == "q" else 2) * bool(self.norm)
@@ -151,7 +151,8 @@ class SplitHeadsKernel(Kernel):
                 at = (kv_head * b.dim("max_num_batched_tokens") + token) * h.group + q.index
                 self._store_query(b, dtypes, head, b.address(queries, at * layout.query_bytes))
             if self.rows != "q":
-                self._write_kv(b, layout, row, token, kv_head, position, head)
+                with b.each(0, 1):
+                    self._write_kv(b, layout, row, token, kv_head, position, head)
 
     def _write_kv(
         self, b: Builder, layout: KvLayout, row: Value, token: Value, kv_head: Value, position: Value, head: Value

@@ -28,10 +28,11 @@ def rotated_row(
         for i, value in enumerate(_rotated(b, vectors)):
             b.store(value, rows, (group * size + i) * 64, 64)
 
-    with b.loop(0, parts // size) as group:
+    with b.each(0, parts // size) as group:
         rotate(group.index, size)
     if parts % size:
-        rotate(b.index(parts // size), parts % size)
+        with b.each(parts // size, parts // size + 1) as group:
+            rotate(group.index, parts % size)
     return lambda part: b.load(rows, part * 64, VF32, 64)
 
 

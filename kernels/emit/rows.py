@@ -66,9 +66,11 @@ class NormKernel(Kernel):
             floats = b.buffer(next(numbers)) if self.with_floats else None
             store = self._store(b, context.dtypes, out, item, scratch, scalar)
             x = b.address(source, row * (round_up(self.row_columns or self.width, BLOCK) * 4))
+            if self.kind != "none":
+                x = b.staged(x, self.width // 16 * 64)
             center = b.broadcast(self._sum(b, x, None) / float(self.width)) if self.kind == "layer" else None
             factor = None if self.kind == "none" else b.broadcast(self._inverse_deviation(b, x, center))
-            with b.loop(0, self.width // 16) as part:
+            with b.each(0, self.width // 16) as part:
                 at = part.index * 64
                 value = b.load(x, at, VF32, 64)
                 value = value - center if center is not None else value
@@ -178,7 +180,7 @@ class QuantizeKernel(Kernel):
                     b.store(load_activation(b, dtypes, x, at, lanes=1), gathered, lane.index * 4)
                 return b.load(gathered, 0, VF32, 64)
 
-            gathered = b.scratch(64)
+            gathered = b.own_scratch(64)
             _store_quantized(b, self.quantized, self.width, out, target, load)
 
 
@@ -197,7 +199,7 @@ def _store_quantized(
     if quantized.rotated:
         parts, load = round_up(parts, quantized.group // 16), rotated_row(b, quantized, width, load)
     span = quantized.activation_group or quantized.span(width)
-    with b.loop(0, quantized.activation_groups(width)) as group:
+    with b.each(0, quantized.activation_groups(width)) as group:
         first = group.index * (span // 16)
         stop = (first + span // 16).min(parts)
         with b.loop(first, stop, state=[b.constant(0, VI32)]) as part:

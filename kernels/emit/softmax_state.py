@@ -36,7 +36,7 @@ class SoftmaxState:
     def start(self, b: Builder, rows: Value, kv_head: Value, sinks: Value | None) -> None:
         """Initialize `rows` rows before any block."""
         heads = self.heads
-        with b.loop(0, rows) as row:
+        with b.each(0, rows) as row:
             score = b.constant(NO_SCORE, F32)
             if sinks is not None:
                 score = b.load(sinks, (kv_head * heads.group + row.index % heads.group) * 4, F32) * LOG2_E
@@ -64,7 +64,7 @@ class SoftmaxState:
     def write(self, b: Builder, dtypes: Dtypes, token: Value, count: Value | int, kv_head: Value, out: Value) -> None:
         """Write O / l of `count` query tokens as activations, from row `token` of the batch on."""
         h = self.heads
-        with b.loop(0, b.index(count) * h.group) as row, b.loop(0, h.value_dim // 16) as part:
+        with b.each(0, b.index(count) * h.group) as row, b.loop(0, h.value_dim // 16) as part:
             value = b.load(self.out, (row.index * (value_blocks_of(h) * 2) + part.index) * 64, VF32, 64)
             value = value / b.broadcast(b.load(self.l, row.index * 4, F32))
             column = (kv_head * h.group + row.index % h.group) * h.value_dim + part.index * 16

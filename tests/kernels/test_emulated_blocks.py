@@ -82,6 +82,11 @@ def test_shared_memory_begins_undefined_in_every_block() -> None:
     assert set(run(REVERSED, blocks=2).view(np.uint32).tolist()) == {0xABABABAB}
 
 
+def test_an_address_that_is_not_aligned_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="an address is not aligned"):
+        run("bar.sync 0;\n ld.b32 %r2, [%rd1+2];\n")
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [

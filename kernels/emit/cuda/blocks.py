@@ -91,7 +91,7 @@ class BlockBuilder(WarpBuilder):
         """Load `count` neighbours at an address of the thread's own, aligned to their size; from memory that nobody
         writes meanwhile if `constant`."""
         at, how, pointer = self.address(base, offset), "", PTR
-        if constant:
+        if constant and self._root(base) not in dict(self._scratch):
             at, how, pointer = (
                 self._result(_GLOBAL, f"llvm.addrspacecast {at.name} : {PTR} to {_GLOBAL}"),
                 " invariant",

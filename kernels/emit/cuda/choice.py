@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 
+from quire.kernels.emit.attention import AttentionKernel, SplitReductionKernel
 from quire.kernels.emit.context import EmitContext, Kernel
-from quire.kernels.emit.cuda.blocks import BlockBuilder
-from quire.kernels.emit.cuda.products import THREADS, BlockProducts
+from quire.kernels.emit.cuda.blocks import BlockBuilder, RepeatedStoreError
+from quire.kernels.emit.cuda.products import SUMS_BYTES, THREADS, BlockProducts
 from quire.kernels.emit.cuda.quantized_products import BlockQuantizedProducts
+from quire.kernels.emit.cuda.split_reduction import BlockSplitReductionKernel
 from quire.kernels.emit.cuda.threads import KERNEL, WARP, GpuKernel, LaunchShape, entry
 from quire.kernels.emit.cuda.warps import ScratchError, WarpBuilder
 from quire.kernels.emit.gemm import GemmKernel
+from quire.kernels.emit.kv import SplitHeadsKernel
 from quire.kernels.emit.layout import QuantizedFormat
+from quire.kernels.emit.rows import NormKernel, QuantizeKernel
+
+_BY_BLOCKS = (GemmKernel, AttentionKernel, SplitReductionKernel, SplitHeadsKernel, NormKernel, QuantizeKernel)
 
 
 @dataclass(frozen=True)
 class BlockContext(EmitContext):
-    """What kernels are emitted for whose work items are computed by blocks of threads."""
+    """What kernels are emitted for whose work items are computed by blocks of threads.
+
+    Products have `sums_bytes` of shared memory for their sums.
+    """
+
+    sums_bytes: int = SUMS_BYTES
 
     @property
     def products(self) -> BlockProducts:
         """See EmitContext."""
-        return BlockProducts(self.isa, self.dtypes, self.rows_per_item)
+        return BlockProducts(self.isa, self.dtypes, self.rows_per_item, self.sums_bytes)
+
+    @property
+    def kv_products(self) -> BlockProducts:
+        """See EmitContext."""
+        return replace(self.products, dtypes=self.dtypes.kv)
 
     def quantized_products(self, quantized: QuantizedFormat, k: int) -> BlockQuantizedProducts:
         """See EmitContext."""
@@ -29,19 +46,16 @@ class BlockContext(EmitContext):
 
 
 def gpu_kernel(kernel: Kernel, context: EmitContext) -> GpuKernel:
-    """Return the kernel for a GPU, by blocks of threads, by half-warps, or by threads if the scratch is too large."""
-    if isinstance(kernel, GemmKernel):
-        return by_blocks(kernel, context)
-    try:
-        return by_warps(kernel, context)
-    except ScratchError:
-        return by_threads(kernel, context)
+    """Return the kernel for a GPU: by blocks of threads, by half-warps, or by threads if the scratch is too large."""
+    return next(_ways(kernel, context))
 
 
-def by_blocks(kernel: Kernel, context: EmitContext) -> GpuKernel:
-    """Return a kernel of products, of which a block of threads computes a work item."""
+def by_blocks(kernel: Kernel, context: EmitContext, sums_bytes: int = SUMS_BYTES) -> GpuKernel:
+    """Return a kernel of which a block of threads computes a work item. Raises ScratchError and RepeatedStoreError."""
+    if isinstance(kernel, SplitReductionKernel):
+        kernel = BlockSplitReductionKernel(*(getattr(kernel, field.name) for field in fields(kernel)))
     b = BlockBuilder(THREADS)
-    kernel.build(b, BlockContext(context.capabilities, context.dtypes))
+    kernel.build(b, BlockContext(context.capabilities, context.dtypes, sums_bytes))
     return b.kernel()
 
 
@@ -56,3 +70,19 @@ def by_threads(kernel: Kernel, context: EmitContext) -> GpuKernel:
     """Return a kernel as on a CPU: one thread computes a work item, with its scratch in local memory."""
     shape = LaunchShape(1, WARP)
     return GpuKernel(replace(kernel, name=KERNEL).emit(context) + entry(shape), shape)
+
+
+def _ways(kernel: Kernel, context: EmitContext) -> Iterator[GpuKernel]:
+    """Yield the kernel in each way that it can be computed, the fastest first."""
+    if isinstance(kernel, _BY_BLOCKS):
+        for sums_bytes in (SUMS_BYTES, SUMS_BYTES // 2, SUMS_BYTES // 4):
+            try:
+                yield by_blocks(kernel, context, sums_bytes)
+            except RepeatedStoreError:
+                break
+            except ScratchError:
+                continue
+    try:
+        yield by_warps(kernel, context)
+    except ScratchError:
+        yield by_threads(kernel, context)

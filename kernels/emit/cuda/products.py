@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from quire.kernels.emit.builder import BF16, F32, I32, VF32, Builder, Value
+from quire.kernels.emit.builder import BF16, F32, I8, I32, VF32, Builder, Value
 from quire.kernels.emit.cuda.blocks import BlockBuilder
 from quire.kernels.emit.layout import BLOCK, PAIRS, TILE_ROWS
 from quire.kernels.emit.products import PackedColumns, Panels, Products, RowSink
@@ -37,7 +37,7 @@ _SLOTS = THREADS // (BLOCK // COLUMNS)  # blocks of k that are computed at a tim
 @dataclass(frozen=True)
 class _Rows:
     """Rows of x that are computed together: `count` of them from number `first` on, at `base`, `wanted` of which
-    matter; and the memory of their sums, f32 [block][row][32 columns]."""
+    matter; and the memory of their sums, f32 [block][row][32 columns], which has room for `slots` blocks."""
 
     base: Value
     x: Panels
@@ -45,16 +45,18 @@ class _Rows:
     wanted: Value
     count: int
     sums: Value
-
-    @property
-    def slots(self) -> int:
-        """Blocks whose sums the memory holds."""
-        return SUMS_BYTES // (self.count * ROW_BYTES)
+    slots: int
 
 
 @dataclass(frozen=True)
 class BlockProducts(Products):
     """Emits products by a block of threads, which must all come here."""
+
+    sums_bytes: int = SUMS_BYTES
+
+    def _slots(self, count: int) -> int:
+        """Return the number of blocks of k whose sums of `count` rows there is memory for."""
+        return self.sums_bytes // (count * ROW_BYTES)
 
     def emit(self, b: Builder, x: Panels, rows: Value, columns: PackedColumns, sink: RowSink) -> None:
         """See Products; the rows are in half-warps of their own."""
@@ -73,14 +75,14 @@ class BlockProducts(Products):
 
     def _in_groups(self, b: BlockBuilder, x: Panels, rows: Value) -> Iterator[_Rows]:
         """Open blocks that run for each group of rows."""
-        sums, least = b.scratch(SUMS_BYTES), 0
+        sums, least = b.scratch(self.sums_bytes), 0
         for count in PAIRS_AT_ONCE:
             with b.when(b.compare("sgt", rows, least) & b.compare("sle", rows, count)):
-                yield _Rows(x.panel(b, b.index(0)), x, b.index(0), rows, count, sums)
+                yield _Rows(x.panel(b, b.index(0)), x, b.index(0), rows, count, sums, self._slots(count))
             least = count
         with b.when(b.compare("sgt", rows, least)), b.loop(0, rows, least) as first:
             base = b.address(x.panel(b, first.index), first.index % TILE_ROWS * x.row_bytes)
-            yield _Rows(base, x, first.index, (rows - first.index).min(least), least, sums)
+            yield _Rows(base, x, first.index, (rows - first.index).min(least), least, sums, self._slots(least))
 
     def _rows(self, b: BlockBuilder, rows: _Rows, columns: PackedColumns, sink: RowSink) -> None:
         """Multiply rows by a block of columns, in parts of k whose sums fit the memory."""
@@ -103,7 +105,7 @@ class BlockProducts(Products):
         sink: Callable[[Value, Value, Sequence[Value]], None],
     ) -> None:  # fmt: skip
         """Multiply rows by blocks of columns, as many at a time as the memory has room for all of their sums."""
-        blocks = b.index(columns(b.index(0)).blocks)
+        blocks = b.index(columns(b.index(0)).blocks)  # few: the memory has room for those of 8 rows
         at_once = b.index(rows.slots) // blocks
         with b.loop(0, (count + at_once - 1) // at_once) as group:
             start = group.index * at_once
@@ -138,7 +140,8 @@ class BlockProducts(Products):
     def _place(self, quad: Value) -> Value:
         """Return where a thread's columns begin in a pair of k, or its even half, of a block of weights."""
         quads = TILE_ROWS // COLUMNS
-        return quad // quads * self.dtypes.tile_bytes + quad % quads * (COLUMNS * 4)
+        bytes_of = 1 if self.dtypes.weights == I8 else 4
+        return quad // quads * self.dtypes.tile_bytes + quad % quads * (COLUMNS * bytes_of)
 
     def _block_sums(self, b: BlockBuilder, x: Value, row_bytes: int, weights: Value, count: int) -> list[list[Value]]:
         """Return even + odd of a block of k for each row and each of the thread's columns."""
@@ -163,6 +166,15 @@ class BlockProducts(Products):
         if self.dtypes.weights == F32:
             even, odd = (b.load_own(weights, pair * 128 + 64 * i, F32, COLUMNS, constant=True) for i in range(2))
             return even, odd
+        if self.dtypes.weights == I8:
+            halves = [b.load(weights, pair * 32 + 16 * i, I32) for i in range(2)]
+            even, odd = ([self._byte(b, half, i) for i in range(COLUMNS)] for half in halves)
+            return even, odd
         assert self.dtypes.weights == BF16
         words = b.load_own(weights, pair * 64, I32, COLUMNS, constant=True)
         return [(word << 16).bitcast(F32) for word in words], [(word & -65536).bitcast(F32) for word in words]
+
+    @staticmethod
+    def _byte(b: BlockBuilder, word: Value, number: int) -> Value:
+        """Return a signed byte of a word as f32."""
+        return b.convert("arith.sitofp", b.shift_right_signed(word << (24 - 8 * number), 24), F32)

@@ -37,6 +37,11 @@ static inline uint64_t bfe(uint64_t a, uint32_t at, uint32_t count) {
   at &= 255, count &= 255;
   return at > 63 || !count ? 0 : count > 63 ? a >> at : a >> at & ((1ull << count) - 1);
 }
+static inline uint32_t signed_bfe(uint32_t a, uint32_t at, uint32_t count) {
+  at &= 255, count &= 255;
+  int64_t moved = (int64_t)(int32_t)a >> (at > 31 ? 31 : at);
+  return !count ? 0 : count > 31 ? moved : (int64_t)((uint64_t)moved << (64 - count)) >> (64 - count);
+}
 static inline uint32_t prmt(uint32_t low, uint32_t high, uint32_t selector) {
   uint64_t bytes = (uint64_t)high << 32 | low;
   uint32_t result = 0;
@@ -49,6 +54,10 @@ static inline uint32_t prmt(uint32_t low, uint32_t high, uint32_t selector) {
 static inline uint32_t dp4a(uint32_t a, uint32_t b, uint32_t c) {
   for (int i = 0; i < 32; i += 8) c += (uint32_t)((int32_t)(a >> i & 255) * (int8_t)(b >> i & 255));
   return c;
+}
+static void misaligned(Block *mates, uint32_t site) {
+  if (mates) mates->fail(mates, site, "an address is not aligned");
+  __builtin_trap();
 }
 static uint32_t shuffle(Block *mates, uint32_t thread, uint32_t site, char kind, uint32_t a, uint32_t b, uint32_t c,
                         uint32_t mask) {
@@ -269,9 +278,9 @@ class Translator:
 
     def do_bfe(self, opcode: list[str], operands: list[str]) -> str:
         target, a, b, c = map(self.value, operands)
-        if opcode[-1] not in ("u32", "u64"):
+        if opcode[-1] == "s64":
             raise ValueError(f"unknown instruction {'.'.join(opcode)}")
-        return f"{target} = bfe({a}, {b}, {c});"
+        return f"{target} = {'signed_bfe' if opcode[-1] == 's32' else 'bfe'}({a}, {b}, {c});"
 
     def do_prmt(self, opcode: list[str], operands: list[str]) -> str:
         target, a, b, c = map(self.value, operands)
@@ -364,14 +373,18 @@ class Translator:
             f"{self.value(each)} = {extended.format(bits)}*(M{bits} *)(at + {int(bits) // 8 * i});"
             for i, each in enumerate(targets)
         ]
-        return f"{{ uint64_t at = {self.address(at)}; {' '.join(loads)} }}"
+        return f"{{ uint64_t at = {self.address(at)}; {self.aligned(bits, targets)} {' '.join(loads)} }}"
 
     def do_st(self, opcode: list[str], operands: list[str]) -> str:
         at, source = operands
         bits = opcode[-1][1:]
         sources = self.operands(source[1:-1]) if source.startswith("{") else [source]
         stores = [f"*(M{bits} *)(at + {int(bits) // 8 * i}) = {self.value(each)};" for i, each in enumerate(sources)]
-        return f"{{ uint64_t at = {self.address(at)}; {' '.join(stores)} }}"
+        return f"{{ uint64_t at = {self.address(at)}; {self.aligned(bits, sources)} {' '.join(stores)} }}"
+
+    def aligned(self, bits: str, values: list[str]) -> str:
+        """Return a check of the address `at`: a GPU can't access one that the size does not divide."""
+        return f"if (at % {int(bits) // 8 * len(values)}) misaligned(mates, {self.statements});"
 
     def do_bra(self, opcode: list[str], operands: list[str]) -> str:
         return f"goto {operands[0].replace('$', 'L')};"
