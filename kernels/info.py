@@ -101,12 +101,17 @@ def plan_info(plan: ModelPlan, architecture: str) -> dict[str, Any]:
 
 
 def gpu_kernels(plan: ModelPlan, gpu: Cuda) -> dict[str, Any]:
-    """Return the sizes of a plan's kernels on a GPU; registers where NVIDIA's assembler is found."""
+    """Return the threads and sizes of a plan's kernels on a GPU; registers where NVIDIA's assembler is found."""
     assembler = find_assembler()
     sizes = {}
     for kernel in plan.kernels:
-        ptx = gpu.ptx(kernel, plan.context)
-        sizes[kernel.name] = {"ptx_bytes": len(ptx), "local_bytes": local_bytes(ptx)}
+        ptx, shape = gpu.ptx(kernel, plan.context), gpu.shape(kernel, plan.context)
+        sizes[kernel.name] = {
+            "threads_per_item": shape.threads_per_item,
+            "threads_per_block": shape.threads_per_block,
+            "ptx_bytes": len(ptx),
+            "local_bytes": local_bytes(ptx),
+        }
         if assembler is not None:
             sizes[kernel.name] |= assembler.resources(ptx)
     return sizes

@@ -13,15 +13,15 @@ from quire.kernels.devices.cpu import start_threads
 from quire.kernels.emit.builder import F32
 from quire.kernels.emit.context import Capabilities, EmitContext, Kernel
 from quire.kernels.emit.cuda.choice import gpu_kernel
-from quire.kernels.emit.cuda.threads import ENTRY, GpuKernel
+from quire.kernels.emit.cuda.threads import ENTRY, GpuKernel, LaunchShape
 from quire.kernels.emit.dots import CUDA
 from quire.kernels.errors import ModelError
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
 """Architectures that kernels are compiled for in tests; others of LLVM's may do as well."""
 
-CAPABILITIES = Capabilities(CUDA, F32, product_rows=16, query_rows=16)
-"""Capabilities of every GPU: many threads need many items, so an item has few rows."""
+CAPABILITIES = Capabilities(CUDA, F32, product_rows=16, query_rows=16, quantized_product_rows=128)
+"""Capabilities of every GPU: many threads need many items, so an item has few rows, but where tensor cores multiply."""
 
 _MOST_COMPILERS = 8  # threads, each with the memory of a compiler
 
@@ -111,6 +111,11 @@ class Cuda:
     def ptx(self, kernel: Kernel, context: EmitContext) -> str:
         """Return the PTX of a kernel."""
         return self._compiler.compile(gpu_kernel(kernel, context).text)
+
+    @staticmethod
+    def shape(kernel: Kernel, context: EmitContext) -> LaunchShape:
+        """Return how many threads compute the kernel."""
+        return gpu_kernel(kernel, context).shape
 
     def available_memory(self) -> int:
         """See Device."""

@@ -21,7 +21,7 @@ class PtxAssembler:
     path: str
 
     def resources(self, ptx: str) -> dict[str, int]:
-        """Assemble PTX for the architecture that it names, and return what a thread of its kernel takes.
+        """Assemble PTX for the architecture that it names, and return what a thread or a block of its kernel takes.
 
         Raises ModelError with the assembler's messages.
         """
@@ -33,6 +33,7 @@ class PtxAssembler:
             raise ModelError(f"{self.path} rejects a kernel for {architecture}: {done.stderr.strip()[:2000]}")
         return {
             "registers": _number(r"Used (\d+) registers", done.stderr),
+            "shared_bytes": _number(r"(\d+) bytes smem", done.stderr),
             "stack_bytes": _number(r"(\d+) bytes cumulative stack size", done.stderr),
             "spilled_bytes": sum(map(int, re.findall(r"(\d+) bytes spill stores", done.stderr))),
         }

@@ -415,6 +415,17 @@ class Builder:
             yield loop
 
     @contextmanager
+    def each_scalar(self, start: Value | int, stop: Value | int) -> Iterator[Loop]:
+        """Open a loop as `each` does, in which there are no vectors."""
+        with self.loop(start, stop) as loop:
+            yield loop
+
+    @contextmanager
+    def once(self) -> Iterator[None]:
+        """Open what is done for the whole item, between loops of `each`."""
+        yield
+
+    @contextmanager
     def when(self, condition: Value) -> Iterator[None]:
         """Open a block that runs only if the condition holds."""
         self.emit(f"scf.if {condition.name} {{")

@@ -64,7 +64,7 @@ class EmbeddingKernel(Kernel):
             if self.positions:
                 self._add_row(b, target, row, b.buffer(next(numbers)), b.buffer(next(numbers)))
             if self.lookahead:
-                with b.when(is_lookahead), b.loop(0, self.width // 16) as part:
+                with b.when(is_lookahead), b.each(0, self.width // 16) as part:
                     at = part.index * 64
                     b.store(b.load(b.buffer(next(numbers)), at, VF32, 4), target, at, 64)
 
@@ -76,10 +76,10 @@ class EmbeddingKernel(Kernel):
         lane_bytes = 4  # bf16: one (even, odd) pair; f32: one element, its partner 64 bytes on
         column = b.address(matrix, token // BLOCK * (blocks * dtypes.block_bytes))
         offset = token % BLOCK // TILE_ROWS * dtypes.tile_bytes + token % TILE_ROWS * lane_bytes
-        with b.loop(0, blocks) as block, b.loop(0, PAIRS) as pair:
-            source = b.address(column, block.index * dtypes.block_bytes)
-            at = b.address(target, (block.index * PAIRS + pair.index) * 8)
-            for i, value in enumerate(load_packed_pair(b, dtypes, source, offset, pair.index)):
+        with b.each_scalar(0, blocks * PAIRS) as pair:
+            source = b.address(column, pair.index // PAIRS * dtypes.block_bytes)
+            at = b.address(target, pair.index * 8)
+            for i, value in enumerate(load_packed_pair(b, dtypes, source, offset, pair.index % PAIRS)):
                 b.store(self._scaled(value), at, 4 * i)
 
     def _gather_quantized(
@@ -91,7 +91,7 @@ class EmbeddingKernel(Kernel):
         if quantized.rotated:
             width = quantized.depth(self.width)
             target = b.scratch(width * 4)
-        with b.loop(0, -(-width // BLOCK)) as unit:
+        with b.each(0, -(-width // BLOCK)) as unit:
             group = unit.index * BLOCK // quantized.span(self.width)
             for part in range(row.shared):
                 scale, least = row.scale_and_minimum(b, block, group + part, column)
@@ -105,7 +105,7 @@ class EmbeddingKernel(Kernel):
                     b.store(self._scaled(floats), target, (unit.index * QUADS + quad.index) * 16, 4)
         if quantized.rotated:
             load = rotated_row(b, quantized, width, lambda part: b.load(target, part * 64, VF32, 64))
-            with b.loop(0, self.width // 16) as lanes:
+            with b.each(0, self.width // 16) as lanes:
                 b.store(load(lanes.index), hidden, lanes.index * 64, 64)
 
     def _add_row(
@@ -115,6 +115,6 @@ class EmbeddingKernel(Kernel):
         if not only:
             number = b.convert("arith.extui", b.load(numbers, row * 4, I32), "i64")
             table = b.address(table, number * (self.width * 4))
-        with b.loop(0, self.width // 16) as part:
+        with b.each(0, self.width // 16) as part:
             at = part.index * 64
             b.store(b.load(target, at, VF32, 64) + b.load(table, at, VF32, 4), target, at, 64)

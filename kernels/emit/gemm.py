@@ -59,8 +59,8 @@ class GemmOutput:
 class GemmKernel(Kernel):
     """One GEMM.
 
-    Work items are blocks of 32 columns times groups of `rows_per_item` rows: few enough to spread a long prefill over
-    threads, many enough to reuse a block of weights. Buffers: x (packed activations, `k` columns), w (packed, `n`
+    Work items are blocks of 32 columns times groups of `rows_of_products` rows: few enough to spread a long prefill
+    over threads, many enough to reuse a block of weights. Buffers: x (packed activations, `k` columns), w (packed, `n`
     columns), y, the f32 bias if `bias`, and the rows that `gated` and `gating` read, or the f32 parameters of the
     activation `xielu`. The dim called `dim` is m. `quantized` is the weights' format if they are quantized; x is then
     quantized for it.
@@ -118,7 +118,7 @@ class GemmKernel(Kernel):
         adapters = self._adapters(b, number) if self.adapter_tiles else None
         output = GemmOutput(y, bias, factors, parameters, adapters)
         rows = b.dim(self.dim)
-        size = context.rows_per_item
+        size = context.rows_of_products(self.quantized)
         groups = (rows + (size - 1)) // size
         with b.items() as item:
             column_block = item // groups

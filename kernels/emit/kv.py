@@ -133,7 +133,7 @@ class SplitHeadsKernel(Kernel):
         dtypes = context.dtypes
         h, layout = self.heads, KvLayout(self.heads, dtypes)
         rows, positions, queries = (b.buffer(i) for i in range(3))
-        head = b.own_scratch(h.dim * 4)
+        head, key = b.own_scratch(h.dim * 4), b.scratch(h.dim * 4)
         with b.items() as item:
             token, kv_head = item // h.kv, item % h.kv
             heads = h.query + {"qkv": 2, "qk": 1, "q": 0}[self.rows] * h.kv
@@ -151,8 +151,7 @@ class SplitHeadsKernel(Kernel):
                 at = (kv_head * b.dim("max_num_batched_tokens") + token) * h.group + q.index
                 self._store_query(b, dtypes, head, b.address(queries, at * layout.query_bytes))
             if self.rows != "q":
-                with b.each(0, 1):
-                    self._write_kv(b, layout, row, token, kv_head, position, head)
+                self._write_kv(b, layout, row, token, kv_head, position, key)
 
     def _write_kv(
         self, b: Builder, layout: KvLayout, row: Value, token: Value, kv_head: Value, position: Value, head: Value
@@ -161,14 +160,16 @@ class SplitHeadsKernel(Kernel):
         h, slot = self.heads, b.load(b.buffer(3), token * 8, I64)
         base, place = layout.tile_at(b, b.buffer(4), kv_head, slot // KV_TILE), slot % KV_TILE
         keys = b.address(row, h.query * h.dim * 4)
-        self._prepare(b, keys, kv_head, position, head, 1, self._joint_scale(b, keys, h.kv))
-        if layout.dtypes.quantized_kv:
-            transform_head(b, head, h.dim, 1.0 / head_group(h.dim))
+        joint_scale = self._joint_scale(b, keys, h.kv)
+        with b.once():
+            self._prepare(b, keys, kv_head, position, head, 1, joint_scale)
+            if layout.dtypes.quantized_kv:
+                transform_head(b, head, h.dim, 1.0 / head_group(h.dim))
         store_key(b, layout, head, base, place)
         source = b.address(keys, (kv_head + (h.kv if self.rows == "qkv" else 0)) * (h.dim * 4))
         if self.value_norm:
             scale = b.broadcast(inverse_rms(b, source, h.dim, self.epsilon))
-            with b.loop(0, h.dim // 16) as part:
+            with b.each(0, h.dim // 16) as part:
                 b.store(b.load(source, part.index * 64, VF32, 4) * scale, head, part.index * 64, 64)
             source = head
         self._store_value(b, layout.dtypes, source, b.address(base, layout.value_offset), place)
@@ -220,18 +221,18 @@ class SplitHeadsKernel(Kernel):
         if dtypes.quantized_kv:
             factor = b.broadcast(_store_scale(b, KvLayout(self.heads, dtypes), source, base, place, self.heads.dim))
             line = b.address(base, place // 2 * 32 + place % 2 * 16)
-            with b.loop(0, self.heads.dim // 16) as part:
+            with b.each(0, self.heads.dim // 16) as part:
                 values = nearest_int8(b, b.load(source, part.index * 64, VF32, 4) * factor)
                 b.store(values, line, part.index * dtypes.kv.tile_bytes, 16)
         elif dtypes.kv.weights == BF16:
             line = b.address(base, place // 2 * 64 + place % 2 * 2)
-            with b.loop(0, self.heads.dim) as d:
+            with b.each_scalar(0, self.heads.dim) as d:
                 bits = round_bf16(b, b.load(source, d.index * 4, F32)) >> 16
                 at = d.index // TILE_ROWS * dtypes.tile_bytes + d.index % TILE_ROWS * 4
                 b.store(b.convert("arith.trunci", bits, I16), line, at)
         else:
             line = b.address(base, place // 2 * 128 + place % 2 * 64)
-            with b.loop(0, self.heads.dim // 16) as part:
+            with b.each(0, self.heads.dim // 16) as part:
                 value = round_activation(b, dtypes, b.load(source, part.index * 64, VF32, 4))
                 b.store(value, line, part.index * dtypes.tile_bytes, 64)
 
@@ -271,7 +272,7 @@ def store_key(b: Builder, layout: KvLayout, head: Value, base: Value, place: Val
         _store_quantized_key(b, layout, head, base, place)
         return
     column = b.address(base, place // TILE_ROWS * dtypes.tile_bytes + place % TILE_ROWS * 4)
-    with b.loop(0, layout.heads.dim // 2) as pair:
+    with b.each_scalar(0, layout.heads.dim // 2) as pair:
         even, odd = (b.load(head, pair.index * 8 + 4 * i, F32) for i in range(2))
         block = b.address(column, pair.index // PAIRS * dtypes.block_bytes)
         if dtypes.kv.weights == BF16:
@@ -289,7 +290,8 @@ def _store_scale(b: Builder, layout: KvLayout, source: Value, base: Value, place
         part.carry(magnitude_bits(b, b.load(source, part.index * 64, VF32, 4)).max(part.state[0]))
     largest = b.fold_lanes(part.results[0], lambda left, right: left.max(right)).bitcast(F32)
     scale, inverse = int8_scale(b, largest)
-    b.store(scale, base, place * 4 + layout.scales_offset)
+    with b.once():
+        b.store(scale, base, place * 4 + layout.scales_offset)
     return inverse
 
 
@@ -297,6 +299,6 @@ def _store_quantized_key(b: Builder, layout: KvLayout, head: Value, base: Value,
     dtypes = layout.dtypes.kv
     factor = _store_scale(b, layout, head, base, place, layout.heads.dim)
     column = b.address(base, place // TILE_ROWS * dtypes.tile_bytes + place % TILE_ROWS)
-    with b.loop(0, layout.heads.dim) as d:
+    with b.each_scalar(0, layout.heads.dim) as d:
         value = nearest_int8(b, b.load(head, d.index * 4, F32) * factor)
         b.store(value, column, d.index // BLOCK * dtypes.block_bytes + d.index % BLOCK * 16)

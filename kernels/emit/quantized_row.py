@@ -20,7 +20,8 @@ class QuantizedRow(QuantizedOperands):
         if not self.format.codebook:
             return None
         table = b.scratch(LINE)
-        b.store(b.table(self.format.codebook, I32), table, 0, LINE)
+        with b.once():
+            b.store(b.table(self.format.codebook, I32), table, 0, LINE)
         return table
 
     def unit(self, b: Builder, block: Value, number: Value) -> Value:

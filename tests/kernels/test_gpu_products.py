@@ -38,7 +38,7 @@ QUANTIZED = [
     QuantizedFormat(4, 128),
 ]
 GGUF = ("Q2_K", "Q3_K", "Q4_K", "Q5_1", "Q6_K", "IQ4_NL", "MXFP4")
-ROWS = (1, 2, 3, 8, 9, 16, 21, 50)
+ROWS = (1, 2, 3, 8, 9, 16, 21, 150)
 
 
 @pytest.fixture(autouse=True)
@@ -50,14 +50,14 @@ class Product:
     """A kernel for a CPU, whose results are expected, and for a GPU."""
 
     def __init__(self, kernel: GemmKernel, dtypes: Dtypes) -> None:
-        self._columns = -(-kernel.n // 32)
+        self._columns, self._quantized = -(-kernel.n // 32), kernel.quantized
         self._contexts = context_of(ISA, dtypes), context_of(CUDA, dtypes)
         self._cpu = CompiledKernel(ISA, kernel.emit(self._contexts[0]), kernel.name)
         self._gpu = gpu_kernel(kernel, self._contexts[1])
 
     def check(self, buffers: list[Array], rows: int) -> None:
         """Compare y, the third buffer, of so many rows."""
-        per_item = [context.rows_per_item for context in self._contexts]
+        per_item = [context.rows_of_products(self._quantized) for context in self._contexts]
         x, w, y, *rest = buffers
         expected = aligned(y)
         self._cpu.run([x, w, expected, *rest], [rows], (0, self._columns * -(-rows // per_item[0])))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from quire.kernels.emit.builder import F32, I32, I64, LANES, PTR, VF32, Builder, Loop, Value, vector
+from quire.kernels.emit.builder import F32, I32, I64, LANES, PTR, Builder, Loop, Value, vector
 from quire.kernels.emit.cuda.threads import LaunchShape
 from quire.kernels.emit.cuda.warps import WarpBuilder
 
@@ -56,6 +56,20 @@ class BlockBuilder(WarpBuilder):
         self.barrier()
 
     @contextmanager
+    def each_scalar(self, start: Value | int, stop: Value | int) -> Iterator[Loop]:
+        """See Builder."""
+        self.barrier()
+        with self._threads_apart(), self.loop(self.thread + start, stop, self.threads) as loop:
+            yield loop
+        self.barrier()
+
+    @contextmanager
+    def once(self) -> Iterator[None]:
+        """See Builder; done by one half-warp."""
+        with self.each(0, 1):
+            yield
+
+    @contextmanager
     def by_team(self) -> Iterator[None]:
         """Allow stores, which several half-warps would else do at the same time."""
         before, self._stores = self._stores, True
@@ -64,7 +78,7 @@ class BlockBuilder(WarpBuilder):
 
     def store(self, value: Value, base: Value, offset: Value | int, alignment: int | None = None) -> None:
         """See Builder. Raises RepeatedStoreError where each half-warp would store the same."""
-        if not self._stores:
+        if not self._stores and not self._by_thread:
             raise RepeatedStoreError
         super().store(value, base, offset, alignment)
 
@@ -76,8 +90,8 @@ class BlockBuilder(WarpBuilder):
     def staged(self, base: Value, size: int) -> Value:
         """See Builder; a copy in shared memory, which is read in half the time or less."""
         copy = self.scratch(size)
-        with self.each(0, size // 64) as part:
-            self.store(self.load(base, part.index * 64, VF32), copy, part.index * 64)
+        with self.each_scalar(0, size // 16) as part:
+            self.store_own(self.load_own(base, part.index * 16, F32, 4), copy, part.index * 16)
         return copy
 
     def barrier(self) -> None:
@@ -104,6 +118,19 @@ class BlockBuilder(WarpBuilder):
         return [
             self._result(element, f"vector.extract {loaded.name}[{i}] : {element} from {type_}") for i in range(count)
         ]
+
+    def as_lanes(self, value: Value, type_: str) -> Value:
+        """Return what a thread has of a scalar of its own as a vector of 16 lanes, or the other way round."""
+        return Value(self, value.name, type_)
+
+    def multiply_tiles(self, rows: Sequence[Value], columns: Sequence[Value], sums: Sequence[Value]) -> list[Value]:
+        """Return `sums` plus the products of 16 rows of 32 signed bytes with 8 columns of as many unsigned ones.
+
+        These are a thread's parts of what its warp multiplies: see mma.m16n8k32 in the manual of PTX.
+        """
+        operands, type_ = [*rows, *columns, *sums], f"!llvm.struct<({', '.join([I32] * 4)})>"
+        result = self.call("llvm.nvvm.mma.m16n8k32.row.col.s8.u8", operands, type_)
+        return [self._result(I32, f"llvm.extractvalue {result.name}[{i}] : {type_}") for i in range(4)]
 
     def store_lanes(self, value: Value, base: Value, offset: Value | int) -> None:
         """Store a vector to memory that others read only after a barrier."""

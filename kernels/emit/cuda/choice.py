@@ -13,12 +13,15 @@ from quire.kernels.emit.cuda.quantized_products import BlockQuantizedProducts
 from quire.kernels.emit.cuda.split_reduction import BlockSplitReductionKernel
 from quire.kernels.emit.cuda.threads import KERNEL, WARP, GpuKernel, LaunchShape, entry
 from quire.kernels.emit.cuda.warps import ScratchError, WarpBuilder
+from quire.kernels.emit.embedding import EmbeddingKernel
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.kv import SplitHeadsKernel
 from quire.kernels.emit.layout import QuantizedFormat
 from quire.kernels.emit.rows import NormKernel, QuantizeKernel
 
-_BY_BLOCKS = (GemmKernel, AttentionKernel, SplitReductionKernel, SplitHeadsKernel, NormKernel, QuantizeKernel)
+_BY_BLOCKS = (
+    GemmKernel, AttentionKernel, SplitReductionKernel, SplitHeadsKernel, NormKernel, QuantizeKernel, EmbeddingKernel,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ _SLOTS = THREADS // (BLOCK // COLUMNS)  # blocks of k that are computed at a tim
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _RowGroup:
     """Rows of x that are computed together: `count` of them from number `first` on, at `base`, `wanted` of which
     matter; and the memory of their sums, f32 [block][row][32 columns], which has room for `slots` blocks."""
 
@@ -73,18 +73,18 @@ class BlockProducts(Products):
         for some in self._in_groups(b, x, rows):
             self._rows_and_blocks(b, some, b.index(count), columns, sink)
 
-    def _in_groups(self, b: BlockBuilder, x: Panels, rows: Value) -> Iterator[_Rows]:
+    def _in_groups(self, b: BlockBuilder, x: Panels, rows: Value) -> Iterator[_RowGroup]:
         """Open blocks that run for each group of rows."""
         sums, least = b.scratch(self.sums_bytes), 0
         for count in PAIRS_AT_ONCE:
             with b.when(b.compare("sgt", rows, least) & b.compare("sle", rows, count)):
-                yield _Rows(x.panel(b, b.index(0)), x, b.index(0), rows, count, sums, self._slots(count))
+                yield _RowGroup(x.panel(b, b.index(0)), x, b.index(0), rows, count, sums, self._slots(count))
             least = count
         with b.when(b.compare("sgt", rows, least)), b.loop(0, rows, least) as first:
             base = b.address(x.panel(b, first.index), first.index % TILE_ROWS * x.row_bytes)
-            yield _Rows(base, x, first.index, (rows - first.index).min(least), least, sums, self._slots(least))
+            yield _RowGroup(base, x, first.index, (rows - first.index).min(least), least, sums, self._slots(least))
 
-    def _rows(self, b: BlockBuilder, rows: _Rows, columns: PackedColumns, sink: RowSink) -> None:
+    def _rows(self, b: BlockBuilder, rows: _RowGroup, columns: PackedColumns, sink: RowSink) -> None:
         """Multiply rows by a block of columns, in parts of k whose sums fit the memory."""
         mine = b.address(rows.sums, b.team * ROW_BYTES)
         with b.loop(0, columns.blocks, rows.slots, state=[b.constant(0.0, VF32)] * 2) as start:
@@ -101,7 +101,7 @@ class BlockProducts(Products):
             sink(rows.first + b.team, start.results)
 
     def _rows_and_blocks(
-        self, b: BlockBuilder, rows: _Rows, count: Value, columns: Callable[[Value], PackedColumns],
+        self, b: BlockBuilder, rows: _RowGroup, count: Value, columns: Callable[[Value], PackedColumns],
         sink: Callable[[Value, Value, Sequence[Value]], None],
     ) -> None:  # fmt: skip
         """Multiply rows by blocks of columns, as many at a time as the memory has room for all of their sums."""
@@ -119,16 +119,16 @@ class BlockProducts(Products):
                 number, row = task.index // rows.count, task.index % rows.count
                 with b.when(row < rows.wanted), b.by_team():
                     mine = b.address(rows.sums, (number * blocks * rows.count + row) * ROW_BYTES)
-                    with b.loop(0, blocks, state=[b.constant(0.0, VF32)] * 2) as block:
-                        at = b.address(mine, block.index * (rows.count * ROW_BYTES))
-                        block.carry(*(total + b.load(at, 64 * i, VF32) for i, total in enumerate(block.state)))
-                    sink(start + number, rows.first + row, block.results)
+                    with b.loop(0, blocks, state=[b.constant(0.0, VF32)] * 2) as added:
+                        at = b.address(mine, added.index * (rows.count * ROW_BYTES))
+                        added.carry(*(total + b.load(at, 64 * i, VF32) for i, total in enumerate(added.state)))
+                    sink(start + number, rows.first + row, added.results)
 
     @staticmethod
     def _slot(b: BlockBuilder) -> Value:
         return b.thread // (BLOCK // COLUMNS)
 
-    def _store_sums(self, b: BlockBuilder, rows: _Rows, weights: Value, block: Value, place: Value) -> None:
+    def _store_sums(self, b: BlockBuilder, rows: _RowGroup, weights: Value, block: Value, place: Value) -> None:
         """Store the thread's part of the sums of a block, of every row."""
         quad = b.thread % (BLOCK // COLUMNS)
         values = b.address(rows.base, block * rows.x.block_bytes)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from quire.kernels.emit.builder import F32, I32, LANES, VF32, VI32, Builder, Value
 from quire.kernels.emit.cuda.blocks import BlockBuilder
 from quire.kernels.emit.cuda.products import SUMS_BYTES, THREADS
+from quire.kernels.emit.cuda.quantized_tiles import TileProducts
 from quire.kernels.emit.dots import add_dots
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS
 from quire.kernels.emit.products import RowSink
-from quire.kernels.emit.quantized import QuantizedProducts
 from quire.kernels.emit.quantized_operands import LINE
 
 ROWS_AT_ONCE = (1, 2, 4, 8)
@@ -28,7 +28,7 @@ _QUADS_AT_ONCE = 4  # fours of k whose weights are loaded before they are multip
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _QuantizedRows:
     """Rows of x that are computed together: `count` of them from number `first` of the panel on, `wanted` of which
     matter; and the memory of their sums, i32 [unit][row][32 columns]."""
 
@@ -40,7 +40,7 @@ class _Rows:
 
 
 @dataclass(frozen=True)
-class BlockQuantizedProducts(QuantizedProducts):
+class BlockQuantizedProducts(TileProducts):
     """Emits products by a block of threads, which must all come here."""
 
     @property
@@ -54,18 +54,21 @@ class BlockQuantizedProducts(QuantizedProducts):
         return max(self.format.span(self.k) // self.step, 1)
 
     def emit(self, b: Builder, x: Value, rows: Value, block: Value, sink: RowSink) -> None:
-        """Call `sink` with each of `rows` rows, at most 16, of the panel at `x` times a block of 32 columns."""
+        """Call `sink` with each of `rows` rows, at most 128, of the panels at `x` times a block of 32 columns."""
         assert isinstance(b, BlockBuilder)
         sums, least = b.scratch(SUMS_BYTES), 0
         for count in ROWS_AT_ONCE:
             with b.when(b.compare("sgt", rows, least) & b.compare("sle", rows, count)):
-                self._rows(b, _Rows(x, b.index(0), rows, count, sums), block, sink)
+                self._rows(b, _QuantizedRows(x, b.index(0), rows, count, sums), block, sink)
             least = count
-        with b.when(b.compare("sgt", rows, least)), b.loop(0, rows, least) as first:
+        few = b.compare("sgt", rows, least) & b.compare("sle", rows, TILE_ROWS)
+        with b.when(few), b.loop(0, rows, least) as first:
             wanted = (rows - first.index).min(least)
-            self._rows(b, _Rows(x, first.index, wanted, least, sums), block, sink)
+            self._rows(b, _QuantizedRows(x, first.index, wanted, least, sums), block, sink)
+        with b.when(b.compare("sgt", rows, TILE_ROWS)):
+            self.emit_tiles(b, x, rows, block, sums, sink)
 
-    def _rows(self, b: BlockBuilder, rows: _Rows, block: Value, sink: RowSink) -> None:
+    def _rows(self, b: BlockBuilder, rows: _QuantizedRows, block: Value, sink: RowSink) -> None:
         most = SUMS_BYTES // (rows.count * self._unit_bytes)
         groups = self.format.groups(self.k) // self.shared
         zero = [b.constant(0.0, VF32)] * 2
@@ -100,7 +103,7 @@ class BlockQuantizedProducts(QuantizedProducts):
         """Return the bytes of the sums of a unit and a row."""
         return self.shared * BLOCK * 4
 
-    def _sum_units(self, b: BlockBuilder, rows: _Rows, block: Value, first: Value, stop: Value) -> None:
+    def _sum_units(self, b: BlockBuilder, rows: _QuantizedRows, block: Value, first: Value, stop: Value) -> None:
         """Store the sums of units [first, stop), each by a half-warp, and wait for all of them."""
         with b.loop(first + b.team, stop, TEAMS) as unit:
             group, within = unit.index // self.units, unit.index % self.units
@@ -129,7 +132,9 @@ class BlockQuantizedProducts(QuantizedProducts):
                         sums[number] = add_dots(b, self.isa, sums[number], tiles[tile][i], b.broadcast(word))
         return sums
 
-    def _add_units(self, b: BlockBuilder, rows: _Rows, first: Value, stop: Value, sums: list[Value]) -> list[Value]:
+    def _add_units(
+        self, b: BlockBuilder, rows: _QuantizedRows, first: Value, stop: Value, sums: list[Value]
+    ) -> list[Value]:
         """Add units [first, stop) of those in memory to a row's sums of two tiles, for each group that they have."""
         row = b.team.min(rows.count - 1)
         mine = b.address(rows.sums, row * self._unit_bytes)
@@ -139,7 +144,7 @@ class BlockQuantizedProducts(QuantizedProducts):
         return unit.results
 
     def _add_group(
-        self, b: BlockBuilder, rows: _Rows, block: Value, group: Value, sums: list[Value], totals: list[Value]
+        self, b: BlockBuilder, rows: _QuantizedRows, block: Value, group: Value, sums: list[Value], totals: list[Value]
     ) -> list[Value]:
         """Return `totals` plus a row's scaled sums of a group of activations."""
         row = rows.first + b.team.min(rows.count - 1)

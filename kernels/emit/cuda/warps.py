@@ -62,8 +62,11 @@ class WarpBuilder(Builder):
         self._roots: dict[str, str] = {}  # what a pointer leads to
         self._access: dict[str, int] = {}  # since all threads of the item last met
         self._otherwise = _CLEAN
-        self._written: set[str] = set()
-        self._conditional: dict[int, str] = {}  # meetings that are needed only if the memory is ever written
+        self._read: set[str] = set()
+        self._written: dict[str, set[int]] = {}  # by how many lanes
+        self._before_reads: dict[int, str] = {}  # meetings that are needed only if the memory is ever written,
+        self._before_writes: dict[int, str] = {}  # or only if it is read or other lanes write it too
+        self._by_thread = False  # each thread has its own iteration of a loop
 
     # The whole kernel
 
@@ -97,9 +100,10 @@ class WarpBuilder(Builder):
                 f"%base = llvm.addrspacecast %mine : !llvm.ptr<3> to {PTR}",
                 *(f"{name} = llvm.getelementptr %base[{at}] : ({PTR}) -> {PTR}, i8" for name, at in self._scratch),
             ]
-        unneeded = {i for i, root in self._conditional.items() if root not in self._written}
+        unneeded = {i for i, root in self._before_reads.items() if root not in self._written}
+        shared = self._read | {root for root, lanes in self._written.items() if len(lanes) > 1}
+        unneeded |= {i for i, root in self._before_writes.items() if root not in shared}
         self._lines = [line for i, line in enumerate(self._lines) if i not in unneeded]
-        self._conditional = {}
         self._entry = [*setup, *self._entry]
         return GpuKernel(memory + self.text() + entry(shape), shape)
 
@@ -315,6 +319,8 @@ class WarpBuilder(Builder):
             self._before_read(root)
         if not type_.startswith("vector"):
             return super().load(base, offset, type_, alignment)
+        if self._by_thread:
+            raise NotImplementedError("a vector where each thread has its own iteration")
         at, element = self._lane_address(base, offset, type_), element_of(type_)
         parts = [
             super(WarpBuilder, self).load(at, i * LANES * _SIZES[element], element) for i in range(_parts_of(type_))
@@ -323,8 +329,14 @@ class WarpBuilder(Builder):
 
     def store(self, value: Value, base: Value, offset: Value | int, alignment: int | None = None) -> None:
         """See Builder."""
-        self._before_write(self._root(base))
         lanes = lanes_of(value.type) if value.type.startswith("vector") else 1
+        if self._by_thread:
+            if value.type.startswith("vector"):
+                raise NotImplementedError("a vector where each thread has its own iteration")
+            self._written.setdefault(self._root(base), set()).add(0)
+            super().store(value, base, offset)
+            return
+        self._before_write(self._root(base), min(lanes, LANES))
         if not value.type.startswith("vector"):
             value = Value(self, value.name, vector(value.type, 1))
         at, size = self._lane_address(base, offset, value.type), _SIZES.get(element_of(value.type), 8)
@@ -371,21 +383,28 @@ class WarpBuilder(Builder):
         self._access, self._otherwise = {}, _CLEAN
 
     def _before_read(self, root: str) -> None:
+        self._read.add(root)
+        if self._by_thread:
+            return
         state = self._access.get(root, self._otherwise)
         if state == _WRITTEN:
             self._meet()
             self._all_met()
         elif state == _UNKNOWN:
-            self._conditional[len(self._lines)] = root
+            self._before_reads[len(self._lines)] = root
             self._meet()
         self._access[root] = _READ
 
-    def _before_write(self, root: str) -> None:
-        if self._access.get(root, self._otherwise) != _CLEAN:
+    def _before_write(self, root: str, lanes: int) -> None:
+        state = self._access.get(root, self._otherwise)
+        if state == _READ:
             self._meet()
             self._all_met()
+        elif state != _CLEAN:
+            self._before_writes[len(self._lines)] = root
+            self._meet()
         self._access[root] = _WRITTEN
-        self._written.add(root)
+        self._written.setdefault(root, set()).add(lanes)
 
     def _forget(self) -> None:
         """Note that any access may have come before."""
@@ -398,6 +417,21 @@ class WarpBuilder(Builder):
         with super().loop(start, stop, step, state) as loop:
             yield loop
         self._forget()
+
+    @contextmanager
+    def each_scalar(self, start: Value | int, stop: Value | int) -> Iterator[Loop]:
+        """See Builder. Each thread does some of the iterations."""
+        lane = self._hoist("lane number", I64, "arith.extui %lane : i32 to i64")
+        self._meet()
+        self._all_met()
+        with self._threads_apart(), self.loop(lane + start, stop, LANES) as loop:
+            yield loop
+
+    @contextmanager
+    def _threads_apart(self) -> Iterator[None]:
+        self._by_thread = True
+        yield
+        self._by_thread = False
 
     @contextmanager
     def when(self, condition: Value) -> Iterator[None]:

@@ -28,6 +28,14 @@ static inline uint32_t to_s32(float f) {  /* saturates, and a NaN is 0 */
   if (f >= 2147483648.0f) return 0x7fffffffu;
   return f < -2147483648.0f ? 0x80000000u : (uint32_t)(int32_t)f;
 }
+static inline uint32_t flushed(uint32_t b) { return b & 0x7f800000u ? b : b & 0x80000000u; }
+static inline uint32_t extreme(uint32_t a, uint32_t b, int largest) {  /* of a NaN and a number the number */
+  a = flushed(a), b = flushed(b);
+  if (F(a) != F(a)) return F(b) != F(b) ? 0x7fffffffu : b;
+  if (F(b) != F(b)) return a;
+  if (F(a) == F(b)) return largest ? a & b : a | b;  /* which differ in the sign of zero */
+  return (F(a) > F(b)) == largest ? a : b;
+}
 static inline uint16_t to_bf16(uint32_t b) {
   if ((b & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
   return (b + 0x7fffu + (b >> 16 & 1)) >> 16;
@@ -68,6 +76,16 @@ static uint32_t shuffle(Block *mates, uint32_t thread, uint32_t site, char kind,
   if (!(mask >> from & 1)) mates->fail(mates, site, "a shuffle reads a thread that it does not name");
   return words[from][0];
 }
+static void multiply_tiles(Block *mates, uint32_t thread, uint32_t site, const uint32_t *own, uint32_t *sums) {
+  const Words *words = mates->meet(mates, thread, site, ~0u, own, 6);
+  uint32_t lane = thread % WARP;
+  for (int i = 0; i < 4; i++) {  /* the first two of a row, those of the row 8 below */
+    uint32_t row = lane / 4, column = lane % 4 * 2 + i % 2, sum = own[6 + i];
+    for (uint32_t k = 0; k < 8; k++)  /* fours of k */
+      sum = dp4a(words[column * 4 + k % 4][4 + k / 4], words[row * 4 + k % 4][i / 2 + k / 4 * 2], sum);
+    sums[i] = sum;
+  }
+}
 """
 
 SIGNED = {"s8": "int8_t", "s16": "int16_t", "s32": "int32_t", "s64": "int64_t"}
@@ -94,7 +112,7 @@ class Translator:
         if not found:
             raise ValueError("no entry function")
         shared, size = self.shared_memory(text)
-        functions = [self.function(*each, size) for each in found]
+        functions = [self.function(name, parameters, limits, body, size) for name, parameters, limits, body in found]
         return "\n".join([PRELUDE, *shared, *(self.table(*each) for each in constants), *functions])
 
     @staticmethod
@@ -189,7 +207,7 @@ class Translator:
             self.check_rounding(opcode)
             return f"{target} = B(F({a}) {ARITHMETIC[name]} F({b}));"
         if name == "mul" and how[0] == "hi":
-            if type_ not in ("u32", "u64"):
+            if type_ not in ("u16", "u32", "u64"):
                 raise ValueError(f"unknown instruction {'.'.join(opcode)}")
             bits = type_[1:]
             return f"{target} = (unsigned __int128)(uint{bits}_t){a} * (uint{bits}_t){b} >> {bits};"
@@ -235,7 +253,7 @@ class Translator:
         target, a = map(self.value, operands)
         if opcode[-1] != "f32":
             return f"{target} = 0 - {a};"
-        kept = f"({a} & 0x7f800000u ? {a} : {a} & 0x80000000u)" if "ftz" in opcode else a  # a denormal is zero
+        kept = f"flushed({a})" if "ftz" in opcode else a
         return f"{target} = {kept} ^ 0x80000000u;"
 
     def do_abs(self, opcode: list[str], operands: list[str]) -> str:
@@ -249,13 +267,15 @@ class Translator:
         return f"{target} = ({a} & 0x80000000u) | ({b} & 0x7fffffffu);"
 
     def do_min(self, opcode: list[str], operands: list[str]) -> str:
-        return self.extreme("<", opcode[-1], operands)
+        return self.extreme("<", opcode, operands)
 
     def do_max(self, opcode: list[str], operands: list[str]) -> str:
-        return self.extreme(">", opcode[-1], operands)
+        return self.extreme(">", opcode, operands)
 
-    def extreme(self, comparison: str, type_: str, operands: list[str]) -> str:
-        target, a, b = map(self.value, operands)
+    def extreme(self, comparison: str, opcode: list[str], operands: list[str]) -> str:
+        type_, (target, a, b) = opcode[-1], map(self.value, operands)
+        if opcode[1:] == ["ftz", "f32"]:
+            return f"{target} = extreme({a}, {b}, {int(comparison == '>')});"
         if type_ not in SIGNED | UNSIGNED:
             raise ValueError(f"a minimum or maximum of {type_} is not known")
         c_type = (SIGNED | UNSIGNED)[type_]
@@ -298,6 +318,16 @@ class Translator:
         self.meets = True
         target, a, b, c, mask = map(self.value, operands)
         return f"{target} = shuffle(mates, thread, {self.statements}, '{opcode[2][0]}', {a}, {b}, {c}, {mask});"
+
+    def do_mma(self, opcode: list[str], operands: list[str]) -> str:
+        if ".".join(opcode[1:]) != "sync.aligned.m16n8k32.row.col.s32.s8.u8.s32":
+            raise ValueError(f"unknown instruction {'.'.join(opcode)}")
+        self.meets = True
+        targets, *sources = ([self.value(each) for each in self.operands(part[1:-1])] for part in operands)
+        values = ", ".join(value for part in sources for value in part)
+        results = " ".join(f"{target} = sums[{i}];" for i, target in enumerate(targets))
+        call = f"multiply_tiles(mates, thread, {self.statements}, (uint32_t[]){{{values}}}, sums);"
+        return f"{{ uint32_t sums[4]; {call} {results} }}"
 
     def do_bar(self, opcode: list[str], operands: list[str]) -> str:
         self.meets = True
