@@ -16,6 +16,10 @@ from quire.kernels.emit.cuda.warps import WarpBuilder
 _GLOBAL = "!llvm.ptr<1>"
 
 
+BLOCKS_AT_ONCE = 2
+"""Blocks of a multiprocessor that compute while others wait for memory, or for the last of their threads."""
+
+
 class RepeatedStoreError(Exception):
     """A kernel stores outside of `each`."""
 
@@ -30,7 +34,7 @@ class BlockBuilder(WarpBuilder):
 
     def _shape(self, items: int) -> LaunchShape:
         """See WarpBuilder; a block computes one item."""
-        return LaunchShape(self.threads, self.threads)
+        return LaunchShape(self.threads, self.threads, BLOCKS_AT_ONCE)
 
     @property
     def thread(self) -> Value:

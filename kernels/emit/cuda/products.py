@@ -24,7 +24,7 @@ COLUMNS = 4
 SUMS_BYTES = 32 << 10
 """Shared memory for sums of blocks. Several blocks of threads must fit a multiprocessor."""
 
-PAIRS_AT_ONCE = {1: 16, 2: 16, 4: 8, 8: 4}
+PAIRS_AT_ONCE = {1: 16, 2: 8, 4: 4, 8: 2}
 """Numbers of rows that are computed together, and for each the pairs of k whose weights are loaded at once: as
 registers allow beside the sums, eight for a row."""
 

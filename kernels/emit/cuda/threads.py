@@ -22,7 +22,8 @@ SHARED_BYTES = 48 << 10
 
 @dataclass(frozen=True)
 class LaunchShape:
-    """How many threads compute a work item, and how many a block has at most.
+    """How many threads compute a work item, how many a block has at most, and for how many blocks a multiprocessor must
+    have registers.
 
     A block computes as many items as its threads suffice for; an item that needs more threads than a block has gets
     several whole blocks.
@@ -30,6 +31,7 @@ class LaunchShape:
 
     threads_per_item: int
     threads_per_block: int
+    blocks_at_once: int = 1
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,10 @@ def register(name: str) -> str:
 
 def entry(shape: LaunchShape) -> str:
     """Return the entry function, whose threads compute the items that KERNEL takes one of at a time."""
+    limits = f'["nvvm.maxntid", "{shape.threads_per_block}"], ["nvvm.minctasm", "{shape.blocks_at_once}"]'
     return f"""
 llvm.func ptx_kernelcc @{ENTRY}(%buffers: !llvm.ptr, %dims: !llvm.ptr, %items: i64)
-    attributes {{passthrough = [["nvvm.maxntid", "{shape.threads_per_block}"]]}} {{
+    attributes {{passthrough = [{limits}]}} {{
   %thread = {register("tid.x")}
   %threads = {register("ntid.x")}
   %block = {register("ctaid.x")}
