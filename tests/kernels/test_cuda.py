@@ -11,11 +11,18 @@ from pathlib import Path
 import msgspec
 import pytest
 from checkpoints import CHECKPOINTS, ReferenceCheckpoint
+from kernel_calls import context_of
 
+from quire.kernels.attention_heads import Heads
 from quire.kernels.devices.cuda import ARCHITECTURES, ENTRY, Cuda, local_bytes
 from quire.kernels.devices.ptx_assembler import find_assembler
+from quire.kernels.emit.attention import AttentionKernel
 from quire.kernels.emit.context import Kernel
-from quire.kernels.emit.rows import NormKernel
+from quire.kernels.emit.cuda.choice import gpu_kernel
+from quire.kernels.emit.dots import CUDA
+from quire.kernels.emit.gemm import GemmKernel
+from quire.kernels.emit.layout import Dtypes
+from quire.kernels.emit.rows import NormKernel, SpreadKernel
 from quire.kernels.errors import ModelError
 from quire.kernels.options import LoadOptions, choose_device
 from quire.kernels.runner import describe, load_model
@@ -83,6 +90,22 @@ def test_a_second_start_compiles_nothing(demo_model: Path, tmp_path: Path) -> No
     assert other.compiled == 1
 
 
+@pytest.mark.parametrize(
+    ("kernel", "threads"),
+    [
+        (GemmKernel("g", 64, 32), 256),
+        (AttentionKernel("a", Heads(8, 2, 128), 0.1), 256),
+        (AttentionKernel("a", Heads(2, 1, 96, 64), 0.1), 16),  # what it makes of latents is for all half-warps
+        (SpreadKernel("s", 3, 64), 16),
+        (AttentionKernel("a", Heads(128, 1, 576, 512), 0.1), 1),
+    ],
+    ids=str,
+)
+def test_a_kernel_has_the_threads_that_its_items_can_use(kernel: Kernel, threads: int) -> None:
+    chosen = gpu_kernel(kernel, context_of(CUDA, Dtypes("bf16", "bf16", "f32")))
+    assert chosen.shape.threads_per_item == threads
+
+
 @pytest.mark.parametrize("device", ["cuda:sm_1", "cuda:x", "cuda:-1", "gpu", "cpu:0", "cuda:sm_90 "])
 def test_an_unknown_device_is_an_error_that_names_known_ones(demo_model: Path, device: str) -> None:
     with pytest.raises(ModelError, match=r"sm_90"):
@@ -113,6 +136,7 @@ def test_info_prints_the_sizes_of_kernels(demo_model: Path) -> None:
     assert plan["device"] == "cuda:sm_90"
     assert plan["device_kernels"].keys() >= plan["kernels"].keys()
     assert all(kernel["ptx_bytes"] > 0 for kernel in plan["device_kernels"].values())
+    assert {kernel["threads_per_block"] for kernel in plan["device_kernels"].values()} == {256}
     failed = subprocess.run([*command[:-1], "cuda:sm_0"], capture_output=True, text=True, check=False)
     assert (failed.returncode, failed.stderr.count("\n")) == (1, 1)
     assert "cuda:sm_0" in failed.stderr or "'sm_0'" in failed.stderr
