@@ -370,8 +370,9 @@ class Builder:
         """Reserve scratch that an iteration of `each` writes and reads."""
         return self.scratch(size)
 
-    def staged(self, base: Value, size: int) -> Value:
-        """Return where `size` bytes of f32, a multiple of 64, are read from when that is done several times."""
+    def staged(self, base: Value, size: int, memory: Value | None = None) -> Value:
+        """Return where `size` bytes of f32, a multiple of 64, are read from when that is done several times: maybe from
+        scratch, by default of its own."""
         return base
 
     def call(self, name: str, operands: Sequence[Value], type_: str) -> Value:

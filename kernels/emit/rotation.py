@@ -21,19 +21,27 @@ def rotated_row(
     `load(i)` gives those of the row, whose last group is padded with zeros.
     """
     rows, parts, size = b.scratch(quantized.depth(width) * 4), -(-width // LANES), quantized.group // LANES
-    zero = b.constant(0.0, VF32)
-
-    def rotate(group: Value, count: int) -> None:
-        vectors = [load(group * size + i) if i < count else zero for i in range(size)]
-        for i, value in enumerate(_rotated(b, vectors)):
-            b.store(value, rows, (group * size + i) * 64, 64)
-
-    with b.each(0, parts // size) as group:
-        rotate(group.index, size)
-    if parts % size:
-        with b.each(parts // size, parts // size + 1) as group:
-            rotate(group.index, parts % size)
+    for first, stop, count in whole_groups(parts, size):
+        with b.each(first, stop) as group:
+            rotate_group(b, quantized, group.index, count, load, b.address(rows, group.index * (size * 64)))
     return lambda part: b.load(rows, part * 64, VF32, 64)
+
+
+def whole_groups(parts: int, size: int) -> list[tuple[int, int, int]]:
+    """Return the first and the last + 1 of groups that have `size` parts, and of one that has the rest, with the number
+    of their parts."""
+    whole, rest = divmod(parts, size)
+    return [(0, whole, size), *([(whole, whole + 1, rest)] if rest else [])]
+
+
+def rotate_group(
+    b: Builder, quantized: QuantizedFormat, group: Value, count: int, load: Callable[[Value], Value], target: Value
+) -> None:
+    """Store the transform of a row's group number `group`, of which there are `count` parts of 16 columns."""
+    size = quantized.group // LANES
+    vectors = [load(group * size + i) if i < count else b.constant(0.0, VF32) for i in range(size)]
+    for i, value in enumerate(_rotated(b, vectors)):
+        b.store(value, target, i * 64, 64)
 
 
 def transform_head(b: Builder, head: Value, dim: int, factor: float = 1.0) -> None:

@@ -19,7 +19,7 @@ from quire.kernels.emit.layout import (
     store_activation,
 )
 from quire.kernels.emit.math import int8_scale, magnitude_bits, nearest_int8, rsqrt
-from quire.kernels.emit.rotation import rotated_row
+from quire.kernels.emit.rotation import rotate_group, whole_groups
 
 _MINUS_INFINITY = -0x800000  # bits of an f32
 
@@ -67,7 +67,7 @@ class NormKernel(Kernel):
             store = self._store(b, context.dtypes, out, item, scratch, scalar)
             x = b.address(source, row * (round_up(self.row_columns or self.width, BLOCK) * 4))
             if self.kind != "none":
-                x = b.staged(x, self.width // 16 * 64)
+                x = b.staged(x, self.width // 16 * 64, scratch)
             center = b.broadcast(self._sum(b, x, None) / float(self.width)) if self.kind == "layer" else None
             factor = None if self.kind == "none" else b.broadcast(self._inverse_deviation(b, x, center))
             with b.each(0, self.width // 16) as part:
@@ -192,16 +192,42 @@ def _store_quantized(
     Each group gets the scale max |x| / 127, x / scale rounded to nearest even, and the sum of that, with groups of 32
     also that of the first half. The maximum is taken of the bits, so that a NaN becomes the scale.
     """
-    panel = b.address(out, row // TILE_ROWS * quantized.panel_bytes(width))
-    place, words = row % TILE_ROWS, quantized.activation_words
-    scales = b.address(panel, place * 4 + TILE_ROWS * quantized.depth(width))
-    parts = -(-width // 16)
-    if quantized.rotated:
-        parts, load = round_up(parts, quantized.group // 16), rotated_row(b, quantized, width, load)
     span = quantized.activation_group or quantized.span(width)
-    with b.each(0, quantized.activation_groups(width)) as group:
-        first = group.index * (span // 16)
-        stop = (first + span // 16).min(parts)
+    groups, parts = quantized.activation_groups(width), -(-width // 16)
+    target = _QuantizedRow(b, quantized, width, out, row)
+    if not quantized.rotated:
+        with b.each(0, groups) as group:
+            first = group.index * (span // 16)
+            target.store(group.index, first, (first + span // 16).min(parts), load)
+        return
+    rotated = b.own_scratch(span * 4)
+    for first_group, stop, count in whole_groups(parts, span // 16):
+        with b.each(first_group, stop) as group:
+            rotate_group(b, quantized, group.index, count, load, rotated)
+            target.store(
+                group.index, b.index(0), b.index(span // 16), lambda part: b.load(rotated, part * 64, VF32, 64)
+            )
+    if groups > -(-parts // (span // 16)):  # one that only makes their number even
+        with b.each(groups - 1, groups) as group:
+            target.store(group.index, b.index(0), b.index(0), load)
+
+
+@dataclass(frozen=True)
+class _QuantizedRow:
+    """A row of packed quantized activations."""
+
+    b: Builder
+    quantized: QuantizedFormat
+    width: int
+    out: Value
+    row: Value
+
+    def store(self, group: Value, first: Value, stop: Value, load: Callable[[Value], Value]) -> None:
+        """Quantize a group, whose parts are those that `load` gives from number `first` to before `stop`."""
+        b, words = self.b, self.quantized.activation_words
+        span = self.quantized.activation_group or self.quantized.span(self.width)
+        panel = b.address(self.out, self.row // TILE_ROWS * self.quantized.panel_bytes(self.width))
+        place, before = self.row % TILE_ROWS, group * (span // 16) - first
         with b.loop(first, stop, state=[b.constant(0, VI32)]) as part:
             part.carry(magnitude_bits(b, load(part.index)).max(part.state[0]))
         largest = b.fold_lanes(part.results[0], lambda left, right: left.max(right)).bitcast(F32)
@@ -209,11 +235,13 @@ def _store_quantized(
         factor = b.broadcast(inverse)
         with b.loop(first, stop, state=[b.constant(0, VI32)] * 2) as part:
             values = nearest_int8(b, load(part.index) * factor)
-            at = part.index // 4 * (TILE_ROWS * 64) + place * 64 + part.index % 4 * 16
+            number = part.index + before
+            at = number // 4 * (TILE_ROWS * 64) + place * 64 + number % 4 * 16
             b.store(values, panel, at, 16)
             wide = b.convert("arith.extsi", values, VI32)
             part.carry(part.state[0] + wide, b.select(b.compare("eq", part.index, first), wide, part.state[1]))
-        at = group.index * (words * TILE_ROWS * 4)
+        scales = b.address(panel, place * 4 + TILE_ROWS * self.quantized.depth(self.width))
+        at = group * (words * TILE_ROWS * 4)
         b.store(scale, scales, at)
         for word, sums in enumerate(part.results[: words - 1], 1):
             b.store(b.fold_lanes(sums, lambda left, right: left + right), scales, at + word * TILE_ROWS * 4)

@@ -91,9 +91,9 @@ class BlockBuilder(WarpBuilder):
         size = -(-size // 64) * 64
         return self.address(self.scratch(size * self.teams), self.team * size)
 
-    def staged(self, base: Value, size: int) -> Value:
+    def staged(self, base: Value, size: int, memory: Value | None = None) -> Value:
         """See Builder; a copy in shared memory, which is read in half the time or less."""
-        copy = self.scratch(size)
+        copy = self.scratch(size) if memory is None else memory
         with self.each_scalar(0, size // 16) as part:
             self.store_own(self.load_own(base, part.index * 16, F32, 4), copy, part.index * 16)
         return copy
