@@ -14,11 +14,12 @@ from checkpoints import CHECKPOINTS, ReferenceCheckpoint
 from kernel_calls import context_of
 
 from quire.kernels.attention_heads import Heads
-from quire.kernels.devices.cuda import ARCHITECTURES, ENTRY, Cuda, local_bytes
+from quire.kernels.devices.cuda import ARCHITECTURES, Cuda, local_bytes
 from quire.kernels.devices.ptx_assembler import find_assembler
 from quire.kernels.emit.attention import AttentionKernel
 from quire.kernels.emit.context import Kernel
 from quire.kernels.emit.cuda.choice import gpu_kernel
+from quire.kernels.emit.cuda.threads import ENTRY
 from quire.kernels.emit.dots import CUDA
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.layout import Dtypes
