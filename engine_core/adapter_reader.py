@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from quire.kernels.adapters.packing import PackedAdapter
-from quire.kernels.errors import ModelError
+from quire.kernels.errors import MemoryShortageError, ModelError
 
 MAX_READ_SECONDS = 60.0
 ERROR_SECONDS = 10.0  # for which an error is remembered
@@ -36,10 +36,11 @@ class AdapterLoader(Protocol):
     """Reads adapters, and lets the kernels have them."""
 
     def read_adapter(self, path: Path) -> tuple[str, PackedAdapter]:
-        """Return an adapter, and a hash of its contents. Raises ModelError. Any thread."""
+        """Return an adapter, and a hash of its contents. Raises ModelError, and MemoryShortageError. Any thread."""
 
-    def set_adapter(self, number: int, packed: PackedAdapter) -> None:
-        """Let sequences with this number be computed by the adapter, in place of the one before; between steps."""
+    def set_adapter(self, number: int, packed: PackedAdapter | None) -> None:
+        """Let sequences with this number be computed by the adapter, in place of the one before; between steps. None
+        gives back its memory."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,13 @@ class AdapterContents:
 
     digest: str
     packed: PackedAdapter
+
+
+@dataclass(frozen=True)
+class ShortMemory:
+    """There is too little memory for an adapter as long as others are in memory."""
+
+    error: str
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,7 @@ class _Read:
     has_hung: bool = False
     is_known: bool = False
     files: _Files = frozenset()
-    result: AdapterContents | str | None = None
+    result: AdapterContents | ShortMemory | str | None = None
 
 
 class AdapterReader:
@@ -97,7 +105,7 @@ class AdapterReader:
             read.result = str(error)
             self._wake()
 
-    def take(self) -> AdapterContents | str | None:
+    def take(self) -> AdapterContents | ShortMemory | str | None:
         """Return the adapter that has been read, or the error, once; None while the read goes on."""
         if (read := self._current) is None:
             return None
@@ -152,9 +160,11 @@ class AdapterReader:
             read.result = "it came too late" if read.has_hung else result  # which would take memory
         self._wake()
 
-    def _read(self, path: str) -> AdapterContents | str:
+    def _read(self, path: str) -> AdapterContents | ShortMemory | str:
         try:
             return AdapterContents(*self._loader.read_adapter(Path(path)))
+        except MemoryShortageError as error:
+            return ShortMemory(str(error)[:_MAX_ERROR])
         except ModelError as error:
             return str(error)[:_MAX_ERROR]
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the adapter's fault alone

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from quire.engine_core.adapter_reader import AdapterContents, AdapterLoader, AdapterReader
+from quire.engine_core.adapter_reader import AdapterContents, AdapterLoader, AdapterReader, ShortMemory
 from quire.engine_core.adapter_turns import AdapterTurns
 from quire.engine_core.feature import Feature
 from quire.engine_core.request import Request, RequestStatus
@@ -134,6 +134,10 @@ class Adapters(Feature):
         """Return counts of adapters."""
         return {"adapters_loaded": len(self._loaded), "adapter_loads": self._num_loads}
 
+    def evict(self) -> None:
+        """See Feature."""
+        self._evict_all()
+
     def stop(self) -> bool:
         """Return False if an adapter is being read, which can't be ended."""
         return self._reader.stop()
@@ -152,6 +156,11 @@ class Adapters(Feature):
         adapter, result = self._next, self._reader.take()
         if adapter is None or result is None:
             return
+        if isinstance(result, ShortMemory):
+            if self._evict_all():
+                self._reader.start(adapter.path)
+                return
+            result = result.error
         if isinstance(result, AdapterContents):
             adapter.contents, adapter.digest = result, result.digest
             return
@@ -201,6 +210,14 @@ class Adapters(Feature):
         if not adapter.waiting:
             del self._adapters[adapter.path]
         return True
+
+    def _evict_all(self) -> bool:
+        """Give back the memory of all adapters without users; return False if there are none."""
+        has_evicted = False
+        while self._evict_idle():
+            self._loader.set_adapter(self._free_numbers[-1], None)
+            has_evicted = True
+        return has_evicted
 
     def _assign(self, request: Request, adapter: _Adapter) -> None:
         """Let a request run with its adapter."""

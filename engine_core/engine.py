@@ -213,11 +213,17 @@ class EngineCore:
         have_ended = [tier.stop() for tier in self.tiers] + [feature.stop() for feature in self.features]
         return self._constrained.stop() and all(have_ended)
 
+    def _evict(self) -> None:
+        """Give back the memory that can be had again."""
+        self._constrained.evict()
+        for feature in self.features:
+            feature.evict()
+
     def step(self) -> None:
         """Schedule, execute, update and send what one step adds. Without requests only send what is due."""
         begun = self.clock()
         if self._memory is not None:
-            self._memory.check(begun, self._constrained.evict, is_idle=not self._requests)
+            self._memory.check(begun, self._evict, is_idle=not self._requests)
         self._end_overdue(begun)
         self._release_held()
         batch = self.scheduler.schedule()

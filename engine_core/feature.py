@@ -40,6 +40,9 @@ class Feature:
     def attach(self, requests: Iterable[Request]) -> None:
         """Learn how to list the open requests, once and before all else."""
 
+    def evict(self) -> None:
+        """Give back memory that can be had again: there is little left. Between steps."""
+
     # Requests
 
     def check(self, message: EngineCoreRequest) -> None:

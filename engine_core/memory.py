@@ -60,7 +60,7 @@ class MemoryGuard:
         self.backlog_bytes = plan.reserve // 4  # most of all outputs that wait for slow clients
         self.grammar_bytes = plan.reserve // 4  # most of all compiled grammars
         self.num_sheddings = 0
-        self._high = plan.limit - plan.reserve // 8
+        self._high = plan.high
         self._trim = trim
         self._next_check = 0.0
         self._next_shedding = 0.0

@@ -96,6 +96,15 @@ class AdaptedColumns(Adapted):
         return OWN_COLUMNS_BYTES
 
 
+def most_bytes(adapted: Iterable[Adapted], max_lora_rank: int, element_bytes: int) -> int:
+    """Return the bytes of an adapter's changes of all layers, each of the largest rank."""
+    ranks = most_ranks(max_lora_rank)
+    return sum(
+        ranks * (len(product.matrix.parts) * product.matrix.k + product.matrix.n) * element_bytes
+        for product in products_of(adapted)
+    )
+
+
 def products_of(adapted: Iterable[Adapted]) -> Iterator[AdaptedProduct]:
     """Yield the products that adapters may change, those of experts too."""
     for each in adapted:

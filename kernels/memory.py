@@ -15,7 +15,8 @@ _MOST_RESERVE = 2 << 30
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes of the process by purpose. `reserve` is for what grows and shrinks with the requests.
+    """Bytes of the process by purpose. `reserve` is for what grows and shrinks with the requests, and for adapters that
+    take more than the `adapters` bytes planned for them.
 
     `on_device`: weights, buffers and KV pages lie in the memory of a device, and take none of the process.
     """
@@ -26,11 +27,22 @@ class MemoryPlan:
     reserve: int
     on_device: bool = False
     program: int = PROGRAM_BYTES
+    adapters: int = 0
 
     @property
     def limit(self) -> int:
         """The ceiling: all that the process has of them, and the program."""
-        return self.program + self.reserve + (0 if self.on_device else self.weights + self.buffers + self.kv)
+        return (
+            self.program
+            + self.reserve
+            + self.adapters
+            + (0 if self.on_device else self.weights + self.buffers + self.kv)
+        )
+
+    @property
+    def high(self) -> int:
+        """Bytes of the process, close below the ceiling, above which it gives back memory and takes no new requests."""
+        return self.limit - self.reserve // 8
 
     def measured(self, resident: int, memory_limit: int | None) -> MemoryPlan:
         """Return the plan of a process that has loaded a model into a device's memory, and has so many bytes resident.
@@ -52,7 +64,7 @@ class MemoryPlan:
         place = " in the device's memory" if self.on_device else ""
         return (
             f"weights {self.weights}, buffers {self.buffers}, KV pages {self.kv}{place}, program {self.program}, "
-            f"requests and their answers {self.reserve}"
+            f"requests and their answers {self.reserve}{f', adapters {self.adapters}' if self.adapters else ''}"
         )
 
 

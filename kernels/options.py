@@ -310,13 +310,18 @@ def _over_limit(options: LoadOptions, other_bytes: int, kv_bytes: int) -> Memory
 
 
 def plan_memory(
-    options: LoadOptions, weights: int, buffers: int, kv_bytes: int, *, shared_bytes: int = 0, on_device: bool = False
-) -> MemoryPlan:
-    """Return the plan of a process with a pool that `choose_kv_size` has chosen, maybe in a device's memory."""
+    options: LoadOptions, weights: int, buffers: int, kv_bytes: int, *, shared_bytes: int = 0, on_device: bool = False,
+    adapters: int = 0,
+) -> MemoryPlan:  # fmt: skip
+    """Return the plan of a process with a pool that `choose_kv_size` has chosen, maybe in a device's memory.
+
+    `adapters`: what they may take, of which a process without a ceiling of its own has at most half of what is left.
+    """
     if options.memory_limit is None or on_device:
         left = host.available_memory() + (0 if on_device else shared_bytes - weights - buffers - kv_bytes)
         share = left // host.MachineShare.parse(options.machine_share).count
-        return MemoryPlan(weights, buffers, kv_bytes, reserve_beside(share), on_device)
+        adapters = 0 if on_device else max(0, min(adapters, share // 2))
+        return MemoryPlan(weights, buffers, kv_bytes, reserve_beside(share - adapters), on_device, adapters=adapters)
     reserve = options.memory_limit - PROGRAM_BYTES - weights - buffers - kv_bytes
     return MemoryPlan(weights, buffers, kv_bytes, reserve)
 

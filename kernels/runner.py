@@ -28,6 +28,7 @@ from quire.kernels._native import (
     Vocabulary,
     checksum,
 )
+from quire.kernels.adapted import most_bytes
 from quire.kernels.adapters.blocks import Blocks
 from quire.kernels.adapters.changeable import changeable_in
 from quire.kernels.adapters.packing import PackedAdapter, pack_adapter
@@ -129,7 +130,6 @@ class ModelRunner:
         self.page_bytes = native.page_bytes
         self.max_loras = plan.limits.max_loras
         self.max_lora_rank = plan.limits.max_lora_rank
-        self._memory_limit = options.memory_limit if assembly.device.in_host_memory else None
         self._adapters: dict[int, PackedAdapter | None] = {}
         self._adapter_blocks = None if assembly.device.in_host_memory else Blocks(assembly.device.native)
 
@@ -156,18 +156,22 @@ class ModelRunner:
     def read_adapter(self, path: Path) -> tuple[str, PackedAdapter]:
         """Return the adapter of a folder or GGUF file, for `set_adapter`, and a hash of its contents. Any thread.
 
-        Raises ModelError. It takes a time that grows with the adapter's bytes, mostly without the GIL.
+        Raises ModelError, and MemoryShortageError for one that others would have to make room for. It takes a time that
+        grows with the adapter's bytes, mostly without the GIL.
         """
         plan, checkpoint = self._plan, self._plan.quantization.checkpoint
         element_bytes, free_bytes = ELEMENT_BYTES[plan.dtypes.weights], self._free_bytes
         changeable = changeable_in(plan.adapted, checkpoint, element_bytes=element_bytes, free_bytes=free_bytes)
         adapter = read_adapter(path, build_graph(ModelConfig({**plan.config})), self.max_lora_rank, changeable)
-        return adapter.digest, pack_adapter(plan.adapted, adapter, plan.dtypes, checkpoint, self._adapter_blocks)
+        packed = pack_adapter(plan.adapted, adapter, plan.dtypes, checkpoint, self._adapter_blocks, self._free_bytes)
+        return adapter.digest, packed
 
     def _free_bytes(self) -> int:
-        """Return the memory that is left, also below a ceiling that was given."""
+        """Return the memory that is left for adapters: of the device, and below the ceiling of its process."""
         free = self._assembly.device.available_memory()
-        return free if self._memory_limit is None else min(free, self._memory_limit - host.resident_memory())
+        if not self._assembly.device.in_host_memory:
+            return free
+        return min(free, self.memory.high - host.resident_memory())
 
     def set_adapter(self, number: int, packed: PackedAdapter | None) -> None:
         """Let sequences with the adapter `number`, from 1 on, be computed by this one, which must outlive them."""
@@ -289,7 +293,12 @@ def choose_memory(
     )  # fmt: skip
     kv_bytes = size.bytes(plan.page_bytes, plan.state_bytes)
     on_device = not device.in_host_memory
-    return size, plan_memory(options, weights, buffers, kv_bytes, shared_bytes=shared_bytes, on_device=on_device)
+    adapters = plan.limits.max_loras * most_bytes(
+        plan.adapted, plan.limits.max_lora_rank, ELEMENT_BYTES[plan.dtypes.weights]
+    )
+    return size, plan_memory(
+        options, weights, buffers, kv_bytes, shared_bytes=shared_bytes, on_device=on_device, adapters=adapters
+    )
 
 
 def _claim_weights(

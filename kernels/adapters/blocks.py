@@ -9,7 +9,7 @@ from typing import Any
 import numpy.typing as npt
 
 from quire.kernels._native import Device
-from quire.kernels.errors import ModelError
+from quire.kernels.errors import MemoryShortageError
 
 _LEAST_BYTES = 2 << 20
 
@@ -39,7 +39,7 @@ class Blocks:
         self._free: dict[int, list[int]] = {}
 
     def take(self, size: int) -> Block:
-        """Return a block of so many bytes. Raises ModelError if there is no memory."""
+        """Return a block of so many bytes. Raises MemoryShortageError if there is none."""
         bytes_ = max(_LEAST_BYTES, 1 << max(size - 1, 0).bit_length())
         with self._lock:
             free = self._free.setdefault(bytes_, [])
@@ -47,7 +47,7 @@ class Blocks:
         try:
             block = Block(self._device, address or self._device.allocate(bytes_))
         except MemoryError:
-            raise ModelError(
+            raise MemoryShortageError(
                 f"an adapter takes {bytes_} bytes, which the device does not have; lower max_loras"
             ) from None
         weakref.finalize(block, free.append, block.address)

@@ -10,7 +10,7 @@ import numpy as np
 from quire.kernels.adapted import HEAD, Adapted, AdaptedColumns, AdaptedEmbedding, products_of
 from quire.kernels.adapters.adapter import Adapter
 from quire.kernels.adapters.files import AdapterFile, StoredTensor
-from quire.kernels.errors import ModelError
+from quire.kernels.errors import MemoryShortageError, ModelError
 from quire.kernels.weights.checkpoint import Checkpoint
 from quire.kernels.weights.tensor import FLOAT_DTYPES, Tensor
 
@@ -62,12 +62,12 @@ class Changeable:
         )
 
     def check_memory(self, file: AdapterFile, tensors: Sequence[StoredTensor]) -> None:
-        """Raise ModelError unless there is memory for whole tensors, as they are read and then packed."""
+        """Raise MemoryShortageError unless there is memory for whole tensors, as they are read and then packed."""
         if self.free_bytes is None or not tensors:
             return
         needed = sum(tensor.num_bytes + _count(tensor) * self.element_bytes for tensor in tensors)
         if needed > (free := self.free_bytes()):
-            raise ModelError(
+            raise MemoryShortageError(
                 f"{file.path}: {tensors[0].name} and other whole tensors take {needed} bytes of memory, and {free} are "
                 "free; free some, or train the adapter without modules_to_save"
             )

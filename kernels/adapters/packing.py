@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from quire.kernels.adapters.memory import AdapterMemory
 from quire.kernels.adapters.packed_products import ExpertsPacking, ProductPacking
 from quire.kernels.adapters.packed_rows import ColumnsPacking, EmbeddingPacking
 from quire.kernels.emit.layout import Dtypes
+from quire.kernels.errors import MemoryShortageError
 from quire.kernels.weights.checkpoint import Checkpoint
 
 _Packing = ProductPacking | ExpertsPacking | EmbeddingPacking | ColumnsPacking
@@ -36,10 +37,12 @@ def pack_adapter(
     dtypes: Dtypes,
     checkpoint: Checkpoint,
     blocks: Blocks | None = None,
+    free_bytes: Callable[[], int] | None = None,
 ) -> PackedAdapter:
     """Pack an adapter of a checkpoint for all that a plan lets it change, in `blocks` of a device or the host's memory.
 
-    Raises ModelError for one that has more, or that a device has no memory for.
+    Raises ModelError for one that has more, and MemoryShortageError for one that takes more than `free_bytes` returns:
+    a few trained tokens, or experts, may take many times the bytes of their file.
     """
     unknown = changeable_in(adapted, checkpoint).unchangeable_names(adapter)
     if unknown:
@@ -48,6 +51,12 @@ def pack_adapter(
     memory = AdapterMemory()
     packings = [_packing(each, adapter, dtypes, checkpoint) for each in adapted]
     entries = [packing.pack(memory) for packing in packings]
+
+    if free_bytes is not None and memory.size > (free := free_bytes()):
+        raise MemoryShortageError(
+            f"the adapter takes {memory.size} bytes of memory, and {free} are left for it; raise --memory-limit if one "
+            "is given, lower --max-loras, or give an adapter that changes less"
+        )
 
     def relocate(base: int) -> None:
         for packing in packings:

@@ -94,6 +94,13 @@ class StackedExperts:
 
     def check(self) -> list[str]:
         """Return the names of all layers that are changed. Raises ModelError for changes in other shapes."""
+        for option in ("use_dora", "lora_bias"):
+            if self._found and getattr(self._config, option):
+                module = next(iter(self._found.values())).module
+                raise ModelError(
+                    f"{self._config.path}: {option} is true, and target_parameters has {module}, whose experts can't "
+                    f"have it; train them without {option}"
+                )
         names = []
         for stacked in self._found.values():
             stacked.layers = layers = self._layers(stacked)

@@ -50,16 +50,16 @@ class PeftChecks:
     def may_have(self, name: str, part: str) -> bool:
         """Return whether a tensor of the base can have a part."""
         if part in OF_LINEAR:
-            return name in self.linear
+            return name in self.linear or (part == "magnitude" and len(self.shapes[name]) == 2)
         if part in OF_EMBEDDING:
             return name not in self.linear and len(self.shapes[name]) == 2
         return part not in TOKENS or len(self.shapes[name]) == 2
 
     def check(self, name: str, change: Changed) -> None:
         """Raise ModelError unless a change has all of its parts, in the shapes of the base."""
-        if not change.parts.keys().isdisjoint(OF_LINEAR):
+        if not change.parts.keys().isdisjoint(OF_LINEAR) and name in self.linear:
             self._check_layer(name, change)
-        if not change.parts.keys().isdisjoint(OF_EMBEDDING):
+        if not change.parts.keys().isdisjoint({*OF_EMBEDDING, "magnitude"}) and name not in self.linear:
             self._check_embedding(name, change)
         for part in WHOLE:
             if part in change.parts:
@@ -81,11 +81,14 @@ class PeftChecks:
         })  # fmt: skip
 
     def _check_embedding(self, name: str, change: Changed) -> None:
+        if self.config.use_dora or "magnitude" in change.parts:
+            raise ModelError(
+                f"{self.config.path}: use_dora changes {change.module} too, and an embedding can't have it; merge the "
+                "adapter into its model with peft's merge_and_unload(), or train it without the embedding"
+            )
         for part in OF_EMBEDDING:
             if part not in change.parts:
                 raise self._incomplete(change.module, part, True)
-        if self.config.use_dora:  # of embeddings, whose magnitudes are rejected
-            raise self._incomplete(change.module, "magnitude", True, "use_dora")
         (vocabulary, hidden), rank = self.shapes[name], self.config.rank_of(change.module)
         self._check_forms(name, change, rank, {"embedding A": (rank, vocabulary), "embedding B": (hidden, rank)})
 

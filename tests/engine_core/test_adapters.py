@@ -17,7 +17,7 @@ from quire.engine_core.adapters import Adapters, adapter_salt
 from quire.engine_core.request import RequestStatus
 from quire.engine_core.validation import RejectedError
 from quire.kernels.adapters.packing import PackedAdapter
-from quire.kernels.errors import ModelError
+from quire.kernels.errors import MemoryShortageError, ModelError
 from quire.protocol.messages import FinishReason
 
 
@@ -25,15 +25,18 @@ class Loader:
     """Reads adapters whose folders tell what comes of it; a gate lets none be read before it is open."""
 
     def __init__(self) -> None:
-        self.placed: dict[int, PackedAdapter] = {}
+        self.placed: dict[int, PackedAdapter | None] = {}
         self.reads: list[str] = []
         self.made: list[weakref.ref[PackedAdapter]] = []
         self.gates: dict[str, threading.Event] = {}
+        self.most_in_memory = 1 << 30
 
     def read_adapter(self, path: Path) -> tuple[str, PackedAdapter]:
         self.reads.append(path.name)
         if path.name in self.gates:
             assert self.gates[path.name].wait(60)
+        if sum(each is not None for each in self.placed.values()) >= self.most_in_memory:
+            raise MemoryShortageError("it takes too much")
         packed = PackedAdapter(np.zeros(0, np.uint8), [path.name], 0)  # type: ignore[list-item]
         self.made.append(weakref.ref(packed))
         if path.name.startswith("bad"):  # known when all has been read
@@ -42,7 +45,7 @@ class Loader:
             raise ZeroDivisionError
         return f"digest of {path.name}", packed
 
-    def set_adapter(self, number: int, packed: PackedAdapter) -> None:
+    def set_adapter(self, number: int, packed: PackedAdapter | None) -> None:
         self.placed[number] = packed
 
     @property
@@ -94,7 +97,8 @@ class World:
                 self.run(request)
         for request in self.running:
             name = request.message.adapter.strip("/.")
-            assert name == "" or self.loader.placed[request.adapter].entries == [name]
+            placed = self.loader.placed.get(request.adapter)
+            assert name == "" or (placed is not None and placed.entries == [name])
 
     def settle(self) -> None:
         """Step until nothing is read, or can be as long as all requests stay what they are."""
@@ -368,6 +372,33 @@ def test_the_least_recently_named_adapter_leaves() -> None:
         assert request in world.running
         world.end(request)
     assert {*world.adapters.loaded} == {"a", "c"}
+
+
+def test_adapters_leave_where_there_is_too_little_memory_for_another() -> None:
+    world = World(3)
+    world.loader.most_in_memory = 2
+    for folder in ("a", "b", "c"):
+        request = world.ask(folder)
+        world.settle()
+        assert request in world.running
+        if folder == "b":
+            world.end(*world.running)
+    assert {*world.adapters.loaded} == {"c"}
+    assert world.loader.reads == ["a", "b", "c", "c"]
+    world.ask("d")
+    world.settle()
+    assert {*world.adapters.loaded} == {"c", "d"}
+    refused = world.ask("e")
+    world.settle()
+    assert str(world.errors[refused]) == "adapter='e' can't be used: it takes too much"
+    world.end(*world.running)
+    late = world.ask("e")
+    world.settle()
+    assert late in world.running
+    world.end(late)
+    world.adapters.evict()
+    assert not world.adapters.loaded
+    assert world.loader.num_in_memory == 0
 
 
 @pytest.mark.parametrize("seed", range(20))

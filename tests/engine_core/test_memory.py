@@ -56,6 +56,15 @@ def test_a_ceiling_that_cannot_be_kept_is_refused_with_what_is_needed() -> None:
         chosen(needed, num_pages=200)
 
 
+def test_adapters_are_planned_above_requests_and_within_a_limit() -> None:
+    plain, with_adapters = (plan_memory(LoadOptions("model"), MIB, MIB, PAGE, adapters=n) for n in (0, 32 * MIB))
+    assert with_adapters.adapters == 32 * MIB
+    assert with_adapters.limit - with_adapters.reserve == plain.limit - plain.reserve + 32 * MIB
+    limited = plan_memory(LoadOptions("model", memory_limit=700 * MIB), MIB, MIB, PAGE, adapters=32 * MIB)
+    assert (limited.limit, limited.adapters) == (700 * MIB, 0)
+    assert plan_memory(LoadOptions("model"), MIB, MIB, PAGE, adapters=1 << 60).adapters < 1 << 50
+
+
 def test_the_plan_without_a_limit_adds_up() -> None:
     plan = plan_memory(LoadOptions("model"), 90 * MIB, 10 * MIB, 64 * PAGE)
     assert plan.limit == PROGRAM_BYTES + 164 * MIB + plan.reserve

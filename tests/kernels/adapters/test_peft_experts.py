@@ -86,6 +86,8 @@ BAD: list[tuple[Arrays, dict[str, Any], str]] = [
         changed(f"{DOWN}.lora_A.default.weight", ones(6, INNER)),
         {}, f"has the part A of {AT} twice, as {DOWN}.lora_A.",
     ),
+    (stacked(), {"use_dora": True}, f"use_dora is true, and target_parameters has {AT}"),
+    (stacked(), {"lora_bias": True}, f"lora_bias is true, and target_parameters has {AT}"),
     (stacked(), {"rank_pattern": {"down_proj": 9}}, "rank_pattern is 9; ranks must be from 1 to 8"),
     (stacked(), {"target_parameters": None}, "has 4 tensors that are not of this base model"),
     (

@@ -133,7 +133,7 @@ BAD_TENSORS: list[tuple[Arrays, dict[str, Any], str]] = [
         {},
         "lacks the part embedding B of model.embed_tokens",
     ),
-    (EMBEDDING, {"use_dora": True}, "lacks the part magnitude of model.embed_tokens where"),
+    (EMBEDDING, {"use_dora": True}, "use_dora changes model.embed_tokens too, and an embedding can't have it"),
     (tensors() | {f"{PREFIX}model.embed_tokens.weight": ones(12, 8)}, {}, "has shape [12, 8], but model.embed_tokens"),
     (tensors(), {"trainable_token_indices": [1]}, "lacks the rows of the trainable_token_indices of adapter_config"),
     (tensors() | {DELTA: ones(2, 8)}, {}, "trainable_token_indices is missing; for model.embed_tokens it must"),
