@@ -115,7 +115,10 @@ class AdapterReader:
                 return None
             read.has_hung = True
             self._hung.append(read)
-            result = f"reading it has taken more than {MAX_READ_SECONDS:g} s; put it on a faster disk, and try again"
+            result = (
+                f"reading and packing it has taken more than {MAX_READ_SECONDS:g} s; put it on a faster disk, or merge "
+                "one with DoRA, whose norms take the time, into its model with peft's merge_and_unload()"
+            )
         elif isinstance(result, str) and read.files and not read.is_known:  # else it would never be read again
             self._remember(read.path, _KnownError(result, read.files, self._clock()))
         self._current = None

@@ -331,7 +331,8 @@ def test_a_read_that_hangs_is_an_error_and_others_go_on(hanging: World) -> None:
     assert not hanging.errors
     hanging.now += 61
     hanging.step()
-    assert "can't be used: reading it has taken more than 60 s; put it on a faster disk" in str(hanging.errors[stuck])
+    error = str(hanging.errors[stuck])
+    assert "reading and packing it has taken more than 60 s; put it on a faster disk" in error
     while other not in hanging.running:  # its thread is another one
         hanging.step()
     again = hanging.ask("hangs")
