@@ -327,7 +327,8 @@ def test_groups_of_tenants_take_turns_before_their_tenants_do() -> None:
 
 def test_a_read_that_hangs_is_an_error_and_others_go_on(hanging: World) -> None:
     stuck, other = hanging.ask("hangs"), hanging.ask("a")
-    hanging.step()
+    while not hanging.loader.reads:  # its thread has begun
+        hanging.step()
     assert not hanging.errors
     hanging.now += 61
     hanging.step()
