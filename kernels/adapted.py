@@ -1,4 +1,4 @@
-"""What adapters may change of a plan, each with a table of the adapters that are in memory: see emit/adapters.py."""
+"""Parts of a plan that adapters may change, each with a table of the adapters in memory: see emit/adapters.py."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ class ArrayWeight(LoadedOperand):
 
 
 class FloatTensors(Protocol):
-    """What has float tensors, as a checkpoint has."""
+    """Source of float tensors, such as a checkpoint."""
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Return the float tensor `name`, which must have `shape`."""

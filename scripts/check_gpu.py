@@ -226,7 +226,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 class Check:
-    """What is done within a time, on one device."""
+    """Comparisons and measurements of one device, within a time limit."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._device: str = arguments.device

@@ -17,8 +17,8 @@ from quire.kernels.weights.tensor import FLOAT_DTYPES, Tensor
 
 @dataclass(frozen=True)
 class Changeable:
-    """What may be changed, by the names that adapters have for the base's tensors: linear `layers` by changes of low
-    rank, `embeddings` by these too, `rows` of embeddings and heads may be replaced, and so may `biases`.
+    """Tensors of the base that may be changed, by the names that adapters have for them: linear `layers` by changes of
+    low rank, `embeddings` by these too, `rows` of embeddings and heads may be replaced, and so may `biases`.
 
     All else must be as it is in the checkpoint: PEFT saves whole embeddings that it has not trained. `tied` is the
     tensor of a head whose weights are those of the embedding. `free_bytes` returns the memory that whole tensors may

@@ -26,7 +26,7 @@ _BY_BLOCKS = (
 
 @dataclass(frozen=True)
 class BlockContext(EmitContext):
-    """What kernels are emitted for whose work items are computed by blocks of threads.
+    """Target of kernels whose work items are computed by blocks of threads.
 
     Products have `sums_bytes` of shared memory for their sums.
     """

@@ -22,8 +22,7 @@ SHARED_BYTES = 48 << 10
 
 @dataclass(frozen=True)
 class LaunchShape:
-    """How many threads compute a work item, how many a block has at most, and for how many blocks a multiprocessor must
-    have registers.
+    """Threads of a work item, the most of a block, and the blocks for which a multiprocessor must have registers.
 
     A block computes as many items as its threads suffice for; an item that needs more threads than a block has gets
     several whole blocks.
