@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from adapter_clients import Client, flags_of, prompt
+from adapter_clients import Client, Folders, flags_of, prompt
 from engine_process import EngineUnderTest
 from reference_libraries import import_reference
 from safetensors.numpy import load_file, save_file
@@ -36,8 +36,6 @@ MODELS: dict[str, list[str]] = {
     "mixtral-window100": ["experts"],
 }
 
-Folders = dict[str, tuple[Path, Any]]
-
 
 @pytest.fixture(scope="module", params=MODELS)
 def model(request: pytest.FixtureRequest, checkpoints: Path) -> Path:
@@ -47,11 +45,9 @@ def model(request: pytest.FixtureRequest, checkpoints: Path) -> Path:
 @pytest.fixture(scope="module")
 def folders(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Folders:
     """The folder of an adapter of each kind, and the changed model."""
-    root = tmp_path_factory.mktemp("experts")
-    return {
-        kind: (root / kind, adapter_answers.make_adapter(model, root / kind, **KINDS[kind]))
-        for kind in MODELS[model.name]
-    }
+    kinds = {kind: KINDS[kind] for kind in MODELS[model.name]}
+    made: Folders = adapter_answers.make_adapters(model, tmp_path_factory.mktemp("experts"), kinds)
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -62,27 +58,13 @@ def client(model: Path, folders: Folders) -> Iterator[Client]:
 
 
 def test_answers_are_those_of_peft(client: Client, folders: Folders) -> None:
-    for kind, (folder, _) in folders.items():
-        client.ask(kind, prompt(1), str(folder))
-    client.ask("base", prompt(1))
-    base = client.answer("base")
-    for kind, (_, made) in folders.items():
-        tokens, logprobs = client.answer(kind)
-        expected = adapter_answers.best(made, prompt(1), tokens)
-        assert tokens == expected[0], kind
-        assert logprobs == pytest.approx(expected[1], abs=1e-3), kind
-        assert (tokens, logprobs) != base
+    adapter_answers.check_answers(client, folders)
 
 
 def test_any_mix_gives_the_bits_of_each_alone(client: Client, folders: Folders) -> None:
     cases = [(seed, adapter) for seed in range(2) for adapter in ("", *(str(folder) for folder, _ in folders.values()))]
-    alone = []
-    for number, (seed, adapter) in enumerate(cases):
-        client.ask(f"alone {number}", prompt(seed), adapter)
-        alone.append(client.answer(f"alone {number}"))
-    for number, (seed, adapter) in enumerate(cases):
-        client.ask(f"mixed {number}", prompt(seed), adapter)
-    assert [client.answer(f"mixed {number}") for number in range(len(cases))] == alone
+    alone, mixed = client.alone_and_mixed(cases)
+    assert mixed == alone
 
 
 def take_apart(source: Path, target: Path, inner: int, count: int) -> Path:

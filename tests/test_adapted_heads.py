@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adapter_clients import Client, flags_of, prompt
+from adapter_clients import Client, Folders, flags_of, prompt
 from engine_process import EngineUnderTest
 from reference_libraries import import_reference
 
@@ -37,8 +37,6 @@ MODELS: dict[str, list[str]] = {
     "llama-biases-linear": ["head", "whole-head", "embedding", "tokens", "whole-embedding", "biases", "some-biases"],
 }
 
-Folders = dict[str, tuple[Path, Any]]
-
 
 @pytest.fixture(scope="module", params=MODELS)
 def model(request: pytest.FixtureRequest, checkpoints: Path) -> Path:
@@ -48,11 +46,9 @@ def model(request: pytest.FixtureRequest, checkpoints: Path) -> Path:
 @pytest.fixture(scope="module")
 def folders(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Folders:
     """The folder of an adapter of each kind, and the changed model."""
-    root = tmp_path_factory.mktemp("heads")
-    return {
-        kind: (root / kind, adapter_answers.make_adapter(model, root / kind, **KINDS[kind]))
-        for kind in MODELS[model.name]
-    }
+    kinds = {kind: KINDS[kind] for kind in MODELS[model.name]}
+    made: Folders = adapter_answers.make_adapters(model, tmp_path_factory.mktemp("heads"), kinds)
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -63,41 +59,20 @@ def client(model: Path, folders: Folders) -> Iterator[Client]:
 
 
 def test_answers_are_those_of_peft(client: Client, folders: Folders) -> None:
-    for kind, (folder, _) in folders.items():
-        client.ask(kind, prompt(1), str(folder))
-    client.ask("base", prompt(1))
-    base = client.answer("base")
-    for kind, (_, made) in folders.items():
-        tokens, logprobs = client.answer(kind)
-        expected = adapter_answers.best(made, prompt(1), tokens)
-        assert tokens == expected[0], kind
-        assert logprobs == pytest.approx(expected[1], abs=1e-3), kind
-        assert (tokens, logprobs) != base
-
-
-def scored(client: Client, request_id: str) -> tuple[list[int], list[float], list[float]]:
-    """Return the tokens, their log probabilities, and those of the prompt's tokens."""
-    answer = client.answer(request_id)
-    entries = [each for output in client.outputs(request_id) for each in output.new_prompt_logprobs or ()]
-    return *answer, [each.logprobs[0] for each in entries if each is not None]
+    adapter_answers.check_answers(client, folders)
 
 
 def test_any_mix_gives_the_bits_of_each_alone(client: Client, folders: Folders) -> None:
     cases = [(seed, adapter) for seed in range(2) for adapter in ("", *(str(folder) for folder, _ in folders.values()))]
-    alone = []
-    for number, (seed, adapter) in enumerate(cases):
-        client.ask(f"alone {number}", prompt(seed), adapter, prompt_logprobs=0)
-        alone.append(scored(client, f"alone {number}"))
-    for number, (seed, adapter) in enumerate(cases):
-        client.ask(f"mixed {number}", prompt(seed), adapter, prompt_logprobs=0)
-    assert [scored(client, f"mixed {number}") for number in range(len(cases))] == alone
+    alone, mixed = client.alone_and_mixed(cases, prompt_logprobs=0)
+    assert mixed == alone
     assert all(len(logprobs) == 69 for _, _, logprobs in alone)
 
 
 def test_log_probabilities_of_prompts_are_those_of_peft(client: Client, folders: Folders) -> None:
     for kind, (folder, made) in folders.items():
         client.ask(f"prompt {kind}", prompt(9), str(folder), prompt_logprobs=0)
-        _, _, found = scored(client, f"prompt {kind}")
+        _, _, found = client.scored(f"prompt {kind}")
         assert found == pytest.approx(adapter_answers.scores(made, prompt(9)), abs=1e-3), kind
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from adapter_clients import LENGTH, Client, flags_of, prompt
+from adapter_clients import LENGTH, Client, Folders, flags_of, prompt
 from engine_process import EngineUnderTest
 from reference_libraries import import_reference
 from safetensors.numpy import load_file, save_file
@@ -43,7 +43,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def folders(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any]]:
+def folders(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Folders:
     """The folder of an adapter of each kind, and the changed model."""
     root = tmp_path_factory.mktemp("adapters")
     return {
@@ -53,7 +53,7 @@ def folders(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 
 @pytest.fixture(scope="module", params=[[], ["--max-num-batched-tokens", "48", "--threads", "1"]], ids=["", "chunks"])
-def client(request: pytest.FixtureRequest, checkpoints: Path, folders: dict[str, tuple[Path, Any]]) -> Iterator[Client]:
+def client(request: pytest.FixtureRequest, checkpoints: Path, folders: Folders) -> Iterator[Client]:
     modules = [f"--lora-modules={kind}={folder}" for kind, (folder, _) in folders.items()]
     flags = ["--dtype", "float32", "--max-loras", "8", *modules, *request.param]
     with EngineUnderTest(checkpoints / "llama-tied-llama3", *flags) as engine, Client(engine.address) as client:
@@ -61,7 +61,7 @@ def client(request: pytest.FixtureRequest, checkpoints: Path, folders: dict[str,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_answers_are_those_of_peft(kind: str, client: Client, folders: dict[str, tuple[Path, Any]]) -> None:
+def test_answers_are_those_of_peft(kind: str, client: Client, folders: Folders) -> None:
     folder, model = folders[kind]
     client.ask(kind, prompt(1), str(folder))
     tokens, logprobs = client.answer(kind)
@@ -70,24 +70,19 @@ def test_answers_are_those_of_peft(kind: str, client: Client, folders: dict[str,
     assert logprobs == pytest.approx(expected[1], abs=1e-3)
 
 
-def test_any_mix_gives_the_bits_of_each_alone(client: Client, folders: dict[str, tuple[Path, Any]]) -> None:
+def test_any_mix_gives_the_bits_of_each_alone(client: Client, folders: Folders) -> None:
     chosen = ["", *(str(folder) for folder, _ in folders.values())]
     cases = [(seed, adapter) for seed in range(3) for adapter in chosen]
-    alone = []
-    for number, (seed, adapter) in enumerate(cases):
-        client.ask(f"alone {number}", prompt(seed), adapter)
-        alone.append(client.answer(f"alone {number}"))
-    for number, (seed, adapter) in enumerate(cases):
-        client.ask(f"mixed {number}", prompt(seed), adapter)
-    assert [client.answer(f"mixed {number}") for number in range(len(cases))] == alone
-    assert len({tuple(tokens) for tokens, _ in alone[: len(chosen)]}) == len(chosen)
+    alone, mixed = client.alone_and_mixed(cases)
+    assert mixed == alone
+    assert len({tuple(tokens) for tokens, _, _ in alone[: len(chosen)]}) == len(chosen)
 
 
 def cached(client: Client, request_id: str) -> int | None:
     return next(output.num_cached_tokens for output in client.outputs(request_id) if output.events)
 
 
-def test_pages_are_shared_with_no_other_adapter(client: Client, folders: dict[str, tuple[Path, Any]]) -> None:
+def test_pages_are_shared_with_no_other_adapter(client: Client, folders: Folders) -> None:
     first, other = folders["plain"][0], folders["magnitudes"][0]
     tokens = prompt(77, 200)
     for name, adapter in (("a", str(first)), ("b", str(other)), ("c", ""), ("again", str(first))):
@@ -96,9 +91,7 @@ def test_pages_are_shared_with_no_other_adapter(client: Client, folders: dict[st
     assert [cached(client, name) for name in ("a", "b", "c", "again")] == [0, 0, 0, 192]
 
 
-def test_no_cache_salt_names_the_pages_of_an_adapter(
-    client: Client, folders: dict[str, tuple[Path, Any]], checkpoints: Path
-) -> None:
+def test_no_cache_salt_names_the_pages_of_an_adapter(client: Client, folders: Folders, checkpoints: Path) -> None:
     """Neither a request of the base nor one of another adapter finds them, whatever it knows of the files."""
     folder, tokens = folders["plain"][0], prompt(78, 200)
     checkpoint = Checkpoint(str(checkpoints / "llama-tied-llama3"))
@@ -123,9 +116,7 @@ def copies(source: Path, target: Path, count: int) -> list[Path]:
     return [Path(shutil.copytree(source, target / str(number))) for number in range(count)]
 
 
-def test_more_adapters_than_there_is_room_for_take_turns(
-    checkpoints: Path, folders: dict[str, tuple[Path, Any]], tmp_path: Path
-) -> None:
+def test_more_adapters_than_there_is_room_for_take_turns(checkpoints: Path, folders: Folders, tmp_path: Path) -> None:
     """Two at a time: others wait until one is not in use, and none is lost. Copies share pages."""
     model, all_folders = checkpoints / "llama-tied-llama3", [folder for folder, _ in folders.values()]
     same = copies(all_folders[0], tmp_path, 3)
@@ -145,9 +136,7 @@ def test_more_adapters_than_there_is_room_for_take_turns(
             assert cached(client, str(folder)) == 64
 
 
-def test_bad_adapters_are_errors_of_their_own_requests(
-    checkpoints: Path, folders: dict[str, tuple[Path, Any]], tmp_path: Path
-) -> None:
+def test_bad_adapters_are_errors_of_their_own_requests(checkpoints: Path, folders: Folders, tmp_path: Path) -> None:
     model, good = checkpoints / "llama-tied-llama3", folders["plain"][0]
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -279,7 +268,7 @@ def test_a_gguf_file_answers_as_the_folder_that_it_was_made_of(
 )
 @pytest.mark.parametrize("name", ["llama-tied-llama3", "qwen3.5-grouped"])
 def test_bits_do_not_depend_on_the_others(
-    name: str, flags: list[str], checkpoints: Path, folders: dict[str, tuple[Path, Any]], tmp_path: Path
+    name: str, flags: list[str], checkpoints: Path, folders: Folders, tmp_path: Path
 ) -> None:
     """With drafts and preemptions, quantized weights, and states; requests have one, several or no samples."""
     model = checkpoints / name

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import peft
+import pytest
 import torch
 import transformers
-from adapter_clients import LENGTH
+from adapter_clients import LENGTH, Client, Folders, prompt
 
 
 def make_adapter(model: Path, folder: Path, **fields: Any) -> Any:
@@ -27,6 +28,25 @@ def make_adapter(model: Path, folder: Path, **fields: Any) -> Any:
         warnings.simplefilter("ignore")
         made.save_pretrained(folder)
     return made
+
+
+def make_adapters(model: Path, root: Path, kinds: Mapping[str, Mapping[str, Any]]) -> Folders:
+    """Write a random adapter of each kind; return its folder, and the changed model."""
+    return {kind: (root / kind, make_adapter(model, root / kind, **fields)) for kind, fields in kinds.items()}
+
+
+def check_answers(client: Client, folders: Folders) -> None:
+    """Compare the answers of all adapters, which are computed together, with those of the changed models."""
+    for kind, (folder, _) in folders.items():
+        client.ask(kind, prompt(1), str(folder))
+    client.ask("base", prompt(1))
+    base = client.answer("base")
+    for kind, (_, made) in folders.items():
+        tokens, logprobs = client.answer(kind)
+        expected = best(made, prompt(1), tokens)
+        assert tokens == expected[0], kind
+        assert logprobs == pytest.approx(expected[1], abs=1e-3), kind
+        assert (tokens, logprobs) != base
 
 
 def greedy(model: Any, tokens: Sequence[int]) -> tuple[list[int], list[float]]:
