@@ -163,7 +163,9 @@ class ModelRunner:
         element_bytes, free_bytes = ELEMENT_BYTES[plan.dtypes.weights], self._free_bytes
         changeable = changeable_in(plan.adapted, checkpoint, element_bytes=element_bytes, free_bytes=free_bytes)
         adapter = read_adapter(path, build_graph(ModelConfig({**plan.config})), self.max_lora_rank, changeable)
-        packed = pack_adapter(plan.adapted, adapter, plan.dtypes, checkpoint, self._adapter_blocks, self._free_bytes)
+        packed = pack_adapter(
+            plan.adapted, adapter, plan.dtypes, plan.quantization, self._adapter_blocks, self._free_bytes
+        )
         return adapter.digest, packed
 
     def _free_bytes(self) -> int:

@@ -99,7 +99,7 @@ def main() -> None:
     for number in range(given.batch):
         has_head = number >= given.batch - given.whole_heads
         adapter = random_adapter(plan, shapes, ranks[number % len(ranks)], number, has_head=has_head)
-        packed = pack_adapter(plan.adapted, adapter, plan.dtypes, checkpoint)
+        packed = pack_adapter(plan.adapted, adapter, plan.dtypes, plan.quantization)
         runner.set_adapter(number + 1, packed)
         num_bytes.append(packed.num_bytes)
     one = ranks.index(16) + 1 if 16 in ranks else 1

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import numpy.typing as npt
 
+from quire.kernels._native import MatrixView
 from quire.kernels.adapted import AdaptedExperts, AdaptedProduct
 from quire.kernels.adapters.adapter import Adapter, LowRank
 from quire.kernels.adapters.memory import AdapterMemory, Bytes, relocate
@@ -15,25 +14,29 @@ from quire.kernels.emit.adapters import COLUMNS_BYTES
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, Dtypes, round_up
 from quire.kernels.errors import ModelError
 from quire.kernels.operands import MatrixPart
-from quire.kernels.weights.checkpoint import Checkpoint
-from quire.kernels.weights.tensor import Tensor
+from quire.kernels.weights.quantization import Quantization
+from quire.kernels.weights.tensor import FLOAT_DTYPES, Tensor
 
 Floats = npt.NDArray[np.float32]
-Doubles = npt.NDArray[np.float64]
 
-_ROWS, _COLUMNS = 64, 256  # of weights, whose changes are computed at once: meanwhile those of A stay in a cache
+_PIECE = 1 << 22  # elements of weights that are read at once: they may have to be computed
 
 
 class ChangedTensors:
     """The tensors of a checkpoint, with the whole ones that an adapter has in their place."""
 
-    def __init__(self, checkpoint: Checkpoint, adapter: Adapter) -> None:
-        self._checkpoint, self._replaced = checkpoint, adapter.replaced
+    def __init__(self, quantization: Quantization, adapter: Adapter) -> None:
+        self._quantization, self._replaced = quantization, adapter.replaced
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Return the float tensor `name`, which has this shape."""
         found = self._replaced.get(name)
-        return self._checkpoint.get(name, shape) if found is None else found
+        return self._quantization.checkpoint.get(name, shape) if found is None else found
+
+    def weights(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Return the weights `name`, as floats."""
+        found = self._replaced.get(name)
+        return self._quantization.floats(name, shape) if found is None else found
 
     def has_own(self, *names: str) -> bool:
         """Return whether the adapter has any of the tensors."""
@@ -43,9 +46,9 @@ class ChangedTensors:
 class ProductPacking:
     """Packing of an adapter's changes of one product."""
 
-    def __init__(self, product: AdaptedProduct, adapter: Adapter, dtypes: Dtypes, checkpoint: Checkpoint) -> None:
+    def __init__(self, product: AdaptedProduct, adapter: Adapter, dtypes: Dtypes, quantization: Quantization) -> None:
         self._product, self._dtypes = product, dtypes.plain
-        self._tensors = ChangedTensors(checkpoint, adapter)
+        self._tensors = ChangedTensors(quantization, adapter)
         layers = adapter.layers
         self._parts = [(part, name, layers[name]) for name, part in product.layers.items() if name in layers]
         num_tiles = 2 * round_up(product.matrix.n, BLOCK) // BLOCK
@@ -116,9 +119,8 @@ class ProductPacking:
 
     def _factors(self, part: MatrixPart, name: str, change: LowRank, magnitude: Floats) -> Floats:
         """Return what multiplies the rows of a changed weight, so that their norms are the magnitudes."""
-        a = change.a.astype(np.float64)
         with np.errstate(all="ignore"):
-            norms = np.concatenate([_norms(weights, b, a) for weights, b in self._rows(part, name, change)])
+            norms = self._norms(part, name, change)
             factors: Floats = magnitude / norms
         wrong = np.flatnonzero(~np.isfinite(factors))
         if len(wrong):
@@ -129,25 +131,29 @@ class ProductPacking:
             )
         return factors
 
-    def _rows(self, part: MatrixPart, name: str, change: LowRank) -> Iterator[tuple[Floats, Doubles]]:
-        """Yield rows of the part's tensor, a few at a time, and those of the scaled B."""
+    def _norms(self, part: MatrixPart, name: str, change: LowRank) -> Floats:
+        """Return the norms of the rows of W + scale B A, of the part's tensor."""
         shape = (part.whole_k, part.whole_n) if part.transposed else (part.whole_n, part.whole_k)
-        whole = self._tensors.get(name if self._tensors.has_own(name) else part.tensor, shape)
-        b = (np.float32(change.scale) * change.b).astype(np.float64)
-        transposed = whole.to_f32().T if part.transposed else None
-        for first in range(part.first, part.first + part.n, _ROWS):
-            last = min(first + _ROWS, part.first + part.n)
-            yield (
-                whole.rows(first, last - first).to_f32() if transposed is None else transposed[first:last],
-                b[first:last],
-            )
+        whole = self._tensors.weights(name if self._tensors.has_own(name) else part.tensor, shape)
+        a, b = change.a, np.float32(change.scale) * change.b
+        if part.transposed:
+            column = whole.data[part.first * FLOAT_DTYPES[whole.dtype][1] :]
+            view = MatrixView(column, whole.format, part.n, part.whole_k, 1, part.whole_n)
+            return view.changed_norms(b[part.first : part.first + part.n], a)
+        norms, rows = [], max(1, _PIECE // part.whole_k)
+        for first in range(part.first, part.first + part.n, rows):
+            last = min(first + rows, part.first + part.n)
+            piece = whole.rows(first, last - first)
+            view = MatrixView(piece.data, piece.format, last - first, part.whole_k, part.whole_k, 1)
+            norms.append(view.changed_norms(b[first:last], a))
+        return np.concatenate(norms)
 
 
 class ExpertsPacking:
     """Packing of an adapter's changes of a product of each expert."""
 
-    def __init__(self, experts: AdaptedExperts, adapter: Adapter, dtypes: Dtypes, checkpoint: Checkpoint) -> None:
-        self._packings = [ProductPacking(product, adapter, dtypes, checkpoint) for product in experts.products]
+    def __init__(self, experts: AdaptedExperts, adapter: Adapter, dtypes: Dtypes, quantization: Quantization) -> None:
+        self._packings = [ProductPacking(product, adapter, dtypes, quantization) for product in experts.products]
         self._entries: list[npt.NDArray[np.int64]] = []
         self._entry = np.zeros(experts.entry_bytes // 8, np.int64)
 
@@ -161,17 +167,3 @@ class ExpertsPacking:
         for packing in self._packings:
             packing.finish(base)
         self._entry[:] = np.concatenate(self._entries)
-
-
-def _norms(weights: Floats, b: Doubles, a: Doubles) -> Floats:
-    """Return the norms of rows of W + B A, with the same bits on every host.
-
-    Products of f32 are exact in f64, and einsum adds them in the order of the ranks; BLAS has an order, and threads, of
-    its own.
-    """
-    changed = weights.astype(np.float64)
-    for start in range(0, changed.shape[1], _COLUMNS):
-        columns = slice(start, start + _COLUMNS)
-        changed[:, columns] += np.einsum("or,ri->oi", b, a[:, columns], optimize=False)
-    norms: Floats = np.sqrt(np.square(changed, out=changed).sum(axis=1)).astype(np.float32)
-    return norms

@@ -17,7 +17,7 @@ from quire.kernels.adapters.packed_products import ExpertsPacking, ProductPackin
 from quire.kernels.adapters.packed_rows import ColumnsPacking, EmbeddingPacking
 from quire.kernels.emit.layout import Dtypes
 from quire.kernels.errors import MemoryShortageError
-from quire.kernels.weights.checkpoint import Checkpoint
+from quire.kernels.weights.quantization import Quantization
 
 _Packing = ProductPacking | ExpertsPacking | EmbeddingPacking | ColumnsPacking
 
@@ -35,21 +35,21 @@ def pack_adapter(
     adapted: Sequence[Adapted],
     adapter: Adapter,
     dtypes: Dtypes,
-    checkpoint: Checkpoint,
+    quantization: Quantization,
     blocks: Blocks | None = None,
     free_bytes: Callable[[], int] | None = None,
 ) -> PackedAdapter:
-    """Pack an adapter of a checkpoint for all that a plan lets it change, in `blocks` of a device or the host's memory.
+    """Pack an adapter of a model for all that a plan lets it change, in `blocks` of a device or the host's memory.
 
     Raises ModelError for one that has more, and MemoryShortageError for one that takes more than `free_bytes` returns:
     a few trained tokens, or experts, may take many times the bytes of their file.
     """
-    unknown = changeable_in(adapted, checkpoint).unchangeable_names(adapter)
+    unknown = changeable_in(adapted, quantization.checkpoint).unchangeable_names(adapter)
     if unknown:
         others = f" and {len(unknown) - 1} other tensors" if len(unknown) > 1 else ""
         raise unchangeable(f"the adapter changes {min(unknown)}{others}")
     memory = AdapterMemory()
-    packings = [_packing(each, adapter, dtypes, checkpoint) for each in adapted]
+    packings = [_packing(each, adapter, dtypes, quantization) for each in adapted]
     entries = [packing.pack(memory) for packing in packings]
 
     if free_bytes is not None and memory.size > (free := free_bytes()):
@@ -69,12 +69,12 @@ def pack_adapter(
     return PackedAdapter(block, entries, memory.size)
 
 
-def _packing(adapted: Adapted, adapter: Adapter, dtypes: Dtypes, checkpoint: Checkpoint) -> _Packing:
+def _packing(adapted: Adapted, adapter: Adapter, dtypes: Dtypes, quantization: Quantization) -> _Packing:
     match adapted:
         case AdaptedProduct():
-            return ProductPacking(adapted, adapter, dtypes, checkpoint)
+            return ProductPacking(adapted, adapter, dtypes, quantization)
         case AdaptedExperts():
-            return ExpertsPacking(adapted, adapter, dtypes, checkpoint)
+            return ExpertsPacking(adapted, adapter, dtypes, quantization)
         case AdaptedEmbedding():
             return EmbeddingPacking(adapted, adapter, dtypes)
         case AdaptedColumns():

@@ -17,6 +17,7 @@ from quire.kernels.graph.operations import Embedding, Linear
 from quire.kernels.operands import Matrix, MatrixPart
 from quire.kernels.weights.checkpoint import Checkpoint
 from quire.kernels.weights.quantized import METHODS, QuantizedMatrix, Scheme, scheme_of
+from quire.kernels.weights.tensor import Tensor
 
 Order = npt.NDArray[np.int32]
 
@@ -175,6 +176,13 @@ class Quantization:
         if self.scheme is None:
             raise ValueError("the checkpoint is not quantized")
         return self.scheme.read(self.checkpoint, _module(part.tensor), part.whole_n, part.k).rows(part.first, part.n)
+
+    def floats(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Return the weights `name` of this shape as floats, of a quantized layer the values that it stands for."""
+        if self.scheme is None or self.checkpoint.has_floats(name) or self.scheme.format_of(_module(name)) is None:
+            return self.checkpoint.get(name, shape)
+        n, k = shape
+        return self.scheme.dequantized(self.checkpoint, _module(name), n, k)
 
     def blocks(self, part: MatrixPart) -> GgufMatrix | Mxfp4Matrix | None:
         """Return the matrix of which `part` is rows, if it is in blocks that are packed as they are."""

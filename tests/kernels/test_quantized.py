@@ -92,6 +92,9 @@ def test_read_inverts_packing(recipe: Recipe, source: Path, tmp_path: Path) -> N
         assert (matrix.zeros is not None) == format_.zeros
         assert (matrix.order is not None) == (recipe.reorder and recipe.group > 0)
         assert np.array_equal(dequantized(matrix), weight)
+        floats = scheme.dequantized(checkpoint, module, n, k)
+        assert np.array_equal(floats.to_f32(), weight)
+        assert np.array_equal(floats.rows(5, 40).to_f32(), weight[5:45])
         order = scheme.order(checkpoint, module, n, k)
         assert order is None if matrix.order is None else np.array_equal(order, matrix.order)  # type: ignore[arg-type]
 

@@ -15,6 +15,7 @@
 
 #include "bindings/bindings.h"
 #include "compute/device.h"
+#include "weights/changed_norms.h"
 #include "weights/gguf_blocks.h"
 #include "weights/mxfp4.h"
 #include "weights/packing.h"
@@ -64,6 +65,22 @@ bool pack_matrix_pairs(const MatrixView& source, const Memory& target, const std
                                 std::to_string(pairs) + " pairs, do not fit " + std::to_string(target.nbytes()) +
                                 " bytes");
   return pack_pairs(source, tiles, first_n, first_k);
+}
+
+nb::ndarray<nb::numpy, float, nb::ndim<1>> norms_of_changed(const MatrixView& weights, const Matrix<float>& b,
+                                                            const Matrix<float>& a) {
+  const auto n = static_cast<std::size_t>(weights.n), rank = a.shape(0);
+  if (b.shape(0) != n || b.shape(1) != rank || a.shape(1) != static_cast<std::size_t>(weights.k))
+    throw std::invalid_argument("a change of [" + std::to_string(b.shape(0)) + ", " + std::to_string(b.shape(1)) +
+                                "] by [" + std::to_string(rank) + ", " + std::to_string(a.shape(1)) +
+                                "] of weights of n=" + std::to_string(n) + ", k=" + std::to_string(weights.k));
+  auto norms = std::make_unique<float[]>(n);
+  {
+    const nb::gil_scoped_release release;
+    changed_norms(weights, {a.data(), b.data(), static_cast<std::int64_t>(rank)}, norms.get());
+  }
+  nb::capsule owner(norms.get(), [](void* memory) noexcept { delete[] static_cast<float*>(memory); });
+  return {norms.release(), {n}, owner};
 }
 
 void quantize_tiles(Device& device, const MatrixView& source, const QuantizedWeights& target, std::int64_t first_tile,
@@ -220,7 +237,9 @@ void bind_weights(nb::module_& m) {
       .def("pack_pairs", &pack_matrix_pairs, "target"_a, "dtype"_a, "pairs"_a, "first_n"_a = 0, "first_k"_a = 0,
            nb::call_guard<nb::gil_scoped_release>(),
            "Pack the matrix of an adapter, bf16 or f32, into tiles of 16 n by `pairs` of k, from w[first_n, first_k] "
-           "on. Return False if an element is infinite or no number then.");
+           "on. Return False if an element is infinite or no number then.")
+      .def("changed_norms", &norms_of_changed, "b"_a, "a"_a,
+           "Return the norms of the rows of w + b a, f32 [n], of a change b [n, rank], a [rank, k].");
   nb::class_<GgufMatrix>(m, "GgufMatrix",
                          "A matrix w[n, k] in the blocks of a GGUF type, in the bytes `data`. Rows 2 j and 2 j + 1 of "
                          "each of `heads` stand for its rows j and j + size / 2.")

@@ -3,38 +3,14 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <bit>
 #include <cstring>
 #include <stdexcept>
 
 #include "compute/abi.h"
+#include "weights/elements.h"
 
 namespace quire {
 namespace {
-
-struct Bf16 {
-  std::uint16_t bits;
-};
-struct F16 {
-  std::uint16_t bits;
-};
-
-float widen(float value) { return value; }
-float widen(Bf16 value) { return std::bit_cast<float>(std::uint32_t{value.bits} << 16); }
-float widen(F16 value) { return from_f16(value.bits); }
-
-template <class To, class From>
-To convert(From value) {
-  if constexpr (std::is_same_v<To, From>) {
-    return value;
-  } else if constexpr (std::is_same_v<To, float>) {
-    return widen(value);
-  } else {
-    const auto bits = std::bit_cast<std::uint32_t>(widen(value));
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<std::uint16_t>(bits >> 16 | 0x40u)};  // stay a NaN
-    return {static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
-  }
-}
 
 std::uint32_t bits_of(float value) { return std::bit_cast<std::uint32_t>(value); }
 std::uint32_t bits_of(Bf16 value) { return std::uint32_t{value.bits} << 16; }
@@ -55,13 +31,6 @@ class FiniteCheck {
  private:
   std::uint32_t carries_ = 0;
 };
-
-template <class T>
-T element(const MatrixView& source, std::int64_t n, std::int64_t k) {
-  T value;  // tensors in checkpoints are not aligned
-  std::memcpy(&value, static_cast<const T*>(source.data) + n * source.n_stride + k * source.k_stride, sizeof value);
-  return value;
-}
 
 /// One tile: [16 pairs][16 n][2 k] in bf16, [16 pairs][2 k][16 n] in f32.
 template <class From, class To>

@@ -10,6 +10,7 @@ from quire.kernels.emit.layout import QuantizedFormat
 from quire.kernels.errors import ModelError
 from quire.kernels.gguf.parts import stacked_name
 from quire.kernels.weights.checkpoint import Checkpoint, Tensor
+from quire.kernels.weights.latent_tensors import dequantized
 from quire.kernels.weights.quantized.scheme import Bytes, Floats, Layer, Scheme
 
 TYPES = (
@@ -53,6 +54,10 @@ class Gguf(Scheme):
         """Return a module's matrix in its blocks."""
         tensor = self._tensors(checkpoint, module, n, k)["weight"]
         return GgufMatrix(tensor.stored, tensor.dtype, n, k, tensor.permuted_heads)
+
+    def dequantized(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> Tensor:
+        """See Scheme."""
+        return dequantized(self._tensors(checkpoint, module, n, k)["weight"])
 
     def _unpack(self, tensors: dict[str, Tensor], layer: Layer, n: int, k: int) -> tuple[Bytes, Floats, Bytes | None]:
         raise ValueError("blocks of GGUF files are packed as they are")

@@ -47,6 +47,37 @@ class QuantizedMatrix:
         zeros = None if self.zeros is None else self.zeros[rows]
         return replace(self, values=self.values[rows], scales=self.scales[rows], zeros=zeros)
 
+    def to_f32(self) -> Floats:
+        """Return the values that it stands for, f32 [n, k], in the order of the inputs."""
+        span = self.format.span(self.values.shape[1])
+        zeros = np.float32(self.format.middle) if self.zeros is None else _spread(self.zeros, span, self.values)
+        found = (self.values - zeros) * _spread(self.scales, span, self.values)
+        if self.order is not None:
+            found[:, self.order] = found.copy()
+        return found
+
+
+def _spread(of_groups: Bytes | Floats, span: int, values: Bytes) -> Floats:
+    """Return what each value has of what its group has."""
+    return np.repeat(of_groups.astype(np.float32), span, axis=1)[:, : values.shape[1]]
+
+
+@dataclass(frozen=True)
+class DequantizedMatrix(Tensor):
+    """The f32 values of a quantized matrix; `data` is a copy."""
+
+    matrix: QuantizedMatrix
+
+    @property
+    def data(self) -> Bytes:
+        """The bytes of the values."""
+        return self.rows(0, self.shape[0]).data
+
+    def rows(self, first: int, count: int) -> Tensor:
+        """See Tensor: only these rows are computed."""
+        values = self.matrix.rows(first, count).to_f32()
+        return Tensor(self.name, self.format, values.shape, values.reshape(-1).view(np.uint8))
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -102,6 +133,11 @@ class Scheme(ABC):
         if order is not None:
             values = np.take(values, order, axis=1)
         return QuantizedMatrix(layer.format, values, scales, zeros, order)
+
+    def dequantized(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> Tensor:
+        """Return the values that a quantized module stands for. Raises ModelError as `check` does."""
+        matrix = self.read(checkpoint, module, n, k)
+        return DequantizedMatrix(module, "f32", (n, k), matrix.values.reshape(-1), matrix)
 
     def blocks(self, checkpoint: Checkpoint, module: str, n: int, k: int) -> GgufMatrix | Mxfp4Matrix | None:
         """Return a module's matrix in blocks that are packed as they are, None if it has to be read."""

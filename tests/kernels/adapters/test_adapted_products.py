@@ -19,6 +19,7 @@ from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.layout import Dtypes
 from quire.kernels.errors import ModelError
 from quire.kernels.operands import Buffer, Matrix, MatrixPart
+from quire.kernels.weights.quantization import Quantization
 from quire.kernels.weights.tensor import Tensor
 
 K, SIZES, TILES = 100, (48, 30), 5
@@ -59,6 +60,12 @@ class Base:
         return tensor_of(self._tensors[name])
 
 
+def base_of(tensors: dict[str, Array]) -> Quantization:
+    """Return a model of float tensors."""
+    checkpoint: Any = Base(tensors)
+    return Quantization(checkpoint)
+
+
 class Adapters:
     """Packed adapters, and what each makes of a row of products."""
 
@@ -73,7 +80,7 @@ class Adapters:
             }
             for key, ranks in RANKS.items()
         ]
-        base: Any = Base({"one": weights[: SIZES[0]], "two": weights[SIZES[0] :]})
+        base = base_of({"one": weights[: SIZES[0]], "two": weights[SIZES[0] :]})
         self.packed: list[PackedAdapter] = [
             pack_adapter([product()], Adapter(layers), dtypes, base) for layers in self.layers
         ]
@@ -135,7 +142,7 @@ def packed(dtypes: Dtypes, weights: Array, **changes: Any) -> PackedAdapter:
     """Pack an adapter of the first layer, with other values of some fields."""
     random = np.random.default_rng(7)
     layer = replace(low_rank(3, SIZES[0], random, trained=False), **changes)
-    base: Any = Base({"one": weights[: SIZES[0]], "two": weights[SIZES[0] :]})
+    base = base_of({"one": weights[: SIZES[0]], "two": weights[SIZES[0] :]})
     return pack_adapter([product()], Adapter({"one": layer}), dtypes, base)
 
 
@@ -162,27 +169,6 @@ def test_rows_without_a_norm_have_no_magnitude(magnitude: float) -> None:
     magnitudes = np.full(SIZES[0], magnitude, np.float32)
     with pytest.raises(ModelError, match=rf"the magnitude \(DoRA\) {magnitude} for row 5 of one, .* have the norm 0.0"):
         packed(DTYPES["f32"], weights, stored_b=tensor_of(b), magnitude=magnitudes)
-
-
-@pytest.mark.parametrize(("outputs", "inputs", "rank"), [(37, 3000, 16), (1, 1025, 64), (300, 33, 1), (64, 1024, 5)])
-def test_norms_are_sums_in_the_order_of_the_ranks(outputs: int, inputs: int, rank: int) -> None:
-    """So that all hosts have the same bits, and the digest of an adapter stands for them."""
-    random = np.random.default_rng(9)
-    weights, b, a = (
-        random.standard_normal(shape).astype(np.float32)
-        for shape in ((outputs, inputs), (outputs, rank), (rank, inputs))
-    )
-    scale, magnitude = 0.7, np.ones(outputs, np.float32)
-    part = MatrixPart("one", outputs, inputs)
-    one = AdaptedProduct(Buffer("table"), Buffer("short"), Matrix((part,), outputs, inputs), TILES)
-    layer = LowRank(tensor_of(a), tensor_of(b), scale, None, magnitude)
-    base: Any = Base({"one": weights})
-    memory: Any = pack_adapter([one], Adapter({"one": layer}), DTYPES["f32"], base).memory
-    product_, scaled = np.zeros((outputs, inputs)), (np.float32(scale) * b).astype(np.float64)
-    for each in range(rank):
-        product_ += scaled[:, each : each + 1] * a[each].astype(np.float64)
-    factors = magnitude / np.linalg.norm(weights + product_, axis=1).astype(np.float32)
-    assert factors.tobytes() in memory.tobytes()
 
 
 def test_matrices_are_packed_only_into_memory_that_has_room_for_them() -> None:
