@@ -68,6 +68,7 @@ class StackedExperts:
     def __init__(self, path: Path, config: PeftConfig, shapes: Mapping[str, tuple[int, ...]], names: BaseNames) -> None:
         self._path, self._config, self._shapes, self._names = path, config, shapes, names
         self._found: dict[tuple[str, str], _Stacked] = {}  # by module, and by what wraps it
+        self._counts: dict[str, int] = {}  # of experts
 
     def __bool__(self) -> bool:
         return bool(self._found)
@@ -83,7 +84,9 @@ class StackedExperts:
         key = match["module"], match["wraps"]
         if key not in self._found:
             at = first.removesuffix(_FIRST)
-            self._found[key] = _Stacked(at, match["module"], self._count(at))
+            if at not in self._counts:
+                self._counts[at] = self._count(at)
+            self._found[key] = _Stacked(at, match["module"], self._counts[at])
         halves = self._found[key].halves
         if match["half"] in halves:
             raise ModelError(
@@ -101,16 +104,14 @@ class StackedExperts:
                     f"{self._config.path}: {option} is true, and target_parameters has {module}, whose experts can't "
                     f"have it; train them without {option}"
                 )
-        names = []
+        known: dict[tuple[str, str], tuple[_Stacked, _Layers]] = {}  # all others have other names
         for stacked in self._found.values():
             stacked.layers = layers = self._layers(stacked)
-            names += [name for name, _, _ in stacked.names(layers)]
-        known: set[str] = set()
-        for name in names:
-            if name in known:
-                raise ModelError(f"{self._path} changes {name} of the base model twice; remove one")
-            known.add(name)
-        return names
+            key = stacked.at, layers.parameter
+            if key in known:
+                raise ModelError(f"{self._path} changes {'.'.join(key)} of the base model twice; remove one")
+            known[key] = stacked, layers
+        return [name for stacked, layers in known.values() for name, _, _ in stacked.names(layers)]
 
     def load(self, file: AdapterFile) -> dict[str, LowRank]:
         """Read the changes of all layers, once they are checked."""

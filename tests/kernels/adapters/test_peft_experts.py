@@ -11,6 +11,7 @@ from adapter_files import PREFIX, RANK, Arrays, tensors, write_adapter
 
 from quire.kernels.adapters.adapter import Adapter
 from quire.kernels.adapters.peft import read_adapter
+from quire.kernels.adapters.peft_experts import _Stacked
 from quire.kernels.errors import ModelError
 
 AT, COUNT, HIDDEN, INNER = "model.layers.0.mlp.experts", 3, 8, 6
@@ -92,7 +93,7 @@ BAD: list[tuple[Arrays, dict[str, Any], str]] = [
     (stacked(), {"target_parameters": None}, "has 4 tensors that are not of this base model"),
     (
         stacked() | {name.replace(GATES, f"{GATES}.base_layer"): array for name, array in exchanged(stacked()).items()},
-        {}, f"changes {AT}.0.gate_proj.weight of the base model twice",
+        {}, f"changes {AT}.gate_up_proj of the base model twice",
     ),
     (
         stacked() | {f"{PREFIX}{AT}.1.up_proj.lora_A.weight": ones(RANK, HIDDEN),
@@ -111,3 +112,16 @@ def test_changes_that_can_not_be_are_rejected(
         read(write_adapter(tmp_path, given_, **(FIELDS | changes)))
     assert message in str(error.value)
     assert str(error.value).isprintable()
+
+
+def test_a_stack_that_is_changed_again_and_again_is_not_taken_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its parameters has a layer for each expert, so that a file could stand for many times its tensors."""
+    given = stacked()
+    for depth in range(1, 6):
+        given |= {name.replace(GATES, f"{GATES}{'.base_layer' * depth}"): array for name, array in stacked().items()}
+    folder = write_adapter(tmp_path, given, **FIELDS)
+    monkeypatch.setattr(_Stacked, "names", None)
+    with pytest.raises(ModelError, match=r"changes model\.layers\.0\.mlp\.experts\.\w+ of the base model twice"):
+        read(folder)
