@@ -153,17 +153,22 @@ class ExpertsPacking:
     """Packing of an adapter's changes of a product of each expert."""
 
     def __init__(self, experts: AdaptedExperts, adapter: Adapter, dtypes: Dtypes, quantization: Quantization) -> None:
-        self._packings = [ProductPacking(product, adapter, dtypes, quantization) for product in experts.products]
+        changed, first = adapter.layers.keys(), 0
+        self._packings: list[tuple[int, ProductPacking]] = []  # of changed products, with the places of their entries
         self._entries: list[npt.NDArray[np.int64]] = []
-        self._entry = np.zeros(experts.entry_bytes // 8, np.int64)
+        for product in experts.products:
+            if not changed.isdisjoint(product.layers):
+                self._packings.append((first, ProductPacking(product, adapter, dtypes, quantization)))
+            first += product.entry_bytes // 8
+        self._entry = np.zeros(first, np.int64)
 
     def pack(self, memory: AdapterMemory) -> npt.NDArray[np.int64]:
         """Add all arrays to the memory; return the entries, which `finish` fills."""
-        self._entries = [packing.pack(memory) for packing in self._packings]
+        self._entries = [packing.pack(memory) for _, packing in self._packings]
         return self._entry
 
     def finish(self, base: int) -> None:
         """Write the entries, with addresses in memory that begins at the address `base`."""
-        for packing in self._packings:
+        for (first, packing), entry in zip(self._packings, self._entries, strict=True):
             packing.finish(base)
-        self._entry[:] = np.concatenate(self._entries)
+            self._entry[first : first + len(entry)] = entry

@@ -10,8 +10,10 @@ import pytest
 from kernel_calls import Array, aligned, context_of, pack, pack_activations, run, to_bf16
 
 from quire.kernels._native import MatrixView
-from quire.kernels.adapted import AdaptedProduct
+from quire.kernels.adapted import AdaptedExperts, AdaptedProduct
+from quire.kernels.adapters import packed_products
 from quire.kernels.adapters.adapter import Adapter, LowRank
+from quire.kernels.adapters.packed_products import ProductPacking
 from quire.kernels.adapters.packing import PackedAdapter, pack_adapter
 from quire.kernels.devices.instruction_sets import available_isas
 from quire.kernels.emit.adapters import ENTRY_BYTES, ShrinkKernel
@@ -169,6 +171,25 @@ def test_rows_without_a_norm_have_no_magnitude(magnitude: float) -> None:
     magnitudes = np.full(SIZES[0], magnitude, np.float32)
     with pytest.raises(ModelError, match=rf"the magnitude \(DoRA\) {magnitude} for row 5 of one, .* have the norm 0.0"):
         packed(DTYPES["f32"], weights, stored_b=tensor_of(b), magnitude=magnitudes)
+
+
+def test_only_the_experts_that_an_adapter_changes_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be thousands of them."""
+    random, packed_names = np.random.default_rng(1), []
+
+    class Watched(ProductPacking):
+        def __init__(self, product: AdaptedProduct, *rest: Any) -> None:
+            packed_names.extend(product.layers)
+            super().__init__(product, *rest)
+
+    monkeypatch.setattr(packed_products, "ProductPacking", Watched)
+    parts = [MatrixPart(f"expert {number}", SIZES[0], K) for number in range(6)]
+    products = [AdaptedProduct(Buffer("table"), Buffer("short"), Matrix((each,), SIZES[0], K), 1) for each in parts]
+    layers = {f"expert {number}": low_rank(3, SIZES[0], random, trained=False) for number in (1, 4)}
+    experts = AdaptedExperts(Buffer("table"), tuple(products))
+    found = pack_adapter([experts], Adapter(layers), DTYPES["f32"], base_of({}))
+    assert packed_names == [*layers]
+    assert found.entries[0].reshape(6, -1).any(axis=1).tolist() == [False, True, False, False, True, False]
 
 
 def test_matrices_are_packed_only_into_memory_that_has_room_for_them() -> None:
