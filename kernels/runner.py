@@ -31,6 +31,7 @@ from quire.kernels._native import (
 from quire.kernels.adapted import most_bytes
 from quire.kernels.adapters.blocks import Blocks
 from quire.kernels.adapters.changeable import changeable_in
+from quire.kernels.adapters.changed_head import ClassifierHead
 from quire.kernels.adapters.packing import PackedAdapter, pack_adapter
 from quire.kernels.adapters.reading import read_adapter
 from quire.kernels.assembly import Assembly, Progress, Rows, logits_shape, open_runner
@@ -161,10 +162,13 @@ class ModelRunner:
         """
         plan, checkpoint = self._plan, self._plan.quantization.checkpoint
         element_bytes, free_bytes = ELEMENT_BYTES[plan.dtypes.weights], self._free_bytes
-        changeable = changeable_in(plan.adapted, checkpoint, element_bytes=element_bytes, free_bytes=free_bytes)
-        adapter = read_adapter(path, build_graph(ModelConfig({**plan.config})), self.max_lora_rank, changeable)
+        head = ClassifierHead(self.pooler.parts, plan.hidden_size)
+        changeable = changeable_in(
+            plan.adapted, checkpoint, element_bytes=element_bytes, free_bytes=free_bytes, head=head.shapes
+        )
+        adapter = read_adapter(path, build_graph(ModelConfig({**plan.config})), self.max_lora_rank, changeable, head)
         packed = pack_adapter(
-            plan.adapted, adapter, plan.dtypes, plan.quantization, self._adapter_blocks, self._free_bytes
+            plan.adapted, adapter, plan.dtypes, plan.quantization, self._adapter_blocks, free_bytes, head
         )
         return adapter.digest, packed
 
@@ -178,6 +182,7 @@ class ModelRunner:
     def set_adapter(self, number: int, packed: PackedAdapter | None) -> None:
         """Let sequences with the adapter `number`, from 1 on, be computed by this one, which must outlive them."""
         self._assembly.set_adapter(number, packed)
+        self._native.set_pooling_head(number, None if packed is None else packed.head)
         self._adapters[number] = packed
 
     def copy_page(self, page: int, copy: npt.NDArray[np.uint8]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,8 @@ class Changeable:
 
     All else must be as it is in the checkpoint: PEFT saves whole embeddings that it has not trained. `tied` is the
     tensor of a head whose weights are those of the embedding. `free_bytes` returns the memory that whole tensors may
-    take, where an element has `element_bytes` once it is packed; None for any.
+    take, where an element has `element_bytes` once it is packed; None for any. Those of
+    the `head` of a classification may be changed in each way.
     """
 
     layers: frozenset[str]
@@ -30,6 +31,7 @@ class Changeable:
     embeddings: frozenset[str] = frozenset()
     rows: frozenset[str] = frozenset()
     biases: frozenset[str] = frozenset()
+    head: frozenset[str] = frozenset()
     tied: str = ""
     element_bytes: int = 4
     free_bytes: Callable[[], int] | None = None
@@ -37,7 +39,7 @@ class Changeable:
     @property
     def whole(self) -> frozenset[str]:
         """The tensors that may be replaced."""
-        return self.rows | self.biases
+        return self.rows | self.biases | self.head
 
     def unchangeable_names(self, adapter: Adapter) -> list[str]:
         """Return the names of all that an adapter changes and may not."""
@@ -94,18 +96,20 @@ def _floats(data: np.ndarray, format_: str) -> np.ndarray:
 
 def changeable_in(
     adapted: Sequence[Adapted], checkpoint: Checkpoint, *,
-    element_bytes: int = 4, free_bytes: Callable[[], int] | None = None,
+    element_bytes: int = 4, free_bytes: Callable[[], int] | None = None, head: Iterable[str] = (),
 ) -> Changeable:  # fmt: skip
-    """Return what a plan lets adapters change."""
+    """Return what a plan lets adapters change, and the tensors of a `head`."""
     products = [*products_of(adapted)]
     embeddings = {each.name for each in adapted if isinstance(each, AdaptedEmbedding)}
     columns = [each for each in adapted if isinstance(each, AdaptedColumns)]
+    of_head = frozenset(head)
     return Changeable(
-        frozenset(name for product in products for name in product.layers),
+        frozenset(name for product in products for name in product.layers) | of_head,
         checkpoint,
         frozenset(embeddings),
         frozenset({*embeddings, *(HEAD for _ in columns)}),
         frozenset(name for product in products if product.biases is not None for name in product.biases.names),
+        of_head,
         next((each.name for each in columns if each.name in embeddings), ""),
         element_bytes,
         free_bytes,

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from quire.kernels._native import PoolingHead
 from quire.kernels.adapted import Adapted, AdaptedColumns, AdaptedEmbedding, AdaptedExperts, AdaptedProduct
 from quire.kernels.adapters.adapter import Adapter
 from quire.kernels.adapters.blocks import Block, Blocks
 from quire.kernels.adapters.changeable import changeable_in, unchangeable
+from quire.kernels.adapters.changed_head import ClassifierHead
 from quire.kernels.adapters.memory import AdapterMemory
 from quire.kernels.adapters.packed_products import ExpertsPacking, ProductPacking
 from quire.kernels.adapters.packed_rows import ColumnsPacking, EmbeddingPacking
@@ -19,6 +21,7 @@ from quire.kernels.emit.layout import Dtypes
 from quire.kernels.errors import MemoryShortageError
 from quire.kernels.weights.quantization import Quantization
 
+_NO_HEAD = ClassifierHead()
 _Packing = ProductPacking | ExpertsPacking | EmbeddingPacking | ColumnsPacking
 
 
@@ -29,6 +32,7 @@ class PackedAdapter:
     memory: npt.NDArray[np.uint8] | Block  # owns what the entries point to
     entries: Sequence[npt.NDArray[np.int64]]
     num_bytes: int
+    head: PoolingHead | None = None  # of its own
 
 
 def pack_adapter(
@@ -38,16 +42,18 @@ def pack_adapter(
     quantization: Quantization,
     blocks: Blocks | None = None,
     free_bytes: Callable[[], int] | None = None,
+    head: ClassifierHead = _NO_HEAD,
 ) -> PackedAdapter:
     """Pack an adapter of a model for all that a plan lets it change, in `blocks` of a device or the host's memory.
 
     Raises ModelError for one that has more, and MemoryShortageError for one that takes more than `free_bytes` returns:
-    a few trained tokens, or experts, may take many times the bytes of their file.
+    a few trained tokens, or experts, may take many times the bytes of their file. `head` classifies.
     """
-    unknown = changeable_in(adapted, quantization.checkpoint).unchangeable_names(adapter)
+    unknown = changeable_in(adapted, quantization.checkpoint, head=head.shapes).unchangeable_names(adapter)
     if unknown:
         others = f" and {len(unknown) - 1} other tensors" if len(unknown) > 1 else ""
         raise unchangeable(f"the adapter changes {min(unknown)}{others}")
+    changed_head = head.changed(adapter, quantization.checkpoint)
     memory = AdapterMemory()
     packings = [_packing(each, adapter, dtypes, quantization) for each in adapted]
     entries = [packing.pack(memory) for packing in packings]
@@ -63,10 +69,10 @@ def pack_adapter(
             packing.finish(base)
 
     if blocks is None:
-        return PackedAdapter(memory.write(relocate), entries, memory.size)
+        return PackedAdapter(memory.write(relocate), entries, memory.size, changed_head)
     block = blocks.take(memory.size)
     block.write(memory.write(relocate, block.address))
-    return PackedAdapter(block, entries, memory.size)
+    return PackedAdapter(block, entries, memory.size, changed_head)
 
 
 def _packing(adapted: Adapted, adapter: Adapter, dtypes: Dtypes, quantization: Quantization) -> _Packing:

@@ -7,6 +7,7 @@ trained. Each has a meaning here, or the adapter is rejected: one that is left o
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -19,11 +20,12 @@ from quire.kernels.adapters.peft_experts import StackedExperts
 from quire.kernels.adapters.peft_parts import FORMS, OF_EMBEDDING, OF_LINEAR, TOKENS, WHOLE, Changed, PeftChecks
 from quire.kernels.adapters.safetensors_header import read_header
 from quire.kernels.adapters.tensors import MOST_NAMED, is_missing, loaded, most_tensors, scaled
-from quire.kernels.errors import ModelError
+from quire.kernels.errors import ModelError, quoted
 from quire.kernels.weights.tensor import Tensor
 
 _TENSORS, _PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 _PREFIX = "base_model.model."
+_CLASSIFIER = re.compile(r"(score|classifier)(\..+)?\.(weight|bias)")
 
 
 def read_adapter(
@@ -78,6 +80,7 @@ class _PeftReader:
         changes: dict[str, Changed] = {}
         unknown += [tensor.name for tensor in tensors if not self._enter(changes, tensor)]
         if unknown:
+            self._check_heads(unknown)
             raise ModelError(
                 f"{self._path} has {len(unknown)} tensors that are not of this base model, or not supported: "
                 f"{', '.join(heapq.nsmallest(MOST_NAMED, unknown))}; give an adapter of this base model"
@@ -129,6 +132,15 @@ class _PeftReader:
             )
         change.parts[part] = tensor
         return True
+
+    def _check_heads(self, unknown: Sequence[str]) -> None:
+        """Raise ModelError for the head of a classification, which the base model does not have."""
+        for name in unknown:
+            if _CLASSIFIER.fullmatch(name.removeprefix(_PREFIX)):
+                raise ModelError(
+                    f"{self._config.path}: modules_to_save has {quoted(name)}, the head of a classification, and the "
+                    "base model has no such head; give it to a checkpoint of its ...ForSequenceClassification"
+                )
 
     def _check_experts(self, changes: Mapping[str, Changed]) -> None:
         """Raise ModelError for changes of stacked experts that can't be."""

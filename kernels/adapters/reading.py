@@ -7,15 +7,23 @@ from pathlib import Path
 from quire.kernels.adapters import peft
 from quire.kernels.adapters.adapter import Adapter
 from quire.kernels.adapters.changeable import Changeable
+from quire.kernels.adapters.changed_head import ClassifierHead
 from quire.kernels.adapters.gguf import read_gguf_adapter
 from quire.kernels.adapters.shapes import linear_shapes, other_shapes
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import Attention, Graph
 
+_NO_HEAD = ClassifierHead()
 
-def read_adapter(path: Path, graph: Graph, max_rank: int, changeable: Changeable) -> Adapter:
-    """Read an adapter of a model, PEFT's folder or a GGUF file. Raises ModelError."""
-    shapes, others = linear_shapes(graph), other_shapes(graph)
+
+def read_adapter(
+    path: Path, graph: Graph, max_rank: int, changeable: Changeable, head: ClassifierHead = _NO_HEAD
+) -> Adapter:
+    """Read an adapter of a model, PEFT's folder or a GGUF file; `head` classifies. Raises ModelError."""
+    shapes, others = linear_shapes(graph), {**other_shapes(graph), **head.shapes}
+    for name, shape in head.shapes.items():
+        if len(shape) == 2:
+            shapes[name] = shape[0], shape[1]
     if path.is_dir():
         return peft.read_adapter(path, shapes, max_rank=max_rank, others=others, changeable=changeable)
     if not path.exists():

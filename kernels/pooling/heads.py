@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from quire.kernels._native import Runner
+from quire.kernels._native import PoolingHead
 from quire.kernels.activations import ACTIVATIONS
 from quire.kernels.config import ModelConfig
 from quire.kernels.errors import ModelError
-from quire.kernels.weights.checkpoint import Checkpoint
+from quire.kernels.operands import FloatTensors
 
 Floats = npt.NDArray[np.float32]
 
@@ -36,20 +37,32 @@ class HeadLayer:
     activation: str = "identity"
     epsilon: float | None = None
 
-    def add_to(self, runner: Runner) -> None:
-        """Append the layer to the runner's pooling head."""
+    def add_to(self, head: PoolingHead) -> None:
+        """Append the layer to a native head."""
         if self.epsilon is None:
-            runner.add_head_linear(self.weight.reshape(-1), self.bias, self.weight.shape[1], self.activation)
+            head.add_linear(self.weight.reshape(-1), self.bias, self.weight.shape[1], self.activation)
         else:
-            runner.add_head_norm(self.weight, self.bias, self.epsilon)
+            head.add_norm(self.weight, self.bias, self.epsilon)
+
+
+def native_head(layers: tuple[HeadLayer, ...]) -> PoolingHead:
+    """Return a head of these layers."""
+    head = PoolingHead()
+    for layer in layers:
+        layer.add_to(head)
+    return head
 
 
 class HeadPart(ABC):
     """A layer of a head, as a model file describes it."""
 
+    def shapes(self, inputs: int) -> Mapping[str, tuple[int, ...]]:
+        """Return the tensors of the layer alone; none where its weights are those of another one."""
+        return {}
+
     @abstractmethod
-    def read(self, checkpoint: Checkpoint, inputs: int) -> HeadLayer:
-        """Read the weights. Raises ModelError if the checkpoint lacks them, or has them in another shape."""
+    def read(self, tensors: FloatTensors, inputs: int) -> HeadLayer:
+        """Read the weights. Raises ModelError if they are missing, or have another shape."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +74,15 @@ class HeadLinear(HeadPart):
     bias: bool = True
     activation: str = "identity"
 
-    def read(self, checkpoint: Checkpoint, inputs: int) -> HeadLayer:
+    def shapes(self, inputs: int) -> Mapping[str, tuple[int, ...]]:
         """See HeadPart."""
-        weight = checkpoint.get(f"{self.name}.weight", (self.outputs, inputs)).to_f32()
-        bias = checkpoint.get(f"{self.name}.bias", (self.outputs,)).to_f32() if self.bias else _NONE
-        return _checked(HeadLayer(weight, bias, self.activation), f"{checkpoint.folder}: {self.name}")
+        bias = {f"{self.name}.bias": (self.outputs,)} if self.bias else {}
+        return {f"{self.name}.weight": (self.outputs, inputs), **bias}
+
+    def read(self, tensors: FloatTensors, inputs: int) -> HeadLayer:
+        """See HeadPart."""
+        weight, bias = _read(self.shapes(inputs), tensors)
+        return _checked(HeadLayer(weight, bias, self.activation), self.name)
 
 
 @dataclass(frozen=True)
@@ -76,11 +93,15 @@ class HeadNorm(HeadPart):
     epsilon: float
     bias: bool = True
 
-    def read(self, checkpoint: Checkpoint, inputs: int) -> HeadLayer:
+    def shapes(self, inputs: int) -> Mapping[str, tuple[int, ...]]:
         """See HeadPart."""
-        weight = checkpoint.get(f"{self.name}.weight", (inputs,)).to_f32()
-        bias = checkpoint.get(f"{self.name}.bias", (inputs,)).to_f32() if self.bias else _NONE
-        return _checked(HeadLayer(weight, bias, epsilon=self.epsilon), f"{checkpoint.folder}: {self.name}")
+        names = ("weight", "bias") if self.bias else ("weight",)
+        return {f"{self.name}.{name}": (inputs,) for name in names}
+
+    def read(self, tensors: FloatTensors, inputs: int) -> HeadLayer:
+        """See HeadPart."""
+        weight, bias = _read(self.shapes(inputs), tensors)
+        return _checked(HeadLayer(weight, bias, epsilon=self.epsilon), self.name)
 
 
 @dataclass(frozen=True)
@@ -95,14 +116,14 @@ class HeadTokens(HeadPart):
     token_ids: tuple[int, ...]
     difference: bool = False
 
-    def read(self, checkpoint: Checkpoint, inputs: int) -> HeadLayer:
+    def read(self, tensors: FloatTensors, inputs: int) -> HeadLayer:
         """See HeadPart."""
         for token_id in self.token_ids:
             if token_id >= self.vocab_size:
                 raise ModelError(
                     f"token id {token_id} of the classifier is not among the {self.vocab_size} of the model"
                 )
-        tensor = checkpoint.get(self.weight, (self.vocab_size, inputs))
+        tensor = tensors.get(self.weight, (self.vocab_size, inputs))
         rows = np.stack([tensor.row(token_id) for token_id in self.token_ids])
         return _checked(HeadLayer(rows[1:] - rows[:1] if self.difference else rows, _NONE), self.weight)
 
@@ -115,13 +136,22 @@ class Classifier:
     parts: tuple[HeadPart, ...]
 
 
-def read_head(parts: tuple[HeadPart, ...], checkpoint: Checkpoint, inputs: int) -> tuple[HeadLayer, ...]:
+def read_head(parts: tuple[HeadPart, ...], tensors: FloatTensors, inputs: int) -> tuple[HeadLayer, ...]:
     """Return the layers, each of which has the outputs of the one before as its inputs."""
     layers: list[HeadLayer] = []
     for part in parts:
-        layers.append(part.read(checkpoint, inputs))
+        layers.append(part.read(tensors, inputs))
         inputs = len(layers[-1].weight)
     return tuple(layers)
+
+
+def shapes_of_head(parts: tuple[HeadPart, ...], inputs: int) -> dict[str, tuple[int, ...]]:
+    """Return the tensors that are of a head alone."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for part in parts:
+        shapes |= part.shapes(inputs)
+        inputs = part.outputs if isinstance(part, HeadLinear) else inputs
+    return shapes
 
 
 def num_labels(config: ModelConfig) -> int:
@@ -129,7 +159,13 @@ def num_labels(config: ModelConfig) -> int:
     return len(config.options("id2label")) or config.size("num_labels", 2)
 
 
+def _read(shapes: Mapping[str, tuple[int, ...]], tensors: FloatTensors) -> tuple[Floats, Floats]:
+    """Return a layer's weight and bias."""
+    weight, *bias = (tensors.get(name, shape).to_f32() for name, shape in shapes.items())
+    return weight, bias[0] if bias else _NONE
+
+
 def _checked(layer: HeadLayer, what: str) -> HeadLayer:
     if not (np.isfinite(layer.weight).all() and np.isfinite(layer.bias).all()):
-        raise ModelError(f"{what} holds an infinity or a NaN; the checkpoint may be damaged")
+        raise ModelError(f"{what} of the pooling head holds an infinity or a NaN; the checkpoint may be damaged")
     return layer

@@ -8,7 +8,7 @@ from quire.kernels._native import Runner
 from quire.kernels.config import ModelConfig
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import Graph, Logits
-from quire.kernels.pooling.heads import Classifier, HeadLayer, HeadTokens, num_labels, read_head
+from quire.kernels.pooling.heads import Classifier, HeadLayer, HeadPart, HeadTokens, native_head, num_labels, read_head
 from quire.kernels.pooling.sentence_transformers import SentenceTransformer, read_sentence_transformer, scoring_tokens
 from quire.kernels.pooling.token_ids import token_ids_of
 from quire.kernels.weights.checkpoint import Checkpoint
@@ -30,7 +30,8 @@ class Pooler:
     """Pooling of a model's prompts. The head belongs to the classification if there are `labels`, else to embeddings.
 
     `embedding_size` is 0 for a model that does not embed. `activation` turns logits of labels into scores.
-    `pair_template` names the text that a pair becomes, "" for the tokenizer's own pairs.
+    `pair_template` names the text that a pair becomes, "" for the tokenizer's own pairs. `parts` describe the head of a
+    classification, which adapters may change.
     """
 
     generates: bool
@@ -41,11 +42,11 @@ class Pooler:
     activation: str = "identity"
     classifier_pooling: str = "last"
     pair_template: str = ""
+    parts: tuple[HeadPart, ...] = ()
 
     def load(self, runner: Runner) -> None:
         """Give the runner the pooling head."""
-        for layer in self.head:
-            layer.add_to(runner)
+        runner.set_pooling_head(0, native_head(self.head))
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def choose_pooler(
     layers = read_head(found.classifier.parts, checkpoint, hidden)
     return Pooler(
         generates, size if embeds else 0, embedding, layers, found.names, found.activation,
-        found.classifier.pooling_type, found.pair_template,
+        found.classifier.pooling_type, found.pair_template, found.classifier.parts,
     )  # fmt: skip
 
 

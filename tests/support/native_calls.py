@@ -142,6 +142,7 @@ def world() -> dict[str, list[Any]]:
         ],
         "SamplingConfig": [_native.SamplingConfig(temperature=0.0, logprobs=3, prompt_logprobs=2)],
         "PoolingConfig": [_native.PoolingConfig()],
+        "PoolingHead": [_native.PoolingHead()],
         "TextProposer": [proposer],
         "TextProposerConfig": [_native.TextProposerConfig(shortest=1, longest=4, most_answers=2)],
         "TokenIndex": [index],

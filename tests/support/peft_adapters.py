@@ -60,6 +60,18 @@ def adapted(name: str, **fields: Any) -> Any:
     return made
 
 
+def randomized(model: Any, **fields: Any) -> Any:
+    """Return a model with an adapter whose parts are random, near those that PEFT begins with."""
+    torch.manual_seed(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of tied layers
+        made = peft.get_peft_model(model, peft.LoraConfig(**fields)).eval()
+    for parameter in made.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data + torch.randn(parameter.shape) * 0.1
+    return made
+
+
 def save(model: Any, folder: Path) -> Path:
     """Save an adapter alone."""
     with warnings.catch_warnings():

@@ -94,6 +94,21 @@ void bind_inputs(nb::class_<Runner>& runner) {
 }  // namespace
 
 void bind_runner(nb::module_& m) {
+  nb::class_<PoolingHead>(m, "PoolingHead", "The layers between a pooled hidden state and its embedding or labels.")
+      .def(nb::init<>())
+      .def(
+          "add_linear",
+          [](PoolingHead& head, Floats weight, Floats bias, std::size_t inputs, std::string activation) {
+            head.add_linear(copy_of(weight), copy_of(bias), inputs, std::move(activation));
+          },
+          "weight"_a, "bias"_a, "inputs"_a, "activation"_a,
+          "Append activation(weight x + bias); the weight is [outputs, inputs], flat.")
+      .def(
+          "add_norm",
+          [](PoolingHead& head, Floats weight, Floats bias, double epsilon) {
+            head.add_norm(copy_of(weight), copy_of(bias), epsilon);
+          },
+          "weight"_a, "bias"_a, "epsilon"_a, "Append a LayerNorm.");
   nb::class_<StepResult>(m, "StepResult", "The outcome of a step, by index in the batch.")
       .def_ro("token_ids", &StepResult::token_ids,
               "The span of each sequence: the tokens that the step appended to it, forced ones included.")
@@ -133,19 +148,10 @@ void bind_runner(nb::module_& m) {
            "Encode the features of the next step's first rows.")
       .def_prop_ro("hidden_states", &Runner::hidden_states, nb::rv_policy::reference_internal,
                    "Plan from hidden states to those that are pooled.")
-      .def(
-          "add_head_linear",
-          [](Runner& r, Floats weight, Floats bias, std::size_t inputs, std::string activation) {
-            r.pooling_head().add_linear(copy_of(weight), copy_of(bias), inputs, std::move(activation));
-          },
-          "weight"_a, "bias"_a, "inputs"_a, "activation"_a,
-          "Append activation(weight x + bias) to the pooling head; the weight is [outputs, inputs], flat.")
-      .def(
-          "add_head_norm",
-          [](Runner& r, Floats weight, Floats bias, double epsilon) {
-            r.pooling_head().add_norm(copy_of(weight), copy_of(bias), epsilon);
-          },
-          "weight"_a, "bias"_a, "epsilon"_a, "Append a LayerNorm to the pooling head.")
+      .def("set_pooling_head", &Runner::set_pooling_head, "adapter"_a, "head"_a.none(),
+           "Let the pooled vectors of an adapter's sequences go through this head, or through the model's, which is "
+           "that "
+           "of adapter 0; between steps.")
       .def_prop_ro(
           "num_prefaulted_pages", [](Runner& r) { return r.kv().num_prefaulted(); },
           "Number of KV pages that are as large as the memory that is resident ahead of use.")

@@ -150,6 +150,13 @@ void Runner::take_for_right() {
     while (task.num_given < task.num_rows - 1 && random(synthetic_random_) < *synthetic_acceptance_) task.num_given++;
 }
 
+void Runner::set_pooling_head(std::int32_t adapter, std::optional<PoolingHead> head) {
+  if (head || adapter == 0)
+    pooling_heads_.insert_or_assign(adapter, std::move(head).value_or(PoolingHead{}));
+  else
+    pooling_heads_.erase(adapter);
+}
+
 void Runner::pool_states(const StepRows& rows, StepResult& result) {
   Dims& dims = gather_.dims();
   const std::span<const StateRow> states = gather_.state_rows();
@@ -170,7 +177,8 @@ void Runner::pool_state(std::int32_t index, Sequence& sequence, std::span<const 
   sequence.pooling->add(state);
   if (sequence.pooling->next() < sequence.pooling->end()) return;
   try {
-    result.pooled[index] = sequence.pooling->vector(pooling_head_);
+    const auto own = pooling_heads_.find(sequence.adapter);
+    result.pooled[index] = sequence.pooling->vector(own == pooling_heads_.end() ? pooling_heads_.at(0) : own->second);
   } catch (const std::runtime_error& error) {
     result.errors[index] = error.what();
     gather_.take_back_state(index);

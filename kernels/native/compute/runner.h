@@ -46,11 +46,14 @@ class Runner {
   /// Returns the first record of state; nullptr for a model without state, and before `open_kv`.
   std::byte* states() const;
 
-  Plan& body() { return body_; }          ///< plan from token ids to the hidden state
-  Plan& head() { return head_; }          ///< plan from the hidden state to logits, for `logit_rows`
-  Plan& encoding() { return encoding_; }  ///< plan from features to a draft head's initial hidden states
-  PoolingHead& pooling_head() { return pooling_head_; }
+  Plan& body() { return body_; }                    ///< plan from token ids to the hidden state
+  Plan& head() { return head_; }                    ///< plan from the hidden state to logits, for `logit_rows`
+  Plan& encoding() { return encoding_; }            ///< plan from features to a draft head's initial hidden states
   Plan& hidden_states() { return hidden_states_; }  ///< plan from the hidden state to what `head` reads, in f32
+
+  /// Lets the pooled vectors of an adapter's sequences go through a head of its own, or without one through the
+  /// model's, which is that of adapter 0; between steps.
+  void set_pooling_head(std::int32_t adapter, std::optional<PoolingHead> head);
 
   /// Turns attention entries of a step into KV splits and reductions where that keeps the device busy; `dims` count
   /// them. Blocks before the longest window get no split. Throws std::invalid_argument if they count more than there
@@ -110,9 +113,9 @@ class Runner {
   std::optional<KvCache> kv_cache_;
   StepInputs inputs_;
   Plan body_, head_, encoding_, hidden_states_;
-  PoolingHead pooling_head_;
-  std::int64_t step_number_ = 0;  ///< number of the last step
-  StepGather gather_;             ///< rows of the last step, and its tasks
+  std::map<std::int32_t, PoolingHead> pooling_heads_{{0, {}}};  ///< by number of the adapter
+  std::int64_t step_number_ = 0;                                ///< number of the last step
+  StepGather gather_;                                           ///< rows of the last step, and its tasks
   DraftBranches branches_;
   std::size_t num_taken_ = 0;           ///< number of first tasks whose outcomes have been taken
   std::vector<ComputedSlot> computed_;  ///< slots whose pages are to be shared
