@@ -136,7 +136,8 @@ class Adapters(Feature):
 
     def evict(self) -> None:
         """See Feature."""
-        self._evict_all()
+        while self._evict_least_recent():
+            pass
 
     def stop(self) -> bool:
         """Return False if an adapter is being read, which can't be ended."""
@@ -157,7 +158,7 @@ class Adapters(Feature):
         if adapter is None or result is None:
             return
         if isinstance(result, ShortMemory):
-            if self._evict_all():
+            if self._evict_least_recent():
                 self._reader.start(adapter.path)
                 return
             result = result.error
@@ -211,13 +212,12 @@ class Adapters(Feature):
             del self._adapters[adapter.path]
         return True
 
-    def _evict_all(self) -> bool:
-        """Give back the memory of all adapters without users; return False if there are none."""
-        has_evicted = False
-        while self._evict_idle():
-            self._loader.set_adapter(self._free_numbers[-1], None)
-            has_evicted = True
-        return has_evicted
+    def _evict_least_recent(self) -> bool:
+        """Give back the memory of one adapter without users, as `_evict_idle` does its number."""
+        if not self._evict_idle():
+            return False
+        self._loader.set_adapter(self._free_numbers[-1], None)
+        return True
 
     def _assign(self, request: Request, adapter: _Adapter) -> None:
         """Let a request run with its adapter."""

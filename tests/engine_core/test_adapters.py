@@ -385,7 +385,7 @@ def test_adapters_leave_where_there_is_too_little_memory_for_another() -> None:
         assert request in world.running
         if folder == "b":
             world.end(*world.running)
-    assert {*world.adapters.loaded} == {"c"}
+    assert {*world.adapters.loaded} == {"b", "c"}, "the least recently named one has left, and no other"
     assert world.loader.reads == ["a", "b", "c", "c"]
     world.ask("d")
     world.settle()
@@ -397,7 +397,13 @@ def test_adapters_leave_where_there_is_too_little_memory_for_another() -> None:
     late = world.ask("e")
     world.settle()
     assert late in world.running
+    assert {*world.adapters.loaded} == {"d", "e"}
     world.end(late)
+    world.loader.most_in_memory, world.loader.reads = 1, []
+    large = world.ask("f")
+    world.settle()
+    assert ([*world.adapters.loaded], world.loader.reads) == (["f"], ["f"] * 3), "one has left after the other"
+    world.end(large)
     world.adapters.evict()
     assert not world.adapters.loaded
     assert world.loader.num_in_memory == 0
