@@ -25,6 +25,7 @@ from quire.kernels.weights.tensor import Tensor
 
 _TENSORS, _PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 _PREFIX = "base_model.model."
+_TRAINED_TWICE = ".token_adapter.base_layer"
 _CLASSIFIER = re.compile(r"(score|classifier)(\..+)?\.(weight|bias)")
 
 
@@ -80,7 +81,7 @@ class _PeftReader:
         changes: dict[str, Changed] = {}
         unknown += [tensor.name for tensor in tensors if not self._enter(changes, tensor)]
         if unknown:
-            self._check_heads(unknown)
+            self._check_modules(unknown)
             raise ModelError(
                 f"{self._path} has {len(unknown)} tensors that are not of this base model, or not supported: "
                 f"{', '.join(heapq.nsmallest(MOST_NAMED, unknown))}; give an adapter of this base model"
@@ -133,9 +134,15 @@ class _PeftReader:
         change.parts[part] = tensor
         return True
 
-    def _check_heads(self, unknown: Sequence[str]) -> None:
-        """Raise ModelError for the head of a classification, which the base model does not have."""
+    def _check_modules(self, unknown: Sequence[str]) -> None:
+        """Raise ModelError for what `modules_to_save` may ask for and the base model, or PEFT, does not have."""
         for name in unknown:
+            if _TRAINED_TWICE in name:
+                module = name.removeprefix(_PREFIX).partition(_TRAINED_TWICE)[0]
+                raise ModelError(
+                    f"{self._config.path}: modules_to_save and trainable_token_indices both change {quoted(module)}, "
+                    "which PEFT can't compute either; train it with one of the two"
+                )
             if _CLASSIFIER.fullmatch(name.removeprefix(_PREFIX)):
                 raise ModelError(
                     f"{self._config.path}: modules_to_save has {quoted(name)}, the head of a classification, and the "

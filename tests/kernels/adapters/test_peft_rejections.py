@@ -243,3 +243,11 @@ def test_pipes_are_not_waited_for(name: str, tmp_path: Path) -> None:
     (folder / name).unlink()
     os.mkfifo(folder / name)
     check_error(folder, "it is a pipe, and the files of a model must be regular ones")
+
+
+def test_a_module_that_is_trained_as_a_whole_and_by_tokens_is_an_error_of_both_fields(tmp_path: Path) -> None:
+    """PEFT writes such a head of a tied model, and fails to compute it."""
+    given = {f"{PREFIX}lm_head.token_adapter.base_layer.weight": np.ones((10, 8), np.float32)}
+    folder = write_adapter(tmp_path, given | {DELTA: np.ones((2, 8), np.float32)}, trainable_token_indices=[1, 2])
+    with pytest.raises(ModelError, match=r"modules_to_save and trainable_token_indices both change 'lm_head'"):
+        read_adapter(folder, SHAPES, max_rank=8, others=OTHERS)
