@@ -31,9 +31,9 @@ LAYERS = {
     "kernels": "activations attention_heads cgroups errors regular_files < config < rope < emit graph < host"
     " < devices gguf < weights.json_files weights.tensor"
     " < weights.expert_tensors weights.safetensors_file < weights.checkpoint"
-    " < operands < adapted weights.quantized < weights.fp8_checkpoint weights.latent_tensors"
+    " < operands weights.latent_tensors < adapted weights.quantized < weights.fp8_checkpoint"
     " < weights.gguf_checkpoint"
-    " < weights.quantization < plan < weights < adapters pooling < kv_file lowering memory models < options"
+    " < weights.quantization < plan < weights < pooling < adapters < kv_file lowering memory models < options"
     " < saving < *",
     "engine_core": "averages crash_journal executor grammar.text host kv_tiers.page_server kv_tiers.tier"
     " transport.waker"
