@@ -17,9 +17,9 @@ from quire.kernels.devices import Device
 from quire.kernels.emit.context import Kernel
 from quire.kernels.emit.layout import BLOCK, round_up
 from quire.kernels.kv_file import KvFile
+from quire.kernels.kv_size import KvSize
 from quire.kernels.memory import MemoryPlan
 from quire.kernels.operands import Launch, Memory
-from quire.kernels.options import KvSize
 from quire.kernels.plan import LOGIT_ROWS_AT_ONCE, ModelPlan
 from quire.kernels.weights.loader import Loader
 

@@ -60,6 +60,11 @@ class Cuda:
         return False
 
     @property
+    def own_memory(self) -> int | None:
+        """See Device."""
+        return self.native.total_memory
+
+    @property
     def capabilities(self) -> Capabilities:
         """See Device."""
         return CAPABILITIES
