@@ -30,8 +30,10 @@ typedef struct Part {
 static Part *parts;
 static pthread_mutex_t parts_lock = PTHREAD_MUTEX_INITIALIZER;
 static int num_faults, watches, num_inside;
+static size_t bytes_to_host;
 
 int emulated_faults(void) { return num_faults; }
+size_t emulated_bytes_to_host(void) { return bytes_to_host; }
 
 static Part *part_of(const void *address, size_t size) {
   const char *at = address;
@@ -161,6 +163,7 @@ int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t size, v
   return is_managed(to, size) && !is_managed((uintptr_t)from, 1) ? copy((void *)(uintptr_t)to, from, size) : INVALID;
 }
 int cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t size, void *stream) {
+  bytes_to_host += size;
   return is_managed(from, size) && !is_managed((uintptr_t)to, 1) ? copy(to, (void *)(uintptr_t)from, size) : INVALID;
 }
 
