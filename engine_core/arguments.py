@@ -10,6 +10,9 @@ from typing import Any, NoReturn
 from quire.kernels.options import LoadOptions
 from quire.protocol.engine_options import EngineProcessOptions
 from quire.protocol.options import Option, options_of
+from quire.protocol.speculative_config import parse_speculative_config
+
+_DRAFTED_KV = 0.5  # part of what is left of a GPU's memory that the target's KV pages take beside a draft model or head
 
 
 class Parser(argparse.ArgumentParser):
@@ -67,4 +70,8 @@ def load_options(options: EngineProcessOptions) -> LoadOptions:
     """Return the options that concern the model, which have the same names."""
     names = {field.name for field in fields(LoadOptions)} & options_of(EngineProcessOptions).keys()
     chosen = {name: getattr(options, name) for name in names}
-    return LoadOptions(**chosen | {"max_loras": options.max_loras if options.serves_adapters else 0})
+    loads = options.speculative_config and parse_speculative_config(options.speculative_config).loads_weights
+    return LoadOptions(
+        **chosen
+        | {"max_loras": options.max_loras if options.serves_adapters else 0, "kv_share": _DRAFTED_KV if loads else 1.0}
+    )

@@ -39,7 +39,6 @@ from quire.engine_core.memory import MemoryGuard
 from quire.engine_core.speculation.start import features_needed, start_speculation
 from quire.engine_core.supervisor_link import Stages, SupervisorLink, wait_to_begin, write_line
 from quire.engine_core.transport.server import ClientLimits, EngineCallbacks, EngineServer, Inbox
-from quire.kernels.devices.choice import resolve_device
 from quire.kernels.errors import ModelError
 from quire.kernels.fit import advised
 from quire.kernels.host import MachineShare
@@ -87,8 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if parsed.standby == "program" and not wait_to_begin():
             return 0
         share = MachineShare.parse(parsed.machine_share)
-        threads, device = share.take_cores(parsed.threads), resolve_device(parsed.device, share)
-        return _run(replace(parsed, threads=threads, device=device), parent)
+        return _run(replace(parsed, threads=share.take_cores(parsed.threads)), parent)
     except (ModelError, AddressError, KeyFileError) as error:
         print("\n" * sys.stderr.isatty() + f"error: {error}", file=sys.stderr)  # progress may stand on the line
         status = 1

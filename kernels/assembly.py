@@ -17,9 +17,9 @@ from quire.kernels.devices import Device
 from quire.kernels.emit.context import Kernel
 from quire.kernels.emit.layout import BLOCK, round_up
 from quire.kernels.kv_file import KvFile
+from quire.kernels.kv_size import KvSize
 from quire.kernels.memory import MemoryPlan
 from quire.kernels.operands import Launch, Memory
-from quire.kernels.options import KvSize
 from quire.kernels.plan import LOGIT_ROWS_AT_ONCE, ModelPlan
 from quire.kernels.weights.loader import Loader
 
@@ -138,7 +138,8 @@ def open_runner(
         max_num_batched_tokens=limits.max_num_batched_tokens, max_logit_rows=logit_rows, logit_stride=logit_stride,
         hidden_size=plan.hidden_size, tokens_per_entry=plan.tokens_per_entry, kv_layers=kv_layers, state=state,
         window=plan.window,
-        bidirectional=plan.is_encoder, lookahead=plan.features is not None and plan.features.lookahead,
+        bidirectional=plan.is_encoder, samples_on_device=plan.context.capabilities.samples,
+        lookahead=plan.features is not None and plan.features.lookahead,
         kv_memory_fd=None if file is None else file.fd, kv_model="" if file is None else file.model,
         log_sealed_pages=log_sealed_pages,
     )  # fmt: skip

@@ -28,7 +28,7 @@ def advised(options: LoadOptions) -> Iterator[None]:
 def advice(options: LoadOptions) -> str | None:
     """Return a sentence that names the number formats, each with its longest context, with which the model fits.
 
-    None if all that does not fit is the chosen size of the KV cache.
+    None if all that does not fit is the chosen size of the KV cache, or part of a GPU.
     """
     wanted, device = describe(options)[0].limits.max_model_len, choose_device(options)
     fitting = []
@@ -40,7 +40,8 @@ def advice(options: LoadOptions) -> str | None:
         changes += [] if length == wanted else [f"max_model_len={length}"]
         fitting.append(" and ".join(changes))
     if not fitting:
-        if _longest_context(replace(options, num_pages=None, kv_cache_memory_bytes=None), device) is not None:
+        as_planned = replace(options, num_pages=None, kv_cache_memory_bytes=None, gpu_memory_utilization=None)
+        if _longest_context(as_planned, device) is not None:
             return None
         return f"no number format makes it fit at {_SHORTEST_CONTEXT} tokens of context; choose a smaller model"
     return f"it fits with {', or with '.join(fitting)}"

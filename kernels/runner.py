@@ -29,7 +29,7 @@ from quire.kernels._native import (
     checksum,
 )
 from quire.kernels.adapted import most_bytes
-from quire.kernels.adapters.blocks import Blocks
+from quire.kernels.adapters.blocks import Blocks, block_bytes
 from quire.kernels.adapters.changeable import changeable_in
 from quire.kernels.adapters.changed_head import ClassifierHead
 from quire.kernels.adapters.packing import PackedAdapter, pack_adapter
@@ -42,20 +42,18 @@ from quire.kernels.emit.layout import ELEMENT_BYTES
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import Features
 from quire.kernels.kv_file import KvFile, kv_format, model_name
+from quire.kernels.kv_size import KvSize, choose_kv_size, plan_memory
 from quire.kernels.lowering.model import lower
 from quire.kernels.memory import MemoryPlan
 from quire.kernels.models import build_graph, classifier_of, logits_of, multimodal
 from quire.kernels.operands import Matrix
 from quire.kernels.options import (
-    KvSize,
     LoadOptions,
     check_options,
     choose_context,
     choose_device,
-    choose_kv_size,
     choose_limits,
     config_of,
-    plan_memory,
 )
 from quire.kernels.plan import FINAL, LOOKAHEAD, ModelPlan, kept_name
 from quire.kernels.pooling.pooler import Pooler, choose_pooler
@@ -173,11 +171,8 @@ class ModelRunner:
         return adapter.digest, packed
 
     def _free_bytes(self) -> int:
-        """Return the memory that is left for adapters: of the device, and below the ceiling of its process."""
-        free = self._assembly.device.available_memory()
-        if not self._assembly.device.in_host_memory:
-            return free
-        return min(free, self.memory.high - host.resident_memory())
+        """Return the memory that is left for reading adapters, which takes that of the process on every device."""
+        return min(host.available_memory(), self.memory.high - host.resident_memory())
 
     def set_adapter(self, number: int, packed: PackedAdapter | None) -> None:
         """Let sequences with the adapter `number`, from 1 on, be computed by this one, which must outlive them."""
@@ -293,19 +288,19 @@ def choose_memory(
     logit_rows, logit_stride = logits_shape(plan)
     buffers = sum(b.bytes for b in plan.buffers.values()) + logit_rows * 4 * (logit_stride + plan.hidden_size)
     weights = plan.weight_bytes + plan.array_bytes
+    on_device, most_loras = not device.in_host_memory, plan.limits.max_loras
+    adapter = most_bytes(plan.adapted, plan.limits.max_lora_rank, ELEMENT_BYTES[plan.dtypes.weights])
+    blocks = (most_loras + 1) * block_bytes(adapter) if on_device and most_loras else 0  # one more is being read
     size = choose_kv_size(
         options, plan.limits, plan.page_bytes, weights + buffers, head_bytes=plan.page_head_bytes,
-        record_bytes=plan.state_bytes,
+        record_bytes=plan.state_bytes, adapter_bytes=blocks,
         whole=plan.is_encoder, file=file, shared_bytes=shared_bytes, device=device,
     )  # fmt: skip
     kv_bytes = size.bytes(plan.page_bytes, plan.state_bytes)
-    on_device = not device.in_host_memory
-    adapters = plan.limits.max_loras * most_bytes(
-        plan.adapted, plan.limits.max_lora_rank, ELEMENT_BYTES[plan.dtypes.weights]
-    )
     return size, plan_memory(
-        options, weights, buffers, kv_bytes, shared_bytes=shared_bytes, on_device=on_device, adapters=adapters
-    )
+        options, weights, buffers, kv_bytes, shared_bytes=shared_bytes, on_device=on_device,
+        adapters=most_loras * adapter,
+    )  # fmt: skip
 
 
 def _claim_weights(
@@ -352,6 +347,8 @@ def assemble(
     file = None if fd is None else KvFile(fd, model_name(plan))
     shared = None if options.weights_fd is None else _claim_weights(plan, options.weights_fd, trial, progress)
     size, memory = choose_memory(plan, options, file, 0 if shared is None else shared.resident_bytes, device)
+    if options.gpu_memory_utilization is not None and device.own_memory is None:
+        logger.warning("gpu_memory_utilization=%g has no effect: there is no GPU", options.gpu_memory_utilization)
     is_chosen = options.num_pages is not None or options.kv_cache_memory_bytes is not None
     if not is_chosen and size.pages * limits.block_size < limits.max_model_len:
         logger.warning(

@@ -31,11 +31,12 @@ from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, Dtypes, round_up
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import Graph
+from quire.kernels.kv_size import KvSize, plan_memory
 from quire.kernels.lowering.experts import SLOTS
 from quire.kernels.lowering.model import lower
 from quire.kernels.models import build_graph
 from quire.kernels.operands import Buffer, Launch, Matrix, MatrixPart, Operand, PlanLimits
-from quire.kernels.options import KvSize, LoadOptions, choose_device, config_of, plan_memory
+from quire.kernels.options import LoadOptions, choose_device, config_of
 from quire.kernels.plan import LOGIT_ROWS_AT_ONCE, ModelPlan
 from quire.kernels.step_inputs import StepInputs
 from quire.kernels.weights.checkpoint import Checkpoint

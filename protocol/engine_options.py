@@ -76,7 +76,11 @@ class EngineOptions:
         kv_cache_dtype: Dtype of the KV cache; auto: the model's; int8: about half the bytes of bfloat16, perplexity
             within 0.1 percent.
         block_size: Tokens of a KV page.
-        kv_cache_memory_bytes: Memory for KV pages, as 4GiB or 512MiB. Default: up to 4GiB or half of the free memory.
+        kv_cache_memory_bytes: Memory for KV pages, as 4GiB or 512MiB. Default: up to 4GiB or half of the free memory;
+            on a GPU by gpu_memory_utilization.
+        gpu_memory_utilization: Part of a GPU's memory that the engine takes for weights, buffers, adapters and KV pages
+            of no chosen size; engines of one server that compute on the same GPU share it. Default: 0.9, or that of
+            what is free where other programs use the GPU.
         num_pages: KV pages, in place of kv_cache_memory_bytes. Default: as the memory allows.
         enable_prefix_caching: Keep KV pages for requests that begin with the same tokens.
         kv_disk: Keep KV pages there too, also for later starts: a prefix is read from disk where that is faster than
@@ -135,6 +139,7 @@ class EngineOptions:
     kv_cache_dtype: Annotated[str, Option("TYPE", choices=KV_CACHE_DTYPES)] = "auto"
     block_size: Annotated[int, Option("TOKENS", choices=BLOCK_SIZES)] = 32
     kv_cache_memory_bytes: Annotated[int | str | None, Option("SIZE")] = None
+    gpu_memory_utilization: Annotated[float | None, Option("PART", Range(0, 1, closed=False))] = None
     num_pages: Annotated[int | None, Option("N", COUNT)] = None
     enable_prefix_caching: Annotated[bool, Option()] = True
     kv_disk: Annotated[str | None, Option("FOLDER")] = None

@@ -87,6 +87,11 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_speculative_tokens or {"suffix": _MOST_DRAFTS}.get(self.method, 8)
 
     @property
+    def loads_weights(self) -> bool:
+        """True if a draft model or head is loaded."""
+        return self.model is not None or self.method in HEAD_METHODS
+
+    @property
     def synthetic_acceptance(self) -> float | None:
         """Acceptance probability at which a step of all drafts gives `synthetic_acceptance_length` tokens."""
         if self.synthetic_acceptance_length is None:

@@ -302,6 +302,11 @@ def run_engine(model: Path, *flags: str, **environment: str) -> subprocess.Compl
         (["--device", "cuda:3"], "device cuda:3 can't be used: there is no GPU number 3: this machine has 1"),
         (["--device", "cuda", "--memory-limit", "300MiB"], "that are needed beside the device's memory"),
         (["--device", "cuda", "--kv-cache-memory-bytes", "9GiB"], "are free on device cuda:0 next to the weights"),
+        (
+            ["--device", "cuda", "--gpu-memory-utilization", "0.75"],
+            f"{6 << 30} bytes for this engine, but {4 << 30} are free on device cuda:0; free some, or lower it to 0.5",
+        ),
+        (["--device", "cuda", "--gpu-memory-utilization", "1e-5"], "for this engine, and weights and buffers take"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -337,3 +342,22 @@ def ready(model: Path, **options: Any) -> Ready:
 def test_auto_takes_the_gpu(model: Path) -> None:
     found = ready(model, device="auto", memory_limit="8GiB")
     assert (found.device, found.memory_limit) == ("cuda:0", 8 << 30)
+
+
+@pytest.mark.parametrize(
+    ("options", "most"), [({}, 0.9 * (48 << 20)), ({"gpu_memory_utilization": 0.0045}, 0.0045 * (8 << 30))], ids=str
+)
+def test_kv_pages_take_what_is_left_of_a_gpu(model: Path, options: dict[str, Any], most: float) -> None:
+    """They fill the part of the engine, of which weights and buffers have some; the GPU has 48 MiB that are free."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QUIRE_EMULATED_OTHERS", str((8 << 10) - 48))
+        found = ready(model, device="cuda", num_pages=None, max_num_batched_tokens=64, **options)
+    assert 0.8 * most < found.kv_cache_bytes < most
+
+
+def test_a_draft_model_finds_room_beside_its_target(model: Path) -> None:
+    drafts = {"method": "draft_model", "model": str(model)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QUIRE_EMULATED_OTHERS", str((8 << 10) - 96))
+        found = ready(model, device="cuda", num_pages=None, max_num_batched_tokens=64, speculative_config=drafts)
+    assert 0.4 * 0.9 * (96 << 20) < found.kv_cache_bytes < 0.5 * 0.9 * (96 << 20)

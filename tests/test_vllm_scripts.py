@@ -222,7 +222,7 @@ def test_a_command_takes_the_flags_of_vllm(demo_model: Path) -> None:
     ended = subprocess.run([*command, *flags.split(), "Once upon a time"], capture_output=True, text=True, check=True)
     assert ended.stdout.strip()
     assert re.findall(r"^quire: (\w+=\S+) (has no effect|is not available)", ended.stderr, re.MULTILINE) == [
-        ("gpu_memory_utilization=0.9", "has no effect"),
         ("dtype='half'", "is not available"),
         ("block_size=16", "is not available"),
+        ("gpu_memory_utilization=0.9", "has no effect"),
     ]

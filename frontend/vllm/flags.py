@@ -81,9 +81,8 @@ def _own(waiting: deque[str], own: Mapping[str, bool], loras: dict[str, Any]) ->
 
 def _spelled(flag: str) -> str:
     """Return a flag with dashes, or the long one that it stands for."""
-    if flag in ALIASES:
-        return flag_of(ALIASES[flag])
-    return flag.replace("_", "-") if flag.startswith("--") else flag
+    flag = flag.replace("_", "-") if flag.startswith("--") else flag
+    return flag_of(ALIASES[flag]) if flag in ALIASES else flag
 
 
 def _with_value(flag: str, text: str | None, waiting: deque[str]) -> Iterator[str]:

@@ -37,9 +37,6 @@ _WITHOUT_EFFECT = {
         "kda_prefill_backend kda_decode_backend dcp_comm_backend dcp_q_replicate? use_v2_block_manager? device_ids* "
         "disable_custom_all_reduce? all2all_backend ray_workers_use_nsight?"
     ),
-    "there is no GPU; kv_cache_memory_bytes sizes the KV cache, and memory_limit the whole engine": (
-        "gpu_memory_utilization"
-    ),
     "weights and KV pages are in the CPU's memory; kv_cache_memory_bytes sizes the KV cache": (
         "swap_space cpu_offload_gb cpu_offload_params* offload_backend offload_group_size offload_num_in_group "
         "offload_prefetch_step offload_params* kv_offloading_size kv_offloading_backend preemption_mode"
@@ -301,6 +298,18 @@ def with_max_loras(options: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**{name: value for name, value in options.items() if name != "max_cpu_loras"}, "max_loras": most}
 
 
+def _with_gpu_memory(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return options without the part of a GPU's memory, and a warning, if there is no GPU."""
+    part = options.get("gpu_memory_utilization")
+    if part is None or options.get("device") not in (None, "cpu"):
+        return options
+    warn(
+        f"gpu_memory_utilization={_REPR.repr(part)} has no effect: there is no GPU; kv_cache_memory_bytes sizes the KV "
+        "cache, and memory_limit the whole engine"
+    )
+    return {name: value for name, value in options.items() if name != "gpu_memory_utilization"}
+
+
 def own_options(options: Mapping[str, Any], own: Set[str]) -> dict[str, Any]:
     """Return the options that are Quire's own, by the names in `own`, without those that are None; take the others.
 
@@ -308,6 +317,8 @@ def own_options(options: Mapping[str, Any], own: Set[str]) -> dict[str, Any]:
     """
     if "max_loras" in own:
         options = with_max_loras(options)
+    if "gpu_memory_utilization" in own:
+        options = _with_gpu_memory(options)
     for name, value in options.items():
         if name not in own:
             _check_known(name, own)

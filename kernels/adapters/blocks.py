@@ -14,6 +14,11 @@ from quire.kernels.errors import MemoryShortageError
 _LEAST_BYTES = 2 << 20
 
 
+def block_bytes(size: int) -> int:
+    """Return the size of the block that `size` bytes get."""
+    return max(_LEAST_BYTES, 1 << max(size - 1, 0).bit_length())
+
+
 class Block:
     """Memory of a device at `address`, until this object is gone."""
 
@@ -40,7 +45,7 @@ class Blocks:
 
     def take(self, size: int) -> Block:
         """Return a block of so many bytes. Raises MemoryShortageError if there is none."""
-        bytes_ = max(_LEAST_BYTES, 1 << max(size - 1, 0).bit_length())
+        bytes_ = block_bytes(size)
         with self._lock:
             free = self._free.setdefault(bytes_, [])
             address = free.pop() if free else 0

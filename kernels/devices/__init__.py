@@ -25,6 +25,10 @@ class Device(Protocol):
         """True if it computes in the memory of this process, which may be that of files."""
 
     @property
+    def own_memory(self) -> int | None:
+        """Bytes of its own memory, whoever has them; None if it computes in the host's."""
+
+    @property
     def capabilities(self) -> Capabilities:
         """Capabilities by which plans are lowered and kernels emitted."""
 

@@ -58,6 +58,11 @@ class Cpu:
         return True
 
     @property
+    def own_memory(self) -> int | None:
+        """See Device."""
+        return None
+
+    @property
     def capabilities(self) -> Capabilities:
         """See Device."""
         return self.isa.capabilities

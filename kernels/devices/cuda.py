@@ -20,7 +20,7 @@ from quire.kernels.errors import ModelError
 ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
 """Architectures that kernels are compiled for in tests; others of LLVM's may do as well."""
 
-CAPABILITIES = Capabilities(CUDA, F32, product_rows=16, query_rows=16, quantized_product_rows=128)
+CAPABILITIES = Capabilities(CUDA, F32, product_rows=16, query_rows=16, quantized_product_rows=128, samples=True)
 """Capabilities of every GPU: many threads need many items, so an item has few rows, but where tensor cores multiply."""
 
 _MOST_COMPILERS = 8  # threads, each with the memory of a compiler
@@ -58,6 +58,11 @@ class Cuda:
     def in_host_memory(self) -> bool:
         """See Device."""
         return False
+
+    @property
+    def own_memory(self) -> int | None:
+        """See Device."""
+        return self.native.total_memory
 
     @property
     def capabilities(self) -> Capabilities:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from quire.kernels._native import Dim
 
 I1, I8, I16, I32, I64 = "i1", "i8", "i16", "i32", "i64"
-BF16, F16, F32 = "bf16", "f16", "f32"
+BF16, F16, F32, F64 = "bf16", "f16", "f32", "f64"
 PTR = "!llvm.ptr"
 TILE = "!llvm.x86_amx"
 
@@ -56,7 +56,7 @@ class Value:
     @property
     def is_float(self) -> bool:
         """True if the elements are floats."""
-        return element_of(self.type) in (F32, F16, BF16)
+        return element_of(self.type) in (F64, F32, F16, BF16)
 
     def _binary(self, float_op: str, int_op: str, other: Value | int | float, swap: bool = False) -> Value:
         right = self.builder.as_value(other, self.type)
@@ -179,7 +179,7 @@ class Builder:
         """Return a constant, a splat if `type_` is a vector."""
         key = (value, type_)
         if key not in self._constants:
-            literal = f"{float(value):.17e}" if element_of(type_) in (F32, F16, BF16) else str(int(value))
+            literal = f"{float(value):.17e}" if element_of(type_) in (F64, F32, F16, BF16) else str(int(value))
             mlir_type = self.mlir_type(type_)
             attribute = f"dense<{literal}>" if mlir_type.startswith("vector") else literal
             name = f"%c{len(self._constants)}"

@@ -19,7 +19,7 @@ class Capabilities:
     `product_rows`: rows of a work item of products, which use blocks of weights while these are in a cache, and
     `tile_product_rows` where products are AMX tiles, which need many, to load blocks from memory while others are
     multiplied; `quantized_product_rows`, unless it is 0, where weights are quantized. `query_rows`: query rows (tokens
-    times heads of a group) of a work item of attention. Rows are multiples of 16.
+    times heads of a group) of a work item of attention. Rows are multiples of 16. `samples`: plans sample tokens, too.
     """
 
     isa: str
@@ -28,6 +28,7 @@ class Capabilities:
     tile_product_rows: int = 256
     query_rows: int = 64
     quantized_product_rows: int = 0
+    samples: bool = False
 
     def tokens_per_entry(self, group: int) -> int:
         """Return the number of tokens of one sequence that one attention entry covers."""

@@ -6,6 +6,7 @@ from quire.kernels.adapted import AdaptedProduct
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, round_up
 from quire.kernels.emit.own_columns import BLOCKS_PER_ITEM, OwnColumnsKernel
 from quire.kernels.emit.rows import SpreadKernel
+from quire.kernels.emit.sampling import SampleKernel
 from quire.kernels.graph.operations import Logits
 from quire.kernels.lowering.fused import FusedLinear
 from quire.kernels.lowering.linear import Epilogue, LinearLowering, row_adapters
@@ -22,7 +23,18 @@ def lower_logits(lowering: LinearLowering, hidden: Buffer, operation: Logits, he
         product = lowering.gemm("logits", x, head, logits, epilogue)
         if product is not None:
             _own_columns(plan, x, head, product, logits, epilogue)
-        return
+    else:
+        _spread(lowering, x, operation, head, epilogue)
+    if plan.context.capabilities.samples:
+        rows = Buffer("sample_rows", input=True), Buffer("sampled_rows", input=True)
+        plan.add(SampleKernel("sample", plan.vocab_size), [logits, *rows], "logit_rows")
+
+
+def _spread(
+    lowering: LinearLowering, x: PackedActivations, operation: Logits, head: FusedLinear, epilogue: Epilogue
+) -> None:
+    """Lower the logits of some tokens of the vocabulary."""
+    plan, logits = lowering.plan, Buffer("logits", input=True)
     outputs = operation.linear.outputs
     few = lowering.rows("few_logits", outputs, count=LOGIT_ROWS_AT_ONCE)
     lowering.gemm("logits", x, head, few, epilogue)

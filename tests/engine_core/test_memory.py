@@ -16,9 +16,10 @@ from quire.engine_core.scheduling.policies import POLICIES
 from quire.engine_core.scheduling.waiting import WaitingQueue
 from quire.engine_core.validation import OverloadedError, RejectedError
 from quire.kernels.errors import ModelError
+from quire.kernels.kv_size import choose_kv_size, plan_memory
 from quire.kernels.memory import PROGRAM_BYTES, MemoryPlan, reserve_above, reserve_within
 from quire.kernels.operands import PlanLimits
-from quire.kernels.options import LoadOptions, choose_kv_size, plan_memory
+from quire.kernels.options import LoadOptions
 from quire.protocol.engine_shape import EngineShape
 from quire.protocol.messages import EngineCoreRequest, FinishReason, Ready, SamplingParams, StructuredOutputs
 

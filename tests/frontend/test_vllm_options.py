@@ -97,7 +97,7 @@ ENGINE_FIELDS, SERVER_FIELDS = _ENGINE_FIELDS.split(), _SERVER_FIELDS.split()
 OWN = {"--model": True, "--dtype": True, "--block-size": True, "--max-model-len": True, "--stop": True}
 OWN |= {"--enable-prefix-caching": False, "--no-enable-prefix-caching": False, "--quantization": True}
 OWN |= {"--allowed-origins": True, "--served-model-name": True, "--lora-modules": True, "--enable-lora": False}
-OWN |= {"--no-enable-lora": False, "--max-loras": True}
+OWN |= {"--no-enable-lora": False, "--max-loras": True, "--gpu-memory-utilization": True}
 
 
 def test_every_field_is_known() -> None:
@@ -187,13 +187,27 @@ def test_a_script_gets_the_options_of_its_command_line(demo_model: Path) -> None
         parser.parse_args(["--max-model-len", "zero"])
 
 
+def test_the_part_of_a_gpu_has_no_effect_without_one(demo_model: Path) -> None:
+    with pytest.warns(UserWarning, match=r"^gpu_memory_utilization=0\.5 has no effect: there is no GPU; kv_cache_"):
+        made = EngineArgs.from_options(str(demo_model), {"gpu_memory_utilization": 0.5, "device": "cpu"})
+    assert made.gpu_memory_utilization is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for device in ("cuda", "cuda:1", "auto"):
+            made = EngineArgs.from_options(str(demo_model), {"gpu_memory_utilization": 0.5, "device": device})
+            assert made.settings()["gpu_memory_utilization"] == 0.5
+    for part in (0, 1.5, "half"):
+        with pytest.raises(ValueError, match=f"^gpu_memory_utilization={part!r} is out of range; it must be a number"):
+            EngineArgs.from_options(str(demo_model), {"gpu_memory_utilization": part, "device": "cuda"})
+
+
 def test_every_option_is_an_argument_of_a_script(capsys: pytest.CaptureFixture[str]) -> None:
     parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
     args = vars(parser.parse_args([]))
     assert args == dict.fromkeys([*options_of(EngineArgs), *ENGINE_OPTIONS])
     parser.print_help()
     assert "--max-model-len" in (shown := capsys.readouterr().out)
-    assert "--gpu-memory-utilization" not in shown
+    assert "--swap-space" not in shown
 
 
 @pytest.mark.parametrize(
@@ -203,6 +217,7 @@ def test_every_option_is_an_argument_of_a_script(capsys: pytest.CaptureFixture[s
         ("--max_model_len=64", "--max-model-len=64"),
         ("--no-enable_prefix_caching", "--no-enable-prefix-caching"),
         ("-q int8", "--quantization int8"),
+        ("--device_memory_utilization=0.8 tales", "--gpu-memory-utilization=0.8 tales"),
         ("-tp 1 tales", "tales"),
         ("--tensor-parallel-size=1", ""),
         ("--tensor_parallel_size 1 tales", "tales"),
@@ -235,8 +250,8 @@ def test_flags_of_vllm_become_those_of_quire(line: str, own: str) -> None:
 @pytest.mark.parametrize(
     ("line", "own", "warning"),
     [
-        ("--gpu-memory-utilization 0.9 tales", "tales", "gpu_memory_utilization=0.9 has no effect"),
-        ("--device_memory_utilization=0.9", "", "gpu_memory_utilization=0.9 has no effect"),
+        ("--swap-space 4 tales", "tales", "swap_space=4 has no effect"),
+        ("--cpu_offload_gb=9", "", "cpu_offload_gb=9 has no effect"),
         ("--enforce-eager tales", "tales", "enforce_eager=True has no effect"),
         ("--no-enable-chunked-prefill", "", "enable_chunked_prefill=False has no effect"),
         ("-O3 tales", "tales", "optimization_level=3 has no effect"),

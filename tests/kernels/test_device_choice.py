@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
 import pytest
 
 from quire.kernels.devices import choice
 from quire.kernels.host import MachineShare
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """Let other tests find what this machine has."""
+    yield
+    choice.resolve_device.cache_clear()
 
 
 def has_gpus(monkeypatch: pytest.MonkeyPatch, *names: str, problem: str = "") -> None:
@@ -19,6 +27,7 @@ def has_gpus(monkeypatch: pytest.MonkeyPatch, *names: str, problem: str = "") ->
             return list(names)
 
     monkeypatch.setattr(choice, "CudaDevice", Gpus)
+    choice.resolve_device.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -33,6 +42,14 @@ def test_engines_of_a_machine_take_its_gpus_in_turn(
 ) -> None:
     has_gpus(monkeypatch, "one", "another")
     assert choice.resolve_device(device, MachineShare.parse(share)) == chosen
+
+
+def test_engines_know_how_many_compute_on_their_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_gpus(monkeypatch, "one", "another")
+    shares = [MachineShare(index, 5) for index in range(5)]
+    assert [choice.engines_on("cuda", share) for share in shares] == [3, 2, 3, 2, 3]
+    assert [choice.engines_on("cuda:1", share) for share in shares] == [5] * 5
+    assert choice.engines_on("auto", MachineShare()) == choice.engines_on("cuda:0", MachineShare()) == 1
 
 
 @pytest.mark.parametrize("problem", ["", "libcuda.so.1 can't be loaded"])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import emulated_gpu
 import greedy_steps
+import numpy as np
 import pytest
 import tiny_model
 from checkpoints import CHECKPOINTS, ReferenceCheckpoint
@@ -117,6 +118,47 @@ def test_no_step_moves_memory_to_and_fro(tiny: Path, tmp_path: Path) -> None:
     """
     loaded, during, after = map(int, in_process(code, tiny, tmp_path / "gpu", QUIRE_EMULATED_FAULTS="1").split())
     assert (loaded > 0, during, after) == (True, 0, 1)
+
+
+def test_logits_stay_where_they_are_unless_the_host_edits_them(tiny: Path, tmp_path: Path) -> None:
+    code = """
+    moved = ctypes.CDLL("libcuda.so.1").emulated_bytes_to_host
+    engine = runner.load_model(chosen)
+    plain = [{"temperature": 0.0}, {"logprobs": 20}, {"top_k": 5, "top_p": 0.9}, {"min_p": 0.1, "prompt_logprobs": 3}]
+    edited = [{"presence_penalty": 0.5}, {"logit_bias": [(3, 1.0)]}, {"logprobs": 21}]
+    def bytes_of_step(configs):
+        slots = [engine.sequences.open([5, 6, 7], 3, sampling=runner.SamplingConfig(**each), cache_salt=str(number))
+            for number, each in enumerate(configs)]
+        for slot in slots:
+            assert engine.sequences.reserve(slot, 8)
+        before = moved()
+        result = engine.run(StepInput(slots, [0] * len(slots), [3] * len(slots)))
+        assert not result.errors and all(map(len, result.token_ids))
+        for slot in slots:
+            engine.sequences.close(slot)
+        return moved() - before
+    rows = [bytes_of_step(configs) / (4 * -(-engine.vocab_size // 32) * 32)
+        for configs in (plain, edited, [*edited[:1], *plain, *edited[1:]])]
+    print(*rows)
+    """
+    assert in_process(code, tiny, tmp_path / "gpu").split() == ["0.0", "3.0", "3.0"]
+
+
+def test_a_logit_that_is_no_number_is_the_error_of_the_cpu(tmp_path: Path) -> None:
+    weights = tiny_model.weights()
+    weights["lm_head.weight"] = np.clip(weights["lm_head.weight"], -1, 1) * np.float32(3e38)
+    code = """
+    from dataclasses import replace
+    for device in ("cpu", "cuda"):
+        engine = runner.load_model(replace(chosen, device=device))
+        slot = engine.sequences.open([5, 6, 7], 3, sampling=runner.SamplingConfig(temperature=0.0), cache_salt="")
+        assert engine.sequences.reserve(slot, 8)
+        print(engine.run(StepInput([slot], [0], [3])).errors)
+    """
+    model = tiny_model.write(tmp_path / "nan", weights)
+    first, second = in_process(code, model, tmp_path / "gpu").splitlines()
+    assert first == second
+    assert "is out of bounds for this input" in first
 
 
 @pytest.mark.parametrize("environment", [{}, {"QUIRE_EMULATED_GRAPHS": "no"}], ids=["graphs", "launches"])

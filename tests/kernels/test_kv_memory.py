@@ -9,8 +9,9 @@ import pytest
 from patience import PATIENCE
 
 from quire.kernels._native import HUGE_PAGE
+from quire.kernels.kv_size import choose_kv_size
 from quire.kernels.operands import PlanLimits
-from quire.kernels.options import LoadOptions, choose_kv_size
+from quire.kernels.options import LoadOptions
 from quire.kernels.runner import assemble, describe
 
 

@@ -18,9 +18,11 @@ from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.kv import SplitHeadsKernel
 from quire.kernels.emit.layout import QuantizedFormat
 from quire.kernels.emit.rows import NormKernel, QuantizeKernel
+from quire.kernels.emit.sampling import SampleKernel
 
 _BY_BLOCKS = (
     GemmKernel, AttentionKernel, SplitReductionKernel, SplitHeadsKernel, NormKernel, QuantizeKernel, EmbeddingKernel,
+    SampleKernel,
 )  # fmt: skip
 
 

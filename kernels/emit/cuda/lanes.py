@@ -99,6 +99,10 @@ class LaneBuilder(Builder):
         """Return a scalar of another thread of the item: `idx`, of lane number `operand`; `bfly`, of the own number xor
         `operand`."""
         word, narrow = value, value.type
+        if narrow == I64:
+            low, high = (self.convert("arith.trunci", half, I32) for half in (value, value >> 32))
+            low, high = (self.convert("arith.extui", self._exchange(kind, half, operand), I64) for half in (low, high))
+            return low | high << 32
         if narrow in (F16, BF16):
             word = self.convert("arith.bitcast", word, I16)
         if narrow == F32:

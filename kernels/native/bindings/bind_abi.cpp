@@ -66,6 +66,31 @@ void bind_abi(nb::module_& m) {
   state_write.attr("END") = offsetof(StateWrite, end);
   state_write.attr("RECORD") = offsetof(StateWrite, record);
   state_write.attr("BYTES") = sizeof(StateWrite);
+  nb::class_<SampleRow> sample(m, "SampleRow", "Offsets of the fields of what is to be sampled, and its kinds.");
+  sample.attr("RANDOM") = offsetof(SampleRow, random);
+  sample.attr("TOP_P") = offsetof(SampleRow, top_p);
+  sample.attr("INVERSE_TEMPERATURE") = offsetof(SampleRow, inverse_temperature);
+  sample.attr("REACH") = offsetof(SampleRow, reach);
+  sample.attr("TOP_K") = offsetof(SampleRow, top_k);
+  sample.attr("KIND") = offsetof(SampleRow, kind);
+  sample.attr("TOKEN") = offsetof(SampleRow, token);
+  sample.attr("TOP") = offsetof(SampleRow, top);
+  sample.attr("BYTES") = sizeof(SampleRow);
+  sample.attr("NOTHING") = static_cast<int>(SampleRow::kNothing);
+  sample.attr("LIKELIEST") = static_cast<int>(SampleRow::kLikeliest);
+  sample.attr("SAMPLE") = static_cast<int>(SampleRow::kSample);
+  sample.attr("REPORT") = static_cast<int>(SampleRow::kReport);
+  sample.attr("MOST_TOP") = kMostTop;
+  nb::class_<SampledRow> sampled(m, "SampledRow", "Offsets of the fields of what was sampled, in bytes.");
+  sampled.attr("MASS") = offsetof(SampledRow, mass);
+  sampled.attr("IS_GOOD") = offsetof(SampledRow, is_good);
+  sampled.attr("TOKEN") = offsetof(SampledRow, token);
+  sampled.attr("MOST") = offsetof(SampledRow, most);
+  sampled.attr("KEY") = offsetof(SampledRow, key);
+  sampled.attr("RANK") = offsetof(SampledRow, rank);
+  sampled.attr("TOP_TOKENS") = offsetof(SampledRow, top_tokens);
+  sampled.attr("TOP_KEYS") = offsetof(SampledRow, top_keys);
+  sampled.attr("BYTES") = sizeof(SampledRow);
   m.def("step_input_bytes", &step_input_bytes,
         "Return the bytes of a row of each step input, except of logits and hidden states.");
 }

@@ -133,8 +133,9 @@ void bind_runner(nb::module_& m) {
       field("hidden_size", &RunnerConfig::hidden_size), field("tokens_per_entry", &RunnerConfig::tokens_per_entry),
       field("kv_layers", &RunnerConfig::kv_layers), option("state", &RunnerConfig::state),
       option("window", &RunnerConfig::window), option("bidirectional", &RunnerConfig::bidirectional),
-      option("lookahead", &RunnerConfig::lookahead), option("kv_memory_fd", &RunnerConfig::kv_memory_fd),
-      option("kv_model", &RunnerConfig::kv_model), option("log_sealed_pages", &RunnerConfig::log_sealed_pages));
+      option("samples_on_device", &RunnerConfig::samples_on_device), option("lookahead", &RunnerConfig::lookahead),
+      option("kv_memory_fd", &RunnerConfig::kv_memory_fd), option("kv_model", &RunnerConfig::kv_model),
+      option("log_sealed_pages", &RunnerConfig::log_sealed_pages));
   nb::class_<Runner> runner(m, "Runner",
                             "Executes the steps of a model on a device; owns its KV pages, sequences and plans.");
   runner.def(nb::init<const RunnerConfig&, Device&>(), "config"_a, "device"_a, nb::keep_alive<1, 3>())

@@ -5,11 +5,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <optional>
 #include <stdexcept>
 #include <string>
 
 #include "bindings/bindings.h"
+#include "sampling/device_sampling.h"
 #include "sampling/philox.h"
 #include "sampling/sampler.h"
 
@@ -48,6 +50,21 @@ Result token_logprobs(const Logits& logits, std::int32_t token, std::int32_t top
   return dict_of(token, logprobs_of({logits.data(), logits.size()}, token, top_n, scratch));
 }
 
+nb::bytes row_of(const SamplingConfig& config, std::int32_t vocab_size, std::int64_t position,
+                 const std::optional<std::int32_t>& token) {
+  const SamplingState state(config, {}, 0, vocab_size);
+  const SampleRow row = token ? row_to_report(state, *token) : row_to_sample(state, position);
+  return nb::bytes(&row, sizeof row);
+}
+
+Result result_of_row(const nb::bytes& row, const std::optional<std::int32_t>& top_n) {
+  SampledRow sampled;
+  if (row.size() != sizeof sampled) throw std::invalid_argument("these are not the bytes of a SampledRow");
+  std::memcpy(&sampled, row.c_str(), sizeof sampled);
+  const SampleResult result = result_of(sampled, top_n);
+  return dict_of(result.token, result.logprobs);
+}
+
 }  // namespace
 
 void bind_sampling(nb::module_& m) {
@@ -58,6 +75,10 @@ void bind_sampling(nb::module_& m) {
         "constraint"_a.none() = nb::none(), "Sample one token with a fresh state, for tests.");
   m.def("token_logprobs", &token_logprobs, "logits"_a, "token"_a, "top_n"_a,
         "Return the log probability and rank of a token, and the likeliest tokens.");
+  m.def("row_to_sample", &row_of, "config"_a, "vocab_size"_a, "position"_a, "token"_a.none() = nb::none(),
+        "Return the bytes of a SampleRow, to sample a token or to report one; for tests.");
+  m.def("sampled", &result_of_row, "row"_a, "top_n"_a.none() = nb::none(),
+        "Return what a device has sampled of a row, as `sample` would return it; for tests.");
 }
 
 }  // namespace quire

@@ -89,6 +89,37 @@ struct StateWrite {
   std::int64_t record;  ///< negative: none
 };
 
+/// What a device samples of a row of logits; numbers as in SamplingConfig.
+struct SampleRow {
+  enum Kind : std::int32_t {
+    kNothing,
+    kLikeliest,
+    kSample,
+    kReport,  ///< only log probabilities, of `token`
+  };
+
+  double random;  ///< in [0, 1)
+  double top_p;   ///< 1: no bound
+  float inverse_temperature;
+  float reach;         ///< how far below the largest logit tokens may be, in temperatures, negative
+  std::int32_t top_k;  ///< 0: no bound
+  std::int32_t kind;
+  std::int32_t token;
+  std::int32_t top;  ///< number of likeliest tokens of which log probabilities are wanted, or -1 if none at all are
+};
+
+inline constexpr std::int32_t kMostTop = 20;  ///< most likeliest tokens of a SampledRow
+
+/// What a device has sampled: a token, and what log probabilities are made of. Keys are those of logit_math.h.
+struct SampledRow {
+  std::uint64_t mass;    ///< of all tokens at temperature 1
+  std::int32_t is_good;  ///< 0 if a logit is NaN or infinite, or if none is above -inf
+  std::int32_t token;
+  std::int32_t most, key;                                 ///< keys of the largest logit and of the token's
+  std::int32_t rank;                                      ///< from 1
+  std::int32_t top_tokens[kMostTop], top_keys[kMostTop];  ///< by rank
+};
+
 // Benchmarks write entries as rows of five i64, KV splits and reductions as rows of four.
 static_assert(offsetof(AttentionEntry, tokens) == 8 && offsetof(AttentionEntry, position) == 16 &&
               offsetof(AttentionEntry, pages) == 24 && offsetof(AttentionEntry, context) == 32 &&
@@ -115,6 +146,8 @@ struct StepInputs {
   StateEntry* state_entries;   ///< [max_num_batched_tokens]; of a model with state
   StateWrite* state_writes;    ///< [kStateWrites * max_num_batched_tokens]
   std::int32_t* logit_rows;    ///< [max_logit_rows]: rows of the step whose logits or hidden states are wanted
+  SampleRow* sample_rows;      ///< [max_logit_rows]; of a device that samples
+  SampledRow* sampled_rows;    ///< [max_logit_rows]; of a device that samples
   float* logits;               ///< [max_logit_rows][logit_stride]
   float* hidden_states;        ///< [max_logit_rows][hidden_size]
 
@@ -132,6 +165,8 @@ struct StepInputs {
     visit("state_entries", state_entries);
     visit("state_writes", state_writes);
     visit("logit_rows", logit_rows);
+    visit("sample_rows", sample_rows);
+    visit("sampled_rows", sampled_rows);
     visit("logits", logits);
     visit("hidden_states", hidden_states);
   }

@@ -118,13 +118,6 @@ CudaDevice::~CudaDevice() {
   for (const CudaDriver::Handle module : modules_) driver_.module_unload(module);
 }
 
-std::size_t CudaDevice::free_memory() const {
-  std::size_t free = 0, total = 0;
-  context_.use();
-  driver_.check(driver_.memory_info(&free, &total), "tell its memory");
-  return free;
-}
-
 /// Returns the code of the GPU that the driver makes of PTX.
 std::string CudaDevice::link(const std::string& ptx) const {
   std::array<char, 4096> log{};

@@ -34,8 +34,9 @@ class CudaDevice final : public Device {
 
   const std::string& name() const { return name_; }
   const std::string& architecture() const { return architecture_; }  ///< "sm_90" and the like
-  std::size_t free_memory() const;                                   ///< bytes
-  const ObjectCache& cache() const { return cache_; }                ///< the code of kernels
+  std::size_t free_memory() const { return memory_.free_bytes(); }
+  std::size_t total_memory() const { return memory_.total_bytes(); }
+  const ObjectCache& cache() const { return cache_; }  ///< the code of kernels
   std::int64_t num_graph_launches() const { return steps_.num_graph_launches(); }
 
   /// Returns the number by which launches name the function `entry` of PTX, in the shape of a CudaKernel. Throws

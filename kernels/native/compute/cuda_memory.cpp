@@ -39,6 +39,13 @@ CudaMemory::~CudaMemory() {
     part.is_exchanged ? driver_.free_host(memory) : driver_.free(pointer(memory));
 }
 
+CudaMemory::Info CudaMemory::info() const {
+  Info info;
+  context_.use();
+  driver_.check(driver_.memory_info(&info.free, &info.total), "tell its memory");
+  return info;
+}
+
 std::byte* CudaMemory::add(std::byte* memory, const Part& part) {
   const std::lock_guard lock(mutex_);
   parts_.emplace(memory, part);
@@ -46,12 +53,9 @@ std::byte* CudaMemory::add(std::byte* memory, const Part& part) {
 }
 
 std::byte* CudaMemory::allocate(std::size_t bytes) {
-  context_.use();
   const std::size_t size = std::max(bytes, std::size_t{1});
-  std::size_t free = 0, total = 0;
-  driver_.check(driver_.memory_info(&free, &total), "tell its memory");
   CudaDriver::Pointer address = 0;  // more than is free would be paged, and is refused
-  if (size > free || driver_.allocate_managed(&address, size, kAttachGlobal) != 0) throw OutOfMemory(bytes);
+  if (size > free_bytes() || driver_.allocate_managed(&address, size, kAttachGlobal) != 0) throw OutOfMemory(bytes);
   std::byte* memory = add(reinterpret_cast<std::byte*>(address), {size, false});
   driver_.check(driver_.advise(address, size, CudaDriver::kPreferredLocation, device_), "place memory");
   driver_.advise(address, size, CudaDriver::kAccessedBy, CudaDriver::kHost);  // a hint, which not all machines take

@@ -63,6 +63,9 @@ class CudaMemory {
 
   bool holds(const void* address, std::size_t bytes) const;
 
+  std::size_t free_bytes() const { return info().free; }    ///< bytes of the GPU that nobody has
+  std::size_t total_bytes() const { return info().total; }  ///< bytes of the GPU
+
   /// Copies and waits. Copies from and to the host are made beside kernels, those within the GPU after the ones that
   /// were launched before. Any thread.
   void copy(std::byte* to, const std::byte* from, const Pieces& pieces) const;
@@ -77,6 +80,11 @@ class CudaMemory {
     bool is_exchanged;
   };
 
+  struct Info {
+    std::size_t free = 0, total = 0;
+  };
+
+  Info info() const;
   std::byte* add(std::byte* memory, const Part& part);
   bool is_on_gpu(const void* address) const;
   const std::pair<std::byte* const, Part>* find(const void* address) const;

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "compute/step_checks.h"
+#include "sampling/device_sampling.h"
 
 namespace quire {
 namespace {
@@ -42,7 +43,12 @@ Runner::Runner(const RunnerConfig& config, Device& device)
   array(inputs_.state_entries, with_state);
   array(inputs_.state_writes, kStateWrites * with_state);
   array(inputs_.logit_rows, rows);
-  array(inputs_.logits, rows * static_cast<std::size_t>(config.logit_stride));
+  const std::size_t num_logits = rows * static_cast<std::size_t>(config.logit_stride);
+  const std::size_t sampled = config.samples_on_device ? rows : 0;
+  array(inputs_.sample_rows, sampled);
+  array(inputs_.sampled_rows, sampled);
+  array(config.samples_on_device ? fetched_logits_ : inputs_.logits, num_logits);
+  if (config.samples_on_device) inputs_.logits = reinterpret_cast<float*>(device_.allocate(num_logits * sizeof(float)));
   array(inputs_.hidden_states, rows * static_cast<std::size_t>(config.hidden_size));
 }
 
@@ -190,9 +196,38 @@ void Runner::compute_logits(std::span<SamplingTask> tasks) {
   std::int64_t& rows = dim(dims, Dim::logit_rows) = 0;
   for (SamplingTask& task : tasks) {
     task.logits = {inputs_.logits + rows * config_.logit_stride, static_cast<std::size_t>(config_.vocab_size)};
+    if (config_.samples_on_device)
+      ask_device(task, {inputs_.sample_rows + rows, static_cast<std::size_t>(task.num_rows)});
     for (std::int32_t i = 0; i < task.num_rows; i++) inputs_.logit_rows[rows++] = task.first_row + i;
   }
   device_.run(head_, dims);
+  if (config_.samples_on_device) take_samples(tasks);
+}
+
+/// Takes what the device has sampled; logits of other tasks are copied to the host.
+void Runner::take_samples(std::span<SamplingTask> tasks) {
+  const auto is_bad = [](const SampledRow& row) { return row.is_good == 0; };
+  const auto stride = static_cast<std::size_t>(config_.logit_stride);
+  std::size_t row = 0, num_wanted = 0;  // the last rows before `row` that are to be copied
+  const auto fetch = [&] {
+    const std::size_t first = (row - num_wanted) * stride, size = std::exchange(num_wanted, 0) * stride;
+    if (size == 0) return;
+    device_.copy(reinterpret_cast<std::byte*>(fetched_logits_ + first),
+                 reinterpret_cast<const std::byte*>(inputs_.logits + first), {size * sizeof(float)});
+  };
+  for (SamplingTask& task : tasks) {
+    const auto num_rows = static_cast<std::size_t>(task.num_rows);
+    const std::span<const SampledRow> sampled(inputs_.sampled_rows + row, num_rows);
+    if (inputs_.sample_rows[row].kind != SampleRow::kNothing && std::ranges::none_of(sampled, is_bad)) {
+      fetch();
+      task.sampled = sampled;
+    } else {
+      task.logits = {fetched_logits_ + row * stride, task.logits.size()};
+      num_wanted += num_rows;
+    }
+    row += num_rows;
+  }
+  fetch();
 }
 
 /// Constrained sequences are left to `collect`, unless their logits would be overwritten before.

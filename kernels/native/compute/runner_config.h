@@ -23,6 +23,7 @@ struct RunnerConfig {
   std::optional<StateShape> state;      ///< of layers that keep a state in place of KV
   std::int64_t window;                  ///< longest attention window of the layers, in tokens; 0: some layer has none
   bool bidirectional;                   ///< every token attends to all (an encoder), so a sequence is computed at once
+  bool samples_on_device;               ///< the plan of the logits samples too, as SampleRow says
   bool lookahead;                       ///< the embedding has a row for the number vocab_size, the lookahead token's
 
   /// The file of KV memory that outlives the runner (KvFile), and the name of all that the bits of its KV depend on

@@ -6,6 +6,8 @@
 #include <optional>
 #include <utility>
 
+#include "sampling/device_sampling.h"
+
 namespace quire {
 namespace {
 
@@ -102,7 +104,8 @@ void BatchSampler::run(const SamplingTask& task, SamplerScratch& scratch, Sample
     const std::int32_t token = sequence.tokens[task.position];
     const std::int32_t count = sequence.sampling.config().prompt_logprobs.value_or(0);
     span.token_ids.push_back(token);
-    span.logprobs.push_back(logprobs_of(task.logits, token, count, scratch));
+    span.logprobs.push_back(task.sampled.empty() ? logprobs_of(task.logits, token, count, scratch)
+                                                 : logprobs_of(task.sampled.front(), count));
   } catch (const std::exception& error) {
     if (task.samples && !span.token_ids.empty()) return;  // a step from the token before will fail by itself
     span.error = error.what();
@@ -126,7 +129,10 @@ void BatchSampler::sample_span(const SamplingTask& task, SamplerScratch& scratch
     const std::int64_t i = std::ssize(span.token_ids), position = task.position + i;
     const std::span row(task.logits.data() + i * stride_, task.logits.size());
     const auto before = tokens.first(static_cast<std::size_t>(position));
-    SampleResult result = sample(row, sequence.sampling, before, position, scratch, task.constraint);
+    SampleResult result =
+        task.sampled.empty()
+            ? sample(row, sequence.sampling, before, position, scratch, task.constraint)
+            : result_of(task.sampled[static_cast<std::size_t>(i)], sequence.sampling.config().logprobs);
     if (i < task.num_given) result.token = drafts[static_cast<std::size_t>(i)];
     if (task.constraint != nullptr) task.constraint->follow(result.token);
     add(result.token);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "compute/abi.h"
 #include "compute/thread_pool.h"
 #include "compute/waitable.h"
 #include "grammar/token_constraint.h"
@@ -26,8 +27,9 @@ struct SamplingTask {
   std::int64_t position;  ///< position of the token that the first row predicts
   bool samples;           ///< false: report the prompt token that stands at `position`
   TokenConstraint* constraint = nullptr;
-  std::span<float> logits = {};  ///< logits of the first row
-  std::int32_t num_given = 0;    ///< number of drafts that are taken as if they were sampled: benchmarks only
+  std::span<float> logits = {};              ///< logits of the first row
+  std::span<const SampledRow> sampled = {};  ///< what a device has sampled of the rows; none: `logits` are the host's
+  std::int32_t num_given = 0;  ///< number of drafts that are taken as if they were sampled: benchmarks only
 };
 
 /// The outcome of a task.

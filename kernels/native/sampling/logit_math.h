@@ -69,6 +69,11 @@ inline void masses_of(const float* logits, float max, float inverse_temperature,
   for (std::size_t i = 0; i < kMassBlock; ++i) masses[i] = mass_of_weight(weights[i]);
 }
 
+/// Log probability of a logit where `log_sum` is the logarithm of the mass of all, in masses of the largest, `max`.
+inline float logprob_of(float logit, float max, double log_sum) {
+  return static_cast<float>(static_cast<double>(logit - max) - log_sum);
+}
+
 /// ln x for finite, normal x > 0, to within 2 ulp of a double near 1 and 1 ulp elsewhere.
 inline double natural_log(double x) {
   const std::uint64_t bits = std::bit_cast<std::uint64_t>(x);

@@ -18,15 +18,6 @@ namespace {
 constexpr std::uint64_t kMaxTries = 16;  ///< samples of a position that are tried before its mask is written
 constexpr std::size_t kSparse = 8;       ///< masks that allow at most 1 / kSparse of the vocabulary are read by token
 
-double random_number(const SamplingState& state, std::int64_t position, std::uint64_t number) {
-  const SamplingConfig& config = state.config();
-  return uniform(config.seed, static_cast<std::uint64_t>(config.first_position + position), number);
-}
-
-float inverse_temperature(const SamplingConfig& config) {
-  return std::max(1.0f / config.temperature, std::numeric_limits<float>::min());
-}
-
 /// The place of the sampled token in the running sum of mass.
 std::uint64_t target(double random, std::uint64_t total) {
   return std::min(static_cast<std::uint64_t>(random * static_cast<double>(total)), total - 1);
@@ -68,11 +59,8 @@ class RowSampler {
   std::span<Candidate> candidates() {
     if (config_.top_k <= 0 && config_.min_p <= 0) return nucleus_of_all();
     std::int32_t least = kLeastKey;
-    float reach = kReach;
-    if (config_.min_p > 0) {
-      reach = std::min(kReach, static_cast<float>(-natural_log(static_cast<double>(config_.min_p))));
-      least = key_at(reach);
-    }
+    const float reach = reach_of(config_);
+    if (config_.min_p > 0) least = key_at(reach);
     if (config_.top_k > 0) least = std::max(least, scan_.key_reached_by(config_.top_k));
     auto left = filter(scan_.collect(least), [&](const Candidate& c) {
       return (logit_of(c.key) - scan_.max()) * inverse_temperature_ >= -reach;
@@ -217,6 +205,20 @@ class RejectionSampler {
 
 }  // namespace
 
+double random_number(const SamplingState& state, std::int64_t position, std::uint64_t number) {
+  const SamplingConfig& config = state.config();
+  return uniform(config.seed, static_cast<std::uint64_t>(config.first_position + position), number);
+}
+
+float inverse_temperature(const SamplingConfig& config) {
+  return std::max(1.0f / config.temperature, std::numeric_limits<float>::min());
+}
+
+float reach_of(const SamplingConfig& config) {
+  if (config.min_p <= 0) return kReach;
+  return std::min(kReach, static_cast<float>(-natural_log(static_cast<double>(config.min_p))));
+}
+
 SampleResult sample(std::span<float> logits, const SamplingState& state, std::span<const std::int32_t> tokens,
                     std::int64_t position, SamplerScratch& scratch, TokenConstraint* constraint) {
   if (std::ssize(logits) != state.vocab_size()) {
@@ -257,9 +259,7 @@ TokenLogprobs logprobs_of(std::span<const float> logits, std::int32_t token, std
   VocabScan scan(logits, scratch);
   check_not_all_banned(scan.max_key() > kLeastKey, logits.size());
   const double log_sum = natural_log(static_cast<double>(scan.weigh(1.0f)) / kMassOfOne);
-  const auto logprob = [&](float logit) {
-    return static_cast<float>(static_cast<double>(logit - scan.max()) - log_sum);
-  };
+  const auto logprob = [&](float logit) { return logprob_of(logit, scan.max(), log_sum); };
   TokenLogprobs result{.logprob = logprob(logits[token]), .rank = scan.rank(token), .top_ids = {}, .top_logprobs = {}};
   if (top_n == 0) return result;
   const auto top = scan.collect(scan.key_reached_by(top_n));

@@ -41,6 +41,14 @@ struct SampleResult {
 SampleResult sample(std::span<float> logits, const SamplingState& state, std::span<const std::int32_t> tokens,
                     std::int64_t position, SamplerScratch& scratch, TokenConstraint* constraint = nullptr);
 
+/// The random number `number` of the token at a position.
+double random_number(const SamplingState& state, std::int64_t position, std::uint64_t number);
+
+float inverse_temperature(const SamplingConfig& config);
+
+/// How far below the largest logit min_p lets tokens be, in temperatures; beyond kReach they weigh nothing anyway.
+float reach_of(const SamplingConfig& config);
+
 /// Log probability and rank of `token`, and the `top_n` likeliest tokens. Throws std::invalid_argument if `token` or
 /// `top_n` is out of the vocabulary's range, std::runtime_error if a logit is NaN or infinite.
 TokenLogprobs logprobs_of(std::span<const float> logits, std::int32_t token, std::int32_t top_n,

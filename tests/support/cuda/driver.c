@@ -30,8 +30,10 @@ typedef struct Part {
 static Part *parts;
 static pthread_mutex_t parts_lock = PTHREAD_MUTEX_INITIALIZER;
 static int num_faults, watches, num_inside;
+static size_t bytes_to_host;
 
 int emulated_faults(void) { return num_faults; }
+size_t emulated_bytes_to_host(void) { return bytes_to_host; }
 
 static Part *part_of(const void *address, size_t size) {
   const char *at = address;
@@ -111,10 +113,18 @@ int cuDeviceGetAttribute(int *value, int which, int device) {
 int cuDevicePrimaryCtxRetain(void **to, int device) { return *to = &context, OK; }
 int cuDevicePrimaryCtxRelease_v2(int device) { return OK; }
 int cuCtxSetCurrent(void *given) { return given == &context ? OK : INVALID; }
-int cuMemGetInfo_v2(size_t *free, size_t *total) { return *free = (size_t)4 << 30, *total = (size_t)8 << 30, OK; }
+int cuMemGetInfo_v2(size_t *free, size_t *total) {
+  const char *others = getenv("QUIRE_EMULATED_OTHERS");  // MiB that other programs have
+  size_t taken = others ? strtoull(others, NULL, 10) << 20 : (size_t)4 << 30;
+  pthread_mutex_lock(&parts_lock);
+  for (Part *part = parts; part; part = part->next) taken += part->is_host ? 0 : whole(part->size);
+  pthread_mutex_unlock(&parts_lock);
+  *total = (size_t)8 << 30;
+  return *free = taken < *total ? *total - taken : 0, OK;
+}
 int cuMemAllocManaged(unsigned long long *address, size_t size, unsigned flags) {
   if (flags != 1 || size == 0) return INVALID;
-  if (size > (size_t)8 << 30 || !(*address = (uintptr_t)allocate(size, 0))) return NO_MEMORY;
+  if (!(*address = (uintptr_t)allocate(size, 0))) return NO_MEMORY;
   return OK;
 }
 int cuMemFree_v2(unsigned long long address) { return release((void *)(uintptr_t)address, 0); }
@@ -153,6 +163,7 @@ int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t size, v
   return is_managed(to, size) && !is_managed((uintptr_t)from, 1) ? copy((void *)(uintptr_t)to, from, size) : INVALID;
 }
 int cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t size, void *stream) {
+  bytes_to_host += size;
   return is_managed(from, size) && !is_managed((uintptr_t)to, 1) ? copy(to, (void *)(uintptr_t)from, size) : INVALID;
 }
 

@@ -28,6 +28,17 @@ static inline uint32_t to_s32(float f) {  /* saturates, and a NaN is 0 */
   if (f >= 2147483648.0f) return 0x7fffffffu;
   return f < -2147483648.0f ? 0x80000000u : (uint32_t)(int32_t)f;
 }
+static inline double D(uint64_t b) { double f; memcpy(&f, &b, 8); return f; }
+static inline uint64_t B64(double f) { uint64_t b; memcpy(&b, &f, 8); return b; }
+static inline uint64_t to_s64(float f) {
+  if (f != f) return 0x8000000000000000u;
+  if (f >= 0x1p63f) return 0x7fffffffffffffffu;
+  return f < -0x1p63f ? 0x8000000000000000u : (uint64_t)(int64_t)f;
+}
+static inline uint64_t to_u64(double f) {
+  if (f != f) return 0x8000000000000000u;
+  return f >= 0x1p64 ? ~0ull : f <= 0 ? 0 : (uint64_t)f;
+}
 static inline uint32_t flushed(uint32_t b) { return b & 0x7f800000u ? b : b & 0x80000000u; }
 static inline uint32_t extreme(uint32_t a, uint32_t b, int largest) {  /* of a NaN and a number the number */
   a = flushed(a), b = flushed(b);
@@ -182,6 +193,8 @@ class Translator:
             return operand.replace("%", "v_")
         if operand.startswith("0f"):
             return f"0x{operand[2:]}u"
+        if operand.startswith("0d"):
+            return f"0x{operand[2:]}ull"
         if re.fullmatch(r"-?(0x[0-9a-fA-F]+|\d+)", operand):
             return f"({operand}ll)" if not operand.startswith("0x") else f"({operand}ull)"
         return f"(uint64_t){operand}"  # the address of a table or of local memory
@@ -203,6 +216,10 @@ class Translator:
         """Translate additions, multiplications and so on."""
         (name, *how), type_ = opcode, opcode[-1]
         target, a, b = map(self.value, operands)
+        if type_ == "f64":
+            if how != ["rn", "f64"]:
+                raise ValueError(f"{'.'.join(opcode)} does not say how it rounds")
+            return f"{target} = B64(D({a}) {ARITHMETIC[name]} D({b}));"
         if type_ == "f32":
             self.check_rounding(opcode)
             return f"{target} = B(F({a}) {ARITHMETIC[name]} F({b}));"
@@ -340,11 +357,12 @@ class Translator:
     def do_setp(self, opcode: list[str], operands: list[str]) -> str:
         comparison, type_ = opcode[1], opcode[-1]
         target, a, b = map(self.value, operands)
-        if type_ == "f32":
+        if type_ in ("f32", "f64"):
             unordered = comparison.endswith("u")
             plain = comparison.removesuffix("u") if unordered else comparison
-            compared = f"F({a}) {COMPARISONS[plain]} F({b})"
-            either = f"F({a}) != F({a}) || F({b}) != F({b})"
+            of = "F" if type_ == "f32" else "D"
+            compared = f"{of}({a}) {COMPARISONS[plain]} {of}({b})"
+            either = f"{of}({a}) != {of}({a}) || {of}({b}) != {of}({b})"
             return f"{target} = {compared}{f' || {either}' if unordered else ''};"
         c_type = (SIGNED | UNSIGNED)[type_]
         return f"{target} = ({c_type}){a} {COMPARISONS[comparison]} ({c_type}){b};"
@@ -360,6 +378,16 @@ class Translator:
             return f"{target} = B(rintf(F({a})));"
         if (to, source) == ("s32", "f32") and how == ["rzi", "ftz"]:
             return f"{target} = to_s32(F({a}));"
+        if (to, source) == ("s64", "f32") and how == ["rzi", "ftz"]:
+            return f"{target} = to_s64(F({a}));"
+        if (to, source) == ("f64", "u64") and how == ["rn"]:
+            return f"{target} = B64((double)(uint64_t){a});"
+        if (to, source) == ("f64", "f32") and how == ["ftz"]:
+            return f"{target} = B64((double)F({a}));"
+        if (to, source) == ("f64", "f64") and how == ["rpi"]:
+            return f"{target} = B64(ceil(D({a})));"
+        if (to, source) == ("u64", "f64") and how == ["rzi"]:
+            return f"{target} = to_u64(D({a}));"
         if (to, source) == ("bf16", "f32") and how == ["rn"]:
             return f"{target} = to_bf16({a});"
         if (to, source) == ("f32", "f16") and how == ["ftz"]:  # a denormal f16 is a normal f32
