@@ -15,16 +15,19 @@ import pytest
 from checkpoints import CHECKPOINTS, ReferenceCheckpoint
 from kernel_calls import context_of
 
-from quire.kernels.attention_heads import Heads
+from quire.kernels.attention_heads import Heads, StateHeads
 from quire.kernels.devices.cuda import ARCHITECTURES, Cuda, local_bytes
 from quire.kernels.emit.attention import AttentionKernel
 from quire.kernels.emit.context import Kernel
 from quire.kernels.emit.cuda.choice import gpu_kernel
 from quire.kernels.emit.cuda.threads import ENTRY, SHARED_BYTES
 from quire.kernels.emit.dots import CUDA
+from quire.kernels.emit.experts import CombineKernel
+from quire.kernels.emit.gates import GatedNormKernel
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.layout import Dtypes
-from quire.kernels.emit.rows import NormKernel, SpreadKernel
+from quire.kernels.emit.rows import NormKernel
+from quire.kernels.emit.state_update import StateUpdateKernel, UnitHeadsKernel
 from quire.kernels.errors import ModelError
 from quire.kernels.options import LoadOptions, choose_device
 from quire.kernels.runner import describe, load_model
@@ -137,7 +140,11 @@ def test_a_second_start_compiles_nothing(demo_model: Path, tmp_path: Path) -> No
         (GemmKernel("g", 64, 32), 256),
         (AttentionKernel("a", Heads(8, 2, 128), 0.1), 256),
         (AttentionKernel("a", Heads(2, 1, 96, 64), 0.1), 16),  # what it makes of latents is for all half-warps
-        (SpreadKernel("s", 3, 64), 16),
+        (CombineKernel("c", 64, 2), 256),
+        (GatedNormKernel("n", 512, 256, 256, 512, 0, 1e-6), 256),
+        (GatedNormKernel("n", 512, 128, 128, 512, 0, 1e-6), 16),
+        (StateUpdateKernel("u", StateHeads(1, 1, 256, 16), 528, 0, 256, 512), 64),
+        (UnitHeadsKernel("u", StateHeads(1, 1, 256, 16), 528, 1.0, 1e-6), 16),
         (AttentionKernel("a", Heads(128, 1, 576, 512), 0.1), 1),
     ],
     ids=str,
