@@ -139,7 +139,7 @@ def test_a_second_start_compiles_nothing(demo_model: Path, tmp_path: Path) -> No
     [
         (GemmKernel("g", 64, 32), 256),
         (AttentionKernel("a", Heads(8, 2, 128), 0.1), 256),
-        (AttentionKernel("a", Heads(2, 1, 96, 64), 0.1), 16),  # what it makes of latents is for all half-warps
+        (AttentionKernel("a", Heads(20, 1, 576, 512), 0.1), 256),
         (CombineKernel("c", 64, 2), 256),
         (GatedNormKernel("n", 512, 256, 256, 512, 0, 1e-6), 256),
         (GatedNormKernel("n", 512, 128, 128, 512, 0, 1e-6), 16),

@@ -20,7 +20,7 @@ def assembler() -> PtxAssembler:
     """Return the assembler. Skips the test where there is none."""
     found = find_assembler()
     if found is None:
-        pytest.skip("NVIDIA's assembler is not here: pip install nvidia-cuda-nvcc")
+        pytest.skip("NVIDIA's assembler is not here: it is in the extra ptxas")
     return found
 
 

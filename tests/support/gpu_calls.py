@@ -24,14 +24,15 @@ _ISA = "avx2"
 
 
 def run(kernel: GpuKernel, buffers: Sequence[Array], rows: int, items: tuple[int, int]) -> list[Array]:
-    """Return what the buffers hold after a launch with `rows` tokens, and items as (rows of an item, repeats)."""
+    """Return what buffers hold after a launch whose dims are all `rows`, and items as (rows of an item, repeats)."""
     device = _native.CudaDevice(0, _native.ThreadPool(1, False))
     ptx = PtxCompiler(device.architecture, str(cache_folder())).compile(kernel.text)
-    number = device.load(ptx, ENTRY, kernel.shape.threads_per_item, kernel.shape.threads_per_block)
+    shape = kernel.shape
+    number = device.load(ptx, ENTRY, shape.threads_per_item, shape.threads_per_block, shape.shared_bytes)
     addresses = [device.upload(buffer) for buffer in buffers]
     plan = _native.Plan()
     plan.add(number, addresses, "tokens", *items)
-    device.run(plan, {"tokens": rows, "max_num_batched_tokens": rows})
+    device.run(plan, {dim.name: rows for dim in _native.Dim})
     return [_copied(address, buffer) for address, buffer in zip(addresses, buffers, strict=True)]
 
 

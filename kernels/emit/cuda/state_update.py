@@ -18,7 +18,7 @@ STATE_THREADS = CHAINS * LANES
 
 
 @dataclass(frozen=True)
-class _Token:
+class _LoadedToken:
     """What a thread has loaded of a token: some of its keys and queries, its values, and the head's decay and step."""
 
     keys: Sequence[Value]
@@ -33,14 +33,14 @@ class _Token:
         return [*self.keys, *self.queries, self.value, self.decay, self.step]
 
     @classmethod
-    def of(cls, state: Sequence[Value]) -> _Token:
+    def of(cls, state: Sequence[Value]) -> _LoadedToken:
         """Return what a loop has carried."""
         *loaded, value, decay, step = state
         return cls(loaded[: len(loaded) // 2], loaded[len(loaded) // 2 :], value, decay, step)
 
 
 @dataclass(frozen=True)
-class _Head:
+class _HeadPart:
     """A work item: the numbers of the head and of its 16 elements, and where keys and queries begin in a row."""
 
     number: Value
@@ -69,7 +69,7 @@ class BlockStateUpdateKernel(StateUpdateKernel):
             block = item % (h.values * blocks)
             number = block // blocks
             key_at = (number % h.keys if h.interleaved else number // h.group) * (h.key * 4)
-            head = _Head(number, block, key_at + self.keys * 4, key_at + self.queries * 4)
+            head = _HeadPart(number, block, key_at + self.keys * 4, key_at + self.queries * 4)
             at = block * (h.key * 64) + b.team * 64
             matrix = [states.load(b, at + i * (CHAINS * 64)) for i in range(count)]
             first = self._fetch(b, rows, rates, b.load(states.entry, StateEntry.ROW, I64), head)
@@ -80,7 +80,7 @@ class BlockStateUpdateKernel(StateUpdateKernel):
                         b.store(row, record, at + i * (CHAINS * 64), 64)
 
             with states.tokens(b, [*matrix, *first.state], store) as token:
-                this = _Token.of(token.state[count:])
+                this = _LoadedToken.of(token.state[count:])
                 self._share(b, this, shared)
                 after = self._fetch(b, rows, rates, (token.index + 1).min(last), head)
                 value, result, matrix = self._update(b, this, shared, sums, token.state[:count])
@@ -91,7 +91,7 @@ class BlockStateUpdateKernel(StateUpdateKernel):
                     b.store(result, out, at_token + block * 64, 64)
                 token.carry(*matrix, *after.state)
 
-    def _fetch(self, b: BlockBuilder, rows: Value, rates: Value, token: Value, head: _Head) -> _Token:
+    def _fetch(self, b: BlockBuilder, rows: Value, rates: Value, token: Value, head: _HeadPart) -> _LoadedToken:
         """Load the thread's part of a token."""
         h = self.heads
         row = b.address(rows, token * (round_up(self.columns, BLOCK) * 4))
@@ -100,14 +100,14 @@ class BlockStateUpdateKernel(StateUpdateKernel):
         )
         value = b.load(row, head.block * 64 + self.values * 4, VF32, 64)
         pair = b.address(rates, (token * round_up(h.values, 16) + head.number) * 8)
-        return _Token(keys, queries, value, *(b.load(pair, 4 * i, F32) for i in range(2)))
+        return _LoadedToken(keys, queries, value, *(b.load(pair, 4 * i, F32) for i in range(2)))
 
     def _places(self, b: BlockBuilder) -> list[Value]:
         """Return the numbers of the keys that a thread loads; the last one may be several threads'."""
         most = self.heads.key - 1
         return [(b.thread + first).min(most) for first in range(0, self.heads.key, STATE_THREADS)]
 
-    def _share(self, b: BlockBuilder, token: _Token, shared: Value) -> None:
+    def _share(self, b: BlockBuilder, token: _LoadedToken, shared: Value) -> None:
         """Write keys, then queries to shared memory, which nobody reads any more."""
         for first, values in enumerate((token.keys, token.queries)):
             for place, value in zip(self._places(b), values, strict=True):
@@ -115,7 +115,7 @@ class BlockStateUpdateKernel(StateUpdateKernel):
         b.barrier()
 
     def _update(
-        self, b: BlockBuilder, token: _Token, shared: Value, sums: Sequence[Value], matrix: Sequence[Value]
+        self, b: BlockBuilder, token: _LoadedToken, shared: Value, sums: Sequence[Value], matrix: Sequence[Value]
     ) -> tuple[Value, Value, list[Value]]:
         """Return what a token adds before its step, q S, and the rows of the chain."""
         mine = b.address(shared, b.team * 4)
