@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import product
 
+from quire.kernels.emit.adapters import ShrinkKernel
 from quire.kernels.emit.attention import AttentionKernel, SplitReductionKernel
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.convolution import ConvolutionKernel
@@ -15,6 +16,7 @@ from quire.kernels.emit.cuda.grouping import BlockGroupKernel
 from quire.kernels.emit.cuda.latent_products import LatentProducts
 from quire.kernels.emit.cuda.products import PAIRS_AT_ONCE, SUMS_BYTES, THREADS, BlockProducts
 from quire.kernels.emit.cuda.quantized_products import BlockQuantizedProducts
+from quire.kernels.emit.cuda.shrink import SHRINK_THREADS, BlockExpertShrinkKernel, BlockShrinkKernel
 from quire.kernels.emit.cuda.split_reduction import BlockSplitReductionKernel
 from quire.kernels.emit.cuda.state_update import STATE_THREADS, BlockStateUpdateKernel
 from quire.kernels.emit.cuda.threads import (
@@ -28,6 +30,7 @@ from quire.kernels.emit.cuda.threads import (
 )
 from quire.kernels.emit.cuda.warps import ScratchError, WarpBuilder
 from quire.kernels.emit.embedding import EmbeddingKernel
+from quire.kernels.emit.expert_adapters import ExpertShrinkKernel
 from quire.kernels.emit.experts import CombineKernel, GroupKernel, RouteKernel, ScatterKernel
 from quire.kernels.emit.gates import GatedNormKernel, GateKernel
 from quire.kernels.emit.gemm import GemmKernel
@@ -41,7 +44,7 @@ from quire.kernels.emit.state_update import StateRatesKernel, StateUpdateKernel
 _BY_BLOCKS = (
     GemmKernel, HeadLinearKernel, AttentionKernel, SplitReductionKernel, SplitHeadsKernel, LatentHeadsKernel,
     NormKernel, QuantizeKernel, EmbeddingKernel, SpreadKernel, RouteKernel, ScatterKernel, CombineKernel, GateKernel,
-    GatedNormKernel, StateRatesKernel, GroupKernel, ConvolutionKernel, StateUpdateKernel,
+    GatedNormKernel, StateRatesKernel, GroupKernel, ConvolutionKernel, StateUpdateKernel, ShrinkKernel,
 )  # fmt: skip
 
 _OWN_KERNELS: dict[type[Kernel], tuple[Callable[..., Kernel], int]] = {
@@ -49,6 +52,8 @@ _OWN_KERNELS: dict[type[Kernel], tuple[Callable[..., Kernel], int]] = {
     GroupKernel: (BlockGroupKernel, THREADS),
     ConvolutionKernel: (BlockConvolutionKernel, THREADS),
     StateUpdateKernel: (BlockStateUpdateKernel, STATE_THREADS),
+    ShrinkKernel: (BlockShrinkKernel, SHRINK_THREADS),
+    ExpertShrinkKernel: (BlockExpertShrinkKernel, SHRINK_THREADS),
 }
 """Kernels that are written for blocks of threads, and how many."""
 
