@@ -111,8 +111,8 @@ class Translator:
         found = re.findall(r"\.visible \.entry (\w+)\((.*?)\)([^{]*)\{(.*?)\n\}", text, re.DOTALL)
         if not found:
             raise ValueError("no entry function")
-        shared, *sizes = self.shared_memory(text)
-        functions = [self.function(name, parameters, limits, body, *sizes) for name, parameters, limits, body in found]
+        shared, size, has_more = self.shared_memory(text)
+        functions = [self.function(*parts, size, has_more) for parts in found]
         return "\n".join([PRELUDE, *shared, *(self.table(*each) for each in constants), *functions])
 
     @staticmethod
