@@ -111,6 +111,7 @@ def gpu_kernels(plan: ModelPlan, gpu: Cuda) -> dict[str, Any]:
             "threads_per_block": shape.threads_per_block,
             "ptx_bytes": len(ptx),
             "local_bytes": local_bytes(ptx),
+            "asked_shared_bytes": shape.shared_bytes,
         }
         if assembler is not None:
             sizes[kernel.name] |= assembler.resources(ptx)

@@ -104,9 +104,8 @@ class Cuda:
 
         def load(kernel: GpuKernel) -> int:
             shape = kernel.shape
-            return native.load(
-                self._compiler.compile(kernel.text), ENTRY, shape.threads_per_item, shape.threads_per_block
-            )
+            ptx = self._compiler.compile(kernel.text)
+            return native.load(ptx, ENTRY, shape.threads_per_item, shape.threads_per_block, shape.shared_bytes)
 
         with ThreadPoolExecutor(min(self._threads, _MOST_COMPILERS)) as pool:
             loaded = {kernel: pool.submit(load, kernel) for kernel in dict.fromkeys(chosen)}

@@ -28,7 +28,6 @@ from quire.kernels.emit.layout import (
     BLOCK,
     TILE_ROWS,
     round_activation,
-    round_up,
     store_activation,
     store_rounded,
 )
@@ -45,14 +44,16 @@ _VSPAN = vector(F32, SPAN)
 @dataclass(frozen=True)
 class Frame:
     """Stack of one work item: scores or probabilities, state of each row, the scales of int8 K and V of a block's
-    tokens, and of latents 32 columns of V of the block's tokens. All are f32, except that `p` is stored as activations,
-    and `values` as KV pages are."""
+    tokens, and of latents 32 columns of V of the block's tokens, unless `value_products` read these as they lie.
+
+    All are f32, except that `p` is stored as activations, and `values` as KV pages are."""
 
     u: Value
     p: Value
     state: SoftmaxState
     scales: Value
     values: Value | None
+    value_products: Products
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class AttentionKernel(Kernel):
         layout = KvLayout(self.heads, products.dtypes)
         entries, queries, tiles, out = (b.buffer(i) for i in range(4))
         sinks = b.buffer(4) if self.sinks else None
-        frame = self._frame(b, products, context.capabilities.query_rows)
+        frame = self._frame(b, context)
         with b.items() as item:
             size = KvSplit.BYTES if self.kv_split else AttentionEntry.BYTES
             number, kv_head = item // self.heads.kv, item % self.heads.kv
@@ -164,15 +165,17 @@ class AttentionKernel(Kernel):
                 self._attend(b, products, Entry(row, tokens, position, kv, whole), queries, frame, sinks=sinks)
                 frame.state.write(b, products.dtypes, row, tokens, kv_head, out)
 
-    def _frame(self, b: Builder, products: Products, query_rows: int) -> Frame:
-        rows = round_up(max(query_rows, self.heads.group), query_rows)
+    def _frame(self, b: Builder, context: EmitContext) -> Frame:
+        products, rows = context.kv_products, context.attention_rows(self.heads.group)
+        latent_products = context.latent_products if self.heads.latent else None
         u = b.scratch(rows * BLOCK_TOKENS * 4)
         p = b.scratch(rows * BLOCK_TOKENS * 2) if products.dtypes.activation_bytes == 2 else u
         state = SoftmaxState.reserve(b, self.heads, rows)
         scales = b.scratch(2 * BLOCK_TOKENS * 4)
         tiles = BLOCK_TOKENS // KV_TILE
-        values = b.scratch(tiles * products.dtypes.block_bytes) if self.heads.latent else None
-        return Frame(u, p, state, scales, values)
+        is_copied = self.heads.latent and latent_products is None
+        values = b.scratch(tiles * products.dtypes.block_bytes) if is_copied else None
+        return Frame(u, p, state, scales, values, latent_products or products)
 
     def _attend(
         self, b: Builder, products: Products, entry: Entry, queries: Value, frame: Frame,
@@ -203,7 +206,7 @@ class AttentionKernel(Kernel):
                 self._copy_scales(b, block, frame)
             self._scores(b, products, q, rows, block, frame)
             self._softmax(b, products, rows, block, frame)
-            self._values(b, products, rows, block, frame)
+            self._values(b, rows, block, frame)
 
     def _context(self, entry: Entry) -> Value:
         """Return the number of tokens up to the last one that any row of the entry attends to."""
@@ -319,12 +322,13 @@ class AttentionKernel(Kernel):
 
         return b.fold_lanes(tokens.fold(step, b.constant(0.0, VF32)), lambda left, right: left + right)
 
-    def _values(self, b: Builder, products: Products, rows: Value, block: ContextBlock, frame: Frame) -> None:
+    def _values(self, b: Builder, rows: Value, block: ContextBlock, frame: Frame) -> None:
         """Compute O_b of every row and reduce it into O; prefetch the keys of the next block."""
         entry, kv = block.entry, block.entry.kv
-        dtypes, blocks = products.dtypes, value_blocks_of(self.heads)
+        products, blocks = frame.value_products, value_blocks_of(self.heads)
+        dtypes = products.dtypes
         latent_offset = (blocks_of(self.heads) - blocks) * dtypes.block_bytes
-        value_offset = kv.layout.value_offset
+        value_offset = kv.layout.value_offset + latent_offset
         first = block.start // KV_TILE
         row_bytes = BLOCK_TOKENS * dtypes.activation_bytes
         p = Panels(frame.p, row_bytes, BLOCK * dtypes.activation_bytes, TILE_ROWS * row_bytes)

@@ -71,6 +71,16 @@ class EmitContext:
         """Emitter of products with KV pages."""
         return Products(self.isa, self.dtypes.kv, self.rows_per_item)
 
+    @property
+    def latent_products(self) -> Products | None:
+        """Emitter of products with latents as they are packed as keys; None if they are packed as values before."""
+        return None
+
+    def attention_rows(self, group: int) -> int:
+        """Return the rows of scratch of a work item of attention, for `group` query heads of a token at least."""
+        size = self.capabilities.query_rows
+        return -(-max(size, group) // size) * size
+
 
 @dataclass(frozen=True)
 class Kernel(ABC):

@@ -33,7 +33,7 @@ class ExpertShrinkKernel(ShrinkKernel):
             adapter = b.load_index(adapters, token)
             number = adapter * self.experts + b.load_index(experts, assignment)
             number = b.select(b.compare("eq", adapter, 0), b.index(0), number)
-            with b.when(b.compare("eq", tile, 0)):
+            with b.when(b.compare("eq", tile, 0)), b.once():
                 b.store(b.convert("arith.trunci", number, I32), entries, slot * 4)
             entry = b.address(table, number * ENTRY_BYTES)
             with b.when(tile < b.load(entry, 24, I64)):

@@ -73,17 +73,23 @@ class RouteKernel(Kernel):
             if self.groups > 1:
                 self._drop_groups(b, choice)
             at = row * (self.top_k * 4)
-            chosen = self._choose(b, choice, scores, b.address(numbers, at), b.address(weights, at))
-            if self.normalize:
-                total = self._normalizer(b, chosen, total)
-            with b.loop(0, self.top_k) as rank:
-                place = b.address(weights, at + rank.index * 4)
-                weight = b.load(place, 0, F32)
-                weight = weight / total if total is not None else weight
-                if expert_scales is not None:
-                    expert = b.load_index(b.address(numbers, at), rank.index)
-                    weight = weight * b.load(expert_scales, expert * 4, F32)
-                b.store(weight * self.scale if self.scale != 1 else weight, place, 0)
+            chosen, their_weights = b.address(numbers, at), b.address(weights, at)
+            with b.once():
+                of_chosen = self._choose(b, choice, scores, chosen, their_weights)
+                divisor = self._normalizer(b, of_chosen, total) if self.normalize else total
+                self._weigh(b, chosen, their_weights, divisor, expert_scales)
+
+    def _weigh(
+        self, b: Builder, numbers: Value, weights: Value, divisor: Value | None, expert_scales: Value | None
+    ) -> None:
+        """Make the weights of the chosen experts of their scores."""
+        with b.loop(0, self.top_k) as rank:
+            place = b.address(weights, rank.index * 4)
+            weight = b.load(place, 0, F32)
+            weight = weight / divisor if divisor is not None else weight
+            if expert_scales is not None:
+                weight = weight * b.load(expert_scales, b.load_index(numbers, rank.index) * 4, F32)
+            b.store(weight * self.scale if self.scale != 1 else weight, place, 0)
 
     def _masked(self, b: Builder, part: Value, value: Value, other: float) -> Value:
         """Return 16 lanes of experts, with `other` in those past the last expert."""
@@ -96,18 +102,18 @@ class RouteKernel(Kernel):
     def _score(self, b: Builder, outputs: Value, scores: Value) -> Value | None:
         """Store the scores of all experts; of a softmax without its denominator, which is returned."""
         if self.scoring == "sigmoid":
-            with b.loop(0, self._parts) as part:
+            with b.each(0, self._parts) as part:
                 b.store(sigmoid(b, b.load(outputs, part.index * 64, VF32, 64)), scores, part.index * 64, 64)
             return None
         with b.loop(0, self._parts, state=[b.constant(LOWEST, VF32)]) as part:
             value = self._masked(b, part.index, b.load(outputs, part.index * 64, VF32, 64), LOWEST)
             part.carry(value.max(part.state[0]))
         largest = b.broadcast(b.fold_lanes(part.results[0], lambda left, right: left.max(right)))
-        with b.loop(0, self._parts, state=[b.constant(0.0, VF32)]) as part:
+        with b.each(0, self._parts) as part:
             value = exp(b, b.load(outputs, part.index * 64, VF32, 64) - largest)
-            value = self._masked(b, part.index, value, 0.0)
-            b.store(value, scores, part.index * 64, 64)
-            part.carry(part.state[0] + value)
+            b.store(self._masked(b, part.index, value, 0.0), scores, part.index * 64, 64)
+        with b.loop(0, self._parts, state=[b.constant(0.0, VF32)]) as part:
+            part.carry(part.state[0] + b.load(scores, part.index * 64, VF32, 64))
         return b.fold_lanes(part.results[0], lambda left, right: left + right)
 
     def _normalizer(self, b: Builder, chosen: Value, total: Value | None) -> Value:
@@ -126,7 +132,7 @@ class RouteKernel(Kernel):
         Outputs that differ may have equal scores, once these are rounded.
         """
         by_score = correction is not None or (self.groups > 1 and self.group_score == "top2")
-        with b.loop(0, self._parts) as part:
+        with b.each(0, self._parts) as part:
             value = b.load(scores if by_score else outputs, part.index * 64, VF32, 64)
             if correction is not None and total is not None:
                 value = value / b.broadcast(total)
@@ -139,7 +145,7 @@ class RouteKernel(Kernel):
         size = self.experts // self.groups
         ranking, dropped = b.scratch(self.groups * 4), b.scratch(self.groups * 4)
         lowest = b.constant(LOWEST, F32)
-        with b.loop(0, self.groups) as group:
+        with b.each_scalar(0, self.groups) as group:
             with b.loop(0, size, state=[lowest, lowest]) as member:
                 value = b.load(choice, (group.index * size + member.index) * 4, F32)
                 first, second = member.state
@@ -147,14 +153,14 @@ class RouteKernel(Kernel):
             first, second = member.results
             b.store(first + second if self.group_score == "top2" else first, ranking, group.index * 4)
             b.store(b.constant(1, I32), dropped, group.index * 4)
-        with b.loop(0, self.top_groups):
+        with b.once(), b.loop(0, self.top_groups):
             with b.loop(0, self.groups, state=[b.constant(LOWEST, F32), b.index(0)]) as group:
                 value = b.load(ranking, group.index * 4, F32)
                 better = group.state[0] < value
                 group.carry(b.select(better, value, group.state[0]), b.select(better, group.index, group.state[1]))
             b.store(lowest, ranking, group.results[1] * 4)
             b.store(b.constant(0, I32), dropped, group.results[1] * 4)
-        with b.loop(0, self.groups) as group:
+        with b.each_scalar(0, self.groups) as group:
             is_dropped = b.compare("ne", b.load(dropped, group.index * 4, I32), 0)
             with b.when(is_dropped), b.loop(0, size) as member:
                 b.store(lowest, choice, (group.index * size + member.index) * 4)
@@ -242,7 +248,7 @@ class ScatterKernel(Kernel):
                 b.address(base, packed_offset(dtypes, self.width, row, b.index(0)))
                 for base, row in zip((x, out), rows, strict=True)
             )
-            with b.loop(0, round_up(self.width, BLOCK) // BLOCK) as block:
+            with b.each(0, round_up(self.width, BLOCK) // BLOCK) as block:
                 at = block.index * (TILE_ROWS * BLOCK * dtypes.activation_bytes)
                 for offset in range(0, BLOCK * dtypes.activation_bytes, 64):
                     b.store(b.load(source, at + offset, VI32, 64), target, at + offset, 64)
@@ -327,7 +333,7 @@ class CombineKernel(Kernel):
                 gate = sigmoid(b, b.broadcast(b.load(b.buffer(5), token * (BLOCK * 4), F32)))
                 terms.append((gate, b.address(b.buffer(4), token * row_bytes)))
             target = b.address(out, token * row_bytes)
-            with b.loop(0, self.width // 16) as part:
+            with b.each(0, self.width // 16) as part:
                 self._add_up(b, terms, target, part.index * 64)
 
     def _add_up(self, b: Builder, terms: Sequence[tuple[Value, Value]], target: Value, at: Value) -> None:

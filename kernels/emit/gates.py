@@ -23,7 +23,7 @@ class GateKernel(Kernel):
         """See Kernel."""
         dtypes = context.dtypes
         x, gates = b.buffer(0), b.buffer(1)
-        with b.items() as row, b.loop(0, self.width // 16) as part:
+        with b.items() as row, b.each(0, self.width // 16) as part:
             gate = b.load(gates, row * (round_up(self.width, BLOCK) * 4) + part.index * 64, VF32, 64)
             at = packed_offset(dtypes, self.width, row, part.index * 16)
             store_activation(b, dtypes, load_activation(b, dtypes, x, at) * sigmoid(b, gate), x, at)
@@ -59,11 +59,13 @@ class GatedNormKernel(Kernel):
             x = b.address(rows, token * (round_up(self.width, BLOCK) * 4) + start * 4)
             z = b.address(gates, token * (round_up(self.gate_columns, BLOCK) * 4) + (start + self.first) * 4)
             if weight is not None and self.gate_first:
-                with b.loop(0, self.group // 16) as part:
+                with b.each(0, self.group // 16) as part:
                     at = part.index * 64
                     b.store(b.load(x, at, VF32, 64) * self._gate(b, z, at), x, at, 64)
+            if weight is not None:
+                x = b.staged(x, self.group * 4)
             factor = None if weight is None else self._inverse_rms(b, x)
-            with b.loop(0, self.group // 16) as part:
+            with b.each(0, self.group // 16) as part:
                 at, column = part.index * 64, start + part.index * 16
                 value = b.load(x, at, VF32, 64)
                 if weight is not None and factor is not None:

@@ -34,11 +34,11 @@ class LatentHeadsKernel(Kernel):
         dtypes, h = context.dtypes, self.latent_heads
         layout = KvLayout(h.attention, dtypes)
         rows, latents, positions, slots, weight, table, queries, parts, pages = (b.buffer(i) for i in range(9))
-        head = b.scratch((h.rope + h.rank) * 4)
+        head, key = b.own_scratch(h.rope * 4), b.scratch((h.rope + h.rank) * 4)
         with b.items() as token:
             position = b.convert("arith.extui", b.load(positions, token * 4, I32), I64)
             angles = b.address(table, position * (h.rope * 4))
-            with b.loop(0, h.query) as query:
+            with b.each(0, h.query) as query:
                 source = b.address(rows, token * (self.query_columns * 4) + query.index * ((h.nope + h.rope) * 4))
                 with b.loop(0, h.nope // 16) as part:
                     column = query.index * h.nope + part.index * 16
@@ -48,10 +48,11 @@ class LatentHeadsKernel(Kernel):
                 target = b.address(queries, (token * h.query + query.index) * layout.query_bytes)
                 self._store_query(b, dtypes, head, target)
             source = b.address(latents, token * (self.latent_columns * 4) + self.first_latent * 4)
-            self._rotated(b, b.address(source, h.rank * 4), head, angles)
-            self._norm(b, source, weight, b.address(head, h.rope * 4))
+            with b.once():
+                self._rotated(b, b.address(source, h.rank * 4), key, angles)
+            self._norm(b, source, weight, b.address(key, h.rope * 4))
             slot = b.load(slots, token * 8, I64)
-            store_key(b, layout, head, layout.tile_at(b, pages, b.index(0), slot // KV_TILE), slot % KV_TILE)
+            store_key(b, layout, key, layout.tile_at(b, pages, b.index(0), slot // KV_TILE), slot % KV_TILE)
 
     def _rotated(self, b: Builder, source: Value, head: Value, angles: Value) -> None:
         """Copy the part to rotate into `head`, and rotate it there."""
@@ -66,6 +67,6 @@ class LatentHeadsKernel(Kernel):
 
     def _norm(self, b: Builder, source: Value, weight: Value, out: Value) -> None:
         factor = b.broadcast(inverse_rms(b, source, self.latent_heads.rank, self.epsilon))
-        with b.loop(0, self.latent_heads.rank // 16) as part:
+        with b.each(0, self.latent_heads.rank // 16) as part:
             value = b.load(source, part.index * 64, VF32, 4) * factor * b.load(weight, part.index * 64, VF32, 4)
             b.store(value, out, part.index * 64, 64)

@@ -137,9 +137,9 @@ class SpreadKernel(Kernel):
         with b.items() as row:
             source = b.address(logits, row * (round_up(self.outputs, BLOCK) * 4))
             target = b.address(out, row * (round_up(self.vocabulary, BLOCK) * 4))
-            with b.loop(0, round_up(self.vocabulary, BLOCK) // 16) as part:
+            with b.each(0, round_up(self.vocabulary, BLOCK) // 16) as part:
                 b.store(b.constant(_MINUS_INFINITY, VI32).bitcast(F32), target, part.index * 64, 64)
-            with b.loop(0, self.outputs) as output:
+            with b.each_scalar(0, self.outputs) as output:
                 token = b.convert("arith.extui", b.load(tokens, output.index * 4, I32), "i64")
                 b.store(b.load(source, output.index * 4, F32), target, token * 4)
 

@@ -19,7 +19,9 @@ from quire.kernels.emit.state_entries import EntryStates
 Update = Callable[[Value, Value], Value]
 """What a row of the matrix becomes, given the row and its key."""
 
-_CHAINS = 4  # sums of the rows 0, 4, 8, ..., of 1, 5, 9, ..., and so on, which are added in pairs
+CHAINS = 4
+"""Chains of a sum: of the rows 0, 4, 8, ..., of 1, 5, 9, ..., and so on, which are added in pairs."""
+
 _UNROLLED = 8
 
 
@@ -86,14 +88,14 @@ class StateRatesKernel(Kernel):
         rates, biases, out = (b.buffer(count + i) for i in range(3))
         gathered = [b.scratch(padded * 4) for _ in sources]
         for scratch in gathered:
-            with b.loop(0, padded // 16) as part:
+            with b.each(0, padded // 16) as part:
                 b.store(b.constant(0.0, VF32), scratch, part.index * 64, 64)
         with b.items() as token:
-            with b.loop(0, self.values) as head:
+            with b.each_scalar(0, self.values) as head:
                 for number, (source, scratch) in enumerate(zip(sources, gathered, strict=True)):
                     row = b.address(source, token * (round_up(self.columns, BLOCK) * 4) + self.first * 4)
                     b.store(b.load(row, self._column(head.index, number) * 4, F32), scratch, head.index * 4)
-            with b.loop(0, padded // 16) as part:
+            with b.each(0, padded // 16) as part:
                 at = part.index * 64
                 time = b.load(gathered[0], at, VF32, 64)
                 time = softplus(b, (time if self.scale == 1 else time * self.scale) + b.load(biases, at, VF32, 64))
@@ -177,7 +179,7 @@ class StateUpdateKernel(Kernel):
         """Update every row of the matrix, given the row and its key; return the sum of the rows times their factors."""
         unrolled = min(_UNROLLED, self.heads.key)
         zero = b.constant(0.0, VF32)
-        with b.loop(0, self.heads.key, unrolled, state=[zero] * _CHAINS) as loop:
+        with b.loop(0, self.heads.key, unrolled, state=[zero] * CHAINS) as loop:
             sums = list(loop.state)
             for i in range(unrolled):
                 number = loop.index + i
@@ -185,7 +187,7 @@ class StateUpdateKernel(Kernel):
                 factor = key if factors is keys else b.broadcast(b.load(factors, number * 4, F32))
                 row = update(b.load(matrix, number * 64, VF32, 64), key)
                 b.store(row, matrix, number * 64, 64)
-                sums[i % _CHAINS] = b.fma(row, factor, sums[i % _CHAINS])
+                sums[i % CHAINS] = b.fma(row, factor, sums[i % CHAINS])
             loop.carry(*sums)
         first, second, third, fourth = loop.results
         return (first + second) + (third + fourth)

@@ -6,30 +6,37 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import assembled
 import msgspec
 import pytest
 from checkpoints import CHECKPOINTS, ReferenceCheckpoint
 from kernel_calls import context_of
 
-from quire.kernels.attention_heads import Heads
+from quire.kernels.attention_heads import Heads, StateHeads
 from quire.kernels.devices.cuda import ARCHITECTURES, Cuda, local_bytes
-from quire.kernels.devices.ptx_assembler import find_assembler
 from quire.kernels.emit.attention import AttentionKernel
 from quire.kernels.emit.context import Kernel
 from quire.kernels.emit.cuda.choice import gpu_kernel
-from quire.kernels.emit.cuda.threads import ENTRY
+from quire.kernels.emit.cuda.threads import ENTRY, SHARED_BYTES
 from quire.kernels.emit.dots import CUDA
+from quire.kernels.emit.experts import CombineKernel
+from quire.kernels.emit.gates import GatedNormKernel
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.layout import Dtypes
-from quire.kernels.emit.rows import NormKernel, SpreadKernel
+from quire.kernels.emit.rows import NormKernel
+from quire.kernels.emit.state_update import StateUpdateKernel, UnitHeadsKernel
 from quire.kernels.errors import ModelError
 from quire.kernels.options import LoadOptions, choose_device
 from quire.kernels.runner import describe, load_model
 
 ROUNDED = re.compile(r"(fma|add|sub|mul|div|rcp|sqrt)\.rn\.ftz\.f32")
 """Operations that round to nearest, each by itself, with denormals as zero."""
+
+MOST_REGISTERS = 255
+MOST_SPILLED_BYTES = 512  # of a thread: what loops do not change, so that two blocks of threads fit a multiprocessor
 
 EXACT = re.compile(r"(ld|st|mov|selp|cvt|setp|min|max|neg|abs|copysign)\..*")
 
@@ -43,8 +50,7 @@ def compiled(options: LoadOptions) -> list[tuple[Kernel, str]]:
 
 
 def check(kernels: list[tuple[Kernel, str]], architecture: str) -> None:
-    """Check the PTX of kernels; NVIDIA's assembler, where it is there, finds out whether a GPU can run it."""
-    assembler = find_assembler()
+    """Check the PTX of kernels."""
     for kernel, ptx in kernels:
         assert f".target {architecture}" in ptx
         assert f".visible .entry {ENTRY}(" in ptx
@@ -52,8 +58,22 @@ def check(kernels: list[tuple[Kernel, str]], architecture: str) -> None:
         unsafe = {name for name in operations if not ROUNDED.fullmatch(name) and not EXACT.fullmatch(name)}
         assert not unsafe, kernel.name
         assert ".extern .func" not in ptx, kernel.name  # nothing that no GPU has
-        if assembler is not None:
-            assert assembler.resources(ptx)["registers"] > 0
+
+
+def assemble(options: LoadOptions, architecture: str) -> None:
+    """Have NVIDIA's assembler find out whether a GPU of an architecture can run kernels, and what they take of it."""
+    assembled.assembler()
+    for kernel, ptx in compiled(replace(options, device=f"cuda:{architecture}")):
+        found = assembled.resources(ptx)
+        assert 0 < found["registers"] <= MOST_REGISTERS, kernel.name
+        assert found["shared_bytes"] <= SHARED_BYTES, kernel.name
+        if local_bytes(ptx) == 0:  # else a thread computes the item alone
+            assert found["spilled_bytes"] <= MOST_SPILLED_BYTES, kernel.name
+
+
+FORMATS = pytest.mark.parametrize(
+    "formats", [{}, {"quantization": "int8", "kv_cache_dtype": "int8"}, {"quantization": "int4"}], ids=str
+)
 
 
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS, ids=lambda checkpoint: checkpoint.name)
@@ -62,12 +82,30 @@ def test_every_architecture_compiles(checkpoint: ReferenceCheckpoint, checkpoint
     check(compiled(options), "sm_90")
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(
-    "formats", [{}, {"quantization": "int8", "kv_cache_dtype": "int8"}, {"quantization": "int4"}], ids=str
+    ("checkpoint", "architecture"),
+    [
+        pytest.param(checkpoint, architecture, id=f"{checkpoint.name}-{architecture}")
+        for number, checkpoint in enumerate(CHECKPOINTS)
+        for architecture in ("sm_90", ("sm_80", "sm_120")[number % 2])
+    ],
 )
+def test_every_architecture_can_be_assembled(
+    checkpoint: ReferenceCheckpoint, architecture: str, checkpoints: Path
+) -> None:
+    assemble(LoadOptions(str(checkpoints / checkpoint.name), dtype="bfloat16"), architecture)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@FORMATS
 def test_every_format_compiles(demo_model: Path, formats: dict[str, str], architecture: str) -> None:
     check(compiled(LoadOptions(str(demo_model), device=f"cuda:{architecture}", **formats)), architecture)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@FORMATS
+def test_every_format_can_be_assembled(demo_model: Path, formats: dict[str, str], architecture: str) -> None:
+    assemble(LoadOptions(str(demo_model), **formats), architecture)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["qwen3-moe", "gemma3-window100"])
@@ -78,6 +116,11 @@ def test_kernels_of_adapters_compile(name: str, checkpoints: Path) -> None:
     kernels = compiled(options)
     assert {"OwnColumnsKernel", "HeadKernel", "ShrinkKernel"} <= {type(kernel).__name__ for kernel, _ in kernels}
     check(kernels, "sm_90")
+
+
+def test_kernels_of_adapters_can_be_assembled(checkpoints: Path) -> None:
+    options = LoadOptions(str(checkpoints / "qwen3-moe"), dtype="bfloat16", quantization="int8", max_loras=2)
+    assemble(options, "sm_90")
 
 
 def test_a_second_start_compiles_nothing(demo_model: Path, tmp_path: Path) -> None:
@@ -96,8 +139,12 @@ def test_a_second_start_compiles_nothing(demo_model: Path, tmp_path: Path) -> No
     [
         (GemmKernel("g", 64, 32), 256),
         (AttentionKernel("a", Heads(8, 2, 128), 0.1), 256),
-        (AttentionKernel("a", Heads(2, 1, 96, 64), 0.1), 16),  # what it makes of latents is for all half-warps
-        (SpreadKernel("s", 3, 64), 16),
+        (AttentionKernel("a", Heads(20, 1, 576, 512), 0.1), 256),
+        (CombineKernel("c", 64, 2), 256),
+        (GatedNormKernel("n", 512, 256, 256, 512, 0, 1e-6), 256),
+        (GatedNormKernel("n", 512, 128, 128, 512, 0, 1e-6), 16),
+        (StateUpdateKernel("u", StateHeads(1, 1, 256, 16), 528, 0, 256, 512), 64),
+        (UnitHeadsKernel("u", StateHeads(1, 1, 256, 16), 528, 1.0, 1e-6), 16),
         (AttentionKernel("a", Heads(128, 1, 576, 512), 0.1), 1),
     ],
     ids=str,

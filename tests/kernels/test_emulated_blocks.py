@@ -51,10 +51,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     emulated_gpu.use(monkeypatch, tmp_path)
 
 
-def run(body: str, blocks: int = 1) -> npt.NDArray[np.int32]:
+def run(body: str, blocks: int = 1, ptx: str = PTX, shared_bytes: int = 0) -> npt.NDArray[np.int32]:
     """Return what a kernel makes of 0, 1, ..."""
     device = _native.CudaDevice(0, _native.ThreadPool(1, False))
-    kernel = device.load(PTX.replace("BODY", body), "entry", THREADS, THREADS)
+    kernel = device.load(ptx.replace("BODY", body), "entry", THREADS, THREADS, shared_bytes)
     values = device.upload(np.arange(THREADS, dtype=np.int32))
     plan = _native.Plan()
     plan.add(kernel, [values], "tokens")
@@ -80,6 +80,16 @@ def test_a_missing_barrier_shows() -> None:
 
 def test_shared_memory_begins_undefined_in_every_block() -> None:
     assert set(run(REVERSED, blocks=2).view(np.uint32).tolist()) == {0xABABABAB}
+
+
+def test_launches_give_the_shared_memory_that_was_asked_for() -> None:
+    ptx = PTX.replace(".shared .align 4 .b8 exchanged[256];", ".extern .shared .align 4 .b8 exchanged[];")
+    for shared_bytes in (256, 99 << 10):
+        found = run(STORE + "bar.sync 0;\n" + REVERSED, 2, ptx, shared_bytes)
+        assert found.tolist() == [*range(THREADS)]  # by the second block as before
+    for text, shared_bytes in ((ptx, 100 << 10), (PTX, 256)):
+        with pytest.raises(RuntimeError, match=rf"give a block of threads {shared_bytes} bytes of shared memory"):
+            run(STORE, 1, text, shared_bytes)
 
 
 def test_an_address_that_is_not_aligned_is_an_error() -> None:

@@ -31,6 +31,7 @@ class BlockBuilder(WarpBuilder):
         super().__init__()
         self.threads = threads
         self._stores = False
+        self._in_turn: dict[int, Value] = {}
 
     def _shape(self, items: int) -> LaunchShape:
         """See WarpBuilder; a block computes one item."""
@@ -90,6 +91,12 @@ class BlockBuilder(WarpBuilder):
         """See Builder."""
         size = -(-size // 64) * 64
         return self.address(self.scratch(size * self.teams), self.team * size)
+
+    def in_turn(self, size: int) -> Value:
+        """Return memory that what asks for it uses one after the other: between two of these all threads meet."""
+        if size not in self._in_turn:
+            self._in_turn[size] = self.scratch(size)
+        return self._in_turn[size]
 
     def staged(self, base: Value, size: int, memory: Value | None = None) -> Value:
         """See Builder; a copy in shared memory, which is read in half the time or less."""

@@ -2,28 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from itertools import product
 
+from quire.kernels.emit.adapters import ShrinkKernel
 from quire.kernels.emit.attention import AttentionKernel, SplitReductionKernel
 from quire.kernels.emit.context import EmitContext, Kernel
+from quire.kernels.emit.convolution import ConvolutionKernel
 from quire.kernels.emit.cuda.blocks import BlockBuilder, RepeatedStoreError
-from quire.kernels.emit.cuda.products import SUMS_BYTES, THREADS, BlockProducts
+from quire.kernels.emit.cuda.convolution import BlockConvolutionKernel
+from quire.kernels.emit.cuda.grouping import BlockGroupKernel
+from quire.kernels.emit.cuda.latent_products import LatentProducts
+from quire.kernels.emit.cuda.products import PAIRS_AT_ONCE, SUMS_BYTES, THREADS, BlockProducts
 from quire.kernels.emit.cuda.quantized_products import BlockQuantizedProducts
+from quire.kernels.emit.cuda.shrink import SHRINK_THREADS, BlockExpertShrinkKernel, BlockShrinkKernel
 from quire.kernels.emit.cuda.split_reduction import BlockSplitReductionKernel
-from quire.kernels.emit.cuda.threads import KERNEL, WARP, GpuKernel, LaunchShape, entry
+from quire.kernels.emit.cuda.state_update import STATE_THREADS, BlockStateUpdateKernel
+from quire.kernels.emit.cuda.threads import (
+    KERNEL,
+    MOST_SHARED_BYTES,
+    SHARED_BYTES,
+    WARP,
+    GpuKernel,
+    LaunchShape,
+    entry,
+)
 from quire.kernels.emit.cuda.warps import ScratchError, WarpBuilder
 from quire.kernels.emit.embedding import EmbeddingKernel
+from quire.kernels.emit.expert_adapters import ExpertShrinkKernel
+from quire.kernels.emit.experts import CombineKernel, GroupKernel, RouteKernel, ScatterKernel
+from quire.kernels.emit.gates import GatedNormKernel, GateKernel
 from quire.kernels.emit.gemm import GemmKernel
+from quire.kernels.emit.head_linear import HeadLinearKernel
 from quire.kernels.emit.kv import SplitHeadsKernel
-from quire.kernels.emit.layout import QuantizedFormat
-from quire.kernels.emit.rows import NormKernel, QuantizeKernel
+from quire.kernels.emit.latent_heads import LatentHeadsKernel
+from quire.kernels.emit.layout import QuantizedFormat, round_up
+from quire.kernels.emit.rows import NormKernel, QuantizeKernel, SpreadKernel
 from quire.kernels.emit.sampling import SampleKernel
+from quire.kernels.emit.state_update import StateRatesKernel, StateUpdateKernel
 
 _BY_BLOCKS = (
-    GemmKernel, AttentionKernel, SplitReductionKernel, SplitHeadsKernel, NormKernel, QuantizeKernel, EmbeddingKernel,
+    GemmKernel, HeadLinearKernel, AttentionKernel, SplitReductionKernel, SplitHeadsKernel, LatentHeadsKernel,
+    NormKernel, QuantizeKernel, EmbeddingKernel, SpreadKernel, RouteKernel, ScatterKernel, CombineKernel, GateKernel,
+    GatedNormKernel, StateRatesKernel, GroupKernel, ConvolutionKernel, StateUpdateKernel, ShrinkKernel,
     SampleKernel,
 )  # fmt: skip
+
+_OWN_KERNELS: dict[type[Kernel], tuple[Callable[..., Kernel], int]] = {
+    SplitReductionKernel: (BlockSplitReductionKernel, THREADS),
+    GroupKernel: (BlockGroupKernel, THREADS),
+    ConvolutionKernel: (BlockConvolutionKernel, THREADS),
+    StateUpdateKernel: (BlockStateUpdateKernel, STATE_THREADS),
+    ShrinkKernel: (BlockShrinkKernel, SHRINK_THREADS),
+    ExpertShrinkKernel: (BlockExpertShrinkKernel, SHRINK_THREADS),
+}
+"""Kernels that are written for blocks of threads, and how many."""
+
+_LARGEST_KEY = 256
+"""Rows of a state's matrix of which a quarter fits the registers of a thread."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +82,16 @@ class BlockContext(EmitContext):
         """See EmitContext."""
         return replace(self.products, dtypes=self.dtypes.kv)
 
+    @property
+    def latent_products(self) -> LatentProducts:
+        """See EmitContext."""
+        return LatentProducts(self.isa, self.dtypes.kv, self.rows_per_item, self.sums_bytes)
+
+    def attention_rows(self, group: int) -> int:
+        """See EmitContext; rows are read by as many as are computed together."""
+        size = max(PAIRS_AT_ONCE)
+        return round_up(max(self.capabilities.query_rows, group), size)
+
     def quantized_products(self, quantized: QuantizedFormat, k: int) -> BlockQuantizedProducts:
         """See EmitContext."""
         return BlockQuantizedProducts(quantized, k, self.isa)
@@ -55,13 +102,19 @@ def gpu_kernel(kernel: Kernel, context: EmitContext) -> GpuKernel:
     return next(_ways(kernel, context))
 
 
-def by_blocks(kernel: Kernel, context: EmitContext, sums_bytes: int = SUMS_BYTES) -> GpuKernel:
-    """Return a kernel of which a block of threads computes a work item. Raises ScratchError and RepeatedStoreError."""
-    if isinstance(kernel, SplitReductionKernel):
-        kernel = BlockSplitReductionKernel(*(getattr(kernel, field.name) for field in fields(kernel)))
-    b = BlockBuilder(THREADS)
+def by_blocks(
+    kernel: Kernel, context: EmitContext, sums_bytes: int = SUMS_BYTES, shared_bytes: int = SHARED_BYTES
+) -> GpuKernel:
+    """Return a kernel of which a block of threads computes a work item, with so much shared memory at most.
+
+    Raises ScratchError and RepeatedStoreError.
+    """
+    own, threads = _OWN_KERNELS.get(type(kernel), (None, THREADS))
+    if own is not None:
+        kernel = own(*(getattr(kernel, field.name) for field in fields(kernel)))
+    b = BlockBuilder(threads)
     kernel.build(b, BlockContext(context.capabilities, context.dtypes, sums_bytes))
-    return b.kernel()
+    return b.kernel(shared_bytes)
 
 
 def by_warps(kernel: Kernel, context: EmitContext) -> GpuKernel:
@@ -77,12 +130,19 @@ def by_threads(kernel: Kernel, context: EmitContext) -> GpuKernel:
     return GpuKernel(replace(kernel, name=KERNEL).emit(context) + entry(shape), shape)
 
 
+def _suits_blocks(kernel: Kernel) -> bool:
+    """Return whether a work item has something to do for each thread of a block, and threads have room for it."""
+    if isinstance(kernel, StateUpdateKernel):
+        return kernel.heads.key <= _LARGEST_KEY
+    return not isinstance(kernel, GatedNormKernel) or kernel.group >= THREADS
+
+
 def _ways(kernel: Kernel, context: EmitContext) -> Iterator[GpuKernel]:
     """Yield the kernel in each way that it can be computed, the fastest first."""
-    if isinstance(kernel, _BY_BLOCKS):
-        for sums_bytes in (SUMS_BYTES, SUMS_BYTES // 2, SUMS_BYTES // 4):
+    if isinstance(kernel, _BY_BLOCKS) and _suits_blocks(kernel):
+        for shared_bytes, part in product((SHARED_BYTES, MOST_SHARED_BYTES), (4, 3, 2, 1)):
             try:
-                yield by_blocks(kernel, context, sums_bytes)
+                yield by_blocks(kernel, context, SUMS_BYTES * part // 4, shared_bytes)
             except RepeatedStoreError:
                 break
             except ScratchError:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from quire.kernels.emit.builder import BF16, F32, I8, I32, VF32, Builder, Value
 from quire.kernels.emit.cuda.blocks import BlockBuilder
+from quire.kernels.emit.cuda.warps import ScratchError
 from quire.kernels.emit.layout import BLOCK, PAIRS, TILE_ROWS
 from quire.kernels.emit.products import PackedColumns, Panels, Products, RowSink
 
@@ -75,7 +76,7 @@ class BlockProducts(Products):
 
     def _in_groups(self, b: BlockBuilder, x: Panels, rows: Value) -> Iterator[_RowGroup]:
         """Open blocks that run for each group of rows."""
-        sums, least = b.scratch(self.sums_bytes), 0
+        sums, least = b.in_turn(self.sums_bytes), 0
         for count in PAIRS_AT_ONCE:
             with b.when(b.compare("sgt", rows, least) & b.compare("sle", rows, count)):
                 yield _RowGroup(x.panel(b, b.index(0)), x, b.index(0), rows, count, sums, self._slots(count))
@@ -105,7 +106,10 @@ class BlockProducts(Products):
         sink: Callable[[Value, Value, Sequence[Value]], None],
     ) -> None:  # fmt: skip
         """Multiply rows by blocks of columns, as many at a time as the memory has room for all of their sums."""
-        blocks = b.index(columns(b.index(0)).blocks)  # few: the memory has room for those of 8 rows
+        most = columns(b.index(0)).blocks
+        if isinstance(most, int) and most > rows.slots:
+            raise ScratchError(f"sums of {most} blocks of k")
+        blocks = b.index(most)
         at_once = b.index(rows.slots) // blocks
         with b.loop(0, (count + at_once - 1) // at_once) as group:
             start = group.index * at_once

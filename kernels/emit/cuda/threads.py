@@ -19,10 +19,14 @@ WARP = 32
 SHARED_BYTES = 48 << 10
 """Most bytes of shared memory of a block that every GPU gives without being asked for more."""
 
+MOST_SHARED_BYTES = 99 << 10
+"""Most bytes of shared memory of a block that every GPU from sm_80 on gives when it is asked."""
+
 
 @dataclass(frozen=True)
 class LaunchShape:
-    """Threads of a work item, the most of a block, and the blocks for which a multiprocessor must have registers.
+    """Threads of a work item, the most of a block, the blocks for which a multiprocessor must have registers, and the
+    bytes of a block's shared memory for which a GPU must be asked.
 
     A block computes as many items as its threads suffice for; an item that needs more threads than a block has gets
     several whole blocks.
@@ -31,6 +35,7 @@ class LaunchShape:
     threads_per_item: int
     threads_per_block: int
     blocks_at_once: int = 1
+    shared_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from quire.kernels.emit.builder import (
     BF16,
@@ -33,10 +34,20 @@ from quire.kernels.emit.builder import (
     vector,
 )
 from quire.kernels.emit.cuda.lanes import LaneBuilder, parts_of
-from quire.kernels.emit.cuda.threads import KERNEL, SHARED_BYTES, WARP, GpuKernel, LaunchShape, entry, register
+from quire.kernels.emit.cuda.threads import (
+    KERNEL,
+    SHARED_BYTES,
+    WARP,
+    GpuKernel,
+    LaunchShape,
+    entry,
+    register,
+)
 
 BLOCK_ITEMS = 8
 """Most work items of a block of threads."""
+
+_SHARED = "{addr_space = 3 : i32, alignment = 64 : i64}"
 
 _SIZES = {I1: 1, I8: 1, I16: 2, BF16: 2, F16: 2, I32: 4, F32: 4, I64: 8}
 
@@ -67,12 +78,12 @@ class WarpBuilder(LaneBuilder):
 
     # The whole kernel
 
-    def kernel(self) -> GpuKernel:
-        """Return the kernel. Raises ScratchError."""
+    def kernel(self, shared_bytes: int = SHARED_BYTES) -> GpuKernel:
+        """Return the kernel. Raises ScratchError if an item has more scratch than `shared_bytes`."""
         each = self._scratch_bytes + (64 - self._scratch_bytes) % 128  # items use different banks
-        if each > SHARED_BYTES:
+        if each > shared_bytes:
             raise ScratchError(f"{each} bytes")
-        shape, memory = self._shape(SHARED_BYTES // each if self._scratch else BLOCK_ITEMS), ""
+        shape, memory = self._shape(max(SHARED_BYTES // each, 1) if self._scratch else BLOCK_ITEMS), ""
         setup = [
             f"%thread = {register('tid.x')}",
             "%fifteen = arith.constant 15 : i32",
@@ -83,10 +94,10 @@ class WarpBuilder(LaneBuilder):
             "%mates = arith.shli %all, %upper : i32",
         ]
         if self._scratch:
-            memory = (
-                "llvm.mlir.global internal @scratch() {addr_space = 3 : i32, alignment = 64 : i64} : "
-                f"!llvm.array<{shape.threads_per_block // shape.threads_per_item * each} x i8>\n"
-            )
+            size, linkage = shape.threads_per_block // shape.threads_per_item * each, "internal"
+            if size > SHARED_BYTES:  # which no kernel can declare
+                shape, size, linkage = replace(shape, shared_bytes=size), 0, "external"
+            memory = f"llvm.mlir.global {linkage} @scratch() {_SHARED} : !llvm.array<{size} x i8>\n"
             setup += [
                 "%shared = llvm.mlir.addressof @scratch : !llvm.ptr<3>",
                 f"%mine_of = arith.constant {shape.threads_per_item} : i32",

@@ -146,9 +146,9 @@ void bind_device(nb::module_& m) {
       .def_prop_ro("free_memory", &CudaDevice::free_memory, "Bytes of the GPU's memory that are free.")
       .def_prop_ro("total_memory", &CudaDevice::total_memory, "Bytes of the GPU's memory.")
       .def("load", &CudaDevice::load, "ptx"_a, "entry"_a, "threads_per_item"_a, "threads_per_block"_a,
-           nb::call_guard<nb::gil_scoped_release>(),
+           "shared_bytes"_a = 0, nb::call_guard<nb::gil_scoped_release>(),
            "Have the driver compile PTX; return the number by which launches name its function `entry`, whose blocks "
-           "have at most as many threads.");
+           "have at most as many threads, and as many bytes of shared memory beside what it declares.");
 }
 
 }  // namespace quire

@@ -10,8 +10,9 @@
 namespace quire {
 namespace {
 
-constexpr std::int64_t kMostThreads = 1024;  // of a block
-constexpr std::int64_t kItemsAtOnce = 32;    // of attention on a multiprocessor
+constexpr std::int64_t kMostThreads = 1024;    // of a block
+constexpr std::int64_t kMostShared = 1 << 20;  // more than any GPU has
+constexpr std::int64_t kItemsAtOnce = 32;      // of attention on a multiprocessor
 constexpr std::size_t kChunk = std::size_t{1} << 20;
 constexpr int kPtx = 1, kErrorLog = 5, kErrorLogSize = 6;  // CU_JIT_INPUT_PTX, CU_JIT_ERROR_LOG_BUFFER and its size
 
@@ -139,13 +140,16 @@ std::string CudaDevice::link(const std::string& ptx) const {
 }
 
 std::uintptr_t CudaDevice::load(const std::string& ptx, const std::string& entry, std::int64_t threads_per_item,
-                                std::int64_t threads_per_block) {
+                                std::int64_t threads_per_block, std::int64_t shared_bytes) {
   const auto [least, most] = std::minmax(threads_per_item, threads_per_block);
   if (least < 1 || most % least != 0 || threads_per_block > kMostThreads)
     throw std::invalid_argument("a kernel has up to " + std::to_string(kMostThreads) +
                                 " threads a block, a multiple or a part of those of an item; got " +
                                 std::to_string(threads_per_item) + " of an item and " +
                                 std::to_string(threads_per_block) + " of a block");
+  if (shared_bytes < 0 || shared_bytes > kMostShared)
+    throw std::invalid_argument("a block has up to " + std::to_string(kMostShared) + " bytes of shared memory; got " +
+                                std::to_string(shared_bytes));
   context_.use();
   int version = 0;
   driver_.check(driver_.driver_version(&version), "tell the driver's version");
@@ -158,9 +162,13 @@ std::uintptr_t CudaDevice::load(const std::string& ptx, const std::string& entry
     modules_.push_back(module);
   }
   driver_.check(driver_.module_function(&function, module, entry.c_str()), "find a kernel");
+  const std::string share = "give a block of threads " + std::to_string(shared_bytes) + " bytes of shared memory";
+  if (shared_bytes > 0)
+    driver_.check(driver_.function_set(function, CudaDriver::kMostSharedBytes, static_cast<int>(shared_bytes)),
+                  share.c_str());
   const std::lock_guard lock(mutex_);
-  return reinterpret_cast<std::uintptr_t>(
-      &kernels_.emplace_back(CudaKernel{function, threads_per_item, threads_per_block}));
+  return reinterpret_cast<std::uintptr_t>(&kernels_.emplace_back(
+      CudaKernel{function, threads_per_item, threads_per_block, static_cast<unsigned>(shared_bytes)}));
 }
 
 std::byte* CudaDevice::map_file(int, std::size_t, bool) {
@@ -194,8 +202,8 @@ void CudaDevice::launch(const Launch& launch, CudaDriver::Pointer buffers, CudaD
   const auto& kernel = *reinterpret_cast<const CudaKernel*>(launch.kernel);
   const CudaKernel::Grid grid = kernel.grid(items, multiprocessors_);
   std::array<void*, 3> parameters = {&buffers, &dims, &items};
-  driver_.check(driver_.launch(kernel.function, grid.blocks, 1, 1, grid.threads, 1, 1, 0, stream_.handle(),
-                               parameters.data(), nullptr),
+  driver_.check(driver_.launch(kernel.function, grid.blocks, 1, 1, grid.threads, 1, 1, kernel.shared_bytes,
+                               stream_.handle(), parameters.data(), nullptr),
                 "launch a kernel");
 }
 

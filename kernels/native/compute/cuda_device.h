@@ -42,7 +42,7 @@ class CudaDevice final : public Device {
   /// Returns the number by which launches name the function `entry` of PTX, in the shape of a CudaKernel. Throws
   /// std::runtime_error, or std::invalid_argument for a shape. Any thread.
   std::uintptr_t load(const std::string& ptx, const std::string& entry, std::int64_t threads_per_item,
-                      std::int64_t threads_per_block);
+                      std::int64_t threads_per_block, std::int64_t shared_bytes);
 
   std::byte* allocate(std::size_t bytes) override { return memory_.allocate(bytes); }
   std::byte* allocate_exchanged(std::size_t bytes) override { return memory_.allocate_exchanged(bytes); }

@@ -65,6 +65,7 @@ CudaDriver::CudaDriver() {
   find(library, "cuModuleLoadData", module_load);
   find(library, "cuModuleUnload", module_unload);
   find(library, "cuModuleGetFunction", module_function);
+  find(library, "cuFuncSetAttribute", function_set);
   find(library, "cuLaunchKernel", launch);
   find(library, "cuStreamCreate", stream_create);
   find(library, "cuStreamDestroy_v2", stream_destroy);

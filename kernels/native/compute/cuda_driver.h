@@ -29,6 +29,7 @@ class CudaDriver {
     kMinor = 76,
     kConcurrentManagedAccess = 89
   };
+  enum FunctionAttribute { kMostSharedBytes = 8 };
   enum Advice { kPreferredLocation = 3, kAccessedBy = 5 };
   static constexpr Device kHost = -1;  ///< the host, as a place of managed memory
 
@@ -70,6 +71,7 @@ class CudaDriver {
   Result (*module_load)(Handle*, const void* image);
   Result (*module_unload)(Handle);
   Result (*module_function)(Handle*, Handle module, const char* name);
+  Result (*function_set)(Handle function, FunctionAttribute, int value);
   Result (*launch)(Handle function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                    unsigned block_y, unsigned block_z, unsigned shared_bytes, Handle stream, void** parameters,
                    void** extra);

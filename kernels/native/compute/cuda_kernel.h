@@ -15,6 +15,7 @@ struct CudaKernel {
   CudaDriver::Handle function;
   std::int64_t threads_per_item;
   std::int64_t threads_per_block;  ///< at most
+  unsigned shared_bytes;           ///< of a block, beside what its code declares
 
   struct Grid {
     unsigned blocks, threads;

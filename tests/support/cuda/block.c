@@ -119,8 +119,9 @@ static Running *prepare(void) {
 }
 
 // Runs one block of a launch. Returns NULL, or what is wrong with it.
-const char *run_block(const Function *function, const uint64_t *parameters, uint32_t number, uint32_t threads) {
-  if (function->shared_bytes) memset(function->shared, 0xab, function->shared_bytes);
+const char *run_block(const Function *function, const uint64_t *parameters, uint32_t number, uint32_t threads,
+                      uint32_t more_shared) {
+  memset(function->shared, 0xab, function->shared_bytes + more_shared);
   if (!function->meets) {
     for (uint32_t thread = 0; thread < threads; thread++) function->entry(parameters, thread, threads, number, NULL);
     return NULL;

@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-enum { WARP = 32, MOST_WORDS = 12, MOST_THREADS = 1024 };
+enum { WARP = 32, MOST_WORDS = 12, MOST_THREADS = 1024, MOST_SHARED = 99 << 10 };
 typedef uint32_t Words[MOST_WORDS];  // what one thread shows the others when they meet
 
 typedef struct Block Block;
@@ -21,5 +21,7 @@ typedef struct {
   uint8_t *shared;  // shared memory, which all blocks use in turn
   uint32_t shared_bytes;
   uint32_t most_threads;  // of a block; 0: any number
+  int has_more;           // whether launches say how much more shared memory there is
   int meets;              // whether threads wait for each other
+  uint32_t most_more;     // bytes that launches may have more, once the driver was asked for them
 } Function;

@@ -13,7 +13,8 @@
 
 #include "block.h"
 
-const char *run_block(const Function *function, const uint64_t *parameters, uint32_t number, uint32_t threads);
+const char *run_block(const Function *function, const uint64_t *parameters, uint32_t number, uint32_t threads,
+                      uint32_t more_shared);
 
 enum { OK = 0, INVALID = 1, NO_MEMORY = 2, BAD_KERNEL = 218, FOUND_NOTHING = 500, LOST = 719, NOT_SUPPORTED = 801 };
 static int context;
@@ -229,10 +230,15 @@ int cuModuleGetFunction(void **function, void *module, const char *name) {
   snprintf(info, sizeof info, "%s_info", name);
   return *function = dlsym(module, info), *function ? OK : FOUND_NOTHING;
 }
+int cuFuncSetAttribute(void *function, int which, int value) {
+  Function *of = function;
+  if (which != 8 || !of->has_more || value < 0 || of->shared_bytes + value > MOST_SHARED) return INVALID;
+  return of->most_more = value, OK;
+}
 // A stream, and the graph that its launches become parts of while it is captured.
 typedef struct {
   void *function;
-  unsigned blocks, threads;
+  unsigned blocks, threads, shared;
   uint64_t values[3];
 } Node;
 typedef struct {
@@ -281,17 +287,19 @@ static int record(Graph *graph, const Node *node) {
 
 int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                    unsigned shared, void *stream, void **parameters, void **extra) {
-  if (!gx || !bx || bx > 1024 || gy * gz * by * bz != 1 || shared || extra) return INVALID;
+  if (!gx || !bx || bx > 1024 || gy * gz * by * bz != 1 || extra) return INVALID;
   const Function *kernel = function;
+  if (shared > kernel->most_more) return INVALID;
   if (kernel->most_threads && bx > kernel->most_threads) return INVALID;
   const uint64_t values[] = {*(uint64_t *)parameters[0], *(uint64_t *)parameters[1], *(uint64_t *)parameters[2]};
   if (stream && ((Stream *)stream)->captured)
-    return record(((Stream *)stream)->captured, &(Node){function, gx, bx, {values[0], values[1], values[2]}});
+    return record(((Stream *)stream)->captured, &(Node){function, gx, bx, shared, {values[0], values[1], values[2]}});
   enter();
   const unsigned state = _mm_getcsr();
   _mm_setcsr(state | 0x8040);  // denormals are zero
   const char *failure = NULL;
-  for (unsigned block = 0; block < gx && !failure; block++) failure = run_block(kernel, values, block, bx);
+  for (unsigned block = 0; block < gx && !failure; block++)
+    failure = run_block(kernel, values, block, bx, shared);
   _mm_setcsr(state);
   if (failure) snprintf(launch_failure, sizeof launch_failure, "%s", failure);
   return leave(), failure ? LOST : OK;
@@ -301,7 +309,8 @@ int cuGraphLaunch(void *graph, void *stream) {
   for (size_t i = 0; i < ((Graph *)graph)->count; i++) {
     Node *node = &((Graph *)graph)->nodes[i];
     void *parameters[] = {&node->values[0], &node->values[1], &node->values[2]};
-    const int error = cuLaunchKernel(node->function, node->blocks, 1, 1, node->threads, 1, 1, 0, stream, parameters, NULL);
+    const int error = cuLaunchKernel(node->function, node->blocks, 1, 1, node->threads, 1, 1, node->shared, stream,
+                                     parameters, NULL);
     if (error) return error;
   }
   return OK;

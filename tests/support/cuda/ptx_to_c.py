@@ -122,13 +122,13 @@ class Translator:
         found = re.findall(r"\.visible \.entry (\w+)\((.*?)\)([^{]*)\{(.*?)\n\}", text, re.DOTALL)
         if not found:
             raise ValueError("no entry function")
-        shared, size = self.shared_memory(text)
-        functions = [self.function(name, parameters, limits, body, size) for name, parameters, limits, body in found]
+        shared, size, has_more = self.shared_memory(text)
+        functions = [self.function(*parts, size, has_more) for parts in found]
         return "\n".join([PRELUDE, *shared, *(self.table(*each) for each in constants), *functions])
 
     @staticmethod
-    def shared_memory(text: str) -> tuple[list[str], int]:
-        """Return declarations of a block's shared memory, and its bytes."""
+    def shared_memory(text: str) -> tuple[list[str], int, bool]:
+        """Return declarations of a block's shared memory, its bytes, and whether launches give it more after these."""
         names, size = [], 0
         for alignment, name, count in re.findall(r"\.shared \.align (\d+) \.b8 (\w+)\[(\d+)\]", text):
             size = -(-size // int(alignment)) * int(alignment)
@@ -136,9 +136,14 @@ class Translator:
             size += int(count)
         if size > 48 << 10:
             raise ValueError(f"{size} bytes of shared memory; a block has 49152")
-        return [f"static uint8_t shared[{size or 1}] __attribute__((aligned(1024)));", *names], size
+        more = re.findall(r"\.extern \.shared \.align \d+ \.b8 (\w+)\[\]", text)
+        if more and size:
+            raise ValueError("more shared memory beside some whose size is known")
+        names += [f"#define {name} shared" for name in more]
+        memory = f"static uint8_t shared[{'MOST_SHARED' if more else size or 1}] __attribute__((aligned(1024)));"
+        return [memory, *names], size, bool(more)
 
-    def function(self, name: str, parameters: str, limits: str, body: str, shared_bytes: int) -> str:
+    def function(self, name: str, parameters: str, limits: str, body: str, shared_bytes: int, has_more: bool) -> str:
         """Return C for an entry function."""
         names = re.findall(r"\.param[^,]* (\w+)", parameters)
         self.lines, self.meets = [], False
@@ -149,8 +154,8 @@ class Translator:
         arguments = "const uint64_t *parameters, uint32_t thread, uint32_t threads, uint32_t block, Block *mates"
         head = f"static void {name}({arguments}) {{"
         loads = [f"const uint64_t {each} = parameters[{i}];" for i, each in enumerate(names)]
-        fields = f"{name}, shared, {shared_bytes}, {most[1] if most else 0}, {int(self.meets)}"
-        return "\n".join([head, *loads, *self.lines, "}", f"const Function {name}_info = {{{fields}}};"])
+        fields = f"{name}, shared, {shared_bytes}, {most[1] if most else 0}, {int(has_more)}, {int(self.meets)}"
+        return "\n".join([head, *loads, *self.lines, "}", f"Function {name}_info = {{{fields}}};"])
 
     @staticmethod
     def table(name: str, values: str) -> str:
