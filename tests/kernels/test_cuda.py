@@ -107,6 +107,21 @@ def test_a_kernel_has_the_threads_that_its_items_can_use(kernel: Kernel, threads
     assert chosen.shape.threads_per_item == threads
 
 
+@pytest.mark.skipif(find_assembler() is None, reason="needs ptxas, as of the package nvidia-cuda-nvcc")
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("weights", ["bf16", "f32"])
+def test_products_have_registers_for_two_blocks_of_threads(weights: str, architecture: str, tmp_path: Path) -> None:
+    """What does not fit does not change in the loop over k; sums would take many times as much."""
+    context = context_of(CUDA, Dtypes(weights, weights, "f32"))
+    ptx = Cuda(architecture, tmp_path).ptx(GemmKernel("g", 4096, 4096), context)
+    assembler = find_assembler()
+    assert assembler is not None
+    taken = assembler.resources(ptx)
+    assert taken["registers"] <= 128
+    assert taken["spilled_bytes"] < 300
+    assert taken["shared_bytes"] <= 48 << 10
+
+
 @pytest.mark.parametrize("device", ["cuda:sm_1", "cuda:x", "cuda:-1", "gpu", "cpu:0", "cuda:sm_90 "])
 def test_an_unknown_device_is_an_error_that_names_known_ones(demo_model: Path, device: str) -> None:
     with pytest.raises(ModelError, match=r"sm_90"):

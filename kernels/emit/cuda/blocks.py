@@ -13,8 +13,7 @@ from quire.kernels.emit.builder import F32, I32, I64, LANES, PTR, Builder, Loop,
 from quire.kernels.emit.cuda.threads import LaunchShape
 from quire.kernels.emit.cuda.warps import WarpBuilder
 
-_GLOBAL = "!llvm.ptr<1>"
-
+_GLOBAL, _SHARED = "!llvm.ptr<1>", "!llvm.ptr<3>"
 
 BLOCKS_AT_ONCE = 2
 """Blocks of a multiprocessor that compute while others wait for memory, or for the last of their threads."""
@@ -122,6 +121,17 @@ class BlockBuilder(WarpBuilder):
         return [
             self._result(element, f"vector.extract {loaded.name}[{i}] : {element} from {type_}") for i in range(count)
         ]
+
+    def copy_piece(self, source: Value, at: Value | int, target: Value, place: Value | int) -> None:
+        """Begin to copy 16 bytes, aligned to their size, from memory that nobody writes to shared memory."""
+        to, start = self.address(target, place), self.address(source, at)
+        shared = self._result(_SHARED, f"llvm.addrspacecast {to.name} : {PTR} to {_SHARED}")
+        outside = self._result(_GLOBAL, f"llvm.addrspacecast {start.name} : {PTR} to {_GLOBAL}")
+        self.call_void("llvm.nvvm.cp.async.cg.shared.global.16", [shared, outside])
+
+    def await_pieces(self) -> None:
+        """Wait for what the thread itself has begun to copy."""
+        self.call_void("llvm.nvvm.cp.async.wait.all", [])
 
     def as_lanes(self, value: Value, type_: str) -> Value:
         """Return what a thread has of a scalar of its own as a vector of 16 lanes, or the other way round."""

@@ -15,12 +15,15 @@ from quire.kernels.emit.cuda.threads import KERNEL, WARP, GpuKernel, LaunchShape
 from quire.kernels.emit.cuda.warps import ScratchError, WarpBuilder
 from quire.kernels.emit.embedding import EmbeddingKernel
 from quire.kernels.emit.gemm import GemmKernel
+from quire.kernels.emit.head_linear import HeadLinearKernel
 from quire.kernels.emit.kv import SplitHeadsKernel
-from quire.kernels.emit.layout import QuantizedFormat
+from quire.kernels.emit.layout import TILE_ROWS, QuantizedFormat
+from quire.kernels.emit.products import Products
 from quire.kernels.emit.rows import NormKernel, QuantizeKernel
 
 _BY_BLOCKS = (
-    GemmKernel, AttentionKernel, SplitReductionKernel, SplitHeadsKernel, NormKernel, QuantizeKernel, EmbeddingKernel,
+    GemmKernel, HeadLinearKernel, AttentionKernel, SplitReductionKernel, SplitHeadsKernel, NormKernel, QuantizeKernel,
+    EmbeddingKernel,
 )  # fmt: skip
 
 
@@ -48,6 +51,21 @@ class BlockContext(EmitContext):
         return BlockQuantizedProducts(quantized, k, self.isa)
 
 
+@dataclass(frozen=True)
+class WarpContext(EmitContext):
+    """Target of kernels whose work items are computed by half-warps, or by threads, whose memory is short."""
+
+    @property
+    def products(self) -> Products:
+        """See EmitContext."""
+        return Products(self.isa, self.dtypes, TILE_ROWS)
+
+    @property
+    def kv_products(self) -> Products:
+        """See EmitContext."""
+        return replace(self.products, dtypes=self.dtypes.kv)
+
+
 def gpu_kernel(kernel: Kernel, context: EmitContext) -> GpuKernel:
     """Return the kernel for a GPU: by blocks of threads, by half-warps, or by threads if the scratch is too large."""
     return next(_ways(kernel, context))
@@ -65,13 +83,13 @@ def by_blocks(kernel: Kernel, context: EmitContext, sums_bytes: int = SUMS_BYTES
 def by_warps(kernel: Kernel, context: EmitContext) -> GpuKernel:
     """Return a kernel of which half a warp computes a work item. Raises ScratchError."""
     b = WarpBuilder()
-    kernel.build(b, context)
+    kernel.build(b, WarpContext(context.capabilities, context.dtypes))
     return b.kernel()
 
 
 def by_threads(kernel: Kernel, context: EmitContext) -> GpuKernel:
     """Return a kernel as on a CPU: one thread computes a work item, with its scratch in local memory."""
-    shape = LaunchShape(1, WARP)
+    shape, context = LaunchShape(1, WARP), WarpContext(context.capabilities, context.dtypes)
     return GpuKernel(replace(kernel, name=KERNEL).emit(context) + entry(shape), shape)
 
 

@@ -1,4 +1,4 @@
-"""Products of up to 16 rows with packed bf16 or f32 weights by a block of threads, in the order of emit/products.py.
+"""Products of few rows with packed bf16 or f32 weights by a block of threads, in the order of emit/products.py.
 
 The sums of blocks of 32 k do not depend on each other. Eight threads compute those of a block of k and 32 columns, four
 columns each, while others do the next ones, and leave them in shared memory. When it is full, a half-warp for each row
@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from quire.kernels.emit.builder import BF16, F32, I8, I32, VF32, Builder, Value
 from quire.kernels.emit.cuda.blocks import BlockBuilder
+from quire.kernels.emit.cuda.product_tiles import TOTALS_BYTES, ProductTile
 from quire.kernels.emit.layout import BLOCK, PAIRS, TILE_ROWS
-from quire.kernels.emit.products import PackedColumns, Panels, Products, RowSink
+from quire.kernels.emit.products import ColumnSink, PackedColumns, Panels, Products, RowSink
 
 THREADS = 256
 """Threads of a block."""
@@ -61,21 +62,38 @@ class BlockProducts(Products):
     def emit(self, b: Builder, x: Panels, rows: Value, columns: PackedColumns, sink: RowSink) -> None:
         """See Products; the rows are in half-warps of their own."""
         assert isinstance(b, BlockBuilder)
-        for some in self._in_groups(b, x, rows):
-            self._rows(b, some, columns, sink)
+        self._few(b, b.scratch(self.sums_bytes), x, rows, columns, sink)
+
+    def emit_item(
+        self, b: Builder, x: Panels, rows: Value, block: Value, count: int, columns: Callable[[Value], PackedColumns],
+        sink: ColumnSink,
+    ) -> None:  # fmt: skip
+        """See Products; of more than 16 rows, every second item multiplies by two blocks."""
+        assert isinstance(b, BlockBuilder)
+        memory = b.scratch(max(self.sums_bytes, TOTALS_BYTES))
+        with b.when(rows <= TILE_ROWS):
+            self._few(b, memory, x, rows, columns(block), lambda row, values: sink(block, row, values))
+        with b.when(b.compare("sgt", rows, TILE_ROWS) & b.compare("eq", block % 2, 0)):
+            ProductTile(self.dtypes, memory, x, rows, block, count, columns).emit(b, sink)
 
     def emit_blocks(
         self, b: Builder, x: Panels, rows: Value, count: Value | int, columns: Callable[[Value], PackedColumns],
-        sink: Callable[[Value, Value, Sequence[Value]], None],
+        sink: ColumnSink,
     ) -> None:  # fmt: skip
         """See Products; the rows and blocks are in half-warps of their own."""
         assert isinstance(b, BlockBuilder)
-        for some in self._in_groups(b, x, rows):
+        for some in self._in_groups(b, x, rows, b.scratch(self.sums_bytes)):
             self._rows_and_blocks(b, some, b.index(count), columns, sink)
 
-    def _in_groups(self, b: BlockBuilder, x: Panels, rows: Value) -> Iterator[_RowGroup]:
-        """Open blocks that run for each group of rows."""
-        sums, least = b.scratch(self.sums_bytes), 0
+    def _few(
+        self, b: BlockBuilder, memory: Value, x: Panels, rows: Value, columns: PackedColumns, sink: RowSink
+    ) -> None:
+        for some in self._in_groups(b, x, rows, memory):
+            self._rows(b, some, columns, sink)
+
+    def _in_groups(self, b: BlockBuilder, x: Panels, rows: Value, sums: Value) -> Iterator[_RowGroup]:
+        """Open blocks that run for each group of rows, with memory for their sums."""
+        least = 0
         for count in PAIRS_AT_ONCE:
             with b.when(b.compare("sgt", rows, least) & b.compare("sle", rows, count)):
                 yield _RowGroup(x.panel(b, b.index(0)), x, b.index(0), rows, count, sums, self._slots(count))
@@ -102,7 +120,7 @@ class BlockProducts(Products):
 
     def _rows_and_blocks(
         self, b: BlockBuilder, rows: _RowGroup, count: Value, columns: Callable[[Value], PackedColumns],
-        sink: Callable[[Value, Value, Sequence[Value]], None],
+        sink: ColumnSink,
     ) -> None:  # fmt: skip
         """Multiply rows by blocks of columns, as many at a time as the memory has room for all of their sums."""
         blocks = b.index(columns(b.index(0)).blocks)  # few: the memory has room for those of 8 rows

@@ -76,6 +76,16 @@ static uint32_t shuffle(Block *mates, uint32_t thread, uint32_t site, char kind,
   if (!(mask >> from & 1)) mates->fail(mates, site, "a shuffle reads a thread that it does not name");
   return words[from][0];
 }
+typedef struct { uint64_t target[64], source[64]; uint32_t count; } Copies;  /* that a thread has not waited for */
+static void begin_copy(Block *mates, uint32_t site, Copies *copies, uint64_t target, uint64_t source) {
+  if (copies->count == 64) mates->fail(mates, site, "a thread has begun too many copies");
+  memset((void *)target, 0xab, 16);  /* nobody may read what is there from now on */
+  copies->target[copies->count] = target, copies->source[copies->count++] = source;
+}
+static void end_copies(Copies *copies) {
+  for (uint32_t i = 0; i < copies->count; i++) memcpy((void *)copies->target[i], (void *)copies->source[i], 16);
+  copies->count = 0;
+}
 static void multiply_tiles(Block *mates, uint32_t thread, uint32_t site, const uint32_t *own, uint32_t *sums) {
   const Words *words = mates->meet(mates, thread, site, ~0u, own, 6);
   uint32_t lane = thread % WARP;
@@ -138,6 +148,7 @@ class Translator:
         arguments = "const uint64_t *parameters, uint32_t thread, uint32_t threads, uint32_t block, Block *mates"
         head = f"static void {name}({arguments}) {{"
         loads = [f"const uint64_t {each} = parameters[{i}];" for i, each in enumerate(names)]
+        loads.append("Copies copies = {.count = 0};")
         fields = f"{name}, shared, {shared_bytes}, {most[1] if most else 0}, {int(self.meets)}"
         return "\n".join([head, *loads, *self.lines, "}", f"const Function {name}_info = {{{fields}}};"])
 
@@ -328,6 +339,16 @@ class Translator:
         results = " ".join(f"{target} = sums[{i}];" for i, target in enumerate(targets))
         call = f"multiply_tiles(mates, thread, {self.statements}, (uint32_t[]){{{values}}}, sums);"
         return f"{{ uint32_t sums[4]; {call} {results} }}"
+
+    def do_cp(self, opcode: list[str], operands: list[str]) -> str:
+        """Copies end as late as they may."""
+        if opcode[1:] == ["async", "wait_all"]:
+            return "end_copies(&copies);"
+        if opcode[1:] != ["async", "cg", "shared", "global"] or operands[2:] != ["16"]:
+            raise ValueError(f"unknown instruction {'.'.join(opcode)}")
+        target, source = map(self.address, operands[:2])
+        check = f"if ({target} % 16 || {source} % 16) misaligned(mates, {self.statements});"
+        return f"{check} begin_copy(mates, {self.statements}, &copies, {target}, {source});"
 
     def do_bar(self, opcode: list[str], operands: list[str]) -> str:
         self.meets = True
