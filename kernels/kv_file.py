@@ -101,12 +101,15 @@ def kv_format(plan: ModelPlan) -> str:
 
 
 def _described(plan: ModelPlan) -> bytes:
-    """Return what KV depends on in a plan. All devices and instruction sets compute the same bits of it."""
+    """Return what KV depends on in a plan.
+
+    All devices and instruction sets compute the same bits of it, but for a GPU's tensor cores with `fast_matmul`.
+    """
     limits = plan.limits.max_model_len, plan.limits.block_size
     matrices = [weight for weight in plan.weights if isinstance(weight, Matrix)]
     dtypes = plan.dtypes.plain.weights, plan.dtypes.rounding, plan.dtypes.kv.weights
     described = (plan.config, plan.quantization.scheme, matrices, dtypes, limits, plan.kv_layers, plan.state_bytes)
-    return repr(described).encode()
+    return repr((*described, plan.context.fast_matmul)).encode()
 
 
 def _hash(*parts: bytes) -> str:

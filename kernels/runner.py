@@ -122,6 +122,7 @@ class ModelRunner:
         self.memory = assembly.memory_plan
         self.kv_survives = options.kv_memory_fd is not None and assembly.device.in_host_memory
         self.device, self.device_product = assembly.device.name, assembly.device.product
+        self.fast_matmul = plan.context.fast_matmul
         self.num_taken_over_pages = native.num_taken_over_pages
         self.num_dropped_pages = native.num_dropped_pages
         self.max_num_seqs = options.max_num_seqs

@@ -35,10 +35,14 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class EmitContext:
-    """Target of emitted kernels: a device, by its capabilities, and the model's dtypes."""
+    """Target of emitted kernels: a device, by its capabilities, and the model's dtypes.
+
+    With `fast_matmul` a GPU's products of bf16 weights are sums in an order of their own (cuda/fast_products.py).
+    """
 
     capabilities: Capabilities
     dtypes: Dtypes
+    fast_matmul: bool = False
 
     @property
     def isa(self) -> str:

@@ -42,18 +42,21 @@ def compiled(options: LoadOptions) -> list[tuple[Kernel, str]]:
     return [(kernel, gpu.ptx(kernel, plan.context)) for kernel in plan.kernels]
 
 
-def check(kernels: list[tuple[Kernel, str]], architecture: str) -> None:
+def check(kernels: list[tuple[Kernel, str]], architecture: str, *, fast_matmul: bool = False) -> None:
     """Check the PTX of kernels; NVIDIA's assembler, where it is there, finds out whether a GPU can run it."""
+    found = set()
     assembler = find_assembler()
     for kernel, ptx in kernels:
         assert f".target {architecture}" in ptx
         assert f".visible .entry {ENTRY}(" in ptx
         operations = set(re.findall(r"^\s+(?:@\S+\s+)?([a-z]\w*(?:\.\w+)*\.f32)\s", ptx, re.MULTILINE))
         unsafe = {name for name in operations if not ROUNDED.fullmatch(name) and not EXACT.fullmatch(name)}
-        assert not unsafe, kernel.name
+        found |= unsafe
+        assert not unsafe or (fast_matmul and isinstance(kernel, GemmKernel)), kernel.name
         assert ".extern .func" not in ptx, kernel.name  # nothing that no GPU has
         if assembler is not None:
             assert assembler.resources(ptx)["registers"] > 0
+    assert found == ({"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"} if fast_matmul else set())
 
 
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS, ids=lambda checkpoint: checkpoint.name)
@@ -68,6 +71,12 @@ def test_every_architecture_compiles(checkpoint: ReferenceCheckpoint, checkpoint
 )
 def test_every_format_compiles(demo_model: Path, formats: dict[str, str], architecture: str) -> None:
     check(compiled(LoadOptions(str(demo_model), device=f"cuda:{architecture}", **formats)), architecture)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_products_on_tensor_cores_compile(demo_model: Path, architecture: str) -> None:
+    options = LoadOptions(str(demo_model), device=f"cuda:{architecture}", fast_matmul=True)
+    check(compiled(options), architecture, fast_matmul=True)
 
 
 @pytest.mark.parametrize("name", ["qwen3-moe", "gemma3-window100"])

@@ -142,9 +142,22 @@ class BlockBuilder(WarpBuilder):
 
         These are a thread's parts of what its warp multiplies: see mma.m16n8k32 in the manual of PTX.
         """
-        operands, type_ = [*rows, *columns, *sums], f"!llvm.struct<({', '.join([I32] * 4)})>"
-        result = self.call("llvm.nvvm.mma.m16n8k32.row.col.s8.u8", operands, type_)
-        return [self._result(I32, f"llvm.extractvalue {result.name}[{i}] : {type_}") for i in range(4)]
+        return self._multiply("m16n8k32.row.col.s8.u8", rows, columns, sums)
+
+    def multiply_float_tiles(
+        self, rows: Sequence[Value], columns: Sequence[Value], sums: Sequence[Value]
+    ) -> list[Value]:
+        """Return f32 `sums` plus the products of 16 rows of 16 bf16 with 8 columns of as many, added in an order that
+        only the GPU knows, which is the same for all rows and columns: see mma.m16n8k16 in the manual of PTX."""
+        return self._multiply("m16n8k16.row.col.bf16", rows, columns, sums)
+
+    def _multiply(
+        self, shape: str, rows: Sequence[Value], columns: Sequence[Value], sums: Sequence[Value]
+    ) -> list[Value]:
+        element = sums[0].type
+        type_ = f"!llvm.struct<({', '.join([element] * 4)})>"
+        result = self.call(f"llvm.nvvm.mma.{shape}", [*rows, *columns, *sums], type_)
+        return [self._result(element, f"llvm.extractvalue {result.name}[{i}] : {type_}") for i in range(4)]
 
     def store_lanes(self, value: Value, base: Value, offset: Value | int) -> None:
         """Store a vector to memory that others read only after a barrier."""

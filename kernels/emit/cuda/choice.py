@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from quire.kernels.emit.attention import AttentionKernel, SplitReductionKernel
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.cuda.blocks import BlockBuilder, RepeatedStoreError
+from quire.kernels.emit.cuda.fast_products import FastProducts
 from quire.kernels.emit.cuda.products import SUMS_BYTES, THREADS, BlockProducts
 from quire.kernels.emit.cuda.quantized_products import BlockQuantizedProducts
 from quire.kernels.emit.cuda.split_reduction import BlockSplitReductionKernel
@@ -39,12 +40,13 @@ class BlockContext(EmitContext):
     @property
     def products(self) -> BlockProducts:
         """See EmitContext."""
-        return BlockProducts(self.isa, self.dtypes, self.rows_per_item, self.sums_bytes)
+        products = FastProducts if self.fast_matmul else BlockProducts
+        return products(self.isa, self.dtypes, self.rows_per_item, self.sums_bytes)
 
     @property
     def kv_products(self) -> BlockProducts:
         """See EmitContext."""
-        return replace(self.products, dtypes=self.dtypes.kv)
+        return BlockProducts(self.isa, self.dtypes.kv, self.rows_per_item, self.sums_bytes)
 
     def quantized_products(self, quantized: QuantizedFormat, k: int) -> BlockQuantizedProducts:
         """See EmitContext."""
@@ -76,7 +78,7 @@ def by_blocks(kernel: Kernel, context: EmitContext, sums_bytes: int = SUMS_BYTES
     if isinstance(kernel, SplitReductionKernel):
         kernel = BlockSplitReductionKernel(*(getattr(kernel, field.name) for field in fields(kernel)))
     b = BlockBuilder(THREADS)
-    kernel.build(b, BlockContext(context.capabilities, context.dtypes, sums_bytes))
+    kernel.build(b, BlockContext(context.capabilities, context.dtypes, context.fast_matmul, sums_bytes))
     return b.kernel()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from quire.kernels.emit.builder import BF16, F32, I8, I32, VF32, Builder, Value
 from quire.kernels.emit.cuda.blocks import BlockBuilder
@@ -32,11 +33,9 @@ registers allow beside the sums, eight for a row."""
 ROW_BYTES = BLOCK * 4
 """Bytes of the sums of a block and a row."""
 
-_SLOTS = THREADS // (BLOCK // COLUMNS)  # blocks of k that are computed at a time
-
 
 @dataclass(frozen=True)
-class _RowGroup:
+class RowGroup:
     """Rows of x that are computed together: `count` of them from number `first` on, at `base`, `wanted` of which
     matter; and the memory of their sums, f32 [block][row][32 columns], which has room for `slots` blocks."""
 
@@ -54,6 +53,12 @@ class BlockProducts(Products):
     """Emits products by a block of threads, which must all come here."""
 
     sums_bytes: int = SUMS_BYTES
+
+    tile: ClassVar[type[ProductTile]] = ProductTile
+    """What multiplies more than 16 rows."""
+
+    blocks_at_once: ClassVar[int] = THREADS // (BLOCK // COLUMNS)
+    """Blocks of k that are computed at a time."""
 
     def _slots(self, count: int) -> int:
         """Return the number of blocks of k whose sums of `count` rows there is memory for."""
@@ -74,7 +79,7 @@ class BlockProducts(Products):
         with b.when(rows <= TILE_ROWS):
             self._few(b, memory, x, rows, columns(block), lambda row, values: sink(block, row, values))
         with b.when(b.compare("sgt", rows, TILE_ROWS) & b.compare("eq", block % 2, 0)):
-            ProductTile(self.dtypes, memory, x, rows, block, count, columns).emit(b, sink)
+            self.tile(self.dtypes, memory, x, rows, block, count, columns).emit(b, sink)
 
     def emit_blocks(
         self, b: Builder, x: Panels, rows: Value, count: Value | int, columns: Callable[[Value], PackedColumns],
@@ -91,24 +96,24 @@ class BlockProducts(Products):
         for some in self._in_groups(b, x, rows, memory):
             self._rows(b, some, columns, sink)
 
-    def _in_groups(self, b: BlockBuilder, x: Panels, rows: Value, sums: Value) -> Iterator[_RowGroup]:
+    def _in_groups(self, b: BlockBuilder, x: Panels, rows: Value, sums: Value) -> Iterator[RowGroup]:
         """Open blocks that run for each group of rows, with memory for their sums."""
         least = 0
         for count in PAIRS_AT_ONCE:
             with b.when(b.compare("sgt", rows, least) & b.compare("sle", rows, count)):
-                yield _RowGroup(x.panel(b, b.index(0)), x, b.index(0), rows, count, sums, self._slots(count))
+                yield RowGroup(x.panel(b, b.index(0)), x, b.index(0), rows, count, sums, self._slots(count))
             least = count
         with b.when(b.compare("sgt", rows, least)), b.loop(0, rows, least) as first:
             base = b.address(x.panel(b, first.index), first.index % TILE_ROWS * x.row_bytes)
-            yield _RowGroup(base, x, first.index, (rows - first.index).min(least), least, sums, self._slots(least))
+            yield RowGroup(base, x, first.index, (rows - first.index).min(least), least, sums, self._slots(least))
 
-    def _rows(self, b: BlockBuilder, rows: _RowGroup, columns: PackedColumns, sink: RowSink) -> None:
+    def _rows(self, b: BlockBuilder, rows: RowGroup, columns: PackedColumns, sink: RowSink) -> None:
         """Multiply rows by a block of columns, in parts of k whose sums fit the memory."""
         mine = b.address(rows.sums, b.team * ROW_BYTES)
         with b.loop(0, columns.blocks, rows.slots, state=[b.constant(0.0, VF32)] * 2) as start:
             stop = (start.index + rows.slots).min(columns.blocks)
             b.barrier()
-            with b.loop(start.index + self._slot(b), stop, _SLOTS) as block:
+            with b.loop(start.index + self._slot(b), stop, self.blocks_at_once) as block:
                 self._store_sums(b, rows, columns.at(block.index), block.index, block.index - start.index)
             b.barrier()
             with b.loop(start.index, b.select(b.team < rows.wanted, stop, start.index), state=start.state) as block:
@@ -119,7 +124,7 @@ class BlockProducts(Products):
             sink(rows.first + b.team, start.results)
 
     def _rows_and_blocks(
-        self, b: BlockBuilder, rows: _RowGroup, count: Value, columns: Callable[[Value], PackedColumns],
+        self, b: BlockBuilder, rows: RowGroup, count: Value, columns: Callable[[Value], PackedColumns],
         sink: ColumnSink,
     ) -> None:  # fmt: skip
         """Multiply rows by blocks of columns, as many at a time as the memory has room for all of their sums."""
@@ -129,7 +134,7 @@ class BlockProducts(Products):
             start = group.index * at_once
             some = (count - start).min(at_once)
             b.barrier()
-            with b.loop(self._slot(b), some * blocks, _SLOTS) as slot:
+            with b.loop(self._slot(b), some * blocks, self.blocks_at_once) as slot:
                 number, block = slot.index // blocks, slot.index % blocks
                 self._store_sums(b, rows, columns(start + number).at(block), block, slot.index)
             b.barrier()
@@ -144,9 +149,10 @@ class BlockProducts(Products):
 
     @staticmethod
     def _slot(b: BlockBuilder) -> Value:
+        """Return which of the blocks of k that are computed at a time the thread has part in."""
         return b.thread // (BLOCK // COLUMNS)
 
-    def _store_sums(self, b: BlockBuilder, rows: _RowGroup, weights: Value, block: Value, place: Value) -> None:
+    def _store_sums(self, b: BlockBuilder, rows: RowGroup, weights: Value, block: Value, place: Value) -> None:
         """Store the thread's part of the sums of a block, of every row."""
         quad = b.thread % (BLOCK // COLUMNS)
         values = b.address(rows.base, block * rows.x.block_bytes)

@@ -96,6 +96,26 @@ static void multiply_tiles(Block *mates, uint32_t thread, uint32_t site, const u
     sums[i] = sum;
   }
 }
+static float truncated(double value) {
+  float rounded = (float)value;
+  return fabs((double)rounded) > fabs(value) ? nextafterf(rounded, 0.0f) : rounded;
+}
+/* Of bf16. NVIDIA does not say in which order tensor cores add. Here products are added to the sum one k after the
+   other, and each sum is rounded towards zero, so that results differ from those of FMAs and of any other order. */
+static void multiply_float_tiles(Block *mates, uint32_t thread, uint32_t site, const uint32_t *own, uint32_t *sums) {
+  const Words *words = mates->meet(mates, thread, site, ~0u, own, 6);
+  uint32_t lane = thread % WARP;
+  for (int i = 0; i < 4; i++) {
+    uint32_t row = lane / 4, column = lane % 4 * 2 + i % 2;
+    float sum = F(own[6 + i]);
+    for (uint32_t k = 0; k < 8; k++) {  /* pairs of k */
+      uint32_t a = words[row * 4 + k % 4][i / 2 + k / 4 * 2], b = words[column * 4 + k % 4][4 + k / 4];
+      sum = truncated((double)F(a << 16) * F(b << 16) + sum);
+      sum = truncated((double)F(a & 0xffff0000u) * F(b & 0xffff0000u) + sum);
+    }
+    sums[i] = B(sum);
+  }
+}
 """
 
 SIGNED = {"s8": "int8_t", "s16": "int16_t", "s32": "int32_t", "s64": "int64_t"}
@@ -331,13 +351,17 @@ class Translator:
         return f"{target} = shuffle(mates, thread, {self.statements}, '{opcode[2][0]}', {a}, {b}, {c}, {mask});"
 
     def do_mma(self, opcode: list[str], operands: list[str]) -> str:
-        if ".".join(opcode[1:]) != "sync.aligned.m16n8k32.row.col.s32.s8.u8.s32":
+        multiply = {
+            "sync.aligned.m16n8k32.row.col.s32.s8.u8.s32": "multiply_tiles",
+            "sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32": "multiply_float_tiles",
+        }.get(".".join(opcode[1:]))
+        if multiply is None:
             raise ValueError(f"unknown instruction {'.'.join(opcode)}")
         self.meets = True
         targets, *sources = ([self.value(each) for each in self.operands(part[1:-1])] for part in operands)
         values = ", ".join(value for part in sources for value in part)
         results = " ".join(f"{target} = sums[{i}];" for i, target in enumerate(targets))
-        call = f"multiply_tiles(mates, thread, {self.statements}, (uint32_t[]){{{values}}}, sums);"
+        call = f"{multiply}(mates, thread, {self.statements}, (uint32_t[]){{{values}}}, sums);"
         return f"{{ uint32_t sums[4]; {call} {results} }}"
 
     def do_cp(self, opcode: list[str], operands: list[str]) -> str:
