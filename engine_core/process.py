@@ -203,7 +203,7 @@ def _assemble(
     memory = MemoryGuard(runner.memory)
     logger.info("the model is computed by %s", " ".join(filter(None, (runner.device, runner.device_product))))
     if runner.fast_matmul:
-        logger.info("fast_matmul: bits are those of this GPU, and not the CPU's")
+        logger.info("fast_matmul: bits are those of this kind of GPU, and not the CPU's")
     logger.info("memory: at most %d bytes (%s)", memory.limit, runner.memory.describe())
     inbox: Inbox = queue.SimpleQueue()
 

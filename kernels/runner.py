@@ -233,7 +233,7 @@ class ModelRunner:
         The first call reads the whole checkpoint and may take seconds, but not the GIL. Any thread.
         """
         with self._format_lock:
-            self._format = self._format or kv_format(self._plan)
+            self._format = self._format or kv_format(self._plan, self.device_product)
         return self._format
 
     @property
@@ -343,7 +343,7 @@ def assemble(
     fd = options.kv_memory_fd
     if fd is None and log_sealed_pages:
         fd = os.memfd_create("quire-kv")  # until this process ends
-    file = None if fd is None else KvFile(fd, model_name(plan))
+    file = None if fd is None else KvFile(fd, model_name(plan, device.product))
     shared = None if options.weights_fd is None else _claim_weights(plan, options.weights_fd, trial, progress)
     size, memory = choose_memory(plan, options, file, 0 if shared is None else shared.resident_bytes, device)
     is_chosen = options.num_pages is not None or options.kv_cache_memory_bytes is not None
