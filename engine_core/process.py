@@ -200,6 +200,8 @@ def _assemble(
         _log_take_over(runner)
     memory = MemoryGuard(runner.memory)
     logger.info("the model is computed by %s", " ".join(filter(None, (runner.device, runner.device_product))))
+    if runner.fast_matmul:
+        logger.info("fast_matmul: bits are those of this kind of GPU, and not the CPU's")
     logger.info("memory: at most %d bytes (%s)", memory.limit, runner.memory.describe())
     inbox: Inbox = queue.SimpleQueue()
 
@@ -423,6 +425,7 @@ def _make_ready(parsed: EngineProcessOptions, runner: ModelRunner, limits: Engin
         adapters=_adapter_info(parsed),
         device=runner.device,
         device_product=runner.device_product,
+        fast_matmul=runner.fast_matmul,
     )
 
 

@@ -125,7 +125,8 @@ def model_info(options: LoadOptions) -> dict[str, Any]:
     info["tasks"] = tasks_of(pooler_of(options, checkpoint))
     device = choose_device(options)
     if isinstance(device, Cuda):
-        return info | {"device": options.device, "device_kernels": gpu_kernels(plan, device)}
+        info |= {"device": options.device, "fast_matmul": options.fast_matmul}
+        return info | {"device_kernels": gpu_kernels(plan, device)}
     with advised(options):
         return info | memory_info(plan, options)
 
@@ -139,6 +140,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="auto", help="auto, bfloat16 or float32")
     parser.add_argument("--memory-limit", type=int, help="bytes of an engine's process")
     parser.add_argument("--device", default="cpu", help="cpu, or a GPU's architecture, as cuda:sm_90")
+    parser.add_argument("--fast-matmul", action="store_true", help="products of bf16 by a GPU's tensor cores")
     arguments = parser.parse_args()
     try:
         info = host_info()
@@ -150,6 +152,7 @@ def main() -> int:
                 kv_cache_dtype=arguments.kv_cache_dtype,
                 memory_limit=arguments.memory_limit,
                 device=arguments.device,
+                fast_matmul=arguments.fast_matmul,
             )
             info["plan"] = model_info(options)
     except ValueError as error:

@@ -84,29 +84,33 @@ class KvFile:
         )
 
 
-def model_name(plan: ModelPlan) -> str:
+def model_name(plan: ModelPlan, product: str) -> str:
     """Return a hash of all that the bits of a plan's KV depend on besides tokens, and their place in a page.
 
-    It is quick, and takes files for the same that have not been touched, nothing else.
+    It is quick, and takes files for the same that have not been touched, nothing else. `product`: see Device.
     """
-    return _hash(plan.quantization.checkpoint.digest(), _described(plan), _code())
+    return _hash(plan.quantization.checkpoint.digest(), _described(plan, product), _code())
 
 
-def kv_format(plan: ModelPlan) -> str:
+def kv_format(plan: ModelPlan, product: str) -> str:
     """Return a hash of all that the bits of a page of a plan's KV depend on besides tokens, as other hosts have it.
 
-    It reads all weights and the package's code.
+    It reads all weights and the package's code. `product`: see Device.
     """
-    return _hash(plan.quantization.checkpoint.content_digest(), _described(plan), _code_content())
+    return _hash(plan.quantization.checkpoint.content_digest(), _described(plan, product), _code_content())
 
 
-def _described(plan: ModelPlan) -> bytes:
-    """Return what KV depends on in a plan. All devices and instruction sets compute the same bits of it."""
+def _described(plan: ModelPlan, product: str) -> bytes:
+    """Return what KV depends on in a plan.
+
+    All devices and instruction sets compute the same bits of it, but for a GPU's tensor cores with `fast_matmul`.
+    """
+    device = product if plan.context.fast_matmul else None
     limits = plan.limits.max_model_len, plan.limits.block_size
     matrices = [weight for weight in plan.weights if isinstance(weight, Matrix)]
     dtypes = plan.dtypes.plain.weights, plan.dtypes.rounding, plan.dtypes.kv.weights
     described = (plan.config, plan.quantization.scheme, matrices, dtypes, limits, plan.kv_layers, plan.state_bytes)
-    return repr(described).encode()
+    return repr((*described, device)).encode()
 
 
 def _hash(*parts: bytes) -> str:

@@ -42,16 +42,17 @@ class LoadOptions:
     `model`: checkpoint folder. `dtype`: of weights, KV and products (`auto`: bf16 for 16-bit checkpoints, else f32).
     `max_model_len`: tokens of a sequence. `block_size`: tokens of a KV page. `kv_cache_memory_bytes` or `num_pages`:
     size of the KV cache. `pin_threads`: bind every thread to a CPU of its own. `device`: `cpu`, `cuda` or `cuda:` and a
-    GPU's number, or `auto`; `cuda:sm_90` and other architectures only compile. `cache_dir`: compiled kernels. `isa`:
-    one of INSTRUCTION_SETS in devices/instruction_sets.py. `quantization`: one of quantization.MODES for a float
-    checkpoint, or the checkpoint's own method. `kv_cache_dtype`: `auto` or `int8`. `weight_cache`: folder where packed
-    weights are kept for the next start. `kv_memory_fd`: file descriptor of the memory of KV pages, which the next
-    engine takes over. `weights_fd`: file descriptor of the memory of packed weights, which other engines have too.
-    `memory_limit`: bytes of the whole process. `machine_share`: "I/N" for one of N engines, which share the memory that
-    is left. `hf_overrides`: fields that replace those of config.json, as a JSON object. `max_loras`: adapters
-    that are in memory at a time, each of a rank up to `max_lora_rank`. `gpu_memory_utilization`: the part of a GPU's
-    memory that weights, buffers, adapters and, by default, KV pages take. `kv_share`: the part of what the others leave
-    of it that is for KV pages; what else the engine loads has the rest.
+    GPU's number, or `auto`; `cuda:sm_90` and other architectures only compile. `fast_matmul`: tensor cores multiply by
+    bf16 weights, and their bits differ from the CPU's. `cache_dir`: compiled kernels. `isa`: one of INSTRUCTION_SETS in
+    devices/instruction_sets.py. `quantization`: one of quantization.MODES for a float checkpoint, or the checkpoint's
+    own method. `kv_cache_dtype`: `auto` or `int8`. `weight_cache`: folder where packed weights are kept for the next
+    start. `kv_memory_fd`: file descriptor of the memory of KV pages, which the next engine takes over. `weights_fd`:
+    file descriptor of the memory of packed weights, which other engines have too. `memory_limit`: bytes of the whole
+    process. `machine_share`: "I/N" for one of N engines, which share the memory that is left. `hf_overrides`: fields
+    that replace those of config.json, as a JSON object. `max_loras`: adapters that are in memory at a time, each of a
+    rank up to `max_lora_rank`. `gpu_memory_utilization`: the part of a GPU's memory that weights, buffers, adapters
+    and, by default, KV pages take. `kv_share`: the part of what the others leave of it that is for KV pages; what else
+    the engine loads has the rest.
     """
 
     model: str
@@ -65,6 +66,7 @@ class LoadOptions:
     threads: int | None = None
     pin_threads: bool = False
     device: str = "cpu"
+    fast_matmul: bool = False
     cache_dir: str | None = None
     isa: str | None = None
     quantization: str | None = None
@@ -105,6 +107,11 @@ def choose_device(options: LoadOptions) -> Device:
         return Cuda(name, cache, threads, pin_threads=options.pin_threads)
     if device != "cpu":
         raise ModelError(f"device is {device[:100]!r}; it must be auto, cpu, cuda, or as cuda:0 or cuda:sm_90")
+    if options.fast_matmul:
+        raise ModelError(
+            f"fast_matmul multiplies on tensor cores, and device is {options.device}, which is the CPU here; give the "
+            "device cuda, or leave fast_matmul out"
+        )
     isa = instruction_sets.choose_isa(options.isa)
     return Cpu(isa, cache, threads, pin_threads=options.pin_threads)
 
@@ -120,10 +127,15 @@ def choose_context(options: LoadOptions, checkpoint: Checkpoint, quantized: bool
         dtype = "float32" if "f32" in checkpoint.formats and not quantized else "bfloat16"
     integer_kv = options.kv_cache_dtype == "int8"
     if dtype == "float32":
+        if options.fast_matmul:
+            raise ModelError(
+                f"fast_matmul multiplies bfloat16, and the model {options.model} is computed in float32; give the "
+                "dtype bfloat16, or leave fast_matmul out"
+            )
         return EmitContext(capabilities, Dtypes("f32", "f32", "f32", integer_kv))
     activations = capabilities.bf16_activations
     weights = PAIRED if activations == PAIRED else "bf16"
-    return EmitContext(capabilities, Dtypes(weights, "bf16", activations, integer_kv))
+    return EmitContext(capabilities, Dtypes(weights, "bf16", activations, integer_kv), options.fast_matmul)
 
 
 def check_options(options: LoadOptions) -> None:

@@ -121,6 +121,7 @@ class ModelRunner:
         self.memory = assembly.memory_plan
         self.kv_survives = options.kv_memory_fd is not None and assembly.device.in_host_memory
         self.device, self.device_product = assembly.device.name, assembly.device.product
+        self.fast_matmul = plan.context.fast_matmul
         self.num_taken_over_pages = native.num_taken_over_pages
         self.num_dropped_pages = native.num_dropped_pages
         self.max_num_seqs = options.max_num_seqs
@@ -234,7 +235,7 @@ class ModelRunner:
         The first call reads the whole checkpoint and may take seconds, but not the GIL. Any thread.
         """
         with self._format_lock:
-            self._format = self._format or kv_format(self._plan)
+            self._format = self._format or kv_format(self._plan, self.device_product)
         return self._format
 
     @property
@@ -344,7 +345,7 @@ def assemble(
     fd = options.kv_memory_fd
     if fd is None and log_sealed_pages:
         fd = os.memfd_create("quire-kv")  # until this process ends
-    file = None if fd is None else KvFile(fd, model_name(plan))
+    file = None if fd is None else KvFile(fd, model_name(plan, device.product))
     shared = None if options.weights_fd is None else _claim_weights(plan, options.weights_fd, trial, progress)
     size, memory = choose_memory(plan, options, file, 0 if shared is None else shared.resident_bytes, device)
     if options.gpu_memory_utilization is not None and device.own_memory is None:

@@ -61,6 +61,9 @@ class EngineOptions:
         max_model_len: Context length: tokens of a prompt and its answer. Default: the model's.
         device: Computes the model, with the same bits: cpu, cuda for one of NVIDIA's GPUs, or auto for a GPU where
             there is one, else cpu. Several engines of a server that are given cuda or auto take the GPUs in turn.
+        fast_matmul: Multiply bfloat16 weights on a GPU's tensor cores, which add in an order of their own: tokens and
+            log probabilities are no longer those of the CPU, and may depend on the kind of GPU, but still not on
+            batches or chunks. KV pages are not shared with engines without it.
         threads: Threads that compute; with a GPU, those that load weights and sample. Default: QUIRE_THREADS, or one
             for every usable core.
         pin_threads: Bind each thread to a CPU of its own.
@@ -130,6 +133,7 @@ class EngineOptions:
     quantization: Annotated[str | None, Option("MODE", choices=QUANTIZATIONS)] = None
     max_model_len: Annotated[int | None, Option("TOKENS", COUNT)] = None
     device: Annotated[str, Option("DEVICE")] = "cpu"
+    fast_matmul: Annotated[bool, Option()] = False
     threads: Annotated[int | None, Option("N", Range(1, 1024))] = None
     pin_threads: Annotated[bool, Option()] = False
     memory_limit: Annotated[int | str | None, Option("SIZE")] = None

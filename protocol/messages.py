@@ -671,7 +671,7 @@ class Ready(msgspec.Struct, array_like=True, gc=False, tag=12):
 
     `role` is the client's. `text_files` is a hash of the tokenizer's and the chat templates' files: an engine in
     another's place has the same. `adapters`: None if requests may name none. `device`: cpu, or a GPU as cuda:0, whose
-    product is named by `device_product`.
+    product is named by `device_product`; its bits are those of a CPU unless it has `fast_matmul`.
     """
 
     protocol_version: int
@@ -696,6 +696,7 @@ class Ready(msgspec.Struct, array_like=True, gc=False, tag=12):
     adapters: AdapterInfo | None = None
     device: str = "cpu"
     device_product: str = ""
+    fast_matmul: bool = False
 
 
 class UtilityResult(msgspec.Struct, array_like=True, gc=False, tag=13):

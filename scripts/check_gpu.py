@@ -1,4 +1,5 @@
 """Check a GPU: tokens and log probabilities are the CPU's, bit for bit, for the demo model and for small random models.
+With fast_matmul they are those of other chunks.
 
 Then it measures steps. All takes less than --seconds; what there is no time for is left out, and said to be. The exit
 status is 0 if all that was compared is equal, 1 if something differs or failed, and 2 if there is no GPU.
@@ -34,6 +35,7 @@ DEMO_MODEL = Path(__file__).resolve().parents[1] / "frontend" / "demo_model"
 _SECONDS = 220.0
 _PROMPTS = (1, 17, 70)  # tokens of the sequences that each case computes together
 _TOKENS = 6  # of each answer
+_OTHER_CHUNK = 7
 
 FORMATS: dict[str, dict[str, Any]] = {
     "bf16": {"dtype": "bfloat16"},
@@ -73,12 +75,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A comparison of a model on both devices."""
+    """A comparison of a model on both devices, or with fast_matmul in other chunks."""
 
     name: str
     model: Path
     formats: dict[str, Any] = field(default_factory=dict)
     chunk: int = 512
+
+    def other(self, device: str) -> tuple[Case, str, str]:
+        """Return the case whose answers are the same, its device, and what it is called."""
+        if "fast_matmul" in self.formats:
+            return replace(self, chunk=_OTHER_CHUNK), device, f"those in chunks of {_OTHER_CHUNK}"
+        return self, "cpu", "the CPU's"
 
     def options(self, device: str) -> LoadOptions:
         """Return the options of its model on a device."""
@@ -121,11 +129,13 @@ def answers(engine: ModelRunner, chunk: int) -> list[tuple[list[int], list[float
 
 
 def difference(case: Case, device: str) -> str | None:
-    """Return what differs between a device and the CPU; None if nothing does."""
-    ours, theirs = (answers(load_model(case.options(name)), case.chunk) for name in (device, "cpu"))
+    """Return what differs on a device; None if nothing does."""
+    other_case, other_device, whose = case.other(device)
+    compared = (case, device), (other_case, other_device)
+    ours, theirs = (answers(load_model(each.options(name)), each.chunk) for each, name in compared)
     for length, mine, other in zip(_PROMPTS, ours, theirs, strict=True):
         if mine[0] != other[0]:
-            return f"after a prompt of {length} tokens: tokens {mine[0]}, and the CPU's are {other[0]}"
+            return f"after a prompt of {length} tokens: tokens {mine[0]}, and {whose} are {other[0]}"
         if mine[1] != other[1]:
             count = sum(a != b for a, b in zip(mine[1], other[1], strict=True))
             return f"after a prompt of {length} tokens: {count} of {len(mine[1])} log probabilities"
@@ -151,6 +161,8 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], Case]]]:
     """Yield the names of what is compared, each with a function that makes its case."""
     for name, formats in FORMATS.items():
         yield f"demo {name}", partial(Case, f"demo {name}", DEMO_MODEL, formats)
+    fast = FORMATS["bf16"] | {"fast_matmul": True}
+    yield "demo fast_matmul", partial(Case, "demo fast_matmul", DEMO_MODEL, fast)
     yield "demo bf16 in chunks", partial(Case, "demo bf16 in chunks", DEMO_MODEL, FORMATS["bf16"], 7)
     for shape in FAMILIES:
         yield shape, partial(_family_case, folder, shape)

@@ -102,6 +102,7 @@ def add_configuration(families: Families, ready: Ready) -> None:
         "block_size": ready.block_size,
         "cache_dtype": ready.kv_cache_dtype,
         "device": ready.device,
+        "fast_matmul": ready.fast_matmul,
         "enable_prefix_caching": "" if ready.shape is None else ready.shape.enable_prefix_caching,
         "kv_cache_memory_bytes": ready.kv_cache_bytes,
         "num_gpu_blocks": ready.num_pages,

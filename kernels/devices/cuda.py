@@ -20,8 +20,9 @@ from quire.kernels.errors import ModelError
 ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
 """Architectures that kernels are compiled for in tests; others of LLVM's may do as well."""
 
-CAPABILITIES = Capabilities(CUDA, F32, product_rows=16, query_rows=16, quantized_product_rows=128, samples=True)
-"""Capabilities of every GPU: many threads need many items, so an item has few rows, but where tensor cores multiply."""
+CAPABILITIES = Capabilities(CUDA, F32, product_rows=128, query_rows=16, samples=True)
+"""Capabilities of every GPU: an item of products has as many rows as share a tile of weights, one of attention few,
+since many threads need many items."""
 
 _MOST_COMPILERS = 8  # threads, each with the memory of a compiler
 

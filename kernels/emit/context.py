@@ -18,8 +18,8 @@ class Capabilities:
     `isa`: the instruction set. `bf16_activations`: how activations are stored that are rounded to bf16; see Dtypes.
     `product_rows`: rows of a work item of products, which use blocks of weights while these are in a cache, and
     `tile_product_rows` where products are AMX tiles, which need many, to load blocks from memory while others are
-    multiplied; `quantized_product_rows`, unless it is 0, where weights are quantized. `query_rows`: query rows (tokens
-    times heads of a group) of a work item of attention. Rows are multiples of 16. `samples`: plans sample tokens, too.
+    multiplied. `query_rows`: query rows (tokens times heads of a group) of a work item of attention. Rows are multiples
+    of 16. `samples`: plans sample tokens, too.
     """
 
     isa: str
@@ -27,7 +27,6 @@ class Capabilities:
     product_rows: int = 64
     tile_product_rows: int = 256
     query_rows: int = 64
-    quantized_product_rows: int = 0
     samples: bool = False
 
     def tokens_per_entry(self, group: int) -> int:
@@ -37,10 +36,14 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class EmitContext:
-    """Target of emitted kernels: a device, by its capabilities, and the model's dtypes."""
+    """Target of emitted kernels: a device, by its capabilities, and the model's dtypes.
+
+    With `fast_matmul` a GPU's products of bf16 weights are sums in an order of their own (cuda/fast_products.py).
+    """
 
     capabilities: Capabilities
     dtypes: Dtypes
+    fast_matmul: bool = False
 
     @property
     def isa(self) -> str:
@@ -52,10 +55,6 @@ class EmitContext:
         """Rows of a work item of products."""
         tiles = self.dtypes.activations == BF16
         return self.capabilities.tile_product_rows if tiles else self.capabilities.product_rows
-
-    def rows_of_products(self, quantized: QuantizedFormat | None) -> int:
-        """Return the rows of a work item of products with weights of a format."""
-        return (quantized is not None and self.capabilities.quantized_product_rows) or self.rows_per_item
 
     @property
     def products(self) -> Products:

@@ -286,7 +286,7 @@ class ExpertGemmKernel(GemmKernel):
         biases = b.buffer(3) if self.bias else None
         entries = b.buffer(3 + self.bias)
         adapters = self._adapters(b, 4 + self.bias) if self.adapter_tiles else None
-        blocks = round_up(self.n, BLOCK) // BLOCK
+        blocks = self._blocks
         with b.items() as item:
             number, block = item // blocks, item % blocks
             with b.when(number < b.load(entries, 0, I64)):
@@ -294,14 +294,14 @@ class ExpertGemmKernel(GemmKernel):
                 expert, first, rows = (b.load(entry, 8 * i, I64) for i in range(3))
                 bias = None if biases is None else b.address(biases, expert * (blocks * BLOCK * 4))
                 output = GemmOutput(y, bias, adapters=adapters)
-                column = expert * blocks + block
+                weights = b.address(w, expert * (blocks * self._block_bytes(context.dtypes)))
                 if adapters is not None:
                     adapters.prefetch(b, context.dtypes, first, rows, block)
 
-                def sink(row: Value, values: Sequence[Value]) -> None:
+                def sink(block: Value, row: Value, values: Sequence[Value]) -> None:
                     self._finish(b, context.dtypes, output, first + row, block, values)
 
-                self._multiply(b, context, x, w, GemmItem(first // TILE_ROWS, rows, column), sink)
+                self._multiply(b, context, x, weights, GemmItem(first // TILE_ROWS, rows, block, blocks), sink)
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from quire.kernels.emit.products import (
     BLOCKS_PER_PASS,
     FAR_BYTES,
     STREAM_BYTES,
+    ColumnSink,
     PackedColumns,
     Panels,
-    RowSink,
 )
 
 XIELU = "xielu"
@@ -34,11 +34,13 @@ XIELU = "xielu"
 
 @dataclass(frozen=True)
 class GemmItem:
-    """A work item: `rows` rows of x, from panel number `panel` on, times block number `block` of 32 columns."""
+    """A work item: `rows` rows of x, from panel number `panel` on, times block number `block` of 32 columns, of which
+    there are `blocks`."""
 
     panel: Value
     rows: Value
     block: Value
+    blocks: int
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class GemmOutput:
 class GemmKernel(Kernel):
     """One GEMM.
 
-    Work items are blocks of 32 columns times groups of `rows_of_products` rows: few enough to spread a long prefill
+    Work items are blocks of 32 columns times groups of `rows_per_item` rows: few enough to spread a long prefill
     over threads, many enough to reuse a block of weights. Buffers: x (packed activations, `k` columns), w (packed, `n`
     columns), y, the f32 bias if `bias`, and the rows that `gated` and `gating` read, or the f32 parameters of the
     activation `xielu`. The dim called `dim` is m. `quantized` is the weights' format if they are quantized; x is then
@@ -118,19 +120,20 @@ class GemmKernel(Kernel):
         adapters = self._adapters(b, number) if self.adapter_tiles else None
         output = GemmOutput(y, bias, factors, parameters, adapters)
         rows = b.dim(self.dim)
-        size = context.rows_of_products(self.quantized)
+        size = context.rows_per_item
         groups = (rows + (size - 1)) // size
         with b.items() as item:
             column_block = item // groups
             first = item % groups * size
 
-            def sink(row: Value, values: Sequence[Value]) -> None:
-                self._finish(b, context.dtypes, output, first + row, column_block, values)
+            def sink(block: Value, row: Value, values: Sequence[Value]) -> None:
+                self._finish(b, context.dtypes, output, first + row, block, values)
 
             count = self._count(b, first, (rows - first).min(size))
             if adapters is not None:
                 adapters.prefetch(b, context.dtypes, first, count, column_block)
-            self._multiply(b, context, x, w, GemmItem(first // TILE_ROWS, count, column_block), sink)
+            part = GemmItem(first // TILE_ROWS, count, column_block, self._blocks)
+            self._multiply(b, context, x, w, part, sink)
 
     def _count(self, b: Builder, first: Value, count: Value) -> Value:
         """Return how many of `count` rows from number `first` on are computed: all or none."""
@@ -142,27 +145,42 @@ class GemmKernel(Kernel):
         adapters, *gathered, table, short = (b.buffer(number + i) for i in range(3 + is_head))
         return AdapterOperands(RowAdapters(adapters, *gathered), table, short, self.adapter_tiles)
 
-    def _multiply(self, b: Builder, context: EmitContext, x: Value, w: Value, item: GemmItem, sink: RowSink) -> None:
+    @property
+    def _blocks(self) -> int:
+        """Number of blocks of 32 columns."""
+        return round_up(self.n, BLOCK) // BLOCK
+
+    def _block_bytes(self, dtypes: Dtypes) -> int:
+        """Return the bytes of the packed weights of a block of columns."""
+        if self.quantized is not None:
+            return self.quantized.block_bytes(self.k)
+        return round_up(self.k, BLOCK) // BLOCK * dtypes.block_bytes
+
+    def _multiply(self, b: Builder, context: EmitContext, x: Value, w: Value, item: GemmItem, sink: ColumnSink) -> None:
         """Call `sink` with each row of the item's products."""
+        dtypes = context.dtypes
         if self.quantized is not None:
             panels = b.address(x, item.panel * self.quantized.panel_bytes(self.k))
-            columns = b.address(w, item.block * self.quantized.block_bytes(self.k))
-            context.quantized_products(self.quantized, self.k).emit(b, panels, item.rows, columns, sink)
+            weights = b.address(w, item.block * self._block_bytes(dtypes))
+            products = context.quantized_products(self.quantized, self.k)
+            products.emit(b, panels, item.rows, weights, lambda row, values: sink(item.block, row, values))
             return
-        dtypes = context.dtypes
         blocks = round_up(self.k, BLOCK) // BLOCK
         row_bytes = BLOCK * dtypes.activation_bytes
         panel_bytes = blocks * TILE_ROWS * row_bytes
         operand = Panels(b.address(x, item.panel * panel_bytes), row_bytes, TILE_ROWS * row_bytes, panel_bytes)
-        base = b.address(w, item.block * (blocks * dtypes.block_bytes))
         size = dtypes.block_bytes
         far: Value | int = FAR_BYTES
         if context.products.uses_tiles:  # turns share prefetching the next pass; one alone prefetches its own
             far = b.select(item.rows <= 2 * TILE_ROWS, b.index(FAR_BYTES), BLOCKS_PER_PASS * size)
-        packed = PackedColumns(
-            blocks, lambda j: b.address(base, j * size), lambda j: [b.address(base, j * size + far)], STREAM_BYTES
-        )
-        context.products.emit(b, operand, item.rows, packed, sink)
+
+        def columns(block: Value) -> PackedColumns:
+            base = b.address(w, block * self._block_bytes(dtypes))
+            return PackedColumns(
+                blocks, lambda j: b.address(base, j * size), lambda j: [b.address(base, j * size + far)], STREAM_BYTES
+            )
+
+        context.products.emit_item(b, operand, item.rows, item.block, item.blocks, columns, sink)
 
     def _finish(
         self, b: Builder, dtypes: Dtypes, output: GemmOutput, row: Value, block: Value, values: Sequence[Value]

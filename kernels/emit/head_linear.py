@@ -51,18 +51,21 @@ class HeadLinearKernel(Kernel):
         rows = b.dim("tokens")
         groups = (rows + (size - 1)) // size
         with b.items() as item:
-            block, first = item // groups, item % groups * size
-            head = block // (self.n // BLOCK)
+            number, first = item // groups, item % groups * size
+            of_head = self.n // BLOCK
+            head, within = number // of_head, number % of_head
             start = first // TILE_ROWS * panel_bytes + head * (blocks * TILE_ROWS * row_bytes)
             operand = Panels(b.address(x, start), row_bytes, TILE_ROWS * row_bytes, panel_bytes)
-            columns = self._columns(b, context, b.address(w, block * (blocks * dtypes.block_bytes)))
 
-            def sink(row: Value, values: Sequence[Value]) -> None:
+            def columns(block: Value) -> PackedColumns:
+                return self._columns(b, context, b.address(w, (head * of_head + block) * (blocks * dtypes.block_bytes)))
+
+            def sink(block: Value, row: Value, values: Sequence[Value]) -> None:
                 for i, value in enumerate(values):
-                    at = self._offset(context, first + row, head, block * BLOCK + 16 * i)
+                    at = self._offset(context, first + row, head, (head * of_head + block) * BLOCK + 16 * i)
                     store_activation(b, dtypes, value, y, at)
 
-            context.products.emit(b, operand, (rows - first).min(size), columns, sink)
+            context.products.emit_item(b, operand, (rows - first).min(size), within, of_head, columns, sink)
 
     def _columns(self, b: Builder, context: EmitContext, base: Value) -> PackedColumns:
         size = context.dtypes.block_bytes

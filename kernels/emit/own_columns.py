@@ -9,7 +9,7 @@ from quire.kernels.emit.adapters import RowAdapters
 from quire.kernels.emit.builder import I64, PTR, Builder, Value
 from quire.kernels.emit.context import EmitContext
 from quire.kernels.emit.gemm import GemmItem, GemmKernel, GemmOutput
-from quire.kernels.emit.layout import BLOCK, TILE_ROWS, round_up
+from quire.kernels.emit.layout import BLOCK, TILE_ROWS
 
 OWN_COLUMNS_BYTES = 16
 """Bytes of an adapter in a table: the i64 address of the i64 addresses of its blocks of 32 columns, 0 if it has none,
@@ -56,7 +56,7 @@ class OwnColumnsKernel(GemmKernel):
         x, y = b.buffer(0), b.buffer(1)
         bias, adapters = b.buffer(2) if self.bias else None, self._adapters(b, 2 + self.bias)
         own = _OwnColumns(b, b.buffer(6 + self.bias), adapters.rows)
-        runs, count, blocks = b.scratch(8 * self.rows), b.dim(self.dim), round_up(self.n, BLOCK) // BLOCK
+        runs, count, blocks = b.scratch(8 * self.rows), b.dim(self.dim), self._blocks
         row_bytes = BLOCK * context.dtypes.activation_bytes
         with b.items() as item:
             first, is_any = item * BLOCKS_PER_ITEM, own.store_runs(count, runs)
@@ -72,11 +72,11 @@ class OwnColumnsKernel(GemmKernel):
                         at = b.load(place, 0, PTR)
                         output = GemmOutput(y, bias, adapters=adapters, mask=at)
 
-                        def sink(number: Value, values: Sequence[Value]) -> None:
+                        def sink(_: Value, number: Value, values: Sequence[Value]) -> None:
                             self._finish(b, context.dtypes, output, row.index + number, block.index, values)
 
                         rows = b.address(x, row.index % TILE_ROWS * row_bytes)
-                        part = GemmItem(row.index // TILE_ROWS, run, b.index(0))
+                        part = GemmItem(row.index // TILE_ROWS, run, b.index(0), 1)
                         self._multiply(b, context, rows, b.address(at, MASK_BYTES), part, sink)
 
 

@@ -31,6 +31,9 @@ LINE = _native.CACHE_LINE
 RowSink = Callable[[Value, Sequence[Value]], None]
 """Called with a row number and its two vectors of 16 columns."""
 
+ColumnSink = Callable[[Value, Value, Sequence[Value]], None]
+"""Called with the number of a block of 32 columns besides what a RowSink is called with."""
+
 Chain = tuple[int, int]
 """The column of tiles, 0 or 1, and the parity of k, even (0) or odd (1), of a sum."""
 
@@ -162,9 +165,19 @@ class Products:
                 at = b.address(totals, row.index * (2 * LINE))
                 sink(first.index + row.index, [b.load(at, column * LINE, VF32, LINE) for column in range(2)])
 
+    def emit_item(
+        self, b: Builder, x: Panels, rows: Value, block: Value, count: int, columns: Callable[[Value], PackedColumns],
+        sink: ColumnSink,
+    ) -> None:  # fmt: skip
+        """Multiply rows by block number `block` of `count` blocks of columns, each of which is another work item.
+
+        One item may multiply by the next blocks as well, whose items then do nothing.
+        """
+        self.emit(b, x, rows, columns(block), lambda row, values: sink(block, row, values))
+
     def emit_blocks(
         self, b: Builder, x: Panels, rows: Value, count: Value | int, columns: Callable[[Value], PackedColumns],
-        sink: Callable[[Value, Value, Sequence[Value]], None],
+        sink: ColumnSink,
     ) -> None:  # fmt: skip
         """Multiply rows by `count` blocks of 32 columns, which `columns` returns and which have few blocks along k.
 

@@ -211,7 +211,7 @@ class LinearLowering:
             0 if adapters is None else adapters.tiles,
         )  # fmt: skip
         repeats = round_up(matrix.n, BLOCK) // BLOCK
-        rows_per_item = self.plan.context.rows_of_products(matrix.quantized)
+        rows_per_item = self.plan.context.rows_per_item
         self.plan.add(kernel, operands, linear.dim, rows_per_item=rows_per_item, repeats=repeats)
         return adapters
 

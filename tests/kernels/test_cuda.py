@@ -49,15 +49,18 @@ def compiled(options: LoadOptions) -> list[tuple[Kernel, str]]:
     return [(kernel, gpu.ptx(kernel, plan.context)) for kernel in plan.kernels]
 
 
-def check(kernels: list[tuple[Kernel, str]], architecture: str) -> None:
+def check(kernels: list[tuple[Kernel, str]], architecture: str, *, fast_matmul: bool = False) -> None:
     """Check the PTX of kernels."""
+    found = set()
     for kernel, ptx in kernels:
         assert f".target {architecture}" in ptx
         assert f".visible .entry {ENTRY}(" in ptx
         operations = set(re.findall(r"^\s+(?:@\S+\s+)?([a-z]\w*(?:\.\w+)*\.f32)\s", ptx, re.MULTILINE))
         unsafe = {name for name in operations if not ROUNDED.fullmatch(name) and not EXACT.fullmatch(name)}
-        assert not unsafe, kernel.name
+        found |= unsafe
+        assert not unsafe or (fast_matmul and isinstance(kernel, GemmKernel)), kernel.name
         assert ".extern .func" not in ptx, kernel.name  # nothing that no GPU has
+    assert found == ({"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"} if fast_matmul else set())
 
 
 def assemble(options: LoadOptions, architecture: str) -> None:
@@ -108,6 +111,13 @@ def test_every_format_can_be_assembled(demo_model: Path, formats: dict[str, str]
     assemble(LoadOptions(str(demo_model), **formats), architecture)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_products_on_tensor_cores_compile(demo_model: Path, architecture: str) -> None:
+    options = LoadOptions(str(demo_model), device=f"cuda:{architecture}", fast_matmul=True)
+    check(compiled(options), architecture, fast_matmul=True)
+    assemble(options, architecture)
+
+
 @pytest.mark.parametrize("name", ["qwen3-moe", "gemma3-window100"])
 def test_kernels_of_adapters_compile(name: str, checkpoints: Path) -> None:
     options = LoadOptions(
@@ -152,6 +162,18 @@ def test_a_second_start_compiles_nothing(demo_model: Path, tmp_path: Path) -> No
 def test_a_kernel_has_the_threads_that_its_items_can_use(kernel: Kernel, threads: int) -> None:
     chosen = gpu_kernel(kernel, context_of(CUDA, Dtypes("bf16", "bf16", "f32")))
     assert chosen.shape.threads_per_item == threads
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("weights", ["bf16", "f32"])
+def test_products_have_registers_for_two_blocks_of_threads(weights: str, architecture: str, tmp_path: Path) -> None:
+    """What does not fit does not change in the loop over k; sums would take many times as much."""
+    context = context_of(CUDA, Dtypes(weights, weights, "f32"))
+    ptx = Cuda(architecture, tmp_path).ptx(GemmKernel("g", 4096, 4096), context)
+    taken = assembled.resources(ptx)
+    assert taken["registers"] <= 128
+    assert taken["spilled_bytes"] < 300
+    assert taken["shared_bytes"] <= 48 << 10
 
 
 @pytest.mark.parametrize("device", ["cuda:sm_1", "cuda:x", "cuda:-1", "gpu", "cpu:0", "cuda:sm_90 "])

@@ -51,7 +51,7 @@ class Products:
     def __init__(self, isa: str, kind: str, n: int, k: int) -> None:
         self._form, self._n, self._k = QuantizedFormat.of_gguf(kind), n, k
         context = context_of(isa, DTYPES)
-        self._rows_per_item = context.rows_of_products(self._form)
+        self._rows_per_item = context.rows_per_item
         text = GemmKernel("g", k, n, quantized=self._form).emit(context)
         if isa not in ISAS:
             isa, text = "avx2", soft_tiles.software(text)

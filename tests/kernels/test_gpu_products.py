@@ -18,6 +18,7 @@ from kernel_calls import (
     pack_activations,
     pack_quantized,
     pack_quantized_activations,
+    run,
     to_bf16,
 )
 
@@ -25,6 +26,7 @@ from quire.kernels._native import CpuDevice, GgufMatrix, QuantizedWeights, Threa
 from quire.kernels.emit.cuda.choice import gpu_kernel
 from quire.kernels.emit.dots import CUDA
 from quire.kernels.emit.gemm import GemmKernel
+from quire.kernels.emit.head_linear import HeadLinearKernel
 from quire.kernels.emit.layout import Dtypes, QuantizedFormat
 
 ISA = "avx2"
@@ -38,7 +40,7 @@ QUANTIZED = [
     QuantizedFormat(4, 128),
 ]
 GGUF = ("Q2_K", "Q3_K", "Q4_K", "Q5_1", "Q6_K", "IQ4_NL", "MXFP4")
-ROWS = (1, 2, 3, 8, 9, 16, 21, 150)
+ROWS = (1, 2, 3, 8, 9, 16, 17, 33, 129, 150)
 
 
 @pytest.fixture(autouse=True)
@@ -50,14 +52,14 @@ class Product:
     """A kernel for a CPU, whose results are expected, and for a GPU."""
 
     def __init__(self, kernel: GemmKernel, dtypes: Dtypes) -> None:
-        self._columns, self._quantized = -(-kernel.n // 32), kernel.quantized
+        self._columns = -(-kernel.n // 32)
         self._contexts = context_of(ISA, dtypes), context_of(CUDA, dtypes)
         self._cpu = CompiledKernel(ISA, kernel.emit(self._contexts[0]), kernel.name)
         self._gpu = gpu_kernel(kernel, self._contexts[1])
 
     def check(self, buffers: list[Array], rows: int) -> None:
         """Compare y, the third buffer, of so many rows."""
-        per_item = [context.rows_of_products(self._quantized) for context in self._contexts]
+        per_item = [context.rows_per_item for context in self._contexts]
         x, w, y, *rest = buffers
         expected = aligned(y)
         self._cpu.run([x, w, expected, *rest], [rows], (0, self._columns * -(-rows // per_item[0])))
@@ -79,14 +81,30 @@ def test_products_of_floats(form: str, k: int, n: int) -> None:
         product.check([pack_activations(x[:rows]), pack(w, form), y, bias], rows)
 
 
-@pytest.mark.parametrize("epilogue", ["gate", "activation", "add"])
-def test_epilogues_by_half_warps(epilogue: str) -> None:
-    random, rows, k, n = np.random.default_rng(3), 5, 550, 160
+@pytest.mark.parametrize("rows", [5, 45])
+@pytest.mark.parametrize("epilogue", ["gate", "gated", "gating", "activation", "add"])
+def test_epilogues_by_half_warps(epilogue: str, rows: int) -> None:
+    random, k, n = np.random.default_rng(3), 550, 160
     x, w = (to_bf16(random.standard_normal(shape, np.float32)) for shape in ((rows, k), (n, k)))
+    factors = [aligned(random.standard_normal((rows, n), np.float32))] if epilogue in ("gated", "gating") else []
     y = random.standard_normal((rows, n), np.float32) if epilogue == "add" else None
     packed = pack_activations(np.zeros((rows, n // (2 if epilogue == "gate" else 1)), np.float32)) if y is None else y
     kernel = GemmKernel("g", k, n, epilogue, activation="" if epilogue == "add" else "silu", scale=0.5)
-    Product(kernel, FLOATS["bf16"]).check([pack_activations(x), pack(w, "bf16"), packed], rows)
+    Product(kernel, FLOATS["bf16"]).check([pack_activations(x), pack(w, "bf16"), packed, *factors], rows)
+
+
+@pytest.mark.parametrize("n", [32, 96])
+@pytest.mark.parametrize("rows", [5, 37])
+def test_products_of_heads(rows: int, n: int) -> None:
+    random, heads, k = np.random.default_rng(n), 3, 64
+    x = to_bf16(random.standard_normal((rows, heads * k), np.float32))
+    w = to_bf16(random.standard_normal((heads * n, k), np.float32))
+    buffers = [pack_activations(x), pack(w, "bf16"), pack_activations(np.zeros((rows, heads * n), np.float32))]
+    kernel, (cpu, gpu) = HeadLinearKernel("h", heads, k, n), (context_of(isa, FLOATS["bf16"]) for isa in (ISA, CUDA))
+    expected, blocks = [aligned(buffer) for buffer in buffers], heads * n // 32
+    run(ISA, kernel.emit(cpu), "h", expected, [rows], (0, blocks * -(-rows // cpu.rows_per_item)))
+    results = gpu_calls.run(gpu_kernel(kernel, gpu), buffers, rows, (gpu.rows_per_item, blocks))
+    assert results[2].tobytes() == expected[2].tobytes()
 
 
 def quantized_operands(form: QuantizedFormat, k: int, rows: int) -> Array:

@@ -89,7 +89,7 @@ class ProductCase:
         y = aligned(np.full((m, width), np.nan, np.float32))
         x = pack_quantized_activations(self.q[:m], self.x_scales[:m], self.form.depth(k), self.form.span(k))
         assert x.shape[1] == self.form.panel_bytes(k)
-        items = width // 32 * -(-m // context_of(isa, DTYPES).rows_of_products(self.form))
+        items = width // 32 * -(-m // context_of(isa, DTYPES).rows_per_item)
         self.kernel(isa).run([x, self.weights, y], [m], (0, items))
         return y[:, :n]
 

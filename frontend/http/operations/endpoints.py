@@ -20,11 +20,12 @@ from quire.frontend.version import installed_version
 
 class Health(msgspec.Struct):
     """The state of the server, and what computes its only model: `cpu`, or a GPU as `cuda:0`; of several engines each
-    device once.
+    device once. `fast_matmul`: the bits of one of them are not the CPU's (--fast-matmul); left out of others.
     """
 
     status: str = "ok"
     devices: list[str] | msgspec.UnsetType = msgspec.UNSET
+    fast_matmul: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class Version(msgspec.Struct):
@@ -91,16 +92,19 @@ class OperatorEndpoints:
         """Check that the server is not shutting down, and that the engine of its only model makes steps or is idle, or
         could be started. Needs no API key. With several models /v1/models tells how each does.
         """
-        devices: list[str] | msgspec.UnsetType = msgspec.UNSET
+        health = Health()
         if len(self._models.models) == 1:
             only = self._models.default
             if only.service is not None:
                 await only.service.llm.check_health()
-                devices = sorted({engine.ready.device for engine in only.service.llm.engines()})
+                engines = only.service.llm.engines()
+                health.devices = sorted({engine.ready.device for engine in engines})
+                if any(engine.ready.fast_matmul for engine in engines):
+                    health.fast_matmul = True
             elif only.failure is not None:
                 raise self._models.loader.failed(only, only.failure)
         self._models.server.check_open(lambda: self._models.retry_after)
-        return json_response(Health(devices=devices))
+        return json_response(health)
 
     async def ready(self, request: Request) -> Response:
         """Check that the server accepts requests; the same as /health."""

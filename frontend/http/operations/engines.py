@@ -25,9 +25,9 @@ class EngineCard(msgspec.Struct, kw_only=True):
     """An engine.
 
     `state`: ready, draining (it gets no more requests) or away. `supervised`: the server has started it, and starts it
-    again when it dies. `prefill`: it computes prompts for the others. `device`: cpu, or a GPU as cuda:0. `losses`:
-    times that it was lost. `requests`: those of this server that it has now; `routed`: how many it was sent ever, by
-    reason.
+    again when it dies. `prefill`: it computes prompts for the others. `device`: cpu, or a GPU as cuda:0, whose bits
+    are not the CPU's with `fast_matmul`. `losses`: times that it was lost. `requests`: those of this server that it has
+    now; `routed`: how many it was sent ever, by reason.
     """
 
     number: int
@@ -36,6 +36,7 @@ class EngineCard(msgspec.Struct, kw_only=True):
     supervised: bool
     prefill: bool
     device: str
+    fast_matmul: bool
     pid: int
     losses: int
     requests: int
@@ -156,6 +157,7 @@ class EngineEndpoints(Endpoints):
             supervised=engine.supervised,
             prefill=engine.is_prefill,
             device=engine.ready.device,
+            fast_matmul=engine.ready.fast_matmul,
             pid=engine.ready.engine_pid,
             losses=engine.num_losses,
             requests=num_requests,

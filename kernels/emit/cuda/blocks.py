@@ -13,8 +13,7 @@ from quire.kernels.emit.builder import F32, I32, I64, LANES, PTR, Builder, Loop,
 from quire.kernels.emit.cuda.threads import LaunchShape
 from quire.kernels.emit.cuda.warps import WarpBuilder
 
-_GLOBAL = "!llvm.ptr<1>"
-
+_GLOBAL, _SHARED = "!llvm.ptr<1>", "!llvm.ptr<3>"
 
 BLOCKS_AT_ONCE = 2
 """Blocks of a multiprocessor that compute while others wait for memory, or for the last of their threads."""
@@ -130,6 +129,17 @@ class BlockBuilder(WarpBuilder):
             self._result(element, f"vector.extract {loaded.name}[{i}] : {element} from {type_}") for i in range(count)
         ]
 
+    def copy_piece(self, source: Value, at: Value | int, target: Value, place: Value | int) -> None:
+        """Begin to copy 16 bytes, aligned to their size, from memory that nobody writes to shared memory."""
+        to, start = self.address(target, place), self.address(source, at)
+        shared = self._result(_SHARED, f"llvm.addrspacecast {to.name} : {PTR} to {_SHARED}")
+        outside = self._result(_GLOBAL, f"llvm.addrspacecast {start.name} : {PTR} to {_GLOBAL}")
+        self.call_void("llvm.nvvm.cp.async.cg.shared.global.16", [shared, outside])
+
+    def await_pieces(self) -> None:
+        """Wait for what the thread itself has begun to copy."""
+        self.call_void("llvm.nvvm.cp.async.wait.all", [])
+
     def as_lanes(self, value: Value, type_: str) -> Value:
         """Return what a thread has of a scalar of its own as a vector of 16 lanes, or the other way round."""
         return Value(self, value.name, type_)
@@ -139,9 +149,22 @@ class BlockBuilder(WarpBuilder):
 
         These are a thread's parts of what its warp multiplies: see mma.m16n8k32 in the manual of PTX.
         """
-        operands, type_ = [*rows, *columns, *sums], f"!llvm.struct<({', '.join([I32] * 4)})>"
-        result = self.call("llvm.nvvm.mma.m16n8k32.row.col.s8.u8", operands, type_)
-        return [self._result(I32, f"llvm.extractvalue {result.name}[{i}] : {type_}") for i in range(4)]
+        return self._multiply("m16n8k32.row.col.s8.u8", rows, columns, sums)
+
+    def multiply_float_tiles(
+        self, rows: Sequence[Value], columns: Sequence[Value], sums: Sequence[Value]
+    ) -> list[Value]:
+        """Return f32 `sums` plus the products of 16 rows of 16 bf16 with 8 columns of as many, added in an order that
+        only the GPU knows, which is the same for all rows and columns: see mma.m16n8k16 in the manual of PTX."""
+        return self._multiply("m16n8k16.row.col.bf16", rows, columns, sums)
+
+    def _multiply(
+        self, shape: str, rows: Sequence[Value], columns: Sequence[Value], sums: Sequence[Value]
+    ) -> list[Value]:
+        element = sums[0].type
+        type_ = f"!llvm.struct<({', '.join([element] * 4)})>"
+        result = self.call(f"llvm.nvvm.mma.{shape}", [*rows, *columns, *sums], type_)
+        return [self._result(element, f"llvm.extractvalue {result.name}[{i}] : {type_}") for i in range(4)]
 
     def store_lanes(self, value: Value, base: Value, offset: Value | int) -> None:
         """Store a vector to memory that others read only after a barrier."""

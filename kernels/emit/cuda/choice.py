@@ -12,6 +12,7 @@ from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.convolution import ConvolutionKernel
 from quire.kernels.emit.cuda.blocks import BlockBuilder, RepeatedStoreError
 from quire.kernels.emit.cuda.convolution import BlockConvolutionKernel
+from quire.kernels.emit.cuda.fast_products import FastProducts
 from quire.kernels.emit.cuda.grouping import BlockGroupKernel
 from quire.kernels.emit.cuda.latent_products import LatentProducts
 from quire.kernels.emit.cuda.products import PAIRS_AT_ONCE, SUMS_BYTES, THREADS, BlockProducts
@@ -37,7 +38,8 @@ from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.head_linear import HeadLinearKernel
 from quire.kernels.emit.kv import SplitHeadsKernel
 from quire.kernels.emit.latent_heads import LatentHeadsKernel
-from quire.kernels.emit.layout import QuantizedFormat, round_up
+from quire.kernels.emit.layout import TILE_ROWS, QuantizedFormat, round_up
+from quire.kernels.emit.products import Products
 from quire.kernels.emit.rows import NormKernel, QuantizeKernel, SpreadKernel
 from quire.kernels.emit.sampling import SampleKernel
 from quire.kernels.emit.state_update import StateRatesKernel, StateUpdateKernel
@@ -75,12 +77,13 @@ class BlockContext(EmitContext):
     @property
     def products(self) -> BlockProducts:
         """See EmitContext."""
-        return BlockProducts(self.isa, self.dtypes, self.rows_per_item, self.sums_bytes)
+        products = FastProducts if self.fast_matmul else BlockProducts
+        return products(self.isa, self.dtypes, self.rows_per_item, self.sums_bytes)
 
     @property
     def kv_products(self) -> BlockProducts:
         """See EmitContext."""
-        return replace(self.products, dtypes=self.dtypes.kv)
+        return BlockProducts(self.isa, self.dtypes.kv, self.rows_per_item, self.sums_bytes)
 
     @property
     def latent_products(self) -> LatentProducts:
@@ -95,6 +98,21 @@ class BlockContext(EmitContext):
     def quantized_products(self, quantized: QuantizedFormat, k: int) -> BlockQuantizedProducts:
         """See EmitContext."""
         return BlockQuantizedProducts(quantized, k, self.isa)
+
+
+@dataclass(frozen=True)
+class WarpContext(EmitContext):
+    """Target of kernels whose work items are computed by half-warps, or by threads, whose memory is short."""
+
+    @property
+    def products(self) -> Products:
+        """See EmitContext."""
+        return Products(self.isa, self.dtypes, TILE_ROWS)
+
+    @property
+    def kv_products(self) -> Products:
+        """See EmitContext."""
+        return replace(self.products, dtypes=self.dtypes.kv)
 
 
 def gpu_kernel(kernel: Kernel, context: EmitContext) -> GpuKernel:
@@ -113,20 +131,20 @@ def by_blocks(
     if own is not None:
         kernel = own(*(getattr(kernel, field.name) for field in fields(kernel)))
     b = BlockBuilder(threads)
-    kernel.build(b, BlockContext(context.capabilities, context.dtypes, sums_bytes))
+    kernel.build(b, BlockContext(context.capabilities, context.dtypes, context.fast_matmul, sums_bytes))
     return b.kernel(shared_bytes)
 
 
 def by_warps(kernel: Kernel, context: EmitContext) -> GpuKernel:
     """Return a kernel of which half a warp computes a work item. Raises ScratchError."""
     b = WarpBuilder()
-    kernel.build(b, context)
+    kernel.build(b, WarpContext(context.capabilities, context.dtypes))
     return b.kernel()
 
 
 def by_threads(kernel: Kernel, context: EmitContext) -> GpuKernel:
     """Return a kernel as on a CPU: one thread computes a work item, with its scratch in local memory."""
-    shape = LaunchShape(1, WARP)
+    shape, context = LaunchShape(1, WARP), WarpContext(context.capabilities, context.dtypes)
     return GpuKernel(replace(kernel, name=KERNEL).emit(context) + entry(shape), shape)
 
 

@@ -1,4 +1,4 @@
-"""Products of up to 16 rows with packed bf16 or f32 weights by a block of threads, in the order of emit/products.py.
+"""Products of few rows with packed bf16 or f32 weights by a block of threads, in the order of emit/products.py.
 
 The sums of blocks of 32 k do not depend on each other. Eight threads compute those of a block of k and 32 columns, four
 columns each, while others do the next ones, and leave them in shared memory. When it is full, a half-warp for each row
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from quire.kernels.emit.builder import BF16, F32, I8, I32, VF32, Builder, Value
 from quire.kernels.emit.cuda.blocks import BlockBuilder
+from quire.kernels.emit.cuda.product_tiles import TOTALS_BYTES, ProductTile
 from quire.kernels.emit.cuda.warps import ScratchError
 from quire.kernels.emit.layout import BLOCK, PAIRS, TILE_ROWS
-from quire.kernels.emit.products import PackedColumns, Panels, Products, RowSink
+from quire.kernels.emit.products import ColumnSink, PackedColumns, Panels, Products, RowSink
 
 THREADS = 256
 """Threads of a block."""
@@ -32,11 +34,9 @@ registers allow beside the sums, eight for a row."""
 ROW_BYTES = BLOCK * 4
 """Bytes of the sums of a block and a row."""
 
-_SLOTS = THREADS // (BLOCK // COLUMNS)  # blocks of k that are computed at a time
-
 
 @dataclass(frozen=True)
-class _RowGroup:
+class RowGroup:
     """Rows of x that are computed together: `count` of them from number `first` on, at `base`, `wanted` of which
     matter; and the memory of their sums, f32 [block][row][32 columns], which has room for `slots` blocks."""
 
@@ -55,6 +55,12 @@ class BlockProducts(Products):
 
     sums_bytes: int = SUMS_BYTES
 
+    tile: ClassVar[type[ProductTile]] = ProductTile
+    """What multiplies more than 16 rows."""
+
+    blocks_at_once: ClassVar[int] = THREADS // (BLOCK // COLUMNS)
+    """Blocks of k that are computed at a time."""
+
     def _slots(self, count: int) -> int:
         """Return the number of blocks of k whose sums of `count` rows there is memory for."""
         return self.sums_bytes // (count * ROW_BYTES)
@@ -62,36 +68,53 @@ class BlockProducts(Products):
     def emit(self, b: Builder, x: Panels, rows: Value, columns: PackedColumns, sink: RowSink) -> None:
         """See Products; the rows are in half-warps of their own."""
         assert isinstance(b, BlockBuilder)
-        for some in self._in_groups(b, x, rows):
-            self._rows(b, some, columns, sink)
+        self._few(b, b.in_turn(self.sums_bytes), x, rows, columns, sink)
+
+    def emit_item(
+        self, b: Builder, x: Panels, rows: Value, block: Value, count: int, columns: Callable[[Value], PackedColumns],
+        sink: ColumnSink,
+    ) -> None:  # fmt: skip
+        """See Products; of more than 16 rows, every second item multiplies by two blocks."""
+        assert isinstance(b, BlockBuilder)
+        memory = b.scratch(max(self.sums_bytes, TOTALS_BYTES))
+        with b.when(rows <= TILE_ROWS):
+            self._few(b, memory, x, rows, columns(block), lambda row, values: sink(block, row, values))
+        with b.when(b.compare("sgt", rows, TILE_ROWS) & b.compare("eq", block % 2, 0)):
+            self.tile(self.dtypes, memory, x, rows, block, count, columns).emit(b, sink)
 
     def emit_blocks(
         self, b: Builder, x: Panels, rows: Value, count: Value | int, columns: Callable[[Value], PackedColumns],
-        sink: Callable[[Value, Value, Sequence[Value]], None],
+        sink: ColumnSink,
     ) -> None:  # fmt: skip
         """See Products; the rows and blocks are in half-warps of their own."""
         assert isinstance(b, BlockBuilder)
-        for some in self._in_groups(b, x, rows):
+        for some in self._in_groups(b, x, rows, b.in_turn(self.sums_bytes)):
             self._rows_and_blocks(b, some, b.index(count), columns, sink)
 
-    def _in_groups(self, b: BlockBuilder, x: Panels, rows: Value) -> Iterator[_RowGroup]:
-        """Open blocks that run for each group of rows."""
-        sums, least = b.in_turn(self.sums_bytes), 0
+    def _few(
+        self, b: BlockBuilder, memory: Value, x: Panels, rows: Value, columns: PackedColumns, sink: RowSink
+    ) -> None:
+        for some in self._in_groups(b, x, rows, memory):
+            self._rows(b, some, columns, sink)
+
+    def _in_groups(self, b: BlockBuilder, x: Panels, rows: Value, sums: Value) -> Iterator[RowGroup]:
+        """Open blocks that run for each group of rows, with memory for their sums."""
+        least = 0
         for count in PAIRS_AT_ONCE:
             with b.when(b.compare("sgt", rows, least) & b.compare("sle", rows, count)):
-                yield _RowGroup(x.panel(b, b.index(0)), x, b.index(0), rows, count, sums, self._slots(count))
+                yield RowGroup(x.panel(b, b.index(0)), x, b.index(0), rows, count, sums, self._slots(count))
             least = count
         with b.when(b.compare("sgt", rows, least)), b.loop(0, rows, least) as first:
             base = b.address(x.panel(b, first.index), first.index % TILE_ROWS * x.row_bytes)
-            yield _RowGroup(base, x, first.index, (rows - first.index).min(least), least, sums, self._slots(least))
+            yield RowGroup(base, x, first.index, (rows - first.index).min(least), least, sums, self._slots(least))
 
-    def _rows(self, b: BlockBuilder, rows: _RowGroup, columns: PackedColumns, sink: RowSink) -> None:
+    def _rows(self, b: BlockBuilder, rows: RowGroup, columns: PackedColumns, sink: RowSink) -> None:
         """Multiply rows by a block of columns, in parts of k whose sums fit the memory."""
         mine = b.address(rows.sums, b.team * ROW_BYTES)
         with b.loop(0, columns.blocks, rows.slots, state=[b.constant(0.0, VF32)] * 2) as start:
             stop = (start.index + rows.slots).min(columns.blocks)
             b.barrier()
-            with b.loop(start.index + self._slot(b), stop, _SLOTS) as block:
+            with b.loop(start.index + self._slot(b), stop, self.blocks_at_once) as block:
                 self._store_sums(b, rows, columns.at(block.index), block.index, block.index - start.index)
             b.barrier()
             with b.loop(start.index, b.select(b.team < rows.wanted, stop, start.index), state=start.state) as block:
@@ -102,8 +125,8 @@ class BlockProducts(Products):
             sink(rows.first + b.team, start.results)
 
     def _rows_and_blocks(
-        self, b: BlockBuilder, rows: _RowGroup, count: Value, columns: Callable[[Value], PackedColumns],
-        sink: Callable[[Value, Value, Sequence[Value]], None],
+        self, b: BlockBuilder, rows: RowGroup, count: Value, columns: Callable[[Value], PackedColumns],
+        sink: ColumnSink,
     ) -> None:  # fmt: skip
         """Multiply rows by blocks of columns, as many at a time as the memory has room for all of their sums."""
         most = columns(b.index(0)).blocks
@@ -115,7 +138,7 @@ class BlockProducts(Products):
             start = group.index * at_once
             some = (count - start).min(at_once)
             b.barrier()
-            with b.loop(self._slot(b), some * blocks, _SLOTS) as slot:
+            with b.loop(self._slot(b), some * blocks, self.blocks_at_once) as slot:
                 number, block = slot.index // blocks, slot.index % blocks
                 self._store_sums(b, rows, columns(start + number).at(block), block, slot.index)
             b.barrier()
@@ -130,9 +153,10 @@ class BlockProducts(Products):
 
     @staticmethod
     def _slot(b: BlockBuilder) -> Value:
+        """Return which of the blocks of k that are computed at a time the thread has part in."""
         return b.thread // (BLOCK // COLUMNS)
 
-    def _store_sums(self, b: BlockBuilder, rows: _RowGroup, weights: Value, block: Value, place: Value) -> None:
+    def _store_sums(self, b: BlockBuilder, rows: RowGroup, weights: Value, block: Value, place: Value) -> None:
         """Store the thread's part of the sums of a block, of every row."""
         quad = b.thread % (BLOCK // COLUMNS)
         values = b.address(rows.base, block * rows.x.block_bytes)

@@ -59,8 +59,8 @@ GAUGES: dict[str, set[str]] = {
     "kv_cache_usage_perc": set(),
     "engine_sleep_state": {"sleep_state"},
     "cache_config_info": {
-        *("block_size", "cache_dtype", "device", "enable_prefix_caching", "kv_cache_memory_bytes", "num_gpu_blocks"),
-        "num_pages",
+        *("block_size", "cache_dtype", "device", "enable_prefix_caching", "fast_matmul", "kv_cache_memory_bytes"),
+        *("num_gpu_blocks", "num_pages"),
     },
     "gpu_cache_usage_perc": set(),
     "lora_requests_info": {"max_lora", "running_lora_adapters", "waiting_lora_adapters"},

@@ -87,6 +87,16 @@ static uint32_t shuffle(Block *mates, uint32_t thread, uint32_t site, char kind,
   if (!(mask >> from & 1)) mates->fail(mates, site, "a shuffle reads a thread that it does not name");
   return words[from][0];
 }
+typedef struct { uint64_t target[64], source[64]; uint32_t count; } Copies;  /* that a thread has not waited for */
+static void begin_copy(Block *mates, uint32_t site, Copies *copies, uint64_t target, uint64_t source) {
+  if (copies->count == 64) mates->fail(mates, site, "a thread has begun too many copies");
+  memset((void *)target, 0xab, 16);  /* nobody may read what is there from now on */
+  copies->target[copies->count] = target, copies->source[copies->count++] = source;
+}
+static void end_copies(Copies *copies) {
+  for (uint32_t i = 0; i < copies->count; i++) memcpy((void *)copies->target[i], (void *)copies->source[i], 16);
+  copies->count = 0;
+}
 static void multiply_tiles(Block *mates, uint32_t thread, uint32_t site, const uint32_t *own, uint32_t *sums) {
   const Words *words = mates->meet(mates, thread, site, ~0u, own, 6);
   uint32_t lane = thread % WARP;
@@ -95,6 +105,26 @@ static void multiply_tiles(Block *mates, uint32_t thread, uint32_t site, const u
     for (uint32_t k = 0; k < 8; k++)  /* fours of k */
       sum = dp4a(words[column * 4 + k % 4][4 + k / 4], words[row * 4 + k % 4][i / 2 + k / 4 * 2], sum);
     sums[i] = sum;
+  }
+}
+static float truncated(double value) {
+  float rounded = (float)value;
+  return fabs((double)rounded) > fabs(value) ? nextafterf(rounded, 0.0f) : rounded;
+}
+/* Of bf16. NVIDIA does not say in which order tensor cores add. Here products are added to the sum one k after the
+   other, and each sum is rounded towards zero, so that results differ from those of FMAs and of any other order. */
+static void multiply_float_tiles(Block *mates, uint32_t thread, uint32_t site, const uint32_t *own, uint32_t *sums) {
+  const Words *words = mates->meet(mates, thread, site, ~0u, own, 6);
+  uint32_t lane = thread % WARP;
+  for (int i = 0; i < 4; i++) {
+    uint32_t row = lane / 4, column = lane % 4 * 2 + i % 2;
+    float sum = F(own[6 + i]);
+    for (uint32_t k = 0; k < 8; k++) {  /* pairs of k */
+      uint32_t a = words[row * 4 + k % 4][i / 2 + k / 4 * 2], b = words[column * 4 + k % 4][4 + k / 4];
+      sum = truncated((double)F(a << 16) * F(b << 16) + sum);
+      sum = truncated((double)F(a & 0xffff0000u) * F(b & 0xffff0000u) + sum);
+    }
+    sums[i] = B(sum);
   }
 }
 """
@@ -154,6 +184,7 @@ class Translator:
         arguments = "const uint64_t *parameters, uint32_t thread, uint32_t threads, uint32_t block, Block *mates"
         head = f"static void {name}({arguments}) {{"
         loads = [f"const uint64_t {each} = parameters[{i}];" for i, each in enumerate(names)]
+        loads.append("Copies copies = {.count = 0};")
         fields = f"{name}, shared, {shared_bytes}, {most[1] if most else 0}, {int(has_more)}, {int(self.meets)}"
         return "\n".join([head, *loads, *self.lines, "}", f"Function {name}_info = {{{fields}}};"])
 
@@ -342,14 +373,28 @@ class Translator:
         return f"{target} = shuffle(mates, thread, {self.statements}, '{opcode[2][0]}', {a}, {b}, {c}, {mask});"
 
     def do_mma(self, opcode: list[str], operands: list[str]) -> str:
-        if ".".join(opcode[1:]) != "sync.aligned.m16n8k32.row.col.s32.s8.u8.s32":
+        multiply = {
+            "sync.aligned.m16n8k32.row.col.s32.s8.u8.s32": "multiply_tiles",
+            "sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32": "multiply_float_tiles",
+        }.get(".".join(opcode[1:]))
+        if multiply is None:
             raise ValueError(f"unknown instruction {'.'.join(opcode)}")
         self.meets = True
         targets, *sources = ([self.value(each) for each in self.operands(part[1:-1])] for part in operands)
         values = ", ".join(value for part in sources for value in part)
         results = " ".join(f"{target} = sums[{i}];" for i, target in enumerate(targets))
-        call = f"multiply_tiles(mates, thread, {self.statements}, (uint32_t[]){{{values}}}, sums);"
+        call = f"{multiply}(mates, thread, {self.statements}, (uint32_t[]){{{values}}}, sums);"
         return f"{{ uint32_t sums[4]; {call} {results} }}"
+
+    def do_cp(self, opcode: list[str], operands: list[str]) -> str:
+        """Copies end as late as they may."""
+        if opcode[1:] == ["async", "wait_all"]:
+            return "end_copies(&copies);"
+        if opcode[1:] != ["async", "cg", "shared", "global"] or operands[2:] != ["16"]:
+            raise ValueError(f"unknown instruction {'.'.join(opcode)}")
+        target, source = map(self.address, operands[:2])
+        check = f"if ({target} % 16 || {source} % 16) misaligned(mates, {self.statements});"
+        return f"{check} begin_copy(mates, {self.statements}, &copies, {target}, {source});"
 
     def do_bar(self, opcode: list[str], operands: list[str]) -> str:
         self.meets = True
