@@ -22,8 +22,6 @@ from quire.kernels.emit.math import activation, clamped_swiglu, softcap, xielu
 from quire.kernels.emit.products import (
     BLOCKS_PER_PASS,
     FAR_BYTES,
-    STREAM_BYTES,
-    PackedColumns,
     Panels,
     RowSink,
 )
@@ -155,14 +153,10 @@ class GemmKernel(Kernel):
         panel_bytes = blocks * TILE_ROWS * row_bytes
         operand = Panels(b.address(x, item.panel * panel_bytes), row_bytes, TILE_ROWS * row_bytes, panel_bytes)
         base = b.address(w, item.block * (blocks * dtypes.block_bytes))
-        size = dtypes.block_bytes
         far: Value | int = FAR_BYTES
         if context.products.uses_tiles:  # turns share prefetching the next pass; one alone prefetches its own
-            far = b.select(item.rows <= 2 * TILE_ROWS, b.index(FAR_BYTES), BLOCKS_PER_PASS * size)
-        packed = PackedColumns(
-            blocks, lambda j: b.address(base, j * size), lambda j: [b.address(base, j * size + far)], STREAM_BYTES
-        )
-        context.products.emit(b, operand, item.rows, packed, sink)
+            far = b.select(item.rows <= 2 * TILE_ROWS, b.index(FAR_BYTES), BLOCKS_PER_PASS * dtypes.block_bytes)
+        context.products.emit(b, operand, item.rows, context.products.streamed(b, blocks, base, far), sink)
 
     def _finish(
         self, b: Builder, dtypes: Dtypes, output: GemmOutput, row: Value, block: Value, values: Sequence[Value]

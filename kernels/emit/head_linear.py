@@ -11,7 +11,7 @@ from quire.kernels.emit.builder import Builder, Value
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.kv import KvLayout
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, packed_offset, store_activation
-from quire.kernels.emit.products import FAR_BYTES, STREAM_BYTES, PackedColumns, Panels
+from quire.kernels.emit.products import Panels
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,8 @@ class HeadLinearKernel(Kernel):
             head = block // (self.n // BLOCK)
             start = first // TILE_ROWS * panel_bytes + head * (blocks * TILE_ROWS * row_bytes)
             operand = Panels(b.address(x, start), row_bytes, TILE_ROWS * row_bytes, panel_bytes)
-            columns = self._columns(b, context, b.address(w, block * (blocks * dtypes.block_bytes)))
+            base = b.address(w, block * (blocks * dtypes.block_bytes))
+            columns = context.products.streamed(b, self.k // BLOCK, base)
 
             def sink(row: Value, values: Sequence[Value]) -> None:
                 for i, value in enumerate(values):
@@ -63,15 +64,6 @@ class HeadLinearKernel(Kernel):
                     store_activation(b, dtypes, value, y, at)
 
             context.products.emit(b, operand, (rows - first).min(size), columns, sink)
-
-    def _columns(self, b: Builder, context: EmitContext, base: Value) -> PackedColumns:
-        size = context.dtypes.block_bytes
-        return PackedColumns(
-            self.k // BLOCK,
-            lambda j: b.address(base, j * size),
-            lambda j: [b.address(base, j * size + FAR_BYTES)],
-            STREAM_BYTES,
-        )
 
     def _offset(self, context: EmitContext, row: Value, head: Value, column: Value) -> Value:
         """Return the offset of y[row, head, column - head * n]."""
