@@ -359,6 +359,11 @@ class Builder:
             f'"llvm.intr.prefetch"({at.name}) <{{rw = 0 : i32, hint = {hint} : i32, cache = 1 : i32}}> : ({PTR}) -> ()'
         )
 
+    def keep_order(self) -> None:
+        """Keep memory accesses before and after this call in the order in which they are emitted. LLVM would move all
+        prefetches of unrolled loops behind the last load, where they are too many at once."""
+        self.emit('llvm.inline_asm has_side_effects "", "" : () -> ()')
+
     def scratch(self, size: int) -> Value:
         """Reserve `size` bytes on the stack, aligned to a cache line, for the whole call."""
         count = self.constant(size, I64)

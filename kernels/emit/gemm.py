@@ -22,7 +22,6 @@ from quire.kernels.emit.math import activation, clamped_swiglu, softcap, xielu
 from quire.kernels.emit.products import (
     BLOCKS_PER_PASS,
     FAR_BYTES,
-    STREAM_BYTES,
     ColumnSink,
     PackedColumns,
     Panels,
@@ -169,16 +168,12 @@ class GemmKernel(Kernel):
         row_bytes = BLOCK * dtypes.activation_bytes
         panel_bytes = blocks * TILE_ROWS * row_bytes
         operand = Panels(b.address(x, item.panel * panel_bytes), row_bytes, TILE_ROWS * row_bytes, panel_bytes)
-        size = dtypes.block_bytes
         far: Value | int = FAR_BYTES
         if context.products.uses_tiles:  # turns share prefetching the next pass; one alone prefetches its own
-            far = b.select(item.rows <= 2 * TILE_ROWS, b.index(FAR_BYTES), BLOCKS_PER_PASS * size)
+            far = b.select(item.rows <= 2 * TILE_ROWS, b.index(FAR_BYTES), BLOCKS_PER_PASS * dtypes.block_bytes)
 
         def columns(block: Value) -> PackedColumns:
-            base = b.address(w, block * self._block_bytes(dtypes))
-            return PackedColumns(
-                blocks, lambda j: b.address(base, j * size), lambda j: [b.address(base, j * size + far)], STREAM_BYTES
-            )
+            return context.products.streamed(b, blocks, b.address(w, block * self._block_bytes(dtypes)), far)
 
         context.products.emit_item(b, operand, item.rows, item.block, item.blocks, columns, sink)
 

@@ -11,7 +11,7 @@ from quire.kernels.emit.builder import Builder, Value
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.kv import KvLayout
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, packed_offset, store_activation
-from quire.kernels.emit.products import FAR_BYTES, STREAM_BYTES, PackedColumns, Panels
+from quire.kernels.emit.products import Panels
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class HeadLinearKernel(Kernel):
             operand = Panels(b.address(x, start), row_bytes, TILE_ROWS * row_bytes, panel_bytes)
 
             def columns(block: Value) -> PackedColumns:
-                return self._columns(b, context, b.address(w, (head * of_head + block) * (blocks * dtypes.block_bytes)))
+                base = b.address(w, (head * of_head + block) * (blocks * dtypes.block_bytes))
+                return context.products.streamed(b, blocks, base)
 
             def sink(block: Value, row: Value, values: Sequence[Value]) -> None:
                 for i, value in enumerate(values):
@@ -66,15 +67,6 @@ class HeadLinearKernel(Kernel):
                     store_activation(b, dtypes, value, y, at)
 
             context.products.emit_item(b, operand, (rows - first).min(size), within, of_head, columns, sink)
-
-    def _columns(self, b: Builder, context: EmitContext, base: Value) -> PackedColumns:
-        size = context.dtypes.block_bytes
-        return PackedColumns(
-            self.k // BLOCK,
-            lambda j: b.address(base, j * size),
-            lambda j: [b.address(base, j * size + FAR_BYTES)],
-            STREAM_BYTES,
-        )
 
     def _offset(self, context: EmitContext, row: Value, head: Value, column: Value) -> Value:
         """Return the offset of y[row, head, column - head * n]."""

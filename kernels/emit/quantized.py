@@ -21,6 +21,7 @@ from quire.kernels.emit.layout import BLOCK, TILE_ROWS, round_up
 from quire.kernels.emit.products import FAR_BYTES, RowSink
 from quire.kernels.emit.quantized_narrow import NarrowProducts
 from quire.kernels.emit.quantized_operands import LINE, QUADS, DotOperands
+from quire.kernels.emit.quantized_single import SingleRowProducts
 
 LINES_AT_ONCE = 2
 """Lines of each tile in one iteration of the innermost loop, where lines have whole values."""
@@ -64,7 +65,10 @@ class QuantizedProducts(DotOperands):
             self._emit_chunks(b, x, rows, block, sink, TILE_ROWS)
             return
         with b.when(rows < few):
-            self._emit_chunks(b, x, rows, block, sink, few - 1)
+            if self.isa == "avx2" and self.is_direct and not self.narrow_steps:
+                sink(b.index(0), SingleRowProducts(self.format, self.k, self.isa).emit(b, x, block))
+            else:
+                self._emit_chunks(b, x, rows, block, sink, few - 1)
         with b.when(rows >= few):
             emit_many(b, x, rows, block, sink)
 
@@ -102,12 +106,12 @@ class QuantizedProducts(DotOperands):
                     for line in range(0, self.format.header_bytes, LINE):
                         b.prefetch(header, line + FAR_BYTES, level=1)
                 x_sums = [self.x_sum(b, x_scales, r, part) for r in range(chunk)]
-                start = [value for x_sum in x_sums for value in self._start(b, header, b.broadcast(x_sum))]
+                start = [value for x_sum in x_sums for value in self.start(b, header, b.broadcast(x_sum))]
                 sums = self._sums(b, panel, row, chunk, columns, start)
                 for r in range(chunk):
                     both = slice(2 * r, 2 * r + 2)
                     scale = b.load(x_scales, r * 4, F32)
-                    state[both] = self._scaled(b, header, columns.number, sums[both], scale, x_sums[r], state[both])
+                    state[both] = self.add_scaled(b, header, columns.number, sums[both], scale, x_sums[r], state[both])
             group.carry(*state)
         for r in range(chunk):
             sink(row + r, group.results[2 * r : 2 * r + 2])
@@ -122,27 +126,6 @@ class QuantizedProducts(DotOperands):
         later = b.address(block, (x_group // units + 1) * size + x_group % units * share)
         for line in range(0, share, LINE):
             b.prefetch(later, line, level=1)
-
-    def _start(self, b: Builder, header: Value, total: Value) -> list[Value]:
-        """Return -zero * sum x for the two tiles of a row."""
-        if not self.format.zeros:
-            return [total * -self.middle if self.middle else b.constant(0, VI32)] * 2
-        return [zero * total * -1 for zero in self.zeros(b, header)]
-
-    def _scaled(
-        self, b: Builder, header: Value, group: Value, sums: Sequence[Value], scale: Value, x_sum: Value,
-        totals: Sequence[Value],
-    ) -> list[Value]:  # fmt: skip
-        """Return `totals` plus a row's scaled sums of a group, and its minima, for two tiles."""
-        factor = b.broadcast(scale)
-        results = [
-            b.fma(b.convert("arith.sitofp", value, VF32), weight_scale * factor, total)
-            for value, weight_scale, total in zip(sums, self.scales(b, header, group), totals, strict=True)
-        ]
-        if not self.format.mins:
-            return results
-        subtracted = b.broadcast(scale * b.convert("arith.sitofp", x_sum, F32) * -1.0)
-        return [b.fma(least, subtracted, r) for least, r in zip(self.mins(b, header, group), results, strict=True)]
 
     def _sums(
         self, b: Builder, panel: Value, row: Value, chunk: int, group: ColumnGroup, start: Sequence[Value]
@@ -244,10 +227,10 @@ class QuantizedProducts(DotOperands):
         """Add a group's scaled sums of one row to its result."""
         header = self.header(b, group.block, group.number)
         x_sum, at = self.x_sum(b, x_scales, 0, group.part), row * (2 * LINE)
-        start = self._start(b, header, b.broadcast(x_sum))
+        start = self.start(b, header, b.broadcast(x_sum))
         sums = [b.load(totals, at + LINE * tile, VI32, 64) + start[tile] for tile in range(2)]
         before = [b.load(result, at + LINE * tile, VF32, 64) for tile in range(2)]
-        scaled = self._scaled(b, header, group.number, sums, b.load(x_scales, 0, F32), x_sum, before)
+        scaled = self.add_scaled(b, header, group.number, sums, b.load(x_scales, 0, F32), x_sum, before)
         for tile, value in enumerate(scaled):
             b.store(value, result, at + LINE * tile, 64)
 

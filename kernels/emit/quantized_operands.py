@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.kernels import _native
@@ -128,6 +129,27 @@ class DotOperands(QuantizedOperands):
         halves = [b.load(header, at + LINE // 2 * tile, vector(I16), LINE // 2) for tile in range(2)]
         zeros = [b.convert("arith.extsi", half, VI32) for half in halves]
         return [zero - self.offset for zero in zeros] if self.offset else zeros
+
+    def start(self, b: Builder, header: Value, total: Value) -> list[Value]:
+        """Return -zero * sum x for the two tiles of a row."""
+        if not self.format.zeros:
+            return [total * -self.middle if self.middle else b.constant(0, VI32)] * 2
+        return [zero * total * -1 for zero in self.zeros(b, header)]
+
+    def add_scaled(
+        self, b: Builder, header: Value, group: Value, sums: Sequence[Value], scale: Value, x_sum: Value,
+        totals: Sequence[Value],
+    ) -> list[Value]:  # fmt: skip
+        """Return `totals` plus a row's scaled sums of a group, and its minima, for two tiles."""
+        factor = b.broadcast(scale)
+        results = [
+            b.fma(b.convert("arith.sitofp", value, VF32), weight_scale * factor, total)
+            for value, weight_scale, total in zip(sums, self.scales(b, header, group), totals, strict=True)
+        ]
+        if not self.format.mins:
+            return results
+        subtracted = b.broadcast(scale * b.convert("arith.sitofp", x_sum, F32) * -1.0)
+        return [b.fma(least, subtracted, r) for least, r in zip(self.mins(b, header, group), results, strict=True)]
 
     def quads(self, b: Builder, unit: Value, tile: int, first: int, count: int) -> list[Value]:
         """Load `count` fours of k of a tile, from number `first` on of the unit at `unit`: lanes of bytes."""

@@ -153,7 +153,7 @@ class BlockQuantizedProducts(TileProducts):
         for part in range(self.shared):
             number = group * self.shared + part
             header, x_sum = self.header(b, block, number), self.x_sum(b, x_scales, 0, part)
-            start = self._start(b, header, b.broadcast(x_sum))
+            start = self.start(b, header, b.broadcast(x_sum))
             exact = [a + s for a, s in zip(sums[2 * part : 2 * part + 2], start, strict=True)]
-            totals = self._scaled(b, header, number, exact, scale, x_sum, totals)
+            totals = self.add_scaled(b, header, number, exact, scale, x_sum, totals)
         return totals
