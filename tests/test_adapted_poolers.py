@@ -162,7 +162,7 @@ def test_a_server_classifies_scores_and_ranks_by_the_adapter_that_is_named(tmp_p
     write("bert-pair", tmp_path, task_type="SEQ_CLS", target_modules=["query", "dense"], r=4)
     options = ("--model", str(tmp_path / "base"), "--dtype", "float32", "--lora-modules", f"judge={tmp_path}/adapter")
     texts = ["the fox", "a king and his daughter"]
-    bodies = {
+    bodies: dict[str, dict[str, Any]] = {
         "/classify": {"input": texts},
         "/score": {"text_1": "a tale", "text_2": texts},
         "/v1/rerank": {"query": "a tale", "documents": texts},

@@ -11,7 +11,7 @@ from quire.kernels.emit.builder import Builder, Value
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.kv import KvLayout
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, packed_offset, store_activation
-from quire.kernels.emit.products import Panels
+from quire.kernels.emit.products import PackedColumns, Panels
 
 
 @dataclass(frozen=True)

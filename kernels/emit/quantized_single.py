@@ -14,8 +14,8 @@ from quire.kernels.emit.layout import TILE_ROWS
 from quire.kernels.emit.quantized_operands import LINE, DotOperands
 
 AHEAD_BYTES = 1024
-"""Prefetch distance. Groups of 32 read memory at 90 % of the rate of plain loads (Zen 2), four times as far at 71, and at
-80 where LLVM may move the prefetches of a group to its end."""
+"""Prefetch distance. Groups of 32 read memory at 90 % of the rate of plain loads (Zen 2); at 71 from four times as far,
+and at 80 where LLVM may move the prefetches of a group to its end."""
 
 QUADS_AT_ONCE, QUADS_PER_ITERATION = 2, 4
 """Fours of k whose weights are loaded at once, as registers allow; and those of an iteration of the innermost loop."""

@@ -175,7 +175,8 @@ def test_rows_without_a_norm_have_no_magnitude(magnitude: float) -> None:
 
 def test_only_the_experts_that_an_adapter_changes_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     """There may be thousands of them."""
-    random, packed_names = np.random.default_rng(1), []
+    random = np.random.default_rng(1)
+    packed_names: list[str] = []
 
     class Watched(ProductPacking):
         def __init__(self, product: AdaptedProduct, *rest: Any) -> None:

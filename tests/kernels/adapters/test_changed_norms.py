@@ -57,7 +57,8 @@ def expected(weights: Array, b: Array, a: Array) -> Array:
 def test_norms_have_the_documented_order(shape: tuple[int, int, int]) -> None:
     """So that all hosts have the same bits, and the digest of an adapter stands for them."""
     weights, b, a = arrays(*shape)
-    view = MatrixView(weights.reshape(-1).view(np.uint8), "f32", *weights.shape, weights.shape[1], 1)
+    n, k = weights.shape
+    view = MatrixView(weights.reshape(-1).view(np.uint8), "f32", n, k, k, 1)
     norms = view.changed_norms(b, a)
     assert norms.tobytes() == expected(weights, b, a).tobytes()
     exact = np.linalg.norm(weights + b.astype(np.float64) @ a, axis=1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 PRELUDE = r"""
@@ -153,7 +153,7 @@ class Translator:
         if not found:
             raise ValueError("no entry function")
         shared, size, has_more = self.shared_memory(text)
-        functions = [self.function(*parts, size, has_more) for parts in found]
+        functions = [self.function(parts, size, has_more) for parts in found]
         return "\n".join([PRELUDE, *shared, *(self.table(*each) for each in constants), *functions])
 
     @staticmethod
@@ -173,8 +173,9 @@ class Translator:
         memory = f"static uint8_t shared[{'MOST_SHARED' if more else size or 1}] __attribute__((aligned(1024)));"
         return [memory, *names], size, bool(more)
 
-    def function(self, name: str, parameters: str, limits: str, body: str, shared_bytes: int, has_more: bool) -> str:
-        """Return C for an entry function."""
+    def function(self, parts: Sequence[str], shared_bytes: int, has_more: bool) -> str:
+        """Return C for an entry function, of which `parts` are the name, parameters, limits and body."""
+        name, parameters, limits, body = parts
         names = re.findall(r"\.param[^,]* (\w+)", parameters)
         self.lines, self.meets = [], False
         for statement in re.findall(r"[^;:]+?[;:]", body):
