@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from kernel_calls import Array, aligned, pack_activations
 
+from quire.kernels.devices.cuda import CAPABILITIES
 from quire.kernels.emit.context import Kernel
 from quire.kernels.emit.experts import CombineKernel, GroupKernel, RouteKernel, ScatterKernel
 from quire.kernels.emit.layout import Dtypes
@@ -60,13 +61,14 @@ def test_groups(experts: int, top_k: int, tokens: int) -> None:
 
 
 def gpu_group(kernel: GroupKernel, buffers: list[Array], tokens: int) -> None:
-    """Compare with numpy: a CPU's entries have more rows."""
+    """Compare with numpy: a CPU's entries have fewer rows."""
+    size = CAPABILITIES.product_rows
     numbers, slots, entries = gpu_calls.run(gpu_calls.chosen(kernel, DTYPES), buffers, tokens, (tokens, 1))
     row, expected = 0, []
     for expert in range(kernel.experts):
         [mine] = np.nonzero(numbers.ravel() == expert)
         assert slots.ravel()[mine].tolist() == [*range(row, row + len(mine))]
-        expected += [(expert, row + first, min(16, len(mine) - first)) for first in range(0, len(mine), 16)]
+        expected += [(expert, row + first, min(size, len(mine) - first)) for first in range(0, len(mine), size)]
         row += -(-len(mine) // 16) * 16
     assert entries[0] == len(expected)
     assert entries[1 : 1 + 3 * len(expected)].reshape(-1, 3).tolist() == [[*entry] for entry in expected]
