@@ -56,6 +56,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--prompt", type=int, default=64, help="tokens of their prompts (default 64)")
     add("--tokens", type=int, default=16, help="tokens of their answers (default 16)")
     add("--attention-only", action="store_true", help="adapters change no feed-forward layers")
+    add("--dora", action="store_true", help="adapters are DoRA, whose norms are computed when one is read")
     return parser.parse_args()
 
 
@@ -68,7 +69,7 @@ def changed_layers(model: str, attention_only: bool) -> dict[str, tuple[int, int
     return {name: shapes[name] for name in names if "attn" in name or not attention_only}
 
 
-def write_adapter(folder: Path, layers: dict[str, tuple[int, int]], rank: int, seed: int) -> Path:
+def write_adapter(folder: Path, layers: dict[str, tuple[int, int]], rank: int, seed: int, *, dora: bool) -> Path:
     """Write a random adapter as PEFT does, unless it is there."""
     config = folder / "adapter_config.json"
     if config.exists():
@@ -79,9 +80,11 @@ def write_adapter(folder: Path, layers: dict[str, tuple[int, int]], rank: int, s
         prefix = f"base_model.model.{name.removesuffix('.weight')}"
         for part, shape in (("lora_A", (rank, inputs)), ("lora_B", (outputs, rank))):
             tensors[f"{prefix}.{part}.weight"] = (rng.standard_normal(shape) * 0.01).astype(np.float16)
+        if dora:
+            tensors[f"{prefix}.lora_magnitude_vector.weight"] = np.ones(outputs, np.float16)
     save_file(tensors, folder / "adapter_model.safetensors")
     fields = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": rank, "bias": "none"}
-    config.write_text(json.dumps({**fields, "target_modules": "all-linear"}))
+    config.write_text(json.dumps({**fields, "target_modules": "all-linear", "use_dora": dora}))
     return folder
 
 
@@ -186,14 +189,19 @@ def main() -> None:
     layers = changed_layers(given.model, given.attention_only)
     with tempfile.TemporaryDirectory() as temporary:
         folder: Path = given.folder or Path(temporary)
-        new = [write_adapter(folder / f"new-{given.rank}-{i}", layers, given.rank, i) for i in range(given.new)]
+        kind = "dora" if given.dora else "lora"
+
+        def written(name: str, rank: int, number: int) -> Path:
+            place = folder / f"{name}-{kind}-{rank}-{number}"
+            return write_adapter(place, layers, rank, number, dora=given.dora)
+
+        new = [written("new", given.rank, i) for i in range(given.new)]
         if new:
             size = (new[0] / "adapter_model.safetensors").stat().st_size
             print(f"{len(new)} new adapters of {size / 1e6:.1f} MB beside a stream")
             measure_new(Path(given.model), new, given.rank)
         if given.requests:
-            rank = given.many_rank
-            many = [write_adapter(folder / f"many-{rank}-{i}", layers, rank, i) for i in range(given.many)]
+            many = [written("many", given.many_rank, i) for i in range(given.many)]
             weights = 1 / np.arange(1, given.many + 1) ** given.exponent
             rng = np.random.default_rng(1)
             choices = rng.choice(given.many, given.requests, p=weights / weights.sum()).tolist()
