@@ -79,10 +79,8 @@ def choose_kv_size(
     else:
         if device.own_memory is not None:
             most = _most_on_gpu(options, device, device.own_memory, other_bytes, adapter_bytes)
-        elif within is None:
-            most = min(DEFAULT_KV_BYTES, left // 2 // host.MachineShare.parse(options.machine_share).count)
         else:
-            most = min(within, left)
+            most = _most_on_host(options, left, within)
         useful = _useful_pages(options, limits, whole)
         records = _num_records(options, record_bytes, most, min(most // page_bytes, useful))
         pages = min((most - records * record_bytes) // page_bytes, useful)
@@ -97,12 +95,15 @@ def choose_kv_size(
     if within is not None and size > within:
         raise _over_limit(options, other_bytes, size)
     if size > left:
-        raise MemoryShortageError(
-            f"{_chosen_size(options)}{pages} KV pages take {size} bytes, but {left} are free{_place(device)} next to "
-            f"the weights{host.describe_address_limit()}; "
-            f"{_lower_size(options, left, page_bytes, records * record_bytes)}"
-        )
+        raise _over_memory(options, device, chosen, left, page_bytes, record_bytes)
     return chosen
+
+
+def _most_on_host(options: LoadOptions, left: int, within: int | None) -> int:
+    """Return the bytes that KV pages take at most of the host's `left`, and `within` a ceiling, unless chosen."""
+    if within is not None:
+        return min(within, left)
+    return min(DEFAULT_KV_BYTES, left // 2 // host.MachineShare.parse(options.machine_share).count)
 
 
 def _most_on_gpu(options: LoadOptions, device: Device, total: int, other_bytes: int, adapter_bytes: int) -> int:
@@ -184,6 +185,17 @@ def _lower_size(options: LoadOptions, left: int, page_bytes: int, state_bytes: i
     if options.num_pages is not None:
         return f"lower num_pages to {pages} or less, or leave it out"
     return f"lower kv_cache_memory_bytes to {left} or less, or leave it out"
+
+
+def _over_memory(
+    options: LoadOptions, device: Device, size: KvSize, left: int, page_bytes: int, record_bytes: int
+) -> MemoryShortageError:
+    """Return the error for KV pages and records of state that take more than the bytes that are left."""
+    return MemoryShortageError(
+        f"{_chosen_size(options)}{size.pages} KV pages take {size.bytes(page_bytes, record_bytes)} bytes, but {left} "
+        f"are free{_place(device)} next to the weights{host.describe_address_limit()}; "
+        f"{_lower_size(options, left, page_bytes, size.records * record_bytes)}"
+    )
 
 
 def _over_limit(options: LoadOptions, other_bytes: int, kv_bytes: int) -> MemoryShortageError:
