@@ -39,6 +39,9 @@ class ClassifierHead:
         return native_head(read_head(self.parts, tensors, self.hidden_size))
 
 
+NO_HEAD = ClassifierHead()
+
+
 class _ChangedTensors:
     """The tensors of a head, with what an adapter changes of them. `names`: those that the adapter has for them."""
 

@@ -13,7 +13,7 @@ from quire.kernels.adapted import Adapted, AdaptedColumns, AdaptedEmbedding, Ada
 from quire.kernels.adapters.adapter import Adapter
 from quire.kernels.adapters.blocks import Block, Blocks
 from quire.kernels.adapters.changeable import changeable_in, unchangeable
-from quire.kernels.adapters.changed_head import ClassifierHead
+from quire.kernels.adapters.changed_head import NO_HEAD, ClassifierHead
 from quire.kernels.adapters.memory import AdapterMemory
 from quire.kernels.adapters.packed_products import ExpertsPacking, ProductPacking
 from quire.kernels.adapters.packed_rows import ColumnsPacking, EmbeddingPacking
@@ -21,7 +21,6 @@ from quire.kernels.emit.layout import Dtypes
 from quire.kernels.errors import MemoryShortageError
 from quire.kernels.weights.quantization import Quantization
 
-_NO_HEAD = ClassifierHead()
 _Packing = ProductPacking | ExpertsPacking | EmbeddingPacking | ColumnsPacking
 
 
@@ -42,7 +41,7 @@ def pack_adapter(
     quantization: Quantization,
     blocks: Blocks | None = None,
     free_bytes: Callable[[], int] | None = None,
-    head: ClassifierHead = _NO_HEAD,
+    head: ClassifierHead = NO_HEAD,
 ) -> PackedAdapter:
     """Pack an adapter of a model for all that a plan lets it change, in `blocks` of a device or the host's memory.
 

@@ -7,17 +7,15 @@ from pathlib import Path
 from quire.kernels.adapters import peft
 from quire.kernels.adapters.adapter import Adapter
 from quire.kernels.adapters.changeable import Changeable
-from quire.kernels.adapters.changed_head import ClassifierHead
+from quire.kernels.adapters.changed_head import NO_HEAD, ClassifierHead
 from quire.kernels.adapters.gguf import read_gguf_adapter
 from quire.kernels.adapters.shapes import linear_shapes, other_shapes
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import Attention, Graph
 
-_NO_HEAD = ClassifierHead()
-
 
 def read_adapter(
-    path: Path, graph: Graph, max_rank: int, changeable: Changeable, head: ClassifierHead = _NO_HEAD
+    path: Path, graph: Graph, max_rank: int, changeable: Changeable, head: ClassifierHead = NO_HEAD
 ) -> Adapter:
     """Read an adapter of a model, PEFT's folder or a GGUF file; `head` classifies. Raises ModelError."""
     shapes, others = linear_shapes(graph), {**other_shapes(graph), **head.shapes}
