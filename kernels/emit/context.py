@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from quire.kernels.emit.builder import BF16, Builder
-from quire.kernels.emit.layout import Dtypes, QuantizedFormat
+from quire.kernels.emit.layout import Dtypes, QuantizedFormat, round_up
 from quire.kernels.emit.products import Products
 from quire.kernels.emit.quantized import QuantizedProducts
 
@@ -78,7 +78,7 @@ class EmitContext:
     def attention_rows(self, group: int) -> int:
         """Return the rows of scratch of a work item of attention, for `group` query heads of a token at least."""
         size = self.capabilities.query_rows
-        return -(-max(size, group) // size) * size
+        return round_up(max(size, group), size)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ STATE_THREADS = CHAINS * LANES
 
 @dataclass(frozen=True)
 class _LoadedToken:
-    """What a thread has loaded of a token: some of its keys and queries, its values, and the head's decay and step."""
+    """Inputs of a token that a thread has loaded: some keys and queries, a value, and the head's decay and step."""
 
     keys: Sequence[Value]
     queries: Sequence[Value]
