@@ -199,10 +199,7 @@ def _assemble(
     if parsed.kv_memory_fd is not None and runner.kv_survives:
         _log_take_over(runner)
     memory = MemoryGuard(runner.memory)
-    logger.info("the model is computed by %s", " ".join(filter(None, (runner.device, runner.device_product))))
-    if runner.fast_matmul:
-        logger.info("fast_matmul: bits are those of this kind of GPU, and not the CPU's")
-    logger.info("memory: at most %d bytes (%s)", memory.limit, runner.memory.describe())
+    _log_model(runner, memory)
     inbox: Inbox = queue.SimpleQueue()
 
     def wake() -> None:
@@ -256,6 +253,14 @@ def _assemble(
         is_supervised=link is not None,
     )
     return core, server, loop
+
+
+def _log_model(runner: ModelRunner, memory: MemoryGuard) -> None:
+    """Log what computes the model, and the memory of the process."""
+    logger.info("the model is computed by %s", " ".join(filter(None, (runner.device, runner.device_product))))
+    if runner.fast_matmul:
+        logger.info("fast_matmul: bits are those of this kind of GPU, and not the CPU's")
+    logger.info("memory: at most %d bytes (%s)", memory.limit, runner.memory.describe())
 
 
 def _leave(status: int) -> None:
