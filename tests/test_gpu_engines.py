@@ -46,9 +46,7 @@ TALE = SamplingParams(max_tokens=180, ignore_eos=True, temperature=0.9, seed=3, 
 @pytest.fixture(scope="module", autouse=True)
 def gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Give the engines a GPU."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in emulated_gpu.build(tmp_path_factory.mktemp("gpu")).items():
-            patch.setenv(name, value)
+    with emulated_gpu.for_processes(tmp_path_factory.mktemp("gpu")):
         yield
 
 

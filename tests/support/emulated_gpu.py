@@ -8,6 +8,8 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,15 @@ def build(folder: Path) -> dict[str, str]:
         "QUIRE_PTX_FOLDER": str(kept),
         "QUIRE_PTX_TO_SO": shlex.join([sys.executable, str(translator)]),
     }
+
+
+@contextmanager
+def for_processes(folder: Path) -> Iterator[None]:
+    """Give the GPU to all processes that are started meanwhile; the driver is built in `folder`."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in build(folder).items():
+            patch.setenv(name, value)
+        yield
 
 
 def use(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
