@@ -227,9 +227,13 @@ class AttentionKernel(Kernel):
 
     def _copy_scales(self, b: Builder, block: ContextBlock, frame: Frame) -> None:
         """Copy the scales of the block's keys, then of its values, each [256], from their tiles."""
-        kv, first = block.entry.kv, block.start // KV_TILE
+        entry, kv, first = block.entry, block.entry.kv, block.start // KV_TILE
+        last = (entry.position + (b.index(entry.tokens) - 1)) // KV_TILE
         with b.each(0, block.count) as tile:
             keys = kv.tile(b, first + tile.index)
+            after = kv.tile(b, (first + tile.index + BLOCK_TOKENS // KV_TILE).min(last))
+            for offset in (0, 64, kv.layout.value_offset, kv.layout.value_offset + 64):
+                b.prefetch(after, kv.layout.scales_offset + offset, level=2)
             for source, target in ((0, 0), (kv.layout.value_offset, BLOCK_TOKENS * 4)):
                 for part in (0, 64):
                     value = b.load(keys, source + kv.layout.scales_offset + part, VF32, 64)

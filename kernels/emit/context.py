@@ -9,6 +9,7 @@ from quire.kernels.emit.builder import BF16, Builder
 from quire.kernels.emit.layout import Dtypes, QuantizedFormat, round_up
 from quire.kernels.emit.products import Products
 from quire.kernels.emit.quantized import QuantizedProducts
+from quire.kernels.emit.tile_products import TileProducts
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class EmitContext:
     @property
     def products(self) -> Products:
         """Emitter of products with packed weights."""
-        return Products(self.isa, self.dtypes, self.rows_per_item)
+        return self._products_of(self.dtypes)
 
     def quantized_products(self, quantized: QuantizedFormat, k: int) -> QuantizedProducts:
         """Return the emitter of products with `k` packed quantized weights for each output."""
@@ -68,7 +69,11 @@ class EmitContext:
     @property
     def kv_products(self) -> Products:
         """Emitter of products with KV pages."""
-        return Products(self.isa, self.dtypes.kv, self.rows_per_item)
+        return self._products_of(self.dtypes.kv)
+
+    def _products_of(self, dtypes: Dtypes) -> Products:
+        kind = TileProducts if dtypes.activations == BF16 else Products
+        return kind(self.isa, dtypes, self.rows_per_item)
 
     @property
     def latent_products(self) -> Products | None:

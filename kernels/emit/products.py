@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from quire.kernels import _native
-from quire.kernels.emit.builder import BF16, F32, I8, I16, I32, I64, TILE, VF32, Builder, Value, vector
+from quire.kernels.emit.builder import BF16, F32, I32, VF32, Builder, Value, vector
 from quire.kernels.emit.dots import is_narrow
 from quire.kernels.emit.layout import PAIRED, PAIRS, TILE_ROWS, Dtypes, load_pair, load_quad
 
@@ -105,7 +105,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class _PartialProducts:
+class PartialProducts:
     """Products of `rows` rows of x with the blocks [start, stop) of the columns, to be added to `totals`, f32
     [row][32 columns]."""
 
@@ -139,7 +139,7 @@ class Products:
     @property
     def uses_tiles(self) -> bool:
         """True if products are AMX tiles."""
-        return self.dtypes.activations == BF16
+        return False
 
     def streamed(self, b: Builder, blocks: int, base: Value, far: Value | int = FAR_BYTES) -> PackedColumns:
         """Return `blocks` blocks at `base` that are read from memory, maybe by several rows.
@@ -164,7 +164,6 @@ class Products:
         All rows of a block use some blocks of weights before the next ones are read.
         """
         rows_per_block = self.rows_per_block
-        add_blocks = self._add_tiles if self.uses_tiles else self._add_blocks
         totals = b.scratch(rows_per_block * 2 * LINE)
         with b.loop(0, rows, rows_per_block) as first:
             count = (rows - first.index).min(rows_per_block)
@@ -173,7 +172,7 @@ class Products:
             panels = replace(x, base=x.panel(b, first.index))
             with b.loop(0, columns.blocks, BLOCKS_PER_PASS) as start:
                 stop = (start.index + BLOCKS_PER_PASS).min(columns.blocks)
-                add_blocks(b, _PartialProducts(panels, count, columns, start.index, stop, totals))
+                self.add_blocks(b, PartialProducts(panels, count, columns, start.index, stop, totals))
             with b.loop(0, count) as row:
                 at = b.address(totals, row.index * (2 * LINE))
                 sink(first.index + row.index, [b.load(at, column * LINE, VF32, LINE) for column in range(2)])
@@ -199,7 +198,7 @@ class Products:
         with b.loop(0, count) as number:
             self.emit(b, x, rows, columns(number.index), lambda row, values: sink(number.index, row, values))
 
-    def _add_blocks(self, b: Builder, partial: _PartialProducts) -> None:
+    def add_blocks(self, b: Builder, partial: PartialProducts) -> None:
         """Add partial products.
 
         The totals are in memory, so that the registers are left to the chains. The first panel of rows reads the
@@ -212,7 +211,7 @@ class Products:
         cached = replace(partial, columns=replace(partial.columns, prefetch=lambda _: (), near=0))
         self._add_panels(b, cached, b.index(TILE_ROWS), partial.rows, WIDE_CACHED)
 
-    def _add_panels(self, b: Builder, partial: _PartialProducts, first: Value, last: Value, chunks: RowChunks) -> None:
+    def _add_panels(self, b: Builder, partial: PartialProducts, first: Value, last: Value, chunks: RowChunks) -> None:
         """Add the products of the rows [first, last), whose first one starts a panel."""
         x = partial.x
         with b.loop(first, last, TILE_ROWS) as panel:
@@ -289,92 +288,3 @@ class Products:
             return b.fma(x, weights, total)
         halves = [b.convert("vector.bitcast", value, vector(BF16, 32)) for value in (weights, x)]
         return b.call("llvm.x86.avx512bf16.dpbf16ps.512", [total, *halves], VF32)
-
-    def _add_tiles(self, b: Builder, partial: _PartialProducts) -> None:
-        """Add partial products in AMX tiles.
-
-        A turn multiplies two panels of 16 rows, so that each loaded tile is used twice; the last one may be a single
-        panel. Totals of rows past the last are undefined. Each turn prefetches its share of the blocks.
-        """
-        x, rows, columns = partial.x, partial.rows, partial.columns
-        turn_rows = 2 * TILE_ROWS
-        pairs = (rows + (TILE_ROWS - 1)) // turn_rows * turn_rows
-        turns = (rows + (turn_rows - 1)) // turn_rows
-        lines = self.dtypes.block_bytes // LINE
-        share = (turns + (lines - 1)) // turns  # of the lines of a block
-        unused = b.scratch(2 * TILE_ROWS * 2 * LINE)
-        for panels, first, last in ((2, b.index(0), pairs), (1, pairs, rows)):
-            zeros = [self._zero_tile(b) for _ in range(2 * panels)]
-            with b.loop(first, last, panels * TILE_ROWS, state=[unused, *zeros]) as row:
-                total = b.address(partial.totals, row.index * (2 * LINE))
-                state = self._exchange(b, row.state[0], row.state[1:], total)
-                bases = [x.panel(b, row.index + TILE_ROWS * i) for i in range(panels)]
-                line = row.index // turn_rows * share
-                with b.loop(partial.start, partial.stop, state=state) as block:
-                    for later in columns.prefetch(block.index):
-                        with b.loop(line, (line + share).min(lines)) as prefetched:
-                            b.prefetch(later, prefetched.index * LINE, level=2)
-                    values = [b.address(base, block.index * x.block_bytes) for base in bases]
-                    block.carry(*self._multiply_tiles(b, values, x.row_bytes, columns.at(block.index), block.state))
-                row.carry(total, *block.results)
-            for i, tile in enumerate(row.results[1:]):
-                self._store_tile(b, tile, row.results[0], i)
-
-    def _exchange(self, b: Builder, target: Value, tiles: Sequence[Value], source: Value) -> list[Value]:
-        """Store the tiles at `target` and return those at `source`, in turns, so that products go on meanwhile."""
-        loaded = []
-        for i, tile in enumerate(tiles):
-            self._store_tile(b, tile, target, i)
-            loaded.append(self._load_tile(b, b.address(source, _tile_offset(i)), 2 * LINE))
-        return loaded
-
-    def _multiply_tiles(
-        self, b: Builder, values: Sequence[Value], row_bytes: int, weights: Value, totals: Sequence[Value]
-    ) -> list[Value]:
-        """Return `totals`, [panel][column], plus the products of the panels' `values` with a block of weights.
-
-        x is needed again for other columns, but it must not evict the weights from the first-level cache, so it is
-        loaded with the hint for the second.
-        """
-        height, width = b.constant(TILE_ROWS, I16), b.constant(64, I16)
-        columns = [
-            self._load_tile(b, self._bf16_tile(b, b.address(weights, i * self.dtypes.tile_bytes)), 64) for i in range(2)
-        ]
-        sums = []
-        for i, value in enumerate(values):
-            stride = b.constant(row_bytes, I64)
-            a = b.call("llvm.x86.tileloaddt164.internal", [height, width, value, stride], TILE)
-            for j, column in enumerate(columns):
-                operands = [height, width, width, totals[2 * i + j], a, column]
-                sums.append(b.call("llvm.x86.tdpbf16ps.internal", operands, TILE))
-        return sums
-
-    @staticmethod
-    def _zero_tile(b: Builder) -> Value:
-        return b.call("llvm.x86.tilezero.internal", [b.constant(TILE_ROWS, I16), b.constant(64, I16)], TILE)
-
-    @staticmethod
-    def _load_tile(b: Builder, at: Value, stride: int) -> Value:
-        operands = [b.constant(TILE_ROWS, I16), b.constant(64, I16), at, b.constant(stride, I64)]
-        return b.call("llvm.x86.tileloadd64.internal", operands, TILE)
-
-    @staticmethod
-    def _store_tile(b: Builder, tile: Value, totals: Value, number: int) -> None:
-        at = b.address(totals, _tile_offset(number))
-        operands = [b.constant(TILE_ROWS, I16), b.constant(64, I16), at, b.constant(2 * LINE, I64), tile]
-        b.call_void("llvm.x86.tilestored64.internal", operands)
-
-    def _bf16_tile(self, b: Builder, tile: Value) -> Value:
-        """Return the tile as AMX reads it: int8 is converted to bf16, which is exact."""
-        if self.dtypes.weights != I8:
-            return tile
-        unpacked = b.scratch(TILE_ROWS * 64)
-        with b.loop(0, PAIRS) as pair:
-            even, odd = (value.bitcast(I32) for value in load_pair(b, self.dtypes, tile, pair.index))
-            b.store(even >> 16 | odd, unpacked, pair.index * 64, 64)
-        return unpacked
-
-
-def _tile_offset(number: int) -> int:
-    """Return the offset of a tile, [panel][column], in f32 [row][32 columns]."""
-    return number // 2 * (TILE_ROWS * 2 * LINE) + number % 2 * LINE
