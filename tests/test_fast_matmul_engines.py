@@ -126,6 +126,16 @@ def test_the_server_says_so(*, is_fast: bool) -> None:
         assert health == {"status": "ok", "devices": ["cuda:0"]} | ({"fast_matmul": True} if is_fast else {})
         [engine] = server.request("/engines").json()["engines"]
         assert engine["fast_matmul"] == is_fast
+        command = "from quire.frontend.cli import main; main()"
+        listed, shown = (
+            subprocess.run(
+                [sys.executable, "-P", "-c", command, *arguments], capture_output=True, text=True, check=True
+            ).stdout
+            for arguments in (["engines", "list", "--url", server.url], ["ps"])
+        )
+        assert ("(started by the server, fast matmul)" in listed) == is_fast
+        [row] = [line for line in shown.splitlines() if server.url in line]
+        assert ("cuda:0 (fast matmul)" in row) == is_fast
 
 
 @pytest.mark.parametrize(

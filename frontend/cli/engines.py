@@ -66,6 +66,7 @@ def _show(answer: dict[str, Any]) -> None:
     for each in answer["engines"]:
         sent = sum(each["routed"].values())
         notes = ["started by the server"] * each["supervised"] + ["prefill"] * each["prefill"]
+        notes += ["fast matmul"] * each["fast_matmul"]
         note = f"  ({', '.join(notes)})" if notes else ""
         lines.append(
             f"{each['number']:>6}  {each['state']:8}  {each['requests']:>8}  {sent:>8}  {each['losses']:>6}  "

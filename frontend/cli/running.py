@@ -45,6 +45,7 @@ def _row(address: str) -> dict[str, Any]:
         return row | {
             "model": ready.model,
             "device": ready.device,
+            "fast_matmul": ready.fast_matmul,
             "pid": ready.engine_pid,
             "memory_bytes": _resident_bytes(ready.engine_pid),
             "running": stats["running"],
@@ -78,6 +79,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
         else:
             memory = "-" if row["memory_bytes"] is None else readable_size(row["memory_bytes"])
             requests = f"{row['running']} running, {row['waiting']} waiting"
-            cells = [Path(row["model"]).name, row["device"], f"{row['pid']}", memory, requests, urls, row["address"]]
+            device = row["device"] + (" (fast matmul)" if row["fast_matmul"] else "")
+            cells = [Path(row["model"]).name, device, f"{row['pid']}", memory, requests, urls, row["address"]]
         table.add_row(*(escape(cell.translate(CONTROLS)) for cell in cells))
     Console(highlight=False, width=None if sys.stdout.isatty() else 1000).print(table)
