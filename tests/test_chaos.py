@@ -32,7 +32,7 @@ def test_no_answer_changes_when_the_engine_is_hit() -> None:
 
 def test_no_answer_changes_when_engines_of_a_set_are_hit_and_leave() -> None:
     report = chaos(
-        *("--engines", "2", "--streams", "28", "--tokens", "200", "--rounds", "2", "--pause", "0.2", "0.5"),
+        *("--engines", "2", "--streams", "28", "--tokens", "500", "--rounds", "2", "--pause", "0.2", "0.5"),
         *("--most", "6", "--hits", "kill", "drain", "--speculative-config", '{"method": "suffix"}'),
     )
     assert re.search(r"^\d+ hits by kill", report, re.MULTILINE), report

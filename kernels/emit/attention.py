@@ -226,18 +226,22 @@ class AttentionKernel(Kernel):
         return _Tokens(b, (position + (self.window - 1)).min(last) if self.window else last, count, first)
 
     def _copy_scales(self, b: Builder, block: ContextBlock, frame: Frame) -> None:
-        """Copy the scales of the block's keys, then of its values, each [256], from their tiles."""
-        entry, kv, first = block.entry, block.entry.kv, block.start // KV_TILE
-        last = (entry.position + (b.index(entry.tokens) - 1)) // KV_TILE
+        """Copy the scales of the block's keys, then of its values, each [256], from their tiles; prefetch the next
+        block's."""
+        kv, first = block.entry.kv, block.start // KV_TILE
         with b.each(0, block.count) as tile:
-            keys = kv.tile(b, first + tile.index)
-            after = kv.tile(b, (first + tile.index + BLOCK_TOKENS // KV_TILE).min(last))
-            for offset in (0, 64, kv.layout.value_offset, kv.layout.value_offset + 64):
-                b.prefetch(after, kv.layout.scales_offset + offset, level=2)
+            keys, after = kv.tile(b, first + tile.index), self._tile_after(b, block, tile.index)
             for source, target in ((0, 0), (kv.layout.value_offset, BLOCK_TOKENS * 4)):
                 for part in (0, 64):
+                    b.prefetch(after, source + kv.layout.scales_offset + part, level=2)
                     value = b.load(keys, source + kv.layout.scales_offset + part, VF32, 64)
                     b.store(value, frame.scales, tile.index * (KV_TILE * 4) + (target + part), 64)
+
+    def _tile_after(self, b: Builder, block: ContextBlock, tile: Value) -> Value:
+        """Return the address of the next block's KV tile number `tile`, or of the entry's last one."""
+        entry = block.entry
+        last = (entry.position + (b.index(entry.tokens) - 1)) // KV_TILE
+        return entry.kv.tile(b, ((block.start + BLOCK_TOKENS) // KV_TILE + tile).min(last))
 
     def _scores(
         self, b: Builder, products: Products, q: Panels, rows: Value, block: ContextBlock, frame: Frame
@@ -328,7 +332,7 @@ class AttentionKernel(Kernel):
 
     def _values(self, b: Builder, rows: Value, block: ContextBlock, frame: Frame) -> None:
         """Compute O_b of every row and reduce it into O; prefetch the keys of the next block."""
-        entry, kv = block.entry, block.entry.kv
+        kv = block.entry.kv
         products, blocks = frame.value_products, value_blocks_of(self.heads)
         dtypes = products.dtypes
         latent_offset = (blocks_of(self.heads) - blocks) * dtypes.block_bytes
@@ -336,7 +340,6 @@ class AttentionKernel(Kernel):
         first = block.start // KV_TILE
         row_bytes = BLOCK_TOKENS * dtypes.activation_bytes
         p = Panels(frame.p, row_bytes, BLOCK * dtypes.activation_bytes, TILE_ROWS * row_bytes)
-        last = (entry.position + (b.index(entry.tokens) - 1)) // KV_TILE
 
         def columns(number: Value) -> PackedColumns:
             if frame.values is not None:
@@ -352,8 +355,7 @@ class AttentionKernel(Kernel):
                 return b.address(base, number * dtypes.block_bytes + value_offset)
 
             def keys_after(tile: Value) -> list[Value]:
-                after = (first + tile + BLOCK_TOKENS // KV_TILE).min(last)
-                return [b.address(kv.tile(b, after), number * dtypes.block_bytes)]
+                return [b.address(self._tile_after(b, block, tile), number * dtypes.block_bytes)]
 
             return PackedColumns(block.count, values_at, keys_after)
 

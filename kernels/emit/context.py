@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from quire.kernels.emit.amx_products import AmxProducts
 from quire.kernels.emit.builder import BF16, Builder
 from quire.kernels.emit.layout import Dtypes, QuantizedFormat, round_up
 from quire.kernels.emit.products import Products
 from quire.kernels.emit.quantized import QuantizedProducts
-from quire.kernels.emit.tile_products import TileProducts
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class EmitContext:
         return self._products_of(self.dtypes.kv)
 
     def _products_of(self, dtypes: Dtypes) -> Products:
-        kind = TileProducts if dtypes.activations == BF16 else Products
+        kind = AmxProducts if dtypes.activations == BF16 else Products
         return kind(self.isa, dtypes, self.rows_per_item)
 
     @property

@@ -17,7 +17,7 @@ first-level cache."""
 
 
 @dataclass(frozen=True)
-class TileProducts(Products):
+class AmxProducts(Products):
     """Emits products of bf16 activations by AMX tiles."""
 
     @property
