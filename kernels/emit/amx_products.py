@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from quire.kernels.emit.builder import I8, I16, I32, I64, TILE, VF32, Builder, Value
 from quire.kernels.emit.layout import PAIRS, TILE_ROWS, load_pair
 from quire.kernels.emit.products import LINE, ColumnSink, PackedColumns, Panels, PartialProducts, Products
 
 _TURN_ROWS = 2 * TILE_ROWS
+"""Rows of a turn: two panels, which share the tiles of the weights."""
 
 _SECOND_LEVEL = "t1"
 """Hint of loads of many rows of x, which are needed again for other columns, but must not evict the weights from the
@@ -20,16 +22,13 @@ first-level cache."""
 class AmxProducts(Products):
     """Emits products of bf16 activations by AMX tiles."""
 
-    @property
-    def uses_tiles(self) -> bool:
-        """See Products."""
-        return True
+    uses_tiles: ClassVar[bool] = True
 
     def emit_blocks(
         self, b: Builder, x: Panels, rows: Value, count: Value | int, columns: Callable[[Value], PackedColumns],
         sink: ColumnSink,
     ) -> None:  # fmt: skip
-        """See Products; up to 16 rows, as attention has in decode, take no turns."""
+        """See Products. Up to 16 rows, as attention has in decode, are one panel, whose sums stay in tiles."""
         with b.when(rows <= TILE_ROWS):
             self._emit_panel(b, x, rows, count, columns, sink)
         with b.when(rows >= TILE_ROWS + 1):
@@ -103,12 +102,15 @@ class AmxProducts(Products):
         ]
 
     def _bf16_block(self, b: Builder, block: Value, later: Sequence[Value] = ()) -> Value:
-        """Return the block as AMX reads it: int8 is converted to bf16, which is exact. Prefetch the blocks `later`."""
+        """Return the block as AMX reads it: int8 is converted to bf16, which is exact. Prefetch the blocks `later`.
+
+        The tiles of a block follow each other, so that their pairs are numbered from 0 to 31.
+        """
         pair_bytes = self.dtypes.tile_bytes // PAIRS
         is_int8 = self.dtypes.weights == I8
-        unpacked = b.scratch(2 * TILE_ROWS * LINE) if is_int8 else block
         if not (is_int8 or later):
             return block
+        unpacked = b.scratch(2 * TILE_ROWS * LINE) if is_int8 else block
         with b.loop(0, self.dtypes.block_bytes // LINE) as line:
             for other in later:
                 b.prefetch(other, line.index * LINE, level=2)

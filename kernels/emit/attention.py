@@ -238,10 +238,9 @@ class AttentionKernel(Kernel):
                     b.store(value, frame.scales, tile.index * (KV_TILE * 4) + (target + part), 64)
 
     def _tile_after(self, b: Builder, block: ContextBlock, tile: Value) -> Value:
-        """Return the address of the next block's KV tile number `tile`, or of the entry's last one."""
-        entry = block.entry
-        last = (entry.position + (b.index(entry.tokens) - 1)) // KV_TILE
-        return entry.kv.tile(b, ((block.start + BLOCK_TOKENS) // KV_TILE + tile).min(last))
+        """Return the address of the next block's KV tile number `tile`, or of the last one that is attended to."""
+        last = (self._context(block.entry) - 1) // KV_TILE
+        return block.entry.kv.tile(b, ((block.start + BLOCK_TOKENS) // KV_TILE + tile).min(last))
 
     def _scores(
         self, b: Builder, products: Products, q: Panels, rows: Value, block: ContextBlock, frame: Frame

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from quire.kernels import _native
 from quire.kernels.emit.builder import BF16, F32, I32, VF32, Builder, Value, vector
@@ -130,16 +131,16 @@ class _RowChunk:
 
 @dataclass(frozen=True)
 class Products:
-    """Emits products for one instruction set and its dtypes; `rows_per_block` rows use a block of weights in turn."""
+    """Emits products for one instruction set and its dtypes; `rows_per_block` rows use a block of weights in turn.
+
+    Products of activations that are stored as bf16 are AMX tiles (amx_products.py): `uses_tiles`.
+    """
+
+    uses_tiles: ClassVar[bool] = False
 
     isa: str
     dtypes: Dtypes
     rows_per_block: int
-
-    @property
-    def uses_tiles(self) -> bool:
-        """True if products are AMX tiles."""
-        return False
 
     def streamed(self, b: Builder, blocks: int, base: Value, far: Value | int = FAR_BYTES) -> PackedColumns:
         """Return `blocks` blocks at `base` that are read from memory, maybe by several rows.

@@ -5,18 +5,23 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
+import soft_tiles
 from kernel_calls import Array, aligned, context_of, pack, run, to_bf16, unpack_activations
 
 from quire.kernels.attention_heads import Heads
 from quire.kernels.devices.instruction_sets import INSTRUCTION_SETS, available_isas
 from quire.kernels.emit.attention import AttentionKernel
+from quire.kernels.emit.builder import BF16
 from quire.kernels.emit.kv import KV_TILE
-from quire.kernels.emit.layout import PAIRED, PAIRED_ORDER, Dtypes
+from quire.kernels.emit.layout import PAIRED, PAIRED_ORDER, TILE_ROWS, Dtypes
 
 ISAS = [isa for isa in available_isas() if isa != "amx"]
+AMX = "amx"
+"""Always in software."""
 KV_HEADS = 2
 
 
@@ -98,9 +103,12 @@ class Case:
         columns = -(-self.dim // 32) * 32
         queries: Array = np.zeros((KV_HEADS, self.tokens, self.group, columns), np.float32)
         queries[..., : self.dim] = q.transpose(1, 0, 2, 3)
+        if dtypes.activations != "f32":
+            queries = (queries.view(np.uint32) >> 16).astype(np.uint16)
         if dtypes.activations == PAIRED:
-            bits = (queries.view(np.uint32) >> 16).astype(np.uint16)
-            queries = bits.reshape(-1, 4)[:, PAIRED_ORDER].reshape(queries.shape)
+            queries = queries.reshape(-1, 4)[:, PAIRED_ORDER].reshape(queries.shape)
+        more = np.full((TILE_ROWS, columns), -1, np.int32).view(np.float32)  # no numbers: rows that tiles load besides
+        queries = np.concatenate([queries.reshape(-1, columns), more.view(queries.dtype)[:, :columns]])
         pages = self.pages()
         stops = np.minimum(np.cumsum(np.resize(sizes, self.tokens)), self.tokens)
         entries = np.array(
@@ -133,8 +141,12 @@ class Case:
         buffers = [aligned(entries), aligned(queries), self.pool(k, v, scales, weights), out, sinks]
         dims = [self.tokens, 0, self.tokens, len(pages) + 1, len(entries), 0, 0]
         text = kernel.emit(context_of(isa, dtypes))
+        if isa == AMX:
+            isa, text = "avx2", soft_tiles.software(text)
         run(isa, text, "attention", buffers, dims, (0, len(entries) * KV_HEADS))
         attended = unpack_activations(out, (self.tokens, width), dtypes.activations)
+        if dtypes.activations == BF16:
+            attended = (attended.astype(np.uint32) << 16).view(np.float32)
         return attended.reshape(self.tokens, KV_HEADS, self.group, self.dim)
 
     def expected(self, weights: str) -> Array:
@@ -185,10 +197,12 @@ DTYPES = ("both", "bf16", "f32", "both", "bf16", "f32", "bf16", "f32", "f32", "b
     ],
     ids=str,
 )
-def test_entries_of_any_size_give_the_same_bits(case: Case, weights: str) -> None:
+def test_entries_of_any_size_give_the_same_bits(case: Case, weights: str, tmp_path: Path) -> None:
+    soft_tiles.load_library(tmp_path)
     most = INSTRUCTION_SETS[ISAS[0]].capabilities.tokens_per_entry(case.group)
     alone = case.run(ISAS[0], weights, [1])
     bound = 2e-2 if weights == "bf16" else 2e-5
     np.testing.assert_allclose(alone, case.expected(weights), rtol=bound, atol=bound)
-    for isa in ISAS:
+    for isa in [*ISAS, AMX] if weights == BF16 and soft_tiles.IN_SOFTWARE else ISAS:
         assert np.array_equal(case.run(isa, weights, [most, min(3, most), 1]), alone)
+        assert np.array_equal(case.run(isa, weights, [min(tokens, most) for tokens in (16, 17, 5)]), alone)
