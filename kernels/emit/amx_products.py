@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from quire.kernels.emit.builder import I8, I16, I32, I64, TILE, VF32, Builder, Value
+from quire.kernels.emit.builder import I8, I16, I32, I64, TILE, Builder, Value
 from quire.kernels.emit.layout import PAIRS, TILE_ROWS, load_pair
-from quire.kernels.emit.products import LINE, ColumnSink, PackedColumns, Panels, PartialProducts, Products
+from quire.kernels.emit.products import LINE, ColumnSink, PackedColumns, Panels, PartialProducts, Products, pass_totals
 
 _TURN_ROWS = 2 * TILE_ROWS
 """Rows of a turn: two panels, which share the tiles of the weights."""
@@ -52,9 +52,7 @@ class AmxProducts(Products):
                 block.carry(*self._multiply(b, values, self._load_columns(b, weights), block.state))
             for i, tile in enumerate(block.results):
                 _store_tile(b, tile, totals, i)
-            with b.loop(0, rows) as row:
-                at = b.address(totals, row.index * (2 * LINE))
-                sink(number.index, row.index, [b.load(at, column * LINE, VF32, LINE) for column in range(2)])
+            pass_totals(b, totals, rows, lambda row, values: sink(number.index, row, values))
 
     def add_blocks(self, b: Builder, partial: PartialProducts) -> None:
         """Add partial products.

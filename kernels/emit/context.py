@@ -54,13 +54,14 @@ class EmitContext:
     @property
     def rows_per_item(self) -> int:
         """Rows of a work item of products."""
-        tiles = self.dtypes.activations == BF16
-        return self.capabilities.tile_product_rows if tiles else self.capabilities.product_rows
+        if self._products_kind.uses_tiles:
+            return self.capabilities.tile_product_rows
+        return self.capabilities.product_rows
 
     @property
     def products(self) -> Products:
         """Emitter of products with packed weights."""
-        return self._products_of(self.dtypes)
+        return self._products_kind(self.isa, self.dtypes, self.rows_per_item)
 
     def quantized_products(self, quantized: QuantizedFormat, k: int) -> QuantizedProducts:
         """Return the emitter of products with `k` packed quantized weights for each output."""
@@ -69,11 +70,11 @@ class EmitContext:
     @property
     def kv_products(self) -> Products:
         """Emitter of products with KV pages."""
-        return self._products_of(self.dtypes.kv)
+        return self._products_kind(self.isa, self.dtypes.kv, self.rows_per_item)
 
-    def _products_of(self, dtypes: Dtypes) -> Products:
-        kind = AmxProducts if dtypes.activations == BF16 else Products
-        return kind(self.isa, dtypes, self.rows_per_item)
+    @property
+    def _products_kind(self) -> type[Products]:
+        return AmxProducts if self.dtypes.activations == BF16 else Products
 
     @property
     def latent_products(self) -> Products | None:

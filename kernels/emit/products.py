@@ -174,9 +174,7 @@ class Products:
             with b.loop(0, columns.blocks, BLOCKS_PER_PASS) as start:
                 stop = (start.index + BLOCKS_PER_PASS).min(columns.blocks)
                 self.add_blocks(b, PartialProducts(panels, count, columns, start.index, stop, totals))
-            with b.loop(0, count) as row:
-                at = b.address(totals, row.index * (2 * LINE))
-                sink(first.index + row.index, [b.load(at, column * LINE, VF32, LINE) for column in range(2)])
+            pass_totals(b, totals, count, lambda row, values: sink(first.index + row, values))
 
     def emit_item(
         self, b: Builder, x: Panels, rows: Value, block: Value, count: int, columns: Callable[[Value], PackedColumns],
@@ -289,3 +287,10 @@ class Products:
             return b.fma(x, weights, total)
         halves = [b.convert("vector.bitcast", value, vector(BF16, 32)) for value in (weights, x)]
         return b.call("llvm.x86.avx512bf16.dpbf16ps.512", [total, *halves], VF32)
+
+
+def pass_totals(b: Builder, totals: Value, rows: Value, sink: RowSink) -> None:
+    """Call `sink` with each of `rows` rows of totals, f32 [row][32 columns]."""
+    with b.loop(0, rows) as row:
+        at = b.address(totals, row.index * (2 * LINE))
+        sink(row.index, [b.load(at, column * LINE, VF32, LINE) for column in range(2)])
