@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +22,11 @@ ISAS = [isa for isa in available_isas() if isa != "amx"]
 AMX = "amx"
 """Always in software."""
 KV_HEADS = 2
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tiles(tmp_path_factory: pytest.TempPathFactory) -> None:
+    soft_tiles.load_library(tmp_path_factory.mktemp("tiles"))
 
 
 @dataclass(frozen=True)
@@ -197,8 +201,7 @@ DTYPES = ("both", "bf16", "f32", "both", "bf16", "f32", "bf16", "f32", "f32", "b
     ],
     ids=str,
 )
-def test_entries_of_any_size_give_the_same_bits(case: Case, weights: str, tmp_path: Path) -> None:
-    soft_tiles.load_library(tmp_path)
+def test_entries_of_any_size_give_the_same_bits(case: Case, weights: str) -> None:
     most = INSTRUCTION_SETS[ISAS[0]].capabilities.tokens_per_entry(case.group)
     alone = case.run(ISAS[0], weights, [1])
     bound = 2e-2 if weights == "bf16" else 2e-5
