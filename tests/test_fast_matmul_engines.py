@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tiny_model
 from engine_process import DealerClient, EngineUnderTest
-from http_server import Server, folder_of_demo_model
+from http_server import QUIRE, Server, folder_of_demo_model
 from patience import PATIENCE
 
 from quire.frontend import LLM, SamplingParams
@@ -126,14 +126,11 @@ def test_the_server_and_the_command_line_say_so(*, is_fast: bool) -> None:
         assert health == {"status": "ok", "devices": ["cuda:0"]} | ({"fast_matmul": True} if is_fast else {})
         [engine] = server.request("/engines").json()["engines"]
         assert engine["fast_matmul"] == is_fast
-        command = "from quire.frontend.cli import main; main()"
         for arguments, words in (
             (["engines", "list", "--url", server.url], "(started by the server, fast matmul)"),
             (["ps"], "cuda:0 (fast matmul)"),
         ):
-            done = subprocess.run(
-                [sys.executable, "-P", "-c", command, *arguments], capture_output=True, text=True, check=False
-            )
+            done = subprocess.run([*QUIRE, *arguments], capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
             assert (words in done.stdout) == is_fast, done.stdout
 

@@ -22,7 +22,8 @@ from patience import PATIENCE
 from quire.frontend import LLM
 from quire.protocol.address import is_alive
 
-_COMMAND = "from quire.frontend.cli import main; main()"
+QUIRE = [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()"]
+"""The command."""
 _ENGINE = re.compile(r"quire: engine listening at (\S+)")
 _SERVING = re.compile(r"quire: serving (.+) at (\S+)")
 _LOADED = re.compile(r"its engine listens at (\S+)$")
@@ -67,7 +68,7 @@ class Server:
     def start(cls, *arguments: str, environment: dict[str, str] | None = None) -> Self:
         """Start a server and wait until it is ready."""
         process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _COMMAND, "serve", "--port", "0", *arguments],
+            [*QUIRE, "serve", "--port", "0", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

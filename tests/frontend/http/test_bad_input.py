@@ -30,8 +30,9 @@ BODIES: dict[str, tuple[bytes, int, str | None, str]] = {
     "single quotes": (b"{'prompt':'x'}", 400, None, "JSON"),
     "a byte order mark": (b'\xef\xbb\xbf{"prompt":"x"}', 400, None, "JSON"),
     "UTF-16": ('{"prompt":"x"}'.encode("utf-16"), 400, None, "JSON"),
-    "bad UTF-8": (b'{"prompt":"\xff"}', 400, None, "UTF-8"),
-    "bad UTF-8 after an unsupported field": (b'{"store":false,"prompt":"\xff"}', 400, None, "UTF-8"),
+    # "utf-8" or "UTF-8", as the release of msgspec writes it
+    "bad UTF-8": (b'{"prompt":"\xff"}', 400, None, "-8"),
+    "bad UTF-8 after an unsupported field": (b'{"store":false,"prompt":"\xff"}', 400, None, "-8"),
     "a lone surrogate": (b'{"prompt":"\\ud800"}', 400, None, "JSON"),
     "a bare NUL": (b'{"prompt":"\x00"}', 400, None, "JSON"),
     "NaN": (b'{"prompt":"x","temperature":NaN}', 400, None, "byte"),
@@ -226,7 +227,7 @@ def check(reply: Reply, status: int, param: str | None, part: str = "") -> None:
     assert reply.status == status, reply.body
     error = reply.error
     assert error["param"] == param, error
-    assert part.lower() in error["message"].lower(), error
+    assert part in error["message"], error
     assert error["type"] == {404: "not_found_error"}.get(status, "invalid_request_error")
     if param is not None:
         assert param in error["message"], error
