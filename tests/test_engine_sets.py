@@ -7,13 +7,13 @@ import itertools
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from patience import PATIENCE
+from quire_command import quire_command
 
 from quire.frontend import LLM, AsyncLLM, EngineConnectionError, EngineStartError, RequestOutput, SamplingParams
 from quire.frontend.errors import RequestError
@@ -213,11 +213,8 @@ def test_more_engines_than_cores_need_threads(demo_model: Path) -> None:
 
 def test_the_command_runs_several_engines(demo_model: Path, tmp_path: Path, expected: list[object]) -> None:
     path = tmp_path / "engine.sock"
-    command = "from quire.frontend.cli import main; main()"
-    flags = ["engine", "--engine-address", f"ipc://{path}", "--data-parallel-size", "2", "--threads", "1"]
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", command, *flags, "--num-pages", "256"], stdout=subprocess.PIPE, text=True
-    )
+    flags = ["--engine-address", f"ipc://{path}", "--data-parallel-size", "2", "--threads", "1", "--num-pages", "256"]
+    process = subprocess.Popen(quire_command("engine", *flags), stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         ready = sorted(process.stdout.readline().split()[1] for _ in range(2))

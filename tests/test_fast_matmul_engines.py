@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import tiny_model
 from engine_process import DealerClient, EngineUnderTest
-from http_server import QUIRE, Server, folder_of_demo_model
+from http_server import Server, folder_of_demo_model
 from patience import PATIENCE
+from quire_command import quire_command
 
 from quire.frontend import LLM, SamplingParams
 from quire.frontend.text.prompts import PromptType
@@ -130,7 +131,7 @@ def test_the_server_and_the_command_line_say_so(*, is_fast: bool) -> None:
             (["engines", "list", "--url", server.url], "(started by the server, fast matmul)"),
             (["ps"], "cuda:0 (fast matmul)"),
         ):
-            done = subprocess.run([*QUIRE, *arguments], capture_output=True, text=True, check=False)
+            done = subprocess.run(quire_command(*arguments), capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
             assert (words in done.stdout) == is_fast, done.stdout
 

@@ -101,9 +101,7 @@ def test_drafts_of_a_model_change_nothing(model: Path) -> None:
 
 @pytest.mark.parametrize("method", ["eagle3", "eagle"])
 def test_drafts_of_a_head_change_nothing(method: str, tmp_path: Path) -> None:
-    import_reference("torch")
-    import draft_heads
-
+    draft_heads = import_reference("draft_heads")
     target = draft_heads.write_target(tmp_path / "target")
     check_drafts(target, method, draft_heads.write_head(tmp_path / "head", draft_heads.new_head(method, target)))
 

@@ -16,6 +16,7 @@ import pytest
 import small_tokenizers
 import tiny_model
 from patience import PATIENCE
+from quire_command import quire_command
 
 SCRIPTS = Path(__file__).parent / "support" / "vllm_scripts"
 MANUAL = Path(__file__).parents[1] / "frontend" / "README.md"
@@ -209,17 +210,9 @@ def test_what_cannot_be_had_is_refused_in_words(scripts: Path, demo_model: Path)
 
 
 def test_a_command_takes_the_flags_of_vllm(demo_model: Path) -> None:
-    command = [
-        sys.executable,
-        "-P",
-        "-c",
-        "from quire.frontend.cli import main; main()",
-        "serve",
-        "--model",
-        str(demo_model),
-    ]
     flags = "--max_tokens 4 -tp 1 --gpu-memory-utilization=0.9 --dtype half --block_size 16 --no-enable-lora"
-    ended = subprocess.run([*command, *flags.split(), "Once upon a time"], capture_output=True, text=True, check=True)
+    command = quire_command("serve", "--model", demo_model, *flags.split(), "Once upon a time")
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ended.stdout.strip()
     assert re.findall(r"^quire: (\w+=\S+) (has no effect|is not available)", ended.stderr, re.MULTILINE) == [
         ("dtype='half'", "is not available"),

@@ -21,6 +21,7 @@ import pytest
 import small_tokenizers
 import uvloop
 from patience import PATIENCE
+from quire_command import quire_command
 from screens import Screen
 
 from quire.engine_core.arguments import parse_arguments
@@ -29,9 +30,7 @@ from quire.frontend.cli.model import open_model
 from quire.protocol.options import command_line
 
 SCRIPT = Path(sys.executable).parent / "quire"
-QUIRE = (
-    [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()"]
-)
+QUIRE = [str(SCRIPT)] if SCRIPT.exists() else quire_command()
 FLAGS = [
     "--model",
     "--dtype",

@@ -23,6 +23,7 @@ from http_server import Reply, Server
 from huggingface_hub import constants
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 from patience import PATIENCE
+from quire_command import quire_command
 from small_hub import COMMIT, SmallHub, files_of, small_hub
 
 from quire.frontend import LLM, AsyncLLM, LoRARequest, SamplingParams
@@ -346,7 +347,7 @@ def test_the_library_of_the_hub_is_imported_for_names_only() -> None:
 
 
 def quire(place: Place, *arguments: str) -> list[str]:
-    return [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()", *arguments]
+    return quire_command(*arguments)
 
 
 def test_ctrl_c_ends_a_download(place: Place) -> None:

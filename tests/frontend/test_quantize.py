@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,11 @@ from typing import Any
 import pytest
 from conftest import EngineFactory
 from patience import PATIENCE
+from quire_command import quire_command
 
 from quire.frontend import LLM, SamplingParams
 
-QUIRE = [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()", "quantize"]
+QUIRE = quire_command("quantize")
 PROMPT = "Once upon a time there was a king who had"
 NAMES = ("a king", "a fox", "an old woman", "three brothers", "the wind")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE
+from quire_command import PROGRAM
 
 # Runs in every process, as its `sitecustomize`.
 _HIDES = """
@@ -21,7 +22,6 @@ class Hidden:
 
 sys.meta_path.insert(0, Hidden())
 """
-QUIRE = "from quire.frontend.cli import main; main()"
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def run(code: str, environment: dict[str, str], *arguments: str) -> subprocess.C
 
 
 def test_an_engine_answers(environment: dict[str, str]) -> None:
-    ended = run(QUIRE, environment, "complete", "Once upon a time", "--max-tokens", "4")
+    ended = run(PROGRAM, environment, "complete", "Once upon a time", "--max-tokens", "4")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.strip()
 
@@ -66,20 +66,20 @@ def test_all_else_can_be_imported(environment: dict[str, str]) -> None:
 def test_what_measures_says_that_it_is_not_installed(
     command: str, arguments: tuple[str, ...], environment: dict[str, str]
 ) -> None:
-    ended = run(QUIRE, environment, *command.split(), *arguments)
+    ended = run(PROGRAM, environment, *command.split(), *arguments)
     assert ended.returncode == 1
     [error] = ended.stderr.splitlines()
     assert error.startswith(f"quire: `quire {command}` is not installed: this installation was made without")
 
 
 def test_a_server_that_should_record_says_that_it_cannot(environment: dict[str, str], tmp_path: Path) -> None:
-    ended = run(QUIRE, environment, "serve", "--port", "0", "--record", str(tmp_path / "trace.jsonl"))
+    ended = run(PROGRAM, environment, "serve", "--port", "0", "--record", str(tmp_path / "trace.jsonl"))
     assert ended.returncode == 1
     assert "quire: --record is not installed" in ended.stderr
     assert ended.stderr.count("\n") == 1
 
 
 def test_help_is_there(environment: dict[str, str]) -> None:
-    ended = run(QUIRE, environment, "bench", "latency", "--help")
+    ended = run(PROGRAM, environment, "bench", "latency", "--help")
     assert ended.returncode == 0
     assert "--input-len" in ended.stdout

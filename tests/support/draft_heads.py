@@ -85,7 +85,6 @@ def train(head: Head, target: Path, texts: list[list[int]], steps: int = 100) ->
     if isinstance(head, Eagle3Head):
         counts = torch.bincount(torch.tensor(texts).flatten(), minlength=VOCAB)
         head.d2t.copy_(counts.argsort(descending=True)[:OUTPUTS].sort().values - torch.arange(OUTPUTS))
-    torch.set_num_threads(1)  # of tests that run side by side
     teacher, tokens = Teacher.load(target), torch.tensor(texts)
     optimizer = torch.optim.AdamW(head.parameters(), lr=3e-3)
     embedded, (features, *rest) = teacher.embed(tokens[:, 1:]), teacher.read(tokens, KEPT)

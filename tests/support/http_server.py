@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -18,12 +17,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from patience import PATIENCE
+from quire_command import quire_command
 
 from quire.frontend import LLM
 from quire.protocol.address import is_alive
 
-QUIRE = [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()"]
-"""The command."""
 _ENGINE = re.compile(r"quire: engine listening at (\S+)")
 _SERVING = re.compile(r"quire: serving (.+) at (\S+)")
 _LOADED = re.compile(r"its engine listens at (\S+)$")
@@ -68,7 +66,7 @@ class Server:
     def start(cls, *arguments: str, environment: dict[str, str] | None = None) -> Self:
         """Start a server and wait until it is ready."""
         process = subprocess.Popen(
-            [*QUIRE, "serve", "--port", "0", *arguments],
+            quire_command("serve", "--port", "0", *arguments),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -99,7 +99,6 @@ class Drafted:
 
     def train(self, texts: list[list[int]], steps: int = 70) -> None:
         """Have the head learn these texts of one length by heart, drafts from its own output among them."""
-        torch.set_num_threads(1)
         embedded, hidden = self.inputs(texts)
         answers, next_answers = torch.tensor(texts)[:, 2:], torch.tensor(texts)[:, 3:]
         optimizer = torch.optim.AdamW(self.head.parameters(), lr=3e-3)

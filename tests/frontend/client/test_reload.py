@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -19,6 +18,7 @@ import pytest
 from engine_process import EngineUnderTest
 from engine_watch import wait_until
 from patience import PATIENCE
+from quire_command import quire_command
 
 from quire.frontend import LLM, AsyncLLM, EngineDeadError, RequestError, SamplingParams
 from quire.frontend.client import launcher
@@ -315,7 +315,7 @@ def test_an_engine_ends_although_a_reload_is_in_progress(demo_model: Path) -> No
 
 
 def quire(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()", *arguments]
+    command = quire_command(*arguments)
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
@@ -324,8 +324,8 @@ def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     """Run `quire engine` on tcp with keys; yield its address, and the folder of its keys."""
     keys = tmp_path / "keys"
     generate_keys(keys)
-    command = [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()", "engine", "--num-pages", "64"]
-    command += ["--engine-address", "tcp://127.0.0.1:*", "--curve-keys", str(keys)]
+    flags = ["--engine-address", "tcp://127.0.0.1:*", "--curve-keys", str(keys)]
+    command = quire_command("engine", "--num-pages", "64", *flags)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         word, address = process.stdout.readline().split()

@@ -9,7 +9,6 @@ import select
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 from concurrent.futures import Future
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from engine_signals import hit_soon
 from engine_watch import wait_until
 from patience import PATIENCE
+from quire_command import quire_command
 
 from quire.frontend import LLM, AsyncLLM, EngineDeadError, RequestOutput, SamplingParams
 from quire.frontend.activity import Activity
@@ -300,8 +300,7 @@ def test_an_engine_that_hangs_is_ended_with_its_last_state(
 
 
 def start_engine(address: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()", "engine"]
-    command += ["--num-pages", "256", "--engine-address", address]
+    command = quire_command("engine", "--num-pages", "256", "--engine-address", address)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == f"READY {address}\n"
@@ -339,8 +338,7 @@ def test_when_the_supervisor_alone_is_killed_streams_go_on_with_the_next_engine(
 
 def test_quire_engine_starts_its_engine_again(demo_model: Path, tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/engine.sock"
-    command = [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()", "engine"]
-    command += ["--num-pages", "64", "--engine-address", address]
+    command = quire_command("engine", "--num-pages", "64", "--engine-address", address)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == f"READY {address}\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,13 +16,13 @@ from http_server import Reply, Server
 from openai import NotFoundError, OpenAI
 from parsed_metrics import ParsedMetrics
 from patience import PATIENCE
+from quire_command import quire_command
 
 from quire.frontend import LLM
 from quire.frontend.cli import lora
 from quire.frontend.cli.running_server import ANSWER_SECONDS
 
 PROMPT = "Once upon a time there was a fox"
-PROGRAM = "from quire.frontend.cli import main; main()"
 FIXED = {"max_tokens": 16, "temperature": 0}
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 ADMIN = {"X-Admin-Key": "admin"}
@@ -76,7 +75,7 @@ def load(server: Server, name: str, path: Path | str, **more: Any) -> Reply:
 
 
 def command(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-P", "-c", PROGRAM, "lora", *arguments, "--url", server.url]
+    words = quire_command("lora", *arguments, "--url", server.url)
     return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
@@ -353,7 +352,7 @@ def test_a_server_loads_none_unless_it_is_told_so(folder: Path) -> None:
 def test_names_that_clients_cannot_tell_apart_end_the_start(
     folder: Path, given: list[str], flags: list[str], message: str
 ) -> None:
-    words = [sys.executable, "-P", "-c", PROGRAM, "serve", "--port", "0", "--num-pages", "64", *flags]
+    words = quire_command("serve", "--port", "0", "--num-pages", "64", *flags)
     modules = [word for name in given for word in ("--lora-modules", f"{name}={folder}/tales")]
     ended = subprocess.run([*words, *modules], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")

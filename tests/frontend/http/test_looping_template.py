@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from demo_copies import model_with_template
 from engine_watch import wait_until
 from http_server import Server
 from patience import PATIENCE
+from quire_command import quire_command
 
 LOOPS_IF_ASKED = """\
 {% if messages[0].content == 'loop' %}
@@ -54,8 +54,8 @@ def renders(pid: int) -> bool:
 
 def test_sigterm_does_not_wait_for_the_template_that_a_start_tries(tmp_path: Path) -> None:
     model = model_with_template(tmp_path / "model", LOOPS_IF_ASKED.replace("== 'loop'", "!= ''"))
-    command = [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()", "serve", "--port", "0"]
-    with subprocess.Popen([*command, "--model", str(model)], stderr=subprocess.PIPE, text=True) as process:
+    command = quire_command("serve", "--port", "0", "--model", model)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         wait_until(lambda: renders(process.pid), "no template is rendered")
         process.send_signal(signal.SIGTERM)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,12 @@ from typing import Any
 import pytest
 import typer
 from patience import PATIENCE
+from quire_command import quire_command
 
 from quire.frontend import LLM
 from quire.frontend.cli.app import app
 
-QUIRE = [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()", "bench"]
+QUIRE = quire_command("bench")
 SHORT = ("--input-len", 40, "--output-len", 3)
 
 

@@ -16,13 +16,14 @@ import pytest
 import typer
 from http_server import Server
 from patience import PATIENCE
+from quire_command import quire_command
 
 from quire.frontend import LLM
 from quire.frontend.cli import app
 from quire.frontend.cli.failures import exit_status
 from quire.frontend.cli.workload import TraceFlags, open_trace, workload_of
 
-QUIRE = [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()"]
+QUIRE = quire_command()
 SCRIPT = Path(__file__).parents[4] / "scripts" / "replay_trace.py"
 
 

@@ -14,6 +14,7 @@ import pytest
 import typer
 from calibrations import calibration_file
 from patience import PATIENCE
+from quire_command import quire_command
 from simulations import BLOCK, chats
 
 from quire.frontend.cli import app
@@ -21,7 +22,7 @@ from quire.frontend.cli.failures import exit_status
 from quire.frontend.evaluation.simulation.progress import SimulationProgress
 from quire.protocol.routing.routers import ROUTERS
 
-QUIRE = [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()"]
+QUIRE = quire_command()
 
 
 def trace_file(folder: Path, count: int = 60) -> Path:

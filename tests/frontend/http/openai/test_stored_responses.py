@@ -6,7 +6,6 @@ import json
 import signal
 import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -20,6 +19,7 @@ from http_server import Server, events_of
 from openai import BadRequestError, NotFoundError, OpenAI
 from openai.types.responses import Response
 from patience import PATIENCE
+from quire_command import quire_command
 
 TALE = "Tell me a tale"
 GREEDY: Any = {"model": "quire-demo", "temperature": 0, "max_output_tokens": 12}
@@ -298,8 +298,8 @@ def test_an_id_with_a_slash_is_rejected(server: Server) -> None:
 
 def serve(*arguments: str) -> str:
     """Return what a server says that does not start."""
-    command = [sys.executable, "-P", "-c", "from quire.frontend.cli import main; main()", "serve", "--port", "0"]
-    ran = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, timeout=PATIENCE)
+    command = quire_command("serve", "--port", "0", *arguments)
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert (ran.returncode != 0, ran.stdout) == (True, "")
     return " ".join(ran.stderr.split())
 

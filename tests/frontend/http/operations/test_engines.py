@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from http_server import Server, events_of
 from parsed_metrics import ParsedMetrics
 from patience import PATIENCE
+from quire_command import quire_command
 
 from quire.frontend import LLM
 
@@ -43,8 +43,7 @@ def listed(server: Server, headers: dict[str, str] | None = None) -> list[dict[s
 
 
 def command(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
-    program = "from quire.frontend.cli import main; main()"
-    words = [sys.executable, "-P", "-c", program, "engines", *arguments, "--url", server.url]
+    words = quire_command("engines", *arguments, "--url", server.url)
     return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 

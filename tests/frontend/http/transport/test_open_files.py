@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from http_server import Server
 from patience import PATIENCE
+from quire_command import quire_command
 from raw_http import RawConnection
 
 from quire.protocol.open_files import OTHER_FILES
@@ -42,8 +43,8 @@ def test_a_server_with_few_files_says_so_and_serves_as_many_connections(
     assert any(words in line for line in server.log), server.log
 
 
-def test_a_server_that_could_serve_almost_none_does_not_start(tmp_path: Path) -> None:
-    command = [limited_python(tmp_path, OTHER_FILES + 1), "-P", "-c", "from quire.frontend.cli import main; main()"]
-    ended = subprocess.run([*command, "serve", "--port", "0"], capture_output=True, text=True, timeout=PATIENCE)
+def test_a_server_that_could_serve_almost_none_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", limited_python(tmp_path, OTHER_FILES + 1))
+    ended = subprocess.run(quire_command("serve", "--port", "0"), capture_output=True, text=True, timeout=PATIENCE)
     assert ended.returncode == 1
     assert "the limit of open files, 65, leaves room for 1 connections; the server needs one of 80" in ended.stderr
