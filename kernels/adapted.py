@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from quire.kernels.emit.adapted_rows import EMBEDDING_ENTRY_BYTES
@@ -50,9 +50,15 @@ class AdaptedProduct(Adapted):
         return ENTRY_BYTES
 
     @property
-    def layers(self) -> Mapping[str, MatrixPart]:
-        """The layers of the product, by the names that adapters have for their weights."""
-        return {part.tensor if self.own_columns is None else HEAD: part for part in self.matrix.parts}
+    def layers(self) -> Mapping[str, Sequence[MatrixPart]]:
+        """The parts of each layer of the product, by the names that adapters have for their weights.
+
+        A layer has several parts where its tensor holds gates and ups, say, or heads of queries and of gates in turn.
+        """
+        layers: dict[str, list[MatrixPart]] = {}
+        for part in self.matrix.parts:
+            layers.setdefault(part.tensor if self.own_columns is None else HEAD, []).append(part)
+        return layers
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,7 @@ def most_bytes(adapted: Iterable[Adapted], max_lora_rank: int, element_bytes: in
     """Return the bytes of an adapter's changes of all layers, each of the largest rank."""
     ranks = most_ranks(max_lora_rank)
     return sum(
-        ranks * (len(product.matrix.parts) * product.matrix.k + product.matrix.n) * element_bytes
+        ranks * (len(product.layers) * product.matrix.k + product.matrix.n) * element_bytes
         for product in products_of(adapted)
     )
 

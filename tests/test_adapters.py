@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 import pytest
 from adapter_clients import LENGTH, Client, Folders, flags_of, prompt
+from checkpoints import CHECKPOINTS
 from engine_process import EngineUnderTest
 from reference_libraries import import_reference
 from safetensors.numpy import load_file, save_file
@@ -165,13 +166,29 @@ def test_bad_adapters_are_errors_of_their_own_requests(checkpoints: Path, folder
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 OTHER_MODELS: dict[str, list[dict[str, Any]]] = {
-    "qwen3-tied": [{"target_modules": "all-linear"}, {"target_modules": ATTENTION, "use_dora": True, "r": 3}],
-    "gemma3-window100": [
-        {"target_modules": "all-linear"},
-        {"target_modules": ["q_proj", "down_proj"], "use_dora": True},
-    ],
+    "qwen3-tied": [{"target_modules": ATTENTION, "use_dora": True, "r": 3}],
+    "gemma3-window100": [{"target_modules": ["q_proj", "down_proj"], "use_dora": True}],
+    "phi3-long": [{"target_modules": "all-linear", "lora_bias": True}, {"target_modules": "all-linear", "use_dora": True}],
     "qwen3-moe-window": [{"target_modules": ATTENTION}, {"target_modules": ["k_proj", "o_proj"], "lora_bias": True}],
 }
+
+
+@pytest.mark.parametrize("name", [checkpoint.name for checkpoint in CHECKPOINTS])
+def test_linear_layers_of_every_architecture_are_adapted(name: str, checkpoints: Path, tmp_path: Path) -> None:
+    """Also where a tensor holds several layers: gates and ups, or heads of queries and of gates in turn."""
+    excluded = ["kv_b_proj"]  # unpacked latents, which we refuse to adapt
+    if name.startswith(("falcon-h1", "nemotron-h")):
+        excluded.append("out_proj")  # which PEFT refuses to adapt
+    model = make_adapter(checkpoints / name, tmp_path, target_modules="all-linear", exclude_modules=excluded, r=3)
+    with (
+        EngineUnderTest(checkpoints / name, "--dtype", "float32", *flags_of(tmp_path)) as engine,
+        Client(engine.address) as client,
+    ):
+        client.ask("adapted", prompt(4), str(tmp_path))
+        tokens, logprobs = client.answer("adapted")
+    expected = best(model, prompt(4), tokens)
+    assert tokens == expected[0]
+    assert logprobs == pytest.approx(expected[1], abs=1e-3)
 
 
 @pytest.mark.parametrize("name", OTHER_MODELS)

@@ -13,7 +13,8 @@ class BaseNames:
     """The names of a base model's tensors, found by any name that a checkpoint may have for them.
 
     Adapters are trained on models whose tensors have other prefixes: `model.language_model.layers.0` of a multimodal
-    model, or `layers.0` of one without a head, is `model.layers.0` here.
+    model, or `layers.0` of one without a head, is `model.layers.0` here, and `model.layers.0` of a Nemotron-H in
+    `transformers` is `backbone.layers.0`.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -21,7 +22,7 @@ class BaseNames:
         self._others: dict[str, str] = {}
         self._more: dict[str, list[str]] = {}  # apart, so that the names of many experts do not take a list each
         for name in self._own:
-            for other in dict.fromkeys(stored_names(name)):
+            for other in dict.fromkeys([*stored_names(name), *_renamed(name)]):
                 if self._others.setdefault(other, name) is not name:
                     self._more.setdefault(other, []).append(name)
 
@@ -37,3 +38,10 @@ class BaseNames:
                 "of the adapter the names that the base model's tensors have"
             )
         return found
+
+
+def _renamed(name: str) -> list[str]:
+    """Return the name that `transformers` has for a tensor of another name in checkpoints."""
+    if not name.startswith("backbone."):
+        return []
+    return [name.replace("backbone.", "model.", 1).replace(".embeddings.", ".embed_tokens.")]

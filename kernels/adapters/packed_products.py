@@ -49,17 +49,16 @@ class ProductPacking:
     def __init__(self, product: AdaptedProduct, adapter: Adapter, dtypes: Dtypes, quantization: Quantization) -> None:
         self._product, self._dtypes = product, dtypes.plain
         self._tensors = ChangedTensors(quantization, adapter)
-        layers = adapter.layers
-        self._parts = [(part, name, layers[name]) for name, part in product.layers.items() if name in layers]
+        self._changes = [(name, adapter.layers[name]) for name in product.layers if name in adapter.layers]
         num_tiles = 2 * round_up(product.matrix.n, BLOCK) // BLOCK
-        self._columns = np.zeros((num_tiles if self._parts else 0, COLUMNS_BYTES // 8), np.int64)
+        self._columns = np.zeros((num_tiles if self._changes else 0, COLUMNS_BYTES // 8), np.int64)
         self._rows_of_a: list[tuple[int, MatrixPart, str, LowRank]] = []  # and the first one's place
         self._scales: list[tuple[float, float]] = []  # of each rank: factor and offset
         self._entry = np.zeros(product.entry_bytes // 8, np.int64)
 
     def pack(self, memory: AdapterMemory) -> npt.NDArray[np.int64]:
         """Add all arrays to the memory; return the entry, with offsets for addresses until `finish`."""
-        if self._parts:
+        if self._changes:
             self._entry[:4] = self._add_ranks(memory)
         biases = self._product.biases
         if biases is not None and self._tensors.has_own(*biases.names):
@@ -74,8 +73,8 @@ class ProductPacking:
     def _add_ranks(self, memory: AdapterMemory) -> tuple[int, int, int, int]:
         """Add the changes of all layers; return the beginning of the entry."""
         self._columns[:, 1] = memory.add(np.ones(TILE_ROWS, np.float32))
-        for part, name, change in self._parts:
-            self._add(memory, part, name, change)
+        for name, change in self._changes:
+            self._add(memory, name, change)
         rows = PairTiles(len(self._scales), round_up(self._product.matrix.k, BLOCK) // 2, self._dtypes)
         assert rows.num_tiles <= self._product.tiles
 
@@ -89,18 +88,26 @@ class ProductPacking:
         tiled = np.ascontiguousarray(scales.reshape(rows.num_tiles, TILE_ROWS, 2).swapaxes(1, 2))
         return memory.reserve(rows.size, fill), memory.add(tiled), memory.add(self._columns), rows.num_tiles
 
-    def _add(self, memory: AdapterMemory, part: MatrixPart, name: str, change: LowRank) -> None:
-        """Add the ranks of a layer, an even number, and what its columns make of them."""
-        first, outputs, bias = len(self._scales), slice(part.first, part.first + part.n), None
-        self._rows_of_a.append((first, part, name, change))
+    def _add(self, memory: AdapterMemory, name: str, change: LowRank) -> None:
+        """Add the ranks of a layer, an even number, and what the columns of its parts make of them."""
+        first, parts = len(self._scales), self._product.layers[name]
+        assert len({part.first_k for part in parts}) == 1  # all have the same A
+        self._rows_of_a.append((first, parts[0], name, change))
         self._scales += [(change.scale, 0.0)] * change.rank
-        factors = None if change.magnitude is None else self._factors(part, name, change, change.magnitude[outputs])
         if change.bias is not None:  # times a short vector's element that is 1
-            with np.errstate(all="ignore"):
-                bias = change.bias[outputs] if factors is None else change.bias[outputs] / factors
             self._scales.append((0.0, 1.0))
         if len(self._scales) % 2:
             self._scales.append((0.0, 0.0))
+        for part in parts:
+            self._add_columns(memory, part, name, change, first)
+
+    def _add_columns(self, memory: AdapterMemory, part: MatrixPart, name: str, change: LowRank, first: int) -> None:
+        """Add B of a part of a layer, whose ranks begin with number `first`."""
+        outputs, bias = slice(part.first, part.first + part.n), None
+        factors = None if change.magnitude is None else self._factors(part, name, change, change.magnitude[outputs])
+        if change.bias is not None:
+            with np.errstate(all="ignore"):
+                bias = change.bias[outputs] if factors is None else change.bias[outputs] / factors
         tiles = PairTiles(part.n, (len(self._scales) - first) // 2, self._dtypes)
 
         def fill(view: Bytes) -> None:

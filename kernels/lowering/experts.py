@@ -235,7 +235,7 @@ class _ExpertsLowering:
         plan, limits = self._plan, self._plan.limits
         if not limits.max_loras:
             return None
-        tiles = -(-len(linears[0].layers) * most_ranks(limits.max_lora_rank) // TILE_ROWS)
+        tiles = -(-linears[0].num_tensors * most_ranks(limits.max_lora_rank) // TILE_ROWS)
         short = plan.buffer("expert_adapter_ranks", self._grouped_rows * tiles * TILE_ROWS * 4)
         table = plan.adapter_table(self._count * ADAPTER_BYTES)
         matrices = (self._lowering.matrix(linear, x.columns) for linear in linears)

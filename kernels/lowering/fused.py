@@ -38,6 +38,11 @@ class FusedLinear:
         return sum(layer.outputs for layer in self.layers)
 
     @property
+    def num_tensors(self) -> int:
+        """Number of tensors of the checkpoint that the layers are, or are parts of."""
+        return len({layer.weight for layer in self.layers})
+
+    @property
     def biases(self) -> Vector:
         """Biases of all layers, in the order of the GEMM's columns."""
         names, sizes = tuple(layer.bias for layer in self.layers), tuple(layer.outputs for layer in self.layers)

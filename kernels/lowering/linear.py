@@ -220,7 +220,7 @@ class LinearLowering:
         limits = self.plan.limits
         if not limits.max_loras:
             return None
-        tiles = -(-len(linear.layers) * most_ranks(limits.max_lora_rank) // TILE_ROWS)
+        tiles = -(-linear.num_tensors * most_ranks(limits.max_lora_rank) // TILE_ROWS)
         short = self.plan.buffer("adapter_ranks", limits.max_num_batched_tokens * tiles * TILE_ROWS * 4)
         columns = self._own_columns(linear, matrix) if linear.head else None
         table, biases = self.plan.adapter_table(ENTRY_BYTES), linear.biases if linear.layers[0].bias else None
