@@ -38,7 +38,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "qwen2-reward": {"target_modules": "all-linear", "use_dora": True, "r": 4},
     "bert-labels": {"target_modules": ["query", "value", "dense"], "r": 4},
     "roberta-labels": {"target_modules": ["query", "key"], "r": 4},
-    "modernbert-mean": {"target_modules": ["Wqkv", "head.dense"], "r": 4, "use_dora": True},
+    "modernbert-mean": {"target_modules": ["Wqkv", "Wi", "head.dense"], "r": 4, "use_dora": True},
 }
 """Changes by base; all have a head of their own, whose layers are `score` or `classifier`."""
 
