@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from quire.frontend.adapter_config import read_adapter_config
 from quire.frontend.hub.adapters import resolve_adapter
 from quire.frontend.hub.cache import ADAPTER_CONFIG
 from quire.frontend.hub.names import is_adapter_name, is_gguf
 from quire.frontend.lora_request import LoRARequest, absolute, check_name
 from quire.frontend.path_kind import NOWHERE, what_is
 from quire.protocol.messages import AdapterInfo
-
-_MOST_BYTES = 1 << 20
 
 Modules = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
 
@@ -96,13 +96,11 @@ def check_files(path: str, max_rank: int | None = None) -> None:
         raise ValueError(f"the adapter {path} has no {ADAPTER_CONFIG}; {advice}")
     if kind != "is a file":  # a pipe could wait for ever
         raise ValueError(f"{config} {kind}; {advice}")
-    try:
-        with config.open("rb") as file:
-            fields = msgspec.json.decode(file.read(_MOST_BYTES), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(f"{config} cannot be read: {error}; give a folder that PEFT has written") from None
+    fields = read_adapter_config(config)
     if (method := fields.get("peft_type")) != "LORA":
-        raise ValueError(f"{config} has peft_type {method!r:.100}, and adapters are of type 'LORA'; merge others")
+        raise ValueError(
+            f"{config} has peft_type {reprlib.repr(method)}, and adapters are of type 'LORA'; merge others"
+        )
     rank = fields.get("r")
     if max_rank is not None and isinstance(rank, int) and rank > max_rank:
         raise ValueError(f"{config} has rank {rank}, and max_lora_rank is {max_rank}; start the engine with {rank}")

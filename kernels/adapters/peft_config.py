@@ -17,7 +17,7 @@ from quire.kernels.adapters.patterns import ModulePatterns
 from quire.kernels.errors import LONGEST_QUOTE, ModelError, quoted
 
 CONFIG = "adapter_config.json"
-_MOST_BYTES = 1 << 18
+_MOST_BYTES = 1 << 21  # the most tokens, each on a line of its own
 _MOST_DEPTH = 32
 _MOST_TOKENS = 100_000
 

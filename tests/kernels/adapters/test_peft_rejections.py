@@ -59,7 +59,9 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"of_next_year": 3}, "of_next_year is 3; this field is not known; remove it if it changes nothing"),
     ({"new\nline" * 40: 3}, "this field is not known"),
     ({"eva_config": [[[]]] * 2, "deep": json.loads("[" * 40 + "]" * 40)}, "nests values more than 32 times"),
-    ({"base_model_name_or_path": "x" * (1 << 18)}, "has more than 262144 bytes; it is not the config of an adapter"),
+    ({"base_model_name_or_path": "x" * (1 << 21)}, "has more than 2097152 bytes; it is not the config of an adapter"),
+    ({"of_next_year": [[]] * 10_000}, "can't be read as a JSON object: it has more than 10000 lists and objects"),
+    ({"of_next_year": {str(n): 0 for n in range(50_001)}}, "JSON object: it has more than 50000 names of values"),
     ({"of_next_year": [1e308] * 30_000}, "of_next_year is [1e+308, 1e+308, "),
     ({"of_next_year": {"x" * 1000: "y" * 10_000}}, "of_next_year is {'xxxx"),
 ]
