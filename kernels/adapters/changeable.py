@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -21,7 +22,7 @@ class Changeable:
     low rank, `embeddings` by these too, `rows` of embeddings and heads may be replaced, and so may `biases`.
 
     All else must be as it is in the checkpoint: PEFT saves whole embeddings that it has not trained. `tied` is the
-    tensor of a head whose weights are those of the embedding. `free_bytes` returns the memory that whole tensors may
+    tensor of a head whose weights are those of the embedding. `free_bytes` returns the memory that an adapter may
     take, where an element has `element_bytes` once it is packed; None for any. Those of
     the `head` of a classification may be changed in each way.
     """
@@ -63,20 +64,19 @@ class Changeable:
             for own, piece in _pieces(base, file, tensor)
         )
 
-    def check_memory(self, file: AdapterFile, tensors: Sequence[StoredTensor]) -> None:
-        """Raise MemoryShortageError unless there is memory for whole tensors, as they are read and then packed."""
-        if self.free_bytes is None or not tensors:
+    def check_memory(self, file: AdapterFile, tensors: Iterable[StoredTensor], copied_bytes: int = 0) -> None:
+        """Raise MemoryShortageError unless there is memory for tensors, as they are read and then packed.
+
+        `copied_bytes` are those of copies that reading them needs meanwhile.
+        """
+        if self.free_bytes is None:
             return
-        needed = sum(tensor.num_bytes + _count(tensor) * self.element_bytes for tensor in tensors)
+        needed = copied_bytes + sum(tensor.num_bytes + prod(tensor.shape) * self.element_bytes for tensor in tensors)
         if needed > (free := self.free_bytes()):
             raise MemoryShortageError(
-                f"{file.path}: {tensors[0].name} and other whole tensors take {needed} bytes of memory, and {free} are "
-                "free; free some, or train the adapter without modules_to_save"
+                f"{file.path}: its tensors take {needed} bytes of memory to read and pack, and {free} are free; free "
+                "some, lower --max-loras, or give an adapter that changes less"
             )
-
-
-def _count(tensor: StoredTensor) -> int:
-    return tensor.num_bytes // FLOAT_DTYPES[tensor.format.upper()][1]
 
 
 def _pieces(base: Tensor, file: AdapterFile, tensor: StoredTensor) -> Iterator[tuple[np.ndarray, np.ndarray]]:

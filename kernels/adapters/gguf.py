@@ -11,6 +11,7 @@ import heapq
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from quire.kernels.gguf.architectures.description import Architecture
 from quire.kernels.gguf.container import GgufLimits, parse_gguf_header
 from quire.kernels.weights.gguf_checkpoint import PermutedTensor
 from quire.kernels.weights.latent_tensors import dequantized
-from quire.kernels.weights.tensor import Tensor
+from quire.kernels.weights.tensor import FLOAT_DTYPES, Tensor
 
 _LONGEST_TEXT = 100_000
 _LONGEST_LIST = 10_000
@@ -103,6 +104,11 @@ class _GgufReader:
             self._check(name, halves, self._base.linear[name])
         for name, halves in embeddings.items():
             self._check_embedding(name, halves)
+        if self._base.changeable is not None:
+            read = [tensor for halves in changes.values() for tensor in halves.found.values()]
+            copied = sum(4 * prod(tensor.shape) for tensor in read if tensor.format.upper() not in FLOAT_DTYPES)
+            transposed = sum(4 * prod(halves.found["a"].shape) for halves in embeddings.values())
+            self._base.changeable.check_memory(self._file, read, copied + transposed)
         texts = (self._text(f"adapter.lora.{name}") for name in ("task_name", "prompt_prefix"))
         return Adapter(
             {name: self._layer(name, halves) for name, halves in linear.items()},

@@ -93,13 +93,21 @@ class EmbeddingPacking:
         assert self._change is not None
         name, b = self._embedding.name, self._change.stored_b
         tiles = PairTiles(b.shape[0], -(-self._change.rank // 2), self._dtypes)
-        a = np.zeros((self._embedding.vocabulary, 2 * tiles.pairs), np.float32)
-        for rank in range(self._change.rank):
-            a[:, rank] = self._change.stored_a.row(rank)
-        check_bounds(a, self._dtypes, f"A of {name}")
-        place = memory.reserve(tiles.size, lambda view: tiles.pack(view, b, f"B of {name}"))
-        self._entry[2:5] = memory.add(stored(a, self._dtypes)), place, tiles.pairs
+        kind = np.dtype(stored_type(self._dtypes))
+        size = self._embedding.vocabulary * 2 * tiles.pairs * kind.itemsize
+        place_of_a = memory.reserve(size, self._fill_a)
+        place_of_b = memory.reserve(tiles.size, lambda view: tiles.pack(view, b, f"B of {name}"))
+        self._entry[2:5] = place_of_a, place_of_b, tiles.pairs
         self._entry[_FACTOR:].view(np.float32)[0] = self._change.scale
+
+    def _fill_a(self, view: Bytes) -> None:
+        """Write A as [vocabulary, ranks] to memory of zeros, a rank at a time."""
+        assert self._change is not None
+        by_token = view.view(stored_type(self._dtypes)).reshape(self._embedding.vocabulary, -1)
+        for rank in range(self._change.rank):
+            values = self._change.stored_a.row(rank)
+            check_bounds(values, self._dtypes, f"A of {self._embedding.name}")
+            by_token[:, rank] = stored(values, self._dtypes)
 
 
 class ColumnsPacking:

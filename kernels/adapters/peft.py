@@ -98,7 +98,18 @@ class _PeftReader:
         whole = {name for name, _, _ in _whole_tensors(changes)}
         if self._changeable is not None:
             whole = self._replaced(changes, self._changeable)
+            self._check_memory(changes, whole, self._changeable)
         return self._load(changes, whole)
+
+    def _check_memory(self, changes: Mapping[str, Changed], whole: Container[str], changeable: Changeable) -> None:
+        """Raise MemoryShortageError unless there is memory for all that `_load` reads."""
+        read = [
+            tensor
+            for name, change in changes.items()
+            for part, tensor in change.parts.items()
+            if part not in WHOLE or name in whole
+        ]
+        changeable.check_memory(self._file, [*read, *self._experts.tensors()], self._experts.copied_bytes)
 
     def _load(self, changes: Mapping[str, Changed], whole_names: Container[str]) -> Adapter:
         """Read the data of checked changes, with the whole tensors of these names."""
@@ -162,7 +173,7 @@ class _PeftReader:
 
         Raises ModelError, with the field of the config that asks for it, for a change of what may not be changed.
         """
-        config, found = self._config.path, {}
+        config, found = self._config.path, set()
         for name, change in changes.items():
             for part in change.parts:
                 if part in TOKENS and name not in changeable.rows:
@@ -176,9 +187,8 @@ class _PeftReader:
                 if name not in changeable.whole:
                     field = "bias" if part == "replaced bias" else "modules_to_save"
                     raise unchangeable(f"{config}: {field} replaces {name} of the base model by {tensor.name}")
-                found[name] = tensor
-        changeable.check_memory(self._file, [*found.values()])
-        return set(found)
+                found.add(name)
+        return found
 
     def _layer(self, change: Changed, scale: float) -> LowRank:
         """Read the change of a linear layer."""

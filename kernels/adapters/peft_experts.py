@@ -113,6 +113,16 @@ class StackedExperts:
             known[key] = stacked, layers
         return [name for stacked, layers in known.values() for name, _, _ in stacked.names(layers)]
 
+    def tensors(self) -> Iterator[StoredTensor]:
+        """Yield all tensors that `load` reads."""
+        for stacked in self._found.values():
+            yield from stacked.halves.values()
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of the largest B, which `load` takes apart while it has it as a whole."""
+        return max((stacked.halves["B"].num_bytes for stacked in self._found.values()), default=0)
+
     def load(self, file: AdapterFile) -> dict[str, LowRank]:
         """Read the changes of all layers, once they are checked."""
         found = {}

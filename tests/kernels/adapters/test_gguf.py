@@ -23,7 +23,7 @@ from quire.kernels.adapters.files import AdapterFile
 from quire.kernels.adapters.gguf import read_gguf_adapter
 from quire.kernels.adapters.shapes import linear_shapes, other_shapes
 from quire.kernels.config import ModelConfig
-from quire.kernels.errors import ModelError
+from quire.kernels.errors import MemoryShortageError, ModelError
 from quire.kernels.graph.operations import Graph
 from quire.kernels.models import ARCHITECTURES
 
@@ -252,6 +252,36 @@ def test_what_can_not_be_changed_is_an_error(
     with pytest.raises(ModelError, match=re.escape(f"changes {name}")):
         read(path, model, changeable=layers_of_attention)
     read(write(path, tensors()), model, changeable=layers_of_attention)
+
+
+@pytest.mark.parametrize("q8_0", [False, True])
+def test_no_tensor_is_read_without_memory_for_all(q8_0: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are in the file, as floats if they are not, the A of an embedding once more, and once they are packed."""
+    rng = np.random.default_rng(0)
+    stored = {
+        "token_embd.weight.lora_a": rng.standard_normal((40, 32), np.float32),
+        "token_embd.weight.lora_b": rng.standard_normal((64, 32), np.float32),
+    }
+    path, read_tensors = write(tmp_path / "adapter.gguf", stored, q8_0=q8_0), []
+    original, size, elements = AdapterFile.tensor, 34 / 32 if q8_0 else 4, (40 + 64) * 32
+    needed = int(elements * (size + 2) + 4 * (elements if q8_0 else 0) + 4 * 40 * 32)
+
+    def tensor(file: AdapterFile, given: Any) -> Any:
+        read_tensors.append(given.name)
+        return original(file, given)
+
+    monkeypatch.setattr(AdapterFile, "tensor", tensor)
+    name = "model.embed_tokens.weight"
+
+    def changeable(free: int) -> Changeable:
+        return Changeable(frozenset(), None, frozenset({name}), element_bytes=2, free_bytes=lambda: free)  # type: ignore[arg-type]
+
+    with pytest.raises(
+        MemoryShortageError, match=f"take {needed} bytes of memory to read and pack, and {needed - 1} are"
+    ):
+        read(path, changeable=changeable(needed - 1))
+    assert not read_tensors
+    assert read(path, changeable=changeable(needed)).embeddings.keys() == {name}
 
 
 def test_data_is_read_only_once_all_shapes_are_right(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
