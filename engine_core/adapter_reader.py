@@ -1,35 +1,34 @@
-"""The reader of LoRA adapters: one at a time, on a thread, and for a limited time.
+"""The reader of LoRA adapters: one at a time, on a thread, for as long as it goes on.
 
-A read that takes too long, as where a file system hangs, is an error, and its thread is left alone: the next read has
-another one. An error is remembered for some seconds, as long as the files stay what they are.
+A read that makes no progress for too long, as where a file system hangs, is an error, and its thread is left alone: the
+next read has another one. Progress is the time that the thread computes, which reading takes too: how long all of it
+takes depends on the disk, on the base model if there are norms of DoRA to compute, and on the steps that go first. An
+error is remembered for some seconds, as long as the files stay what they are.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
+from quire.engine_core.adapter_files import Files, files_of
 from quire.kernels.adapters.packing import PackedAdapter
 from quire.kernels.errors import MemoryShortageError, ModelError
 
-MAX_READ_SECONDS = 60.0
+MAX_HUNG_SECONDS = 60.0  # without progress
 ERROR_SECONDS = 10.0  # for which an error is remembered
 
 _MAX_ERRORS = 256
 _MAX_ERROR = 4096  # characters, of which a hostile file may have many
 _MAX_HUNG_THREADS = 16
-_MAX_FILES = 64  # of a folder, by which a change is seen; an adapter has two or three
+_LEAST_PROGRESS = 0.001  # seconds of computing: retries of a hung file system take less
 _NICE = 5  # a stream on all cores leaves it a quarter of one then
-
-_Files = frozenset[tuple[str, int, int]]
-"""The names of an adapter's files, with their times in nanoseconds and their sizes."""
 
 
 class AdapterLoader(Protocol):
@@ -45,10 +44,11 @@ class AdapterLoader(Protocol):
 
 @dataclass(frozen=True)
 class AdapterContents:
-    """An adapter that has been read. `digest`: a hash of what its files contain."""
+    """An adapter that has been read. `digest`: a hash of what its files contain; `files`: them before the read."""
 
     digest: str
     packed: PackedAdapter
+    files: Files
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class ShortMemory:
 @dataclass(frozen=True)
 class _KnownError:
     error: str
-    files: _Files
+    files: Files
     time: float
 
 
@@ -69,15 +69,27 @@ class _KnownError:
 class _Read:
     """A read, and its result once there is one: the adapter, or an error as text, since exceptions keep their frames.
 
-    `has_hung`: nobody takes the result. `is_known`: it is an error that was remembered.
+    `last_progress`: when it had computed for `computed` seconds. `has_hung`: nobody takes the result. `is_known`: it is
+    an error that was remembered.
     """
 
     path: str
-    begun: float
+    last_progress: float
+    computed: float = 0.0
+    clock_id: int | None = None  # of the thread's computing
     has_hung: bool = False
     is_known: bool = False
-    files: _Files = frozenset()
+    files: Files = frozenset()
     result: AdapterContents | ShortMemory | str | None = None
+
+    def note_progress(self, now: float) -> None:
+        """Note what the thread has computed, if it is enough."""
+        if self.clock_id is None:
+            return
+        with contextlib.suppress(OSError):  # the thread has ended
+            computed = time.clock_gettime(self.clock_id)
+            if computed - self.computed >= _LEAST_PROGRESS:
+                self.computed, self.last_progress = computed, now
 
 
 class AdapterReader:
@@ -111,13 +123,14 @@ class AdapterReader:
             return None
         result = read.result
         if result is None:
-            if self._clock() - read.begun < MAX_READ_SECONDS:
+            read.note_progress(now := self._clock())
+            if now - read.last_progress < MAX_HUNG_SECONDS:
                 return None
             read.has_hung = True
             self._hung.append(read)
             result = (
-                f"reading and packing it has taken more than {MAX_READ_SECONDS:g} s; put it on a faster disk, or merge "
-                "one with DoRA, whose norms take the time, into its model with peft's merge_and_unload()"
+                f"reading it has made no progress for {MAX_HUNG_SECONDS:g} s; check its file system, or put it on "
+                "another one"
             )
         elif isinstance(result, str) and read.files and not read.is_known:  # else it would never be read again
             self._remember(read.path, _KnownError(result, read.files, self._clock()))
@@ -130,15 +143,15 @@ class AdapterReader:
         return all(read.result is not None for read in reads)
 
     def _check_hung(self, path: str) -> None:
-        """Raise ModelError if the path, or too many others, have been being read for too long."""
+        """Raise ModelError if a read of the path, or of too many others, hangs."""
         if any(each.path == path for each in self._hung):
             raise ModelError(
-                f"a read of it has not ended after more than {MAX_READ_SECONDS:g} s; check its file system"
+                f"a read of it, without progress for {MAX_HUNG_SECONDS:g} s, has not ended; check its file system"
             )
         if len(self._hung) >= _MAX_HUNG_THREADS:
             raise ModelError(
-                f"reads of {len(self._hung)} other adapters have not ended after more than {MAX_READ_SECONDS:g} s; "
-                "check their file systems"
+                f"reads of {len(self._hung)} other adapters, without progress for {MAX_HUNG_SECONDS:g} s, have not "
+                "ended; check their file systems"
             )
 
     def _known_error(self, path: str) -> _KnownError | None:
@@ -154,18 +167,19 @@ class AdapterReader:
     def _run(self, read: _Read, known: _KnownError | None) -> None:
         """Read an adapter; on a thread."""
         _lower_priority()
-        read.files = _files_of(read.path)
+        read.clock_id = time.pthread_getcpuclockid(threading.get_ident())
+        read.files = files_of(read.path)
         if known is not None and known.files == read.files:
             read.is_known = True
             read.result = known.error
         else:
-            result = self._read(read.path)
+            result = self._read(read)
             read.result = "it came too late" if read.has_hung else result  # which would take memory
         self._wake()
 
-    def _read(self, path: str) -> AdapterContents | ShortMemory | str:
+    def _read(self, read: _Read) -> AdapterContents | ShortMemory | str:
         try:
-            return AdapterContents(*self._loader.read_adapter(Path(path)))
+            return AdapterContents(*self._loader.read_adapter(Path(read.path)), read.files)
         except MemoryShortageError as error:
             return ShortMemory(str(error)[:_MAX_ERROR])
         except ModelError as error:
@@ -178,18 +192,3 @@ def _lower_priority() -> None:
     """Leave the cores to the threads that compute."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # of this thread alone, on Linux
-
-
-def _files_of(path: str) -> _Files:
-    """Return what tells that an adapter's files have changed; nothing for a path that can't be looked at."""
-    try:
-        own = Path(path).stat()
-        found = {("", own.st_mtime_ns, own.st_size)}
-        if stat.S_ISDIR(own.st_mode):
-            with os.scandir(path) as entries:
-                for entry in islice(entries, _MAX_FILES):
-                    status = entry.stat()
-                    found.add((entry.name, status.st_mtime_ns, status.st_size))
-    except (OSError, ValueError):
-        return frozenset()
-    return frozenset(found)

@@ -1,7 +1,8 @@
 """LoRA adapters of requests: read while steps go on, kept while there is room, pinned while in use.
 
 An adapter has a number, which the rows of its requests carry to the kernels. Pages of the prefix cache belong to what
-its files contain: two folders with the same contents share them.
+its files contain: two folders with the same contents share them. A path whose files have changed since they were read
+is another adapter from the next request on; requests of the one before go on with it.
 
 At most one adapter is in memory beside those that have numbers: the next one, which is being read or waits for a
 number. Of all others there are only the requests that wait, and these take turns by tenant.
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from quire.engine_core.adapter_files import FileLooks, Files
 from quire.engine_core.adapter_reader import AdapterContents, AdapterLoader, AdapterReader, ShortMemory
 from quire.engine_core.adapter_turns import AdapterTurns
 from quire.engine_core.feature import Feature
@@ -39,10 +41,18 @@ class _Adapter:
     path: str
     since: float  # when it began to wait for a number
     waiting: dict[Request, None] = field(default_factory=dict)  # requests that may not start yet
+    late: dict[Request, None] = field(default_factory=dict)  # those that have come since it began to be read
     users: set[Request] = field(default_factory=set)  # requests that have its number, and have not ended
     number: int = 0  # in the kernels; 0: none
     digest: str = ""  # once it has been read
+    files: Files = frozenset()  # as they were then
     contents: AdapterContents | None = None  # from when it has been read until it gets a number
+    is_outdated: bool = False  # its files have changed: new requests are not its own
+
+    @property
+    def is_idle(self) -> bool:
+        """True if it has a number, and no request needs it."""
+        return not self.users and not self.waiting
 
 
 class Adapters(Feature):
@@ -68,8 +78,11 @@ class Adapters(Feature):
         self._clock = clock
         self._reader = AdapterReader(loader, wake, clock)
         self._free_numbers = list(range(max_loras, 0, -1))
-        self._adapters: dict[str, _Adapter] = {}  # by path: those that have numbers, or requests that wait for one
-        self._loaded: dict[str, _Adapter] = {}  # those that have numbers, the least recently named first
+        self._looks = FileLooks(wake, clock)
+        self._adapters: dict[str, _Adapter] = {}  # by path, but for outdated ones: they have numbers, or requests wait
+        self._loaded: dict[int, _Adapter] = {}  # by number, the least recently named first
+        self._requests: dict[tuple[bytes, str], Request] = {}  # open ones that name adapters
+        self._own: dict[Request, _Adapter] = {}  # the adapters of these
         self._turns = AdapterTurns()  # requests of adapters that have no number, but for the next one
         self._next: _Adapter | None = None  # it is being read, or waits for a number
         self._victim: _Adapter | None = None  # it is to lose its number to the next: its new requests have to wait
@@ -78,7 +91,10 @@ class Adapters(Feature):
     @property
     def loaded(self) -> Mapping[str, int]:
         """The paths of the adapters that have numbers, each with its number of requests that may run."""
-        return {path: len(each.users) for path, each in self._loaded.items()}
+        found = dict.fromkeys((each.path for each in self._loaded.values()), 0)
+        for each in self._loaded.values():
+            found[each.path] += len(each.users)
+        return found
 
     def check(self, message: EngineCoreRequest) -> None:
         """Reject adapters that requests may not name."""
@@ -89,20 +105,40 @@ class Adapters(Feature):
             )
 
     def begin(self, request: Request) -> None:
-        """Give a request its adapter's number, or let it wait until the adapter has one."""
-        path = adapter_path(request.message.adapter)
-        if not path:
+        """Let a request wait for its adapter, or, if it is to share a prompt, for that of the other request."""
+        message = request.message
+        if not (path := adapter_path(message.adapter)):
             return
-        adapter = self._adapters.setdefault(path, _Adapter(path, self._clock()))
+        other = None
+        if message.shares_prompt_with is not None:
+            other = self._requests.get((request.client_id, message.shares_prompt_with))
+        self._requests[request.client_id, message.request_id] = request
+        if other is None or self._own[other].path != path:
+            self._enter(request, path)
+        else:
+            self._follow(request, other)
+        self._read_next()
+
+    def _enter(self, request: Request, path: str) -> None:
+        """Let a request wait until its adapter has been read, or its files are known to be what has been read."""
+        adapter = self._own[request] = self._adapters.setdefault(path, _Adapter(path, self._clock()))
         if adapter.number:
-            self._loaded[path] = self._loaded.pop(path)
-        if adapter.number and adapter is not self._victim:
-            self._assign(request, adapter)
+            self._loaded[adapter.number] = self._loaded.pop(adapter.number)
+            self._looks.ask(path, request)
+        elif adapter is self._next:
+            adapter.late[request] = None
+        else:
+            adapter.waiting[request] = None
+            self._turns.add(request)
+
+    def _follow(self, request: Request, other: Request) -> None:
+        """Let a request have the same adapter as another one, whatever has become of the files meanwhile."""
+        adapter = self._own[request] = self._own[other]
+        if self._looks.join(request, other):
             return
-        adapter.waiting[request] = None
+        (adapter.late if other in adapter.late else adapter.waiting)[request] = None
         if not adapter.number and adapter is not self._next:
             self._turns.add(request)
-            self._read_next()
 
     def held_status(self, request: Request) -> RequestStatus | None:
         """Return WAITING_FOR_ADAPTER while the request has no number."""
@@ -110,8 +146,10 @@ class Adapters(Feature):
 
     def take_ready(self) -> Iterator[tuple[Request, RejectedError | None]]:
         """Yield the requests whose adapters have got numbers, or the errors with which they must end."""
+        self._take_looks()
         yield from self._take_read()
         self._load_next()
+        self._drop_outdated()
         self._read_next()
         for adapter in [each for each in self._loaded.values() if each.waiting and each is not self._victim]:
             for request in list(adapter.waiting):
@@ -120,14 +158,16 @@ class Adapters(Feature):
 
     def remove(self, request: Request, reason: FinishReason | None, now: float) -> None:
         """Forget a request that ends."""
-        if (adapter := self._adapters.get(adapter_path(request.message.adapter))) is None:
+        if (adapter := self._own.pop(request, None)) is None:
             return
+        del self._requests[request.client_id, request.message.request_id]
         self._turns.remove(request)
         adapter.waiting.pop(request, None)
+        adapter.late.pop(request, None)
         adapter.users.discard(request)
         if not adapter.number and not adapter.waiting and adapter is not self._next:
-            del self._adapters[adapter.path]
-        elif self._next is not None and not adapter.users:
+            self._forget(adapter)
+        elif (self._next is not None or adapter.is_outdated) and not adapter.users:
             self._wake()  # there may be nothing else to step for
 
     def stats(self) -> dict[str, float]:
@@ -141,7 +181,24 @@ class Adapters(Feature):
 
     def stop(self) -> bool:
         """Return False if an adapter is being read, which can't be ended."""
-        return self._reader.stop()
+        are_stopped = self._reader.stop(), self._looks.stop()
+        return all(are_stopped)
+
+    def _take_looks(self) -> None:
+        """Let the requests whose adapters' files have been looked at start, or wait for what these contain now."""
+        for path, asking, files in self._looks.take():
+            requests = [request for request in asking if request in self._own]
+            adapter = self._adapters.get(path)
+            if adapter is not None and adapter.number and files and files != adapter.files:
+                adapter.is_outdated = True
+                del self._adapters[path]
+                adapter = None
+            for request in requests:
+                if adapter is None or not adapter.number:
+                    self._enter(request, path)
+                else:
+                    self._own[request] = adapter
+                    adapter.waiting[request] = None
 
     def _read_next(self) -> None:
         """Begin to read the adapter of the request whose turn it is, unless there is a next one already."""
@@ -163,24 +220,36 @@ class Adapters(Feature):
                 return
             result = result.error
         if isinstance(result, AdapterContents):
-            adapter.contents, adapter.digest = result, result.digest
+            adapter.contents, adapter.digest, adapter.files = result, result.digest, result.files
             return
         self._drop_next()
         for request in list(adapter.waiting):
             yield request, RejectedError(f"adapter={adapter.path!r} can't be used: {result}")
+        self._enter_late(adapter)
+
+    def _enter_late(self, adapter: _Adapter) -> None:
+        """Let requests that have come while an adapter was being read begin again: its files may have changed since."""
+        late, adapter.late = adapter.late, {}
+        for request in late:
+            self._enter(request, adapter.path)
 
     def _drop_next(self) -> None:
         """Let the next adapter be none: it can't be used, or no request waits for it."""
         assert self._next is not None
-        del self._adapters[self._next.path]
+        self._forget(self._next)
         self._next = self._victim = None
+
+    def _forget(self, adapter: _Adapter) -> None:
+        """Have the next request of its path begin with another adapter."""
+        if self._adapters.get(adapter.path) is adapter:
+            del self._adapters[adapter.path]
 
     def _load_next(self) -> None:
         """Give the next adapter a number, maybe that of one that is not in use, once it has been read."""
         adapter = self._next
         if adapter is None or adapter.contents is None:
             return
-        if not adapter.waiting:
+        if not adapter.waiting and not adapter.late:
             self._drop_next()
             return
         if not self._free_numbers and not self._evict_idle():
@@ -190,9 +259,12 @@ class Adapters(Feature):
         adapter.number = self._free_numbers.pop()
         self._loader.set_adapter(adapter.number, adapter.contents.packed)
         adapter.contents = None
-        self._loaded[adapter.path] = adapter
+        self._loaded[adapter.number] = adapter
         self._num_loads += 1
         self._next = self._victim = None
+        if adapter.late:
+            self._enter_late(adapter)
+            self._wake()
 
     def _evict_idle(self) -> bool:
         """Take its number from an adapter without users, rather one that no request waits for; False if all have some.
@@ -202,15 +274,24 @@ class Adapters(Feature):
         idle = [each for each in self._loaded.values() if not each.users]
         if not idle:
             return False
-        adapter = min(idle, key=lambda each: bool(each.waiting))
-        del self._loaded[adapter.path]
+        self._evict(min(idle, key=lambda each: bool(each.waiting)))
+        return True
+
+    def _evict(self, adapter: _Adapter) -> None:
+        """Take its number from an adapter without users."""
+        del self._loaded[adapter.number]
         self._free_numbers.append(adapter.number)
         adapter.number, adapter.since = 0, self._clock()
-        for request in adapter.waiting:
-            self._turns.add(request)
-        if not adapter.waiting:
-            del self._adapters[adapter.path]
-        return True
+        waiting, adapter.waiting = adapter.waiting, {}
+        self._forget(adapter)
+        for request in waiting:
+            self._enter(request, adapter.path)
+
+    def _drop_outdated(self) -> None:
+        """Give back the memory of adapters that no request can name any more."""
+        for adapter in [each for each in self._loaded.values() if each.is_outdated and each.is_idle]:
+            self._evict(adapter)
+            self._loader.set_adapter(self._free_numbers[-1], None)
 
     def _evict_least_recent(self) -> bool:
         """Give back the memory of one adapter without users, as `_evict_idle` does its number."""
