@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from concurrent.futures import Future
 
@@ -12,6 +13,11 @@ from quire.frontend.hub.gguf_files import HubGguf
 from quire.frontend.hub.resolve import Resolution
 
 _FILES = (ADAPTER_CONFIG, "adapter_model.safetensors")
+
+MAX_BYTES = 8 << 30
+"""The most bytes of an adapter at the hub: rank 256 for all layers of a model of 70B has less in bf16."""
+
+_MAX_SPARE_BYTES = 4 << 30  # of the disk that downloads leave free, or a tenth of a smaller one
 
 
 def resolve_adapter(name: str, download_dir: str | None = None) -> str:
@@ -71,6 +77,21 @@ class _AdapterResolution(Resolution):
                 "PEFT's save_pretrained has written, as safetensors"
             )
         return list(_FILES)
+
+    def _check_space(self, num_bytes: int) -> None:
+        """Raise `HubError` for a download that is too large: clients may name adapters, and must not fill the disk."""
+        if num_bytes > MAX_BYTES:
+            raise HubError(
+                f"{self._name} has {num_bytes} bytes, and adapters of the hub may have {MAX_BYTES}; download it "
+                "yourself, and give its folder"
+            )
+        super()._check_space(num_bytes)
+        disk = shutil.disk_usage(self._existing_cache())
+        if disk.free - num_bytes < (spare := min(_MAX_SPARE_BYTES, disk.total // 10)):
+            raise HubError(
+                f"{self._name} takes {num_bytes} bytes more, and would leave less than {spare} of the {disk.free} that "
+                f"are free in {self._cache}; make room there, or choose another folder with download_dir"
+            )
 
     def _is_whole(self, snapshot: Snapshot) -> bool:
         return not _missing_files(snapshot)

@@ -226,12 +226,15 @@ class Resolution:
             download(missing, place, advance)
 
     def _check_space(self, num_bytes: int) -> None:
-        folder = next(folder for folder in (self._cache, *self._cache.parents) if folder.is_dir())
-        if (free := shutil.disk_usage(folder).free) < num_bytes:
+        if (free := shutil.disk_usage(self._existing_cache()).free) < num_bytes:
             raise HubError(
                 f"{self._name} takes {num_bytes} bytes more, but {free} are free in {self._cache}; make room there, or "
                 "choose another folder with download_dir"
             )
+
+    def _existing_cache(self) -> Path:
+        """Return the cache, or the folder in which it is to be made."""
+        return next(folder for folder in (self._cache, *self._cache.parents) if folder.is_dir())
 
     def _note_commit(self, commit: str) -> None:
         """Let the cache know which commit the revision is, as without a network it is looked up there."""

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import huggingface_hub
@@ -30,6 +31,7 @@ from quire.frontend import LLM, AsyncLLM, LoRARequest, SamplingParams
 from quire.frontend.adapters import absolute_modules
 from quire.frontend.engine_args import EngineArgs, reload_arguments
 from quire.frontend.errors import HubError
+from quire.frontend.hub import adapters
 from quire.frontend.hub.adapters import resolve_adapter
 from quire.frontend.hub.cache import all_models
 from quire.frontend.hub.gguf_files import choose_gguf, gguf_models
@@ -574,6 +576,29 @@ def test_an_adapter_without_safetensors_is_rejected_before_a_download(place: Pla
         resolve_adapter("org/tales")
     assert not place.hub.downloads
     assert RequestedAdapters().resolved(LoRARequest("a", 1, "/org/tales")) == LoRARequest("a", 1, "/org/tales")
+
+
+def test_an_adapter_that_is_too_large_is_rejected_before_a_download(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients may name it. A model may be as large as the disk allows."""
+    place.hub.models["org/tales"] = dict(ADAPTER)
+    size = sum(map(len, ADAPTER.values()))
+    with monkeypatch.context() as patch:
+        patch.setattr(adapters, "MAX_BYTES", size - 1)
+        with pytest.raises(HubError, match=f"org/tales has {size} bytes, and adapters of the hub may have {size - 1}"):
+            resolve_adapter("org/tales")
+        place.hub.models["org/single"] = dict(SINGLE)
+        assert place.in_cache("org/tales") == set()
+        resolve_model("org/single")
+    usage = {"total": 100_000, "free": 10_000 + size - 1}
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.disk_usage", lambda _folder: SimpleNamespace(**usage))
+        with pytest.raises(HubError, match=f"org/tales takes {size} bytes more, and would leave less than 10000 of"):
+            resolve_adapter("org/tales")
+        usage["free"] += 1
+        assert resolve_adapter("org/tales") == str(place.snapshot("org/tales"))
+    assert adapters.MAX_BYTES == 8 << 30
 
 
 def test_a_request_tries_the_hub_again_after_a_failure(place: Place) -> None:

@@ -7,7 +7,7 @@ import logging
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from msgspec import Meta
 from starlette.requests import Request
@@ -19,8 +19,9 @@ from quire.frontend.http.errors import ApiError, bad_request
 from quire.frontend.http.models.adapters import MAX_ADAPTERS
 from quire.frontend.http.models.served_model import ServedModel
 from quire.frontend.http.models.served_models import ServedModels
+from quire.frontend.http.operations.load_turns import LoadTurns
 from quire.frontend.http.transport.auth import AdminKeys
-from quire.frontend.http.transport.bodies import Body, Refusals
+from quire.frontend.http.transport.bodies import Body
 from quire.frontend.hub.adapters import resolving_adapter
 from quire.frontend.hub.names import is_like_adapter_name
 from quire.frontend.lora_request import MAX_NAME, absolute, check_name
@@ -29,13 +30,13 @@ from quire.protocol.messages import MAX_PATH
 
 logger = logging.getLogger(__name__)
 
+_DOWNLOAD_SECONDS, _CHECK_SECONDS = 3600.0, 20.0  # with the time in which others have their turn
+
 _Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME, description="The name of the adapter.")]
 
 
 class LoadAdapterBody(Body, kw_only=True):
     """The body of a request to serve an adapter; `model` names the model that it is for, if there are several."""
-
-    refused: ClassVar[Refusals] = {"is_3d_lora_weight": ((False,), "adapters of experts are not supported")}
 
     lora_name: _Name
     lora_path: Annotated[
@@ -48,7 +49,15 @@ class LoadAdapterBody(Body, kw_only=True):
         ),
     ]
     load_inplace: Annotated[
-        bool | None, Meta(description="Let the name stand for another path from now on, if there is such a name.")
+        bool | None,
+        Meta(
+            description="Let the name stand for this path from now on, if there is such a name. Changed files at the "
+            "path that it has are read anew for the next request in any case."
+        ),
+    ] = None
+    is_3d_lora_weight: Annotated[
+        bool | None,
+        Meta(description="Accepted; it changes no result here: the file itself says whether its experts are stacked."),
     ] = None
 
 
@@ -64,7 +73,8 @@ class AdapterEndpoints:
 
     def __init__(self, models: ServedModels) -> None:
         self._models = models
-        self._downloads = asyncio.Lock()
+        self._downloads = LoadTurns("the download", _DOWNLOAD_SECONDS)
+        self._checks = LoadTurns("the check", _CHECK_SECONDS)
         self._admins = AdminKeys(models.server.args.admin_keys())
         self._folders = [absolute(folder) for folder in models.server.args.allowed_lora_folders]
 
@@ -81,20 +91,21 @@ class AdapterEndpoints:
         else:
             body.lora_path = await asyncio.to_thread(self._allowed, body.lora_path, is_here=is_here)
         if is_here:
-            await asyncio.to_thread(_check_path, body.lora_path, max_rank)
+            await self._checks.work(lambda: asyncio.to_thread(_check_path, body.lora_path, max_rank))
         self._check_name(model, body)  # others may have come meanwhile
         model.adapters.put(body.lora_name, body.lora_path)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     async def _resolved(self, name: str) -> str:
-        """Return the folder of an adapter at the hub, one after the other. Raises `ApiError` 404."""
-        async with self._downloads:
-            try:
-                return await asyncio.wrap_future(resolving_adapter(name, self._models.server.download_dir))
-            except HubError as error:
-                logger.warning("the adapter %s could not be downloaded: %s", name, error)
-                reason = error if self._admins else "it can't be had from the hub; the server's log has the reason"
-                raise _not_found(f"lora_path={name!r:.200}: {reason}", "lora_path") from None
+        """Return the folder of an adapter at the hub. Raises `ApiError` 404, and those of `LoadTurns`."""
+        try:
+            return await self._downloads.work(
+                lambda: asyncio.wrap_future(resolving_adapter(name, self._models.server.download_dir))
+            )
+        except HubError as error:
+            logger.warning("the adapter %s could not be downloaded: %s", name, error)
+            reason = error if self._admins else "it can't be had from the hub; the server's log has the reason"
+            raise _not_found(f"lora_path={name!r:.200}: {reason}", "lora_path") from None
 
     def _allowed(self, given: str, *, is_here: bool) -> str:
         """Return the path of an adapter in an allowed folder, with its links resolved if the engine is on this machine.
@@ -156,12 +167,6 @@ class AdapterEndpoints:
                 f"the lora adapter {name!r} has already been loaded; to let the name stand for another path, set "
                 "load_inplace to true",
                 "lora_name",
-            )
-        if own is not None and own.lora_path == body.lora_path:
-            raise bad_request(
-                f"the lora adapter {name!r} has this path already, and the engine keeps what it has read from there; "
-                "write changed files to another one",
-                "lora_path",
             )
         if own is None and len(model.adapters) >= MAX_ADAPTERS:
             raise bad_request(f"{MAX_ADAPTERS} adapters are loaded, and no more can be; unload one first", "lora_name")

@@ -212,15 +212,38 @@ def test_adapters_are_loaded_and_unloaded(server: Server, folder: Path) -> None:
     assert "has already been loaded" in again.error["message"]
     assert load(server, "late", folder / "tales", load_inplace=True).status == 200
     assert text(server, "late") == text(server, "tales")
-    assert (
-        "the engine keeps what it has read"
-        in load(server, "late", folder / "tales", load_inplace=True).error["message"]
-    )
+    for is_stacked in (True, False, None):  # of vLLM's: the file itself says it
+        again = load(server, "late", folder / "tales", load_inplace=True, is_3d_lora_weight=is_stacked)
+        assert again.status == 200, "the same path"
     removed = server.request(UNLOAD, {"lora_name": "late"})
     assert (removed.status, removed.body) == (200, b"Success: LoRA adapter 'late' removed successfully.")
     assert server.request(UNLOAD, {"lora_name": "late"}).status == 404
     assert server.request("/v1/completions", {"model": "late", "prompt": PROMPT}).status == 404
     assert [each["id"] for each in server.request("/lora-adapters").json()] == [0, 1, 2]
+
+
+def test_changed_files_of_a_path_are_read_anew(server: Server, tmp_path: Path) -> None:
+    """They have another answer, and share no pages with those of before, for which a stream goes on."""
+    folder, prompt = tmp_path / "changing", PROMPT * 20
+
+    def ask() -> tuple[str, int]:
+        body = {"prompt": prompt, "model": "changing", **FIXED}
+        answer = server.request("/v1/completions", body).json()
+        return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    write_demo_adapter(folder, 1)
+    assert load(server, "changing", folder).status == 200
+    before, none = ask()
+    assert none == 0
+    again, cached = ask()
+    assert (again, cached > 0) == (before, True)
+    write_demo_adapter(folder, 2)
+    other, none = ask()
+    assert other != before
+    assert none == 0
+    write_demo_adapter(folder, 1)
+    assert ask() == (before, cached), "the same contents as at first"
+    assert server.request(UNLOAD, {"lora_name": "changing"}).status == 200
 
 
 def test_commands_load_and_unload_them(server: Server, folder: Path) -> None:
@@ -264,12 +287,22 @@ def test_a_command_waits_for_the_download_of_an_adapter(
 def test_what_cannot_be_loaded_is_rejected(server: Server, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     write_demo_adapter(tmp_path / "large", 1, rank=128)
+    for name, config in (
+        ("long", '{"peft_type": "LORA"}' + " " * (1 << 21)), ("deep", "[" * 10_001), ("list", "[]"),
+        ("merged", json.dumps({"peft_type": ["x"] * 100_000})),
+    ):  # fmt: skip
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text(config)
     for name, path, status, message in (
         ("a", "songs", 400, "lora_path='songs' is not absolute"),
         ("a", tmp_path / "none", 404, "does not exist"),
         ("a", tmp_path / "empty", 400, "has no adapter_config.json"),
         ("a", tmp_path / ("a" * 300), 400, "cannot be looked at"),
         ("a", tmp_path / "large", 400, "has rank 128, and max_lora_rank is 64"),
+        ("a", tmp_path / "long", 400, "has more than 2097152 bytes; it is not the config of an adapter"),
+        ("a", tmp_path / "deep", 400, "cannot be read as a JSON object: maximum recursion depth exceeded"),
+        ("a", tmp_path / "list", 400, "cannot be read as a JSON object: it is of type list"),
+        ("a", tmp_path / "merged", 400, "has peft_type ['x', 'x', "),
         ("a/../b", folder / "songs", 400, "is no name of an adapter"),
         (server.model, folder / "songs", 400, "is the name of a model"),
         ("", folder / "songs", 400, "lora_name"),
