@@ -360,7 +360,9 @@ export class Chat {
   #follow(always = false) {
     const { log } = this.page;
     if (always) this.following = true;
-    if (this.following) log.scrollTop = log.scrollHeight;
+    if (!this.following) return;
+    log.scrollTop = log.scrollHeight;
+    this.#scrollTop = log.scrollTop; // less than before where the log has shrunk
   }
 
   /** Handle scrolling, by the reader or by `#follow`, whose event comes when the log may have grown further. */
