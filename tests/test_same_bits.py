@@ -137,13 +137,9 @@ CONDITIONS = [  # no two of threads, chunks and pages are together twice
 ODD: list[tuple[str, dict[str, str]]] = [
     ("gpt2-untied", {"dtype": "bfloat16", "quantization": "int4"}),
     ("mistral-window77", {"dtype": "float32", "kv_cache_dtype": "int8"}),
-    ("qwen3-biases-window", {"dtype": "bfloat16"}),
-    ("qwen3-moe", {"dtype": "bfloat16"}),
     ("qwen2-moe-shared-window", {"quantization": "int8"}),
     ("gpt-oss-window100", {"quantization": "int4"}),
-    ("deepseek3-experts-yarn", {"dtype": "bfloat16"}),
     ("qwen3-next-experts", {"quantization": "int4"}),
-    ("lfm2-moe", {"dtype": "bfloat16"}),
     ("gemma4-shared-window100", {"quantization": "int8", "kv_cache_dtype": "int8"}),
     ("gemma4-experts", {"quantization": "int4"}),
 ]
