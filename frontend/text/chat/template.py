@@ -169,6 +169,16 @@ class ChatTemplate:
         )
 
     def _run(self, messages: Sequence[Mapping[str, Any]], values: dict[str, Any]) -> str:
+        """Render the messages; where calls have no content, a template that fails gets an empty one."""
+        try:
+            return self._rendered(messages, values)
+        except ChatTemplateError:
+            filled = [{**each, "content": ""} if each.get("content", "") is None else each for each in messages]
+            if filled == messages:
+                raise
+        return self._rendered(filled, values)
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]], values: dict[str, Any]) -> str:
         try:
             return self._template.render({**values, "messages": messages})
         except TemplateError as error:

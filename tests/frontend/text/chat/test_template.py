@@ -224,3 +224,17 @@ def test_a_template_may_call_its_tools_xml_tools() -> None:
     assert template.render(messages, tools=[{"name": "f"}]) == '[{"name": "f"}]x'
     assert template.render(messages) == "x"
     assert template.render(messages, tools=[{"name": "f"}], xml_tools=None) == "x"
+
+
+@pytest.mark.parametrize(
+    "content", ["message.content.split('</think>')[-1]", "'' if '</think>' in message.content else 1"]
+)
+def test_calls_without_content_have_an_empty_one_where_the_template_needs_it(content: str) -> None:
+    """As the first templates of Qwen3 and QwQ do."""
+    source = "{% for message in messages %}{{ " + content + " }}{{ message.tool_calls is defined }}{% endfor %}"
+    made = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    calling = [*HELLO, {"role": "assistant", "content": None, "tool_calls": made}]
+    assert render(source, calling).endswith("True")
+    assert render("{{ messages[1].content is none and messages[1].tool_calls }}", calling).startswith("[{")
+    with pytest.raises(ChatTemplateError, match="has no attribute"):
+        render("{{ messages[0].none.of.these }}{{ messages[0].tool_calls }}", calling)
