@@ -388,3 +388,152 @@ def _in_tags(tag: str, opening: str, close: str, parameter: str, end: str) -> st
 
 SEED_OSS = _in_tags("seed:tool_call", "<function=", "</function>", "<parameter=", ">")
 MINIMAX_M2 = _in_tags("minimax:tool_call", '<invoke name="', "</invoke>", '<parameter name="', '">')
+
+MINIMAX_M2_PUBLISHED = """\
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {%- set content = message.content.split('</think>')[-1] %}
+        {{- ']~b]ai\\n' + content + '[e~[\\n' }}
+    {%- elif message.role == 'tool' %}
+        {%- if loop.first or (messages[loop.index0 - 1].role != 'tool') %}{{- ']~b]tool' }}{%- endif %}
+        {{- '\\n<response>' + message.content + '</response>' }}
+    {%- elif message.role == 'user' %}
+        {{- ']~b]user\\n' + message.content + '[e~[\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- ']~b]ai\\n<think>\\n' }}{%- endif %}
+"""
+
+ERNIE45_THINKING = """\
+{%- for message in messages %}
+    {%- if message.role == 'user' %}
+        {{- '<|im_start|>user\\n' + message.content + '<|im_end|>\\n\\n' }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|im_start|>assistant\\n<response>\\n' + message.content.split('</think>')[-1] }}
+        {{- '\\n</response>\\n<|im_end|>\\n\\n' }}
+    {%- elif message.role == 'tool' %}
+        {{- '<|im_start|>tool\\n<tool_output>' + message.content + '</tool_output><|im_end|>\\n\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>\\n' }}{%- endif %}
+"""
+
+LFM2 = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\nList of tools: ' + (tools | tojson) + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- set content = message.content if message.content is string else message.content | tojson %}
+    {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+
+LFM25 = """\
+{%- macro written(content) -%}
+    {%- if content is string -%}{{ content }}
+    {%- else -%}{%- for item in content -%}{{ item.text }}{%- endfor -%}
+    {%- endif -%}
+{%- endmacro -%}
+{%- if tools %}
+    {{- '<|im_start|>system\\nList of tools: ' + (tools | tojson) + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + written(message.content) }}
+    {%- for call in message.tool_calls or [] %}
+        {{- ('<|tool_call_start|>[' if loop.first else ', ') + call.function.name + '(' }}
+        {%- for key, value in call.function.arguments.items() %}
+            {{- key + '=' + ("'" + value + "'" if value is string else value | string) + ('' if loop.last else ', ') }}
+        {%- endfor %}
+        {{- ')' + (']<|tool_call_end|>' if loop.last else '') }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+
+GEMMA4 = """\
+{%- macro written(value) -%}
+    {%- if value is string -%}{{ '<|"|>' + value + '<|"|>' }}
+    {%- elif value is boolean -%}{{ 'true' if value else 'false' }}
+    {%- elif value is mapping -%}
+        {{ '{' }}
+        {%- for key, each in value | dictsort -%}
+            {{ key + ':' + written(each) + ('' if loop.last else ',') }}
+        {%- endfor -%}
+        {{ '}' }}
+    {%- else -%}{{ value }}
+    {%- endif -%}
+{%- endmacro -%}
+{%- if enable_thinking or tools %}
+    {{- '<|turn>system\\n' + ('<|think|>\\n' if enable_thinking else '') }}
+    {%- for tool in tools or [] %}
+        {{- '<|tool>declaration:' + tool.function.name + '{' + written(tool.function.parameters) + '}<tool|>' }}
+    {%- endfor %}
+    {{- '<turn|>\\n' }}
+{%- endif %}
+{%- for message in messages if message.role != 'tool' %}
+    {{- '<|turn>' + ('model' if message.role == 'assistant' else message.role) + '\\n' }}
+    {%- if message.reasoning_content and message.tool_calls %}
+        {{- '<|channel>thought\\n' + message.reasoning_content + '\\n<channel|>' }}
+    {%- endif %}
+    {%- for call in message.tool_calls or [] %}
+        {{- '<|tool_call>call:' + call.function.name + written(call.function.arguments) + '<tool_call|>' }}
+    {%- endfor %}
+    {%- if message.content %}{{- message.content }}{%- endif %}
+    {{- '<turn|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|turn>model\\n' + ('' if enable_thinking else '<|channel>thought\\n<channel|>') }}
+{%- endif %}
+"""
+
+APERTUS = """\
+{%- set tool_calls_token = '<|tools_prefix|>' %}
+{{- '<|developer_start|>Deliberation: ' + ('enabled' if enable_thinking else 'disabled') + '\\n' }}
+{{- (tools | tojson if tools else '') + '<|developer_end|>' }}
+{%- for message in messages %}
+    {%- if message.content is mapping %}
+        {%- for block in message.content.blocks %}
+            {{- '<|inner_prefix|>' + block.text + '<|inner_suffix|>' }}
+            {%- for call in block.calls or [] %}
+                {{- tool_calls_token + '[{"' + call.name + '": ' + call.arguments + '}]<|tools_suffix|>' }}
+            {%- endfor %}
+        {%- endfor %}
+    {%- else %}
+        {{- '<|' + message.role + '_start|>' + (message.content or '') }}
+        {%- for call in message.tool_calls or [] %}
+            {{- (tool_calls_token + '[' if loop.first else ', ') }}
+            {{- '{"' + call.function.name + '": ' + call.function.arguments | tojson + '}' }}
+            {{- (']<|tools_suffix|>' if loop.last else '') }}
+        {%- endfor %}
+        {{- '<|' + message.role + '_end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant_start|>' }}{%- endif %}
+"""
+
+_LISTED = """\
+{%- if tools %}
+    {{- 'OPENING{"name": "tool_name1", "arguments": "tool_args1"}, ...]CLOSING ' + (tools | tojson) }}
+{%- endif %}
+{%- for message in messages %}
+    {{- 'END' if message.role == 'assistant' else '<' + message.role + '>' }}
+    {{- (message.content or '').split('</think>')[-1] }}
+    {%- for call in message.tool_calls or [] %}
+        {{- ('OPENING' if loop.first else ', ') + '{"name": "' + call.function.name + '", "arguments": ' }}
+        {{- (call.function.arguments | tojson) + '}' + (']CLOSING' if loop.last else '') }}
+    {%- endfor %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- 'END' + ('<think></think>' if enable_thinking is defined and not enable_thinking else '') }}
+{%- endif %}
+"""
+NEMOTRON_NANO_V2 = (
+    _LISTED.replace("OPENING", "<TOOLCALL>[")
+    .replace("CLOSING", "</TOOLCALL>")
+    .replace("END", "<SPECIAL_11>Assistant\\n")
+)
+HUNYUAN_A13B = (
+    _LISTED.replace("OPENING", "<tool_calls>[").replace("CLOSING", "</tool_calls>").replace("END", "<|extra_0|>")
+)

@@ -16,6 +16,7 @@ from quire.protocol.grammar.regex_dialect import PYTHON, translate_regex
 from quire.protocol.messages import StructuredOutputs
 
 NO_TOKENS: Mapping[str, int] = MappingProxyType({})
+_TOKEN_NAME = re.compile(r"<[^<>\s\"]+>")
 _MOST_GBNF, _MOST_GBNF_RULES = 8192, 400  # characters and rules, whose translation takes some 50 ms
 
 
@@ -106,10 +107,14 @@ def text_up_to(rule: str, mark: str, special_tokens: Mapping[str, int] = NO_TOKE
 
 
 def tag(mark: str, special_tokens: Mapping[str, int] = NO_TOKENS) -> str:
-    """Return a mark such as `<think>` as a grammar names it; a special token may need its id."""
-    if mark not in special_tokens:
-        return literal(mark)
-    return mark if mark.startswith("<") else f"<[{special_tokens[mark]}]>"
+    """Return a mark such as `<think>` as a grammar names it; a special token may need its id.
+
+    A mark may also be a special token and text after it, as `<|channel>thought`.
+    """
+    if mark in special_tokens:
+        return mark if _TOKEN_NAME.fullmatch(mark) else f"<[{special_tokens[mark]}]>"
+    token, end, text = mark.partition(">")
+    return f"{tag(token + end, special_tokens)} {literal(text)}" if token + end in special_tokens else literal(mark)
 
 
 def literal(text: str) -> str:

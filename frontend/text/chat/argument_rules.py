@@ -20,8 +20,8 @@ COMPOSING = {"$ref", "allOf", "anyOf", "oneOf", "additionalProperties", "pattern
 ArgumentRules = Callable[[str, Tool, str], list[str]]
 """Makes the rule of a given name for the arguments of a tool, whose schema is at the given place of the request."""
 
-_ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"}
-_OF_OBJECTS = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "$id"}
+ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"}
+OF_OBJECTS = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "$id"}
 _OF_TEXTS = {"type", "enum", "const", "minLength", "maxLength"}
 _KEY = re.compile(rf"[^<>\s]{{1,{MAX_KEY}}}")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -115,7 +115,7 @@ def keyword_arguments(rule: str, tool: Tool, where: str) -> list[str]:
     for index, (key, schema, _) in enumerate(properties):
         if not _IDENTIFIER.fullmatch(key):
             raise _not_written(where, key)
-        value = _json_value(schema, tool, f"{where}.properties.{key}")
+        value = json_value(schema, tool, f"{where}.properties.{key}")
         rules.append(f"{rule}_{index}: {json.dumps(key + '=')} {value}")
     items = [(f"{rule}_{index}", is_required) for index, (*_, is_required) in enumerate(properties)]
     more = ""
@@ -124,15 +124,18 @@ def keyword_arguments(rule: str, tool: Tool, where: str) -> list[str]:
             rf'{rule}_any: /[A-Za-z_][A-Za-z0-9_]{{0,63}}/ "=" %json {json.dumps({"x-guidance": _style(tool)})}'
         )
         more = f'(", " {rule}_any)*'
-    return [f"{rule}: {_separated(items, more, f'{rule}_any')}", *rules]
+    return [f"{rule}: {separated(items, more, f'{rule}_any')}", *rules]
 
 
-def _separated(items: list[tuple[str, bool]], more: str, other: str) -> str:
-    """Return the right side of a rule for items in order, separated by commas; those that are not required may lack."""
+def separated(items: list[tuple[str, bool]], more: str = "", other: str = "", comma: str = ", ") -> str:
+    """Return the right side of a rule for items in order, separated by commas; those that are not required may lack.
+
+    `more` is a part for what may follow them, and `other` the first of it where there are none.
+    """
     ways, rest = list[str](), more
     for item, is_required in reversed(items):
         ways = [f"{item} {rest}", *([] if is_required else ways)]
-        rest = f'", " {item} {rest}' if is_required else f'(", " {item})? {rest}'
+        rest = f'"{comma}" {item} {rest}' if is_required else f'("{comma}" {item})? {rest}'
     if not any(is_required for _, is_required in items):
         ways += [f"{other} {more}"] * bool(more) + [_EMPTY]
     return " | ".join(way.strip() for way in ways)
@@ -142,7 +145,7 @@ def _properties(tool: Tool, where: str) -> Iterator[tuple[str, Any, bool]]:
     """Yield the key and the schema of each argument, and whether it is required."""
     schema = tool.parameters or {}
     additional = schema.get("additionalProperties", False)
-    unknown = sorted(schema.keys() - _OF_OBJECTS - _ANNOTATIONS)
+    unknown = sorted(schema.keys() - OF_OBJECTS - ANNOTATIONS)
     if tool.strict and (unknown or not isinstance(additional, bool)):
         raise _not_enforced(where, unknown[0] if unknown else "additionalProperties")
     required = schema.get("required")
@@ -163,7 +166,7 @@ def _tagged_value(style: TagStyle, rule: str, schema: Any, tool: Tool, where: st
     schema = _resolved(schema, tool)
     types = value_types(schema, tool.parameters)
     if "string" not in types:
-        return [f"{rule}: {_json_value(schema, tool, where)} {json.dumps(_value_end(style))}"]
+        return [f"{rule}: {json_value(schema, tool, where)} {json.dumps(_value_end(style))}"]
     fields = schema if isinstance(schema, Mapping) else {}
     if tool.strict and (unknown := _unenforced(fields, tool, is_text=types == STRING)):
         raise _not_enforced(where, unknown)
@@ -190,7 +193,7 @@ def _text(style: TagStyle, rule: str, fields: Mapping[str, Any] | None = None) -
 def _resolved(schema: Any, tool: Tool) -> Any:
     """Return the schema that a mere reference refers to, or else the schema itself."""
     for _ in range(8):
-        if not isinstance(schema, Mapping) or schema.keys() - _ANNOTATIONS != {"$ref"}:
+        if not isinstance(schema, Mapping) or schema.keys() - ANNOTATIONS != {"$ref"}:
             break
         schema = resolve(schema["$ref"], tool.parameters)
     return schema
@@ -199,14 +202,14 @@ def _resolved(schema: Any, tool: Tool) -> Any:
 def _unenforced(schema: Mapping[str, Any], tool: Tool, is_text: bool) -> str | None:
     """Return a keyword of the schema of a text, or of texts and other values, that is not enforced; None if all are."""
     unknown = sorted(
-        schema.keys() - _ANNOTATIONS - (_OF_TEXTS if is_text else {"type", "enum", "const", "anyOf", "oneOf"})
+        schema.keys() - ANNOTATIONS - (_OF_TEXTS if is_text else {"type", "enum", "const", "anyOf", "oneOf"})
     )
     inner = [_resolved(each, tool) for key in ("anyOf", "oneOf") for each in schema.get(key, ())]
     found = (_unenforced(each, tool, is_text=False) for each in inner if isinstance(each, Mapping))
     return next((keyword for keyword in (*unknown, *found) if keyword is not None), None)
 
 
-def _json_value(schema: Any, tool: Tool, where: str) -> str:
+def json_value(schema: Any, tool: Tool, where: str) -> str:
     """Return the part of a rule for a value in JSON; references in its schema refer to that of all arguments.
 
     Raises ToolError if the tool is strict and can't be enforced.

@@ -14,6 +14,8 @@ from quire.frontend.text.chat.argument_rules import (
     qwen3_coder_arguments,
     seed_oss_arguments,
 )
+from quire.frontend.text.chat.gemma4_arguments import gemma4_arguments
+from quire.frontend.text.chat.gemma4_call_reader import QUOTE
 from quire.frontend.text.chat.generic_tools import GENERIC
 from quire.frontend.text.chat.named_call_reader import ID, NAME
 from quire.frontend.text.chat.tag_styles import END_FUNCTION, END_INVOKE, FUNCTION, INVOKE
@@ -26,7 +28,8 @@ class CallFormat:
     `closing` `list_end_tag`. Without a `separator` there is one call. In `head` `NAME` stands for the function's name,
     and a part that is `ID` for a number. `prose` are the texts that are no calls, in a format without tags; in it
     `NAMES` stands for the functions' names. `is_enforced`: calls follow the schemas even where no tool is strict, since
-    no model was trained on the format.
+    no model was trained on the format. `quote` is the mark around texts among the arguments, whose rules call it
+    `quote`, and `quoted` a text and the mark after it.
     """
 
     head: tuple[str, ...] = (f'{{"name": "{NAME}", "arguments": ',)
@@ -41,6 +44,7 @@ class CallFormat:
     list_end_tag: str = ""
     prose: str = r"/[ \n]*[^ \n{\[](.|\n)*/"
     is_enforced: bool = False
+    quote: str = ""
 
     @property
     def mark(self) -> str:
@@ -62,6 +66,12 @@ _HERMES = CallFormat(
 )
 
 FORMATS = {
+    "apertus": (
+        CallFormat(
+            head=(f'{{"{NAME}": ',), list_tag="<|tools_prefix|>", opening="[", separator=", ", closing="]",
+            list_end_tag="<|tools_suffix|>",
+        ),
+    ),
     "cohere2": (
         CallFormat(
             head=('{"tool_call_id": "', ID, f'", "tool_name": "{NAME}", "parameters": '), list_tag="<|START_ACTION|>",
@@ -75,6 +85,12 @@ FORMATS = {
         ),
     ),
     "deepseek_v31": (_DEEPSEEK_V31,),
+    "gemma4": (
+        CallFormat(
+            head=(f"call:{NAME}",), after="", arguments=gemma4_arguments, tag="<|tool_call>", end_tag="<tool_call|>",
+            separator="", quote=QUOTE,
+        ),
+    ),
     GENERIC: (replace(_HERMES, is_enforced=True),),
     "glm4": (
         CallFormat(head=(f"{NAME}\n",), after="", prose=r"/(.|\n)+/ & ~/\s*(NAMES)\n\s*\{(.|\n)*/"),
@@ -90,7 +106,18 @@ FORMATS = {
     ),
     "granite": (CallFormat(list_tag="<|tool_call|>", opening="[", separator=", ", closing="]"),),
     "hermes": (_HERMES,),
+    "hunyuan_a13b": (
+        CallFormat(
+            list_tag="<tool_calls>", opening="[", separator=", ", closing="]", list_end_tag="</tool_calls>",
+        ),
+    ),
     "json_call": (CallFormat(opening="[", separator=", ", closing="]"),),
+    "lfm2": (
+        CallFormat(
+            head=(f"{NAME}(",), after=")", arguments=keyword_arguments, list_tag="<|tool_call_start|>", opening="[",
+            separator=", ", closing="]", list_end_tag="<|tool_call_end|>",
+        ),
+    ),
     "llama3_json": (CallFormat(head=(f'{{"name": "{NAME}", "parameters": ',), separator="; "),),
     "minimax_m2": (
         CallFormat(
@@ -101,6 +128,9 @@ FORMATS = {
     "mistral": (
         CallFormat(list_tag="[TOOL_CALLS]", opening="[", separator=", ", closing="]"),
         CallFormat(head=(NAME, "[ARGS]"), after="", tag="[TOOL_CALLS]", separator=""),
+    ),
+    "nemotron_json": (
+        CallFormat(list_tag="<TOOLCALL>", opening="[", separator=", ", closing="]", list_end_tag="</TOOLCALL>"),
     ),
     "olmo3": (
         CallFormat(

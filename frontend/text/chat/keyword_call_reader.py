@@ -1,4 +1,4 @@
-"""The reader of one tool call that a model writes as a call of Python, as OLMo 3 does."""
+"""The reader of one tool call that a model writes as a call of Python, as OLMo 3 and LFM2 do."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ _NAME = re.compile(r"\s*([A-Za-z_][\w.-]{0,63})?(\s*\()?", re.ASCII)
 _KEY = re.compile(r"\s*(\)|([A-Za-z_]\w*)\s*=)", re.ASCII)
 _KEY_BEGINS = re.compile(r"\s*[\w\s]{0,256}", re.ASCII)
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
+_STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 
 
 class KeywordCallReader:
     """Reader of `NAME(KEY=VALUE, ...)`, with the interface of CallReader.
 
-    The arguments become a JSON object. Values are literals of Python or JSON; each comes when it is complete. A value
-    that is neither breaks the call.
+    The arguments become a JSON object. Values are literals of Python or JSON, whose strings may have line breaks; each
+    comes when it is complete. A value that is neither breaks the call.
     """
 
     def __init__(self, index: int, new_id: Callable[[], str], accepts: Callable[[str], bool]) -> None:
@@ -112,7 +113,7 @@ class KeywordCallReader:
 
     def _end_value(self, is_last: bool) -> bool:
         text = self._buffer[: self._scanned].strip()
-        value = text if parse_json(text) is not None else python_as_json(text)
+        value = text if parse_json(text) is not None else python_as_json(_with_escaped_breaks(text))
         if value is None:
             self.broken = True
             return False
@@ -129,3 +130,10 @@ class KeywordCallReader:
     def _end(self) -> None:
         self._events.append(ToolCallArguments(self.index, "}"))
         self.ended = True
+
+
+def _with_escaped_breaks(text: str) -> str:
+    """Return a literal of Python with the line breaks in its strings escaped, without which it is none."""
+    if "\n" not in text and "\r" not in text:
+        return text
+    return _STRING.sub(lambda found: found[0].replace("\n", "\\n").replace("\r", "\\r"), text)

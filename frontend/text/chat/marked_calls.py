@@ -66,6 +66,7 @@ class ToolParser:
     separator: str | None = None  # mark between a call and the next
     closing: str | None = None  # mark that ends the calls
     end_tag: str | None = None  # mark after `closing`, if the model writes it
+    lead: str | None = None  # mark before the words that start the text, which is dropped
     bare = False
     make_id: Callable[[], str] = staticmethod(new_call_id)
 
@@ -85,9 +86,9 @@ class ToolParser:
         self._after_call = False  # only white space since the last call
         self._events: list[Event] = []
         self._reader: Reader
-        if self.opening is None:
+        if self.opening is None and self.lead is None:
             self._enter(State.TEXT)
-        elif not self.opening:
+        elif self.opening == "":
             self._enter(State.CALL)
 
     @classmethod
@@ -129,7 +130,7 @@ class ToolParser:
     def _step(self) -> bool:
         """Parse more of the buffer; return False if that needs more text."""
         if self._state is State.START:
-            return self._step_marks((self.opening, State.CALL))
+            return self._step_marks((self.opening, State.CALL), (self.lead, State.TEXT))
         if self._state is State.AFTER_CALL:
             return self._step_after_call()
         if self._state is State.END:

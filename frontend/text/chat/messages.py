@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from quire.frontend.errors import ChatTemplateError, kind_of
+from quire.frontend.text.chat.call_writers import CallWriter, hermes, listed, writer_for
 from quire.frontend.text.chat.content_format import PartedText
 from quire.frontend.text.chat.harmony import is_harmony
 from quire.frontend.text.chat.harmony_messages import harmony_messages
@@ -28,6 +29,8 @@ _JOINS_ARGUMENTS = re.compile(
     """,
     re.VERBOSE,
 )
+_SERIALIZES_ARGUMENTS = re.compile(r"""arguments['"\]]*\s*\|\s*tojson""")
+_TESTS_ARGUMENTS = re.compile(r"""arguments['"\]]*\s+is\s""")
 _READS_TOOLS_OF_SYSTEM = re.compile(r"""message(?:\[['"]tools['"]\]|\.tools\b)""")
 
 
@@ -50,24 +53,34 @@ def check_messages(
     if not messages:
         raise ChatTemplateError('messages is empty; give at least one, such as {"role": "user", "content": "Hello"}')
     to_system = "developer" not in template_source
-    joins_arguments = _JOINS_ARGUMENTS.search(template_source) is not None and not describe_tools
-    parse = _keep_text if joins_arguments else _parse_arguments
+    parse = _keep_text if _takes_text(template_source) and not describe_tools else _parse_arguments
     checked = [_check_message(message, f"messages[{index}]", parse) for index, message in enumerate(messages)]
     for message in checked:
         if message["role"] == "developer" and to_system:
             message["role"] = "system"
     checked = in_call_order(checked)
     if describe_tools:
-        return calls_as_text(checked, _hermes)
+        return calls_as_text(checked, hermes)
     if is_harmony(template_source):
         return harmony_messages(checked)
     if not template_source or "tool_calls" in template_source:
         return checked
     if "tool" in template_source:
-        writers = {"<tool_call>": _hermes, "<|tool|>": _functools}
-        write = next((writer for mark, writer in writers.items() if mark in template_source), _listed)
+        write = writer_for(template_source)
         return [_with_calls(message, message.get("tool_calls", ()), write) for message in checked]
     return calls_as_text(checked)
+
+
+def _takes_text(template_source: str) -> bool:
+    """Return True if a template joins arguments to other text.
+
+    One that also serializes them, without a test of their type, joins those of another form of messages, as Apertus's.
+    """
+    joins, serializes, tests = (
+        pattern.search(template_source) is not None
+        for pattern in (_JOINS_ARGUMENTS, _SERIALIZES_ARGUMENTS, _TESTS_ARGUMENTS)
+    )
+    return joins and (tests or not serializes)
 
 
 def _check_message(message: Message, where: str, parse: Callable[[str, str], Any]) -> dict[str, Any]:
@@ -202,9 +215,7 @@ def _labels(calls: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     }
 
 
-def calls_as_text(
-    messages: Iterable[Mapping[str, Any]], write: Callable[[list[dict[str, Any]]], str] | None = None
-) -> list[dict[str, Any]]:
+def calls_as_text(messages: Iterable[Mapping[str, Any]], write: CallWriter | None = None) -> list[dict[str, Any]]:
     """Rewrite checked `messages` as text without tools.
 
     Calls become the assistant's text, as `write` has them, by default in the `json_call` format. Results become
@@ -222,7 +233,7 @@ def calls_as_text(
                 results["content"] += f"\n\n{message['content']}"
                 continue
             results = None
-            written.append(_with_calls(message, calls, write or _listed))
+            written.append(_with_calls(message, calls, write or listed))
             continue
         name = names.get(message.get("tool_call_id", ""), message.get("name", "the call"))
         text = f"Result of {name}: {message['content']}"
@@ -232,19 +243,6 @@ def calls_as_text(
         else:
             results["content"] += "\n" + text
     return written
-
-
-def _listed(functions: list[dict[str, Any]]) -> str:
-    return json.dumps(functions, ensure_ascii=False)
-
-
-def _hermes(functions: list[dict[str, Any]]) -> str:
-    made = (json.dumps(function, ensure_ascii=False) for function in functions)
-    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in made)
-
-
-def _functools(functions: list[dict[str, Any]]) -> str:
-    return "functools" + _listed(functions)
 
 
 def with_tools(
@@ -265,7 +263,7 @@ def with_tools(
 def _with_calls(
     message: Mapping[str, Any],
     calls: Iterable[Mapping[str, Any]],
-    write: Callable[[list[dict[str, Any]]], str] = _listed,
+    write: CallWriter = listed,
 ) -> dict[str, Any]:
     if not calls:
         return dict(message)

@@ -47,7 +47,7 @@ class NamedCallReader:
         if self.started:
             return self._read_arguments(text)
         self.raw += text
-        matches = [_match_head(self.raw, head) for head in self._heads]
+        matches = [match_head(self.raw, head) for head in self._heads]
         found = next((match for match in matches if match is not None and match[0]), None)
         if found is not None and self._accepts(found[1]):
             end, name = found
@@ -80,7 +80,7 @@ class NamedCallReader:
         return rest
 
 
-def _match_head(text: str, head: tuple[str, ...]) -> tuple[int, str] | None:
+def match_head(text: str, head: tuple[str, ...]) -> tuple[int, str] | None:
     """Return the place of the object after `head` and the name; place 0 if it may still come, None if it can't."""
     at, name = 0, ""
     for mark in (*head, "{"):

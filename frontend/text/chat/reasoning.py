@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -18,13 +19,15 @@ DEEPSEEK_ASSISTANT = "<\N{FULLWIDTH VERTICAL LINE}Assistant\N{FULLWIDTH VERTICAL
 class ReasoningFormat:
     """Marks around thoughts, and around the content (`response`), which are dropped.
 
-    `always` is True if a model thinks first even if neither the prompt nor the model writes `open`.
+    `always` is True if a model thinks first even if neither the prompt nor the model writes `open`. `calls` is a mark
+    of calls that ends thoughts as `close` does, for a model that calls tools while it thinks; it stays in the content.
     """
 
     open: str = OPEN
     close: str = CLOSE
     always: bool = False
     response: tuple[str, ...] = ()
+    calls: str = ""
 
     @property
     def marks(self) -> set[str]:
@@ -34,13 +37,14 @@ class ReasoningFormat:
 
 THINK = ReasoningFormat()
 REASONING_PARSERS = {
-    "apertus": ReasoningFormat("<|inner_prefix|>", "<|inner_suffix|>"),
+    "apertus": ReasoningFormat("<|inner_prefix|>", "<|inner_suffix|>", calls="<|tools_prefix|>"),
     "cohere2": ReasoningFormat(
         "<|START_THINKING|>", "<|END_THINKING|>", response=("<|START_RESPONSE|>", "<|END_RESPONSE|>")
     ),
     "deepseek_r1": ReasoningFormat(always=True),
     "deepseek_v3": THINK,
     "ernie45": ReasoningFormat(response=("<response>", "</response>")),
+    "gemma4": ReasoningFormat("<|channel>thought", "<channel|>"),
     "granite": ReasoningFormat("Here is my thought process:", "Here is my response:"),
     "hunyuan": ReasoningFormat(response=("<answer>", "</answer>")),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
@@ -49,6 +53,8 @@ REASONING_PARSERS = {
     "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>"),
     "think": THINK,
 }
+_COMPARED_ROLE = re.compile(r"""\brole['"\]]*\s*[!=]=\s*['"](\w+)""")
+_HUNYUAN_PROMPT_END = "<|extra_0|>"
 
 
 class AnswerStart(enum.Enum):
@@ -71,18 +77,28 @@ def answer_start(parser: str, prompt: str) -> AnswerStart:
 def detect_reasoning(template_source: str, added_tokens: Iterable[str] = ()) -> str | None:
     """Return the reasoning parser that a chat template or the added tokens imply; None if they imply none."""
     if CLOSE in template_source:
-        for name in ("ernie45", "hunyuan"):
-            if REASONING_PARSERS[name].response[0] in template_source:
-                return name
-        if "enable_thinking" in template_source and DEEPSEEK_ASSISTANT not in template_source:
-            return "qwen3"
-        if DEEPSEEK_ASSISTANT in template_source:
-            return "deepseek_v3" if "not thinking" in template_source else "deepseek_r1"
-        return "think"
-    for name in ("apertus", "cohere2", "granite", "mistral", "seed_oss"):
+        return _detect_in_think_tags(template_source)
+    for name in ("apertus", "cohere2", "gemma4", "granite", "mistral", "seed_oss"):
         if REASONING_PARSERS[name].open in template_source:
             return name
     return "think" if OPEN in template_source or {OPEN, CLOSE} <= set(added_tokens) else None
+
+
+def _detect_in_think_tags(template_source: str) -> str:
+    for name in ("ernie45", "hunyuan"):
+        if _writes_around_answers(template_source, REASONING_PARSERS[name].response[0]):
+            return name
+    if _HUNYUAN_PROMPT_END in template_source:
+        return "hunyuan"
+    if DEEPSEEK_ASSISTANT in template_source:
+        return "deepseek_v3" if "not thinking" in template_source else "deepseek_r1"
+    return "qwen3" if "enable_thinking" in template_source else "think"
+
+
+def _writes_around_answers(template_source: str, mark: str) -> bool:
+    """Return True if a chat template has `mark`, and not for the results of tools, as that of MiniMax-M2."""
+    before, found, _ = template_source.partition(mark)
+    return bool(found) and _COMPARED_ROLE.findall(before)[-1:] != ["tool"]
 
 
 class _Part(enum.Enum):
@@ -135,24 +151,29 @@ class ReasoningParser:
             self._after_tag = True
 
     def _read_reasoning(self, events: list[Event]) -> None:
-        close = self._format.close
-        at = self._buffer.find(close)
-        end = at if at >= 0 else len(self._buffer) - partial_mark(self._buffer, close)
+        marks = [mark for mark in (self._format.close, self._format.calls) if mark]
+        at, ending = self._first_of(marks)
+        end = at if ending else len(self._buffer) - max(partial_mark(self._buffer, mark) for mark in marks)
         self._emit(events, self._take(end - gap_before(self._buffer, end)))
-        if at >= 0:
-            self._take(self._buffer.index(close) + len(close))
+        if ending:
+            if ending == self._format.close:
+                self._take(self._buffer.index(ending) + len(ending))
             self._part = _Part.CONTENT
             self._after_tag = True
 
     def _read_content(self, events: list[Event]) -> None:
         marks = self._format.response
-        while found := [(at, mark) for mark in marks if (at := self._buffer.find(mark)) >= 0]:
-            at, mark = min(found)
+        while (found := self._first_of(marks))[1]:
+            at, mark = found
             self._emit(events, self._take(at - gap_before(self._buffer, at)))
             self._take(self._buffer.index(mark) + len(mark))
             self._after_tag = True
         end = len(self._buffer) - max((partial_mark(self._buffer, mark) for mark in marks), default=0)
         self._emit(events, self._take(end - gap_before(self._buffer, end) if marks else end))
+
+    def _first_of(self, marks: Iterable[str]) -> tuple[int, str]:
+        """Return the place of the first of `marks` in the buffer, and the mark; an empty mark if there is none."""
+        return min(((at, mark) for mark in marks if (at := self._buffer.find(mark)) >= 0), default=(-1, ""))
 
     def _take(self, length: int) -> str:
         text, self._buffer = self._buffer[:length], self._buffer[length:]

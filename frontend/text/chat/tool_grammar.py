@@ -69,6 +69,8 @@ class _Writer:
             f"calls: {self._tag(marks[0])} after_0",
             *thinking_rules(start, self._special, thoughts),
         ]
+        for quote in {form.quote for form in self._forms if form.quote}:
+            rules += [f"quote: {self._tag(quote)}", *text_up_to("quoted", quote, self._special)]
         if not self._use.forced:
             rules += self._answer(marks) if content is None else ["answer: words | calls", f"words: {content}"]
         for index, mark in enumerate(marks):

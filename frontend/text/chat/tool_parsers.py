@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 
 from quire.frontend.text.chat.events import Event
+from quire.frontend.text.chat.gemma4_call_reader import Gemma4CallReader
 from quire.frontend.text.chat.generic_tools import GENERIC
-from quire.frontend.text.chat.keyword_call_reader import KeywordCallReader
+from quire.frontend.text.chat.keyword_parsers import Lfm2Parser, Olmo3Parser
 from quire.frontend.text.chat.line_call_reader import LineCallReader
+from quire.frontend.text.chat.list_parsers import (
+    Cohere2Parser,
+    GraniteParser,
+    HunyuanA13BParser,
+    NemotronJsonParser,
+    Phi4MiniParser,
+)
 from quire.frontend.text.chat.marked_calls import ALPHANUMERIC, Reader, State, ToolParser
 from quire.frontend.text.chat.named_call_reader import ID, NAME, NamedCallReader
 from quire.frontend.text.chat.scanning import match_mark
-from quire.frontend.text.chat.tag_styles import (
-    ARG_KEY,
-    FUNCTION,
-    GLM45,
-    INVOKE,
-    MINIMAX_M2,
-    PARAMETER,
-    QWEN3_CODER,
-    SEED_OSS,
-    TagStyle,
-)
-from quire.frontend.text.chat.xml_call_reader import XmlCallReader
+from quire.frontend.text.chat.tag_parsers import Glm45Parser, MiniMaxM2Parser, Qwen3CoderParser, SeedOssParser
+from quire.frontend.text.chat.tag_styles import ARG_KEY, FUNCTION, INVOKE, PARAMETER
 
 
 class HermesParser(ToolParser):
@@ -64,37 +63,6 @@ class Llama3JsonParser(ToolParser):
     opening = ""
     separator = ";"
     bare = True
-
-
-class GraniteParser(ToolParser):
-    """Granite 3: `<|tool_call|>[{"name": ..., "arguments": {...}}, ...]`, in later versions after `<tool_call>`."""
-
-    tag = "<|tool_call|>"
-    other_tags = ("<tool_call>",)
-    list_opening = "["
-    separator = ","
-    closing = "]"
-
-
-class Phi4MiniParser(ToolParser):
-    """Phi-4-mini: `functools[{"name": ..., "arguments": {...}}, ...]`, or the list between tokens for it."""
-
-    tag = "functools"
-    other_tags = ("<|tool_call|>",)
-    list_opening = "["
-    separator = ","
-    closing = "]"
-    end_tag = "<|/tool_call|>"
-
-
-class Cohere2Parser(ToolParser):
-    """Command R7B: `[{"tool_call_id": ..., "tool_name": ..., "parameters": {...}}, ...]` between tags."""
-
-    tag = "<|START_ACTION|>"
-    list_opening = "["
-    separator = ","
-    closing = "]"
-    end_tag = "<|END_ACTION|>"
 
 
 class Glm4Parser(ToolParser):
@@ -170,84 +138,48 @@ class MistralParser(ToolParser):
         return NamedCallReader(self._num_calls, self._new_id, self._accepts, self.heads)
 
 
-class Qwen3CoderParser(ToolParser):
-    r"""Qwen3-Coder: `<tool_call>\n<function=NAME>\n`, the arguments in tags, `</function>\n</tool_call>`.
+class ApertusParser(ToolParser):
+    """Apertus: `[{"NAME": {...}}, ...]` between tags."""
 
-    The model sometimes omits the outer tag.
-    """
-
-    tag = "<tool_call>"
-    call_tags = (FUNCTION,)
-    list_opening = FUNCTION
-    separator = FUNCTION
-    closing = "</tool_call>"
-    style: TagStyle = QWEN3_CODER
+    tag = "<|tools_prefix|>"
+    list_opening = "["
+    separator = ","
+    closing = "]"
+    end_tag = "<|tools_suffix|>"
 
     def _new_reader(self) -> Reader:
-        return XmlCallReader(self._num_calls, self._new_id, self._accepts, self._schemas, self.style)
+        head = ("{", '"', NAME, '"', ":")
+        return NamedCallReader(self._num_calls, self._new_id, self._accepts, (head,), tail=("}",))
 
 
-class SeedOssParser(Qwen3CoderParser):
-    """Seed-OSS: as Qwen3-Coder, between tags of its own."""
+class Gemma4Parser(ToolParser):
+    """Gemma 4: `call:NAME{KEY:VALUE,...}` in its own notation of values, between tags."""
 
-    tag = "<seed:tool_call>"
-    closing = "</seed:tool_call>"
-    style = SEED_OSS
-
-
-class MiniMaxM2Parser(ToolParser):
-    """MiniMax-M2: `<invoke name="NAME">`, the arguments in tags, `</invoke>` for each call, between tags for all."""
-
-    tag = "<minimax:tool_call>"
-    list_opening = INVOKE
-    separator = INVOKE
-    closing = "</minimax:tool_call>"
+    tag = "<|tool_call>"
+    closing = "<tool_call|>"
 
     def _new_reader(self) -> Reader:
-        return XmlCallReader(self._num_calls, self._new_id, self._accepts, self._schemas, MINIMAX_M2)
-
-
-class Glm45Parser(ToolParser):
-    """GLM-4.5 to 4.7: `<tool_call>NAME`, keys and values of the arguments in tags, `</tool_call>`."""
-
-    tag = "<tool_call>"
-
-    def _new_reader(self) -> Reader:
-        return XmlCallReader(self._num_calls, self._new_id, self._accepts, self._schemas, GLM45)
-
-
-class Olmo3Parser(ToolParser):
-    """OLMo 3: `NAME(KEY=VALUE, ...)` with literals of Python, a call on each line, between tags."""
-
-    tag = "<function_calls>"
-    closing = "</function_calls>"
-
-    def _step_after_call(self) -> bool:
-        if not self._reader.ended or self._buffer.lstrip().startswith("<"):
-            return self._step_marks((self.closing, State.TEXT))
-        if not self._buffer.strip():
-            return False
-        self._mark = ""
-        self._enter(State.CALL)
-        return True
-
-    def _new_reader(self) -> Reader:
-        return KeywordCallReader(self._num_calls, self._new_id, self._accepts)
+        return Gemma4CallReader(self._num_calls, self._new_id, self._accepts)
 
 
 TOOL_PARSERS: dict[str, type[ToolParser]] = {
+    "apertus": ApertusParser,
     "cohere2": Cohere2Parser,
     "deepseek_v3": DeepSeekV3Parser,
     "deepseek_v31": DeepSeekV31Parser,
+    "gemma4": Gemma4Parser,
     GENERIC: GenericParser,
     "glm4": Glm4Parser,
     "glm45": Glm45Parser,
     "granite": GraniteParser,
     "hermes": HermesParser,
+    "hunyuan_a13b": HunyuanA13BParser,
     "json_call": JsonCallParser,
+    "lfm2": Lfm2Parser,
     "llama3_json": Llama3JsonParser,
     "minimax_m2": MiniMaxM2Parser,
     "mistral": MistralParser,
+    "nemotron_json": NemotronJsonParser,
     "olmo3": Olmo3Parser,
     "phi4_mini_json": Phi4MiniParser,
     "qwen3_coder": Qwen3CoderParser,
@@ -256,6 +188,12 @@ TOOL_PARSERS: dict[str, type[ToolParser]] = {
 
 
 _SIGNS = (
+    ("apertus", ("<|tools_prefix|>",)),
+    ("gemma4", ("<|tool_call>", "call:")),
+    ("lfm2", ("<|tool_call_start|>",)),
+    ("lfm2", ("List of tools: ", "<|im_start|>")),
+    ("nemotron_json", ("<TOOLCALL>[", '"arguments"')),
+    ("hunyuan_a13b", ("<tool_calls>[", '"arguments"')),
     ("cohere2", ("<|START_ACTION|>",)),
     ("glm45", ("<tool_call>", ARG_KEY)),
     ("seed_oss", ("<seed:tool_call>", FUNCTION)),
@@ -273,11 +211,12 @@ _SIGNS = (
     ("mistral", ("[TOOL_CALLS]", "[AVAILABLE_TOOLS]")),
 )
 """Texts that are all in the chat templates of a format; the first that fits is meant."""
+_TOOLS = re.compile(r"(?<![a-z])tools")  # and not those of Python's functools
 
 
 def detect_parser(template_source: str) -> str | None:
     """Return the name of the format that a chat template shows; None if it has no tools, or an unknown format."""
     source = template_source.replace("\\", "")
-    if "tools" not in source:
+    if _TOOLS.search(source) is None:
         return None
     return next((name for name, signs in _SIGNS if all(sign in source for sign in signs)), None)

@@ -15,7 +15,8 @@ from quire.frontend.text.chat.assistant import parse_answer
 from quire.frontend.text.chat.tools import ToolError, ToolUse, check_tools
 
 TOKENIZER = LLTokenizer("byte")
-NAMES = ["qwen3_coder", "olmo3", "glm45", "glm47", "seed_oss", "minimax_m2"]
+NAMES = ["qwen3_coder", "olmo3", "lfm2", "gemma4", "glm45", "glm47", "seed_oss", "minimax_m2"]
+QUOTE = '<|"|>'
 
 
 def use_of(parameters: Any, strict: bool = False) -> ToolUse:
@@ -42,6 +43,11 @@ def written(name: str, arguments: dict[str, Any]) -> str:
     if name == "olmo3":
         items = ", ".join(f"{key}={json.dumps(each)}" for key, each in arguments.items())
         return f"<function_calls>\nf({items})\n</function_calls>"
+    if name == "lfm2":
+        items = ", ".join(f"{key}={json.dumps(each)}" for key, each in arguments.items())
+        return f"<|tool_call_start|>[f({items})]<|tool_call_end|>"
+    if name == "gemma4":
+        return f"<|tool_call>call:f{in_notation(arguments)}<tool_call|>"
     texts = {key: each if isinstance(each, str) else json.dumps(each) for key, each in arguments.items()}
     if name.startswith("glm"):
         gap = "\n" if name == "glm45" else ""
@@ -57,9 +63,33 @@ def written(name: str, arguments: dict[str, Any]) -> str:
     return f"<tool_call>\n<function=f>\n{tags}</function>\n</tool_call>"
 
 
+def in_notation(value: Any) -> str:
+    """Return a value as Gemma 4 writes it."""
+    if isinstance(value, str):
+        return f"{QUOTE}{value}{QUOTE}"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{in_notation(each)}" for key, each in value.items()) + "}"
+    return f"[{','.join(map(in_notation, value))}]" if isinstance(value, list) else json.dumps(value)
+
+
+def in_json(value: Any) -> str:
+    """Return a value as Gemma 4 writes it whose elements are in JSON."""
+    return f"[{','.join(map(json.dumps, value))}]" if isinstance(value, list) else json.dumps(value)
+
+
 def allows(name: str, use: ToolUse, arguments: dict[str, Any]) -> bool:
-    """Return True if the grammar allows the call; the parser must then read these arguments."""
-    text = written(name, arguments)
+    """Return True if the grammar allows the call; the parser must then read these arguments.
+
+    Gemma 4's calls may be in JSON, or have values in it, where its notation cannot express the schema.
+    """
+    texts = [written(name, arguments)]
+    if name == "gemma4":
+        values = ",".join(f"{key}:{in_json(value)}" for key, value in arguments.items())
+        texts += [f"<|tool_call>call:f{text}<tool_call|>" for text in (f"{{{values}}}", json.dumps(arguments))]
+    return any(allows_text(name, use, arguments, text) for text in texts)
+
+
+def allows_text(name: str, use: ToolUse, arguments: dict[str, Any], text: str) -> bool:
     driven, tokens = matcher(name, use), TOKENIZER.tokenize_str(text)
     is_allowed = driven.try_consume_tokens(tokens) == len(tokens) and driven.is_accepting()
     if is_allowed:
@@ -121,6 +151,34 @@ def test_texts_in_tags() -> None:
     assert all(allows("qwen3_coder", maybe, {"a": value}) for value in ("x", "5", None))
 
 
+def test_the_notation_of_gemma4_wherever_it_can_express_the_schema() -> None:
+    inner = properties(["k"], Z={"type": "array", "items": TEXT}, k={"enum": ["x", ""]})
+    use = use_of(properties(["o"], s={**TEXT, "title": "S"}, o=inner, n=NUMBER))
+    calls: list[dict[str, Any]] = [
+        {"o": {"k": "x"}},
+        {"n": 5, "o": {"k": "", "Z": []}, "s": 'a "b"\n<|'},
+        {"n": 5, "o": {"k": "x", "Z": ["a", "é"]}},
+    ]
+    assert all(allows_text("gemma4", use, each, written("gemma4", each)) for each in calls)
+    wrong: list[dict[str, Any]] = [
+        {},
+        {"o": {}},
+        {"o": {"k": "y"}},
+        {"o": {"k": "x"}, "n": 5},
+        {"o": {"k": "x", "Z": [1]}},
+    ]
+    assert not any(allows_text("gemma4", use, each, written("gemma4", each)) for each in wrong)
+
+
+def test_texts_of_gemma4_that_only_json_can_hold_or_bound() -> None:
+    bounded = use_of(properties(["a"], a={**TEXT, "pattern": "^[a-z]{1,3}$"}), strict=True)
+    assert allows_text("gemma4", bounded, {"a": "abc"}, '<|tool_call>call:f{a:"abc"}<tool_call|>')
+    assert not any(allows("gemma4", bounded, {"a": text}) for text in ("abcd", "1"))
+    marked = use_of(properties(["a:b"], **{"a:b": {"enum": [f"x{QUOTE}"]}}))
+    assert allows("gemma4", marked, {"a:b": f"x{QUOTE}"})
+    assert not allows("gemma4", marked, {"a:b": "x"})
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_references_are_to_the_schema_of_all_arguments(name: str) -> None:
     node = {"type": "object", "properties": {"n": NUMBER, "next": {"$ref": "#/$defs/node"}}, "required": ["n"]}
@@ -141,7 +199,10 @@ def test_open_schemas_allow_other_arguments(name: str) -> None:
     assert all(allows(name, use, each) for each in ({"a": 1}, {"a": 1, "x": "words", "y": [2]}))
     assert not allows(name, use, {"x": 1})
     composed = use_of({"type": "object", "anyOf": [{"required": ["a"]}, {"required": ["b"]}]})
-    assert all(allows(name, composed, each) for each in ({}, {"b": 1}, {"b": 1, "a": {"c": "d"}}))
+    assert all(allows(name, composed, each) for each in ({"b": 1}, {"b": 1, "a": {"c": "d"}}))
+    assert allows(name, composed, {}) is (
+        name != "gemma4"
+    )  # whose calls can be in JSON, which enforces the alternatives
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_the_format_of_a_model() -> None:
     assert AnswerFormat.detect(PLAIN, tool_parser="hermes", reasoning_parser="think") == AnswerFormat("hermes", "think")
     with pytest.raises(
         ValueError,
-        match="tool_parser='x' is not known; give one of none, cohere2, deepseek_v3, deepseek_v31, generic, glm4",
+        match="tool_parser='x' is not known; give one of none, apertus, cohere2, deepseek_v3, deepseek_v31, gemma4",
     ):
         AnswerFormat.detect(PLAIN, tool_parser="x")
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Calls whose names are outside of JSON: DeepSeek's, Mistral's, those of Qwen3-Coder and OLMo 3."""
+"""Calls whose names are outside of JSON: DeepSeek's, Mistral's, those of Qwen3-Coder, OLMo 3 and Gemma 4."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from typing import Any
 import pytest
 from chat_answers import calls, json_texts, numbered_ids, pieces, read, tricky, values
 from chat_templates import (
+    APERTUS,
     DEEPSEEK_V3,
     DEEPSEEK_V31,
+    GEMMA4,
     GLM45,
+    HUNYUAN_A13B,
+    LFM2,
+    LFM25,
     MISTRAL,
     MISTRAL_LIST,
+    NEMOTRON_NANO_V2,
     OLMO3,
     QWEN3_CODER,
     SEED_OSS,
@@ -49,7 +55,7 @@ def message(name: str, text: str) -> AssistantMessage:
     return whole
 
 
-@pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v31", "mistral", "with_ids"])
+@pytest.mark.parametrize("name", ["apertus", "deepseek_v3", "deepseek_v31", "mistral", "with_ids"])
 @settings(max_examples=50)
 @given(data=st.data(), made=st.lists(calls, min_size=1, max_size=3), gap=st.sampled_from(["", " ", "\n", " \n  "]))
 def test_named_calls(name: str, data: st.DataObject, made: list[tuple[str, dict[str, Any]]], gap: str) -> None:
@@ -59,10 +65,13 @@ def test_named_calls(name: str, data: st.DataObject, made: list[tuple[str, dict[
         each = [f"{CALL_BEGIN}function{SEP}{call}\n```json{gap}{text}{gap}```{CALL_END}" for call, text in pairs]
     elif name == "deepseek_v31":
         each = [f"{CALL_BEGIN}{gap}{call}{gap}{SEP}{gap}{text}{gap}{CALL_END}" for call, text in pairs]
+    elif name == "apertus":
+        each = [f'{{{gap}"{call}"{gap}:{gap}{text}{gap}}}' for call, text in pairs]
     else:
         key = "[CALL_ID]a1b2c3d4e" if name == "with_ids" else ""
         each = [f"[TOOL_CALLS]{gap}{call}{key}[ARGS]{gap}{text}" for call, text in pairs]
-    answer = gap.join(each)
+    answer = (f"{gap},{gap}" if name == "apertus" else gap).join(each)
+    answer = f"<|tools_prefix|>{gap}[{answer}]{gap}<|tools_suffix|>" if name == "apertus" else answer
     answer = f"{CALLS_BEGIN}{gap}{answer}{gap}{CALLS_END}" if name.startswith("deepseek") else answer
     found, _ = read(parser("mistral" if name == "with_ids" else name), data.draw(pieces(answer)))
     expected = tuple(ToolCall(f"call_{index}", *pair) for index, pair in enumerate(pairs))
@@ -90,13 +99,73 @@ def test_arguments_in_tags(data: st.DataObject, text: str, n: int, inner: dict[s
     text=tricky,
     inner=st.dictionaries(tricky, values, max_size=3),
     style=st.sampled_from([repr, json.dumps]),
+    name=st.sampled_from(["olmo3", "lfm2"]),
 )
-def test_keyword_arguments(data: st.DataObject, text: str, inner: dict[str, Any], style: Any) -> None:
-    answer = f"<function_calls>\nf(text={style(text)}, o={style(inner)}, b=true)\ng()\n</function_calls>"
-    found, _ = read(parser("olmo3"), data.draw(pieces(answer)))
+def test_keyword_arguments(data: st.DataObject, text: str, inner: dict[str, Any], style: Any, name: str) -> None:
+    call = f"f(text={style(text)}, o={style(inner)}, b=true)"
+    answers = {
+        "olmo3": f"<function_calls>\n{call}\ng()\n</function_calls>",
+        "lfm2": f"<|tool_call_start|>[{call}, g()]<|tool_call_end|>",
+    }
+    found, _ = read(parser(name), data.draw(pieces(answers[name])))
     assert [call.name for call in found.tool_calls] == ["f", "g"]
     assert json.loads(found.tool_calls[0].arguments) == {"text": text, "o": inner, "b": True}
     assert (found.content, found.tool_calls[1].arguments) == (None, "{}")
+
+
+Q = '<|"|>'
+keys = st.from_regex(r"[a-z_][a-z0-9_-]{0,8}", fullmatch=True) | tricky.map(lambda key: key.replace(Q, ""))
+
+
+def gemma(value: Any, gap: str) -> str:
+    """Return a value in Gemma 4's notation; a key that is no identifier is between marks."""
+    if isinstance(value, str):
+        return f"{Q}{value}{Q}"
+    if isinstance(value, dict):
+        items = [f"{key if key.isidentifier() else Q + key + Q}:{gap}{gemma(each, gap)}" for key, each in value.items()]
+        return f"{{{gap}" + f",{gap}".join(items) + f"{gap}}}"
+    return (
+        f"[{gap}" + f",{gap}".join(gemma(each, gap) for each in value) + "]"
+        if isinstance(value, list)
+        else json.dumps(value)
+    )
+
+
+@settings(max_examples=200)
+@given(
+    data=st.data(),
+    made=st.dictionaries(
+        keys,
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | tricky,
+            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
+            max_leaves=8,
+        ),
+        max_size=4,
+    ),
+    gap=st.sampled_from(["", " ", "\n"]),
+)
+def test_arguments_in_the_notation_of_gemma4(data: st.DataObject, made: dict[str, Any], gap: str) -> None:
+    calls = [f"<|tool_call>call:{name}{text}{gap}<tool_call|>" for name in "fg"
+             for text in (gemma(made, gap), json.dumps(made))]  # fmt: skip
+    found, _ = read(parser("gemma4"), data.draw(pieces("Well.\n" + gap.join(calls) + gap + "So.")))
+    assert [call.name for call in found.tool_calls] == ["f", "f", "g", "g"]
+    assert [json.loads(call.arguments) for call in found.tool_calls] == [made] * 4
+    assert found.content == f"Well.{gap}So."
+
+
+def test_a_text_of_gemma4_streams() -> None:
+    reader = TOOL_PARSERS["gemma4"](None, numbered_ids())
+    assert reader.feed("<|tool_call>call:f") == []
+    assert reader.feed("{") == [ToolCallStart(0, "call_0", "f"), ToolCallArguments(0, "{")]
+    assert reader.feed("text:") == [ToolCallArguments(0, '"text": ')]
+    assert reader.feed('<|"|>a "b') == [ToolCallArguments(0, '"'), ToolCallArguments(0, 'a \\"b')]
+    assert reader.feed("c\n<|") == [ToolCallArguments(0, "c\\n")]
+    assert reader.feed('"|>') == [ToolCallArguments(0, '"')]
+    assert reader.feed(",n:12") == [ToolCallArguments(0, ', "n": ')]
+    assert reader.feed("3}<tool_call|> So") == [
+        ToolCallArguments(0, "123"), ToolCallArguments(0, "}"), ContentDelta(" So")
+    ]  # fmt: skip
 
 
 def test_a_text_in_tags_streams() -> None:
@@ -188,6 +257,35 @@ def test_arguments_in_tags_of_other_families(name: str, data: st.DataObject, tex
         ("olmo3", "<function_calls>some words(", "<function_calls>some words(", []),
         ("olmo3", "<function_calls>(n=5)", "<function_calls>(n=5)", []),
         ("olmo3", "<function_calls>f()\nwords</function_calls>", "\nwords</function_calls>", ["{}"]),
+        ("olmo3", "<function_calls>f(text='two\nlines')</function_calls>", None, ['{"text": "two\\nlines"}']),
+        ("apertus", '<|tools_prefix|>[{"f": {"a": 1}}]<|tools_suffix|> so', " so", ['{"a": 1}']),
+        ("apertus", '<|tools_prefix|>[{"f": {"a": 1}, {"f": {}}]', None, ['{"a": 1}', "{}"]),
+        ("apertus", '<|tools_prefix|>[{"f": {"a": 1', None, ['{"a": 1']),
+        ("apertus", '<|tools_prefix|>[{"f": 5}]', '<|tools_prefix|>[{"f": 5}]', []),
+        ("apertus", "<|tools_prefix|>[]<|tools_suffix|>", "<|tools_prefix|>[]<|tools_suffix|>", []),
+        ("lfm2", "Hi.\n<|tool_call_start|>[f(n=5)]<|tool_call_end|>So.", "Hi.So.", ['{"n": 5}']),
+        ("lfm2", "<|tool_call_start|>[f(text='it\\'s', b=True, any=None), f()]", None,
+         ['{"text": "it\'s", "b": true, "any": null}', "{}"]),
+        ("lfm2", "<|tool_call_start|>[f(text='two\nlines', o={\n'a': 'b\nc'})]", None,
+         ['{"text": "two\\nlines", "o": {"a": "b\\nc"}}']),
+        ("lfm2", "<|tool_call_start|>[f(text='cut o", None, ["{"]),
+        ("lfm2", "<|tool_call_start|>[f(n=g(5))]<|tool_call_end|>", "g(5))]<|tool_call_end|>", ["{"]),
+        ("lfm2", "<|tool_call_start|>f(n=5)<|tool_call_end|>", "<|tool_call_start|>f(n=5)<|tool_call_end|>", []),
+        ("lfm2", "<|tool_call_start|>[words]", "<|tool_call_start|>[words]", []),
+        ("gemma4", f"<|tool_call>call:f{{text:{Q}cut o", None, ['{"text": "cut o']),
+        ("gemma4", f"<|tool_call>call:f{{text:{Q}a{Q}", None, ['{"text": "a"']),
+        ("gemma4", "<|tool_call>call:f{n:5}<tool_call|><|tool_call>call:f{}", None, ['{"n": 5}', "{}"]),
+        ("gemma4", "<|tool_call>call:f{n:5,}<tool_call|>", None, ['{"n": 5}']),
+        ("gemma4", "<|tool_call>call:f{any:None,b:True,text:some words}", None,
+         ['{"any": null, "b": true, "text": "some words"}']),
+        ("gemma4", "<|tool_call>call:f{n:5 so", None, ['{"n": ']),
+        ("gemma4", "<|tool_call>call:f{n:} so", "} so", ['{"n": ']),
+        ("gemma4", "<|tool_call>call:f{n:[5} so", "} so", ['{"n": [5']),
+        ("gemma4", "<|tool_call>call:f{n:<tool_call|> so", " so", ['{"n": ']),
+        ("gemma4", f"<|tool_call>call:f{{{Q}n{Q} so", f"{Q}n{Q} so", ["{"]),
+        ("gemma4", "<|tool_call>call:f words", "<|tool_call>call:f words", []),
+        ("gemma4", '<|tool_call>{"name": "f"}', '<|tool_call>{"name": "f"}', []),
+        ("gemma4", "the <|tool_call>", "the <|tool_call>", []),
     ],
 )  # fmt: skip
 def test_calls_that_break_off(name: str, text: str, content: str | None, arguments: list[str]) -> None:
@@ -213,6 +311,21 @@ TAGS = f'{P}=text>\na\n</parameter>\n{P}=o>\n{{"b": 1}}\n</parameter>\n'
         (OLMO3, 'Well.\n<function_calls>\nf(text="a", b=true)\nf()\n</function_calls>'),
         (SMOLLM3, f"Well.\n{HERMES}\n{HERMES}"),
         (GLM45, "Well.\n" + "\n".join(f"<tool_call>f\n{A}text{V}a</arg_value>\n</tool_call>" for _ in "12")),
+        (APERTUS, 'Well.<|tools_prefix|>[{"f": {"text": "a", "o": {"b": [1]}}}, {"f": {}}]<|tools_suffix|>'),
+        (LFM2, "Well.\n<|tool_call_start|>[f(text='a', b=True), f()]<|tool_call_end|>"),
+        (LFM25, "<|tool_call_start|>[f(text='a', b=True), f()]<|tool_call_end|>"),
+        (
+            NEMOTRON_NANO_V2,
+            'Well.<TOOLCALL>[{"name": "f", "arguments": {"text": "a"}}, {"name": "f", "arguments": {}}]</TOOLCALL>',
+        ),
+        (
+            HUNYUAN_A13B,
+            '<tool_calls>[{"name": "f", "arguments": {"text": "a"}}, {"name": "f", "arguments": {}}]</tool_calls>',
+        ),
+        (
+            GEMMA4,
+            f"<|tool_call>call:f{{b:true,o:{{n:5,text:{Q}b{Q}}},text:{Q}a{Q}}}<tool_call|><|tool_call>call:f{{}}<tool_call|>",
+        ),
         (
             SEED_OSS,
             "Well.\n"
@@ -232,7 +345,8 @@ def test_the_next_turn_has_the_calls_as_the_model_wrote_them(source: str, answer
     found = parse_answer(answer, AnswerFormat.detect(source).parser(prompt, use))
     assert len(found.tool_calls) == 2
     results = [{"role": "tool", "tool_call_id": made.id, "content": "Sunny."} for made in found.tool_calls]
-    assert template.render([ask, found.as_message(), *results], tools=tools).startswith(prompt + answer)
+    begun = prompt.removesuffix("<|channel>thought\n<channel|>")  # which Gemma 4's template omits in past turns
+    assert template.render([ask, found.as_message(), *results], tools=tools).startswith(begun + answer)
 
 
 def test_ids_that_mistrals_templates_take() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from chat_templates import DEEPSEEK, LLAMA, PHI4_MINI_PUBLISHED, PLAIN, QWEN, SMOLLM3
+from chat_templates import APERTUS, DEEPSEEK, LFM2, LLAMA, PHI4_MINI_PUBLISHED, PLAIN, QWEN, SMOLLM3
 
 from quire.frontend.errors import ChatTemplateError
 from quire.frontend.text.chat.message_keys import ignored_keys
@@ -37,6 +37,10 @@ def test_calls_and_results_are_rendered_by_the_template() -> None:
     assert f"<call>look\n{arguments}\n</call>" in render(DEEPSEEK, HELLO, calling(call()))
     assert "<tool_response>\nSunny.\n</tool_response>" in render(QWEN, HELLO, calling(call()), RESULT)
     assert 'ipython<|end_header_id|>\n\n"Sunny."<|eot_id|>' in render(LLAMA, HELLO, calling(call()), RESULT)
+
+
+def test_arguments_are_serialized_once_by_a_template_that_also_joins_those_of_its_own_form() -> None:
+    assert '<|tools_prefix|>[{"look": {"city": "Rome"}}]' in render(APERTUS, HELLO, calling(call('{"city": "Rome"}')))
 
 
 @pytest.mark.parametrize("source", [QWEN, LLAMA])
@@ -166,6 +170,8 @@ def test_calls_are_written_as_the_model_would_if_the_template_drops_them() -> No
     assert f"Well.\n{hermes}\n{hermes}<|im_end|>" in render(SMOLLM3, HELLO, said, RESULT)
     assert "<|im_start|>user\nSunny.<|im_end|>" in render(SMOLLM3, HELLO, said, RESULT)
     phi = render(PHI4_MINI_PUBLISHED, HELLO, calling(call("{}")), RESULT)
+    lfm2 = render(LFM2, HELLO, calling(call('{"city": "Rome", "now": true}'), call("{}")), RESULT)
+    assert "assistant\n<|tool_call_start|>[look(city='Rome', now=True), look()]<|tool_call_end|><|im_end|>" in lfm2
     assert phi == f"<|user|>Hello<|end|><|assistant|>functools[{written}]<|end|><|tool|>Sunny.<|end|><|assistant|>"
 
 

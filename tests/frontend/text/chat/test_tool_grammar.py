@@ -21,17 +21,19 @@ FORMATS = sorted(TOOL_PARSERS.keys() - {"glm4"})  # which makes one call
 SPECIAL = frozenset(
     {"<tool_call>", "</tool_call>", "<think>", "</think>", "<|tool_call|>", "<|START_ACTION|>", "<|END_ACTION|>"}
     | {CALLS_BEGIN, CALL_BEGIN, SEP, CALL_END, CALLS_END, "[TOOL_CALLS]", "[ARGS]"}
+    | {"<|tools_prefix|>", "<|tools_suffix|>", "<|tool_call_start|>", "<|tool_call_end|>"}
+    | {"<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"}
 )
 PLACE = {
     "type": "object",
-    "properties": {"city": {"enum": ["Rome", "Oslo"]}, "at": {"$ref": "#/$defs/hour"}},
+    "properties": {"at": {"$ref": "#/$defs/hour"}, "city": {"enum": ["Rome", "Oslo"]}},
     "required": ["city"],
     "additionalProperties": False,
     "$defs": {"hour": {"type": "integer", "minimum": 0, "maximum": 23}},
 }
 CITIES = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 1, "maximum": 3}}, "required": ["n"]}
 SCHEMAS = {"look": PLACE, "look_up": CITIES, "stop": None}
-ROME = ("look", '{"city": "Rome", "at": 7}')
+ROME = ("look", '{"at": 7, "city": "Rome"}')
 STOP = ("stop", "{}")
 
 
@@ -120,6 +122,13 @@ def keywords(arguments: str) -> str:
     return ", ".join(f"{key}={json.dumps(value)}" for key, value in json.loads(arguments).items())
 
 
+def notation(arguments: str) -> str:
+    """Return arguments in Gemma 4's notation, without the outer braces."""
+    texts = ((key, f'<|"|>{value}<|"|>' if isinstance(value, str) else json.dumps(value))
+             for key, value in json.loads(arguments).items())  # fmt: skip
+    return ",".join(f"{key}:{text}" for key, text in texts)
+
+
 def written(name: str, *calls: tuple[str, str]) -> str:
     if name == "cohere2":
         made = [
@@ -137,15 +146,28 @@ def written(name: str, *calls: tuple[str, str]) -> str:
     if name in ("glm45", "seed_oss", "minimax_m2"):
         answer = "\n".join(unspaced(call, given, name) for call, given in calls)
         return f"<minimax:tool_call>\n{answer}\n</minimax:tool_call>" if name == "minimax_m2" else answer
-    if name == "olmo3":
+    if name in ("olmo3", "lfm2"):
         made = [f"{call}({keywords(arguments)})" for call, arguments in calls]
+        if name == "lfm2":
+            return f"<|tool_call_start|>[{', '.join(made)}]<|tool_call_end|>"
         return "<function_calls>\n" + "\n".join(made) + "\n</function_calls>"
+    if name == "gemma4":
+        return "".join(f"<|tool_call>call:{call}{{{notation(given)}}}<tool_call|>" for call, given in calls)
+    if name == "apertus":
+        return "<|tools_prefix|>[" + ", ".join(f'{{"{call}": {given}}}' for call, given in calls) + "]<|tools_suffix|>"
     key = "parameters" if name == "llama3_json" else "arguments"
     objects = [f'{{"name": "{call}", "{key}": {arguments}}}' for call, arguments in calls]
     if name in ("hermes", "generic"):
         return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in objects)
-    mark = {"granite": "<|tool_call|>", "phi4_mini_json": "functools", "mistral": "[TOOL_CALLS]"}.get(name, "")
-    return "; ".join(objects) if name == "llama3_json" else f"{mark}[{', '.join(objects)}]"
+    marks = {
+        "granite": ("<|tool_call|>", ""),
+        "phi4_mini_json": ("functools", ""),
+        "mistral": ("[TOOL_CALLS]", ""),
+        "nemotron_json": ("<TOOLCALL>", "</TOOLCALL>"),
+        "hunyuan_a13b": ("<tool_calls>", "</tool_calls>"),
+    }
+    mark, end = marks.get(name, ("", ""))
+    return "; ".join(objects) if name == "llama3_json" else f"{mark}[{', '.join(objects)}]{end}"
 
 
 def sampled(driven: LLMatcher, source: random.Random, limit: int = 2000) -> str:
@@ -238,6 +260,18 @@ def test_an_answer_of_another_grammar_may_think_first(special: bool) -> None:
 
 
 @pytest.mark.parametrize("special", [False, True])
+def test_thoughts_whose_mark_is_a_token_and_a_word(special: bool) -> None:
+    """As those of Gemma 4, which its mark of calls follows."""
+    form = AnswerFormat("gemma4", "gemma4", special_tokens() if special else {})
+    lark = form.grammar("<|turn>model\n", check_tools(tools(), "required")) or ""
+    calls = written("gemma4", ROME)
+    assert all(allows(lark, text, special) for text in (calls, f"<|channel>thought\nHm.\n<channel|>{calls}"))
+    assert not any(allows(lark, text, special) for text in (f"Hm.<channel|>{calls}", f"<|channel>Hm.<channel|>{calls}"))
+    closed = form.grammar("<|turn>model\n<|channel>thought\n<channel|>", check_tools(tools(), "required")) or ""
+    assert not allows(closed, f"<|channel>thought\nHm.\n<channel|>{calls}", special)
+
+
+@pytest.mark.parametrize("special", [False, True])
 def test_strict_tools_under_auto_leave_content_free(special: bool) -> None:
     lark = grammar("hermes", "auto", strict=True, special=special)
     calls = written("hermes", ROME, STOP)
@@ -267,6 +301,11 @@ def test_strict_tools_under_auto_without_a_mark(name: str) -> None:
         "glm45",
         "seed_oss",
         "minimax_m2",
+        "apertus",
+        "gemma4",
+        "hunyuan_a13b",
+        "lfm2",
+        "nemotron_json",
     ],
 )
 @pytest.mark.parametrize("special", [False, True])
@@ -280,7 +319,7 @@ def test_strict_tools_under_auto_in_a_list(name: str, special: bool) -> None:
 def test_a_call_by_line() -> None:
     forced, auto = grammar("glm4"), grammar("glm4", "auto", strict=True)
     for lark in (forced, auto):
-        assert allows(lark, 'look\n{"city": "Rome", "at": 7}')
+        assert allows(lark, 'look\n{"at": 7, "city": "Rome"}')
         assert allows(lark, "stop\n{}")
         assert not any(allows(lark, f"look\n{arguments}") for arguments in ("{}", '{"city": "Bonn"}'))
     assert all(allows(auto, text) for text in ("", "look", "Look at it.\n{}", "look\nup", '{"a": 1}'))

@@ -4,20 +4,26 @@ import json
 from typing import Any
 
 import pytest
-from chat_answers import calls, garbage, json_texts, numbered_ids, pieces, read
+from chat_answers import FRAGMENTS, calls, json_texts, numbered_ids, pieces, read
 from chat_templates import (
+    APERTUS,
     COHERE,
     DEEPSEEK,
     DEEPSEEK_R1,
     DEEPSEEK_V3,
     DEEPSEEK_V31,
+    GEMMA4,
     GLM4,
     GLM45,
     GRANITE,
+    HUNYUAN_A13B,
+    LFM2,
+    LFM25,
     LLAMA,
     MINIMAX_M2,
     MISTRAL,
     MISTRAL_LIST,
+    NEMOTRON_NANO_V2,
     OLMO3,
     PHI4_MINI,
     PLAIN,
@@ -32,11 +38,21 @@ from hypothesis import strategies as st
 
 from quire.frontend.text.chat.assistant import AssistantMessage, AssistantParser, ToolCall
 from quire.frontend.text.chat.events import ContentDelta, ToolCallArguments, ToolCallStart
+from quire.frontend.text.chat.list_parsers import HunyuanA13BParser
 from quire.frontend.text.chat.tool_parsers import TOOL_PARSERS, detect_parser
 
 # These write names outside of JSON.
-OTHERS = {"deepseek_v3", "deepseek_v31", "glm4", "glm45", "minimax_m2", "olmo3", "qwen3_coder", "seed_oss"}
+OTHERS = {
+    *("apertus", "deepseek_v3", "deepseek_v31", "gemma4", "glm4", "glm45", "lfm2", "minimax_m2", "olmo3"),
+    *("qwen3_coder", "seed_oss"),
+}
 FORMATS = sorted(TOOL_PARSERS.keys() - OTHERS)
+ASSISTANT = HunyuanA13BParser.lead
+MARKS = [
+    *("<|tools_prefix|>", "<|tools_suffix|>", '[{"f": {', "<|tool_call_start|>", "[f(", "<|tool_call_end|>"),
+    *("<|tool_call>", "call:f{", "a:", '<|"|>', "<tool_call|>", "<TOOLCALL>[", "</TOOLCALL>", "<tool_calls>["),
+]
+garbage = st.lists(st.sampled_from([*FRAGMENTS, *MARKS]) | st.text(max_size=4), max_size=12).map("".join)
 words = st.text(st.characters(exclude_characters="<{[ \n\t\r", exclude_categories=["Z", "C"]), min_size=1)
 
 
@@ -62,8 +78,10 @@ def written(name: str, objects: list[str], gap: str) -> str:
         "phi4_mini_json": "functools",
         "cohere2": "<|START_ACTION|>",
         "mistral": "[TOOL_CALLS]",
+        "nemotron_json": "<TOOLCALL>",
+        "hunyuan_a13b": "<tool_calls>",
     }
-    ends = {"cohere2": "<|END_ACTION|>"}
+    ends = {"cohere2": "<|END_ACTION|>", "nemotron_json": "</TOOLCALL>", "hunyuan_a13b": "</tool_calls>"}
     if name in tags:
         return f"{tags[name]}{gap}[{gap}" + f"{gap},{gap}".join(objects) + f"{gap}]{gap}{ends.get(name, '')}{gap}"
     return f"{gap}[{gap}" + f"{gap},{gap}".join(objects) + f"{gap}]{gap}"
@@ -251,6 +269,13 @@ def test_a_bare_call_needs_arguments_and_a_known_name() -> None:
         ("glm4", "f\nis a function {}", "f\nis a function {}", []),
         ("glm4", "Call it.\nf\n{}", "Call it.\nf\n{}", []),
         ("glm4", "", "", []),
+        ("nemotron_json", 'x <TOOLCALL>[{"name": "f", "arguments": "{}"}]</TOOL', "x", ["{}"]),
+        ("nemotron_json", '<TOOLCALL>{"name": "f"}</TOOLCALL>', '<TOOLCALL>{"name": "f"}</TOOLCALL>', []),
+        ("hunyuan_a13b", '<tool_calls>[{"name": "f", "arguments": {"a": 1}}', None, ['{"a": 1}']),
+        ("hunyuan_a13b", f"{ASSISTANT}Yes. {ASSISTANT}", f"Yes. {ASSISTANT}", []),
+        ("hunyuan_a13b", f"\n{ASSISTANT}", "", []),
+        ("hunyuan_a13b", ASSISTANT[:2], ASSISTANT[:2], []),
+        ("hunyuan_a13b", f'{ASSISTANT}\n<tool_calls>[{{"name": "f"}}]</tool_calls>', None, ["{}"]),
         ("json_call", '[{"name": "f", "arguments": {}}, {"name"', ', {"name"', ["{}"]),
         ("json_call", '[{"name": "f", "arguments": {}}] more', " more", ["{}"]),
     ],
@@ -277,6 +302,22 @@ def test_the_format_is_detected_from_the_template() -> None:
     sources = [DEEPSEEK_V3, DEEPSEEK_R1, DEEPSEEK_V31, QWEN3_CODER, MISTRAL, MISTRAL_LIST, SMOLLM3, OLMO3]
     expected = ["deepseek_v3", "deepseek_v3", "deepseek_v31", "qwen3_coder", "mistral", "mistral", "hermes", "olmo3"]
     assert [detect_parser(source) for source in sources] == expected
+    sources = [LFM2, LFM25, GEMMA4, APERTUS, NEMOTRON_NANO_V2, HUNYUAN_A13B]
+    expected = ["lfm2", "lfm2", "gemma4", "apertus", "nemotron_json", "hunyuan_a13b"]
+    assert [detect_parser(source) for source in sources] == expected
+
+
+def test_a_list_in_tags_is_not_the_format_of_hermes() -> None:
+    """The template of Apriel 1.5 names the tags of Hermes in its instruction, but shows a list in others."""
+    apriel = HUNYUAN_A13B + "{# Return all function calls as a list of json objects within <tool_call></tool_call> #}"
+    assert detect_parser(apriel) == "hunyuan_a13b"
+
+
+def test_a_template_that_names_functools_has_no_tools() -> None:
+    """That of Firefunction 2 takes functions, so the tools of a request would not reach the model."""
+    calls = """functools[{"name": "f", "arguments": {}}]"""
+    assert detect_parser(f"{{{{ functions }}}} {calls}") is None
+    assert detect_parser(f"{{{{ tools }}}} {calls}") == "phi4_mini_json"
 
 
 def test_a_template_that_does_not_show_tools_to_the_model_is_not_detected() -> None:
