@@ -25,11 +25,12 @@ SCHEDULING_POLICIES = ("fcfs", "priority", "lpm", "sjf")
 CONTENT_FORMATS = ("auto", "string", "openai")
 TOOL_CALL_PARSERS = (
     "none", "hermes", "qwen3_coder", "llama3_json", "openai", "deepseek_v3", "deepseek_v31", "mistral", "granite",
-    "phi4_mini_json", "cohere2", "glm4", "glm45", "seed_oss", "minimax_m2", "olmo3", "generic", "json_call",
+    "phi4_mini_json", "cohere2", "glm4", "glm45", "seed_oss", "minimax_m2", "olmo3", "gemma4", "lfm2", "apertus",
+    "nemotron_json", "hunyuan_a13b", "generic", "json_call",
 )  # fmt: skip
 REASONING_PARSERS = (
     "none", "think", "qwen3", "openai_gptoss", "deepseek_r1", "deepseek_v3", "mistral", "granite", "cohere2", "olmo3",
-    "seed_oss", "ernie45", "hunyuan", "apertus",
+    "seed_oss", "ernie45", "hunyuan", "apertus", "gemma4",
 )  # fmt: skip
 STANDBYS = ("program", "model")
 ROUTER_NAMES = ("round-robin", "least-loaded", "power-of-two", "sticky", "prefix-affinity")
