@@ -168,7 +168,7 @@ ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 OTHER_MODELS: dict[str, list[dict[str, Any]]] = {
     "qwen3-tied": [{"target_modules": ATTENTION, "use_dora": True, "r": 3}],
     "gemma3-window100": [{"target_modules": ["q_proj", "down_proj"], "use_dora": True}],
-    "phi3-long": [{"target_modules": "all-linear", "lora_bias": True}, {"target_modules": "all-linear", "use_dora": True}],
+    "phi3-long": [{"target_modules": "all-linear", each: True} for each in ("lora_bias", "use_dora")],
     "qwen3-moe-window": [{"target_modules": ATTENTION}, {"target_modules": ["k_proj", "o_proj"], "lora_bias": True}],
 }
 
