@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from quire_command import quire_command
 
 from quire.kernels import host
 from quire.kernels.errors import MemoryShortageError, ModelError
@@ -161,3 +162,25 @@ def test_a_survey_goes_by_the_options_of_the_engine(model: LoadOptions, monkeypa
     assert "num_pages=1048576 is too much" in without_room["problem"]
     small = survey(model.model, {"max_num_batched_tokens": 256, "quantization": "int4"})
     assert small["memory_bytes"] < as_it_is["memory_bytes"]
+
+
+def test_a_survey_counts_the_state_of_a_hybrid(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of the layers are convolutions, which keep two positions; two are attention, with two heads of 64."""
+    monkeypatch.setattr(host, "available_memory", lambda: 2000 * MIB)
+    state, page = 2 * 2 * 256 * 4, 2 * (2 * 2 * 64) * 32 * 4
+    hybrid = str(checkpoints / "lfm2-tied")
+    found = survey(hybrid, {"max_num_seqs": 4, "num_pages": 64})
+    assert (found["state_records"], found["state_bytes"]) == (4 + 64 // 4, state)
+    too_large = survey(hybrid, {"max_num_seqs": 4, "num_pages": 1 << 20})
+    taken = (1 << 20) * page + (4 + (1 << 20) // 4) * state
+    assert f"1048576 KV pages take {taken} bytes" in too_large["problem"]
+    assert survey(str(checkpoints / "qwen3-tied"), {})["state_records"] == 0
+
+
+def test_quire_models_says_what_the_state_of_a_hybrid_takes(checkpoints: Path, tmp_path: Path) -> None:
+    snapshots = tmp_path / "models--org--hybrid" / "snapshots"
+    snapshots.mkdir(parents=True)
+    (snapshots / "abcdef0").symlink_to(checkpoints / "lfm2-tied")
+    command = quire_command("models", "--download-dir", tmp_path)
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert re.search(r"org/hybrid .* and KV for \d+ tokens, \d+ states of 4 KiB", listed)
