@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
@@ -16,7 +16,9 @@ import zmq
 
 from quire.engine_core.feature import Feature
 from quire.engine_core.request import Request
+from quire.engine_core.scheduling.batch import Batch
 from quire.engine_core.transport.waker import Waker
+from quire.engine_core.validation import adapter_path
 from quire.kernels.runner import Sequences
 from quire.protocol.address import ipc_path
 from quire.protocol.errors import AddressError
@@ -34,6 +36,7 @@ _STOP_SECONDS = 2.0
 _END = (-1).to_bytes(8, "big", signed=True)  # the number that ends a replay
 _MOST_WAITING = 256  # batches, mostly of the tokens of a step each
 _MOST_PAGES = 2048  # of a batch
+_MOST_SALTS = 4096  # of adapters with names
 _MOST_KEPT_BYTES = 64 << 20
 _MOST_REPLAYS = 16  # at a time
 _BATCHES_AT_ONCE = 64  # of a replay, between those that are new
@@ -60,6 +63,39 @@ class Publisher(Protocol):
         """Return counters by name."""
 
 
+class _AdapterNames:
+    """The names of the adapters whose requests have the salts of prefixes, by the keys of the empty prefixes."""
+
+    def __init__(self, sequences: Sequences, adapters: Mapping[str, str]) -> None:
+        """`adapters`: paths by name; of several names of a path the first is told."""
+        self._tree = sequences.tree
+        self._by_path = {adapter_path(path): name for name, path in reversed([*adapters.items()])}
+        self._by_root: dict[int, str] = {}
+        self._salts: dict[str, int] = {}  # with the same keys, the one that was used least recently first
+
+    def add(self, requests: Iterable[Request]) -> None:
+        """Know the salts of requests that are about to be computed."""
+        for request in requests:
+            if request.adapter and (salt := request.cache_salt) is not None:
+                name = self._by_path.get(adapter_path(request.message.adapter))
+                if name is not None:
+                    self._add(salt, name)
+
+    def find(self, root: int) -> str | None:
+        """Return the name for the key of an empty prefix; None if it is of no adapter that has a name."""
+        return self._by_root.get(root)
+
+    def _add(self, salt: str, name: str) -> None:
+        root = self._salts.pop(salt, None)
+        if root is None:
+            [root] = self._tree.watch_salts().add_salts([salt])
+            self._by_root[root] = name
+        self._salts[salt] = root
+        if len(self._salts) > _MOST_SALTS:
+            oldest = next(iter(self._salts))
+            self._by_root.pop(self._salts.pop(oldest), None)
+
+
 class KvEvents(Feature):
     """Tells a publisher of the pages that the prefix cache has gained and lost since the last batch.
 
@@ -74,9 +110,13 @@ class KvEvents(Feature):
         publisher: Publisher,
         wake: Callable[[], None],
         clock: Callable[[], float] = time.time,
+        adapters: Mapping[str, str] | None = None,
     ) -> None:
-        """`block_size`: tokens of a page. `wake` has the engine step again. `clock` is that of a calendar."""
+        """`block_size`: tokens of a page. `wake` has the engine step again. `clock` is that of a calendar. `adapters`:
+        paths by name, of the adapters to name in events."""
         self._watch = sequences.tree.watch()
+        self._names = _AdapterNames(sequences, adapters or {})
+        self._has_names = bool(adapters)
         self._block_size = block_size
         self._publisher = publisher
         self._wake = wake
@@ -88,6 +128,11 @@ class KvEvents(Feature):
         self._publisher.put(KvEventBatch(self._clock(), [AllBlocksCleared()]))
         self.update()
 
+    def scheduled(self, batch: Batch) -> None:
+        """See Feature."""
+        if self._has_names:
+            self._names.add(batch.requests[batch.num_decode_requests :])  # whose prompts are computed
+
     def update(self) -> None:
         """See Feature."""
         if self._publisher.is_full or not self._watch.has_changes:
@@ -98,7 +143,8 @@ class KvEvents(Feature):
             batch.events.append(BlockRemoved(removed, CACHE_MEDIUM))
         for parent, root, is_salted, keys, tokens in stored:
             extra = [(f"{root:016x}",)] * len(keys) if is_salted else None
-            batch.events.append(BlockStored(keys, parent, tokens, self._block_size, None, CACHE_MEDIUM, None, extra))
+            name = self._names.find(root)
+            batch.events.append(BlockStored(keys, parent, tokens, self._block_size, None, CACHE_MEDIUM, name, extra))
         self._publisher.put(batch)
         if self._watch.has_changes:
             self._wake()
@@ -249,9 +295,14 @@ def _number(number: int) -> bytes:
 
 
 def start_kv_events(
-    config: KvEventsConfig, sequences: Sequences, block_size: int, wake: Callable[[], None]
+    config: KvEventsConfig,
+    sequences: Sequences,
+    block_size: int,
+    wake: Callable[[], None],
+    adapters: Mapping[str, str] | None = None,
 ) -> KvEvents:
-    """Open the sockets and start publishing. `wake` has the engine step again, from any thread. Raises AddressError."""
+    """Open the sockets and start publishing. `wake` has the engine step again, from any thread; `adapters` as in
+    KvEvents. Raises AddressError."""
     publisher = ZmqPublisher(config, wake)
     publisher.start()
-    return KvEvents(sequences, block_size, publisher, wake)
+    return KvEvents(sequences, block_size, publisher, wake, adapters=adapters)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -17,7 +18,9 @@ import zmq
 from conftest import EngineFactory
 from patience import PATIENCE
 
+from quire.engine_core import kv_events
 from quire.engine_core.kv_events import KvEvents, ZmqPublisher
+from quire.engine_core.scheduling.batch import Batch
 from quire.frontend import SamplingParams
 from quire.kernels._native import SamplingConfig, Sequences
 from quire.protocol.kv_events import (
@@ -264,6 +267,52 @@ def test_changes_wait_while_the_publisher_is_full() -> None:
     assert isinstance(event, BlockStored)
     assert event.token_ids == [6, 7, 9, 9]
     assert not wakes
+
+
+def test_events_name_the_adapters_of_prefixes() -> None:
+    """Those that have names, by the salts of their requests; the base and a client's own salt have none."""
+    sequences, publisher = Sequences(64, 2, 10), SlowPublisher()
+    adapters = {"tales": "/adapters/tales/", "same": "/adapters/tales"}
+    feature = KvEvents(sequences, 2, publisher, lambda: None, adapters=adapters)
+    feature.attach([])
+    cases = [
+        ("", ""),
+        ("", "salt"),
+        ("/adapters/tales", "\0a"),
+        ("/adapters//tales", "\0b"),
+        ("/adapters/other", "\0c"),
+    ]
+    for number, (path, salt) in enumerate([*cases, *cases]):
+        tokens = [number] * 5
+        slot = sequences.open(tokens, len(tokens), sampling=SamplingConfig(), cache_salt=salt)
+        sequences.start(slot, len(tokens))
+        request: Any = SimpleNamespace(adapter=int(bool(path)), message=SimpleNamespace(adapter=path), cache_salt=salt)
+        feature.scheduled(Batch([request]))
+        sequences.share(slot, 4)
+        feature.update()
+        sequences.close(slot)
+    events = [event for batch in publisher.batches[1:] for event in batch.events]
+    names = [event.lora_name for event in events if isinstance(event, BlockStored)]
+    assert names == [None, None, "tales", "tales", None] * 2
+
+
+def test_so_many_salts_of_adapters_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were used last."""
+    monkeypatch.setattr(kv_events, "_MOST_SALTS", 2)
+    sequences, publisher = Sequences(64, 2, 10), SlowPublisher()
+    feature = KvEvents(sequences, 2, publisher, lambda: None, adapters={"tales": "/tales"})
+    feature.attach([])
+    for salt in ("a", "b", "a", "c"):
+        request: Any = SimpleNamespace(adapter=1, message=SimpleNamespace(adapter="/tales"), cache_salt=salt)
+        feature.scheduled(Batch([request]))
+    for number, salt in enumerate("abc"):
+        slot = sequences.open([number] * 3, 3, sampling=SamplingConfig(), cache_salt=salt)
+        sequences.start(slot, 3)
+        sequences.share(slot, 2)
+        feature.update()
+        sequences.close(slot)
+    events = [event for batch in publisher.batches[1:] for event in batch.events]
+    assert [event.lora_name for event in events if isinstance(event, BlockStored)] == ["tales", None, "tales"]
 
 
 def test_many_changes_come_in_several_batches_for_which_the_engine_wakes() -> None:
