@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 
     from quire.frontend import LLM, RequestOutput
 
+CHUNK = 200  # tokens of a step: the prompts of 300 and 700 tokens take several, beside others that decode
 every_checkpoint = pytest.mark.parametrize("checkpoint", CHECKPOINTS, ids=lambda checkpoint: checkpoint.name)
 
 
-def continuations(llm: LLM, references: References) -> list[RequestOutput]:
+def continuations(llm: LLM, references: References, max_tokens: int = NEW_TOKENS) -> list[RequestOutput]:
     """Return the engine's greedy continuation of each prompt, with the prompt's log probabilities."""
     from quire.frontend import SamplingParams
 
-    params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True, prompt_logprobs=0)
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, prompt_logprobs=0)
     return llm.generate(references.prompts, params, use_tqdm=False)
 
 
@@ -52,7 +53,8 @@ def test_float32_tokens_equal_transformers(
     record_property: Callable[[str, object], None],
 ) -> None:  # fmt: skip
     references = load_references(checkpoint.name)
-    outputs = continuations(engine(checkpoints / checkpoint.name, dtype="float32", max_num_seqs=8), references)
+    llm = engine(checkpoints / checkpoint.name, dtype="float32", max_num_seqs=8, max_num_batched_tokens=CHUNK)
+    outputs = continuations(llm, references)
     # Check the prompts first: a wrong kernel shows at every position, and the first bad one helps to find it.
     ours = prompt_logprobs(outputs)
     record_property("largest_difference", f"{np.abs(ours - references.logprobs).max():.1e}")
@@ -67,7 +69,8 @@ def test_bfloat16_is_at_least_as_accurate_as_transformers(
     checkpoint: ReferenceCheckpoint, checkpoints: Path, engine: EngineFactory
 ) -> None:
     references = load_references(checkpoint.name)
-    outputs = continuations(engine(checkpoints / checkpoint.name, dtype="bfloat16", max_num_seqs=8), references)
+    llm = engine(checkpoints / checkpoint.name, dtype="bfloat16", max_num_seqs=8)
+    outputs = continuations(llm, references, max_tokens=1)
     ours, theirs = (found - references.logprobs for found in (prompt_logprobs(outputs), references.logprobs_bfloat16))
     # Both round weights and the inputs of products to bfloat16; transformers also rounds every sum. Its error is thus
     # an upper bound of the cost of bfloat16, and a real fault is many times larger.
@@ -77,9 +80,7 @@ def test_bfloat16_is_at_least_as_accurate_as_transformers(
         assert (quantiles[0] <= quantiles[1]).all()
         return
     assert root_mean_square(ours) <= root_mean_square(theirs)
-    # Rounding may choose another expert for a token, whichever engine it happens to; such an error has no bound.
-    if not checkpoint.has_experts:
-        assert np.abs(ours).max() <= np.abs(theirs).max()
+    assert np.abs(ours).max() <= np.abs(theirs).max()
 
 
 @pytest.mark.parametrize(
@@ -87,8 +88,9 @@ def test_bfloat16_is_at_least_as_accurate_as_transformers(
     [("gemma3-window100", "Gemma3", "language_model.model."), ("gemma4-experts", "Gemma4", "model.language_model.")],
 )
 def test_the_text_part_of_a_multimodal_checkpoint_gives_the_same_tokens(
-    name: str, family: str, prefix: str, checkpoints: Path, engine: EngineFactory, tmp_path: Path
-) -> None:
+    name: str, family: str, prefix: str, checkpoints: Path, engine: EngineFactory, tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     source, target = checkpoints / name, tmp_path / "multimodal"
     target.mkdir()
     for file in ("tokenizer.json", "tokenizer_config.json"):
@@ -102,6 +104,7 @@ def test_the_text_part_of_a_multimodal_checkpoint_gives_the_same_tokens(
     save(target, tensors, config)
     references = load_references(source.name)
     outputs = continuations(engine(target, dtype="float32"), references)
+    assert f"only the text part of {architecture} is loaded" in capfd.readouterr().err
     assert [output.outputs[0].token_ids for output in outputs] == references.greedy
 
 

@@ -15,7 +15,7 @@ Floats = npt.NDArray[np.float32]
 
 PROMPT_LENGTHS = (1, 2, 5, 31, 64, 129, 300, 700)
 EMBEDDED = ("gpt2-untied", "llama-tied-llama3", "qwen3-biases-window")  # checkpoints whose hidden states are stored
-NEW_TOKENS = 40  # after the prompts they cross edges of pages and of every sliding window
+NEW_TOKENS = 64  # after the prompts they cross edges of pages and of every sliding window
 LLAMA3_ROPE = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 256, "rope_theta": 10000.0,

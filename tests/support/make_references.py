@@ -12,6 +12,7 @@ import json
 import random
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,19 +54,21 @@ def make(checkpoint: ReferenceCheckpoint, folder: Path) -> References:
         for dtype in (torch.float32, torch.bfloat16)
     )
     with torch.inference_mode():
-        prompts = _prompts(checkpoint, exact)
+        prompts, stored = _prompts(checkpoint, exact)
         pooled = {}
         if checkpoint.name in EMBEDDED:
             for model, ending in ((exact, ""), (rounded, "_bfloat16")):
                 hidden_states = [_hidden_states(model, prompt) for prompt in prompts]
                 pooled["last" + ending] = np.stack([states[-1] for states in hidden_states])
                 pooled["mean" + ending] = np.stack([states.mean(0) for states in hidden_states])
-        greedy = [_greedy(exact, prompt)[0] for prompt in prompts]
+        continuations = [_greedy(exact, *each) for each in zip(prompts, stored, strict=True)]
+        if any(gap < MIN_GAP / 2 for _, gap in continuations):  # another host's rounding moves a gap by less
+            raise RuntimeError(f"a stored prompt of {checkpoint.name} runs into a tie; delete its references")
         logprobs, rounded_logprobs = _logprobs(exact, prompts), _logprobs(rounded, prompts)
         return References(
             **saved,
             prompts=prompts,
-            greedy=greedy,
+            greedy=[tokens for tokens, _ in continuations],
             logprobs=logprobs,
             logprobs_bfloat16=rounded_logprobs,
             pooled=pooled,
@@ -91,12 +94,13 @@ def _saved(model: Any, folder: Path) -> dict[str, Any]:
     return {"config": config, "shapes": {name: list(raw.shape) for name, raw in load(folder).items()}}
 
 
-def _prompts(checkpoint: ReferenceCheckpoint, model: Any) -> list[list[int]]:
-    """Return the stored prompts, or prompts without ties."""
+def _prompts(checkpoint: ReferenceCheckpoint, model: Any) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the stored prompts and their greedy tokens, or prompts without ties, and no tokens for each."""
     if (STORED / f"{checkpoint.name}.npz").exists():
-        return load_references(checkpoint.name).prompts
+        stored = load_references(checkpoint.name)
+        return stored.prompts, stored.greedy
     rng = random.Random(checkpoint.name)
-    return [_prompt_without_ties(model, rng, length) for length in PROMPT_LENGTHS]
+    return [_prompt_without_ties(model, rng, length) for length in PROMPT_LENGTHS], [[] for _ in PROMPT_LENGTHS]
 
 
 def _prompt_without_ties(model: Any, rng: random.Random, length: int) -> list[int]:
@@ -107,19 +111,31 @@ def _prompt_without_ties(model: Any, rng: random.Random, length: int) -> list[in
     raise RuntimeError(f"no prompt of {length} tokens keeps a top-2 gap of {MIN_GAP}")
 
 
-def _greedy(model: Any, prompt: list[int]) -> tuple[list[int], float]:
-    """Return greedy tokens, computed with the KV cache and confirmed by one full pass, and the smallest top-2 gap."""
+def _greedy(model: Any, prompt: list[int], stored: Sequence[int] = ()) -> tuple[list[int], float]:
+    """Return greedy tokens, computed with the KV cache and confirmed by one full pass, and the smallest top-2 gap.
+
+    Stored tokens that the pass confirms are those: each is the likeliest after the ones before.
+    """
+    if len(stored) == NEW_TOKENS:
+        likeliest, gap = _full_pass(model, prompt, tokens := [*stored])
+        if likeliest == tokens:
+            return tokens, gap
     tokens, cache, ids = [], None, torch.tensor([prompt])
     for _ in range(NEW_TOKENS):
         step = model(ids, past_key_values=cache, use_cache=True)
         cache, ids = step.past_key_values, step.logits[:, -1:].argmax(-1)
         tokens.append(int(ids))
-    logits = model(torch.tensor([prompt + tokens[:-1]]), use_cache=False).logits[0, len(prompt) - 1 :]
-    best = logits.topk(2).values
-    gap = float((best[:, 0] - best[:, 1]).min())
-    if gap >= MIN_GAP and logits.argmax(-1).tolist() != tokens:
+    likeliest, gap = _full_pass(model, prompt, tokens)
+    if gap >= MIN_GAP and likeliest != tokens:
         raise RuntimeError("transformers gives different tokens with and without its KV cache")
     return tokens, gap
+
+
+def _full_pass(model: Any, prompt: list[int], tokens: list[int]) -> tuple[list[int], float]:
+    """Return the likeliest token in place of each of these after a prompt, and the smallest top-2 gap."""
+    logits = model(torch.tensor([prompt + tokens[:-1]]), use_cache=False).logits[0, len(prompt) - 1 :]
+    best = logits.topk(2)
+    return best.indices[:, 0].tolist(), float((best.values[:, 0] - best.values[:, 1]).min())
 
 
 def _logprobs(model: Any, prompts: list[list[int]]) -> Floats:
