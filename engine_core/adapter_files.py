@@ -40,7 +40,7 @@ def files_of(path: str) -> Files:
 
 
 @dataclass(eq=False)
-class _Look:
+class _FileLook:
     """A look at the files of some paths, for the requests that have asked for it; a thread adds `answers`."""
 
     requests: dict[str, list[Request]]
@@ -64,8 +64,8 @@ class FileLooks:
         self._wake = wake
         self._clock = clock
         self._asked: dict[str, list[Request]] = {}
-        self._looks: list[_Look] = []
-        self._hung: list[_Look] = []  # answered as unknown, while their threads go on
+        self._looks: list[_FileLook] = []
+        self._hung: list[_FileLook] = []  # answered as unknown, while their threads go on
 
     def ask(self, path: str, request: Request) -> None:
         """Have the files of a path looked at for a request, by the next `take`."""
@@ -107,7 +107,7 @@ class FileLooks:
                 yield path, asked.pop(path), frozenset()
         if not asked:
             return
-        look = _Look(asked, self._clock(), tuple(asked))
+        look = _FileLook(asked, self._clock(), tuple(asked))
         try:
             threading.Thread(target=self._run, args=(look,), name="quire-adapter-files", daemon=True).start()
         except RuntimeError:  # there are too many threads
@@ -116,7 +116,7 @@ class FileLooks:
         self._looks.append(look)
         look.wakes = not look.has_ended.wait(_WAIT_SECONDS)
 
-    def _run(self, look: _Look) -> None:
+    def _run(self, look: _FileLook) -> None:
         """Look at files; on a thread."""
         for path in look.paths:
             look.answers[path] = files_of(path)
