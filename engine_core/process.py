@@ -351,7 +351,9 @@ def _check_encoder(parsed: EngineProcessOptions) -> None:
 def _start_kv_events(parsed: EngineProcessOptions, runner: ModelRunner, wake: Callable[[], None]) -> KvEvents | None:
     """Start the publishing of KV events, if it is wanted. Raises AddressError."""
     config = parse_kv_events_config(parsed.kv_events_config or "{}")
-    return start_kv_events(config, runner.sequences, runner.block_size, wake) if config.is_enabled else None
+    if not config.is_enabled:
+        return None
+    return start_kv_events(config, runner.sequences, runner.block_size, wake, parsed.adapter_folders)
 
 
 def _start_adapters(parsed: EngineProcessOptions, runner: ModelRunner, wake: Callable[[], None]) -> Adapters | None:

@@ -17,8 +17,8 @@ class LoRARequest:
     """The LoRA adapter that computes a request, in vLLM's words. Raises `ValueError` for fields that cannot be.
 
     `lora_path`: its folder in PEFT's format, a GGUF file, or its name at the Hugging Face hub; it alone says which
-    adapter it is. `lora_name` and `lora_int_id`, from 1 on, are for people and logs. The engine keeps what it has read
-    from a folder, so changed files need a folder of their own, and `load_inplace` cannot be had.
+    adapter it is. `lora_name` and `lora_int_id`, from 1 on, are for people and logs. The engine reads a folder anew
+    once its files have changed, with `load_inplace` or without.
     """
 
     lora_name: str
@@ -33,11 +33,6 @@ class LoRARequest:
             raise ValueError(f"lora_int_id={self.lora_int_id!r} is no id; give a whole number from 1 on")
         if not str(self.lora_path):
             raise ValueError("lora_path is empty; give the folder of the adapter, or its GGUF file")
-        if self.load_inplace:
-            raise ValueError(
-                "load_inplace=True is not supported: the engine keeps what it has read from a folder; write changed "
-                "files to another one"
-            )
         if not is_adapter_name(self.lora_path):
             object.__setattr__(self, "lora_path", absolute(self.lora_path))
         if len(self.lora_path) > MAX_PATH:

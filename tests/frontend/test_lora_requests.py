@@ -142,7 +142,6 @@ def test_streams_and_steps_take_adapters(llm: LLM, adapters: list[LoRARequest]) 
         (("a", 0, "/a"), "lora_int_id=0 is no id"),
         (("a", 1, ""), "lora_path is empty"),
         (("a", 1, "/" + "a" * 4096), "lora_path has 4097 characters"),
-        (("a", 1, "/a", None, True), "load_inplace=True is not supported"),
     ],
 )
 def test_a_lora_request_names_the_field_at_fault(fields: Any, message: str) -> None:

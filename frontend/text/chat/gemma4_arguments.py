@@ -22,10 +22,10 @@ def gemma4_arguments(rule: str, tool: Tool, where: str) -> list[str]:
     """
     if not _is_plain_object(tool.parameters or {"type": "object"}):
         return json_arguments(rule, tool, where)
-    return _Rules(tool).of_object(rule, tool.parameters or {}, where)
+    return _ArgumentRules(tool).of_object(rule, tool.parameters or {}, where)
 
 
-class _Rules:
+class _ArgumentRules:
     def __init__(self, tool: Tool) -> None:
         self._tool = tool
 
