@@ -56,13 +56,7 @@ class Assembly:
 
     def compile(self, progress: Progress | None) -> None:
         """Compile every kernel of the plan."""
-        compiled = self.device.compile(self.plan.kernels, self.plan.context)
-        for done, (kernel, number) in enumerate(zip(self.plan.kernels, compiled, strict=True), 1):
-            self.kernels[kernel] = number
-            if progress is not None and self.device.compiled:
-                progress("compiling kernels", done, len(self.plan.kernels))
-        for entry in self.device.rejected:
-            logger.warning("kernel cache: %s; compiled again", entry)
+        self.kernels = compile_kernels(self.plan, self.device, progress)
 
     def allocate(self) -> None:
         """Allocate the plan's buffers; the buffers of a step's inputs belong to the native runner."""
@@ -109,6 +103,19 @@ class Assembly:
         operands = [operand.address(memory) for operand in launch.operands]
         sizes = (launch.rows_per_item, launch.repeats, launch.copies, launch.groups)
         target.add(self.kernels[launch.kernel], operands, launch.dim, *sizes)
+
+
+def compile_kernels(plan: ModelPlan, device: Device, progress: Progress | None) -> dict[Kernel, int]:
+    """Compile every kernel of a plan; return the numbers, or addresses, by which launches name them."""
+    kernels = {}
+    compiled = device.compile(plan.kernels, plan.context)
+    for done, (kernel, number) in enumerate(zip(plan.kernels, compiled, strict=True), 1):
+        kernels[kernel] = number
+        if progress is not None and device.compiled:
+            progress("compiling kernels", done, len(plan.kernels))
+    for entry in device.rejected:
+        logger.warning("kernel cache: %s; compiled again", entry)
+    return kernels
 
 
 def logits_shape(plan: ModelPlan) -> tuple[int, int]:

@@ -46,11 +46,13 @@ def choose_kv_size(
     file: KvFile | None = None,
     shared_bytes: int = 0,
     adapter_bytes: int = 0,
+    thread_bytes: int = 0,
     device: Device | None = None,
 ) -> KvSize:
     """Return the size of a pool next to weights and buffers of `other_bytes`, maybe in a file.
 
-    All of them lie in the memory of `device`, by default the options'; a memory_limit is for the host's alone.
+    All of them lie in the memory of `device`, by default the options', where threads take `thread_bytes` besides; a
+    memory_limit is for the host's alone.
 
     A page's bytes lie in a place for each KV head of all layers; `head_bytes` has their sizes. By default as many pages
     as the file holds already, or else as all sequences together could fill, up to 4 GiB or half of the memory that is
@@ -62,7 +64,8 @@ def choose_kv_size(
     for each few pages. A number of pages that is given is kept, so that they come on top.
     """
     device = device or choose_device(options)
-    free = _free_memory(device, other_bytes, shared_bytes)
+    other_bytes += thread_bytes
+    free = _free_memory(device, other_bytes, shared_bytes, thread_bytes)
     longest = -(-limits.max_model_len // limits.block_size)
     limit = options.memory_limit if device.in_host_memory else None
     within = None if limit is None else limit - PROGRAM_BYTES - reserve_within(limit) - other_bytes
@@ -78,7 +81,7 @@ def choose_kv_size(
         pages = _whole_stripes((size - records * record_bytes) // page_bytes, longest, head_bytes)
     else:
         if device.own_memory is not None:
-            most = _most_on_gpu(options, device, device.own_memory, other_bytes, adapter_bytes)
+            most = _most_on_gpu(options, device, device.own_memory, other_bytes, adapter_bytes, thread_bytes)
         else:
             most = _most_on_host(options, left, within)
         useful = _useful_pages(options, limits, whole)
@@ -106,7 +109,9 @@ def _most_on_host(options: LoadOptions, left: int, within: int | None) -> int:
     return min(DEFAULT_KV_BYTES, left // 2 // host.MachineShare.parse(options.machine_share).count)
 
 
-def _most_on_gpu(options: LoadOptions, device: Device, total: int, other_bytes: int, adapter_bytes: int) -> int:
+def _most_on_gpu(
+    options: LoadOptions, device: Device, total: int, other_bytes: int, adapter_bytes: int, thread_bytes: int
+) -> int:
     """Return the bytes that KV pages take at most of a GPU's `total`, unless their size is chosen.
 
     Raises MemoryShortageError if gpu_memory_utilization is more than is free, or less than others take.
@@ -121,20 +126,47 @@ def _most_on_gpu(options: LoadOptions, device: Device, total: int, other_bytes: 
         lower = math.floor(100 * free * engines / total) / 100
         raise MemoryShortageError(f"{means}, but {free} are free{_place(device)}; free some, or lower it to {lower:g}")
     if wanted < other_bytes:
-        raise MemoryShortageError(f"{means}, and weights and buffers take {other_bytes}; raise it")
+        raise MemoryShortageError(f"{means}, and {_taken(other_bytes, thread_bytes)}; raise it")
     left = wanted - other_bytes
     return int((left - min(adapter_bytes, left // 2)) * options.kv_share)
 
 
-def _free_memory(device: Device, other_bytes: int, shared_bytes: int) -> int:
+def describe_smaller_pool(
+    options: LoadOptions, limits: PlanLimits, size: KvSize, page_bytes: int, device: Device, *, whole: bool = False
+) -> str | None:
+    """Return a line about KV pages that others on a GPU leave no room for; None if none are missing, or were chosen."""
+    chosen = options.num_pages, options.kv_cache_memory_bytes, options.gpu_memory_utilization
+    useful = _useful_pages(options, limits, whole)
+    if device.own_memory is None or any(each is not None for each in chosen) or size.pages >= useful:
+        return None
+    engines, free = (
+        engines_on(options.device, host.MachineShare.parse(options.machine_share)),
+        device.available_memory(),
+    )
+    if int(device.own_memory * DEFAULT_GPU_MEMORY_UTILIZATION) // engines <= free:
+        return None
+    return (
+        f"{free} of {device.own_memory} bytes are free{_place(device)}, since others use it, as the engine before does "
+        f"during a reload: there are {size.pages} KV pages of {page_bytes} bytes, and up to {useful} could be used; "
+        "free some, or start the engine before with a lower gpu_memory_utilization"
+    )
+
+
+def _free_memory(device: Device, other_bytes: int, shared_bytes: int, thread_bytes: int) -> int:
     """Return the bytes that are free for weights, buffers and KV. Raises ModelError unless the first two fit."""
     free = device.available_memory() + shared_bytes
     if free < other_bytes:  # whatever a file of KV holds may be in use until the pool is mapped
         raise MemoryShortageError(
-            f"weights and buffers take {other_bytes} bytes, but {free} are free{_place(device)}"
+            f"{_taken(other_bytes, thread_bytes)} bytes, but {free} are free{_place(device)}"
             f"{host.describe_address_limit()}; free some, or choose a smaller model or lower max_num_batched_tokens"
         )
     return free
+
+
+def _taken(other_bytes: int, thread_bytes: int) -> str:
+    """Return words about what takes memory beside KV pages."""
+    what = "weights, buffers and local memory of threads" if thread_bytes else "weights and buffers"
+    return f"{what} take {other_bytes}"
 
 
 def _place(device: Device) -> str:

@@ -34,7 +34,7 @@ from quire.kernels.adapters.changeable import changeable_in
 from quire.kernels.adapters.changed_head import ClassifierHead
 from quire.kernels.adapters.packing import PackedAdapter, pack_adapter
 from quire.kernels.adapters.reading import read_adapter
-from quire.kernels.assembly import Assembly, Progress, Rows, logits_shape, open_runner
+from quire.kernels.assembly import Assembly, Progress, Rows, compile_kernels, logits_shape, open_runner
 from quire.kernels.config import ModelConfig
 from quire.kernels.devices import Device
 from quire.kernels.emit.builder import BF16, F32, I8
@@ -42,7 +42,7 @@ from quire.kernels.emit.layout import ELEMENT_BYTES
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import Features
 from quire.kernels.kv_file import KvFile, kv_format, model_name
-from quire.kernels.kv_size import KvSize, choose_kv_size, plan_memory
+from quire.kernels.kv_size import KvSize, choose_kv_size, describe_smaller_pool, plan_memory
 from quire.kernels.lowering.model import lower
 from quire.kernels.memory import MemoryPlan
 from quire.kernels.models import build_graph, classifier_of, logits_of, multimodal
@@ -294,7 +294,7 @@ def choose_memory(
     blocks = (most_loras + 1) * block_bytes(adapter) if on_device and most_loras else 0  # one more is being read
     size = choose_kv_size(
         options, plan.limits, plan.page_bytes, weights + buffers, head_bytes=plan.page_head_bytes,
-        record_bytes=plan.state_bytes, adapter_bytes=blocks,
+        record_bytes=plan.state_bytes, adapter_bytes=blocks, thread_bytes=device.thread_memory,
         whole=plan.is_encoder, file=file, shared_bytes=shared_bytes, device=device,
     )  # fmt: skip
     kv_bytes = size.bytes(plan.page_bytes, plan.state_bytes)
@@ -347,7 +347,14 @@ def assemble(
         fd = os.memfd_create("quire-kv")  # until this process ends
     file = None if fd is None else KvFile(fd, model_name(plan, device.product))
     shared = None if options.weights_fd is None else _claim_weights(plan, options.weights_fd, trial, progress)
-    size, memory = choose_memory(plan, options, file, 0 if shared is None else shared.resident_bytes, device)
+    shared_bytes = 0 if shared is None else shared.resident_bytes
+    size, memory = choose_memory(plan, options, file, shared_bytes, device)
+    kernels = compile_kernels(plan, device, progress)
+    if device.thread_memory:  # which is known only now
+        size, memory = choose_memory(plan, options, file, shared_bytes, device)
+        logger.info("threads of device %s take %d bytes of its memory", device.name, device.thread_memory)
+    if smaller := describe_smaller_pool(options, limits, size, plan.page_bytes, device, whole=plan.is_encoder):
+        logger.warning("%s", smaller)
     if options.gpu_memory_utilization is not None and device.own_memory is None:
         logger.warning("gpu_memory_utilization=%g has no effect: there is no GPU", options.gpu_memory_utilization)
     is_chosen = options.num_pages is not None or options.kv_cache_memory_bytes is not None
@@ -359,8 +366,7 @@ def assemble(
         )  # fmt: skip
     native = open_runner(plan, device, size, file, log_sealed_pages=log_sealed_pages)
     loader = Loader(device.native, plan.quantization, plan.dtypes, progress, options.weight_cache, trial, shared)
-    assembly = Assembly(native, device, plan, loader, memory, size, file)
-    assembly.compile(progress)
+    assembly = Assembly(native, device, plan, loader, memory, size, file, kernels)
     loader.load(plan.weights)
     assembly.allocate()
     return assembly

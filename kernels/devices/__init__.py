@@ -29,6 +29,10 @@ class Device(Protocol):
         """Bytes of its own memory, whoever has them; None if it computes in the host's."""
 
     @property
+    def thread_memory(self) -> int:
+        """Bytes of its own memory that threads of the compiled kernels take, beside weights, buffers and KV pages."""
+
+    @property
     def capabilities(self) -> Capabilities:
         """Capabilities by which plans are lowered and kernels emitted."""
 

@@ -63,6 +63,11 @@ class Cpu:
         return None
 
     @property
+    def thread_memory(self) -> int:
+        """See Device."""
+        return 0
+
+    @property
     def capabilities(self) -> Capabilities:
         """See Device."""
         return self.isa.capabilities

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,8 @@ from quire.kernels.emit.cuda.threads import ENTRY, GpuKernel, LaunchShape
 from quire.kernels.emit.dots import CUDA
 from quire.kernels.errors import ModelError
 
+logger = logging.getLogger(__name__)
+
 ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
 """Architectures that kernels are compiled for in tests; others of LLVM's may do as well."""
 
@@ -24,6 +27,7 @@ CAPABILITIES = Capabilities(CUDA, F32, product_rows=128, query_rows=16, samples=
 """Capabilities of every GPU: an item of products has as many rows as share a tile of weights, one of attention few,
 since many threads need many items."""
 
+_LEAST_ARCHITECTURE = 80  # of kernels, which copy to shared memory by cp.async
 _MOST_COMPILERS = 8  # threads, each with the memory of a compiler
 
 
@@ -66,6 +70,11 @@ class Cuda:
         return self.native.total_memory
 
     @property
+    def thread_memory(self) -> int:
+        """See Device."""
+        return self.native.thread_memory
+
+    @property
     def capabilities(self) -> Capabilities:
         """See Device."""
         return CAPABILITIES
@@ -75,19 +84,30 @@ class Cuda:
         """See Device."""
         if self._is_architecture:
             raise ModelError(f"{self.name} is an architecture; give a GPU's number to run a model, as cuda:0")
+        self._compiler  # noqa: B018 - before threads start, and the GPU is opened
         threads = start_threads(self._threads, pin=self._pin_threads)
         try:
-            return CudaDevice(int(self._name), threads, str(self._cache))
+            return CudaDevice(int(self._name), threads, str(self._cache), logger.warning)
         except RuntimeError as error:
-            raise ModelError(f"device {self.name} can't be used: {error}; give the device cpu") from None
+            raise self._unusable(error) from None
+
+    def _unusable(self, error: Exception) -> ModelError:
+        return ModelError(f"device {self.name} can't be used: {error}; give the device cpu")
 
     @cached_property
     def _compiler(self) -> PtxCompiler:
-        architecture = self._name if self._is_architecture else self.native.architecture
+        if not self._is_architecture:
+            try:
+                return PtxCompiler(CudaDevice.architecture_of(int(self._name)), str(self._cache))
+            except (RuntimeError, ValueError) as error:
+                raise self._unusable(error) from None
+        known = f"give one such as {', '.join(ARCHITECTURES)}"
+        if (number := re.match(r"sm_(\d+)", self._name)) and int(number[1]) < _LEAST_ARCHITECTURE:
+            raise ModelError(f"kernels for {self._name} can't be compiled: it lacks cp.async, which sm_80 has; {known}")
         try:
-            return PtxCompiler(architecture, str(self._cache))
+            return PtxCompiler(self._name, str(self._cache))
         except ValueError as error:
-            raise ModelError(f"{error}; give one such as {', '.join(ARCHITECTURES)}") from None
+            raise ModelError(f"{error}; {known}") from None
 
     @property
     def compiled(self) -> int:
@@ -108,10 +128,13 @@ class Cuda:
             ptx = self._compiler.compile(kernel.text)
             return native.load(ptx, ENTRY, shape.threads_per_item, shape.threads_per_block, shape.shared_bytes)
 
-        with ThreadPoolExecutor(min(self._threads, _MOST_COMPILERS)) as pool:
+        pool = ThreadPoolExecutor(min(self._threads, _MOST_COMPILERS))
+        try:
             loaded = {kernel: pool.submit(load, kernel) for kernel in dict.fromkeys(chosen)}
             for kernel in chosen:
                 yield loaded[kernel].result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def ptx(self, kernel: Kernel, context: EmitContext) -> str:
         """Return the PTX of a kernel."""

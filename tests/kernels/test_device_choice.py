@@ -18,13 +18,21 @@ def forgotten() -> Iterator[None]:
     choice.resolve_device.cache_clear()
 
 
-def has_gpus(monkeypatch: pytest.MonkeyPatch, *names: str, problem: str = "") -> None:
+def has_gpus(monkeypatch: pytest.MonkeyPatch, *names: str, problem: str = "", old: str = "") -> None:
+    """Let this machine have GPUs of these names, of which one is too old."""
+
     class Gpus:
         @staticmethod
         def names() -> list[str]:
             if problem:
                 raise RuntimeError(problem)
             return list(names)
+
+        @staticmethod
+        def architecture_of(ordinal: int) -> str:
+            if names[ordinal] == old:
+                raise RuntimeError(f"{old} is too old")
+            return "sm_90"
 
     monkeypatch.setattr(choice, "CudaDevice", Gpus)
     choice.resolve_device.cache_clear()
@@ -42,6 +50,14 @@ def test_engines_of_a_machine_take_its_gpus_in_turn(
 ) -> None:
     has_gpus(monkeypatch, "one", "another")
     assert choice.resolve_device(device, MachineShare.parse(share)) == chosen
+
+
+@pytest.mark.parametrize(("share", "chosen"), [(None, "cuda:1"), ("1/3", "cuda:2"), ("2/3", "cuda:1")])
+def test_gpus_that_cannot_be_used_are_left_out(share: str | None, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_gpus(monkeypatch, "one", "another", "third", old="one")
+    for device in ("auto", "cuda"):
+        assert choice.resolve_device(device, MachineShare.parse(share)) == chosen
+    assert [choice.engines_on("auto", MachineShare(index, 3)) for index in range(3)] == [2, 1, 2]
 
 
 def test_engines_know_how_many_compute_on_their_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from quire.kernels.adapters.blocks import block_bytes
 from quire.kernels.devices import Device, choice
 from quire.kernels.errors import MemoryShortageError
 from quire.kernels.fit import advice
-from quire.kernels.kv_size import choose_kv_size
+from quire.kernels.kv_size import KvSize, choose_kv_size, describe_smaller_pool
 from quire.kernels.operands import PlanLimits
 from quire.kernels.options import LoadOptions
 from quire.kernels.runner import choose_memory, describe, load_model
@@ -42,11 +42,14 @@ class Gpu:
         return self.own_memory - self._others
 
 
-def pages(others: int = 0, adapters: int = 0, **options: Any) -> int:
+def pages(others: int = 0, adapters: int = 0, threads: int = 0, **options: Any) -> int:
     """Return the KV pages of 1 MiB that an engine has next to its weights."""
     given = LoadOptions("model", device="cuda:0", **options)
     gpu = cast("Device", Gpu(others * MIB))
-    chosen = choose_kv_size(given, LIMITS, MIB, WEIGHTS, head_bytes=[MIB], adapter_bytes=adapters * MIB, device=gpu)
+    chosen = choose_kv_size(
+        given, LIMITS, MIB, WEIGHTS, head_bytes=[MIB], adapter_bytes=adapters * MIB, thread_bytes=threads * MIB,
+        device=gpu,
+    )  # fmt: skip
     return chosen.pages
 
 
@@ -58,12 +61,31 @@ def test_pages_take_what_the_part_of_the_engine_leaves() -> None:
     assert pages(adapters=300) == 500
     assert pages(adapters=700) == 400  # adapters have no more than pages
     assert pages(kv_share=0.5, adapters=100) == 350
+    assert pages(threads=300) == 500
     assert pages(max_num_seqs=2) == 2 * 128  # no more than sequences can fill
 
 
 def test_engines_on_one_gpu_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "gpu_names", lambda: ["one"])
+    monkeypatch.setattr(choice, "usable_gpus", lambda: ([0], []))
     assert pages(machine_share="0/3") == pages(others=600, machine_share="2/3") == 200
+
+
+def smaller(others: int, **options: Any) -> str | None:
+    """Return what is said of the KV pages, 1000 of which would be useful."""
+    given = LoadOptions("model", device="cuda:0", max_num_seqs=10, **options)
+    limits = PlanLimits(max_num_batched_tokens=2048, max_model_len=3200, block_size=32)
+    gpu, size = cast("Device", Gpu(others * MIB)), KvSize(pages(others, **options))
+    return describe_smaller_pool(given, limits, size, MIB, gpu)
+
+
+def test_a_pool_that_others_make_smaller_is_told_with_figures() -> None:
+    """So it is after a reload from a GPU to the same one, whose engine before has its memory still."""
+    assert smaller(0) is smaller(100) is None
+    assert smaller(500, gpu_memory_utilization=0.4) is smaller(500, num_pages=100) is None  # as chosen
+    told = smaller(500)
+    assert told is not None
+    assert f"{500 * MIB} of {1000 * MIB} bytes are free on device cuda:0" in told
+    assert f"there are 350 KV pages of {MIB} bytes, and up to 1000 could be used" in told
 
 
 def test_a_size_that_is_given_wins_and_must_be_free() -> None:

@@ -1,4 +1,5 @@
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/function.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -78,6 +79,7 @@ void bind_device(nb::module_& m) {
   device
       .def(
           "allocate", [](Device& d, std::size_t bytes) { return address_of(d.allocate(bytes)); }, "num_bytes"_a,
+          nb::call_guard<nb::gil_scoped_release>(),
           "Return the address of zeroed memory that lives as long as the device.")
       .def(
           "allocate_exchanged", [](Device& d, std::size_t bytes) { return address_of(d.allocate_exchanged(bytes)); },
@@ -111,7 +113,7 @@ void bind_device(nb::module_& m) {
           "End the writing to a file that was mapped here, from its first byte on. Raises OSError.")
       .def("upload", &upload, "array"_a, nb::sig("def upload(self, array: numpy.typing.NDArray[typing.Any]) -> int"),
            "Copy the array into memory that lives as long as the device; return its address.")
-      .def("write", &write, "address"_a, "array"_a,
+      .def("write", &write, "address"_a, "array"_a, nb::call_guard<nb::gil_scoped_release>(),
            nb::sig("def write(self, address: int, array: numpy.typing.NDArray[typing.Any]) -> None"),
            "Copy the array to memory of the device.")
       .def(
@@ -133,17 +135,21 @@ void bind_device(nb::module_& m) {
   nb::class_<CudaDevice, Device>(m, "CudaDevice", "One of NVIDIA's GPUs, whose driver must be installed.")
       .def(
           "__init__",
-          [](CudaDevice* self, int ordinal, ThreadPool& threads, const std::string& cache_dir) {
-            new (self) CudaDevice(ordinal, threads, cache_dir);
+          [](CudaDevice* self, int ordinal, ThreadPool& threads, const std::string& cache_dir, Warn warn) {
+            new (self) CudaDevice(ordinal, threads, cache_dir, std::move(warn));
           },
-          "ordinal"_a, "threads"_a, "cache_dir"_a = "", nb::keep_alive<1, 3>())
+          "ordinal"_a, "threads"_a, "cache_dir"_a = "", "warn"_a.none() = nb::none(), nb::keep_alive<1, 3>())
       .def_static("names", &CudaDevice::names,
                   "Return the names of the GPUs here. Raises RuntimeError without a driver.")
+      .def_static("architecture_of", &CudaDevice::architecture_of, "ordinal"_a,
+                  "Return what kernels of a GPU are compiled for, as sm_90. Raises RuntimeError if it can't be used.")
       .def_prop_ro("name", &CudaDevice::name, "Name of the GPU.")
       .def_prop_ro("architecture", &CudaDevice::architecture, "What kernels are compiled for, as sm_90.")
       .def_prop_ro("cache", &CudaDevice::cache, nb::rv_policy::reference_internal, "The code that the driver has made.")
       .def_prop_ro("num_graph_launches", &CudaDevice::num_graph_launches, "Number of steps that ran as a graph.")
       .def_prop_ro("free_memory", &CudaDevice::free_memory, "Bytes of the GPU's memory that are free.")
+      .def_prop_ro("thread_memory", &CudaDevice::thread_memory,
+                   "Bytes of its memory that threads of the loaded kernels take at most, beside registers.")
       .def_prop_ro("total_memory", &CudaDevice::total_memory, "Bytes of the GPU's memory.")
       .def("load", &CudaDevice::load, "ptx"_a, "entry"_a, "threads_per_item"_a, "threads_per_block"_a,
            "shared_bytes"_a = 0, nb::call_guard<nb::gil_scoped_release>(),

@@ -10,27 +10,42 @@
 namespace quire {
 namespace {
 
+constexpr int kLeastMajor = 8;                 // of the compute capability: kernels use cp.async
 constexpr std::int64_t kMostThreads = 1024;    // of a block
 constexpr std::int64_t kMostShared = 1 << 20;  // more than any GPU has
 constexpr std::int64_t kItemsAtOnce = 32;      // of attention on a multiprocessor
 constexpr std::size_t kChunk = std::size_t{1} << 20;
 constexpr int kPtx = 1, kErrorLog = 5, kErrorLogSize = 6;  // CU_JIT_INPUT_PTX, CU_JIT_ERROR_LOG_BUFFER and its size
 
-CudaDriver::Device find_device(const CudaDriver& driver, int ordinal, std::size_t count) {
-  if (ordinal < 0 || std::cmp_greater_equal(ordinal, count))
+int attribute(const CudaDriver& driver, CudaDriver::Device device, CudaDriver::Attribute which) {
+  int value = 0;
+  driver.check(driver.device_attribute(&value, which, device), "describe the GPU");
+  return value;
+}
+
+/// Returns a GPU that kernels can be compiled for, and whose memory the host can access.
+CudaDriver::Device find_device(const CudaDriver& driver, int ordinal) {
+  const std::vector<std::string> names = CudaDevice::names();
+  if (ordinal < 0 || std::cmp_greater_equal(ordinal, names.size()))
     throw std::runtime_error("there is no GPU number " + std::to_string(ordinal) + ": this machine has " +
-                             std::to_string(count));
+                             std::to_string(names.size()));
+  const std::string& name = names[static_cast<std::size_t>(ordinal)];
   CudaDriver::Device device = 0;
   driver.check(driver.device_get(&device, ordinal), "find the GPU");
-  const auto attribute = [&](CudaDriver::Attribute which) {
-    int value = 0;
-    driver.check(driver.device_attribute(&value, which, device), "describe the GPU");
-    return value;
-  };
-  if (attribute(CudaDriver::kConcurrentManagedAccess) == 0 || attribute(CudaDriver::kUnifiedAddressing) == 0)
-    throw std::runtime_error(CudaDevice::names()[static_cast<std::size_t>(ordinal)] +
-                             " and the host can't access the same memory at a time, which is needed");
+  const int major = attribute(driver, device, CudaDriver::kMajor),
+            minor = attribute(driver, device, CudaDriver::kMinor);
+  if (major < kLeastMajor)
+    throw std::runtime_error(name + " has compute capability " + std::to_string(major) + "." + std::to_string(minor) +
+                             ", and " + std::to_string(kLeastMajor) + ".0 or a later one is needed");
+  if (attribute(driver, device, CudaDriver::kConcurrentManagedAccess) == 0 ||
+      attribute(driver, device, CudaDriver::kUnifiedAddressing) == 0)
+    throw std::runtime_error(name + " and the host can't access the same memory at a time, which is needed");
   return device;
+}
+
+std::string architecture(const CudaDriver& driver, CudaDriver::Device device) {
+  return "sm_" + std::to_string(attribute(driver, device, CudaDriver::kMajor)) +
+         std::to_string(attribute(driver, device, CudaDriver::kMinor));
 }
 
 }  // namespace
@@ -93,28 +108,28 @@ std::vector<std::string> CudaDevice::names() {
   return names;
 }
 
-CudaDevice::CudaDevice(int ordinal, ThreadPool& threads, std::filesystem::path cache_dir)
+std::string CudaDevice::architecture_of(int ordinal) {
+  const CudaDriver& driver = CudaDriver::get();
+  return quire::architecture(driver, find_device(driver, ordinal));
+}
+
+CudaDevice::CudaDevice(int ordinal, ThreadPool& threads, std::filesystem::path cache_dir, Warn warn)
     : Device(threads),
       driver_(CudaDriver::get()),
-      device_(find_device(driver_, ordinal, names().size())),
+      device_(find_device(driver_, ordinal)),
       name_(names()[static_cast<std::size_t>(ordinal)]),
+      architecture_(quire::architecture(driver_, device_)),
+      multiprocessors_(attribute(driver_, device_, CudaDriver::kMultiprocessors)),
+      threads_at_once_(multiprocessors_ * attribute(driver_, device_, CudaDriver::kThreadsOfMultiprocessor)),
       context_(driver_, device_),
       stream_(driver_, context_),
       memory_(driver_, device_, context_, stream_),
-      steps_(driver_, memory_, stream_),
+      steps_(driver_, memory_, stream_, std::move(warn)),
       cache_(std::move(cache_dir)),
-      page_lists_(std::make_unique<PageLists>(memory_)) {
-  const auto attribute = [&](CudaDriver::Attribute which) {
-    int value = 0;
-    driver_.check(driver_.device_attribute(&value, which, device_), "describe the GPU");
-    return value;
-  };
-  multiprocessors_ = attribute(CudaDriver::kMultiprocessors);
-  architecture_ = "sm_" + std::to_string(attribute(CudaDriver::kMajor)) + std::to_string(attribute(CudaDriver::kMinor));
-}
+      page_lists_(std::make_unique<PageLists>(memory_)) {}
 
 CudaDevice::~CudaDevice() {
-  context_.use();
+  context_.use_if_there();
   driver_.stream_synchronize(stream_.handle());
   for (const CudaDriver::Handle module : modules_) driver_.module_unload(module);
 }
@@ -162,13 +177,21 @@ std::uintptr_t CudaDevice::load(const std::string& ptx, const std::string& entry
     modules_.push_back(module);
   }
   driver_.check(driver_.module_function(&function, module, entry.c_str()), "find a kernel");
+  int local_bytes = 0;
+  driver_.check(driver_.function_get(&local_bytes, CudaDriver::kLocalBytes, function), "tell what a kernel takes");
   const std::string share = "give a block of threads " + std::to_string(shared_bytes) + " bytes of shared memory";
   if (shared_bytes > 0)
     driver_.check(driver_.function_set(function, CudaDriver::kMostSharedBytes, static_cast<int>(shared_bytes)),
                   share.c_str());
   const std::lock_guard lock(mutex_);
+  local_bytes_ = std::max(local_bytes_, std::int64_t{local_bytes});
   return reinterpret_cast<std::uintptr_t>(&kernels_.emplace_back(
       CudaKernel{function, threads_per_item, threads_per_block, static_cast<unsigned>(shared_bytes)}));
+}
+
+std::size_t CudaDevice::thread_memory() const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<std::size_t>(local_bytes_ * threads_at_once_);
 }
 
 std::byte* CudaDevice::map_file(int, std::size_t, bool) {

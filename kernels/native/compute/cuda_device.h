@@ -27,17 +27,25 @@ class CudaDevice final : public Device {
   /// they have no driver.
   static std::vector<std::string> names();
 
-  /// Opens GPU number `ordinal`. Code of kernels is kept in `cache_dir`, if that is not empty. Throws
+  /// Returns what kernels of GPU number `ordinal` are compiled for, "sm_90" and the like, without opening it. Throws
   /// std::runtime_error, with the reason, if it can't be used.
-  CudaDevice(int ordinal, ThreadPool& threads, std::filesystem::path cache_dir);
+  static std::string architecture_of(int ordinal);
+
+  /// Opens GPU number `ordinal`. Code of kernels is kept in `cache_dir`, if that is not empty. `warn` may be empty.
+  /// Throws std::runtime_error, with the reason, if the GPU can't be used.
+  CudaDevice(int ordinal, ThreadPool& threads, std::filesystem::path cache_dir, Warn warn);
   ~CudaDevice() override;
 
   const std::string& name() const { return name_; }
-  const std::string& architecture() const { return architecture_; }  ///< "sm_90" and the like
+  const std::string& architecture() const { return architecture_; }
   std::size_t free_memory() const { return memory_.free_bytes(); }
   std::size_t total_memory() const { return memory_.total_bytes(); }
   const ObjectCache& cache() const { return cache_; }  ///< the code of kernels
   std::int64_t num_graph_launches() const { return steps_.num_graph_launches(); }
+
+  /// Returns the bytes of its memory that the driver takes for threads of the loaded kernels, beside registers: as many
+  /// as it can run at a time, each with as much as the one that needs most. Any thread.
+  std::size_t thread_memory() const;
 
   /// Returns the number by which launches name the function `entry` of PTX, in the shape of a CudaKernel. Throws
   /// std::runtime_error, or std::invalid_argument for a shape. Any thread.
@@ -80,13 +88,14 @@ class CudaDevice final : public Device {
   const CudaDriver& driver_;
   CudaDriver::Device device_;
   std::string name_, architecture_;
-  std::int64_t multiprocessors_ = 0;
+  std::int64_t multiprocessors_ = 0, threads_at_once_ = 0;
   CudaContext context_;
   CudaStream stream_;
   CudaMemory memory_;
   CudaSteps steps_;
   ObjectCache cache_;
-  std::mutex mutex_;  ///< guards `modules_` and `kernels_`
+  mutable std::mutex mutex_;      ///< guards what follows, up to `kernels_`
+  std::int64_t local_bytes_ = 0;  ///< the most of a thread
   std::vector<CudaDriver::Handle> modules_;
   std::deque<CudaKernel> kernels_;  ///< whose addresses are their numbers
   std::unique_ptr<PageLists> page_lists_;

@@ -20,10 +20,12 @@ void find(void* library, const char* name, Function& function) {
     throw std::runtime_error(std::string(kLibrary) + " has no function " + name + "; a newer driver is needed");
 }
 
-/// Returns true for the errors that no later call recovers from: of memory that fails, of an access or a launch.
+/// Returns true for the errors that no later call recovers from: of memory or a link that fails, of an access or a
+/// launch.
 bool loses_device(CudaDriver::Result result) {
-  constexpr CudaDriver::Result kUncorrectable = 214, kFirst = 700, kLast = 719, kUnknown = 999;
-  return result == kUncorrectable || (result >= kFirst && result <= kLast) || result == kUnknown;
+  constexpr CudaDriver::Result kMemory = 214, kLink = 220, kContained = 226, kFirst = 700, kLast = 719, kUnknown = 999;
+  return result == kMemory || result == kLink || result == kContained || (result >= kFirst && result <= kLast) ||
+         result == kUnknown;
 }
 
 }  // namespace
@@ -65,6 +67,7 @@ CudaDriver::CudaDriver() {
   find(library, "cuModuleLoadData", module_load);
   find(library, "cuModuleUnload", module_unload);
   find(library, "cuModuleGetFunction", module_function);
+  find(library, "cuFuncGetAttribute", function_get);
   find(library, "cuFuncSetAttribute", function_set);
   find(library, "cuLaunchKernel", launch);
   find(library, "cuStreamCreate", stream_create);

@@ -24,14 +24,16 @@ class CudaDriver {
 
   enum Attribute {
     kMultiprocessors = 16,
+    kThreadsOfMultiprocessor = 39,
     kUnifiedAddressing = 41,
     kMajor = 75,
     kMinor = 76,
     kConcurrentManagedAccess = 89
   };
-  enum FunctionAttribute { kMostSharedBytes = 8 };
+  enum FunctionAttribute { kLocalBytes = 3, kMostSharedBytes = 8 };
   enum Advice { kPreferredLocation = 3, kAccessedBy = 5 };
   static constexpr Device kHost = -1;  ///< the host, as a place of managed memory
+  static constexpr Result kOutOfMemory = 2;
 
   /// Returns the driver. Throws std::runtime_error, with the reason, where there is none that can be used.
   static const CudaDriver& get();
@@ -71,6 +73,7 @@ class CudaDriver {
   Result (*module_load)(Handle*, const void* image);
   Result (*module_unload)(Handle);
   Result (*module_function)(Handle*, Handle module, const char* name);
+  Result (*function_get)(int*, FunctionAttribute, Handle function);
   Result (*function_set)(Handle function, FunctionAttribute, int value);
   Result (*launch)(Handle function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                    unsigned block_y, unsigned block_z, unsigned shared_bytes, Handle stream, void** parameters,

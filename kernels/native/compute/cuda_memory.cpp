@@ -46,21 +46,36 @@ CudaMemory::Info CudaMemory::info() const {
   return info;
 }
 
-std::byte* CudaMemory::add(std::byte* memory, const Part& part) {
-  const std::lock_guard lock(mutex_);
-  parts_.emplace(memory, part);
-  return memory;
+/// Throws OutOfMemory if that is why an allocation has failed, or the driver's error if it is another.
+void CudaMemory::check_allocation(CudaDriver::Result result, std::size_t bytes) const {
+  if (result == CudaDriver::kOutOfMemory) throw OutOfMemory(bytes);
+  driver_.check(result, "allocate memory");
+}
+
+/// Places managed memory on the GPU and clears it. The stream on which kernels run may be captured by another thread
+/// meanwhile, and is left alone.
+void CudaMemory::prepare(std::byte* memory, std::size_t bytes) {
+  const CudaDriver::Pointer address = pointer(memory);
+  driver_.check(driver_.advise(address, bytes, CudaDriver::kPreferredLocation, device_), "place memory");
+  driver_.advise(address, bytes, CudaDriver::kAccessedBy, CudaDriver::kHost);  // a hint, which not all machines take
+  driver_.check(driver_.clear(address, 0, bytes, copies_.handle()), "clear memory");
+  copies_.synchronize("clear memory");
 }
 
 std::byte* CudaMemory::allocate(std::size_t bytes) {
   const std::size_t size = std::max(bytes, std::size_t{1});
-  CudaDriver::Pointer address = 0;  // more than is free would be paged, and is refused
-  if (size > free_bytes() || driver_.allocate_managed(&address, size, kAttachGlobal) != 0) throw OutOfMemory(bytes);
-  std::byte* memory = add(reinterpret_cast<std::byte*>(address), {size, false});
-  driver_.check(driver_.advise(address, size, CudaDriver::kPreferredLocation, device_), "place memory");
-  driver_.advise(address, size, CudaDriver::kAccessedBy, CudaDriver::kHost);  // a hint, which not all machines take
-  driver_.check(driver_.clear(address, 0, size, stream_.handle()), "clear memory");
-  stream_.synchronize("clear memory");
+  if (size > free_bytes()) throw OutOfMemory(bytes);  // what is more than free would be paged
+  CudaDriver::Pointer address = 0;
+  check_allocation(driver_.allocate_managed(&address, size, kAttachGlobal), bytes);
+  auto* memory = reinterpret_cast<std::byte*>(address);
+  try {
+    prepare(memory, size);
+    const std::lock_guard lock(mutex_);
+    parts_.emplace(memory, Part{size, false});
+  } catch (...) {
+    driver_.free(address);
+    throw;
+  }
   return memory;
 }
 
@@ -68,9 +83,11 @@ std::byte* CudaMemory::allocate_exchanged(std::size_t bytes) {
   context_.use();
   const std::size_t size = std::max(bytes, std::size_t{1});
   void* address = nullptr;
-  if (driver_.allocate_host(&address, size, kPortableAndMapped) != 0) throw OutOfMemory(bytes);
+  check_allocation(driver_.allocate_host(&address, size, kPortableAndMapped), bytes);
   std::memset(address, 0, size);
-  return add(static_cast<std::byte*>(address), {size, true});
+  const std::lock_guard lock(mutex_);
+  parts_.emplace(static_cast<std::byte*>(address), Part{size, true});
+  return static_cast<std::byte*>(address);
 }
 
 void CudaMemory::settle() {

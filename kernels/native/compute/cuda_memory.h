@@ -19,6 +19,9 @@ class CudaContext {
 
   void use() const { driver_.check(driver_.context_set_current(context_), "use the GPU"); }
 
+  /// Does the same where nothing can be done about an error: at the end.
+  void use_if_there() const noexcept { driver_.context_set_current(context_); }
+
  private:
   const CudaDriver& driver_;
   CudaDriver::Device device_;
@@ -54,7 +57,7 @@ class CudaMemory {
   CudaMemory(const CudaMemory&) = delete;
   CudaMemory& operator=(const CudaMemory&) = delete;
 
-  /// Returns zeroed memory, until the end. Throws OutOfMemory. Any thread.
+  /// Returns zeroed memory, until the end. Throws OutOfMemory. Any thread, also while another one captures a graph.
   std::byte* allocate(std::size_t bytes);
   std::byte* allocate_exchanged(std::size_t bytes);
 
@@ -66,8 +69,8 @@ class CudaMemory {
   std::size_t free_bytes() const { return info().free; }    ///< bytes of the GPU that nobody has
   std::size_t total_bytes() const { return info().total; }  ///< bytes of the GPU
 
-  /// Copies and waits. Copies from and to the host are made beside kernels, those within the GPU after the ones that
-  /// were launched before. Any thread.
+  /// Copies and waits. Copies from and to the host are made beside kernels, by any thread; those within the GPU after
+  /// the kernels that were launched before, by the thread that launches them.
   void copy(std::byte* to, const std::byte* from, const Pieces& pieces) const;
 
   /// Copies from the host, and clears, before the next kernels.
@@ -85,7 +88,8 @@ class CudaMemory {
   };
 
   Info info() const;
-  std::byte* add(std::byte* memory, const Part& part);
+  void check_allocation(CudaDriver::Result result, std::size_t bytes) const;
+  void prepare(std::byte* memory, std::size_t bytes);
   bool is_on_gpu(const void* address) const;
   const std::pair<std::byte* const, Part>* find(const void* address) const;
 

@@ -1,6 +1,8 @@
 #include "compute/cuda_steps.h"
 
 #include <cstring>
+#include <stdexcept>
+#include <string>
 
 namespace quire {
 namespace {
@@ -65,7 +67,8 @@ void CudaSteps::write(CudaStep& step, const Plan& plan, const Dims& dims) {
 }
 
 void CudaSteps::launch(CudaStep& step, const std::function<void()>& launch) {
-  if (step.graph == nullptr && (!step.is_repeated || !has_graphs_ || !capture(step, launch))) {
+  if (step.graph == nullptr && step.is_repeated && makes_graphs_) capture(step, launch);
+  if (step.graph == nullptr) {
     launch();
     return;
   }
@@ -73,23 +76,36 @@ void CudaSteps::launch(CudaStep& step, const std::function<void()>& launch) {
   num_graph_launches_++;
 }
 
-/// Makes the graph of a step. Returns false, for good, where the driver cannot.
-bool CudaSteps::capture(CudaStep& step, const std::function<void()>& launch) {
-  has_graphs_ = driver_.capture_begin(stream_.handle(), kOfThisThread) == 0;
-  if (!has_graphs_) return false;
+/// Makes the graph of a step. Once the driver can't, no other is tried.
+void CudaSteps::capture(CudaStep& step, const std::function<void()>& launch) {
+  try {
+    if (!driver_.has_graphs()) throw std::runtime_error("the driver is too old for them");
+    CudaDriver::Handle graph = record(launch);
+    const CudaDriver::Result result = driver_.graph_instantiate(&step.graph, graph, 0);
+    if (result != 0) step.graph = nullptr;
+    driver_.graph_destroy(graph);
+    driver_.check(result, "make a graph");
+  } catch (const DeviceLost&) {
+    throw;
+  } catch (const std::runtime_error& error) {
+    makes_graphs_ = false;
+    if (warn_) warn_(std::string("steps are no graphs from now on, and take longer: ") + error.what());
+  }
+}
+
+/// Returns a graph of what `launch` launches.
+CudaDriver::Handle CudaSteps::record(const std::function<void()>& launch) const {
   CudaDriver::Handle graph = nullptr;
+  driver_.check(driver_.capture_begin(stream_.handle(), kOfThisThread), "begin a graph");
   try {
     launch();
   } catch (...) {
-    driver_.capture_end(stream_.handle(), &graph);
+    if (driver_.capture_end(stream_.handle(), &graph) == 0 && graph != nullptr) driver_.graph_destroy(graph);
     throw;
   }
-  has_graphs_ = driver_.capture_end(stream_.handle(), &graph) == 0 && graph != nullptr;
-  if (!has_graphs_) return false;
-  has_graphs_ = driver_.graph_instantiate(&step.graph, graph, 0) == 0;
-  if (!has_graphs_) step.graph = nullptr;
-  driver_.graph_destroy(graph);
-  return has_graphs_;
+  driver_.check(driver_.capture_end(stream_.handle(), &graph), "end a graph");
+  if (graph == nullptr) throw std::runtime_error("the GPU has made no graph");
+  return graph;
 }
 
 }  // namespace quire

@@ -6,6 +6,7 @@
 #include <list>
 #include <map>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,9 @@
 #include "compute/plan.h"
 
 namespace quire {
+
+/// Tells the user something in a line.
+using Warn = std::function<void(const std::string&)>;
 
 /// A plan with the dims of a step as a GPU has it: its operands in memory, and once it is used again a graph of its
 /// launches.
@@ -28,8 +32,9 @@ struct CudaStep {
 /// The steps that a GPU has computed last. One that comes again is a graph, which is launched as a whole.
 class CudaSteps {
  public:
-  CudaSteps(const CudaDriver& driver, CudaMemory& memory, const CudaStream& stream)
-      : driver_(driver), memory_(memory), stream_(stream), has_graphs_(driver.has_graphs()) {}
+  /// `warn` is called once if the driver fails to make a graph, with the reason.
+  CudaSteps(const CudaDriver& driver, CudaMemory& memory, const CudaStream& stream, Warn warn)
+      : driver_(driver), memory_(memory), stream_(stream), warn_(std::move(warn)) {}
   ~CudaSteps();
   CudaSteps(const CudaSteps&) = delete;
   CudaSteps& operator=(const CudaSteps&) = delete;
@@ -47,13 +52,15 @@ class CudaSteps {
   using Steps = std::list<std::pair<Key, CudaStep>>;
 
   void write(CudaStep& step, const Plan& plan, const Dims& dims);
-  bool capture(CudaStep& step, const std::function<void()>& launch);
+  void capture(CudaStep& step, const std::function<void()>& launch);
+  CudaDriver::Handle record(const std::function<void()>& launch) const;
   void drop(CudaStep& step) const;
 
   const CudaDriver& driver_;
   CudaMemory& memory_;
   const CudaStream& stream_;
-  bool has_graphs_;  ///< false once the driver has failed to make one
+  Warn warn_;
+  bool makes_graphs_ = true;  ///< false once the driver has failed to make one
   std::int64_t num_graph_launches_ = 0;
   Steps steps_;  ///< the last one first
   std::map<Key, Steps::iterator> places_;

@@ -17,6 +17,7 @@ const char *run_block(const Function *function, const uint64_t *parameters, uint
                       uint32_t more_shared);
 
 enum { OK = 0, INVALID = 1, NO_MEMORY = 2, BAD_KERNEL = 218, FOUND_NOTHING = 500, LOST = 719, NOT_SUPPORTED = 801 };
+enum { CAPTURE_INVALIDATED = 901 };
 static int context;
 static char launch_failure[200];
 
@@ -108,12 +109,18 @@ int cuDeviceGet(int *device, int ordinal) { return *device = ordinal, ordinal ? 
 int cuDeviceGetName(char *name, int size, int device) { return snprintf(name, size, "Emulated GPU"), OK; }
 int cuDeviceGetAttribute(int *value, int which, int device) {
   const char *managed = getenv("QUIRE_EMULATED_MANAGED");
+  const char *major = getenv("QUIRE_EMULATED_MAJOR");  // of the compute capability
   *value = which == 16 ? 4 : which == 75 ? 9 : which == 76 ? 0 : which == 89 ? !managed : which == 41;
+  if (which == 39) *value = 2048;
+  if (which == 75 && major) *value = atoi(major);
   return OK;
 }
 int cuDevicePrimaryCtxRetain(void **to, int device) { return *to = &context, OK; }
 int cuDevicePrimaryCtxRelease_v2(int device) { return OK; }
-int cuCtxSetCurrent(void *given) { return given == &context ? OK : INVALID; }
+int cuCtxSetCurrent(void *given) {
+  if (getenv("QUIRE_EMULATED_LOST_CONTEXT")) return LOST;
+  return given == &context ? OK : INVALID;
+}
 int cuMemGetInfo_v2(size_t *free, size_t *total) {
   const char *others = getenv("QUIRE_EMULATED_OTHERS");  // MiB that other programs have
   size_t taken = others ? strtoull(others, NULL, 10) << 20 : (size_t)4 << 30;
@@ -123,17 +130,45 @@ int cuMemGetInfo_v2(size_t *free, size_t *total) {
   *total = (size_t)8 << 30;
   return *free = taken < *total ? *total - taken : 0, OK;
 }
+static int allocation_failure(void) {
+  const char *error = getenv("QUIRE_EMULATED_ALLOCATION");  // the error of all allocations
+  return error ? atoi(error) : OK;
+}
 int cuMemAllocManaged(unsigned long long *address, size_t size, unsigned flags) {
+  if (allocation_failure()) return allocation_failure();
   if (flags != 1 || size == 0) return INVALID;
   if (!(*address = (uintptr_t)allocate(size, 0))) return NO_MEMORY;
   return OK;
 }
 int cuMemFree_v2(unsigned long long address) { return release((void *)(uintptr_t)address, 0); }
 int cuMemHostAlloc(void **address, size_t size, unsigned flags) {
+  if (allocation_failure()) return allocation_failure();
   if (flags != 3 || size == 0) return INVALID;
   return (*address = allocate(size, 1)) ? OK : NO_MEMORY;
 }
 int cuMemFreeHost(void *address) { return release(address, 1); }
+// A stream, and the graph that its launches become parts of while it is captured.
+typedef struct {
+  void *function;
+  unsigned blocks, threads, shared;
+  uint64_t values[3];
+} Node;
+typedef struct {
+  size_t count;
+  Node *nodes;
+} Graph;
+typedef struct {
+  Graph *captured;
+  int is_broken;  // by what a capture does not allow
+} Stream;
+
+// Returns whether a stream may do what is no part of a graph. While it is captured that breaks the graph.
+static int may_work(void *stream) {
+  Stream *on = stream;
+  if (on && on->captured) on->is_broken = 1;
+  return !on || !on->captured;
+}
+
 static int is_managed(unsigned long long address, size_t size) {
   const Part *part = part_of((void *)(uintptr_t)address, size);
   return part && !part->is_host;
@@ -142,12 +177,17 @@ int cuMemAdvise(unsigned long long address, size_t size, int advice, int device)
   return is_managed(address, size) && ((advice == 3 && device == 0) || (advice == 5 && device == -1)) ? OK : INVALID;
 }
 int cuMemPrefetchAsync(unsigned long long address, size_t size, int device, void *stream) {
-  if (!is_managed(address, size) || device) return INVALID;
+  if (!is_managed(address, size) || device || !may_work(stream)) return INVALID;
   return enter(), leave(), OK;
 }
+static int num_clears;  // of any thread
 int cuMemsetD2D8Async(unsigned long long address, size_t pitch, unsigned char value, size_t width, size_t height,
                       void *stream) {
   if (!width || !height || pitch < width || !is_managed(address, pitch * (height - 1) + width)) return INVALID;
+  if (!may_work(stream)) return INVALID;
+  __atomic_fetch_add(&num_clears, 1, __ATOMIC_SEQ_CST);
+  const char *fails = getenv("QUIRE_EMULATED_CLEAR");  // the error of all that is cleared
+  if (fails) return atoi(fails);
   enter();
   for (size_t i = 0; i < height; i++) memset((char *)(uintptr_t)address + i * pitch, value, width);
   return leave(), OK;
@@ -157,15 +197,35 @@ int cuMemsetD8Async(unsigned long long address, unsigned char value, size_t coun
 }
 static int copy(void *to, const void *from, size_t size) { return enter(), memcpy(to, from, size), leave(), OK; }
 int cuMemcpyDtoDAsync_v2(unsigned long long to, unsigned long long from, size_t size, void *stream) {
-  if (!is_managed(to, size) || !is_managed(from, size)) return INVALID;
+  if (!is_managed(to, size) || !is_managed(from, size) || !may_work(stream)) return INVALID;
   return copy((void *)(uintptr_t)to, (void *)(uintptr_t)from, size);
 }
 int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t size, void *stream) {
+  if (!may_work(stream)) return INVALID;
   return is_managed(to, size) && !is_managed((uintptr_t)from, 1) ? copy((void *)(uintptr_t)to, from, size) : INVALID;
 }
 int cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t size, void *stream) {
+  if (!may_work(stream)) return INVALID;
   bytes_to_host += size;
   return is_managed(from, size) && !is_managed((uintptr_t)to, 1) ? copy(to, (void *)(uintptr_t)from, size) : INVALID;
+}
+
+// Bytes of local memory of a function's threads, by the text of its PTX; the last one first.
+typedef struct Local {
+  const void *function;
+  int bytes;
+  struct Local *next;
+} Local;
+static Local *locals;
+static void note_local(void *module, const char *ptx) {
+  Local *made = malloc(sizeof *made);
+  *made = (Local){dlsym(module, "entry_info"), 0, NULL};
+  int size;
+  for (const char *at = ptx; (at = strstr(at, ".local .align")); at++)
+    if (sscanf(at, ".local .align %*d .b8 %*[A-Za-z0-9_$][%d]", &size) == 1) made->bytes += size;
+  pthread_mutex_lock(&parts_lock);
+  made->next = locals, locals = made;
+  pthread_mutex_unlock(&parts_lock);
 }
 
 int cuModuleLoadData(void **module, const void *image) {
@@ -186,6 +246,7 @@ int cuModuleLoadData(void **module, const void *image) {
     if (system(command)) return BAD_KERNEL;
   }
   *module = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (*module) note_local(*module, image);
   return *module ? OK : BAD_KERNEL;
 }
 
@@ -224,6 +285,14 @@ int cuLinkComplete(void *linker, void **code, size_t *size) {
   return dlclose(module), *code = of->code, *size = strlen(of->code), OK;
 }
 int cuLinkDestroy(void *linker) { return free(((Linker *)linker)->code), free(linker), OK; }
+int cuFuncGetAttribute(int* value, int which, void *function) {
+  if (which != 3) return INVALID;
+  pthread_mutex_lock(&parts_lock);
+  const Local *each = locals;
+  while (each && each->function != function) each = each->next;
+  pthread_mutex_unlock(&parts_lock);
+  return *value = each ? each->bytes : 0, OK;
+}
 int cuModuleUnload(void *module) { return dlclose(module), OK; }
 int cuModuleGetFunction(void **function, void *module, const char *name) {
   char info[200];
@@ -235,20 +304,6 @@ int cuFuncSetAttribute(void *function, int which, int value) {
   if (which != 8 || !of->has_more || value < 0 || of->shared_bytes + value > MOST_SHARED) return INVALID;
   return of->most_more = value, OK;
 }
-// A stream, and the graph that its launches become parts of while it is captured.
-typedef struct {
-  void *function;
-  unsigned blocks, threads, shared;
-  uint64_t values[3];
-} Node;
-typedef struct {
-  size_t count;
-  Node *nodes;
-} Graph;
-typedef struct {
-  Graph *captured;
-} Stream;
-
 int cuStreamCreate(void **stream, unsigned flags) {
   if (flags != 1) return INVALID;
   return (*stream = calloc(1, sizeof(Stream))) ? OK : NO_MEMORY;
@@ -258,16 +313,29 @@ int cuStreamSynchronize(void *stream) {
   const char *failure = getenv("QUIRE_EMULATED_FAILURE");  // a file: once it is there, the GPU is lost
   static int is_lost;
   if (is_lost || (failure && !unlink(failure))) return is_lost = 1, LOST;
-  return ((Stream *)stream)->captured ? INVALID : OK;
+  return may_work(stream) ? OK : INVALID;
 }
 int cuStreamBeginCapture_v2(void *stream, int mode) {
   if (getenv("QUIRE_EMULATED_GRAPHS")) return NOT_SUPPORTED;
-  if (((Stream *)stream)->captured || mode != 1) return INVALID;
-  return (((Stream *)stream)->captured = calloc(1, sizeof(Graph))) ? OK : NO_MEMORY;
+  Stream *on = stream;
+  if (on->captured || mode != 1) return INVALID;
+  on->is_broken = 0;
+  if (!(on->captured = calloc(1, sizeof(Graph)))) return NO_MEMORY;
+  const int before = __atomic_load_n(&num_clears, __ATOMIC_SEQ_CST);
+  // If that is asked for it takes until other threads have cleared memory, or 20 s.
+  for (int left = 20000; getenv("QUIRE_EMULATED_SLOW_CAPTURE") && !on->is_broken && left; left--) {
+    if (__atomic_load_n(&num_clears, __ATOMIC_SEQ_CST) >= before + 2) break;
+    usleep(1000);
+  }
+  return OK;
 }
 int cuStreamEndCapture(void *stream, void **graph) {
-  *graph = ((Stream *)stream)->captured;
-  return ((Stream *)stream)->captured = NULL, *graph ? OK : INVALID;
+  Stream *on = stream;
+  *graph = on->captured, on->captured = NULL;
+  if (!*graph) return INVALID;
+  if (!on->is_broken) return OK;
+  free(((Graph *)*graph)->nodes), free(*graph), *graph = NULL;
+  return CAPTURE_INVALIDATED;
 }
 static Graph *copy_of(const Graph *graph) {
   Graph *made = malloc(sizeof *made);
@@ -316,7 +384,10 @@ int cuGraphLaunch(void *graph, void *stream) {
   return OK;
 }
 int cuCtxSynchronize(void) { return OK; }
-int cuGetErrorName(int error, const char **name) { return *name = "CUDA_ERROR", OK; }
+int cuGetErrorName(int error, const char **name) {
+  static _Thread_local char text[24];
+  return snprintf(text, sizeof text, "CUDA_ERROR_%d", error), *name = text, OK;
+}
 int cuGetErrorString(int error, const char **text) {
   return *text = error == LOST && *launch_failure ? launch_failure : "the emulated driver says no", OK;
 }
