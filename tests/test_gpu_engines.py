@@ -15,6 +15,7 @@ from typing import Any
 
 import emulated_gpu
 import numpy as np
+import pooled_checkpoints
 import pytest
 import tiny_model
 from adapter_files import write_adapter
@@ -23,8 +24,17 @@ from engine_process import DealerClient, EngineUnderTest
 from memory_pressure import under_pressure
 from patience import PATIENCE
 from reference_libraries import import_reference
+from test_mxfp4_models import write as write_mxfp4
 
-from quire.frontend import LLM, AsyncLLM, EngineStartError, RequestOutput, SamplingParams, StructuredOutputsParams
+from quire.frontend import (
+    LLM,
+    AsyncLLM,
+    EngineStartError,
+    PoolingParams,
+    RequestOutput,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from quire.frontend.lora_request import LoRARequest
 from quire.frontend.text.prompts import PromptType
 from quire.protocol.messages import EventType, Ready
@@ -157,6 +167,46 @@ def test_a_model_with_state_has_the_same_answers(checkpoints: Path, tmp_path: Pa
             assert llm.stats()["totals"]["cached_tokens"] > 0
             assert (device == "cpu") == (llm.stats()["kv_disk_pages_read"] == 0)
     assert found == found[:1] * 6
+
+
+@pytest.mark.parametrize(
+    "checkpoint",
+    [each for each in pooled_checkpoints.ENCODERS if each.name in ("bert", "modernbert", "embedding-gemma")],
+    ids=lambda checkpoint: checkpoint.name,
+)
+def test_an_encoder_has_the_vectors_of_the_cpu(checkpoint: pooled_checkpoints.PooledCheckpoint, tmp_path: Path) -> None:
+    """Tokens attend to later ones too: to all, and within windows on both sides, over blocks of 256 tokens."""
+    model = pooled_checkpoints.make(checkpoint, tmp_path / "model")
+    prompts = [prompt for prompt in pooled_checkpoints.prompts() if len(prompt) in (5, 64, 257)]
+    params = [PoolingParams(pooling_type=kind, normalize=False) for kind in ("mean", "last", "cls")]
+    found = []
+    for device in ("cpu", "cuda"):
+        with LLM(str(model), device=device, dtype="bfloat16", **OPTIONS) as llm:
+            outputs = llm.embed(prompts, pooling_params=params, use_tqdm=False)
+            found.append([output.outputs.embedding for output in outputs])
+    assert found[0] == found[1]
+    assert len({tuple(vector) for vector in found[0]}) == len(prompts)
+
+
+def test_experts_in_mxfp4_give_the_answers_of_the_cpu(tmp_path: Path) -> None:
+    model, _ = write_mxfp4(tmp_path)
+    found = []
+    for device in ("cpu", "cuda"):
+        with LLM(str(model), device=device, **OPTIONS) as llm:
+            found.append(answers(llm))
+    assert found[0] == found[1]
+
+
+def test_a_long_stream_has_the_answer_of_the_cpu(checkpoints: Path) -> None:
+    """Chunks and single tokens attend over several blocks of KV, of which a window leaves the last ones."""
+    prompts: list[PromptType] = [[7 + 11 * place % 100 for place in range(length)] for length in (250, 530)]
+    params = SamplingParams(temperature=0.7, seed=4, max_tokens=10, ignore_eos=True, logprobs=2)
+    found = []
+    for device in ("cpu", "cuda"):
+        given = OPTIONS | {"kv_cache_dtype": "int8", "max_num_batched_tokens": 96}
+        with LLM(str(checkpoints / "mistral-window77"), device=device, **given) as llm:
+            found.append([each.outputs for each in llm.generate(prompts, params, use_tqdm=False)])
+    assert found[0] == found[1]
 
 
 @asynccontextmanager

@@ -143,7 +143,7 @@ class AttentionKernel(Kernel):
         layout = KvLayout(self.heads, products.dtypes)
         entries, queries, tiles, out = (b.buffer(i) for i in range(4))
         sinks = b.buffer(4) if self.sinks else None
-        frame = self._frame(b, context)
+        frame = self.frame(b, context)
         with b.items() as item:
             size = KvSplit.BYTES if self.kv_split else AttentionEntry.BYTES
             number, kv_head = item // self.heads.kv, item % self.heads.kv
@@ -155,17 +155,18 @@ class AttentionKernel(Kernel):
                 kv = PagedKv(layout, tiles, b.load(at, KvSplit.PAGES, PTR), kv_head, self.page_tiles)
                 size = self.heads.group * split_bytes(self.heads)
                 with b.when(block >= first_block(b, position, self.window)):
-                    self._attend(b, products, Entry(row, 1, position, kv), queries, frame, block)
-                    self._write_split(b, frame.state, b.address(out, item * size))
+                    self.attend(b, products, Entry(row, 1, position, kv), queries, frame, block)
+                    self.write_split(b, frame.state, b.address(out, item * size))
             else:
                 fields = AttentionEntry.ROW, AttentionEntry.TOKENS, AttentionEntry.POSITION
                 row, tokens, position = (b.load(at, i, I64) for i in fields)
                 whole = b.load(at, AttentionEntry.CONTEXT, I64) if self.bidirectional else None
                 kv = PagedKv(layout, tiles, b.load(at, AttentionEntry.PAGES, PTR), kv_head, self.page_tiles)
-                self._attend(b, products, Entry(row, tokens, position, kv, whole), queries, frame, sinks=sinks)
+                self.attend(b, products, Entry(row, tokens, position, kv, whole), queries, frame, sinks=sinks)
                 frame.state.write(b, products.dtypes, row, tokens, kv_head, out)
 
-    def _frame(self, b: Builder, context: EmitContext) -> Frame:
+    def frame(self, b: Builder, context: EmitContext) -> Frame:
+        """Reserve the stack of a work item."""
         products, rows = context.kv_products, context.attention_rows(self.heads.group)
         latent_products = context.latent_products if self.heads.latent else None
         u = b.scratch(rows * BLOCK_TOKENS * 4)
@@ -177,7 +178,7 @@ class AttentionKernel(Kernel):
         values = b.scratch(tiles * products.dtypes.block_bytes) if is_copied else None
         return Frame(u, p, state, scales, values, latent_products or products)
 
-    def _attend(
+    def attend(
         self, b: Builder, products: Products, entry: Entry, queries: Value, frame: Frame,
         only: Value | None = None, sinks: Value | None = None,
     ) -> None:  # fmt: skip
@@ -366,7 +367,8 @@ class AttentionKernel(Kernel):
 
         products.emit_blocks(b, p, rows, blocks, columns, sink)
 
-    def _write_split(self, b: Builder, state: SoftmaxState, out: Value) -> None:
+    def write_split(self, b: Builder, state: SoftmaxState, out: Value) -> None:
+        """Write the result of one block for all rows."""
         width = value_blocks_of(self.heads) * 2
         with b.each(0, self.heads.group) as row:
             target = b.address(out, row.index * split_bytes(self.heads))

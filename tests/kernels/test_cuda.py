@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from checkpoints import CHECKPOINTS, ReferenceCheckpoint
 from kernel_calls import context_of
+from pooled_checkpoints import CLASSIFIERS, ENCODERS, PooledCheckpoint, make
 
 from quire.kernels.attention_heads import Heads, StateHeads
 from quire.kernels.devices.cuda import ARCHITECTURES, Cuda, local_bytes
@@ -83,6 +84,20 @@ FORMATS = pytest.mark.parametrize(
 def test_every_architecture_compiles(checkpoint: ReferenceCheckpoint, checkpoints: Path) -> None:
     options = LoadOptions(str(checkpoints / checkpoint.name), dtype="bfloat16", device="cuda:sm_90")
     check(compiled(options), "sm_90")
+
+
+POOLED = pytest.mark.parametrize("checkpoint", [*ENCODERS, *CLASSIFIERS], ids=lambda checkpoint: checkpoint.name)
+
+
+@POOLED
+def test_every_encoder_and_classifier_compiles(checkpoint: PooledCheckpoint, tmp_path: Path) -> None:
+    options = LoadOptions(str(make(checkpoint, tmp_path)), dtype="bfloat16", device="cuda:sm_90")
+    check(compiled(options), "sm_90")
+
+
+@POOLED
+def test_every_encoder_and_classifier_can_be_assembled(checkpoint: PooledCheckpoint, tmp_path: Path) -> None:
+    assemble(LoadOptions(str(make(checkpoint, tmp_path)), dtype="bfloat16"), "sm_90")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +170,7 @@ def test_a_second_start_compiles_nothing(demo_model: Path, tmp_path: Path) -> No
         (GatedNormKernel("n", 512, 128, 128, 512, 0, 1e-6), 16),
         (StateUpdateKernel("u", StateHeads(1, 1, 256, 16), 528, 0, 256, 512), 64),
         (UnitHeadsKernel("u", StateHeads(1, 1, 256, 16), 528, 1.0, 1e-6), 16),
-        (AttentionKernel("a", Heads(128, 1, 576, 512), 0.1), 1),
+        (AttentionKernel("a", Heads(128, 1, 576, 512), 0.1), 256),
     ],
     ids=str,
 )
@@ -176,7 +191,7 @@ def test_products_have_registers_for_two_blocks_of_threads(weights: str, archite
     assert taken["shared_bytes"] <= 48 << 10
 
 
-@pytest.mark.parametrize("device", ["cuda:sm_1", "cuda:x", "cuda:-1", "gpu", "cpu:0", "cuda:sm_90 "])
+@pytest.mark.parametrize("device", ["cuda:sm_1", "cuda:sm_75", "cuda:x", "cuda:-1", "gpu", "cpu:0", "cuda:sm_90 "])
 def test_an_unknown_device_is_an_error_that_names_known_ones(demo_model: Path, device: str) -> None:
     with pytest.raises(ModelError, match=r"sm_90"):
         describe(LoadOptions(str(demo_model), device=device))

@@ -236,6 +236,7 @@ GRAPHS |= {
     ),
 }
 LATENT = graph(latent_attention(0, query=8, compressed=80), latent_attention(1, query=80))
+FEW_LATENTS = graph(latent_attention(0, query=8, compressed=80), latent_attention(1, query=20))
 EVERYTHING = graph(
     attention(0, query=8, rotary=rotary(16), head_norms=NORMS, softcap=4.0, sinks="sinks_0", scale=0.3),
     attention(1, rotary=None, window=300, sinks="sinks_1"),
@@ -397,6 +398,38 @@ def test_a_gpu_gives_the_bits_of_the_cpu(
     tokens = random_tokens(40)
     expected = log_probabilities(model, form, tokens)
     assert np.array_equal(log_probabilities(model, form, tokens, device="cuda", alone_from=30), expected)
+
+
+@pytest.mark.parametrize(
+    ("model", "form"),
+    [
+        (EVERYTHING, "bfloat16"), (EVERYTHING, "bfloat16-int8-kv"), (GEMMA4, "bfloat16-int8-kv"),
+        (FEW_LATENTS, "bfloat16"), (FEW_LATENTS, "int8-kv"),
+    ],
+    ids=["bfloat16", "int8-kv", "gemma4-int8-kv", "latent-bfloat16", "latent-int8-kv"],
+)  # fmt: skip
+def test_a_gpu_gives_the_bits_of_the_cpu_in_a_long_context(
+    model: Graph, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Single tokens have their KV split over three blocks, of which a window of 300 tokens first has three, then two.
+
+    Chunks cross the ends of blocks, and of the window.
+    """
+    emulated_gpu.use(monkeypatch, tmp_path)
+    tokens = random_tokens(560)
+    expected = log_probabilities(model, form, tokens)
+    assert np.array_equal(log_probabilities(model, form, tokens, device="cuda", alone_from=552), expected)
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_quantized_experts_of_a_gpu_give_the_bits_of_the_cpu(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk of 64 tokens gives some experts more than 16 rows, which other kernels multiply than few."""
+    emulated_gpu.use(monkeypatch, tmp_path)
+    tokens = random_tokens(66)
+    expected = log_probabilities(MIXTURES, form, tokens)
+    assert np.array_equal(log_probabilities(MIXTURES, form, tokens, device="cuda", alone_from=64), expected)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import platform
 import shlex
 import subprocess
 import sys
@@ -14,13 +15,19 @@ from pathlib import Path
 
 import pytest
 
+from quire.kernels._native import host_features
 from quire.kernels.host import cache_folder
 
 _SOURCES = Path(__file__).parent / "cuda"
 
 
 def build(folder: Path) -> dict[str, str]:
-    """Build the driver in a folder. Return the environment of processes that have the GPU."""
+    """Build the driver in a folder. Return the environment of processes that have the GPU.
+
+    Skips the test on a machine whose CPU can't stand for one: its code is that of x86-64, with AVX2, FMA and F16C.
+    """
+    if platform.machine() != "x86_64" or not {"avx2", "fma", "f16c"} <= set(host_features()):
+        pytest.skip(f"the emulated GPU needs an x86-64 CPU with AVX2, FMA and F16C; this is {platform.machine()}")
     library = folder / "libcuda.so.1"
     command = ["cc", "-O2", "-w", "-shared", "-fPIC", f"-Wl,-soname,{library.name}"]
     sources = [str(_SOURCES / name) for name in ("driver.c", "block.c")]

@@ -14,6 +14,7 @@ from quire.kernels.emit.cuda.blocks import BlockBuilder, RepeatedStoreError
 from quire.kernels.emit.cuda.convolution import BlockConvolutionKernel
 from quire.kernels.emit.cuda.fast_products import FastProducts
 from quire.kernels.emit.cuda.grouping import BlockGroupKernel
+from quire.kernels.emit.cuda.latent_attention import in_parts
 from quire.kernels.emit.cuda.latent_products import LatentProducts
 from quire.kernels.emit.cuda.products import PAIRS_AT_ONCE, SUMS_BYTES, THREADS, BlockProducts
 from quire.kernels.emit.cuda.quantized_products import BlockQuantizedProducts
@@ -155,16 +156,24 @@ def _suits_blocks(kernel: Kernel) -> bool:
     return not isinstance(kernel, GatedNormKernel) or kernel.group >= THREADS
 
 
+def _ways_by_blocks(kernel: Kernel, context: EmitContext) -> Iterator[GpuKernel]:
+    """Yield the kernel by blocks of threads, with little shared memory for all and with much for sums first."""
+    for shared_bytes, part in product((SHARED_BYTES, MOST_SHARED_BYTES), (4, 3, 2, 1)):
+        try:
+            yield by_blocks(kernel, context, SUMS_BYTES * part // 4, shared_bytes)
+        except RepeatedStoreError:
+            break
+        except ScratchError:
+            continue
+
+
 def _ways(kernel: Kernel, context: EmitContext) -> Iterator[GpuKernel]:
     """Yield the kernel in each way that it can be computed, the fastest first."""
     if isinstance(kernel, _BY_BLOCKS) and _suits_blocks(kernel):
-        for shared_bytes, part in product((SHARED_BYTES, MOST_SHARED_BYTES), (4, 3, 2, 1)):
-            try:
-                yield by_blocks(kernel, context, SUMS_BYTES * part // 4, shared_bytes)
-            except RepeatedStoreError:
-                break
-            except ScratchError:
-                continue
+        yield from _ways_by_blocks(kernel, context)
+        if isinstance(kernel, AttentionKernel):
+            for in_turn in in_parts(kernel, context):
+                yield from _ways_by_blocks(in_turn, context)
     try:
         yield by_warps(kernel, context)
     except ScratchError:
