@@ -1,8 +1,9 @@
 """Check a GPU: tokens and log probabilities are the CPU's, bit for bit, for the demo model and for small random models.
 With fast_matmul they are those of other chunks.
 
-Then it measures steps. All takes less than --seconds; what there is no time for is left out, and said to be. The exit
-status is 0 if all that was compared is equal, 1 if something differs or failed, and 2 if there is no GPU.
+Then it measures steps. What there is no time for in --seconds is left out, and said to be. A process of its own
+computes, which is ended if it takes 10 s longer, so that a summary is printed whatever happens. The exit status is 0 if
+all that was compared is equal, 1 if something differs, failed or was cut off, and 2 if there is no GPU.
 
     scripts/check_gpu                          # on a machine with a GPU; its --wheel brings Quire along
     scripts/check_gpu --only int8,gemma        # the cases whose names contain one of these
@@ -12,6 +13,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import select
+import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -33,7 +38,9 @@ from quire.kernels.step import StepInput
 
 DEMO_MODEL = Path(__file__).resolve().parents[1] / "frontend" / "demo_model"
 _SECONDS = 220.0
-_PROMPTS = (1, 17, 70)  # tokens of the sequences that each case computes together
+_GRACE = 10.0  # seconds, for what has begun in time
+_PROMPTS = (1, 17, 70, 600)  # tokens of the sequences that each case computes together; the last has 3 blocks of KV
+_FAILURES = (ModelError, RuntimeError, MemoryError, OSError)
 _TOKENS = 6  # of each answer
 _OTHER_CHUNK = 7
 
@@ -91,7 +98,7 @@ class Case:
     def options(self, device: str) -> LoadOptions:
         """Return the options of its model on a device."""
         return LoadOptions(
-            str(self.model), num_pages=32, max_num_batched_tokens=self.chunk, device=device, max_model_len=512,
+            str(self.model), num_pages=32, max_num_batched_tokens=self.chunk, device=device, max_model_len=1024,
             **self.formats,
         )  # fmt: skip
 
@@ -234,19 +241,21 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="", metavar="TEXTS", help="cases whose names contain one of these texts")
     parser.add_argument("--no-speed", action="store_true", help="measure nothing")
     parser.add_argument("--steps", type=int, default=8, help="decode steps that are timed (default 8)")
+    parser.add_argument("--begun", type=float, default=time.monotonic(), help=argparse.SUPPRESS)
+    parser.add_argument("--reports", type=int, help=argparse.SUPPRESS)  # of the process that computes: a pipe
     return parser.parse_args()
 
 
 class Check:
-    """Comparisons and measurements of one device, within a time limit."""
+    """Comparisons and measurements of one device, within a time limit, each of which is reported to `reports`."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._device: str = arguments.device
         self._steps: int = arguments.steps
         self._only = [text for text in arguments.only.split(",") if text]
-        self._end = time.monotonic() + arguments.seconds
+        self._end: float = arguments.begun + arguments.seconds
+        self._reports: int = arguments.reports
         self._longest = 0.0
-        self.num_equal = self.num_others = 0
 
     def compare(self, name: str, make: Callable[[], Case]) -> None:
         """Compare a case with the CPU, if it is wanted and there is time."""
@@ -256,17 +265,21 @@ class Check:
             begun = time.perf_counter()
             try:
                 found = difference(make(), self._device)
-            except (ModelError, RuntimeError) as error:
-                found = f"failed: {error}"
-            self.num_equal += found is None
-            self.num_others += found is not None
+            except _FAILURES as error:
+                found = _failure(error)
             print(f"bits   {name:28} {found or 'equal'} ({time.perf_counter() - begun:.1f} s)", flush=True)
+            self._report("differs" if found else "equal", name)
 
     def measure(self, name: str, make: Callable[[], Case]) -> None:
         """Measure a case, likewise."""
         with self._timed("speed", name) as is_wanted:
-            if is_wanted:
+            if not is_wanted:
+                return
+            try:
                 measure(make(), self._device, self._steps)
+            except _FAILURES as error:
+                print(f"speed  {name:28} {_failure(error)}", flush=True)
+                self._report("differs", name)
 
     @contextmanager
     def _timed(self, what: str, name: str) -> Iterator[bool]:
@@ -275,13 +288,85 @@ class Check:
         if is_wanted and begun + self._longest > self._end:
             print(f"{what:6} {name:28} left out: no time is left", flush=True)
             is_wanted = False
+        if is_wanted:
+            self._report("begins", f"{what} of {name}")
         yield is_wanted
         self._longest = max(self._longest, time.monotonic() - begun)
+
+    def _report(self, event: str, name: str) -> None:
+        os.write(self._reports, f"{event} {name}\n".encode())
+
+
+def _failure(error: Exception) -> str:
+    return f"failed: {str(error) or type(error).__name__}"
+
+
+def compute(arguments: argparse.Namespace) -> None:
+    """Compare and measure all cases, in the process that computes."""
+    check = Check(arguments)
+    with tempfile.TemporaryDirectory(prefix="quire-check-") as folder:
+        for name, make in cases(Path(folder)):
+            check.compare(name, make)
+        for name, make in () if arguments.no_speed else speed_cases(Path(folder)):
+            check.measure(name, make)
+
+
+@dataclass
+class Summary:
+    """What the process that computes has reported, and why it has ended if that was too early."""
+
+    num_equal: int = 0
+    num_others: int = 0
+    current: str = "its start"
+    end: str = ""
+
+    def add(self, report: str) -> None:
+        """Add a line of a report."""
+        event, _, name = report.partition(" ")
+        self.num_equal += event == "equal"
+        self.num_others += event == "differs"
+        self.current = name if event == "begins" else self.current
+
+    def __str__(self) -> str:
+        count = self.num_equal + self.num_others
+        if self.num_others:
+            found = f"{self.num_others} of {count} cases differ or failed"
+        else:
+            found = f"all {count} cases that were compared are equal" if count else "nothing was compared"
+        return f"{found}; {self.end} in {self.current}" if self.end else found
+
+
+def follow(command: list[str], end: float) -> Summary:
+    """Run a process that computes, until a time, and return what it has reported."""
+    summary, (reports, target) = Summary(), os.pipe()
+    process = subprocess.Popen([*command, "--reports", str(target)], pass_fds=[target], start_new_session=True)
+    os.close(target)
+    left = b""
+    try:
+        while select.select([reports], [], [], max(0.0, end - time.monotonic()))[0]:
+            if not (more := os.read(reports, 4096)):
+                if status := process.wait():
+                    summary.end = f"the process ended with status {status}"
+                return summary
+            *lines, left = (left + more).split(b"\n")
+            for line in lines:
+                summary.add(line.decode())
+        summary.end = "time ran out"
+    except KeyboardInterrupt:
+        summary.end = "interrupted"
+    finally:
+        os.close(reports)
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)  # not waited for: a GPU that hangs may keep it
+    return summary
 
 
 def main() -> int:
     """Print what was found; return the exit status."""
     arguments = parse_arguments()
+    if arguments.reports is not None:
+        compute(arguments)
+        return 0
     try:
         gpus, problem = _native.CudaDevice.names(), "this machine has none"
     except RuntimeError as error:
@@ -290,19 +375,10 @@ def main() -> int:
         print(f"there is no GPU to check: {problem}")
         return 2
     print(f"GPUs   {', '.join(gpus)}", flush=True)
-    check = Check(arguments)
-    with tempfile.TemporaryDirectory(prefix="quire-check-") as folder:
-        for name, make in cases(Path(folder)):
-            check.compare(name, make)
-        for name, make in () if arguments.no_speed else speed_cases(Path(folder)):
-            check.measure(name, make)
-    if check.num_others:
-        print(f"{check.num_others} of {check.num_equal + check.num_others} cases differ or failed")
-    else:
-        print(
-            f"all {check.num_equal} cases that were compared are equal" if check.num_equal else "nothing was compared"
-        )
-    return 0 if check.num_equal and not check.num_others else 1
+    command = [sys.executable, __file__, *sys.argv[1:], "--begun", str(arguments.begun)]
+    summary = follow(command, arguments.begun + max(arguments.seconds, 0.0) + _GRACE)
+    print(summary)
+    return 0 if summary.num_equal and not summary.num_others and not summary.end else 1
 
 
 if __name__ == "__main__":

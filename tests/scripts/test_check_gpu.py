@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import emulated_gpu
+import pytest
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "check_gpu"
 
@@ -22,7 +24,7 @@ def check_gpu(*options: str, **environment: str) -> subprocess.CompletedProcess[
 
 def test_it_compares_and_measures(demo_model: Path, tmp_path: Path) -> None:
     gpu = emulated_gpu.build(tmp_path)
-    done = check_gpu("--only", "demo f32,lfm2,fast", "--steps", "1", **gpu)
+    done = check_gpu("--only", "demo f32,lfm2,fast", "--steps", "1", "--seconds", "1000", **gpu)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "GPUs   Emulated GPU"
@@ -43,6 +45,30 @@ def test_a_case_that_fails_is_told(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "failed: device cuda:7 can't be used: there is no GPU number 7" in done.stdout
     assert done.stdout.endswith("2 of 2 cases differ or failed\n")
+
+
+def test_a_case_that_lacks_memory_is_told(tmp_path: Path) -> None:
+    gpu = emulated_gpu.build(tmp_path) | {"QUIRE_EMULATED_ALLOCATION": "2"}
+    done = check_gpu("--only", "demo f32", **gpu)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert [line[:6].strip() for line in done.stdout.splitlines() if " failed: " in line] == ["bits", "speed"]
+    assert done.stdout.endswith("2 of 2 cases differ or failed\n")
+
+
+@pytest.mark.parametrize(
+    ("compiler", "seconds", "end"),
+    [("sleep 1000 #", "8", "time ran out"), ("kill -9 $PPID #", "100", "the process ended with status -9")],
+    ids=["hangs", "crashes"],
+)
+def test_a_summary_is_printed_whatever_happens(compiler: str, seconds: str, end: str, tmp_path: Path) -> None:
+    """Of a kernel that is compiled for ever, or takes the process with it."""
+    (kept := tmp_path / "kept").mkdir()
+    gpu = emulated_gpu.build(tmp_path) | {"QUIRE_PTX_TO_SO": compiler, "QUIRE_PTX_FOLDER": str(kept)}
+    begun = time.monotonic()
+    done = check_gpu("--only", "demo f32", "--seconds", seconds, XDG_CACHE_HOME=str(tmp_path), **gpu)
+    assert done.returncode == 1
+    assert done.stdout.endswith(f"nothing was compared; {end} in bits of demo f32\n")
+    assert time.monotonic() - begun < 60
 
 
 def test_a_machine_without_a_gpu_is_one_line(tmp_path: Path) -> None:
