@@ -39,8 +39,9 @@ from quire.kernels.step import StepInput
 DEMO_MODEL = Path(__file__).resolve().parents[1] / "frontend" / "demo_model"
 _SECONDS = 220.0
 _GRACE = 10.0  # seconds, for what has begun in time
-_PROMPTS = (1, 17, 70, 600)  # tokens of the sequences that each case computes together; the last has 3 blocks of KV
+_PROMPTS = "1,17,70,600"  # tokens of the sequences that each case computes together; the last has 3 blocks of KV
 _FAILURES = (ModelError, RuntimeError, MemoryError, OSError)
+_MOST_TOKENS = 768  # of all prompts
 _TOKENS = 6  # of each answer
 _OTHER_CHUNK = 7
 
@@ -103,13 +104,13 @@ class Case:
         )  # fmt: skip
 
 
-def answers(engine: ModelRunner, chunk: int) -> list[tuple[list[int], list[float]]]:
+def answers(engine: ModelRunner, chunk: int, prompts: list[int]) -> list[tuple[list[int], list[float]]]:
     """Return the tokens and log probabilities of sequences that are computed together, greedy and sampled in turn."""
     sequences = engine.sequences
     slots: list[int] = []
     done: list[int] = []
     found: list[tuple[list[int], list[float]]] = []
-    for index, length in enumerate(_PROMPTS):
+    for index, length in enumerate(prompts):
         prompt = np.random.default_rng(length).integers(0, engine.vocab_size, length).tolist()
         sampling = SamplingConfig(temperature=index % 2 * 0.9, seed=index, logprobs=3)
         slots.append(sequences.open(prompt, length, sampling=sampling))
@@ -119,7 +120,7 @@ def answers(engine: ModelRunner, chunk: int) -> list[tuple[list[int], list[float
     while open_rows := [row for row in range(len(slots)) if len(found[row][0]) < _TOKENS]:
         left, rows, counts = chunk, [], []
         for row in open_rows:
-            count = min(left, _PROMPTS[row] + len(found[row][0]) - done[row])
+            count = min(left, prompts[row] + len(found[row][0]) - done[row])
             if count > 0:
                 rows.append(row)
                 counts.append(count)
@@ -135,12 +136,12 @@ def answers(engine: ModelRunner, chunk: int) -> list[tuple[list[int], list[float
     return found
 
 
-def difference(case: Case, device: str) -> str | None:
+def difference(case: Case, device: str, prompts: list[int]) -> str | None:
     """Return what differs on a device; None if nothing does."""
     other_case, other_device, whose = case.other(device)
     compared = (case, device), (other_case, other_device)
-    ours, theirs = (answers(load_model(each.options(name)), each.chunk) for each, name in compared)
-    for length, mine, other in zip(_PROMPTS, ours, theirs, strict=True):
+    ours, theirs = (answers(load_model(each.options(name)), each.chunk, prompts) for each, name in compared)
+    for length, mine, other in zip(prompts, ours, theirs, strict=True):
         if mine[0] != other[0]:
             return f"after a prompt of {length} tokens: tokens {mine[0]}, and {whose} are {other[0]}"
         if mine[1] != other[1]:
@@ -231,6 +232,14 @@ def measure(case: Case, device: str, steps: int) -> None:
         )
 
 
+def lengths(text: str) -> list[int]:
+    """Return the tokens of prompts, which all fit into the KV pages of a case. Raises ValueError."""
+    found = [int(length) for length in text.split(",")]
+    if min(found) < 1 or sum(found) > _MOST_TOKENS:
+        raise ValueError
+    return found
+
+
 def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -239,6 +248,9 @@ def parse_arguments() -> argparse.Namespace:
         "--seconds", type=float, default=_SECONDS, help=f"most time that this takes (default {_SECONDS:g})"
     )
     parser.add_argument("--only", default="", metavar="TEXTS", help="cases whose names contain one of these texts")
+    parser.add_argument(
+        "--prompts", type=lengths, default=_PROMPTS, metavar="LENGTHS", help=f"tokens of prompts (default {_PROMPTS})"
+    )
     parser.add_argument("--no-speed", action="store_true", help="measure nothing")
     parser.add_argument("--steps", type=int, default=8, help="decode steps that are timed (default 8)")
     parser.add_argument("--begun", type=float, default=time.monotonic(), help=argparse.SUPPRESS)
@@ -252,6 +264,7 @@ class Check:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._device: str = arguments.device
         self._steps: int = arguments.steps
+        self._prompts: list[int] = arguments.prompts
         self._only = [text for text in arguments.only.split(",") if text]
         self._end: float = arguments.begun + arguments.seconds
         self._reports: int = arguments.reports
@@ -264,7 +277,7 @@ class Check:
                 return
             begun = time.perf_counter()
             try:
-                found = difference(make(), self._device)
+                found = difference(make(), self._device, self._prompts)
             except _FAILURES as error:
                 found = _failure(error)
             print(f"bits   {name:28} {found or 'equal'} ({time.perf_counter() - begun:.1f} s)", flush=True)

@@ -191,6 +191,18 @@ def test_products_have_registers_for_two_blocks_of_threads(weights: str, archite
     assert taken["shared_bytes"] <= 48 << 10
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
+def test_attention_over_latents_of_many_heads_can_be_assembled(split: bool, architecture: str, tmp_path: Path) -> None:
+    """The heads are those of DeepSeek-V3. No thread has local memory, of which all that may run would take 100 GB."""
+    kernel = AttentionKernel("a", Heads(128, 1, 576, 512), 0.1, kv_split=split)
+    ptx = Cuda(architecture, tmp_path).ptx(kernel, context_of(CUDA, Dtypes("bf16", "bf16", "f32")))
+    assert local_bytes(ptx) == 0
+    taken = assembled.resources(ptx)
+    assert taken["registers"] <= 128
+    assert taken["spilled_bytes"] <= MOST_SPILLED_BYTES
+
+
 @pytest.mark.parametrize("device", ["cuda:sm_1", "cuda:sm_75", "cuda:x", "cuda:-1", "gpu", "cpu:0", "cuda:sm_90 "])
 def test_an_unknown_device_is_an_error_that_names_known_ones(demo_model: Path, device: str) -> None:
     with pytest.raises(ModelError, match=r"sm_90"):

@@ -117,6 +117,19 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LoadOptions:
     return LoadOptions(str(model), device="cuda:0", threads=1)
 
 
+def test_a_smaller_pool_is_one_warning(
+    tiny: LoadOptions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    chosen = replace(tiny, max_num_batched_tokens=64)
+    assert load_model(chosen).num_pages == 2048
+    assert not caplog.messages
+    monkeypatch.setenv("QUIRE_EMULATED_OTHERS", str((8 << 10) - 48))
+    pages = load_model(chosen).num_pages
+    [told] = caplog.messages
+    assert " bytes are free on device cuda:0, since others use it, as the engine before does during a reload" in told
+    assert f"there are {pages} KV pages of {32 << 10} bytes, and up to 2048 could be used" in told
+
+
 def test_the_plan_has_room_for_the_blocks_of_adapters(tiny: LoadOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_EMULATED_OTHERS", str((8 << 10) - 60))
     sizes = [choose_memory(describe(each)[0], each)[1].kv for each in (tiny, replace(tiny, max_loras=3))]

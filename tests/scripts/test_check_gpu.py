@@ -24,7 +24,7 @@ def check_gpu(*options: str, **environment: str) -> subprocess.CompletedProcess[
 
 def test_it_compares_and_measures(demo_model: Path, tmp_path: Path) -> None:
     gpu = emulated_gpu.build(tmp_path)
-    done = check_gpu("--only", "demo f32,lfm2,fast", "--steps", "1", "--seconds", "1000", **gpu)
+    done = check_gpu("--only", "demo f32,lfm2,fast", "--steps", "1", "--seconds", "1000", "--prompts", "1,17,70", **gpu)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "GPUs   Emulated GPU"
