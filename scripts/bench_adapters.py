@@ -3,12 +3,13 @@
 Steps of a batch without adapters, with one adapter for all rows, and with one for each row, and of a single stream with
 and without one, beside the same steps of a model that was loaded without adapters. The adapters are random, and change
 all linear layers. With `--whole-heads N` the last N of them have a head of their own too. The kinds of steps take
-turns, since the load of a shared machine changes by the second; compare ratios.
+turns in any order, since the load of a shared machine changes by the second; compare ratios.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
 import time
 from collections.abc import Sequence
@@ -118,8 +119,10 @@ def main() -> None:
         last = given.batch
         kinds["stream, adapter with a head"] = Decode(runner, [last], given.context, steps)
         kinds["batch, one adapter with a head"] = Decode(runner, [last] * given.batch, given.context, steps)
+    order = list(kinds.values())
     for _ in range(steps):
-        for decode in kinds.values():
+        random.shuffle(order)  # a step is slower after one that reads more memory
+        for decode in order:
             decode.step()
     sizes = [size / 1e6 for size in num_bytes]
     print(f"adapters of {min(sizes):.1f} to {max(sizes):.1f} MB, {sum(sizes):.0f} MB in all")
