@@ -103,7 +103,7 @@ class Cuda:
                 raise self._unusable(error) from None
         known = f"give one such as {', '.join(ARCHITECTURES)}"
         if (number := re.match(r"sm_(\d+)", self._name)) and int(number[1]) < _LEAST_ARCHITECTURE:
-            raise ModelError(f"kernels for {self._name} can't be compiled: it lacks cp.async, which sm_80 has; {known}")
+            raise ModelError(f"device is '{self.name}', which lacks cp.async; kernels need sm_80 or later; {known}")
         try:
             return PtxCompiler(self._name, str(self._cache))
         except ValueError as error:
