@@ -41,23 +41,21 @@ def files_of(path: str) -> Files:
 
 @dataclass(eq=False)
 class _FileLook:
-    """A look at the files of some paths, for the requests that have asked for it; a thread adds `answers`."""
+    """A look at the files of paths, one after the other, for the requests that have asked for it."""
 
-    requests: dict[str, list[Request]]
+    requests: dict[str, list[Request]]  # of the paths whose answers have not been taken, in order
     begun: float
-    paths: tuple[str, ...]
     answers: dict[str, Files] = field(default_factory=dict)
     has_ended: threading.Event = field(default_factory=threading.Event)
     wakes: bool = False  # nobody waits for its end any longer
 
-    @property
-    def hung_paths(self) -> set[str]:
-        """The paths without an answer."""
-        return {path for path in self.paths if path not in self.answers}
-
 
 class FileLooks:
-    """Looks at files for requests, on a thread. Its owner calls `take` before each step while some are asked for."""
+    """Looks at files for requests, on threads. Its owner calls `take` before each step while some are asked for.
+
+    No path is looked at twice at a time: what asks for it meanwhile waits for its next look. A path that hangs keeps its
+    thread, and is unknown until that goes on; the paths after it get another look.
+    """
 
     def __init__(self, wake: Callable[[], None], clock: Callable[[], float]) -> None:
         """`wake` is called, on any thread, when there is an answer to take."""
@@ -65,7 +63,7 @@ class FileLooks:
         self._clock = clock
         self._asked: dict[str, list[Request]] = {}
         self._looks: list[_FileLook] = []
-        self._hung: list[_FileLook] = []  # answered as unknown, while their threads go on
+        self._hung: dict[str, _FileLook] = {}  # by path
 
     def ask(self, path: str, request: Request) -> None:
         """Have the files of a path looked at for a request, by the next `take`."""
@@ -82,43 +80,54 @@ class FileLooks:
 
     def take(self) -> Iterator[tuple[str, list[Request], Files]]:
         """Yield the paths that have been looked at, each with its requests and files, which are empty if unknown."""
-        self._hung = [look for look in self._hung if not look.has_ended.is_set()]
-        yield from self._begin()
-        for look in list(self._looks):
-            is_late = self._clock() - look.begun > MAX_LOOK_SECONDS
-            for path in list(look.requests):
-                if path in look.answers or is_late:
-                    yield path, look.requests.pop(path), look.answers.get(path, frozenset())
-            if not look.requests:
-                self._looks.remove(look)
-                if not look.has_ended.is_set():
-                    self._hung.append(look)
+        self._hung = {path: look for path, look in self._hung.items() if not look.has_ended.is_set()}
+        yield from self._answered()
+        looked_at = {path for look in self._looks for path in look.requests}
+        next_look: dict[str, list[Request]] = {}
+        for path in [path for path in self._asked if path not in looked_at]:
+            requests = self._asked.pop(path)
+            if path in self._hung or len(self._hung) + len(self._looks) >= _MAX_THREADS:
+                yield path, requests, frozenset()
+            else:
+                next_look[path] = requests
+        if next_look:
+            self._begin(next_look)
+            yield from self._answered()
 
     def stop(self) -> bool:
         """Return False if a thread is looking, which can't be ended."""
-        return all(look.has_ended.is_set() for look in (*self._looks, *self._hung))
+        return all(look.has_ended.is_set() for look in (*self._looks, *self._hung.values()))
 
-    def _begin(self) -> Iterator[tuple[str, list[Request], Files]]:
-        """Begin to look at what has been asked for; yield what can't be looked at, since earlier looks hang."""
-        asked, self._asked = self._asked, {}
-        hung = {path for look in self._hung for path in look.hung_paths}
-        for path in list(asked):
-            if path in hung or len(self._hung) + len(self._looks) >= _MAX_THREADS:
-                yield path, asked.pop(path), frozenset()
-        if not asked:
-            return
-        look = _FileLook(asked, self._clock(), tuple(asked))
-        try:
-            threading.Thread(target=self._run, args=(look,), name="quire-adapter-files", daemon=True).start()
-        except RuntimeError:  # there are too many threads
-            yield from ((path, requests, frozenset()) for path, requests in asked.items())
-            return
+    def _begin(self, requests: dict[str, list[Request]]) -> None:
+        """Begin to look at paths."""
+        look, paths = _FileLook(requests, self._clock()), tuple(requests)
         self._looks.append(look)
+        try:
+            threading.Thread(target=self._run, args=(look, paths), name="quire-adapter-files", daemon=True).start()
+        except RuntimeError:  # there are too many threads
+            look.answers = dict.fromkeys(paths, frozenset())
+            look.has_ended.set()
         look.wakes = not look.has_ended.wait(_WAIT_SECONDS)
 
-    def _run(self, look: _FileLook) -> None:
+    def _answered(self) -> Iterator[tuple[str, list[Request], Files]]:
+        """Yield what looks have found, and paths that hang as unknown, after which others are asked for again."""
+        for look in list(self._looks):
+            has_ended = look.has_ended.is_set()
+            for path in [path for path in look.requests if path in look.answers]:
+                yield path, look.requests.pop(path), look.answers[path]
+            if has_ended:
+                self._looks.remove(look)
+            elif look.requests and self._clock() - look.begun > MAX_LOOK_SECONDS:
+                self._looks.remove(look)
+                path, *others = look.requests
+                self._hung[path] = look
+                for other in others:
+                    self._asked[other] = look.requests[other] + self._asked.get(other, [])
+                yield path, look.requests[path], frozenset()
+
+    def _run(self, look: _FileLook, paths: tuple[str, ...]) -> None:
         """Look at files; on a thread."""
-        for path in look.paths:
+        for path in paths:
             look.answers[path] = files_of(path)
         look.has_ended.set()
         if look.wakes:

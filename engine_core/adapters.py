@@ -281,7 +281,7 @@ class Adapters(Feature):
         """Take its number from an adapter without users."""
         del self._loaded[adapter.number]
         self._free_numbers.append(adapter.number)
-        adapter.number, adapter.since = 0, self._clock()
+        adapter.number = 0
         waiting, adapter.waiting = adapter.waiting, {}
         self._forget(adapter)
         for request in waiting:

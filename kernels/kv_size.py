@@ -146,7 +146,7 @@ def describe_smaller_pool(
     if int(device.own_memory * DEFAULT_GPU_MEMORY_UTILIZATION) // engines <= free:
         return None
     return (
-        f"{free} of {device.own_memory} bytes are free{_place(device)}, since others use it, as the engine before does "
+        f"{free} of {device.own_memory} bytes are free{_place(device)}; others may use it, as the engine before does "
         f"during a reload: there are {size.pages} KV pages of {page_bytes} bytes, and up to {useful} could be used; "
         "free some, or start the engine before with a lower gpu_memory_utilization"
     )

@@ -108,9 +108,14 @@ class World:
         self.running.add(request)
         self.have_run.add(request)
 
+    @property
+    def is_looking(self) -> bool:
+        looks = self.adapters._looks
+        return bool(looks._looks or looks._asked)
+
     def step(self) -> None:
         self.release()
-        while self.adapters._looks._looks and not self.hangs:
+        while self.is_looking and not self.hangs:
             join_threads("quire-adapter-files")
             self.release()
 
@@ -131,7 +136,7 @@ class World:
     def settle(self) -> None:
         """Step until nothing is read, or can be as long as all requests stay what they are."""
         self.step()
-        while self.adapters._reader._current is not None or self.adapters._looks._asked:
+        while self.adapters._reader._current is not None or self.is_looking:
             join_readers()
             self.step()
             assert self.loader.num_in_memory <= self.max_loras + 1
@@ -527,6 +532,33 @@ def test_a_look_that_hangs_holds_up_its_own_requests_only_and_for_a_second(
     while last not in world.running:
         world.step()
     assert looks == ["a", "b", "a"]
+
+
+def test_a_path_that_hangs_takes_one_thread_and_none_from_those_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, looks, original = threading.Event(), [], adapter_files.files_of
+
+    def files_of(path: str) -> adapter_files.Files:
+        looks.append(path)
+        assert path != "a" or gate.wait(60)
+        return original(path)
+
+    world = World(2)
+    for folder in ("a", "b"):
+        world.ask(folder)
+        world.settle()
+    monkeypatch.setattr(adapter_files, "files_of", files_of)
+    world.hangs = True
+    held, behind = world.ask("a"), world.ask("b")
+    for _ in range(40):
+        world.ask("a")
+        world.step()
+    assert looks == ["a"]
+    world.now += 1.1
+    while behind not in world.running:
+        world.step()
+    assert {held, behind} <= world.running
+    assert looks == ["a", "b"]
+    gate.set()
 
 
 def test_an_error_is_remembered_until_the_files_change(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_a_smaller_pool_is_one_warning(
     monkeypatch.setenv("QUIRE_EMULATED_OTHERS", str((8 << 10) - 48))
     pages = load_model(chosen).num_pages
     [told] = caplog.messages
-    assert " bytes are free on device cuda:0, since others use it, as the engine before does during a reload" in told
+    assert " bytes are free on device cuda:0; others may use it, as the engine before does during a reload" in told
     assert f"there are {pages} KV pages of {32 << 10} bytes, and up to 2048 could be used" in told
 
 

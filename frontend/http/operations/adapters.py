@@ -89,7 +89,10 @@ class AdapterEndpoints:
         if is_here and is_like_adapter_name(body.lora_path):
             body.lora_path = await self._resolved(body.lora_path)
         else:
-            body.lora_path = await asyncio.to_thread(self._allowed, body.lora_path, is_here=is_here)
+            given = body.lora_path
+            body.lora_path = await self._checks.work(
+                lambda: asyncio.to_thread(self._allowed, given, is_here=is_here)  # which may hang at a link
+            )
         if is_here:
             await self._checks.work(lambda: asyncio.to_thread(_check_path, body.lora_path, max_rank))
         self._check_name(model, body)  # others may have come meanwhile

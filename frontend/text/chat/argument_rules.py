@@ -124,21 +124,29 @@ def keyword_arguments(rule: str, tool: Tool, where: str) -> list[str]:
             rf'{rule}_any: /[A-Za-z_][A-Za-z0-9_]{{0,63}}/ "=" %json {json.dumps({"x-guidance": _style(tool)})}'
         )
         more = f'(", " {rule}_any)*'
-    return [f"{rule}: {separated(items, more, f'{rule}_any')}", *rules]
+    return [*separated(rule, items, more, f"{rule}_any"), *rules]
 
 
-def separated(items: list[tuple[str, bool]], more: str = "", other: str = "", comma: str = ", ") -> str:
-    """Return the right side of a rule for items in order, separated by commas; those that are not required may lack.
+def separated(
+    rule: str, items: list[tuple[str, bool]], more: str = "", other: str = "", comma: str = ", ", around: str = "{}"
+) -> list[str]:
+    """Return rules for items in order, separated by commas; those that are not required may lack.
 
-    `more` is a part for what may follow them, and `other` the first of it where there are none.
+    `more` is a part for what may follow them, and `other` the first of it where there are none. `around` is what the
+    first rule, which is named `rule`, has around them. What may follow an item has a rule of its own, so that the
+    length of all is linear in the number of items.
     """
-    ways, rest = list[str](), more
-    for item, is_required in reversed(items):
-        ways = [f"{item} {rest}", *([] if is_required else ways)]
-        rest = f'"{comma}" {item} {rest}' if is_required else f'("{comma}" {item})? {rest}'
+    ways, rest, rules = list[str](), more, list[str]()
+    for index, (item, is_required) in reversed([*enumerate(items)]):
+        ways = [*([] if is_required else ways), f"{item} {rest}"]
+        name, separated_item = f"{rule}_from_{index}", f'"{comma}" {item}'
+        rules.append(f"{name}: {separated_item if is_required else f'({separated_item})?'} {rest}")
+        rest = name
+    ways.reverse()
     if not any(is_required for _, is_required in items):
         ways += [f"{other} {more}"] * bool(more) + [_EMPTY]
-    return " | ".join(way.strip() for way in ways)
+    first = around.format(" | ".join(way.strip() for way in ways))
+    return [f"{rule}: {first}", *rules[:-1]]  # nothing is before the first item
 
 
 def _properties(tool: Tool, where: str) -> Iterator[tuple[str, Any, bool]]:

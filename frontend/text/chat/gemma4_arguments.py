@@ -38,7 +38,7 @@ class _ArgumentRules:
             items.append((item, key in required))
             rules.append(f"{item}: {json.dumps(key + ':', ensure_ascii=False)} {item}_value")
             rules += self._of_value(f"{item}_value", each, f"{where}.properties.{key}")
-        return [f'{rule}: "{{" ({separated(items, comma=",")}) "}}"', *rules]
+        return [*separated(rule, items, comma=",", around='"{{" ({}) "}}"'), *rules]
 
     def _of_value(self, rule: str, schema: Any, where: str) -> list[str]:
         fields = schema if isinstance(schema, Mapping) else {}

@@ -13,6 +13,7 @@ from quire.frontend.text.chat.schema_types import ALL_TYPES, as_json, parse_json
 
 QUOTE = '<|"|>'
 _HEAD = ("call:", NAME)
+_ESCAPED = {code: json.dumps(chr(code))[1:-1] for code in range(32)}  # control characters, which JSON has not
 _BARE = re.compile(r'[^<>,\[\]{}"]+')
 _BARE_KEY = r'[^\s<>,:\[\]{}"][^<>,:\[\]{}"]{0,255}'
 _KEY = re.compile(
@@ -160,7 +161,7 @@ class Gemma4CallReader:
 
     def _read_json_text(self) -> bool:
         end = self._scanner.scan(self._buffer, 0)
-        self._emit(self._buffer[:end])
+        self._emit(self._buffer[:end].translate(_ESCAPED))
         self._buffer = self._buffer[end:]
         if self._scanner.ended:
             self._phase = self._read_comma

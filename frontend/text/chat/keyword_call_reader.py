@@ -14,6 +14,7 @@ _NAME = re.compile(r"\s*([A-Za-z_][\w.-]{0,63})?(\s*\()?", re.ASCII)
 _KEY = re.compile(r"\s*(\)|([A-Za-z_]\w*)\s*=)", re.ASCII)
 _KEY_BEGINS = re.compile(r"\s*[\w\s]{0,256}", re.ASCII)
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
+_ESCAPE_OR_BREAK = re.compile(r"\\\r\n|\\.|[\r\n]", re.DOTALL)
 _STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 
 
@@ -133,7 +134,14 @@ class KeywordCallReader:
 
 
 def _with_escaped_breaks(text: str) -> str:
-    """Return a literal of Python with the line breaks in its strings escaped, without which it is none."""
+    """Return a literal of Python with the line breaks in its strings escaped, without which it is none.
+
+    Those after a backslash are none of the value's.
+    """
     if "\n" not in text and "\r" not in text:
         return text
-    return _STRING.sub(lambda found: found[0].replace("\n", "\\n").replace("\r", "\\r"), text)
+    return _STRING.sub(lambda found: _ESCAPE_OR_BREAK.sub(_escaped_break, found[0]), text)
+
+
+def _escaped_break(found: re.Match[str]) -> str:
+    return {"\n": "\\n", "\r": "\\r", "\\\n": "", "\\\r\n": ""}.get(found[0], found[0])

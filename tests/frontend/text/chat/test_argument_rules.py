@@ -132,6 +132,19 @@ def test_arguments_that_may_lack(name: str) -> None:
     assert not allows(name, use_of(None), {"a": 1})
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_rules_are_linear_in_the_number_of_arguments(name: str) -> None:
+    """They are written before their length is looked at."""
+    lengths = [
+        len(
+            AnswerFormat(parser_of(name)).grammar("", use_of(properties(**{f"a{i:04}": {} for i in range(count)})))
+            or ""
+        )
+        for count in (1000, 2000)
+    ]
+    assert lengths[1] < 2.2 * lengths[0]
+
+
 def test_texts_in_tags() -> None:
     free = use_of(properties(["a"], a=TEXT))
     for text in ("", "\n", 'He said "no\\yes".\n\n', "<parameter=b>\n", "</function>", "5", "null", "é🙂"):

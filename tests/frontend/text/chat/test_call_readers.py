@@ -258,6 +258,8 @@ def test_arguments_in_tags_of_other_families(name: str, data: st.DataObject, tex
         ("olmo3", "<function_calls>(n=5)", "<function_calls>(n=5)", []),
         ("olmo3", "<function_calls>f()\nwords</function_calls>", "\nwords</function_calls>", ["{}"]),
         ("olmo3", "<function_calls>f(text='two\nlines')</function_calls>", None, ['{"text": "two\\nlines"}']),
+        ("olmo3", "<function_calls>f(text='one \\\nline')</function_calls>", None, ['{"text": "one line"}']),
+        ("gemma4", '<|tool_call>call:f{a:"two\nlines"}<tool_call|>', None, ['{"a": "two\\nlines"}']),
         ("apertus", '<|tools_prefix|>[{"f": {"a": 1}}]<|tools_suffix|> so', " so", ['{"a": 1}']),
         ("apertus", '<|tools_prefix|>[{"f": {"a": 1}, {"f": {}}]', None, ['{"a": 1}', "{}"]),
         ("apertus", '<|tools_prefix|>[{"f": {"a": 1', None, ['{"a": 1']),
