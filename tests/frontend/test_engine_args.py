@@ -115,9 +115,9 @@ def test_an_engine_of_ones_own_takes_any_adapter() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ("[]", "cannot be read: Expected `object`"),
+        ("[]", "cannot be read as a JSON object: it is of type list"),
         ("{}", "has peft_type None"),
-        ("{", "cannot be read: Input data was"),
+        ("{", "cannot be read as a JSON object: Expecting property name"),
     ],
 )
 def test_what_is_no_adapter_is_rejected_at_once(tmp_path: Path, config: str, message: str) -> None:
