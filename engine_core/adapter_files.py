@@ -53,8 +53,8 @@ class _FileLook:
 class FileLooks:
     """Looks at files for requests, on threads. Its owner calls `take` before each step while some are asked for.
 
-    No path is looked at twice at a time: what asks for it meanwhile waits for its next look. A path that hangs keeps its
-    thread, and is unknown until that goes on; the paths after it get another look.
+    No path is looked at twice at a time: what asks for it meanwhile waits for its next look. A path that hangs keeps
+    its thread, and is unknown until that goes on; the paths after it get another look.
     """
 
     def __init__(self, wake: Callable[[], None], clock: Callable[[], float]) -> None:
