@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from quire.frontend.adapter_config import read_adapter_config
 from quire.frontend.hub.adapters import resolve_adapter
 from quire.frontend.hub.cache import ADAPTER_CONFIG
 from quire.frontend.hub.names import is_adapter_name, is_gguf
 from quire.frontend.lora_request import LoRARequest, absolute, check_name
 from quire.frontend.path_kind import NOWHERE, what_is
 from quire.protocol.messages import AdapterInfo
+
+MAX_CONFIG_BYTES = 1 << 21
+_SHORT = 100  # bytes of a value that is decoded
 
 Modules = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
 
@@ -26,6 +27,14 @@ class _GivenModule(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     path: str
     base_model_name: str | None = None
+
+
+class _Config(msgspec.Struct):
+    """What is looked at of an adapter_config.json. All else is only skipped: 2 MiB take milliseconds, and the values of
+    a hostile one would hold the GIL for seconds."""
+
+    peft_type: msgspec.Raw = msgspec.Raw(b"null")
+    r: msgspec.Raw = msgspec.Raw(b"null")
 
 
 def absolute_modules(given: Modules, download_dir: str | None = None) -> tuple[str, ...]:
@@ -96,14 +105,30 @@ def check_files(path: str, max_rank: int | None = None) -> None:
         raise ValueError(f"the adapter {path} has no {ADAPTER_CONFIG}; {advice}")
     if kind != "is a file":  # a pipe could wait for ever
         raise ValueError(f"{config} {kind}; {advice}")
-    fields = read_adapter_config(config)
-    if (method := fields.get("peft_type")) != "LORA":
-        raise ValueError(
-            f"{config} has peft_type {reprlib.repr(method)}, and adapters are of type 'LORA'; merge others"
-        )
-    rank = fields.get("r")
+    method, rank = _read_config(config)
+    if method != "LORA":
+        raise ValueError(f"{config} has peft_type {method!r}, and adapters are of type 'LORA'; merge others")
     if max_rank is not None and isinstance(rank, int) and rank > max_rank:
         raise ValueError(f"{config} has rank {rank}, and max_lora_rank is {max_rank}; start the engine with {rank}")
+
+
+def _read_config(path: Path) -> tuple[Any, Any]:
+    """Return `peft_type` and `r` of a config. Raises `ValueError`."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_CONFIG_BYTES + 1)
+        if len(content) > MAX_CONFIG_BYTES:
+            raise ValueError(f"{path} has more than {MAX_CONFIG_BYTES} bytes; it is not the config of an adapter")
+        config = msgspec.json.decode(content, type=_Config)
+        return _short_value(config.peft_type), _short_value(config.r)
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read: {error}; give a folder that PEFT has written") from None
+
+
+def _short_value(value: msgspec.Raw) -> Any:
+    """Return a value of a few bytes; of others the text where they begin."""
+    text = bytes(value)
+    return msgspec.json.decode(text) if len(text) <= _SHORT else text[:_SHORT].decode(errors="replace")
 
 
 def check_known(adapter: LoRARequest, info: AdapterInfo | None) -> None:

@@ -1,8 +1,7 @@
 """JSON of unknown authors, decoded in Python: decoders in C hold the GIL until they end, and so would stop all streams.
 
 A quarter of a megabyte of numbers such as 1e308 takes msgspec more than a second. Lists, objects and names must be few:
-the garbage collector, and what frees them, hold the GIL as well. The server reads configs in the same way, but may not
-import this (frontend/adapter_config.py).
+the garbage collector, and what frees them, hold the GIL as well.
 """
 
 from __future__ import annotations
