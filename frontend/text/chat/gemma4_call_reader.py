@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable
 
-from quire.frontend.text.chat.events import Event, ToolCallArguments, ToolCallStart
+from quire.frontend.text.chat.buffered_call_reader import BufferedCallReader
 from quire.frontend.text.chat.named_call_reader import NAME, match_head
 from quire.frontend.text.chat.scanning import JsonScanner, partial_mark
 from quire.frontend.text.chat.schema_types import ALL_TYPES, as_json, parse_json
@@ -24,54 +24,25 @@ _MAX_KEY = 256 + 2 * len(QUOTE)
 _CLOSING = {"{": "}", "[": "]"}
 
 
-class Gemma4CallReader:
-    """Reader of `call:NAME{KEY:VALUE,...}`, with the interface of CallReader.
+class Gemma4CallReader(BufferedCallReader):
+    """Reader of `call:NAME{KEY:VALUE,...}`.
 
     The arguments become a JSON object. Texts stand between `QUOTE` marks, keys need none; objects and arrays have the
     brackets of JSON. JSON itself is read too. Texts stream, other values come when they are complete.
     """
 
     def __init__(self, index: int, new_id: Callable[[], str], accepts: Callable[[str], bool]) -> None:
-        self.index = index
-        self.started = False
-        self.ended = False
-        self.broken = False
-        self._new_id = new_id
-        self._accepts = accepts
-        self._phase: Callable[[], bool] = self._read_head
-        self._buffer = ""  # read, but not parsed yet
-        self._events: list[Event] = []
+        super().__init__(index, new_id, accepts)
         self._closings: list[str] = []  # of the objects and arrays that are open
         self._separator = ""  # before the next key or element
         self._scanner = JsonScanner()
 
-    @property
-    def raw(self) -> str:
-        """The text read so far, while the call has not started."""
-        return self._buffer
-
-    def feed(self, text: str) -> tuple[list[Event], str]:
-        """Read on; return the new events, and the rest of `text` after the call's end or break."""
-        self._buffer += text
-        while not (self.ended or self.broken) and self._phase():
-            pass
-        events, self._events = self._events, []
-        rest = ""
-        if self.ended or (self.broken and self.started):
-            rest, self._buffer = self._buffer, ""
-        return events, rest
-
-    def _read_head(self) -> bool:
+    def _read_name(self) -> bool:
         found = match_head(self._buffer, _HEAD)
-        if found is None or (found[0] and not self._accepts(found[1])):
-            self.broken = True
+        self.broken = found is None
+        end, name = found or (0, "")
+        if not end or not self._start(name, end):
             return False
-        end, name = found
-        if not end:
-            return False
-        self._buffer = self._buffer[end:]
-        self.started = True
-        self._events.append(ToolCallStart(self.index, self._new_id(), name))
         self._open()
         return True
 
@@ -183,10 +154,6 @@ class Gemma4CallReader:
         """Drop white space; return the buffer, which does not begin with any."""
         self._buffer = self._buffer.lstrip()
         return self._buffer
-
-    def _emit(self, text: str) -> None:
-        if text:
-            self._events.append(ToolCallArguments(self.index, text))
 
 
 def _may_begin_key(text: str) -> bool:

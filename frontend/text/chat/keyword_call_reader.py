@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable
 
-from quire.frontend.text.chat.events import Event, ToolCallArguments, ToolCallStart
+from quire.frontend.text.chat.buffered_call_reader import BufferedCallReader
 from quire.frontend.text.chat.scanning import MAX_GAP
 from quire.frontend.text.chat.schema_types import parse_json, python_as_json
 
@@ -18,42 +18,18 @@ _ESCAPE_OR_BREAK = re.compile(r"\\\r\n|\\.|[\r\n]", re.DOTALL)
 _STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 
 
-class KeywordCallReader:
-    """Reader of `NAME(KEY=VALUE, ...)`, with the interface of CallReader.
+class KeywordCallReader(BufferedCallReader):
+    """Reader of `NAME(KEY=VALUE, ...)`.
 
     The arguments become a JSON object. Values are literals of Python or JSON, whose strings may have line breaks; each
     comes when it is complete. A value that is neither breaks the call.
     """
 
     def __init__(self, index: int, new_id: Callable[[], str], accepts: Callable[[str], bool]) -> None:
-        self.index = index
-        self.started = False
-        self.ended = False
-        self.broken = False
-        self._new_id = new_id
-        self._accepts = accepts
-        self._phase: Callable[[], bool] = self._read_name
-        self._buffer = ""  # read, but not parsed yet
-        self._events: list[Event] = []
+        super().__init__(index, new_id, accepts)
         self._key = ""
         self._num_values = 0
         self._begin_value()
-
-    @property
-    def raw(self) -> str:
-        """The text read so far, while the call has not started."""
-        return self._buffer
-
-    def feed(self, text: str) -> tuple[list[Event], str]:
-        """Read on; return the new events, and the rest of `text` after the call's end or break."""
-        self._buffer += text
-        while not (self.ended or self.broken) and self._phase():
-            pass
-        events, self._events = self._events, []
-        rest = ""
-        if self.ended or (self.broken and self.started):
-            rest, self._buffer = self._buffer, ""
-        return events, rest
 
     def _read_name(self) -> bool:
         found = _NAME.match(self._buffer)
@@ -62,12 +38,9 @@ class KeywordCallReader:
             rest = self._buffer[found.end() if found else 0 :]
             self.broken = bool(rest.strip() or (opening and not name)) or len(self._buffer) > 64 + MAX_GAP
             return False
-        if not self._accepts(name):
-            self.broken = True
+        if not self._start(name, found.end() if found else 0):
             return False
-        self._buffer = self._buffer[found.end() if found else 0 :]
-        self.started = True
-        self._events += [ToolCallStart(self.index, self._new_id(), name), ToolCallArguments(self.index, "{")]
+        self._emit("{")
         self._phase = self._read_key
         return True
 
@@ -121,7 +94,7 @@ class KeywordCallReader:
         self._buffer = self._buffer[self._scanned + 1 :]
         comma = ", " if self._num_values else ""
         self._num_values += 1
-        self._events.append(ToolCallArguments(self.index, f"{comma}{json.dumps(self._key)}: {value}"))
+        self._emit(f"{comma}{json.dumps(self._key)}: {value}")
         if is_last:
             self._end()
         else:
@@ -129,7 +102,7 @@ class KeywordCallReader:
         return not is_last
 
     def _end(self) -> None:
-        self._events.append(ToolCallArguments(self.index, "}"))
+        self._emit("}")
         self.ended = True
 
 

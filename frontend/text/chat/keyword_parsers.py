@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire.frontend.text.chat.keyword_call_reader import KeywordCallReader
+from quire.frontend.text.chat.list_parsers import ListParser
 from quire.frontend.text.chat.marked_calls import Reader, State, ToolParser
 
 
@@ -25,13 +26,10 @@ class Olmo3Parser(ToolParser):
         return KeywordCallReader(self._num_calls, self._new_id, self._accepts)
 
 
-class Lfm2Parser(ToolParser):
+class Lfm2Parser(ListParser):
     """LFM2 and LFM2.5: `[NAME(KEY=VALUE, ...), ...]` with literals of Python, between tags."""
 
     tag = "<|tool_call_start|>"
-    list_opening = "["
-    separator = ","
-    closing = "]"
     end_tag = "<|tool_call_end|>"
 
     def _new_reader(self) -> Reader:

@@ -14,6 +14,7 @@ from quire.frontend.text.chat.list_parsers import (
     Cohere2Parser,
     GraniteParser,
     HunyuanA13BParser,
+    ListParser,
     NemotronJsonParser,
     Phi4MiniParser,
 )
@@ -138,13 +139,10 @@ class MistralParser(ToolParser):
         return NamedCallReader(self._num_calls, self._new_id, self._accepts, self.heads)
 
 
-class ApertusParser(ToolParser):
+class ApertusParser(ListParser):
     """Apertus: `[{"NAME": {...}}, ...]` between tags."""
 
     tag = "<|tools_prefix|>"
-    list_opening = "["
-    separator = ","
-    closing = "]"
     end_tag = "<|tools_suffix|>"
 
     def _new_reader(self) -> Reader:

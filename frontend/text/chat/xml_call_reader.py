@@ -6,14 +6,14 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from quire.frontend.text.chat.events import Event, ToolCallArguments, ToolCallStart
+from quire.frontend.text.chat.buffered_call_reader import BufferedCallReader
 from quire.frontend.text.chat.scanning import JsonScanner, match_mark, partial_mark
 from quire.frontend.text.chat.schema_types import ALL_TYPES, STRING, as_json, value_types
 from quire.frontend.text.chat.tag_styles import QWEN3_CODER, TagStyle
 
 
-class XmlCallReader:
-    """Reader of a call in the tags of `style`, from the function's name on, with the interface of CallReader.
+class XmlCallReader(BufferedCallReader):
+    """Reader of a call in the tags of `style`, from the function's name on.
 
     The arguments become a JSON object. A value is a text without quotes if the schema of its function, among `schemas`,
     says that it is a string, and JSON otherwise; line breaks next to its tags are no part of it. Strings stream, other
@@ -28,38 +28,14 @@ class XmlCallReader:
         schemas: Mapping[str, dict[str, Any] | None],
         style: TagStyle = QWEN3_CODER,
     ) -> None:
-        self.index = index
-        self.started = False
-        self.ended = False
-        self.broken = False
-        self._new_id = new_id
-        self._accepts = accepts
+        super().__init__(index, new_id, accepts)
         self._schemas = schemas
         self._style = style
         self._close = style.close
-        self._phase: Callable[[], bool] = self._read_name
-        self._buffer = ""  # read, but not parsed yet
-        self._events: list[Event] = []
         self._schema: dict[str, Any] = {}
         self._types = ALL_TYPES
         self._num_values = 0
         self._searched = 0  # where the end of the value has not been found
-
-    @property
-    def raw(self) -> str:
-        """The text read so far, while the call has not started."""
-        return self._buffer
-
-    def feed(self, text: str) -> tuple[list[Event], str]:
-        """Read on; return the new events, and the rest of `text` after the call's end or break."""
-        self._buffer += text
-        while not (self.ended or self.broken) and self._phase():
-            pass
-        events, self._events = self._events, []
-        rest = ""
-        if self.ended:
-            rest, self._buffer = self._buffer, ""
-        return events, rest
 
     def _read_name(self) -> bool:
         found = self._style.name_pattern.match(self._buffer)
@@ -68,14 +44,10 @@ class XmlCallReader:
             has_other = found is None and bool(rest.strip())
             self.broken = has_other or match_mark(rest, self._style.name_end or "<") is None
             return False
-        name = found[1]
-        if not self._accepts(name):
-            self.broken = True
+        if not self._start(found[1], found.end()):
             return False
-        self._buffer = self._buffer[found.end() :]
-        self._schema = self._schemas.get(name) or {}
-        self.started = True
-        self._events += [ToolCallStart(self.index, self._new_id(), name), ToolCallArguments(self.index, "{")]
+        self._schema = self._schemas.get(found[1]) or {}
+        self._emit("{")
         self._phase = self._read_tag
         return True
 
@@ -138,10 +110,6 @@ class XmlCallReader:
     def _end_value(self, at: int) -> None:
         self._buffer = self._buffer[at + len(self._close) :]
         self._phase = self._read_tag
-
-    def _emit(self, text: str) -> None:
-        if text:
-            self._events.append(ToolCallArguments(self.index, text))
 
 
 def _is_within_string(text: str) -> bool:
