@@ -142,17 +142,17 @@ class ProductPacking:
         """Return the norms of the rows of W + scale B A, of the part's tensor."""
         shape = (part.whole_k, part.whole_n) if part.transposed else (part.whole_n, part.whole_k)
         whole = self._tensors.weights(name if self._tensors.has_own(name) else part.tensor, shape)
-        a, b = change.a, np.float32(change.scale) * change.b
+        a, b = change.a, np.float32(change.scale) * change.stored_b.rows(part.first, part.n).to_f32()
         if part.transposed:
             column = whole.data[part.first * FLOAT_DTYPES[whole.dtype][1] :]
             view = MatrixView(column, whole.format, part.n, part.whole_k, 1, part.whole_n)
-            return view.changed_norms(b[part.first : part.first + part.n], a)
+            return view.changed_norms(b, a)
         norms, rows = [], max(1, _PIECE // part.whole_k)
         for first in range(part.first, part.first + part.n, rows):
             last = min(first + rows, part.first + part.n)
             piece = whole.rows(first, last - first)
             view = MatrixView(piece.data, piece.format, last - first, part.whole_k, part.whole_k, 1)
-            norms.append(view.changed_norms(b[first:last], a))
+            norms.append(view.changed_norms(b[first - part.first : last - part.first], a))
         return np.concatenate(norms)
 
 
