@@ -495,10 +495,9 @@ def test_an_adapter_whose_folder_is_gone_stays(tmp_path: Path) -> None:
     assert world.running == {first, second}
 
 
-def test_a_look_that_hangs_holds_up_its_own_requests_only_and_for_a_second(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    gate, looks, original = threading.Event(), [], adapter_files.files_of
+def world_whose_looks_hang(monkeypatch: pytest.MonkeyPatch) -> tuple[World, threading.Event, list[str]]:
+    """Return a world with the adapters `a` and `b`, what lets the looks at `a` go on, and the paths looked at."""
+    gate, looks, original = threading.Event(), list[str](), adapter_files.files_of
 
     def files_of(path: str) -> adapter_files.Files:
         looks.append(path)
@@ -511,6 +510,13 @@ def test_a_look_that_hangs_holds_up_its_own_requests_only_and_for_a_second(
         world.settle()
     monkeypatch.setattr(adapter_files, "files_of", files_of)
     world.hangs = True
+    return world, gate, looks
+
+
+def test_a_look_that_hangs_holds_up_its_own_requests_only_and_for_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, gate, looks = world_whose_looks_hang(monkeypatch)
     held = world.ask("a")
     world.step()
     other = world.ask("b")
@@ -535,19 +541,7 @@ def test_a_look_that_hangs_holds_up_its_own_requests_only_and_for_a_second(
 
 
 def test_a_path_that_hangs_takes_one_thread_and_none_from_those_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, looks, original = threading.Event(), [], adapter_files.files_of
-
-    def files_of(path: str) -> adapter_files.Files:
-        looks.append(path)
-        assert path != "a" or gate.wait(60)
-        return original(path)
-
-    world = World(2)
-    for folder in ("a", "b"):
-        world.ask(folder)
-        world.settle()
-    monkeypatch.setattr(adapter_files, "files_of", files_of)
-    world.hangs = True
+    world, gate, looks = world_whose_looks_hang(monkeypatch)
     held, behind = world.ask("a"), world.ask("b")
     for _ in range(40):
         world.ask("a")
