@@ -326,7 +326,7 @@ def compute(arguments: argparse.Namespace) -> None:
 
 @dataclass
 class Summary:
-    """What the process that computes has reported, and why it has ended if that was too early."""
+    """Results that the process that computes has reported, and the reason for its end if that was too early."""
 
     num_equal: int = 0
     num_others: int = 0

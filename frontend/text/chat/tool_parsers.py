@@ -106,15 +106,12 @@ class DeepSeekV3Parser(DeepSeekV31Parser):
     tail = ("```", CALL_END)
 
 
-class MistralParser(ToolParser):
+class MistralParser(ListParser):
     """Mistral: `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or since its eleventh tokenizer
     `[TOOL_CALLS]NAME[ARGS]{...}` for each call, maybe with `[CALL_ID]` and an id after the name.
     """
 
     tag = "[TOOL_CALLS]"
-    list_opening = "["
-    separator = ","
-    closing = "]"
     heads = ((NAME,), (NAME, "[ARGS]"), (NAME, "[CALL_ID]", ID, "[ARGS]"))
     _is_list = True
 
