@@ -19,7 +19,7 @@ from quire.engine_core.request import Request
 from quire.engine_core.scheduling.batch import Batch
 from quire.engine_core.transport.waker import Waker
 from quire.engine_core.validation import adapter_path
-from quire.kernels.runner import Sequences
+from quire.kernels.runner import PrefixWatch, Sequences
 from quire.protocol.address import ipc_path
 from quire.protocol.errors import AddressError
 from quire.protocol.kv_events import (
@@ -66,9 +66,9 @@ class Publisher(Protocol):
 class _AdapterNames:
     """The names of the adapters whose requests have the salts of prefixes, by the keys of the empty prefixes."""
 
-    def __init__(self, sequences: Sequences, adapters: Mapping[str, str]) -> None:
-        """`adapters`: paths by name; of several names of a path the first is told."""
-        self._tree = sequences.tree
+    def __init__(self, watch: PrefixWatch, adapters: Mapping[str, str]) -> None:
+        """`watch`: of all salts. `adapters`: paths by name; of several names of a path the first is told."""
+        self._watch = watch
         self._by_path = {adapter_path(path): name for name, path in reversed([*adapters.items()])}
         self._by_root: dict[int, str] = {}
         self._salts: dict[str, int] = {}  # with the same keys, the one that was used least recently first
@@ -88,7 +88,7 @@ class _AdapterNames:
     def _add(self, salt: str, name: str) -> None:
         root = self._salts.pop(salt, None)
         if root is None:
-            [root] = self._tree.watch_salts().add_salts([salt])
+            [root] = self._watch.add_salts([salt])
             self._by_root[root] = name
         self._salts[salt] = root
         if len(self._salts) > _MOST_SALTS:
@@ -115,7 +115,7 @@ class KvEvents(Feature):
         """`block_size`: tokens of a page. `wake` has the engine step again. `clock` is that of a calendar. `adapters`:
         paths by name, of the adapters to name in events."""
         self._watch = sequences.tree.watch()
-        self._names = _AdapterNames(sequences, adapters or {})
+        self._names = _AdapterNames(self._watch, adapters or {})
         self._has_names = bool(adapters)
         self._block_size = block_size
         self._publisher = publisher
