@@ -86,15 +86,16 @@ class AdapterEndpoints:
         model, body = await self._models.read(request, LoadAdapterBody)
         self._check_name(model, body)
         is_here, max_rank = _is_here(model), _max_rank(model)
-        if is_here and is_like_adapter_name(body.lora_path):
-            body.lora_path = await self._resolved(body.lora_path)
-        else:
-            given = body.lora_path
-            body.lora_path = await self._checks.work(
-                lambda: asyncio.to_thread(self._allowed, given, is_here=is_here)  # which may hang at a link
-            )
-        if is_here:
-            await self._checks.work(lambda: asyncio.to_thread(_check_path, body.lora_path, max_rank))
+        is_at_hub = is_here and is_like_adapter_name(body.lora_path)
+        given = await self._resolved(body.lora_path) if is_at_hub else body.lora_path
+
+        def check() -> str:
+            path = given if is_at_hub else self._allowed(given, is_here=is_here)
+            if is_here:
+                _check_path(path, max_rank)
+            return path
+
+        body.lora_path = await self._checks.work(lambda: asyncio.to_thread(check))  # file systems may hang
         self._check_name(model, body)  # others may have come meanwhile
         model.adapters.put(body.lora_name, body.lora_path)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
