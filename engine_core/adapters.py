@@ -51,7 +51,7 @@ class _Adapter:
 
     @property
     def is_idle(self) -> bool:
-        """True if it has a number, and no request needs it."""
+        """True if no request needs it."""
         return not self.users and not self.waiting
 
 
