@@ -9,11 +9,12 @@ from quire.kernels.errors import ModelError
 _LARGEST_SIZE = 2**24
 _LARGEST_NUMBER = 1e30
 _LARGEST = {"num_hidden_layers": 1000, "n_layer": 1000}
-_MOST_PARTS = 4096, 2**17  # heads or experts of a layer, and of all layers: a graph may have an object for each
+# Heads, experts or streams of a layer, and of all layers: a graph may have an object for each.
+_MOST_PARTS = 4096, 2**17
 _PARTS = {
     "num_attention_heads", "num_key_value_heads", "num_global_key_value_heads", "n_head",
     "linear_num_key_heads", "linear_num_value_heads", "mamba_n_heads", "mamba_num_heads", "mamba_n_groups", "n_groups",
-    "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts",
+    "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "altup_num_inputs",
 }  # fmt: skip
 
 T = TypeVar("T", int, float, str, bool)

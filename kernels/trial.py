@@ -165,6 +165,7 @@ def _with_rows(plan: ModelPlan, rows: Sequence[int]) -> ModelPlan:
         if not isinstance(operand, Matrix):
             return operand
         (part,) = operand.parts
+        known = [row if row < part.whole_n else 0 for row in rows]  # tables of per-layer inputs may be shorter
         parts = [
             MatrixPart(
                 part.tensor,
@@ -174,7 +175,7 @@ def _with_rows(plan: ModelPlan, rows: Sequence[int]) -> ModelPlan:
                 first=row,
                 tensor_n=part.whole_n,
             )
-            for tile, row in enumerate(rows)
+            for tile, row in enumerate(known)
         ]
         return replace(operand, parts=tuple(parts), n=TILE_ROWS * len(rows))
 

@@ -73,6 +73,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **_SMALL, "block_ff_dim": 256,
         "block_auto_adjust_ff_dim": False, "block_multiple_of": 32, "full_attn_idxs": [1],
     },
+    "gemma-3n-e2b": {
+        **_SMALL, "num_hidden_layers": 10, "sliding_window": 48, "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": 512, "laurel_rank": 16,
+    },
     "gemma-4-e2b": {
         **_SMALL, "num_hidden_layers": 10, "num_key_value_heads": 1, "global_head_dim": 64, "sliding_window": 48,
         "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 512,

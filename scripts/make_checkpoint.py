@@ -72,6 +72,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.22, "logits_scaling": 6.0, "max_position_embeddings": 131072,
         "tie_word_embeddings": True,
     },
+    "gemma-3n-e2b": {
+        "architectures": ["Gemma3nForCausalLM"], "model_type": "gemma3n_text", "hidden_size": 2048,
+        "intermediate_size": 8192, "num_hidden_layers": 30, "num_attention_heads": 8, "num_key_value_heads": 2,
+        "head_dim": 256, "sliding_window": 512, "num_kv_shared_layers": 10, "hidden_size_per_layer_input": 256,
+        "altup_active_idx": 0, "altup_num_inputs": 4, "laurel_rank": 64, "final_logit_softcapping": 30.0,
+        "max_position_embeddings": 32768, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True,
+        "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+    },
     "gemma-4-e2b": {
         "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "hidden_size": 1536,
         "intermediate_size": 6144, "num_hidden_layers": 35, "num_attention_heads": 8, "num_key_value_heads": 1,
@@ -196,11 +204,13 @@ def chosen_layers(config: dict[str, Any], count: int) -> dict[str, Any]:
         return fields | {"layer_types": [("sliding_attention", "full_attention")[i % 2] for i in layers]}
     if config["model_type"] == "granitemoehybrid":
         return fields | {"layer_types": ["attention" if i % 10 == 5 else "mamba" for i in layers]}
-    if config["model_type"] == "gemma4_text":
+    if config["model_type"] in ("gemma3n_text", "gemma4_text"):
+        sparse = {"activation_sparsity_pattern": [0.95 if i < 10 else 0.0 for i in layers]}
+        sparsity = sparse if config["model_type"] == "gemma3n_text" else {}
         kinds = ["full_attention" if i % 5 == 4 else "sliding_attention" for i in layers]
         shared = config["num_kv_shared_layers"] * count // config["num_hidden_layers"]
         own = 5  # at least: one layer of each kind
-        return fields | {"layer_types": kinds, "num_kv_shared_layers": max(0, min(shared, count - own))}
+        return fields | {"layer_types": kinds, "num_kv_shared_layers": max(0, min(shared, count - own))} | sparsity
     return fields
 
 

@@ -362,6 +362,7 @@ def test_a_config_with_a_bad_value_is_rejected_with_its_name(
         ("Glm4MoeForCausalLM", {"n_routed_experts": 4097}),
         ("Gemma4ForCausalLM", {"num_experts": 1 << 23, "enable_moe_block": True, "top_k_experts": 2}),
         ("GptOssForCausalLM", {"num_local_experts": 4096, "num_hidden_layers": 1000}),
+        ("Gemma3nForCausalLM", {"altup_num_inputs": 1 << 23, "num_kv_shared_layers": 0}),
     ],
 )
 def test_more_heads_or_experts_than_any_model_has_are_rejected_at_once(

@@ -92,7 +92,6 @@ def test_models_that_are_not_supported_say_why(tmp_path: Path) -> None:
             "'JinaBertForMaskedLM' is not supported: its attention adds ALiBi",
         ),
         ({"architectures": ["JinaBertForSequenceClassification"]}, "adds ALiBi"),
-        ({"architectures": ["Gemma3nForConditionalGeneration"]}, "several hidden states for each token"),
         ({"architectures": ["XLMRobertaModel"], "lora_adaptations": ["retrieval.query"]}, "lora_adaptations is"),
     ):
         rewrite_config(tmp_path, **fields)

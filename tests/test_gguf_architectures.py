@@ -72,6 +72,8 @@ CASES = (
          {"ARCH.attention.sliding_window_pattern": [True, True, False, True]}),
     Case("gemma3-window100", {"query_pre_attn_scalar": 256, "layer_types": None, "sliding_window_pattern": 6},
          layers=(0, 1, 2, 3, 0, 1, 2), id="gemma3-period"),
+    Case("gemma3n-window100"),
+    Case("gemma3n-window100", metadata={"ARCH.attention.shared_kv_layers": 3.0}, id="gemma3n-float-layers"),
     Case("gemma4-shared-window100"),
     Case("gemma4-keys-as-values"),
     Case("gemma4-experts"),
@@ -194,14 +196,19 @@ def test_a_file_with_the_joint_projections_of_key_heads(
     assert answers(engine(tmp_path / "model.gguf")) == answers(engine(source, dtype="float32"))
 
 
-HYBRIDS = ("falcon-h1-norm", "granite4-experts", "lfm2-moe", "qwen3.5-grouped", "qwen3.5-moe")
+QUANTIZED = (
+    "falcon-h1-norm", "gemma3n-window100", "granite4-experts", "lfm2-moe", "qwen3.5-grouped", "qwen3.5-moe",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
-def test_quantized_files_of_models_with_state_are_near_their_float_twins(
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_quantized_files_are_near_their_float_twins(
     name: str, checkpoints: Path, tmp_path: Path, engine: EngineFactory
 ) -> None:
-    """Rates and convolutions are floats in all of them; activations are rounded to 8 bits, which random models feel."""
+    """Rates and convolutions are floats in all of them; activations are rounded to 8 bits, which random models feel.
+
+    Of Gemma 3n the converter quantizes also what is small.
+    """
     file, twin = tmp_path / "model.gguf", tmp_path / "twin.gguf"
     write_gguf(checkpoints / name, file, "Q8_0")
     write_gguf(checkpoints / name, twin, "Q8_0", dequantized=True)

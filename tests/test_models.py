@@ -85,7 +85,11 @@ def test_bfloat16_is_at_least_as_accurate_as_transformers(
 
 @pytest.mark.parametrize(
     ("name", "family", "prefix"),
-    [("gemma3-window100", "Gemma3", "language_model.model."), ("gemma4-experts", "Gemma4", "model.language_model.")],
+    [
+        ("gemma3-window100", "Gemma3", "language_model.model."),
+        ("gemma4-experts", "Gemma4", "model.language_model."),
+        ("gemma3n-window100", "Gemma3n", "model.language_model."),
+    ],
 )
 def test_the_text_part_of_a_multimodal_checkpoint_gives_the_same_tokens(
     name: str, family: str, prefix: str, checkpoints: Path, engine: EngineFactory, tmp_path: Path,

@@ -21,6 +21,7 @@ ODD_SHAPES = [
     "deepseek2-experts", "deepseek3-dense-yarn", "apertus-xielu", "glm4-moe-groups",
     "hunyuan-alpha", "ministral3-growing-queries",
     "deepseek2-experts", "deepseek3-dense-yarn", "gemma4-shared-window100", "gemma4-keys-as-values",
+    "gemma3n-window100",
 ]  # fmt: skip
 
 

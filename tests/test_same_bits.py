@@ -142,6 +142,7 @@ ODD: list[tuple[str, dict[str, str]]] = [
     ("qwen3-next-experts", {"quantization": "int4"}),
     ("gemma4-shared-window100", {"quantization": "int8", "kv_cache_dtype": "int8"}),
     ("gemma4-experts", {"quantization": "int4"}),
+    ("gemma3n-window100", {"quantization": "int8"}),
 ]
 
 

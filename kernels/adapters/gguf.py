@@ -182,7 +182,8 @@ class _GgufReader:
         """Return the base's name, with a `*` for the number of an expert; None if the base has no such tensor."""
         if key not in architecture.names:
             return None
-        name = f"{architecture.names[key].replace('*', layer, 1)}.weight"
+        known = architecture.names[key]
+        name = f"{known.replace('*', layer, 1) if layer else known}.weight"
         if "*" not in name:
             return self._names.find(self._path, name)
         return None if self._names.find(self._path, name.replace("*", "0")) is None else name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from quire.kernels.adapters import peft
@@ -9,7 +11,7 @@ from quire.kernels.adapters.adapter import Adapter
 from quire.kernels.adapters.changeable import Changeable
 from quire.kernels.adapters.changed_head import NO_HEAD, ClassifierHead
 from quire.kernels.adapters.gguf import read_gguf_adapter
-from quire.kernels.adapters.shapes import linear_shapes, other_shapes
+from quire.kernels.adapters.shapes import linear_shapes, other_shapes, unread_shapes
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import Attention, Graph
 
@@ -17,8 +19,22 @@ from quire.kernels.graph.operations import Attention, Graph
 def read_adapter(
     path: Path, graph: Graph, max_rank: int, changeable: Changeable, head: ClassifierHead = NO_HEAD
 ) -> Adapter:
-    """Read an adapter of a model, PEFT's folder or a GGUF file; `head` classifies. Raises ModelError."""
-    shapes, others = linear_shapes(graph), {**other_shapes(graph), **head.shapes}
+    """Read an adapter of a model, PEFT's folder or a GGUF file; `head` classifies. Raises ModelError.
+
+    Changes of layers that nothing reads are left out.
+    """
+    unread = unread_shapes(graph)
+    changeable = replace(changeable, layers=changeable.layers | unread.keys())
+    adapter = _read(path, graph, max_rank, changeable, head, unread)
+    return replace(adapter, layers={name: layer for name, layer in adapter.layers.items() if name not in unread})
+
+
+def _read(
+    path: Path, graph: Graph, max_rank: int, changeable: Changeable, head: ClassifierHead,
+    unread: Mapping[str, tuple[int, int]],
+) -> Adapter:  # fmt: skip
+    """Read an adapter with its changes of layers that nothing reads."""
+    shapes, others = {**linear_shapes(graph), **unread}, {**other_shapes(graph), **head.shapes}
     for name, shape in head.shapes.items():
         if len(shape) == 2:
             shapes[name] = shape[0], shape[1]

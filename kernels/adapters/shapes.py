@@ -21,6 +21,7 @@ from quire.kernels.graph.operations import (
     Parallel,
     PerLayerInput,
     ShortConvolution,
+    Streams,
 )
 
 _Block = Mixer | FeedForward | Experts | Parallel | Branches | PerLayerInput
@@ -42,6 +43,13 @@ def linear_shapes(graph: Graph) -> dict[str, tuple[int, int]]:
     }
 
 
+def unread_shapes(graph: Graph) -> dict[str, tuple[int, int]]:
+    """Return the weights of linear layers that adapters may change though nothing reads them, [outputs, inputs]."""
+    hidden, attentions = graph.embedding.hidden_size, graph.attentions
+    layers = [layer for each in attentions if isinstance(each, Attention) for layer in each.unread]
+    return {layer.weight: (layer.outputs, hidden) for layer in layers}
+
+
 def other_shapes(graph: Graph) -> dict[str, tuple[int, ...]]:
     """Return other tensors that adapters may replace: the embedding, biases, and norms of hidden states."""
     hidden = graph.embedding.hidden_size
@@ -57,6 +65,9 @@ def other_shapes(graph: Graph) -> dict[str, tuple[int, ...]]:
 def _norms(graph: Graph) -> Iterator[Norm]:
     around = [(residual.before, residual.after, residual.around) for residual in graph.residuals]
     norms = [graph.embedding.norm, graph.logits.norm, *(norm for three in around for norm in three)]
+    norms += [residual.laurel.norm for residual in graph.residuals if residual.laurel is not None]
+    for prediction, correction in () if graph.streams is None else graph.streams.layers:
+        norms += [prediction.router.norm, correction.after]
     yield from (norm for norm in norms if norm is not None)
 
 
@@ -71,6 +82,19 @@ def _linears(graph: Graph) -> _Inputs:
         yield from _of_draft_input(graph.draft_input, hidden)
     for residual in graph.residuals:
         yield from _of_block(residual.block, hidden)
+        if (laurel := residual.laurel) is not None:
+            yield laurel.left, hidden
+            yield laurel.right, laurel.left.outputs
+    if graph.streams is not None:
+        yield from _of_streams(graph.streams, hidden)
+
+
+def _of_streams(streams: Streams, hidden: int) -> _Inputs:
+    yield from ((linear, hidden) for linear in (*streams.expand, *streams.contract))
+    for prediction, correction in streams.layers:
+        yield prediction.router.linear, hidden
+        yield from ((each.coefficients, streams.count) for each in (prediction, correction))
+        yield from _of_block(correction.block, hidden)
 
 
 def _of_draft_input(draft: DraftInput, hidden: int) -> _Inputs:

@@ -30,8 +30,8 @@ class EmbeddingKernel(Kernel):
     with `types`, the number of token types, those (i32) and the table f32 [types, width] of the embeddings to add, then
     with `positions` the same of positions. With `lookahead`, the size of the vocabulary, the token of that number has
     the embedding in the last buffer, f32 [width]. `quantized` is the matrix's format if it is quantized, one without
-    zero points. With `adapted`, rows may have adapters: buffers 3 and 4 are those of rows (i32) and the table of
-    adapted_rows.py.
+    zero points. With `table_rows`, tokens from that number on have the first row of the matrix. With `adapted`, rows
+    may have adapters: buffers 3 and 4 are those of rows (i32) and the table of adapted_rows.py.
     """
 
     width: int
@@ -41,6 +41,7 @@ class EmbeddingKernel(Kernel):
     types: int = 0
     lookahead: int = 0
     adapted: bool = False
+    table_rows: int = 0
 
     def build(self, b: Builder, context: EmitContext) -> None:
         """See Kernel."""
@@ -51,6 +52,8 @@ class EmbeddingKernel(Kernel):
             if self.lookahead:
                 is_lookahead = b.compare("eq", token, self.lookahead)
                 token = b.select(is_lookahead, b.index(0), token)
+            if self.table_rows:
+                token = b.select(b.compare("ult", token, self.table_rows), token, b.index(0))
             if self.quantized is not None:
                 self._gather_quantized(b, self.quantized, matrix, token, target)
             else:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from quire.kernels.emit.builder import VF32, Builder, Value
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.layout import BLOCK, load_activation, packed_offset, round_up, store_activation
-from quire.kernels.emit.math import rsqrt, sigmoid, silu
+from quire.kernels.emit.math import relu, rsqrt, sigmoid, silu
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,40 @@ class GateKernel(Kernel):
             gate = b.load(gates, row * (round_up(self.width, BLOCK) * 4) + part.index * 64, VF32, 64)
             at = packed_offset(dtypes, self.width, row, part.index * 16)
             store_activation(b, dtypes, load_activation(b, dtypes, x, at) * sigmoid(b, gate), x, at)
+
+
+@dataclass(frozen=True)
+class CutoffKernel(Kernel):
+    """Activation sparsity (Gaussian top-k): max(g - mean - cutoff * deviation, 0) in place of each gate g.
+
+    Work items are tokens, of whose gates these are the mean and the standard deviation. Buffers: the gates, f32
+    [m, width rounded up to 32]. Sums run in 16 lanes, reduced 8, 4, 2, 1.
+    """
+
+    width: int
+    cutoff: float
+
+    def build(self, b: Builder, context: EmitContext) -> None:
+        """See Kernel."""
+        with b.items() as row:
+            gates = b.address(b.buffer(0), row * (round_up(self.width, BLOCK) * 4))
+            x = b.staged(gates, self.width * 4)
+            mean = self._mean(b, x, None)
+            square = self._mean(b, x, b.broadcast(mean))
+            # x - x is NaN where a sum has overflowed, so that the logits are NaN too.
+            deviation = b.unary("math.sqrt", square) + (square - square)
+            least = b.broadcast(b.fma(deviation, b.constant(self.cutoff, deviation.type), mean))
+            with b.each(0, self.width // 16) as part:
+                at = part.index * 64
+                b.store(relu(b, b.load(x, at, VF32, 64) - least), gates, at, 64)
+
+    def _mean(self, b: Builder, gates: Value, center: Value | None) -> Value:
+        """Return the mean of the gates, or of the squares of their distances from `center`."""
+        with b.loop(0, self.width // 16, state=[b.constant(0.0, VF32)]) as part:
+            value, total = b.load(gates, part.index * 64, VF32, 64), part.state[0]
+            distance = value if center is None else value - center
+            part.carry(total + value if center is None else b.fma(distance, distance, total))
+        return b.fold_lanes(part.results[0], lambda left, right: left + right) / float(self.width)
 
 
 @dataclass(frozen=True)

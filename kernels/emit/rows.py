@@ -34,8 +34,8 @@ class NormKernel(Kernel):
 
     `output`: `activations` are packed, and quantized for weights of the format `quantized`; `rows` are f32
     [m, width]; `hidden` is f32 [m, width rounded up to 32], which may be x; `residual` adds `scale` times the norm to
-    such rows, and with `scalar` multiplies the sum by the f32 in the last buffer. With `with_floats`, quantized
-    activations are stored as packed floats too, in the last buffer.
+    such rows, and multiplies the sum by `sum_scale`, and with `scalar` by the f32 in the last buffer. With
+    `with_floats`, quantized activations are stored as packed floats too, in the last buffer.
     """
 
     width: int
@@ -49,6 +49,7 @@ class NormKernel(Kernel):
     row_columns: int = 0
     scalar: bool = False
     with_floats: bool = False
+    sum_scale: float = 1.0
 
     def build(self, b: Builder, context: EmitContext) -> None:
         """See Kernel."""
@@ -96,6 +97,7 @@ class NormKernel(Kernel):
 
             def add(_: Value, at: Value, value: Value) -> None:
                 total = b.load(hidden, at, VF32, 64) + value * self.scale
+                total = total if self.sum_scale == 1 else total * self.sum_scale
                 b.store(total if scalar is None else total * scalar, hidden, at, 64)
 
             return add

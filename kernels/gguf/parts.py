@@ -1,8 +1,9 @@
 """The tensors of a model folder as parts of the tensors of a GGUF file: slices of the mapped file, never copies.
 
 Most are whole tensors under another name. Rows of q, k and v may be one tensor, and the experts of a layer always are,
-under one name with a `*` for the number of the expert. Of the layers for multi-token prediction, which are the last,
-the first is read; the others are left out, and so are its copies of the embedding and of the layer of the logits.
+under one name with a `*` for the number of the expert; of other stacks each matrix is a part. Of the layers for
+multi-token prediction, which are the last, the first is read; the others are left out, and so are its copies of the
+embedding and of the layer of the logits.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _COPIES = (".nextn.embed_tokens.weight", ".nextn.shared_head_head.weight")
 
 _PARAMETERS = (
     ".sinks", ".e_score_correction_bias", ".expert_bias", ".layer_scalar", ".router.scale", ".per_expert_scale",
-    DECAYS, ".D", ".dt_bias",
+    ".correct_output_scale", DECAYS, ".D", ".dt_bias",
 )  # fmt: skip
 """Ends of names in a model folder that have no last word."""
 
@@ -53,6 +54,9 @@ _VECTORS = ("norm.weight", DECAYS, ".D")
 
 _OFFSETS = ("norm.weight", ".pre_fc_norm_embedding.weight", ".pre_fc_norm_hidden.weight")
 """Ends of the names of norms to whose weights a conversion may add a number."""
+
+_MOST_MATRICES = 64
+"""Matrices of a stack other than experts."""
 
 TAPS = (".conv1d.weight", ".conv.conv.weight")
 """Ends of the names of convolutions, [channels, 1, taps] in a model folder."""
@@ -114,13 +118,15 @@ class _Parts:
         name = self._name(tensor)
         if ".experts." in name:
             yield from self._experts(tensor, name)
+        elif "*" in name:
+            yield from self._stack(tensor, name)
         elif name.endswith((".self_attn.qkv_proj.weight", ".self_attn.qkv_proj.bias")) and not self._is_fused():
             yield from self._query_key_value(tensor, name)
         else:
             yield self._part(tensor, name, tensor.shape, tensor.data)
 
     def _name(self, tensor: GgufTensor) -> str:
-        """Return the name in a model folder; that of experts has a `*`."""
+        """Return the name in a model folder; that of experts and of other stacks has a `*`."""
         stem, _, kind = tensor.name.rpartition(".")
         if kind in _WITHOUT_KIND:
             stem, kind = tensor.name, "weight"
@@ -137,7 +143,7 @@ class _Parts:
         if layer and int(layer) >= self._layers:
             name = known.replace(LAYER, self._architecture.head_layer.replace("*", layer))
         else:
-            name = known.replace("*", layer, 1)
+            name = known.replace("*", layer, 1) if layer else known
         return name if name.endswith(_PARAMETERS) else f"{name}.{kind}"
 
     @property
@@ -202,6 +208,17 @@ class _Parts:
         for part, first, count in (("q", 0, query), ("k", query, kv), ("v", query + kv, kv)):
             shape, data = (count, *tensor.shape[1:]), rows[first : first + count].reshape(-1)
             yield self._part(tensor, name.replace("qkv_proj", f"{part}_proj"), shape, data)
+
+    def _stack(self, tensor: GgufTensor, name: str) -> Iterator[Part]:
+        """Yield the matrices of a stack."""
+        if len(tensor.shape) != 3 or tensor.shape[0] > _MOST_MATRICES:
+            raise ModelError(
+                f"the GGUF file has {tensor.name} in the shape {list(tensor.shape)}; it must have three sizes, of "
+                f"which the first, the number of its matrices, is at most {_MOST_MATRICES}"
+            )
+        count, *shape = tensor.shape
+        for number, data in enumerate(tensor.data.reshape(count, -1)):
+            yield self._part(tensor, name.replace("*", str(number)), tuple(shape), data)
 
     def _experts(self, tensor: GgufTensor, name: str) -> Iterator[Part]:
         """Yield the experts' tensors of one kind, or the gates and ups of fused ones."""

@@ -49,7 +49,7 @@ class Embedding:
     """Hidden states: `scale` times a row of `weight` [vocab_size, hidden_size], plus rows of other tensors if named.
 
     The row of `positions` is that of the token's position, counted from row `first_position` on; that of `types` the
-    token's segment, 0 or 1. `norm` follows.
+    token's segment, 0 or 1. `norm` follows. With `first_for_others` tokens that `weight` has no row of have its first.
     """
 
     weight: str
@@ -62,6 +62,7 @@ class Embedding:
     types: str = ""
     num_types: int = 0
     norm: Norm | None = None
+    first_for_others: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,8 @@ class Attention:
     turns a score s into softcap * tanh(s / softcap). `sinks` names a tensor [query heads] of scores that take part in
     the softmax but have no value. `embedded`: more projections, of a draft head's token embeddings. `query_scale`
     scales the rotated queries by their positions. What `output` reads is first multiplied by the sigmoid of the outputs
-    of `gates`, one after the other, if there are any.
+    of `gates`, one after the other, if there are any. `unread` are layers that checkpoints, and adapters, may have for
+    keys and values beside a `kv_source`; they change nothing.
     """
 
     projections: tuple[Linear, ...]
@@ -139,6 +141,7 @@ class Attention:
     gates: tuple[Linear, ...] = ()
     keys_as_values: bool = False
     kv_source: int | None = None
+    unread: tuple[Linear, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -258,13 +261,15 @@ class StateSpace:
 class FeedForward:
     """down(activation(up(x))), or down(activation(gate(x)) * up(x)) with a `gate`.
 
-    A ClampedSwiglu is the activation of gate and up together; a Xielu is one without a gate.
+    A ClampedSwiglu is the activation of gate and up together; a Xielu is one without a gate. With a `cutoff` the
+    outputs g of the gate become max(g - mean - cutoff * deviation, 0): only the largest of a token's gates are used.
     """
 
     up: Linear
     down: Linear
     activation: Activation
     gate: Linear | None = None
+    cutoff: float | None = None
 
 
 @dataclass(frozen=True)
@@ -356,10 +361,24 @@ class PerLayerInput:
 
 
 @dataclass(frozen=True)
+class Laurel:
+    """A low-rank branch n + norm(right(left(n))) of a residual block (LAuReL, arXiv 2411.07501).
+
+    n is the block's input after its norm; the whole sum is then multiplied by `scale`.
+    """
+
+    left: Linear
+    right: Linear
+    norm: Norm
+    scale: float
+
+
+@dataclass(frozen=True)
 class Residual:
     """scalar * around(x + multiplier * after(block(before(x)))); each norm may be missing.
 
-    `scalar` names a tensor [1], for which there must be a norm `after`, and none around; it may be "".
+    `scalar` names a tensor [1], for which there must be a norm `after`, and none around; it may be "". With a `laurel`,
+    for which there must be a norm `before`, and none around, it is laurel.scale * (that + laurel(before(x))).
     """
 
     block: Mixer | FeedForward | Experts | Parallel | Branches | PerLayerInput
@@ -368,6 +387,61 @@ class Residual:
     multiplier: float = 1.0
     around: Norm | None = None
     scalar: str = ""
+    laurel: Laurel | None = None
+
+
+@dataclass(frozen=True)
+class StreamRouter:
+    """tanh(scale * linear(norm(x))), one output for each stream."""
+
+    norm: Norm
+    linear: Linear
+    scale: float
+
+
+@dataclass(frozen=True)
+class StreamPrediction:
+    """Predict step of AltUp, before a layer, which then reads s_0.
+
+    s_i becomes s_i + the sum of p_ij s_j over j, where p are the outputs of coefficients(router(s_0)), row by row.
+    """
+
+    router: StreamRouter
+    coefficients: Linear
+
+
+@dataclass(frozen=True)
+class StreamCorrection:
+    """Correct step of AltUp, after a layer has made x of s_0.
+
+    s_i becomes s_i + (1 + c_i) (x - s_0), where c are the outputs of coefficients(router(x)). Then after(block(e)) is
+    added to all but s_0, where e is s_0, times the tensor `scales` [hidden] if that is not "".
+    """
+
+    router: StreamRouter
+    coefficients: Linear
+    scales: str
+    block: PerLayerInput
+    after: Norm
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Hidden states that a token has beside those which layers read, s_0 (AltUp, arXiv 2301.13310).
+
+    Before the first layer s_i is expand[i - 1](s_0), and after the last one the hidden states are the mean of s_0 and
+    all contract[i - 1](s_i); the outputs of both are scaled to the root mean square of s_0. `layers`: the steps before
+    and after each layer.
+    """
+
+    expand: tuple[Linear, ...]
+    contract: tuple[Linear, ...]
+    layers: tuple[tuple[StreamPrediction, StreamCorrection], ...]
+
+    @property
+    def count(self) -> int:
+        """Number of streams, s_0 included."""
+        return 1 + len(self.expand)
 
 
 @dataclass(frozen=True)
@@ -432,7 +506,7 @@ class Graph:
     """A whole model: the embedding, the residual blocks in order, and the logits, or hidden states that are pooled.
 
     A draft head has `draft_input`; a model with one keeps `features` for it. Blocks PerLayerInput read
-    `per_layer_inputs`.
+    `per_layer_inputs`. With `streams` the residual blocks are those of s_0.
     """
 
     embedding: Embedding
@@ -441,6 +515,7 @@ class Graph:
     draft_input: DraftInput | None = None
     features: Features | None = None
     per_layer_inputs: PerLayerInputs | None = None
+    streams: Streams | None = None
 
     @property
     def without_logits(self) -> Graph:

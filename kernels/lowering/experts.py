@@ -288,6 +288,8 @@ def _check(operation: Experts, hidden_size: int) -> None:
             f"the experts of {name} must be of equal sizes, with the same activation, and all have gates or none"
         )
     _activation_of(experts[0])
+    if any(expert.cutoff is not None for expert in experts):
+        raise ModelError(f"the experts of {name} have a cutoff, which only other feed-forward layers may have")
     _check_latents(operation, hidden_size)
     if len(experts) % router.groups or not 1 <= router.top_groups <= router.groups:
         raise ModelError(

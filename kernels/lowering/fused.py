@@ -15,7 +15,8 @@ from quire.kernels.weights.quantization import Place
 class FusedLinear:
     """Linear layers that share their input, as one GEMM.
 
-    The head computes the logits; a router chooses experts, or gates a shared one, and is never quantized.
+    The head computes the logits; a router chooses experts, or gates a shared one, and is never quantized. Of
+    the other places see weights/quantization.py.
     """
 
     layers: tuple[Linear, ...]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from quire.kernels.activations import ClampedSwiglu, FixedActivation, Xielu
 from quire.kernels.adapted import AdaptedColumns, AdaptedProduct, most_ranks
 from quire.kernels.emit.adapters import ENTRY_BYTES, ShrinkKernel
+from quire.kernels.emit.gates import CutoffKernel
 from quire.kernels.emit.gemm import XIELU, GemmKernel
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, QuantizedFormat, round_up
 from quire.kernels.emit.own_columns import OWN_COLUMNS_BYTES, HeadKernel
@@ -241,10 +242,12 @@ class LinearLowering:
 
         Gate and up are computed side by side, unless their weights have different formats.
         """
+        if operation.cutoff is not None:
+            return self._cut_off(x, operation, operation.cutoff)
         gated = operation.gate is not None
         if not gated and isinstance(operation.activation, ClampedSwiglu):
             raise ModelError(f"{operation.up.weight} has no gate, which a clamped SwiGLU needs")
-        out, act = self.activations("intermediate", operation.up.outputs), operation.activation
+        out, act = self.intermediate(operation.up.outputs), operation.activation
         if isinstance(act, Xielu):
             if gated:
                 raise ModelError(f"{operation.up.weight} has a gate, which xIELU does not support")
@@ -260,6 +263,25 @@ class LinearLowering:
         self.gemm("linear", x, first, gates)
         self.gemm("linear_gated", x, second[0], out.buffer, Epilogue("gated", act, factors=gates))
         return out
+
+    def _cut_off(self, x: PackedActivations, operation: FeedForward, cutoff: float) -> PackedActivations:
+        """Lower a feed-forward layer whose small gates become 0: all of a token's gates are needed for any of them."""
+        up, gate, act = operation.up, operation.gate, operation.activation
+        if gate is None or isinstance(act, ClampedSwiglu | Xielu):
+            raise ModelError(f"{up.weight} has a cutoff, which needs a gate and a plain activation")
+        if up.outputs % TILE_ROWS:
+            raise ModelError(
+                f"{up.weight} has {up.outputs} outputs; with a cutoff it must be a multiple of {TILE_ROWS}"
+            )
+        gates, out = self.rows("feed_forward_gates", gate.outputs), self.intermediate(up.outputs)
+        self.gemm("linear", x, FusedLinear((gate,)), gates)
+        self.plan.add(CutoffKernel("cutoff", gate.outputs, cutoff), [gates], "tokens")
+        self.gemm("linear_gated", x, FusedLinear((up,)), out.buffer, Epilogue("gated", act, factors=gates))
+        return out
+
+    def intermediate(self, columns: int) -> PackedActivations:
+        """Return a buffer of what the last layer of a feed-forward layer reads; its padding is never written."""
+        return self.activations("intermediate" if columns % BLOCK == 0 else f"intermediate_{columns}", columns)
 
 
 def row_adapters(linear: FusedLinear) -> list[Operand]:

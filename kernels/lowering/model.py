@@ -51,6 +51,15 @@ from quire.kernels.lowering.per_layer_inputs import (
     per_layer_rows,
 )
 from quire.kernels.lowering.state import StateLowering
+from quire.kernels.lowering.streams import (
+    add_rows,
+    check_streams,
+    contract_streams,
+    correct,
+    expand_streams,
+    lower_laurel,
+    predict,
+)
 from quire.kernels.operands import (
     Buffer,
     KvLayer,
@@ -109,19 +118,40 @@ class Lowering(AttentionLowering):
             embedding = replace(inputs.embedding, scale=inputs.embedding.scale * inputs.multiplier)
             self._embedding(embedding, None, per_layer_rows(self, inputs))
             add_projections(self, hidden, inputs)
-        kept = set() if self._graph.features is None else set(self._graph.features.layers)
-        layer = 0
-        for residual in self._graph.residuals:
-            if isinstance(residual.block, Mixer | Parallel):
-                self._keep(hidden, layer, kept)
-                layer += 1
-            self._residual(hidden, residual)
-        self._keep(hidden, layer, kept)
+        self._layers(hidden)
         self._keep_final(hidden, logits.norm)
         self._hidden_states(hidden, logits.norm)
         if isinstance(logits, Logits) and head is not None:
             lower_logits(self, hidden, logits, head)
         return self.plan
+
+    def _layers(self, hidden: Buffer) -> None:
+        """Lower all layers, and what is between them: each begins where tokens meet others."""
+        streams, kept = self._graph.streams, set() if self._graph.features is None else set(self._graph.features.layers)
+        if streams is not None:
+            expand_streams(self, hidden, streams)
+        layer = 0
+        for residual in self._graph.residuals:
+            if isinstance(residual.block, Mixer | Parallel):
+                self._begin_layer(hidden, layer, kept)
+                layer += 1
+            self._residual(hidden, residual)
+        self._end_layer(hidden, layer)
+        self._keep(hidden, layer, kept)
+        if streams is not None:
+            contract_streams(self, hidden, streams)
+
+    def _begin_layer(self, hidden: Buffer, layer: int, kept: set[int]) -> None:
+        if layer:
+            self._end_layer(hidden, layer)
+        self._keep(hidden, layer, kept)
+        if (streams := self._graph.streams) is not None:
+            predict(self, hidden, streams.layers[layer][0], streams.count)
+
+    def _end_layer(self, hidden: Buffer, stop: int) -> None:
+        """Lower what is after the last of the first `stop` layers."""
+        if (streams := self._graph.streams) is not None:
+            correct(self, hidden, streams.layers[stop - 1][1], streams.count, self._graph.per_layer_inputs)
 
     # Draft heads
 
@@ -192,6 +222,7 @@ class Lowering(AttentionLowering):
         kernel = EmbeddingKernel(
             "embed", width, bool(operation.positions), quantized, operation.scale, operation.num_types,
             operation.vocab_size if lookahead else 0, is_adapted,
+            operation.vocab_size if operation.first_for_others else 0,
         )  # fmt: skip
         self.plan.add(kernel, operands, "tokens")
         self._norm_around(out, operation.norm)
@@ -217,11 +248,14 @@ class Lowering(AttentionLowering):
 
         Layers side by side read the hidden states before either adds to them.
         """
-        target = Sum(hidden, residual.multiplier)
+        target, laurel = Sum(hidden, residual.multiplier), residual.laurel
+        beside = None if laurel is None else lower_laurel(self, hidden, residual.before, laurel)
         if residual.after is None:
             self._block(hidden, residual.before, residual.block, target)
         else:
             self._block_and_norm(hidden, residual.before, residual.block, residual.after, target, residual.scalar)
+        if beside is not None and laurel is not None:
+            add_rows(self, beside, hidden, sum_scale=laurel.scale)
         self._norm_around(hidden, residual.around)
 
     def _block_and_norm(
@@ -347,6 +381,7 @@ def _check(graph: Graph, attentions: list[Attention | LatentAttention]) -> None:
     for residual in graph.residuals:
         _check_residual(residual)
     check_per_layer_inputs(graph)
+    check_streams(graph)
     check_kv_sources(attentions)
     for number, attention in enumerate(attentions):
         heads, rotary = attention.heads, attention.rotary

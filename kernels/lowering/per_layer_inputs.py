@@ -23,7 +23,7 @@ def per_layer_rows(lowering: LinearLowering, inputs: PerLayerInputs, layer: int 
 
 def add_projections(lowering: LinearLowering, hidden: Buffer, inputs: PerLayerInputs) -> None:
     """Lower what is added to the embedding's rows, which are there."""
-    linear, columns = FusedLinear((inputs.projection,)), inputs.embedding.hidden_size
+    linear, columns = FusedLinear((inputs.projection,), place="small"), inputs.embedding.hidden_size
     projections = lowering.rows("per_layer_projections", columns)
     lowering.gemm("linear", lowering.norm(hidden, None, linear), linear, projections, Epilogue(scale=inputs.scale))
     rows = per_layer_rows(lowering, inputs)
@@ -55,13 +55,14 @@ def check_per_layer_inputs(graph: Graph) -> None:
     if inputs is None:
         return
     layers = [residual.block.layer for residual in graph.residuals if isinstance(residual.block, PerLayerInput)]
+    layers += [] if graph.streams is None else [correction.block.layer for _, correction in graph.streams.layers]
     table, needed = inputs.embedding, inputs.width * (1 + max(layers, default=0))
     if inputs.width % BLOCK or table.hidden_size % inputs.width or table.hidden_size < needed:
         raise ModelError(
             f"config.json: hidden_size_per_layer_input is {inputs.width}; it must be a multiple of {BLOCK}, and "
             f"{table.weight} must have that for each layer: {needed} columns, not {table.hidden_size}"
         )
-    if table.vocab_size < graph.embedding.vocab_size:
+    if table.vocab_size < graph.embedding.vocab_size and not table.first_for_others:
         raise ModelError(
             f"config.json: vocab_size_per_layer_input is {table.vocab_size}; it must be at least vocab_size, "
             f"{graph.embedding.vocab_size}"

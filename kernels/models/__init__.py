@@ -17,6 +17,7 @@ from quire.kernels.models import (
     falcon_h1,
     gemma2,
     gemma3,
+    gemma3n,
     gemma4,
     glm4,
     glm4_moe,
@@ -63,9 +64,11 @@ GENERATORS: dict[str, Builder] = {
     "Exaone4ForCausalLM": exaone4.build,
     "Gemma2ForCausalLM": gemma2.build,
     "Gemma3ForCausalLM": gemma3.build,
-    "Gemma3ForConditionalGeneration": gemma3.build_text_part,
+    "Gemma3ForConditionalGeneration": gemma3.build,
+    "Gemma3nForCausalLM": gemma3n.build,
+    "Gemma3nForConditionalGeneration": gemma3n.build,
     "Gemma4ForCausalLM": gemma4.build,
-    "Gemma4ForConditionalGeneration": gemma4.build_text_part,
+    "Gemma4ForConditionalGeneration": gemma4.build,
     "Glm4ForCausalLM": glm4.build,
     "Glm4MoeForCausalLM": glm4_moe.build,
     "Glm4MoeLiteForCausalLM": deepseek.build_glm4_moe_lite,
@@ -139,6 +142,8 @@ ARCHITECTURES: dict[str, Builder] = {
     **{name.replace("Model", "ForMaskedLM"): build for name, build in ENCODERS.items()},
     **{f"{name}Model": _without_logits(build) for name, build in _DECODERS.items()},
     "Gemma3TextModel": _without_logits(gemma3.build),
+    "Gemma3nTextModel": _without_logits(gemma3n.build),
+    "Gemma4TextModel": _without_logits(gemma4.build),
     **{f"{name}{_CLASSIFICATION}": _without_logits(build) for name, build in _DECODERS.items()},
 }
 """Builders of all models by their class name. A decoder without its logits embeds, or classifies by a layer `score`.
@@ -147,7 +152,6 @@ An encoder whose class predicts masked tokens embeds: sentence-transformers does
 """
 
 _REASONS = {
-    "Gemma3n": "it keeps several hidden states for each token (AltUp), which graphs cannot",
     "JinaBert": "its attention adds ALiBi to the scores, which the kernels of attention cannot",
 }
 """Why a family of models is not supported, where more is missing than a file here."""

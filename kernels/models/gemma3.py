@@ -21,7 +21,7 @@ from quire.kernels.models.gemma2 import (
     attention_scale,
     softcap,
 )
-from quire.kernels.models.multimodal import text_part
+from quire.kernels.models.multimodal import has_other_parts, text_part
 from quire.kernels.rope import Rope
 
 _THETA = {"full_attention": 1e6, "sliding_attention": 1e4}
@@ -29,6 +29,7 @@ _THETA = {"full_attention": 1e6, "sliding_attention": 1e4}
 
 def build(config: ModelConfig) -> Graph:
     """Return the graph of a Gemma3ForCausalLM, or of a Gemma3TextModel, which EmbeddingGemma has as an encoder."""
+    config = text_part(config) if has_other_parts(config) else config
     config = config.with_defaults(
         vocab_size=262208, hidden_size=2304, intermediate_size=9216, num_hidden_layers=26, num_attention_heads=8,
         num_key_value_heads=4, head_dim=256, max_position_embeddings=131072, sliding_window=4096,
@@ -43,7 +44,7 @@ def build(config: ModelConfig) -> Graph:
         sliding_layers(config, config.size("sliding_window_pattern", 6)),
         config.get("attention_bias", False),
     )
-    local, full = (_rope(config, kind) for kind in ("sliding_attention", "full_attention"))
+    local, full = (rope_of_layers(config, kind) for kind in ("sliding_attention", "full_attention"))
     return build_decoder(
         config,
         Variant(
@@ -64,12 +65,7 @@ def build(config: ModelConfig) -> Graph:
     )
 
 
-def build_text_part(config: ModelConfig) -> Graph:
-    """Return the graph of the text part of a Gemma3ForConditionalGeneration."""
-    return build(text_part(config))
-
-
-def _rope(config: ModelConfig, kind: str) -> Rope:
+def rope_of_layers(config: ModelConfig, kind: str) -> Rope:
     """Return the rotary embedding of the layers of a kind."""
     if kind == "sliding_attention":
         before: dict[str, Any] = {"rope_theta": config.get("rope_local_base_freq", _THETA[kind])}

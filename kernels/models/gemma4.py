@@ -9,7 +9,7 @@ layer has for each token, mixtures add experts to the feed-forward layer of each
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +35,7 @@ from quire.kernels.graph.operations import (
 from quire.kernels.models.decoder import activation_of, head_of, sliding_layers, window_of
 from quire.kernels.models.experts import expert_layers, feed_forward
 from quire.kernels.models.gemma2 import ACTIVATION, softcap
-from quire.kernels.models.multimodal import text_part
+from quire.kernels.models.multimodal import has_other_parts, text_part
 from quire.kernels.rope import Rope
 
 _ROPES: dict[str, dict[str, Any]] = {
@@ -46,6 +46,7 @@ _ROPES: dict[str, dict[str, Any]] = {
 
 def build(config: ModelConfig) -> Graph:
     """Return the graph of a Gemma4ForCausalLM."""
+    config = text_part(config) if has_other_parts(config) else config
     config = config.with_defaults(
         vocab_size=262144, hidden_size=2304, intermediate_size=9216, num_hidden_layers=30, num_attention_heads=8,
         num_key_value_heads=4, head_dim=256, max_position_embeddings=131072, sliding_window=512,
@@ -57,9 +58,32 @@ def build(config: ModelConfig) -> Graph:
     return _Gemma4(config).build()
 
 
-def build_text_part(config: ModelConfig) -> Graph:
-    """Return the graph of the text part of a Gemma4ForConditionalGeneration."""
-    return build(text_part(config))
+def per_layer_inputs(config: ModelConfig, epsilon: float, *, first_for_others: bool = False) -> PerLayerInputs:
+    """Return the rows that each layer reads for a token; `first_for_others`: the table may be shorter than the
+    vocabulary."""
+    width, hidden = config.size("hidden_size_per_layer_input"), config.size("hidden_size")
+    vocab, columns = config.size("vocab_size_per_layer_input"), config.size("num_hidden_layers") * width
+    embedding = Embedding(
+        "model.embed_tokens_per_layer.weight", vocab, columns, math.sqrt(width), first_for_others=first_for_others
+    )
+    return PerLayerInputs(
+        embedding, Linear("model.per_layer_model_projection.weight", columns), 1 / math.sqrt(hidden),
+        Norm("model.per_layer_projection_norm.weight", epsilon), width, 1 / math.sqrt(2),
+    )  # fmt: skip
+
+
+def kv_source(config: ModelConfig, kinds: Sequence[str], number: int) -> int | None:
+    """Return the layer whose keys and values a layer reads, None if it has its own. Raises ModelError."""
+    first_shared = len(kinds) - config.get("num_kv_shared_layers", 0)
+    if number < first_shared:
+        return None
+    sources = [layer for layer in range(first_shared) if kinds[layer] == kinds[number]]
+    if not sources:
+        raise ModelError(
+            f"config.json: {config.path}num_kv_shared_layers is {len(kinds) - first_shared}, but no layer before them "
+            f"is of type {kinds[number]}, whose keys and values layer {number} could read"
+        )
+    return sources[-1]
 
 
 class _Gemma4:
@@ -72,7 +96,6 @@ class _Gemma4:
         self._activation = activation_of(config, *ACTIVATION)
         self._bias = config.get("attention_bias", False)
         self._kinds = _kinds(config)
-        self._first_shared = self._layers - config.get("num_kv_shared_layers", 0)
         self._ropes: dict[tuple[str, int], Rope] = {}
 
     def build(self) -> Graph:
@@ -82,24 +105,14 @@ class _Gemma4:
         residuals = [residual for layer in range(self._layers) for residual in self._residuals(layer)]
         head, cap = head_of(self._config, embedding, tied=True), softcap(self._config, "final_logit_softcapping")
         logits = Logits(self._norm("model.norm"), head, softcap=cap)
-        return Graph(embedding, tuple(residuals), logits, per_layer_inputs=self._per_layer_inputs())
+        inputs = per_layer_inputs(self._config, self._epsilon) if self._input_width else None
+        return Graph(embedding, tuple(residuals), logits, per_layer_inputs=inputs)
 
     @property
     def _input_width(self) -> int:
         """Elements of a per-layer input, 0 for none."""
         name = "hidden_size_per_layer_input"
         return self._config.size(name) if self._config.get(name, 0) else 0
-
-    def _per_layer_inputs(self) -> PerLayerInputs | None:
-        width = self._input_width
-        if not width:
-            return None
-        vocab, columns = self._config.size("vocab_size_per_layer_input"), self._layers * width
-        return PerLayerInputs(
-            Embedding("model.embed_tokens_per_layer.weight", vocab, columns, math.sqrt(width)),
-            Linear("model.per_layer_model_projection.weight", columns), 1 / math.sqrt(self._hidden),
-            self._norm("model.per_layer_projection_norm"), width, 1 / math.sqrt(2),
-        )  # fmt: skip
 
     def _residuals(self, number: int) -> Iterator[Residual]:
         """Yield the residual blocks of a layer, the last of which has its scalar."""
@@ -118,7 +131,7 @@ class _Gemma4:
     def _attention(self, number: int) -> Attention:
         heads, kind, at = self._heads(number), self._kinds[number], f"model.layers.{number}.self_attn"
         keys_as_values = kind == "full_attention" and self._config.get("attention_k_eq_v", False)
-        source = self._kv_source(number)
+        source = kv_source(self._config, self._kinds, number)
         sizes = {"q": heads.query * heads.dim, "k": heads.kv * heads.dim, "v": heads.kv * heads.dim}
         names = "q" if source is not None else "qk" if keys_as_values else "qkv"
         return Attention(
@@ -127,12 +140,13 @@ class _Gemma4:
             HeadNorms(f"{at}.q_norm.weight", f"{at}.k_norm.weight", self._epsilon, values=True),
             window=window_of(self._config) if kind == "sliding_attention" else 0, scale=1.0,
             keys_as_values=keys_as_values, kv_source=source,
+            unread=() if source is None else tuple(self._linear(f"{at}.{name}_proj", sizes[name]) for name in "kv"),
         )  # fmt: skip
 
     def _feed_forward(self, number: int, scalar: str) -> Residual:
         """Return the feed-forward layer, twice as wide where keys and values are shared, and the experts beside it."""
         config, at = self._config, f"model.layers.{number}"
-        is_double = config.get("use_double_wide_mlp", False) and self._kv_source(number) is not None
+        is_double = config.get("use_double_wide_mlp", False) and kv_source(config, self._kinds, number) is not None
         inner = config.size("intermediate_size") * (2 if is_double else 1)
         dense = feed_forward(f"{at}.mlp", self._hidden, inner, self._activation)
         before, after = (self._norm(f"{at}.{name}_feedforward_layernorm") for name in ("pre", "post"))
@@ -164,19 +178,6 @@ class _Gemma4:
         is_own = config.get("attention_k_eq_v", False)
         kv_heads = config.size("num_global_key_value_heads", config.size(kv)) if is_own else config.size(kv)
         return Heads(query, kv_heads, config.size("global_head_dim"))
-
-    def _kv_source(self, number: int) -> int | None:
-        """Return the layer whose keys and values a layer reads, None if it has its own."""
-        if number < self._first_shared:
-            return None
-        kind = self._kinds[number]
-        sources = [layer for layer in range(self._first_shared) if self._kinds[layer] == kind]
-        if not sources:
-            raise ModelError(
-                f"config.json: {self._config.path}num_kv_shared_layers is {self._layers - self._first_shared}, but no "
-                f"layer before them is of type {kind}, whose keys and values layer {number} could read"
-            )
-        return sources[-1]
 
     def _rope(self, kind: str, dim: int) -> Rope:
         """Return the rotary embedding that layers of a kind share, whose heads have `dim` elements."""

@@ -1,10 +1,10 @@
 """Saving of a float checkpoint as compressed-tensors, the format of llm-compressor that vLLM and transformers read too.
 
 Linear layers get integers in groups of 32 inputs ("pack-quantized", see weights/quantized/compressed.py), the other
-tensors stay as they are: embeddings, the head, norms, the routers of experts; those of types that no weight has, such
-as masks, are left out. All layers have one format: transformers reads no other. Tensors are read, quantized and written
-one after the other, so that a model of any size needs the memory of its largest matrix. Calibration (feedback.py) comes
-before that, layer by layer, and leaves what is stored in a file.
+tensors stay as they are: embeddings, the head, norms, the routers of experts, other layers that no mode quantizes;
+those of types that no weight has, such as masks, are left out. All layers have one format: transformers reads no other.
+Tensors are read, quantized and written one after the other, so that a model of any size needs the memory of its
+largest matrix. Calibration (feedback.py) comes before that, layer by layer, and leaves what is stored in a file.
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ from quire.kernels.weights.tensor import Tensor
 
 Order = npt.NDArray[np.int32]
 
-Place = Literal["body", "attention_output", "feed_forward_output", "head", "router"]
+Place = Literal["body", "attention_output", "feed_forward_output", "head", "router", "small"]
 """Where a linear layer stands. `attention_output` and `feed_forward_output` are the last linear layers of attention and
-of feed-forward layers in the first half of a model, whose errors reach more layers than those of others and cost more;
-routers choose experts."""
+of feed-forward layers in the first half of a model, whose errors reach more layers than those of others and cost more.
+A `router` chooses experts, and is never quantized; a `small` layer is where the checkpoint has it so."""
 
 SMALL_WIDTH = 1024
 """Hidden states of small models are narrower; the same errors cost them more, and bits cost them less."""
@@ -67,6 +67,7 @@ class Mode:
             "attention_output": self.attention_output,
             "feed_forward_output": self.feed_forward_output,
             "head": self.head,
+            "small": None,
         }
         form = places.get(place, self.body)
         while form is not None and form.rotated and form.group > 32 and k % form.group:

@@ -24,11 +24,12 @@ from quire.kernels.emit.cuda.choice import gpu_kernel
 from quire.kernels.emit.cuda.threads import ENTRY, SHARED_BYTES
 from quire.kernels.emit.dots import CUDA
 from quire.kernels.emit.experts import CombineKernel
-from quire.kernels.emit.gates import GatedNormKernel
+from quire.kernels.emit.gates import CutoffKernel, GatedNormKernel
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.layout import Dtypes
 from quire.kernels.emit.rows import NormKernel
 from quire.kernels.emit.state_update import StateUpdateKernel, UnitHeadsKernel
+from quire.kernels.emit.streams import CorrectKernel, PredictKernel, RescaleKernel
 from quire.kernels.errors import ModelError
 from quire.kernels.options import LoadOptions, choose_device
 from quire.kernels.runner import describe, load_model
@@ -171,6 +172,10 @@ def test_a_second_start_compiles_nothing(demo_model: Path, tmp_path: Path) -> No
         (StateUpdateKernel("u", StateHeads(1, 1, 256, 16), 528, 0, 256, 512), 64),
         (UnitHeadsKernel("u", StateHeads(1, 1, 256, 16), 528, 1.0, 1e-6), 16),
         (AttentionKernel("a", Heads(128, 1, 576, 512), 0.1), 256),
+        (CutoffKernel("c", 16384, 1.6), 256),
+        (PredictKernel("p", 2048, 4), 256),
+        (CorrectKernel("c", 2048, 4, True), 256),
+        (RescaleKernel("r", 2048), 256),
     ],
     ids=str,
 )

@@ -30,6 +30,7 @@ from graph_reference import (
     state_space,
     with_experts,
     with_per_layer_inputs,
+    with_streams,
 )
 from kernel_calls import context_of
 
@@ -42,7 +43,19 @@ from quire.kernels.devices.instruction_sets import available_isas
 from quire.kernels.emit.context import EmitContext
 from quire.kernels.emit.layout import Dtypes
 from quire.kernels.errors import ModelError
-from quire.kernels.graph.operations import FeedForward, Graph, HeadNorms, Linear, Norm, Parallel, Residual
+from quire.kernels.graph.operations import (
+    Experts,
+    Features,
+    FeedForward,
+    Graph,
+    HeadNorms,
+    Laurel,
+    Linear,
+    Norm,
+    Parallel,
+    PerLayerInputs,
+    Residual,
+)
 from quire.kernels.lowering.model import lower
 from quire.kernels.operands import PlanLimits
 from quire.kernels.options import LoadOptions, choose_device
@@ -128,6 +141,23 @@ SQUARED = replace(PLAIN, activation="relu2")
 SCALED_TAPS = replace(state_space(0).convolution, scales=((64, 0.5), (64, 1.5), (64, 2.0)))
 BRANCHES = Residual(branches(0, feed_forward(2), feed_forward(3)), None, Norm("after_branches", 1e-5), scalar="scalar")
 BASE = graph()
+LAUREL = Laurel(Linear("laurel_left", 48), Linear("laurel_right", HIDDEN), Norm("laurel_norm", 1e-5), 0.6)
+CUT_OFF = replace(feed_forward(0), cutoff=0.4)
+
+
+def with_first(model: Graph, **changes: Any) -> Graph:
+    """Return a graph whose first residual block has other attributes."""
+    return replace(model, residuals=(replace(model.residuals[0], **changes), *model.residuals[1:]))
+
+
+def with_short_table(model: Graph) -> Graph:
+    """Return a graph whose per-layer inputs have rows for some of the tokens only."""
+    inputs = model.per_layer_inputs
+    assert isinstance(inputs, PerLayerInputs)
+    table = replace(inputs.embedding, weight="short_table", vocab_size=80, first_for_others=True)
+    return replace(model, per_layer_inputs=replace(inputs, embedding=table))
+
+
 SCALED_PARALLEL = Residual(Parallel((attention(0), feed_forward(0)), (0.4, 1.6)), BASE.residuals[0].before)
 PARALLEL = Residual(Parallel((attention(0), feed_forward(0))), BASE.residuals[0].before)
 GRAPHS: dict[str, Graph] = {
@@ -170,6 +200,12 @@ GRAPHS: dict[str, Graph] = {
     "keys-as-values-norms": graph(attention(0, head_norms=VALUES, keys_as_values=True), attention(1)),
     "rotary-span": graph(attention(0, rotary=SPANNED), attention(1, rotary=SPANNED)),
     "per-layer-inputs": with_per_layer_inputs(BASE),
+    "per-layer-inputs-of-some-tokens": with_short_table(with_per_layer_inputs(BASE)),
+    "laurel": with_first(BASE, laurel=LAUREL),
+    "laurel-norm-after": with_first(graph(residual={"after": "norm"}), laurel=LAUREL),
+    "gate-cutoff": replace(BASE, residuals=(BASE.residuals[0], replace(BASE.residuals[1], block=CUT_OFF))),
+    "streams": with_streams(BASE),
+    "streams-two": with_streams(BASE, 2, scaled=False),
     "branches": replace(BASE, residuals=(BASE.residuals[0], BRANCHES, *BASE.residuals[2:])),
     "plain-feed-forward": replace(BASE, residuals=(BASE.residuals[0], replace(BASE.residuals[1], block=PLAIN))),
     "scaled-activation": replace(BASE, residuals=(BASE.residuals[0], replace(BASE.residuals[1], block=SCALED))),
@@ -250,6 +286,12 @@ def with_latents(latent: int = 32, shared: str = "", **changes: Any) -> Graph:
     return with_experts(BASE, replace(experts(0, latent=latent, shared=shared), **changes), experts(1))
 
 
+def cut_off_experts() -> Experts:
+    """Return experts whose small gates become 0."""
+    block = experts(0)
+    return replace(block, experts=tuple(replace(expert, cutoff=0.4) for expert in block.experts))
+
+
 MIXTURES = with_experts(
     BASE,
     experts(0, count=40, top_k=5, shared="gated", bias=True, activation=SWIGLU),
@@ -271,6 +313,22 @@ GEMMA4 = replace(
         replace(BRANCHES, block=branches(0, feed_forward(0), experts(0, norm=ROUTER_NORM, expert_scales="scales"))),
         *GEMMA4.residuals[2:],
     ),
+)
+GEMMA3N = with_first(
+    with_streams(
+        graph(
+            attention(0, query=8, kv=1, dim=48, head_norms=VALUES, window=300),
+            attention(1, query=4, kv=1, dim=48, head_norms=VALUES, kv_source=0, scale=1.0), residual={"after": "norm"},
+        ),
+        4,
+    ),
+    laurel=LAUREL,
+)  # fmt: skip
+GEMMA3N = with_short_table(
+    replace(
+        GEMMA3N,
+        residuals=(GEMMA3N.residuals[0], replace(GEMMA3N.residuals[1], block=CUT_OFF), *GEMMA3N.residuals[2:]),
+    )
 )
 OTHERS = replace(
     BASE,
@@ -338,6 +396,10 @@ def test_latent_attention_in_a_long_context() -> None:
         (GEMMA4, "bfloat16-int8-kv"),
         (GEMMA4, "int8"),
         (GEMMA4, "int4"),
+        (GEMMA3N, "float32"),
+        (GEMMA3N, "bfloat16-int8-kv"),
+        (GEMMA3N, "int8"),
+        (GEMMA3N, "int4"),
         (MIXTURES, "bfloat16"),
         (MIXTURES, "int8"),
         (MIXTURES, "int4"),
@@ -351,7 +413,8 @@ def test_latent_attention_in_a_long_context() -> None:
         (STATES, "int4"),
     ],
     ids=["bfloat16", "int4", "int8-kv", "others", "more-bfloat16", "more-int4", "gemma4-float32", "gemma4-int8-kv",
-         "gemma4-int8", "gemma4-int4", "experts-bfloat16", "experts-int8", "experts-int4", "latent-float32",
+         "gemma4-int8", "gemma4-int4", "gemma3n-float32", "gemma3n-int8-kv", "gemma3n-int8", "gemma3n-int4",
+         "experts-bfloat16", "experts-int8", "experts-int4", "latent-float32",
          "latent-bfloat16", "latent-int8-kv", "latent-int4",
          "states-float32", "states-bfloat16", "states-int8", "states-int4"],
 )  # fmt: skip
@@ -373,8 +436,9 @@ def test_the_bits_depend_on_neither_chunks_nor_threads_nor_instruction_set(model
         (LATENT, "bfloat16"),
         (LATENT, "bfloat16-int8-kv"),
         (GEMMA4, "bfloat16"),
+        (GEMMA3N, "bfloat16"),
     ],
-    ids=["bfloat16", "int8", "latent-bfloat16", "latent-int8-kv", "gemma4-bfloat16"],
+    ids=["bfloat16", "int8", "latent-bfloat16", "latent-int8-kv", "gemma4-bfloat16", "gemma3n-bfloat16"],
 )
 def test_units_give_the_bits_of_fma(
     model: Graph, form: str, isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -388,8 +452,15 @@ def test_units_give_the_bits_of_fma(
 
 @pytest.mark.parametrize(
     ("model", "form"),
-    [(EVERYTHING, "bfloat16"), (EVERYTHING, "int8"), (LATENT, "bfloat16-int8-kv"), (GEMMA4, "bfloat16")],
-    ids=["bfloat16", "int8", "latent-int8-kv", "gemma4-bfloat16"],
+    [
+        (EVERYTHING, "bfloat16"),
+        (EVERYTHING, "int8"),
+        (LATENT, "bfloat16-int8-kv"),
+        (GEMMA4, "bfloat16"),
+        (GEMMA3N, "bfloat16"),
+        (GEMMA3N, "int8"),
+    ],
+    ids=["bfloat16", "int8", "latent-int8-kv", "gemma4-bfloat16", "gemma3n-bfloat16", "gemma3n-int8"],
 )
 def test_a_gpu_gives_the_bits_of_the_cpu(
     model: Graph, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -462,6 +533,14 @@ def test_quantized_experts_of_a_gpu_give_the_bits_of_the_cpu(
         (replace(with_per_layer_inputs(BASE), per_layer_inputs=None), "the model's graph has none"),
         (replace(BASE, residuals=(*BASE.residuals, replace(BRANCHES, after=None))), "must have a norm after it"),
         (graph(residual={"scalar": "scalar"}), "scalar multiplies a residual block, which must have a norm after it"),
+        (with_first(BASE, before=None, laurel=LAUREL), "laurel_left belongs to a block, which must have a norm before"),
+        (with_first(BASE, laurel=replace(LAUREL, left=Linear("left", 20))), "laurel_rank is 20; it must be a multiple"),
+        (with_first(BASE, block=replace(PLAIN, cutoff=0.4)), "plain.up has a cutoff, which needs a gate"),
+        (with_first(BASE, block=replace(FUSED, up=Linear("up", 40), cutoff=0.4)), "up has 40 outputs; with a cutoff"),
+        (with_experts(BASE, cut_off_experts(), experts(1)), "the experts of 0.router have a cutoff, which only other"),
+        (with_streams(BASE, 9), "altup_num_inputs is 9; it must be from 2 to 8"),
+        (replace(with_streams(BASE), residuals=BASE.residuals[:2]), "2 layers are to change the streams of 1"),
+        (replace(with_streams(BASE), features=Features((1,))), "can't read the hidden states of a model with streams"),
         (latent_graph(latent_heads=LatentHeads(4, 80, 32, 64, 128)), "qk_nope_head_dim is 80"),
         (latent_graph(rotary=rotary(64)), "rotates 64 elements; qk_rope_head_dim is 32"),
         (latent_graph(query=Linear("q", 500)), "q has 500 outputs; its heads need 512"),

@@ -135,6 +135,7 @@ def losses(folder: Path) -> list[float]:
                 "phi3-long",
                 "gemma3-window100",
                 "gemma4-shared-window100",
+                "gemma3n-window100",
                 "mixtral-window100",
                 "deepseek2-groups-yarn",
             )

@@ -192,7 +192,7 @@ def test_untied_embeddings_are_quantized(
 @pytest.mark.parametrize(
     "name",
     ["gpt2-untied", "gemma3-window100", "qwen2-moe-shared-window", "gpt-oss-window100", "deepseek3-experts-yarn",
-     "gemma4-shared-window100", "gemma4-experts"],
+     "gemma4-shared-window100", "gemma4-experts", "gemma3n-window100", "gemma3n-two-streams"],
 )  # fmt: skip
 def test_all_quantized_layers_are_measured(name: str, checkpoints: Path) -> None:
     importance = measure(checkpoints / name)

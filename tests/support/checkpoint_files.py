@@ -92,10 +92,12 @@ def _random(rng: np.random.Generator, name: str, shape: list[int], checkpoint: R
         )  # weights are 1 + these
         offset = offset and "linear_attn" not in name
         mean = 0.0 if name.endswith("bias") or offset else 1.0
-        if checkpoint.model_type == "gemma4_text" and name.endswith("k_norm.weight"):
+        if checkpoint.model_type in ("gemma3n_text", "gemma4_text") and name.endswith("k_norm.weight"):
             mean, deviation = 0.2, 0.05  # which do not scale the scores otherwise
     elif name.endswith(("scalar", "scale")):
         mean = 1.0
+    elif name.endswith("modality_router.weight"):  # whose outputs are divided by the inputs
+        deviation = 0.5 * shape[-1] ** 0.5
     elif name.endswith("e_score_correction_bias"):
         deviation = 0.1
     elif name.endswith("A_log"):

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import gguf
@@ -171,6 +172,23 @@ def _gemma3_keys(config: Config) -> Keys:
     return {"rope.freq_base_swa": local, "attention.sliding_window": config["sliding_window"]}
 
 
+def _gemma3n_keys(config: Config) -> Keys:
+    scales = [NormalDist().inv_cdf(part) if part else -math.inf for part in config["activation_sparsity_pattern"]]
+    return _gemma3_keys(config) | {
+        "altup.active_idx": config["altup_active_idx"],
+        "altup.num_inputs": config["altup_num_inputs"],
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        "attention.shared_kv_layers": config["num_kv_shared_layers"],
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config["layer_types"]],
+        "activation_sparsity_scale": [float(np.float32(scale)) for scale in scales],
+        "final_logit_softcapping": config["final_logit_softcapping"],
+    }
+
+
+def _gemma3n(config: Config, name: str, values: np.ndarray) -> Named:
+    yield f"{name}.weight" if name.endswith("_scale") else name, values
+
+
 def _gemma4_keys(config: Config) -> Keys:
     full = [kind == "full_attention" for kind in config["layer_types"]]
     by_layer, shared = config["per_layer_config"], config["num_kv_shared_layers"]
@@ -290,14 +308,18 @@ def _nomic_keys(config: Config) -> Keys:
 
 
 _EXPERT = re.compile(r"\w+(\.layers\.\d+)\.(?:mlp|block_sparse_moe|feed_forward|mixer)\.experts\.(\d+)\.(\w+)\.weight")
+_STREAM = re.compile(r"(model\.altup_(?:unembed_)?projections)\.(\d+)\.weight")
 _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 
 def stacked(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return tensors with the experts of each layer as one [experts, outputs, inputs]."""
+    """Return tensors with the experts of each layer as one [experts, outputs, inputs], and so layers of streams."""
     result: dict[str, np.ndarray] = {}
     parts: dict[str, dict[int, np.ndarray]] = {}
     for name, values in tensors.items():
+        if (stream := _STREAM.fullmatch(name)) is not None:
+            parts.setdefault(f"{stream[1]}.weight", {})[int(stream[2])] = values
+            continue
         match = _EXPERT.fullmatch(name)
         if match is None:
             result[name] = values
@@ -639,6 +661,7 @@ CONVERSIONS = {
     "Gemma2ForCausalLM": Conversion("gemma2", _gemma2_keys, _plus_one),
     "Gemma3ForCausalLM": Conversion("gemma3", _gemma3_keys, _plus_one),
     "Gemma3TextModel": Conversion("gemma-embedding", _gemma3_keys, _embedding_gemma),
+    "Gemma3nForCausalLM": Conversion("gemma3n", _gemma3n_keys, _gemma3n),
     "Gemma4ForCausalLM": Conversion("gemma4", _gemma4_keys, _gemma4, _gemma4_factors),
     "Glm4ForCausalLM": Conversion("glm4", _glm4_keys),
     "Glm4MoeForCausalLM": Conversion("glm4moe", _glm4_moe_keys, _corrected),
@@ -681,8 +704,8 @@ _FLOATS = ("_norm.weight", "ffn_gate_inp.weight", "ssm_conv1d", "shortconv.conv.
 
 
 def is_quantized(stored: str, array: np.ndarray) -> bool:
-    """Return True for a tensor that llama.cpp quantizes, which does not take one row for a matrix."""
-    is_matrix = any(size > 1 for size in array.shape[:-1])
+    """Return True for a tensor that llama.cpp's converter quantizes, which does not take one row for a matrix."""
+    is_matrix = any(size > 1 for size in array.shape[:-1]) and array.shape[-1] % 32 == 0
     return is_matrix and stored.endswith("weight") and not any(part in stored for part in _FLOATS)
 
 

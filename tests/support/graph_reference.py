@@ -33,6 +33,10 @@ from quire.kernels.graph.operations import (
     Residual,
     ShortConvolution,
     StateSpace,
+    StreamCorrection,
+    StreamPrediction,
+    StreamRouter,
+    Streams,
 )
 from quire.kernels.rope import Rope
 from quire.kernels.weights.checkpoint import Checkpoint, Tensor
@@ -188,6 +192,27 @@ def with_per_layer_inputs(model: Graph, width: int = 32) -> Graph:
     return dataclasses.replace(model, residuals=tuple(residuals), per_layer_inputs=inputs)
 
 
+def with_streams(model: Graph, count: int = 3, *, scaled: bool = True, width: int = 32) -> Graph:
+    """Return a graph whose tokens have so many streams, with per-layer inputs for all but the first."""
+    model = with_per_layer_inputs(model, width)
+    blocks = [residual for residual in model.residuals if isinstance(residual.block, PerLayerInput)]
+    layers = []
+    for number, residual in enumerate(blocks):
+        linear = Linear(f"{number}.stream_router_{count}", count)
+        router = StreamRouter(Norm(f"{number}.stream_norm", 1e-5), linear, 0.4)
+        assert isinstance(residual.block, PerLayerInput)
+        assert residual.after is not None
+        scales = f"{number}.stream_scales" if scaled else ""
+        coefficients = Linear(f"{number}.predict", count * count), Linear(f"{number}.correct", count)
+        correction = StreamCorrection(router, coefficients[1], scales, residual.block, residual.after)
+        layers.append((StreamPrediction(router, coefficients[0]), correction))
+    expand, contract = (
+        tuple(Linear(f"{name}_{number}", HIDDEN) for number in range(count - 1)) for name in ("expand", "contract")
+    )
+    residuals = tuple(residual for residual in model.residuals if residual not in blocks)
+    return dataclasses.replace(model, residuals=residuals, streams=Streams(expand, contract, tuple(layers)))
+
+
 def with_experts(model: Graph, *blocks: Experts) -> Graph:
     """Return a graph with these blocks instead of its feed-forward layers."""
     remaining = iter(blocks)
@@ -227,7 +252,7 @@ def random_tensors(model: Graph) -> Tensors:
     random.add("embed", VOCAB, HIDDEN)
     random.add(model.embedding.positions, POSITIONS, HIDDEN)
     if (inputs := model.per_layer_inputs) is not None:
-        random.add(inputs.embedding.weight, VOCAB, inputs.embedding.hidden_size)
+        random.add(inputs.embedding.weight, inputs.embedding.vocab_size, inputs.embedding.hidden_size)
         random.add_linear(inputs.projection, HIDDEN)
         random.add_norm(inputs.norm, inputs.width)
     for residual in model.residuals:
@@ -236,6 +261,12 @@ def random_tensors(model: Graph) -> Tensors:
         random.add(residual.scalar, 1, scale=0.3, mean=1.0)
         for layer in layers_of(residual):
             random.add_layer(layer)
+        if (laurel := residual.laurel) is not None:
+            random.add_linear(laurel.left, HIDDEN)
+            random.add_linear(laurel.right, laurel.left.outputs)
+            random.add_norm(laurel.norm)
+    if model.streams is not None:
+        random.add_streams(model.streams)
     assert isinstance(model.logits, Logits)
     random.add_norm(model.logits.norm)
     random.add_linear(model.logits.linear, HIDDEN)
@@ -295,6 +326,19 @@ class _RandomTensors:
         for linear in inputs:
             self.add_linear(linear, read)
         self.add_linear(last, width)
+
+    def add_streams(self, streams: Streams) -> None:
+        count = streams.count
+        for linear in (*streams.expand, *streams.contract):
+            self.add_linear(linear, HIDDEN)
+        for prediction, correction in streams.layers:
+            self.add_norm(prediction.router.norm)
+            self.add_linear(prediction.router.linear, HIDDEN)
+            for coefficients in (prediction.coefficients, correction.coefficients):
+                self.add_linear(coefficients, count)
+            self.add(correction.scales, HIDDEN, scale=0.3, mean=1.0)
+            self.add_layer(correction.block)
+            self.add_norm(correction.after)
 
     def add_experts(self, layer: Experts) -> None:
         self.add_linear(layer.router.linear, HIDDEN)
@@ -367,22 +411,66 @@ class GraphReference:
             x = x + self._get(embedding.positions)[: len(tokens)]
         inputs = self._per_layer_inputs(tokens, x)
         self.kv.clear()
-        for residual in self.graph.residuals:
-            block = residual.block
-            if isinstance(block, PerLayerInput):
-                gate = _silu(self._linear(block.gate, x)) * inputs[:, block.layer]
-                y = self._linear(block.project, gate)
-            else:
-                layers = layers_of(residual)
-                scales = (isinstance(block, Parallel) and block.scales) or (1.0,) * len(layers)
-                pairs = zip(layers, scales, strict=True)
-                y = np.sum([scale * self._normed(residual.before, layer, x) for layer, scale in pairs], axis=0)
-            x = x + residual.multiplier * (y if residual.after is None else self._norm(residual.after, y))
-            x = x * self._get(residual.scalar) if residual.scalar else x
+        if (streams := self.graph.streams) is not None:
+            x = self._with_streams(streams, x, inputs)
+        else:
+            for residual in self.graph.residuals:
+                x = self._residual(residual, x, inputs)
         x = x if logits.norm is None else self._norm(logits.norm, x)
         scores = _capped(logits.scale * self._linear(logits.linear, x), logits.softcap)
         normalizers = np.log(np.exp(scores).sum(-1))
         result: F64 = scores[np.arange(len(tokens) - 1), tokens[1:]] - normalizers[:-1]
+        return result
+
+    def _residual(self, residual: Residual, x: F64, inputs: F64) -> F64:
+        block, laurel = residual.block, residual.laurel
+        if isinstance(block, PerLayerInput):
+            y = self._per_layer_input(block, x, inputs)
+        else:
+            layers = layers_of(residual)
+            scales = (isinstance(block, Parallel) and block.scales) or (1.0,) * len(layers)
+            pairs = zip(layers, scales, strict=True)
+            y = np.sum([scale * self._normed(residual.before, layer, x) for layer, scale in pairs], axis=0)
+        before = x
+        x = x + residual.multiplier * (y if residual.after is None else self._norm(residual.after, y))
+        x = x * self._get(residual.scalar) if residual.scalar else x
+        if laurel is not None:
+            assert residual.before is not None
+            normed = self._norm(residual.before, before)
+            short = self._linear(laurel.right, self._linear(laurel.left, normed))
+            x = laurel.scale * (x + normed + self._norm(laurel.norm, short))
+        return x
+
+    def _per_layer_input(self, block: PerLayerInput, x: F64, inputs: F64) -> F64:
+        return self._linear(block.project, _silu(self._linear(block.gate, x)) * inputs[:, block.layer])
+
+    def _with_streams(self, streams: Streams, x: F64, inputs: F64) -> F64:
+        """Return the hidden states after the last layer; each has two residual blocks."""
+
+        def rescaled(values: F64, other: F64) -> F64:
+            wanted, own = ((each**2).mean(-1, keepdims=True) for each in (other, values))
+            result: F64 = values * np.sqrt(wanted / own)
+            return result
+
+        def routed(router: StreamRouter, values: F64) -> F64:
+            result: F64 = np.tanh(router.scale * self._linear(router.linear, self._norm(router.norm, values)))
+            return result
+
+        stack = np.stack([x, *(rescaled(self._linear(linear, x), x) for linear in streams.expand)])
+        for number, (prediction, correction) in enumerate(streams.layers):
+            factors = self._linear(prediction.coefficients, routed(prediction.router, stack[0]))
+            factors = factors.reshape(len(x), streams.count, streams.count)
+            stack = stack + np.einsum("tij,jth->ith", factors, stack)
+            y = stack[0]
+            for residual in self.graph.residuals[2 * number : 2 * number + 2]:
+                y = self._residual(residual, y, inputs)
+            corrections = 1 + self._linear(correction.coefficients, routed(correction.router, y))
+            stack = stack + corrections.T[:, :, None] * (y - stack[0])
+            first = stack[0] * self._get(correction.scales) if correction.scales else stack[0]
+            stack[1:] += self._norm(correction.after, self._per_layer_input(correction.block, first, inputs))
+        pairs = zip(streams.contract, stack[1:], strict=True)
+        joined = [stack[0], *(rescaled(self._linear(linear, stream), stack[0]) for linear, stream in pairs)]
+        result: F64 = np.mean(joined, axis=0)
         return result
 
     def _per_layer_inputs(self, tokens: list[int], x: F64) -> F64:
@@ -392,7 +480,8 @@ class GraphReference:
             return np.empty((len(tokens), 0, 0))
         shape = len(tokens), -1, inputs.width
         projected = self._norm(inputs.norm, (inputs.scale * self._linear(inputs.projection, x)).reshape(shape))
-        rows = inputs.embedding.scale * self._get(inputs.embedding.weight)[tokens]
+        known = [token if token < inputs.embedding.vocab_size else 0 for token in tokens]
+        rows = inputs.embedding.scale * self._get(inputs.embedding.weight)[known]
         result: F64 = inputs.multiplier * (rows.reshape(shape) + projected)
         return result
 
@@ -536,6 +625,9 @@ class GraphReference:
         if isinstance(block.activation, Xielu):
             return self._linear(block.down, self._xielu(block.activation, self._linear(block.up, x)))
         inner = self._linear(block.up if block.gate is None else block.gate, x)
+        if block.cutoff is not None:
+            least = inner.mean(-1, keepdims=True) + block.cutoff * inner.std(-1, keepdims=True)
+            inner = np.maximum(inner - least, 0)
         form = block.activation
         name, scale = (form.name, form.scale) if isinstance(form, ScaledActivation) else (form, 1.0)
         inner = _silu(scale * inner) if name == "silu" else np.maximum(scale * inner, 0) ** 2

@@ -34,7 +34,7 @@ from quire.kernels.emit.cuda.warps import ScratchError, WarpBuilder
 from quire.kernels.emit.embedding import EmbeddingKernel
 from quire.kernels.emit.expert_adapters import ExpertShrinkKernel
 from quire.kernels.emit.experts import CombineKernel, GroupKernel, RouteKernel, ScatterKernel
-from quire.kernels.emit.gates import GatedNormKernel, GateKernel
+from quire.kernels.emit.gates import CutoffKernel, GatedNormKernel, GateKernel
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.head_linear import HeadLinearKernel
 from quire.kernels.emit.kv import SplitHeadsKernel
@@ -44,12 +44,13 @@ from quire.kernels.emit.products import Products
 from quire.kernels.emit.rows import NormKernel, QuantizeKernel, SpreadKernel
 from quire.kernels.emit.sampling import SampleKernel
 from quire.kernels.emit.state_update import StateRatesKernel, StateUpdateKernel
+from quire.kernels.emit.streams import CorrectKernel, PredictKernel, RescaleKernel
 
 _BY_BLOCKS = (
     GemmKernel, HeadLinearKernel, AttentionKernel, SplitReductionKernel, SplitHeadsKernel, LatentHeadsKernel,
     NormKernel, QuantizeKernel, EmbeddingKernel, SpreadKernel, RouteKernel, ScatterKernel, CombineKernel, GateKernel,
     GatedNormKernel, StateRatesKernel, GroupKernel, ConvolutionKernel, StateUpdateKernel, ShrinkKernel,
-    SampleKernel,
+    SampleKernel, CutoffKernel, PredictKernel, CorrectKernel, RescaleKernel,
 )  # fmt: skip
 
 _OWN_KERNELS: dict[type[Kernel], tuple[Callable[..., Kernel], int]] = {

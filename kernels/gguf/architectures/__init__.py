@@ -8,6 +8,7 @@ from quire.kernels.gguf.architectures.deepseek import DEEPSEEK2
 from quire.kernels.gguf.architectures.description import Architecture
 from quire.kernels.gguf.architectures.encoders import BERT, NOMIC_BERT
 from quire.kernels.gguf.architectures.gemma import GEMMA2, GEMMA3, GEMMA_EMBEDDING
+from quire.kernels.gguf.architectures.gemma3n import GEMMA3N
 from quire.kernels.gguf.architectures.gemma4 import GEMMA4
 from quire.kernels.gguf.architectures.hybrids import (
     FALCON_H1,
@@ -45,6 +46,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma-embedding": GEMMA_EMBEDDING,
     "gemma2": GEMMA2,
     "gemma3": GEMMA3,
+    "gemma3n": GEMMA3N,
     "gemma4": GEMMA4,
     "glm4": GLM4,
     "glm4moe": GLM4_MOE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from quire.kernels.gguf.architectures.description import (
@@ -12,6 +13,7 @@ from quire.kernels.gguf.architectures.description import (
     MOST_LAYERS,
     Architecture,
     Field,
+    Names,
     has,
     is_tied,
     layer_types,
@@ -31,14 +33,21 @@ _NO_ROTATION = 1e29
 _kinds = layer_types(6)
 
 
-def _by_layer(metadata: Metadata, key: str) -> list[int]:
-    """Return a size of each layer; files that have one for all layers have no list."""
-    layers, given = metadata.size("block_count"), metadata.own(key)
-    if not isinstance(given, list):
-        return [metadata.size(key)] * min(layers, MOST_LAYERS)
-    if len(given) != layers or not all(type(entry) is int and entry > 0 for entry in given):
-        raise metadata.unsupported(key, f"it must be an integer above 0, or one for each of {layers} layers")
-    return given
+def sizes_by_layer(key: str) -> Callable[[Metadata], list[int]]:
+    """Return the field that is a size of each layer; files that have one for all layers have no list."""
+
+    def sizes(metadata: Metadata) -> list[int]:
+        layers, given = metadata.size("block_count"), metadata.own(key)
+        if not isinstance(given, list):
+            return [metadata.size(key)] * min(layers, MOST_LAYERS)
+        if len(given) != layers or not all(type(entry) is int and entry > 0 for entry in given):
+            raise metadata.unsupported(key, f"it must be an integer above 0, or one for each of {layers} layers")
+        return given
+
+    return sizes
+
+
+_kv_heads, _inner_sizes = sizes_by_layer("attention.head_count_kv"), sizes_by_layer("feed_forward_length")
 
 
 def _size_of_head(suffix: str) -> Field:
@@ -56,7 +65,7 @@ def _size_of_head(suffix: str) -> Field:
 
 def _heads_by_layer(metadata: Metadata) -> dict[str, Any]:
     """Return `per_layer_config`: the heads of each layer without a window."""
-    kinds, kv, dim = _kinds(metadata), _by_layer(metadata, "attention.head_count_kv"), _size_of_head("")
+    kinds, kv, dim = _kinds(metadata), _kv_heads(metadata), _size_of_head("")
     return {
         str(layer): {"head_dim": dim(metadata), "num_key_value_heads": kv[layer]}
         for layer, kind in enumerate(kinds)
@@ -66,7 +75,7 @@ def _heads_by_layer(metadata: Metadata) -> dict[str, Any]:
 
 def _window_kv_heads(metadata: Metadata) -> int:
     """Return `num_key_value_heads`, that of the layers with a window."""
-    kinds, kv = _kinds(metadata), _by_layer(metadata, "attention.head_count_kv")
+    kinds, kv = _kinds(metadata), _kv_heads(metadata)
     return kv[kinds.index("sliding_attention")] if "sliding_attention" in kinds else kv[0]
 
 
@@ -77,17 +86,24 @@ def _keys_as_values(metadata: Metadata) -> bool:
     return metadata.has(f"blk.{layer}.attn_k.weight") and not metadata.has(f"blk.{layer}.attn_v.weight")
 
 
-def _shared_layers(metadata: Metadata) -> int:
-    return metadata.size("attention.shared_kv_layers") if metadata.own("attention.shared_kv_layers") else 0
+def shared_layers(metadata: Metadata) -> int:
+    """Return `num_kv_shared_layers`; the first files of Gemma 3n have a float."""
+    key = "attention.shared_kv_layers"
+    value = metadata.own(key)
+    if type(value) is float and value.is_integer():
+        value = int(value)
+    if value is not None and (type(value) is not int or not 0 <= value <= metadata.size("block_count")):
+        raise metadata.unsupported(key, "it must be an integer from 0 to the number of layers")
+    return value or 0
 
 
 def _inner(metadata: Metadata) -> int:
-    return _by_layer(metadata, "feed_forward_length")[0]
+    return _inner_sizes(metadata)[0]
 
 
 def _is_double_wide(metadata: Metadata) -> bool:
     """Return `use_double_wide_mlp`: that of layers which read the KV of others is twice as wide."""
-    given, first = _by_layer(metadata, "feed_forward_length"), metadata.size("block_count") - _shared_layers(metadata)
+    given, first = _inner_sizes(metadata), metadata.size("block_count") - shared_layers(metadata)
     if given == [given[0]] * len(given):
         return False
     if given != [given[0] * (1 + (layer >= first)) for layer in range(len(given))]:
@@ -115,7 +131,7 @@ def _ropes(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def _input_rows(metadata: Metadata) -> int | None:
+def input_rows(metadata: Metadata) -> int | None:
     """Return `vocab_size_per_layer_input`."""
     tensor = metadata.tensors.get("per_layer_token_embd.weight")
     return None if tensor is None else tensor.shape[0]
@@ -127,18 +143,23 @@ def _input_width(metadata: Metadata) -> int:
     return metadata.size(key) if metadata.own(key) else 0
 
 
+PER_LAYER_NAMES: Names = {
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+    "blk.*.inp_gate": "model.layers.*.per_layer_input_gate",
+    "blk.*.proj": "model.layers.*.per_layer_projection",
+    "blk.*.post_norm": "model.layers.*.post_per_layer_input_norm",
+}
+"""Names of what has to do with per-layer inputs."""
+
 GEMMA4 = Architecture(
     "Gemma4ForCausalLM",
     {
         **without(NAMES, "blk.*.attn_qkv"),
         **HEAD_NORM_NAMES,
         "blk.*.layer_output_scale": "model.layers.*.layer_scalar",
-        "per_layer_token_embd": "model.embed_tokens_per_layer",
-        "per_layer_model_proj": "model.per_layer_model_projection",
-        "per_layer_proj_norm": "model.per_layer_projection_norm",
-        "blk.*.inp_gate": "model.layers.*.per_layer_input_gate",
-        "blk.*.proj": "model.layers.*.per_layer_projection",
-        "blk.*.post_norm": "model.layers.*.post_per_layer_input_norm",
+        **PER_LAYER_NAMES,
         "blk.*.pre_ffw_norm_2": "model.layers.*.pre_feedforward_layernorm_2",
         "blk.*.post_ffw_norm_1": "model.layers.*.post_feedforward_layernorm_1",
         "blk.*.post_ffw_norm_2": "model.layers.*.post_feedforward_layernorm_2",
@@ -159,7 +180,7 @@ GEMMA4 = Architecture(
         "head_dim": _size_of_head("_swa"),
         "per_layer_config": _heads_by_layer,
         "attention_k_eq_v": _keys_as_values,
-        "num_kv_shared_layers": _shared_layers,
+        "num_kv_shared_layers": shared_layers,
         "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
         "rope_parameters": _ropes,
         "tie_word_embeddings": is_tied,
@@ -167,7 +188,7 @@ GEMMA4 = Architecture(
         "layer_types": _kinds,
         "final_logit_softcapping": optional_number("final_logit_softcapping"),
         "hidden_size_per_layer_input": _input_width,
-        "vocab_size_per_layer_input": _input_rows,
+        "vocab_size_per_layer_input": input_rows,
         "enable_moe_block": has("blk.0.ffn_gate_inp.weight"),
         "num_experts": optional_size("expert_count"),
         "top_k_experts": optional_size("expert_used_count"),

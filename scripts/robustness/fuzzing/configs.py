@@ -72,6 +72,13 @@ _GEMMA4: dict[str, Any] = {
     "use_bidirectional_attention": "vision",
     "rope_parameters": {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5}},
 }  # fmt: skip
+_GEMMA3N: dict[str, Any] = {
+    "architectures": ["Gemma3nForCausalLM"], "layer_types": ["sliding_attention", "full_attention"], "head_dim": 32,
+    "num_hidden_layers": 2, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 32, "sliding_window": 64,
+    "vocab_size_per_layer_input": 300, "altup_num_inputs": 3, "altup_active_idx": 0, "altup_correct_scale": True,
+    "laurel_rank": 16, "intermediate_size": [64, 96], "activation_sparsity_pattern": [0.9, 0.0],
+    "final_logit_softcapping": 30.0, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+}  # fmt: skip
 _MODULES: list[tuple[str, dict[str, Any]]] = [
     ("a.Pooling", {"pooling_mode_mean_tokens": True, "include_prompt": False}),
     ("a.Pooling", {"pooling_mode": "lasttoken"}),
@@ -88,6 +95,7 @@ _MODELS: list[dict[str, Any]] = [
     {"classifier_from_token": ["a", "b"], "is_original_qwen3_reranker": True},
     _GPT2,
     _GEMMA4,
+    _GEMMA3N,
     {"architectures": ["Gemma4ForConditionalGeneration"], "text_config": tiny_model.CONFIG | _GEMMA4},
     *({"rope_scaling": scaling} for scaling in _SCALINGS),
     *({"quantization_config": quantization} for quantization in _QUANTIZATIONS),
