@@ -163,7 +163,7 @@ def random_tensor(random: np.random.Generator, name: str, shape: tuple[int, ...]
     if dtype == "U8":
         return random.integers(0, 256, shape, np.uint8)
     values = random.standard_normal(shape, np.float32) * np.float32(_STANDARD_DEVIATION)
-    if name.endswith(("norm.weight", "layer_scalar")):
+    if name.endswith(("norm.weight", "layer_scalar", "output_scale")):
         values += 1
     return (values.view("<u4") >> 16).astype("<u2")
 

@@ -14,7 +14,9 @@ PUBLISHED = {
 """Names of Granite's files that transformers changes when it reads them."""
 
 
-@pytest.mark.parametrize("shape", ["qwen3-0.6b", "qwen3.5-0.8b", "lfm2-1.2b", "granite-4-tiny", "gemma-4-e2b"])
+@pytest.mark.parametrize(
+    "shape", ["qwen3-0.6b", "qwen3.5-0.8b", "lfm2-1.2b", "granite-4-tiny", "gemma-3n-e2b", "gemma-4-e2b"]
+)
 def test_tensors_are_those_that_transformers_has(shape: str) -> None:
     torch, transformers = import_reference("torch"), import_reference("transformers")
     sizes = {"vocab_size": 512, "vocab_size_per_layer_input": 512, "num_local_experts": 8}
