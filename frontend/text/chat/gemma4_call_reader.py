@@ -15,12 +15,14 @@ QUOTE = '<|"|>'
 _HEAD = ("call:", NAME)
 _ESCAPED = {code: json.dumps(chr(code))[1:-1] for code in range(32)}  # control characters, which JSON has not
 _BARE = re.compile(r'[^<>,\[\]{}"]+')
-_BARE_KEY = r'[^\s<>,:\[\]{}"][^<>,:\[\]{}"]{0,255}'
+_LONGEST_KEY, _LONGEST_IN_JSON = 256, 6 * 256  # characters, of which JSON may write each as six
+_BARE_KEY = rf'[^\s<>,:\[\]{{}}"][^<>,:\[\]{{}}"]{{0,{_LONGEST_KEY - 1}}}'
 _KEY = re.compile(
-    rf'<\|"\|>(?P<quoted>(?:(?!<\|"\|>).){{0,256}})<\|"\|>|(?P<json>"(?:[^"\\]|\\.){{0,256}}")|(?P<bare>{_BARE_KEY})',
+    rf'<\|"\|>(?P<quoted>(?:(?!<\|"\|>).){{0,{_LONGEST_KEY}}})<\|"\|>|(?P<json>"(?:[^"\\]|\\.){{0,{_LONGEST_IN_JSON}}}")|'
+    rf"(?P<bare>{_BARE_KEY})",
     re.DOTALL,
 )
-_MAX_KEY = 256 + 2 * len(QUOTE)
+_MAX_KEY = _LONGEST_IN_JSON + 2
 _CLOSING = {"{": "}", "[": "]"}
 
 

@@ -154,6 +154,12 @@ def test_arguments_in_the_notation_of_gemma4(data: st.DataObject, made: dict[str
     assert found.content == f"Well.{gap}So."
 
 
+def test_a_key_of_gemma4_may_have_a_long_form_in_json() -> None:
+    made = {"\x1f" * 250: 1}
+    found, _ = read(parser("gemma4"), [f"<|tool_call>call:f{json.dumps(made)}<tool_call|>"])
+    assert [json.loads(call.arguments) for call in found.tool_calls] == [made]
+
+
 def test_a_text_of_gemma4_streams() -> None:
     reader = TOOL_PARSERS["gemma4"](None, numbered_ids())
     assert reader.feed("<|tool_call>call:f") == []
