@@ -13,7 +13,7 @@ from kernel_calls import Array, aligned, pack_activations, to_bf16
 from quire.kernels.attention_heads import Heads
 from quire.kernels.emit.attention import AttentionKernel, split_bytes
 from quire.kernels.emit.kv import KvLayout
-from quire.kernels.emit.layout import Dtypes
+from quire.kernels.emit.layout import TILE_ROWS, Dtypes
 
 TILES = 14
 POSITIONS = (0, 1, 30, 31, 32, 100, 254, 255, 256, 257, 300, 383, 400, 447)
@@ -66,7 +66,8 @@ def test_latents(heads: Heads, form: str, shared_bytes: int, split: bool) -> Non
         (row, position, pages.ctypes.data, position // 256) if split else (row, 1, position, pages.ctypes.data, 0)
         for row, position in enumerate(POSITIONS)
     ]
-    queries = np.random.default_rng(2).standard_normal((count, heads.query, heads.dim), np.float32)
+    rows = count * heads.query + TILE_ROWS  # a tile of rows may be read where one begins
+    queries = np.random.default_rng(2).standard_normal((rows, heads.dim), np.float32)
     if form != "f32":
         queries = to_bf16(queries)
     out = np.full((count, heads.query, split_bytes(heads) // 4), 7, np.float32)

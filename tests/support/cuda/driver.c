@@ -18,6 +18,7 @@ const char *run_block(const Function *function, const uint64_t *parameters, uint
 
 enum { OK = 0, INVALID = 1, NO_MEMORY = 2, BAD_KERNEL = 218, FOUND_NOTHING = 500, LOST = 719, NOT_SUPPORTED = 801 };
 enum { CAPTURE_INVALIDATED = 901 };
+enum { PAGE = 4096, ALIGNMENT = 256 };  // of memory
 static int context;
 static char launch_failure[200];
 
@@ -46,7 +47,7 @@ static Part *part_of(const void *address, size_t size) {
   return part;
 }
 
-static size_t whole(size_t size) { return (size + 4095) & ~(size_t)4095; }
+static size_t whole(size_t size) { return (size + PAGE - 1) & ~(size_t)(PAGE - 1); }
 
 static void protect(int mode) {
   if (!watches) return;
@@ -65,7 +66,7 @@ static void leave(void) {
 }
 
 static void on_fault(int number, siginfo_t *info, void *state) {
-  char *page = (char *)((uintptr_t)info->si_addr & ~(uintptr_t)4095);
+  char *page = (char *)((uintptr_t)info->si_addr & ~(uintptr_t)(PAGE - 1));
   for (Part *part = parts; part; part = part->next)
     if (!part->is_host && page >= part->memory && page < part->memory + whole(part->size)) {
       __atomic_fetch_add(&num_faults, 1, __ATOMIC_RELAXED);
@@ -82,8 +83,10 @@ static void *allocate(size_t size, int is_host) {
     sigaction(SIGSEGV, &action, NULL);
   }
   Part *part = malloc(sizeof *part);
-  void *memory = mmap(NULL, whole(size), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) return free(part), NULL;
+  char *base = mmap(NULL, whole(size) + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if ((void *)base == MAP_FAILED) return free(part), NULL;
+  mprotect(base + whole(size), PAGE, PROT_NONE);  // what reads beyond the end must be seen
+  void *memory = base + (watches ? 0 : (whole(size) - size) & ~(size_t)(ALIGNMENT - 1));
   memset(memory, 0xab, size < 1 << 20 ? size : 1 << 20);  // it need not be zero
   pthread_mutex_lock(&parts_lock);
   *part = (Part){memory, size, is_host, parts};
@@ -99,7 +102,7 @@ static int release(void *memory, int is_host) {
   if (part && part->is_host == is_host) *place = part->next;
   pthread_mutex_unlock(&parts_lock);
   if (!part || part->is_host != is_host) return INVALID;
-  munmap(memory, whole(part->size));
+  munmap((char *)((uintptr_t)memory & ~(uintptr_t)(PAGE - 1)), whole(part->size) + PAGE);
   return free(part), OK;
 }
 
