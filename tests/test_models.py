@@ -112,6 +112,26 @@ def test_the_text_part_of_a_multimodal_checkpoint_gives_the_same_tokens(
     assert [output.outputs[0].token_ids for output in outputs] == references.greedy
 
 
+@pytest.mark.parametrize(("name", "family"), [("gemma3-window100", "Gemma3"), ("gemma3n-window100", "Gemma3n")])
+def test_a_multimodal_model_without_logits_embeds_as_its_text_part(
+    name: str, family: str, checkpoints: Path, engine: EngineFactory, tmp_path: Path
+) -> None:
+    text, found = json.loads((checkpoints / name / "config.json").read_text()), []
+    configs = {
+        "": {**text, "architectures": [f"{family}TextModel"]},
+        "language_model.": {"architectures": [f"{family}Model"], "model_type": family.lower(), "text_config": text},
+    }
+    for prefix, config in configs.items():
+        target = tmp_path / f"{prefix}model"
+        target.mkdir()
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(checkpoints / name / file, target)
+        tensors = load(checkpoints / name).items()
+        save(target, {prefix + key.removeprefix("model."): tensor for key, tensor in tensors}, config)
+        found.append(engine(target, dtype="float32").embed([[5, 6, 7, 8]])[0].outputs.embedding)
+    assert found[0] == found[1]
+
+
 def test_the_checkpoints_cover_what_the_models_differ_in() -> None:
     configs = [checkpoint.config for checkpoint in CHECKPOINTS]
     groups = {c["num_attention_heads"] // c["num_key_value_heads"] for c in configs if "num_key_value_heads" in c}

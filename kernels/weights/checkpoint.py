@@ -195,7 +195,7 @@ def _with_prefixes(name: str) -> tuple[str, ...]:
     if name.startswith("mtp."):  # without it, the names of a head's tensors are those of the model's
         return (name,)
     base = name.split(".", 1)[-1]
-    return name, base, f"language_model.{name}", f"model.language_model.{base}"
+    return name, base, f"language_model.{name}", f"language_model.{base}", f"model.language_model.{base}"
 
 
 def read_config(folder: Path) -> dict[str, Any]:
