@@ -30,8 +30,8 @@ class _GivenModule(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Config(msgspec.Struct):
-    """What is looked at of an adapter_config.json. All else is only skipped: 2 MiB take milliseconds, and the values of
-    a hostile one would hold the GIL for seconds."""
+    """Fields of an adapter_config.json that are read. All else is only skipped: 2 MiB take milliseconds, and the values
+    of a hostile one would hold the GIL for seconds."""
 
     peft_type: msgspec.Raw = msgspec.Raw(b"null")
     r: msgspec.Raw = msgspec.Raw(b"null")

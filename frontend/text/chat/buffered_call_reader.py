@@ -1,4 +1,4 @@
-"""What readers of tool calls share that keep the text which they cannot parse yet."""
+"""Base of the readers of tool calls that keep the text which they cannot parse yet."""
 
 from __future__ import annotations
 
