@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from statistics import NormalDist
 
 from quire.kernels.config import ModelConfig
@@ -31,6 +32,7 @@ from quire.kernels.graph.operations import (
     Streams,
 )
 from quire.kernels.models.decoder import activation_of, head_of, heads_of, sliding_layers, window_of
+from quire.kernels.models.experts import feed_forward
 from quire.kernels.models.gemma2 import ACTIVATION, softcap
 from quire.kernels.models.gemma3 import rope_of_layers
 from quire.kernels.models.gemma4 import kv_source, per_layer_inputs
@@ -125,10 +127,9 @@ class _Gemma3n:
         )  # fmt: skip
 
     def _feed_forward(self, number: int) -> FeedForward:
-        at, inner, sparsity = f"model.layers.{number}.mlp", self._inner[number], self._sparsity[number]
-        gate, up = (Linear(f"{at}.{name}_proj.weight", inner) for name in ("gate", "up"))
-        cutoff = NormalDist().inv_cdf(sparsity) if sparsity else None
-        return FeedForward(up, Linear(f"{at}.down_proj.weight", self._hidden), self._activation, gate, cutoff)
+        sparsity = self._sparsity[number]
+        dense = feed_forward(f"model.layers.{number}.mlp", self._hidden, self._inner[number], self._activation)
+        return replace(dense, cutoff=NormalDist().inv_cdf(sparsity)) if sparsity else dense
 
     def _norm(self, name: str) -> Norm:
         return Norm(f"{name}.weight", self._epsilon)
