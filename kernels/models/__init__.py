@@ -49,11 +49,12 @@ from quire.kernels.models import (
     smollm3,
     starcoder2,
 )
+from quire.kernels.models.multimodal import of_text_part
 from quire.kernels.pooling.heads import Classifier, HeadLinear, num_labels
 
 Builder = Callable[[ModelConfig], Graph]
 
-GENERATORS: dict[str, Builder] = {
+_GENERATORS: dict[str, Builder] = {
     "ApertusForCausalLM": apertus.build,
     "Cohere2ForCausalLM": cohere2.build,
     "DeepseekV2ForCausalLM": deepseek.build_v2,
@@ -96,13 +97,15 @@ GENERATORS: dict[str, Builder] = {
     "Qwen3MoeForCausalLM": qwen3_moe.build,
     "Qwen3NextForCausalLM": qwen3_next.build_next,
     "Qwen3_5ForCausalLM": qwen3_next.build,
-    "Qwen3_5ForConditionalGeneration": qwen3_next.build_text_part,
+    "Qwen3_5ForConditionalGeneration": qwen3_next.build,
     "Qwen3_5MoeForCausalLM": qwen3_next.build_moe,
-    "Qwen3_5MoeForConditionalGeneration": qwen3_next.build_moe_text_part,
+    "Qwen3_5MoeForConditionalGeneration": qwen3_next.build_moe,
     "SeedOssForCausalLM": seed_oss.build,
     "SmolLM3ForCausalLM": smollm3.build,
     "Starcoder2ForCausalLM": starcoder2.build,
 }
+
+GENERATORS = {name: of_text_part(build) for name, build in _GENERATORS.items()}
 """Builders of models that generate, by the class name in config.json's `architectures`."""
 
 ENCODERS: dict[str, Builder] = {
@@ -141,9 +144,7 @@ ARCHITECTURES: dict[str, Builder] = {
     **{name: ENCODERS[name.replace(_CLASSIFICATION, "Model")] for name in ENCODER_HEADS},
     **{name.replace("Model", "ForMaskedLM"): build for name, build in ENCODERS.items()},
     **{f"{name}Model": _without_logits(build) for name, build in _DECODERS.items()},
-    "Gemma3TextModel": _without_logits(gemma3.build),
-    "Gemma3nTextModel": _without_logits(gemma3n.build),
-    "Gemma4TextModel": _without_logits(gemma4.build),
+    **{f"{name}TextModel": _without_logits(_DECODERS[name]) for name in ("Gemma3", "Gemma3n", "Gemma4")},
     **{f"{name}{_CLASSIFICATION}": _without_logits(build) for name, build in _DECODERS.items()},
 }
 """Builders of all models by their class name. A decoder without its logits embeds, or classifies by a layer `score`.

@@ -21,7 +21,6 @@ from quire.kernels.models.gemma2 import (
     attention_scale,
     softcap,
 )
-from quire.kernels.models.multimodal import has_other_parts, text_part
 from quire.kernels.rope import Rope
 
 _THETA = {"full_attention": 1e6, "sliding_attention": 1e4}
@@ -29,7 +28,6 @@ _THETA = {"full_attention": 1e6, "sliding_attention": 1e4}
 
 def build(config: ModelConfig) -> Graph:
     """Return the graph of a Gemma3ForCausalLM, or of a Gemma3TextModel, which EmbeddingGemma has as an encoder."""
-    config = text_part(config) if has_other_parts(config) else config
     config = config.with_defaults(
         vocab_size=262208, hidden_size=2304, intermediate_size=9216, num_hidden_layers=26, num_attention_heads=8,
         num_key_value_heads=4, head_dim=256, max_position_embeddings=131072, sliding_window=4096,

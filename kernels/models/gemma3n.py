@@ -36,14 +36,12 @@ from quire.kernels.models.experts import feed_forward
 from quire.kernels.models.gemma2 import ACTIVATION, softcap
 from quire.kernels.models.gemma3 import rope_of_layers
 from quire.kernels.models.gemma4 import kv_source, per_layer_inputs
-from quire.kernels.models.multimodal import has_other_parts, text_part
 
 _SPARSE_LAYERS, _SPARSITY = 10, 0.95
 
 
 def build(config: ModelConfig) -> Graph:
     """Return the graph of a Gemma3nForCausalLM."""
-    config = text_part(config) if has_other_parts(config) else config
     config = config.with_defaults(
         vocab_size=262400, hidden_size=2048, intermediate_size=16384, num_hidden_layers=35, num_attention_heads=8,
         num_key_value_heads=2, head_dim=256, max_position_embeddings=32768, sliding_window=512,

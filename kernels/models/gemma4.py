@@ -35,7 +35,6 @@ from quire.kernels.graph.operations import (
 from quire.kernels.models.decoder import activation_of, head_of, sliding_layers, window_of
 from quire.kernels.models.experts import expert_layers, feed_forward
 from quire.kernels.models.gemma2 import ACTIVATION, softcap
-from quire.kernels.models.multimodal import has_other_parts, text_part
 from quire.kernels.rope import Rope
 
 _ROPES: dict[str, dict[str, Any]] = {
@@ -46,7 +45,6 @@ _ROPES: dict[str, dict[str, Any]] = {
 
 def build(config: ModelConfig) -> Graph:
     """Return the graph of a Gemma4ForCausalLM."""
-    config = text_part(config) if has_other_parts(config) else config
     config = config.with_defaults(
         vocab_size=262144, hidden_size=2304, intermediate_size=9216, num_hidden_layers=30, num_attention_heads=8,
         num_key_value_heads=4, head_dim=256, max_position_embeddings=131072, sliding_window=512,

@@ -10,7 +10,6 @@ from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import Graph
 from quire.kernels.models import mistral
 from quire.kernels.models.decoder import Variant, build_decoder, heads_of, window_of
-from quire.kernels.models.multimodal import text_part
 from quire.kernels.rope import QueryScale, Rope
 
 _YARN = {
@@ -38,9 +37,8 @@ def build(config: ModelConfig) -> Graph:
 
 def build_text_part(config: ModelConfig) -> Graph:
     """Return the graph of the text part of a Mistral3ForConditionalGeneration: a Ministral 3, or a Mistral."""
-    text = text_part(config)
-    kind = text.choice("model_type", ("ministral3", "mistral"))
-    return (build if kind == "ministral3" else mistral.build)(text)
+    kind = config.choice("model_type", ("ministral3", "mistral"))
+    return (build if kind == "ministral3" else mistral.build)(config)
 
 
 def _query_scale(rope: Rope) -> QueryScale | None:

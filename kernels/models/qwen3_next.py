@@ -20,7 +20,6 @@ from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import Convolution, DeltaNet, Experts, Graph, Linear, Norm
 from quire.kernels.models.decoder import Variant, activation_of, build_decoder, heads_of
 from quire.kernels.models.experts import experts_beside_one, is_sparse
-from quire.kernels.models.multimodal import text_part
 from quire.kernels.rope import Rope
 
 _LAYER_TYPES = ("linear_attention", "full_attention")
@@ -51,16 +50,6 @@ def build_moe(config: ModelConfig) -> Graph:
         intermediate_size=512, num_key_value_heads=2,
     )  # fmt: skip
     return _build(config, _projections, lambda config, layer: _experts(config, layer, True))
-
-
-def build_text_part(config: ModelConfig) -> Graph:
-    """Return the graph of the text part of a Qwen3_5ForConditionalGeneration."""
-    return build(text_part(config))
-
-
-def build_moe_text_part(config: ModelConfig) -> Graph:
-    """Return the graph of the text part of a Qwen3_5MoeForConditionalGeneration."""
-    return build_moe(text_part(config))
 
 
 def _build(
