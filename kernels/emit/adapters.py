@@ -6,17 +6,18 @@ vectors s = scale * A x + offset, and the product adds B s before all else that 
 own biases take the place of the base's.
 
 A row's sums depend on its own adapter alone. Those of A x run over k modulo 4 in four chains, (0 + 1) + (2 + 3), and
-those of B s over the even and the odd ranks.
+those of B s over the even and the odd ranks. Rows of one adapter that follow one another share the loads of A and B
+where the registers hold their sums.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from quire.kernels._native import CACHE_LINE
 from quire.kernels.emit.builder import F32, I64, PTR, VF32, Builder, Value
 from quire.kernels.emit.context import EmitContext, Kernel
+from quire.kernels.emit.dots import is_narrow
 from quire.kernels.emit.layout import (
     BLOCK,
     PAIRS,
@@ -27,6 +28,7 @@ from quire.kernels.emit.layout import (
     packed_offset,
     round_up,
 )
+from quire.kernels.emit.products import FAR_BYTES, LINE, ColumnSink
 
 ENTRY_BYTES = 40
 """Bytes of an adapter in a table: i64 addresses of A, of the scales and of the columns, the number of tiles of A, and
@@ -38,6 +40,20 @@ A is packed as weights are, in tiles of 16 ranks; the scales are f32 [tiles][2][
 COLUMNS_BYTES = 32
 """Bytes of a tile of 16 columns of an adapter: i64 addresses of its part of B, packed in pairs of ranks, and of 16
 f32 factors, the index in s of its first rank, and its number of pairs of ranks."""
+
+SHRUNK_ROWS, EXPANDED_ROWS = 4, 8
+"""Rows of one adapter that are multiplied by A, and by B, together with vector registers of 16 lanes."""
+
+_BLOCKS_PER_PASS = 16
+"""Blocks of 32 k of rows of x that are f32 at a time: few enough for the first-level cache."""
+
+_PAIRS_PER_ITERATION = 4
+"""Pairs of k in one iteration of the innermost loop. Fully unrolled, LLVM would hoist and spill its loads."""
+
+
+def rows_at_once(isa: str, most: int) -> int:
+    """Return how many rows of one adapter are multiplied together: at most so many, whose sums the registers hold."""
+    return 1 if is_narrow(isa) else most
 
 
 @dataclass(frozen=True)
@@ -52,19 +68,35 @@ class RowAdapters:
         """Return the number of a row's adapter."""
         return b.load_index(self.adapters, row if self.gathered is None else b.load_index(self.gathered, row))
 
+    def grouped(self, b: Builder, first: Value, size: int, end: Value, compute: Callable[[Value, int], None]) -> None:
+        """Call `compute` with the first of `size` rows and their number if they are below `end` and have one adapter,
+        or else with each of those below `end` and 1."""
+        if size == 1:
+            compute(first, 1)
+            return
+        are_equal, number = first + size <= end, self.number(b, first)
+        for i in range(1, size):
+            other = self.number(b, (first + i).min(end - 1))
+            are_equal = are_equal & b.compare("eq", number, other)
+        with b.when(are_equal):
+            compute(first, size)
+        with b.when(b.compare("eq", are_equal, 0)), b.loop(first, (first + size).min(end)) as row:
+            compute(row.index, 1)
+
 
 @dataclass(frozen=True)
 class ShrinkKernel(Kernel):
     """The short vectors of rows that have adapters.
 
-    Work items are `tiles` tiles of 16 ranks times rows, those of a tile one after the other. Buffers: x (packed
-    activations of `k` columns), the adapters of a step's rows, i32, with `head` the numbers of those that have logits,
-    which then are the rows of x, the table, s f32 [m, 16 * tiles].
+    Work items are `tiles` tiles of 16 ranks times groups of `rows` rows, those of a tile one after the other. Buffers:
+    x (packed activations of `k` columns), the adapters of a step's rows, i32, with `head` the numbers of those that
+    have logits, which then are the rows of x, the table, s f32 [m, 16 * tiles].
     """
 
     k: int
     tiles: int
     head: bool = False
+    rows: int = 1
 
     @property
     def shape(self) -> str:
@@ -75,30 +107,71 @@ class ShrinkKernel(Kernel):
         """See Kernel."""
         x, adapters, *gathered, table, out = (b.buffer(i) for i in range(4 + self.head))
         rows, count = RowAdapters(adapters, *gathered), b.dim("logit_rows" if self.head else "tokens")
-        with b.items() as item:
-            tile, row = item // count, item % count
-            entry = b.address(table, rows.number(b, row) * ENTRY_BYTES)
-            with b.when(tile < b.load(entry, 24, I64)):
-                self._shrink(b, context.dtypes, x, row, entry, tile, b.address(out, row * (self.tiles * 64)))
+        groups = (count + (self.rows - 1)) // self.rows
 
-    def _shrink(self, b: Builder, dtypes: Dtypes, x: Value, row: Value, entry: Value, tile: Value, out: Value) -> None:
-        """Store a tile of the short vector, which is at `out`, of a row of x."""
+        with b.items() as item:
+            tile, first = item // groups, item % groups * self.rows
+
+            def shrink(row: Value, size: int) -> None:
+                entry = b.address(table, rows.number(b, row) * ENTRY_BYTES)
+                with b.when(tile < b.load(entry, 24, I64)):
+                    pairs = [(row + i, b.address(out, (row + i) * (self.tiles * 64))) for i in range(size)]
+                    self._shrink(b, context.dtypes, x, pairs, entry, tile)
+
+            rows.grouped(b, first, self.rows, count, shrink)
+
+    def _shrink(
+        self, b: Builder, dtypes: Dtypes, x: Value, rows: Sequence[tuple[Value, Value]], entry: Value, tile: Value
+    ) -> None:
+        """Store a tile of the short vectors of rows of x, whose numbers come with the addresses of the vectors."""
         plain, blocks = dtypes.plain, round_up(self.k, BLOCK) // BLOCK
+        pair_bytes = plain.tile_bytes // PAIRS
         weights = b.address(b.load(entry, 0, PTR), tile * (blocks * plain.tile_bytes))
-        with b.loop(0, blocks, state=[b.constant(0.0, VF32)] * 4) as block:
-            source = packed_offset(dtypes, self.k, row, block.index * BLOCK)
-            sums = list(block.state)
-            for pair in range(BLOCK // 2):
-                columns = load_pair(b, plain, b.address(weights, block.index * plain.tile_bytes), b.index(pair))
-                for i, column in enumerate(columns):
-                    k = 2 * pair + i
-                    value = load_activation(b, dtypes, x, source + k * dtypes.activation_bytes, 1)
-                    sums[k % 4] = b.fma(b.broadcast(value), column, sums[k % 4])
-            block.carry(*sums)
-        total = (block.results[0] + block.results[1]) + (block.results[2] + block.results[3])
+        memory = None if dtypes.activations == F32 else b.scratch(len(rows) * _BLOCKS_PER_PASS * (BLOCK * 4))
+        with b.loop(0, blocks, _BLOCKS_PER_PASS, state=[b.constant(0.0, VF32)] * (4 * len(rows))) as start:
+            stop = (start.index + _BLOCKS_PER_PASS).min(blocks)
+            floats = [self._floats(b, dtypes, x, row, i, start.index, stop, memory) for i, (row, _) in enumerate(rows)]
+            with b.loop(start.index, stop, state=start.state) as block:
+                at = b.address(weights, block.index * plain.tile_bytes)
+                sources = [b.address(base, (block.index - start.index) * step) for base, step in floats]
+                with b.loop(0, PAIRS, _PAIRS_PER_ITERATION, state=block.state) as some:
+                    sums = list(some.state)
+                    for pair in range(_PAIRS_PER_ITERATION):
+                        for line in range(0, pair_bytes, LINE):
+                            b.prefetch(at, (some.index + pair) * pair_bytes + (FAR_BYTES + line), level=1)
+                        columns = load_pair(b, plain, at, some.index + pair)
+                        for r, source in enumerate(sources):
+                            for k, column in enumerate(columns, start=2 * pair):
+                                value, chain = b.load(source, some.index * 8 + 4 * k, F32), 4 * r + k % 4
+                                sums[chain] = b.fma(b.broadcast(value), column, sums[chain])
+                    some.carry(*sums)
+                block.carry(*some.results)
+            start.carry(*block.results)
         scales = b.address(b.load(entry, 8, PTR), tile * 128)
-        total = b.fma(total, b.load(scales, 0, VF32, 64), b.load(scales, 64, VF32, 64))
-        b.store(total, out, tile * 64, 64)
+        for r, (_, out) in enumerate(rows):
+            first, second, third, fourth = start.results[4 * r : 4 * r + 4]
+            total = (first + second) + (third + fourth)
+            total = b.fma(total, b.load(scales, 0, VF32, 64), b.load(scales, 64, VF32, 64))
+            b.store(total, out, tile * 64, 64)
+
+    def _floats(
+        self, b: Builder, dtypes: Dtypes, x: Value, row: Value, number: int, start: Value, stop: Value,
+        memory: Value | None,
+    ) -> tuple[Value, int]:  # fmt: skip
+        """Return where blocks [start, stop) of a row of x are as f32, and the bytes from one to the next.
+
+        In `memory` is room for rows that are stored in another dtype; this one is number `number`.
+        """
+        block_bytes = TILE_ROWS * BLOCK * dtypes.activation_bytes
+        source = b.address(x, packed_offset(dtypes, self.k, row, start * BLOCK))
+        if memory is None:
+            return source, block_bytes
+        floats = b.address(memory, number * _BLOCKS_PER_PASS * (BLOCK * 4))
+        with b.loop(0, stop - start) as block:
+            for i in range(2):
+                at = block.index * block_bytes + i * TILE_ROWS * dtypes.activation_bytes
+                b.store(load_activation(b, dtypes, source, at), floats, block.index * (BLOCK * 4) + 64 * i, 64)
+        return floats, BLOCK * 4
 
 
 @dataclass(frozen=True)
@@ -124,33 +197,88 @@ class AdapterOperands:
         Rows with adapters of their own read short pieces of memory, and would wait for each of them.
         """
         pair_bytes = dtypes.plain.tile_bytes // PAIRS
-        with b.loop(first, first + count) as row:
-            entry = self._entry(b, row.index)
-            with b.loop(0, b.load(entry, 24, I64).min(1)):  # not at all without an adapter
+        with b.loop(first, first + count, state=[b.index(0)]) as row:
+            number = self.rows.number(b, row.index)
+            entry = b.address(self.table, number * ENTRY_BYTES)
+            is_new = b.compare("ne", number, row.state[0]) & b.compare("ne", b.load(entry, 24, I64), 0)
+            with b.when(is_new):
                 columns = b.address(b.load(entry, 16, PTR), block * (2 * COLUMNS_BYTES))
                 b.prefetch(columns, 2 * COLUMNS_BYTES, level=1)
                 for i in range(2):
                     weights = b.load(columns, i * COLUMNS_BYTES, PTR)
                     size = b.load(columns, i * COLUMNS_BYTES + 24, I64) * pair_bytes
-                    with b.loop(0, size, CACHE_LINE) as line:
+                    with b.loop(0, size, LINE) as line:
                         b.prefetch(weights, line.index, level=2)
+            row.carry(number)
 
     def apply(self, b: Builder, dtypes: Dtypes, row: Value, block: Value, values: Sequence[Value]) -> list[Value]:
         """Return the products of a row with block number `block` of the columns, changed by the row's adapter."""
-        plain = dtypes.plain
         entry = self._entry(b, row)
-        short = b.address(self.short, row * (self.tiles * 64))
         with b.loop(0, b.load(entry, 24, I64).min(1), state=values) as once:  # not at all without an adapter
-            columns = b.address(b.load(entry, 16, PTR), block * (2 * COLUMNS_BYTES))
-            changed = []
-            for i, value in enumerate(once.state):
-                at = b.address(columns, i * COLUMNS_BYTES)
-                weights, source = b.load(at, 0, PTR), b.address(short, b.load(at, 16, I64) * 4)
-                with b.loop(0, b.load(at, 24, I64), state=[b.constant(0.0, VF32)] * 2) as pair:
-                    ranks = load_pair(b, plain, weights, pair.index)
-                    factors = (b.broadcast(b.load(source, pair.index * 8 + 4 * j, F32)) for j in range(2))
-                    pair.carry(*map(b.fma, factors, ranks, pair.state))
-                total = value + (pair.results[0] + pair.results[1])
-                changed.append(total * b.load(b.load(at, 8, PTR), 0, VF32, 64))
-            once.carry(*changed)
+            once.carry(*self._changed(b, dtypes, entry, [row], block, [once.state])[0])
         return once.results
+
+    def apply_to(
+        self, b: Builder, context: EmitContext, first: Value, count: Value, block: Value, totals: Value
+    ) -> None:
+        """Change the products of `count` rows from number `first` on with a block of columns, f32 [row][32]."""
+
+        def change(row: Value, size: int) -> None:
+            entry = self._entry(b, row)
+            with b.when(b.compare("ne", b.load(entry, 24, I64), 0)):
+                rows = [row + i for i in range(size)]
+                places = [b.address(totals, (other - first) * (2 * LINE)) for other in rows]
+                values = [[b.load(place, LINE * i, VF32, LINE) for i in range(2)] for place in places]
+                changed = self._changed(b, context.dtypes, entry, rows, block, values)
+                for place, both in zip(places, changed, strict=True):
+                    for i, value in enumerate(both):
+                        b.store(value, place, LINE * i, LINE)
+
+        size = rows_at_once(context.isa, EXPANDED_ROWS)
+        with b.loop(first, first + count, size) as start:
+            self.rows.grouped(b, start.index, size, first + count, change)
+
+    def _changed(
+        self, b: Builder, dtypes: Dtypes, entry: Value, rows: Sequence[Value], block: Value,
+        values: Sequence[Sequence[Value]],
+    ) -> list[list[Value]]:  # fmt: skip
+        """Return the products of each row with a block of columns, `values`, as an adapter changes them."""
+        columns = b.address(b.load(entry, 16, PTR), block * (2 * COLUMNS_BYTES))
+        shorts = [b.address(self.short, row * (self.tiles * 64)) for row in rows]
+        changed: list[list[Value]] = [[] for _ in rows]
+        for i in range(2):
+            at = b.address(columns, i * COLUMNS_BYTES)
+            weights, first = b.load(at, 0, PTR), b.load(at, 16, I64) * 4
+            sources = [b.address(short, first) for short in shorts]
+            with b.loop(0, b.load(at, 24, I64), state=[b.constant(0.0, VF32)] * (2 * len(rows))) as pair:
+                ranks, sums = load_pair(b, dtypes.plain, weights, pair.index), list(pair.state)
+                for number, total in enumerate(sums):
+                    value = b.load(sources[number // 2], pair.index * 8 + number % 2 * 4, F32)
+                    sums[number] = b.fma(b.broadcast(value), ranks[number % 2], total)
+                pair.carry(*sums)
+            factors = b.load(b.load(at, 8, PTR), 0, VF32, 64)
+            for r, both in enumerate(changed):
+                even, odd = pair.results[2 * r : 2 * r + 2]
+                both.append((values[r][i] + (even + odd)) * factors)
+        return changed
+
+
+class AdaptingSink(ColumnSink):
+    """Takes products of rows from number `first` on, and passes to `store` what their adapters make of them."""
+
+    def __init__(
+        self, b: Builder, context: EmitContext, adapters: AdapterOperands, first: Value,
+        store: Callable[[Value, Value, Sequence[Value]], None],
+    ) -> None:  # fmt: skip
+        super().__init__(store)
+        self._b, self._context, self._adapters, self._first = b, context, adapters, first
+
+    def __call__(self, block: Value, row: Value, values: Sequence[Value]) -> None:
+        """See ColumnSink."""
+        changed = self._adapters.apply(self._b, self._context.dtypes, self._first + row, block, values)
+        super().__call__(block, row, changed)
+
+    def take(self, b: Builder, block: Value, first: Value, count: Value, totals: Value) -> None:
+        """See ColumnSink."""
+        self._adapters.apply_to(b, self._context, self._first + first, count, block, totals)
+        super().take(b, block, first, count, totals)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from quire.kernels.emit.builder import I8, I16, I32, I64, TILE, Builder, Value
 from quire.kernels.emit.layout import PAIRS, TILE_ROWS, load_pair
-from quire.kernels.emit.products import LINE, ColumnSink, PackedColumns, Panels, PartialProducts, Products, pass_totals
+from quire.kernels.emit.products import LINE, ColumnSink, PackedColumns, Panels, PartialProducts, Products
 
 _TURN_ROWS = 2 * TILE_ROWS
 """Rows of a turn: two panels, which share the tiles of the weights."""
@@ -52,7 +52,7 @@ class AmxProducts(Products):
                 block.carry(*self._multiply(b, values, self._load_columns(b, weights), block.state))
             for i, tile in enumerate(block.results):
                 _store_tile(b, tile, totals, i)
-            pass_totals(b, totals, rows, lambda row, values: sink(number.index, row, values))
+            sink.take(b, number.index, b.index(0), rows, totals)
 
     def add_blocks(self, b: Builder, partial: PartialProducts) -> None:
         """Add partial products.

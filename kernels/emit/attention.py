@@ -32,7 +32,7 @@ from quire.kernels.emit.layout import (
     store_rounded,
 )
 from quire.kernels.emit.math import LOG2_E, exp2_bounded, softcap
-from quire.kernels.emit.products import PackedColumns, Panels, Products
+from quire.kernels.emit.products import ColumnSink, PackedColumns, Panels, Products
 from quire.kernels.emit.softmax_state import NO_SCORE, SoftmaxState
 
 BLOCK_TOKENS = _native.BLOCK_TOKENS
@@ -263,7 +263,7 @@ class AttentionKernel(Kernel):
                 lambda j: [] if self.heads.latent else [b.address(values_after, j * size)],
             )
 
-        def sink(tile: Value, row: Value, values: Sequence[Value]) -> None:
+        def store(tile: Value, row: Value, values: Sequence[Value]) -> None:
             at = b.address(frame.u, (row * BLOCK_TOKENS + tile * KV_TILE) * 4)
             for i, value in enumerate(values):
                 token_scale = None
@@ -271,7 +271,7 @@ class AttentionKernel(Kernel):
                     token_scale = b.load(frame.scales, tile * (KV_TILE * 4) + 64 * i, VF32, 64)
                 b.store(self._score(b, value, factor, token_scale), at, 64 * i, 64)
 
-        products.emit_blocks(b, q, rows, block.count, columns, sink)
+        products.emit_blocks(b, q, rows, block.count, columns, ColumnSink(store))
 
     def _score(self, b: Builder, product: Value, factor: Value | None, token_scale: Value | None) -> Value:
         """Return u of one product, times the scale of an int8 key."""
@@ -359,13 +359,13 @@ class AttentionKernel(Kernel):
 
             return PackedColumns(block.count, values_at, keys_after)
 
-        def sink(number: Value, row: Value, values: Sequence[Value]) -> None:
+        def store(number: Value, row: Value, values: Sequence[Value]) -> None:
             a, c = frame.state.factors(b, row)
             at = b.address(frame.state.out, (row * blocks + number) * (BLOCK * 4))
             for i, value in enumerate(values):
                 b.store(b.fma(b.load(at, 64 * i, VF32, 64), a, value * c), at, 64 * i, 64)
 
-        products.emit_blocks(b, p, rows, blocks, columns, sink)
+        products.emit_blocks(b, p, rows, blocks, columns, ColumnSink(store))
 
     def write_split(self, b: Builder, state: SoftmaxState, out: Value) -> None:
         """Write the result of one block for all rows."""

@@ -38,4 +38,4 @@ class ExpertShrinkKernel(ShrinkKernel):
             entry = b.address(table, number * ENTRY_BYTES)
             with b.when(tile < b.load(entry, 24, I64)):
                 row = slot if self.grouped else token
-                self._shrink(b, context.dtypes, x, row, entry, tile, b.address(out, slot * (self.tiles * 64)))
+                self._shrink(b, context.dtypes, x, [(row, b.address(out, slot * (self.tiles * 64)))], entry, tile)

@@ -297,10 +297,7 @@ class ExpertGemmKernel(GemmKernel):
                 weights = b.address(w, expert * (blocks * self._block_bytes(context.dtypes)))
                 if adapters is not None:
                     adapters.prefetch(b, context.dtypes, first, rows, block)
-
-                def sink(block: Value, row: Value, values: Sequence[Value]) -> None:
-                    self._finish(b, context.dtypes, output, first + row, block, values)
-
+                sink = self._sink(b, context, output, first)
                 self._multiply(b, context, x, weights, GemmItem(first // TILE_ROWS, rows, block, blocks), sink)
 
 

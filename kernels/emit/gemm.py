@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.kernels.activations import ClampedSwiglu, FixedActivation
-from quire.kernels.emit.adapters import AdapterOperands, RowAdapters
+from quire.kernels.emit.adapters import AdapterOperands, AdaptingSink, RowAdapters
 from quire.kernels.emit.builder import VF32, VI32, Builder, Value
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.layout import (
@@ -125,14 +125,11 @@ class GemmKernel(Kernel):
             column_block = item // groups
             first = item % groups * size
 
-            def sink(block: Value, row: Value, values: Sequence[Value]) -> None:
-                self._finish(b, context.dtypes, output, first + row, block, values)
-
             count = self._count(b, first, (rows - first).min(size))
             if adapters is not None:
                 adapters.prefetch(b, context.dtypes, first, count, column_block)
             part = GemmItem(first // TILE_ROWS, count, column_block, self._blocks)
-            self._multiply(b, context, x, w, part, sink)
+            self._multiply(b, context, x, w, part, self._sink(b, context, output, first))
 
     def _count(self, b: Builder, first: Value, count: Value) -> Value:
         """Return how many of `count` rows from number `first` on are computed: all or none."""
@@ -162,7 +159,7 @@ class GemmKernel(Kernel):
             panels = b.address(x, item.panel * self.quantized.panel_bytes(self.k))
             weights = b.address(w, item.block * self._block_bytes(dtypes))
             products = context.quantized_products(self.quantized, self.k)
-            products.emit(b, panels, item.rows, weights, lambda row, values: sink(item.block, row, values))
+            products.emit(b, panels, item.rows, weights, sink.of(item.block))
             return
         blocks = round_up(self.k, BLOCK) // BLOCK
         row_bytes = BLOCK * dtypes.activation_bytes
@@ -177,12 +174,21 @@ class GemmKernel(Kernel):
 
         context.products.emit_item(b, operand, item.rows, item.block, item.blocks, columns, sink)
 
+    def _sink(self, b: Builder, context: EmitContext, output: GemmOutput, first: Value) -> ColumnSink:
+        """Return what takes the products of rows from number `first` on, and stores what adapters and the epilogue
+        make of them."""
+
+        def finish(block: Value, row: Value, values: Sequence[Value]) -> None:
+            self._finish(b, context.dtypes, output, first + row, block, values)
+
+        if output.adapters is None:
+            return ColumnSink(finish)
+        return AdaptingSink(b, context, output.adapters, first, finish)
+
     def _finish(
         self, b: Builder, dtypes: Dtypes, output: GemmOutput, row: Value, block: Value, values: Sequence[Value]
     ) -> None:
-        """Store a row of products with block number `block` of the columns, after the epilogue."""
-        if output.adapters is not None:
-            values = output.adapters.apply(b, dtypes, row, block, values)
+        """Store a row of products with block `block` of the columns, changed by its adapter, after the epilogue."""
         if output.bias is not None:
             bias = output.bias if output.adapters is None else output.adapters.biases(b, row, output.bias)
             values = [v + b.load(bias, block * (BLOCK * 4) + 64 * i, VF32, 64) for i, v in enumerate(values)]

@@ -11,7 +11,7 @@ from quire.kernels.emit.builder import Builder, Value
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.kv import KvLayout
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, packed_offset, store_activation
-from quire.kernels.emit.products import PackedColumns, Panels
+from quire.kernels.emit.products import ColumnSink, PackedColumns, Panels
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,13 @@ class HeadLinearKernel(Kernel):
                 base = b.address(w, (head * of_head + block) * (blocks * dtypes.block_bytes))
                 return context.products.streamed(b, blocks, base)
 
-            def sink(block: Value, row: Value, values: Sequence[Value]) -> None:
+            def store(block: Value, row: Value, values: Sequence[Value]) -> None:
                 for i, value in enumerate(values):
                     at = self._offset(context, first + row, head, (head * of_head + block) * BLOCK + 16 * i)
                     store_activation(b, dtypes, value, y, at)
 
-            context.products.emit_item(b, operand, (rows - first).min(size), within, of_head, columns, sink)
+            count, sink = (rows - first).min(size), ColumnSink(store)
+            context.products.emit_item(b, operand, count, within, of_head, columns, sink)
 
     def _offset(self, context: EmitContext, row: Value, head: Value, column: Value) -> Value:
         """Return the offset of y[row, head, column - head * n]."""

@@ -10,6 +10,7 @@ from quire.kernels.emit.builder import I64, PTR, Builder, Value
 from quire.kernels.emit.context import EmitContext
 from quire.kernels.emit.gemm import GemmItem, GemmKernel, GemmOutput
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS
+from quire.kernels.emit.products import ColumnSink
 
 OWN_COLUMNS_BYTES = 16
 """Bytes of an adapter in a table: the i64 address of the i64 addresses of its blocks of 32 columns, 0 if it has none,
@@ -72,12 +73,14 @@ class OwnColumnsKernel(GemmKernel):
                         at = b.load(place, 0, PTR)
                         output = GemmOutput(y, bias, adapters=adapters, mask=at)
 
-                        def sink(_: Value, number: Value, values: Sequence[Value]) -> None:
-                            self._finish(b, context.dtypes, output, row.index + number, block.index, values)
+                        sink = self._sink(b, context, output, row.index)
+
+                        def store(_: Value, number: Value, values: Sequence[Value]) -> None:
+                            sink(block.index, number, values)
 
                         rows = b.address(x, row.index % TILE_ROWS * row_bytes)
                         part = GemmItem(row.index // TILE_ROWS, run, b.index(0), 1)
-                        self._multiply(b, context, rows, b.address(at, MASK_BYTES), part, sink)
+                        self._multiply(b, context, rows, b.address(at, MASK_BYTES), part, ColumnSink(store))
 
 
 @dataclass(frozen=True)

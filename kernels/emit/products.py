@@ -30,11 +30,49 @@ prefetched by NEAR alone: one row reads memory at 100 % of the rate of plain loa
 
 LINE = _native.CACHE_LINE
 
-RowSink = Callable[[Value, Sequence[Value]], None]
+RowValues = Callable[[Value, Sequence[Value]], None]
 """Called with a row number and its two vectors of 16 columns."""
 
-ColumnSink = Callable[[Value, Value, Sequence[Value]], None]
-"""Called with the number of a block of 32 columns besides what a RowSink is called with."""
+
+class ColumnSink:
+    """Takes products: called with the number of a block of 32 columns, a row number and its two vectors of 16 columns.
+
+    Rows in memory are taken together.
+    """
+
+    def __init__(self, store: Callable[[Value, Value, Sequence[Value]], None]) -> None:
+        self._store = store
+
+    def __call__(self, block: Value, row: Value, values: Sequence[Value]) -> None:
+        """Take a row's products with a block of columns."""
+        self._store(block, row, values)
+
+    def take(self, b: Builder, block: Value, first: Value, count: Value, totals: Value) -> None:
+        """Take the products of `count` rows from number `first` on, f32 [row][32 columns] at `totals`."""
+        with b.loop(0, count) as row:
+            at = b.address(totals, row.index * (2 * LINE))
+            self._store(block, first + row.index, [b.load(at, column * LINE, VF32, LINE) for column in range(2)])
+
+    def of(self, block: Value) -> RowSink:
+        """Return what takes products with one block of columns."""
+        return RowSink(self, block)
+
+
+@dataclass(frozen=True)
+class RowSink:
+    """A ColumnSink with its block of columns."""
+
+    sink: ColumnSink
+    block: Value
+
+    def __call__(self, row: Value, values: Sequence[Value]) -> None:
+        """Take a row's products."""
+        self.sink(self.block, row, values)
+
+    def take(self, b: Builder, first: Value, count: Value, totals: Value) -> None:
+        """Take rows in memory: see ColumnSink."""
+        self.sink.take(b, self.block, first, count, totals)
+
 
 Chain = tuple[int, int]
 """The column of tiles, 0 or 1, and the parity of k, even (0) or odd (1), of a sum."""
@@ -174,7 +212,7 @@ class Products:
             with b.loop(0, columns.blocks, BLOCKS_PER_PASS) as start:
                 stop = (start.index + BLOCKS_PER_PASS).min(columns.blocks)
                 self.add_blocks(b, PartialProducts(panels, count, columns, start.index, stop, totals))
-            pass_totals(b, totals, count, lambda row, values: sink(first.index + row, values))
+            sink.take(b, first.index, count, totals)
 
     def emit_item(
         self, b: Builder, x: Panels, rows: Value, block: Value, count: int, columns: Callable[[Value], PackedColumns],
@@ -184,7 +222,7 @@ class Products:
 
         One item may multiply by the next blocks as well, whose items then do nothing.
         """
-        self.emit(b, x, rows, columns(block), lambda row, values: sink(block, row, values))
+        self.emit(b, x, rows, columns(block), sink.of(block))
 
     def emit_blocks(
         self, b: Builder, x: Panels, rows: Value, count: Value | int, columns: Callable[[Value], PackedColumns],
@@ -195,7 +233,7 @@ class Products:
         Calls `sink` with the number of the columns besides the row and its products.
         """
         with b.loop(0, count) as number:
-            self.emit(b, x, rows, columns(number.index), lambda row, values: sink(number.index, row, values))
+            self.emit(b, x, rows, columns(number.index), sink.of(number.index))
 
     def add_blocks(self, b: Builder, partial: PartialProducts) -> None:
         """Add partial products.
@@ -287,10 +325,3 @@ class Products:
             return b.fma(x, weights, total)
         halves = [b.convert("vector.bitcast", value, vector(BF16, 32)) for value in (weights, x)]
         return b.call("llvm.x86.avx512bf16.dpbf16ps.512", [total, *halves], VF32)
-
-
-def pass_totals(b: Builder, totals: Value, rows: Value, sink: RowSink) -> None:
-    """Call `sink` with each of `rows` rows of totals, f32 [row][32 columns]."""
-    with b.loop(0, rows) as row:
-        at = b.address(totals, row.index * (2 * LINE))
-        sink(row.index, [b.load(at, column * LINE, VF32, LINE) for column in range(2)])

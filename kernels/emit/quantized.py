@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from quire.kernels.emit.builder import F32, I8, I16, I32, I64, TILE, VF32, VI32, Builder, Value
 from quire.kernels.emit.dots import add_dots, has_dots, is_narrow, is_neon
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, round_up
-from quire.kernels.emit.products import FAR_BYTES, RowSink
+from quire.kernels.emit.products import FAR_BYTES, RowSink, RowValues
 from quire.kernels.emit.quantized_narrow import NarrowProducts
 from quire.kernels.emit.quantized_operands import LINE, QUADS, DotOperands
 from quire.kernels.emit.quantized_single import SingleRowProducts
@@ -92,7 +92,7 @@ class QuantizedProducts(DotOperands):
                     self._chunk(b, panel, row.index, chunk, block, in_panel)
                 done = stop
 
-    def _chunk(self, b: Builder, panel: Value, row: Value, chunk: int, block: Value, sink: RowSink) -> None:
+    def _chunk(self, b: Builder, panel: Value, row: Value, chunk: int, block: Value, sink: RowValues) -> None:
         zero = b.constant(0.0, VF32)
         with b.loop(0, self.format.groups(self.k) // self.shared, state=[zero] * (2 * chunk)) as group:
             x_scales = b.address(self.panel_scales(b, panel, group.index), row * 4)
@@ -217,9 +217,7 @@ class QuantizedProducts(DotOperands):
                             x_panel = self.panel(b, bases[0], row.index)
                             x_scales = b.address(self.panel_scales(b, x_panel, group.index), row.index % TILE_ROWS * 4)
                             self._scale_row(b, x_scales, row.index, columns, totals, result)
-                with b.loop(0, count) as row:
-                    at = b.address(result, row.index * (2 * LINE))
-                    sink(first.index + row.index, [b.load(at, column * LINE, VF32, 64) for column in range(2)])
+                sink.take(b, first.index, count, result)
 
     def _scale_row(
         self, b: Builder, x_scales: Value, row: Value, group: ColumnGroup, totals: Value, result: Value

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from quire.kernels.activations import ClampedSwiglu, FixedActivation, Xielu
 from quire.kernels.adapted import AdaptedColumns, AdaptedProduct, most_ranks
-from quire.kernels.emit.adapters import ENTRY_BYTES, ShrinkKernel
+from quire.kernels.emit.adapters import ENTRY_BYTES, SHRUNK_ROWS, ShrinkKernel, rows_at_once
 from quire.kernels.emit.gates import CutoffKernel
 from quire.kernels.emit.gemm import XIELU, GemmKernel
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, QuantizedFormat, round_up
@@ -227,8 +227,10 @@ class LinearLowering:
         table, biases = self.plan.adapter_table(ENTRY_BYTES), linear.biases if linear.layers[0].bias else None
         product = AdaptedProduct(table, short, matrix, tiles, biases, columns)
         self.plan.adapted.append(product)
-        kernel = ShrinkKernel("adapter_shrink", x.columns, tiles, linear.head)
-        self.plan.add(kernel, [x.floats, *row_adapters(linear), table, short], linear.dim, repeats=tiles)
+        rows = rows_at_once(self.plan.context.isa, SHRUNK_ROWS)
+        kernel = ShrinkKernel("adapter_shrink", x.columns, tiles, linear.head, rows)
+        operands = [x.floats, *row_adapters(linear), table, short]
+        self.plan.add(kernel, operands, linear.dim, rows_per_item=rows, repeats=tiles)
         return product
 
     def _own_columns(self, head: FusedLinear, matrix: Matrix) -> Buffer:

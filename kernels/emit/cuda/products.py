@@ -78,7 +78,7 @@ class BlockProducts(Products):
         assert isinstance(b, BlockBuilder)
         memory = b.scratch(max(self.sums_bytes, TOTALS_BYTES))
         with b.when(rows <= TILE_ROWS):
-            self._few(b, memory, x, rows, columns(block), lambda row, values: sink(block, row, values))
+            self._few(b, memory, x, rows, columns(block), sink.of(block))
         with b.when(b.compare("sgt", rows, TILE_ROWS) & b.compare("eq", block % 2, 0)):
             self.tile(self.dtypes, memory, x, rows, block, count, columns).emit(b, sink)
 

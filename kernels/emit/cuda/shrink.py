@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.kernels.emit.adapters import ShrinkKernel
@@ -24,9 +25,12 @@ class _ChainsApart:
 
     k: int
 
-    def _shrink(self, b: Builder, dtypes: Dtypes, x: Value, row: Value, entry: Value, tile: Value, out: Value) -> None:
+    def _shrink(
+        self, b: Builder, dtypes: Dtypes, x: Value, rows: Sequence[tuple[Value, Value]], entry: Value, tile: Value
+    ) -> None:
         """See ShrinkKernel."""
         assert isinstance(b, BlockBuilder)
+        [(row, out)] = rows
         blocks = round_up(self.k, BLOCK) // BLOCK
         weights = b.address(b.load(entry, 0, PTR), tile * (blocks * dtypes.plain.tile_bytes))
         whole, total = blocks // _BLOCKS_AT_ONCE * _BLOCKS_AT_ONCE, b.constant(0.0, VF32)

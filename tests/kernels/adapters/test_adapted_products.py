@@ -16,19 +16,32 @@ from quire.kernels.adapters.adapter import Adapter, LowRank
 from quire.kernels.adapters.packed_products import ProductPacking
 from quire.kernels.adapters.packing import PackedAdapter, pack_adapter
 from quire.kernels.devices.instruction_sets import available_isas
-from quire.kernels.emit.adapters import ENTRY_BYTES, ShrinkKernel
+from quire.kernels.emit.adapters import ENTRY_BYTES, SHRUNK_ROWS, ShrinkKernel, rows_at_once
 from quire.kernels.emit.gemm import GemmKernel
-from quire.kernels.emit.layout import Dtypes
+from quire.kernels.emit.layout import PAIRED, Dtypes
 from quire.kernels.errors import ModelError
 from quire.kernels.operands import Buffer, Matrix, MatrixPart
 from quire.kernels.weights.quantization import Quantization
 from quire.kernels.weights.tensor import Tensor
 
-K, SIZES, TILES = 100, (48, 30), 5
+K, SIZES, TILES = 600, (48, 30), 5
 RANKS = {"small": (3, 1), "large": (20, 33), "first": (8, 0), "trained": (4, 4)}
 """Ranks of each adapter in the two layers of the product."""
-DTYPES = {"f32": Dtypes("f32", "f32", "f32"), "bf16": Dtypes("bf16", "bf16", "f32")}
-ISAS = [isa for isa in available_isas() if isa != "amx"]
+DTYPES = {
+    "f32": Dtypes("f32", "f32", "f32"),
+    "bf16": Dtypes("bf16", "bf16", "f32"),
+    "paired": Dtypes(PAIRED, "bf16", PAIRED),
+    "tiles": Dtypes("bf16", "bf16", "bf16"),
+}
+NEEDS = {"paired": "avx512-bf16", "tiles": "amx"}
+CASES = [(isa, form) for isa in available_isas() for form in DTYPES if NEEDS.get(form, isa) == isa]
+ROWS = 23
+CHOICES = {
+    "any": [int(number) for number in np.random.default_rng(3).integers(0, 1 + len(RANKS), ROWS)],
+    "one": [2] * ROWS,
+    "runs": [1] * 9 + [4] * 6 + [0] * 4 + [3] * 4,
+}
+"""Adapters of rows, each in turn, for all, or for rows that follow one another."""
 
 
 def matrix() -> Matrix:
@@ -110,8 +123,9 @@ def products(isa: str, dtypes: Dtypes, x: Array, adapters: Adapters, chosen: lis
     context, m, n = context_of(isa, dtypes), len(x), sum(SIZES)
     rows, packed = np.array(chosen, np.int32), pack_activations(x, dtypes.activations)
     short = aligned(np.full((m, TILES * 16), np.nan, np.float32))
-    shrink = ShrinkKernel("s", K, TILES)
-    run(isa, shrink.emit(context), "s", [packed, rows, adapters.table, short], [m], (0, m * TILES))
+    shrink = ShrinkKernel("s", K, TILES, rows=rows_at_once(isa, SHRUNK_ROWS))
+    items = -(-m // shrink.rows) * TILES
+    run(isa, shrink.emit(context), "s", [packed, rows, adapters.table, short], [m], (0, items))
     y = aligned(np.zeros((m, 96), np.float32))
     kernel = GemmKernel("g", K, n, adapter_tiles=TILES)
     weights = pack(adapters.weights, dtypes.weights)
@@ -119,25 +133,26 @@ def products(isa: str, dtypes: Dtypes, x: Array, adapters: Adapters, chosen: lis
     return y[:, :n]
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("form", DTYPES)
+@pytest.mark.parametrize(("isa", "form"), CASES)
 def test_rows_get_what_their_own_adapters_change(isa: str, form: str) -> None:
     dtypes = DTYPES[form]
     random = np.random.default_rng(3)
-    x, weights = (to_bf16(random.standard_normal((size, K)).astype(np.float32)) for size in (23, sum(SIZES)))
+    x, weights = (to_bf16(random.standard_normal((size, K)).astype(np.float32)) for size in (ROWS, sum(SIZES)))
     adapters = Adapters(weights, dtypes)
-    chosen = [int(number) for number in random.integers(0, 1 + len(RANKS), len(x))]
-    found = products(isa, dtypes, x, adapters, chosen)
-    expected = np.stack([adapters.changed(x[i : i + 1], number)[0] for i, number in enumerate(chosen)])
-    np.testing.assert_allclose(
-        found, expected, rtol=1e-4 if form == "f32" else 1e-2, atol=1e-3 if form == "f32" else 0.1
-    )
-    alone = [products(isa, dtypes, x[i : i + 1], adapters, [number])[0] for i, number in enumerate(chosen)]
-    assert np.array_equal(found, np.stack(alone))
-    base, y = products(isa, dtypes, x, adapters, [0] * len(x)), aligned(np.zeros((len(x), 96), np.float32))
+    alone = [
+        np.stack([products(isa, dtypes, row[None], adapters, [number])[0] for row in x])
+        for number in range(1 + len(RANKS))
+    ]
+    rtol, atol = (1e-4, 1e-3) if form == "f32" else (1e-2, 0.5)
+    for number, found in enumerate(alone):
+        np.testing.assert_allclose(found, adapters.changed(x, number), rtol=rtol, atol=atol)
+    for chosen in CHOICES.values():
+        found = products(isa, dtypes, x, adapters, chosen)
+        assert found.tobytes() == np.stack([alone[number][i] for i, number in enumerate(chosen)]).tobytes()
+    y = aligned(np.zeros((ROWS, 96), np.float32))
     text = GemmKernel("g", K, sum(SIZES)).emit(context_of(isa, dtypes))
-    run(isa, text, "g", [pack_activations(x), pack(weights, dtypes.weights), y], [len(x)], (0, 3))
-    assert base.tobytes() == y[:, : sum(SIZES)].tobytes()
+    run(isa, text, "g", [pack_activations(x, dtypes.activations), pack(weights, dtypes.weights), y], [ROWS], (0, 3))
+    assert alone[0].tobytes() == y[:, : sum(SIZES)].tobytes()
 
 
 def packed(dtypes: Dtypes, weights: Array, **changes: Any) -> PackedAdapter:
