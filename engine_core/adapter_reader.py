@@ -20,6 +20,7 @@ from typing import Protocol
 from quire.engine_core.adapter_files import Files, files_of
 from quire.kernels.adapters.packing import PackedAdapter
 from quire.kernels.errors import MemoryShortageError, ModelError
+from quire.kernels.runner import DeviceLostError
 
 MAX_HUNG_SECONDS = 60.0  # without progress
 ERROR_SECONDS = 10.0  # for which an error is remembered
@@ -67,7 +68,8 @@ class _KnownError:
 
 @dataclass(eq=False)
 class _Read:
-    """A read, and its result once there is one: the adapter, or an error as text, since exceptions keep their frames.
+    """A read, and its result once there is one: the adapter, or an error as text, since exceptions keep their frames;
+    only a lost GPU, with which the engine ends, is an exception.
 
     `last_progress`: when it had computed for `computed` seconds. `has_hung`: nobody takes the result. `is_known`: it is
     an error that was remembered.
@@ -80,7 +82,7 @@ class _Read:
     has_hung: bool = False
     is_known: bool = False
     files: Files = frozenset()
-    result: AdapterContents | ShortMemory | str | None = None
+    result: AdapterContents | ShortMemory | DeviceLostError | str | None = None
 
     def note_progress(self, now: float) -> None:
         """Note what the thread has computed, if it is enough."""
@@ -118,7 +120,10 @@ class AdapterReader:
             self._wake()
 
     def take(self) -> AdapterContents | ShortMemory | str | None:
-        """Return the adapter that has been read, or the error, once; None while the read goes on."""
+        """Return the adapter that has been read, or the error, once; None while the read goes on.
+
+        Raises DeviceLostError if the read has found that the GPU is lost.
+        """
         if (read := self._current) is None:
             return None
         result = read.result
@@ -135,6 +140,8 @@ class AdapterReader:
         elif isinstance(result, str) and read.files and not read.is_known:  # else it would never be read again
             self._remember(read.path, _KnownError(result, read.files, self._clock()))
         self._current = None
+        if isinstance(result, DeviceLostError):
+            raise result
         return result
 
     def stop(self) -> bool:
@@ -177,11 +184,13 @@ class AdapterReader:
             read.result = "it came too late" if read.has_hung else result  # which would take memory
         self._wake()
 
-    def _read(self, read: _Read) -> AdapterContents | ShortMemory | str:
+    def _read(self, read: _Read) -> AdapterContents | ShortMemory | DeviceLostError | str:
         try:
             return AdapterContents(*self._loader.read_adapter(Path(read.path)), read.files)
         except MemoryShortageError as error:
             return ShortMemory(str(error)[:_MAX_ERROR])
+        except DeviceLostError as error:
+            return error
         except ModelError as error:
             return str(error)[:_MAX_ERROR]
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the adapter's fault alone

@@ -20,6 +20,7 @@ from quire.engine_core.request import RequestStatus
 from quire.engine_core.validation import RejectedError
 from quire.kernels.adapters.packing import PackedAdapter
 from quire.kernels.errors import MemoryShortageError, ModelError
+from quire.kernels.runner import DeviceLostError
 from quire.protocol.messages import FinishReason
 
 
@@ -49,6 +50,8 @@ class Loader:
             raise ModelError("it is bad")
         if path.name == "worse":
             raise ZeroDivisionError
+        if path.name == "lost":
+            raise DeviceLostError("the GPU is lost")
         return f"digest of {content_of(path) or path.name}", packed
 
     def set_adapter(self, number: int, packed: PackedAdapter | None) -> None:
@@ -344,6 +347,16 @@ def test_a_bad_adapter_ends_its_requests_whatever_is_in_use() -> None:
     world.end(first)
     world.settle()
     assert world.running == {other}
+
+
+def test_a_lost_gpu_is_no_error_of_the_adapter() -> None:
+    world = World(1)
+    world.ask("lost")
+    world.step()
+    join_readers()
+    with pytest.raises(DeviceLostError):
+        world.step()
+    assert not world.errors
 
 
 def test_tenants_take_turns() -> None:
