@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.kernels.emit.adapters import ENTRY_BYTES, ShrinkKernel
+from quire.kernels.emit.adapters import ENTRY_BYTES
 from quire.kernels.emit.builder import I32, I64, Builder
 from quire.kernels.emit.context import EmitContext
+from quire.kernels.emit.shrink import ShrinkKernel
 
 
 @dataclass(frozen=True)

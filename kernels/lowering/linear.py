@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 from quire.kernels.activations import ClampedSwiglu, FixedActivation, Xielu
 from quire.kernels.adapted import AdaptedColumns, AdaptedProduct, most_ranks
-from quire.kernels.emit.adapters import ENTRY_BYTES, SHRUNK_ROWS, ShrinkKernel, rows_at_once
+from quire.kernels.emit.adapters import ENTRY_BYTES, rows_at_once
 from quire.kernels.emit.gates import CutoffKernel
 from quire.kernels.emit.gemm import XIELU, GemmKernel
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, QuantizedFormat, round_up
 from quire.kernels.emit.own_columns import OWN_COLUMNS_BYTES, HeadKernel
 from quire.kernels.emit.rows import QuantizeKernel
+from quire.kernels.emit.shrink import SHRUNK_ROWS, ShrinkKernel
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import FeedForward, Norm
 from quire.kernels.lowering.fused import FusedLinear, norm_kernel, widening_of

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import product
 
-from quire.kernels.emit.adapters import ShrinkKernel
 from quire.kernels.emit.attention import AttentionKernel, SplitReductionKernel
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.convolution import ConvolutionKernel
@@ -43,6 +42,7 @@ from quire.kernels.emit.layout import TILE_ROWS, QuantizedFormat, round_up
 from quire.kernels.emit.products import Products
 from quire.kernels.emit.rows import NormKernel, QuantizeKernel, SpreadKernel
 from quire.kernels.emit.sampling import SampleKernel
+from quire.kernels.emit.shrink import ShrinkKernel
 from quire.kernels.emit.state_update import StateRatesKernel, StateUpdateKernel
 from quire.kernels.emit.streams import CorrectKernel, PredictKernel, RescaleKernel
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.kernels.emit.adapters import ShrinkKernel
 from quire.kernels.emit.builder import LANES, PTR, VF32, Builder, Value
 from quire.kernels.emit.cuda.blocks import BlockBuilder
 from quire.kernels.emit.expert_adapters import ExpertShrinkKernel
 from quire.kernels.emit.layout import BLOCK, Dtypes, load_activation, load_pair, packed_offset, round_up
+from quire.kernels.emit.shrink import ShrinkKernel
 
 CHAINS = 4
 """Chains of a sum over k."""

@@ -16,9 +16,10 @@ from quire.kernels.adapters.adapter import Adapter, LowRank
 from quire.kernels.adapters.packed_products import ProductPacking
 from quire.kernels.adapters.packing import PackedAdapter, pack_adapter
 from quire.kernels.devices.instruction_sets import available_isas
-from quire.kernels.emit.adapters import ENTRY_BYTES, SHRUNK_ROWS, ShrinkKernel, rows_at_once
+from quire.kernels.emit.adapters import ENTRY_BYTES, rows_at_once
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.layout import PAIRED, Dtypes
+from quire.kernels.emit.shrink import SHRUNK_ROWS, ShrinkKernel
 from quire.kernels.errors import ModelError
 from quire.kernels.operands import Buffer, Matrix, MatrixPart
 from quire.kernels.weights.quantization import Quantization

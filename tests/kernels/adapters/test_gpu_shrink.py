@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from kernel_calls import Array, aligned, pack_activations, to_bf16
 
-from quire.kernels.emit.adapters import ENTRY_BYTES, ShrinkKernel
+from quire.kernels.emit.adapters import ENTRY_BYTES
 from quire.kernels.emit.expert_adapters import ExpertShrinkKernel
 from quire.kernels.emit.layout import Dtypes
+from quire.kernels.emit.shrink import ShrinkKernel
 
 TILES = 2
 ROWS = 5
