@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 from quire.engine_core.request import Request
@@ -88,8 +89,13 @@ class Batch:
     failed: list[tuple[Request, str]] = field(default_factory=list)  # requests to release, as they could not be opened
 
     def fill(self, running: RunningRequests, shares: Sequence[tuple[Request, int]]) -> None:
-        """Add a token for each decoding sequence, and these chunks of prompts."""
+        """Add a token for each decoding sequence, and these chunks of prompts.
+
+        Rows of one adapter follow one another: kernels compute them together.
+        """
         decodes, step = running.decodes, self.step
+        if any(request.adapter for request in decodes):
+            decodes = sorted(decodes, key=attrgetter("adapter"))
         self.num_single_decodes = len(decodes)
         self.num_decode_requests, self.num_decode_rows = running.num_decode_requests, running.num_decode_rows
         self.requests = decodes + running.wide_decodes + [request for request, _ in shares]
