@@ -13,7 +13,9 @@ from quire.frontend.hub.cache import ADAPTER_CONFIG
 from quire.frontend.hub.names import is_adapter_name, is_gguf
 from quire.frontend.lora_request import LoRARequest, absolute, check_name
 from quire.frontend.path_kind import NOWHERE, what_is
+from quire.protocol.engine_options import EngineOptions
 from quire.protocol.messages import AdapterInfo
+from quire.protocol.options import options_of
 
 MAX_CONFIG_BYTES = 1 << 21
 _SHORT = 100  # bytes of a value that is decoded
@@ -37,21 +39,23 @@ class _Config(msgspec.Struct):
     r: msgspec.Raw = msgspec.Raw(b"null")
 
 
-def absolute_modules(given: Modules, download_dir: str | None = None) -> tuple[str, ...]:
+def absolute_modules(given: Modules, download_dir: str | None = None, max_rank: int | None = None) -> tuple[str, ...]:
     """Return `lora_modules` as NAME=FOLDER with absolute paths; each may be given as vLLM's JSON object too.
 
     One that is given by its name at the hub is downloaded if need be; `download_dir` as for a model. Raises
-    `ValueError` for one that is not there, or that is no adapter at first sight, and `HubError`.
+    `ValueError` for one that is not there, that is no adapter at first sight, or that has a larger rank than
+    `max_rank`, and `HubError`.
     """
-    return tuple(f"{name}={_checked(name, path, download_dir)}" for name, path in map(_name_and_path, _several(given)))
+    several = map(_name_and_path, _several(given))
+    return tuple(f"{name}={_checked(name, path, download_dir, max_rank)}" for name, path in several)
 
 
-def check_modules(given: Modules) -> None:
+def check_modules(given: Modules, max_rank: int | None = None) -> None:
     """Raise `ValueError` as `absolute_modules` does, without a look at the hub."""
     for name, path in map(_name_and_path, _several(given)):
         check_name(name)
         if not is_adapter_name(path):
-            check_files(absolute(path))
+            check_files(absolute(path), max_rank)
 
 
 def _several(given: Modules) -> Sequence[str | Mapping[str, Any]]:
@@ -82,12 +86,18 @@ def _name_and_path(given: str | Mapping[str, Any]) -> tuple[str, str]:
     return module.name, module.path
 
 
-def _checked(name: str, given: str, download_dir: str | None) -> str:
+def _checked(name: str, given: str, download_dir: str | None, max_rank: int | None) -> str:
     """Return the absolute path of an adapter that has a name."""
     check_name(name)
     path = resolve_adapter(given, download_dir) if is_adapter_name(given) else absolute(given)
-    check_files(path)
+    check_files(path, max_rank)
     return path
+
+
+def max_rank_of(given: Mapping[str, Any]) -> int:
+    """Return the largest rank of adapters of an engine with these options."""
+    rank: int = given.get("max_lora_rank", options_of(EngineOptions)["max_lora_rank"].default)
+    return rank
 
 
 def check_files(path: str, max_rank: int | None = None) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
-from quire.frontend.adapters import absolute_modules, runtime_options
+from quire.frontend.adapters import absolute_modules, max_rank_of, runtime_options
 from quire.frontend.hub.names import check_model, is_gguf, is_hub_name
 from quire.frontend.hub.resolve import resolve_model
 from quire.frontend.vllm.options import ENGINE_OPTIONS, nearest, own_options, with_max_loras
@@ -88,7 +88,8 @@ class EngineArgs(ClientOptions, SupervisionOptions, HubOptions, EngineOptions):
             given["model"] = str(model)
         check_attaching(given)
         if "lora_modules" in given:
-            given["lora_modules"] = absolute_modules(given["lora_modules"], given.get("download_dir"))
+            modules, download_dir = given["lora_modules"], given.get("download_dir")
+            given["lora_modules"] = absolute_modules(modules, download_dir, max_rank_of(given))
         args = cls(**runtime_options(given))
         if not args.starts_engines:
             return args

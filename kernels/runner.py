@@ -165,7 +165,9 @@ class ModelRunner:
         changeable = changeable_in(
             plan.adapted, checkpoint, element_bytes=element_bytes, free_bytes=free_bytes, head=head.shapes
         )
-        adapter = read_adapter(path, build_graph(ModelConfig({**plan.config})), self.max_lora_rank, changeable, head)
+        config = ModelConfig({**plan.config})
+        graph = build_graph(config)
+        adapter = read_adapter(path, graph, self.max_lora_rank, changeable, head, config.architecture)
         packed = pack_adapter(
             plan.adapted, adapter, plan.dtypes, plan.quantization, self._adapter_blocks, free_bytes, head
         )

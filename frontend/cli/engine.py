@@ -29,7 +29,7 @@ def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> None:
     It prints `READY <address>` whenever others can attach to one with --engine-address. SIGTERM lets running requests
     finish, Ctrl-C aborts them.
     """
-    from quire.frontend.adapters import absolute_modules
+    from quire.frontend.adapters import absolute_modules, max_rank_of
     from quire.frontend.client.supervisor import MachinePart, ProcessTimeouts, Supervisor
     from quire.frontend.engine_args import DEMO_MODEL
     from quire.frontend.hub.resolve import resolve_model
@@ -40,7 +40,7 @@ def engine(*, process: EngineProcessFlags, engine: EngineFlags) -> None:
     hub = {name: given.pop(name) for name in options_of(HubOptions) if name in given}
     given["model"] = str(resolve_model(given["model"], **hub))
     if "lora_modules" in given:
-        given["lora_modules"] = absolute_modules(given["lora_modules"], hub.get("download_dir"))
+        given["lora_modules"] = absolute_modules(given["lora_modules"], hub.get("download_dir"), max_rank_of(given))
     check_tokenizer(given["model"])
     supervised = {name: given.pop(name) for name in options_of(SupervisionOptions) if name in given}
     supervision = SupervisionOptions(**supervised)

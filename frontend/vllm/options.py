@@ -86,8 +86,9 @@ _WITHOUT_EFFECT = {
         "mm_processor_device mm_ipc_gpu_memory_gb mm_device_do_normalize? disable_chunked_mm_input? "
         "ec_manager_config enable_mm_processor_stats? disable_mm_preprocessor_cache? trust_request_mm_kwargs?"
     ),
+    "adapters are not divided among devices": "fully_sharded_loras?",
     "an adapter's files say what it changes, and one that cannot be computed is an error": (
-        "default_mm_loras fully_sharded_loras? enable_tower_connector_lora? specialize_active_lora? "
+        "default_mm_loras enable_tower_connector_lora? specialize_active_lora? "
         "enable_mixed_moe_lora_format? enable_moe_shared_loras? max_lora_cls_labels lora_extra_vocab_size"
     ),
     "llguidance enforces all constraints": "guided_decoding_backend",

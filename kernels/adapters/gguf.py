@@ -49,11 +49,12 @@ class _Halves:
 
 def read_gguf_adapter(
     path: Path, shapes: Mapping[str, tuple[int, int]], *, heads: Heads, max_rank: int,
-    others: Mapping[str, tuple[int, ...]] | None = None, changeable: Changeable | None = None,
+    others: Mapping[str, tuple[int, ...]] | None = None, changeable: Changeable | None = None, model_class: str = "",
 ) -> Adapter:  # fmt: skip
     """Read an adapter, as `peft.read_adapter`. `heads` are those of the base's attention, the same in all layers.
 
-    Raises ModelError. The architecture of the file is not compared with the base's, only the tensors are.
+    Raises ModelError. The architecture of the file must be one of those whose models have the base's `model_class`;
+    where there is none, as of a class that llama.cpp converts like another one, only the tensors are compared.
     """
     limit = most_tensors({**(others or {}), **shapes})
     limits = GgufLimits(most_header_bytes(limit), _LONGEST_LIST, limit)
@@ -63,7 +64,7 @@ def read_gguf_adapter(
         tensors = [
             StoredTensor(each.name, each.type.lower(), each.shape, each.start, each.num_bytes) for each in entries
         ]
-        base = _Base(shapes, {**(others or {}), **shapes}, heads, max_rank, changeable)
+        base = _Base(shapes, {**(others or {}), **shapes}, heads, max_rank, changeable, model_class)
         return _GgufReader(file, metadata, base).read(tensors)
 
 
@@ -76,6 +77,7 @@ class _Base:
     heads: Heads
     max_rank: int
     changeable: Changeable | None
+    model_class: str
 
 
 class _GgufReader:
@@ -131,6 +133,13 @@ class _GgufReader:
         found = ARCHITECTURES.get(name) if isinstance(name, str) else None
         if found is None:
             raise self._bad("general.architecture", f"supported are {', '.join(ARCHITECTURES)}; give PEFT's folder")
+        of_base = [key for key, each in ARCHITECTURES.items() if self._base.model_class in _classes(each)]
+        if of_base and name not in of_base:
+            raise self._bad(
+                "general.architecture",
+                f"that of the base model, {self._base.model_class}, is {' or '.join(of_base)}; convert the adapter "
+                "with its own base",
+            )
         return (found, *(variant for _, variant in found.variants))
 
     def _read_alpha(self) -> float:
@@ -242,7 +251,7 @@ class _GgufReader:
         if len(a.shape) != 2 or rank > self._base.max_rank:
             raise ModelError(
                 f"{self._path}: tensor {a.name} has shape {list(a.shape)}; it must be a matrix, with a rank from 1 to "
-                f"{self._base.max_rank}; allow higher ones, or train with a lower one"
+                f"{self._base.max_rank}, which is max_lora_rank"
             )
         return rank
 
@@ -276,3 +285,8 @@ def _part(tensor: StoredTensor, number: int) -> StoredTensor:
     """Return the matrix of one expert."""
     size = tensor.num_bytes // tensor.shape[0]
     return StoredTensor(tensor.name, tensor.format, tensor.shape[1:], tensor.start + number * size, size)
+
+
+def _classes(architecture: Architecture) -> set[str]:
+    """Return the classes of `transformers` that files of an architecture may be of."""
+    return {architecture.model_class, *(variant.model_class for _, variant in architecture.variants)}

@@ -47,8 +47,8 @@ def read_adapter(
     if is_missing(path):
         raise ModelError(f"{folder} has no {_TENSORS}" + _instead(folder))
     with AdapterFile(path) as file:
-        tensors, unknown = read_header(file, most_tensors({**(others or {}), **shapes}))
-        return _PeftReader(file, config, shapes, others or {}, changeable).read(tensors, unknown)
+        tensors = read_header(file, most_tensors({**(others or {}), **shapes}))
+        return _PeftReader(file, config, shapes, others or {}, changeable).read(tensors)
 
 
 def _instead(folder: Path) -> str:
@@ -76,10 +76,10 @@ class _PeftReader:
         self._experts = StackedExperts(file.path, config, self._checks.shapes, self._names)
         self._changeable = changeable
 
-    def read(self, tensors: Sequence[StoredTensor], unknown: list[str]) -> Adapter:
-        """Return the adapter that has these tensors; those `unknown` are rejected, as are others without a meaning."""
+    def read(self, tensors: Sequence[StoredTensor]) -> Adapter:
+        """Return the adapter that has these tensors; those without a meaning are rejected."""
         changes: dict[str, Changed] = {}
-        unknown += [tensor.name for tensor in tensors if not self._enter(changes, tensor)]
+        unknown = [tensor.name for tensor in tensors if not self._enter(changes, tensor)]
         if unknown:
             self._check_modules(unknown)
             raise ModelError(
@@ -92,6 +92,7 @@ class _PeftReader:
             raise ModelError(
                 f"{self._path} lacks the rows of the trainable_token_indices of {CONFIG}; save the adapter again"
             )
+        self._check_saved(changes)
         for name, change in changes.items():
             self._checks.check(name, change)
         self._check_experts(changes)
@@ -158,6 +159,21 @@ class _PeftReader:
                 raise ModelError(
                     f"{self._config.path}: modules_to_save has {quoted(name)}, the head of a classification, and the "
                     "base model has no such head; give it to a checkpoint of its ...ForSequenceClassification"
+                )
+
+    def _check_saved(self, changes: Mapping[str, Changed]) -> None:
+        """Raise ModelError for modules of the base model that `modules_to_save` names, and the file lacks.
+
+        It may name modules that the base does not have: PEFT enters each name that the head of a classification has.
+        """
+        saved = {change.module for change in changes.values() if not change.parts.keys().isdisjoint(WHOLE)}
+        for given in self._config.saved:
+            end = f".{given}.weight"
+            is_known = any(f".{name}".endswith(end) for name in self._checks.shapes)
+            if is_known and not any(f".{module}".endswith(f".{given}") for module in saved):
+                raise ModelError(
+                    f"{self._path} lacks the tensors of {quoted(given)} in modules_to_save of {CONFIG}; save the "
+                    "adapter again, or remove the name if it was not trained"
                 )
 
     def _check_experts(self, changes: Mapping[str, Changed]) -> None:

@@ -20,18 +20,19 @@ CONFIG = "adapter_config.json"
 _MOST_BYTES = 1 << 21  # the most tokens, each on a line of its own
 _MOST_DEPTH = 32
 _MOST_TOKENS = 100_000
+_MOST_NAMES = 64
 
 _IGNORED = {
     "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "exclude_modules", "inference_mode",
     "layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_config",
-    "megatron_core", "modules_to_save", "peft_version", "qalora_group_size", "revision", "runtime_config",
+    "megatron_core", "peft_version", "qalora_group_size", "revision", "runtime_config",
     "target_modules", "task_type", "velora_config",
 }  # fmt: skip
 """Fields that change nothing once an adapter is trained: the file's tensors say which modules it adapts."""
 
 _READ = {
-    "alpha_pattern", "bias", "fan_in_fan_out", "init_lora_weights", "lora_alpha", "lora_bias", "peft_type", "r",
-    "rank_pattern", "target_parameters", "trainable_token_indices", "use_dora", "use_rslora",
+    "alpha_pattern", "bias", "fan_in_fan_out", "init_lora_weights", "lora_alpha", "lora_bias", "modules_to_save",
+    "peft_type", "r", "rank_pattern", "target_parameters", "trainable_token_indices", "use_dora", "use_rslora",
 }  # fmt: skip
 
 _REJECTED = {
@@ -70,6 +71,7 @@ class PeftConfig:
     tokens: Any
     max_rank: int
     has_parameters: bool  # target_parameters
+    saved: tuple[str, ...]  # modules_to_save
 
     def rank_of(self, module: str) -> int:
         """Return the rank of a module."""
@@ -120,7 +122,7 @@ def read_peft_config(folder: Path, max_rank: int) -> PeftConfig:
         ModulePatterns(f"{path}: alpha_pattern", _object(path, fields, "alpha_pattern")),
         _flag(path, fields, "use_rslora"), _flag(path, fields, "use_dora"), _flag(path, fields, "lora_bias"),
         _flag(path, fields, "fan_in_fan_out"), tokens, max_rank,
-        bool(fields.get("target_parameters")),
+        bool(fields.get("target_parameters")), _names(path, fields, "modules_to_save"),
     )  # fmt: skip
 
 
@@ -156,8 +158,10 @@ def _check_initialization(path: Path, value: Any) -> None:
 
 
 def _rank(path: Path, field: str, value: Any, most: int) -> int:
-    if type(value) is not int or not 1 <= value <= most:
-        raise _bad(path, field, value, f"ranks must be from 1 to {most}; allow higher ones, or train with a lower one")
+    if type(value) is not int or value < 1:
+        raise _bad(path, field, value, f"ranks must be from 1 to {most}, which is max_lora_rank")
+    if value > most:
+        raise _bad(path, field, value, f"max_lora_rank is {most}; start the engine with a higher one")
     return value
 
 
@@ -180,6 +184,14 @@ def _object(path: Path, fields: dict[str, Any], name: str) -> dict[str, Any]:
     if value is not None and not isinstance(value, dict):
         raise _bad(path, name, value, "it must be an object of values by patterns of modules")
     return value or {}
+
+
+def _names(path: Path, fields: dict[str, Any], name: str) -> tuple[str, ...]:
+    value = fields.get(name)
+    given = [value] if isinstance(value, str) else value or []
+    if not isinstance(given, list) or len(given) > _MOST_NAMES or not all(isinstance(each, str) for each in given):
+        raise _bad(path, name, value, f"it must list at most {_MOST_NAMES} names of modules")
+    return tuple(given)
 
 
 def _choice(path: Path, fields: dict[str, Any], name: str, allowed: tuple[str, ...]) -> None:

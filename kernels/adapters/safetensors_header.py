@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from quire.kernels.adapters.files import AdapterFile, StoredTensor
-from quire.kernels.adapters.tensors import most_header_bytes
+from quire.kernels.adapters.tensors import most_header_bytes, not_of_floats
 from quire.kernels.errors import ModelError
 from quire.kernels.weights.json_files import decoded
 from quire.kernels.weights.safetensors_file import KNOWN, METADATA, check_entries, damaged
@@ -17,8 +17,8 @@ _PIECE = 1 << 16  # bytes of a header that are decoded at once
 _LONGEST_ENTRY = 1 << 10  # bytes
 
 
-def read_header(file: AdapterFile, most_tensors: int) -> tuple[list[StoredTensor], list[str]]:
-    """Return the tensors of a file, and descriptions of those whose dtypes are not supported. Raises ModelError."""
+def read_header(file: AdapterFile, most_tensors: int) -> list[StoredTensor]:
+    """Return the tensors of a file. Raises ModelError, also for dtypes that no checkpoint may have."""
     path, size = file.path, file.size
     header_bytes = int.from_bytes(file.read(0, 8).tobytes(), "little") if size >= 8 else -1
     if not 0 < header_bytes <= size - 8:
@@ -30,14 +30,13 @@ def read_header(file: AdapterFile, most_tensors: int) -> tuple[list[StoredTensor
         )
     start = 8 + header_bytes
     raw = _decoded(path, file.read(8, header_bytes).tobytes(), most_tensors)
-    known, foreign = [], []
+    tensors = []
     for name, entry in check_entries(path, raw, size - start).items():
+        if entry.dtype not in KNOWN:
+            raise not_of_floats(path, name, entry.dtype)
         begin, end = entry.data_offsets
-        if entry.dtype in KNOWN:
-            known.append(StoredTensor(name, KNOWN[entry.dtype][0], tuple(entry.shape), start + begin, end - begin))
-        else:
-            foreign.append(f"{name} of type {entry.dtype}")
-    return known, foreign
+        tensors.append(StoredTensor(name, KNOWN[entry.dtype][0], tuple(entry.shape), start + begin, end - begin))
+    return tensors
 
 
 def _decoded(path: Path, text: bytes, most_tensors: int) -> dict[str, msgspec.Raw]:

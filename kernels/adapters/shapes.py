@@ -21,6 +21,7 @@ from quire.kernels.graph.operations import (
     Parallel,
     PerLayerInput,
     ShortConvolution,
+    StateSpace,
     Streams,
 )
 
@@ -51,7 +52,7 @@ def unread_shapes(graph: Graph) -> dict[str, tuple[int, int]]:
 
 
 def other_shapes(graph: Graph) -> dict[str, tuple[int, ...]]:
-    """Return other tensors that adapters may replace: the embedding, biases, and norms of hidden states."""
+    """Return other tensors that adapters may replace: the embedding, biases, and weights of norms."""
     hidden = graph.embedding.hidden_size
     shapes: dict[str, tuple[int, ...]] = {graph.embedding.weight: (graph.embedding.vocab_size, hidden)}
     for linear, _ in _linears(graph):
@@ -59,6 +60,10 @@ def other_shapes(graph: Graph) -> dict[str, tuple[int, ...]]:
             shapes[linear.bias] = (linear.tensor_outputs or linear.outputs,)
     for norm in _norms(graph):
         shapes |= {name: (hidden,) for name in (norm.weight, norm.bias) if name}
+    if (inputs := graph.per_layer_inputs) is not None:
+        shapes[inputs.norm.weight] = (inputs.width,)
+    for mixer in graph.mixers:
+        shapes |= {name: (size,) for name, size in _norms_of_mixer(mixer)}
     return shapes
 
 
@@ -66,9 +71,36 @@ def _norms(graph: Graph) -> Iterator[Norm]:
     around = [(residual.before, residual.after, residual.around) for residual in graph.residuals]
     norms = [graph.embedding.norm, graph.logits.norm, *(norm for three in around for norm in three)]
     norms += [residual.laurel.norm for residual in graph.residuals if residual.laurel is not None]
+    for residual in graph.residuals:
+        norms += _norms_of_block(residual.block)
     for prediction, correction in () if graph.streams is None else graph.streams.layers:
         norms += [prediction.router.norm, correction.after]
     yield from (norm for norm in norms if norm is not None)
+
+
+def _norms_of_block(block: _Block) -> list[Norm | None]:
+    """Return the norms of hidden states within a block."""
+    if isinstance(block, Branches):
+        around = [norm for branch in block.branches for norm in (branch.before, branch.after)]
+        return [*around, *(norm for branch in block.branches for norm in _norms_of_block(branch.block))]
+    return [block.router.norm] if isinstance(block, Experts) else []
+
+
+def _norms_of_mixer(mixer: Mixer) -> Iterator[tuple[str, int]]:
+    """Yield the weights of norms within a layer, each with its number of elements."""
+    if isinstance(mixer, Attention) and (norms := mixer.head_norms) is not None:
+        heads = mixer.heads
+        yield norms.query, heads.dim * (heads.query if norms.joint else 1)
+        if mixer.kv_source is None:
+            yield norms.key, heads.dim * (heads.kv if norms.joint else 1)
+    elif isinstance(mixer, LatentAttention):
+        yield mixer.latent_norm.weight, mixer.latent_heads.rank
+        if mixer.query_norm is not None and mixer.compress is not None:
+            yield mixer.query_norm.weight, mixer.compress.outputs
+    elif isinstance(mixer, DeltaNet):
+        yield mixer.norm.weight, mixer.heads.value
+    elif isinstance(mixer, StateSpace) and mixer.norm is not None:
+        yield mixer.norm.weight, mixer.heads.value_columns
 
 
 def _linears(graph: Graph) -> _Inputs:

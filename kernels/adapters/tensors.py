@@ -51,10 +51,13 @@ def most_header_bytes(tensors: int) -> int:
 def check_form(path: Path, tensor: StoredTensor, shape: tuple[int, ...], reason: str) -> None:
     """Raise ModelError unless a tensor is of floats, and has the `shape` that a `reason` asks for."""
     if tensor.format.upper() not in FLOAT_DTYPES:
-        raise ModelError(
-            f"{path}: tensor {tensor.name} is of type {tensor.format}; adapters are f32, f16 or bf16; save it as such"
-        )
+        raise not_of_floats(path, tensor.name, tensor.format)
     check_shape(path, tensor, shape, reason)
+
+
+def not_of_floats(path: Path, name: str, dtype: str) -> ModelError:
+    """Return the error for a tensor of another dtype than those of adapters."""
+    return ModelError(f"{path}: tensor {name} is of type {dtype}; adapters are f32, f16 or bf16; save it as such")
 
 
 def check_shape(path: Path, tensor: StoredTensor, shape: tuple[int, ...], reason: str) -> None:

@@ -6,8 +6,8 @@ the short vectors s = scale * A x + offset, and the product changes its results 
 them. An adapter's own biases take the place of the base's.
 
 A row's sums depend on its own adapter alone. Those of A x run over k modulo 4 in four chains, (0 + 1) + (2 + 3), and
-those of B s over the even and the odd ranks. Rows of one adapter that follow one another share the loads of A and B
-where the registers hold their sums.
+those of B s over the even and the odd ranks. Groups of rows that have one adapter share the loads of A and B where the
+registers hold their sums.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class AdapterOperands:
         return b.select(b.compare("ne", b.load(entry, 32, I64), 0), b.load(entry, 32, PTR), base)
 
     def prefetch(self, b: Builder, dtypes: Dtypes, first: Value, count: Value, block: Value) -> None:
-        """Prefetch what `apply` reads for rows and a block of columns, and where that of the next block lies.
+        """Prefetch what changes of rows read for a block of columns, and where that of the next block lies.
 
         Rows with adapters of their own read short pieces of memory, and would wait for each of them.
         """

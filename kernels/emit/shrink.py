@@ -106,7 +106,7 @@ class ShrinkKernel(Kernel):
     ) -> tuple[Value, int]:  # fmt: skip
         """Return where blocks [start, stop) of a row of x are as f32, and the bytes from one to the next.
 
-        In `memory` is room for rows that are stored in another dtype; this one is number `number`.
+        A row of another dtype is copied to `memory`, where it is number `number` of those that are computed together.
         """
         block_bytes = TILE_ROWS * BLOCK * dtypes.activation_bytes
         source = b.address(x, packed_offset(dtypes, self.k, row, start * BLOCK))

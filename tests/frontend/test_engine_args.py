@@ -107,6 +107,22 @@ def test_adapters_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.
     }
 
 
+@pytest.mark.parametrize(
+    ("names", "options", "message"),
+    [
+        ("a", {"max_lora_rank": 1}, "has rank 2, and max_lora_rank is 1; start the engine with 2"),
+        ("a", {"enable_lora": False}, "enable_lora=False turns them off; give one of the two"),
+        ("aba", {}, "lora_modules has the name 'a' twice; give each adapter one of its own"),
+    ],
+)
+def test_adapters_that_the_engine_could_not_serve_are_rejected_at_once(
+    names: str, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    folder = write_adapter(tmp_path / "adapter")
+    with pytest.raises(ValueError, match=message):
+        LLM(lora_modules=tuple(f"{name}={folder}" for name in names), **options)
+
+
 def test_an_engine_of_ones_own_takes_any_adapter() -> None:
     assert EngineArgs.from_options(None, {"enable_lora": True}).allow_runtime_lora
     assert not EngineArgs.from_options(None, {"enable_lora": True, "allow_runtime_lora": False}).allow_runtime_lora

@@ -115,7 +115,7 @@ def test_an_option_of_one_name_means_one_thing() -> None:
 
 
 def test_the_engine_process_reads_what_python_writes(tmp_path: Path) -> None:
-    adapter = write_adapter(tmp_path / "adapter")
+    adapter = write_adapter(tmp_path / "adapter", r=1)
     values = {name: other(option) for name, option in ENGINE.items()} | {"model": str(tmp_path), "num_pages": None}
     values["lora_modules"] = (f"a={adapter}", f"b={adapter}")
     args = EngineArgs.from_options(None, values)

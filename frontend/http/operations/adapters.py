@@ -169,7 +169,7 @@ class AdapterEndpoints:
         if own is not None and not body.load_inplace:
             raise bad_request(
                 f"the lora adapter {name!r} has already been loaded; to let the name stand for another path, set "
-                "load_inplace to true",
+                "load_inplace to true (--load-inplace)",
                 "lora_name",
             )
         if own is None and len(model.adapters) >= MAX_ADAPTERS:

@@ -42,7 +42,8 @@ std::string not_a_number(std::span<const float> logits) {
     if (key >= kMostKey || key < kLeastKey) {
       const bool infinite = key == kMostKey;
       return "the logit of token " + std::to_string(i) + (infinite ? " is infinite" : " is NaN") +
-             ": the model's weights, its number format, a penalty or a bias is out of bounds for this input";
+             ": the weights of the model or of an adapter, its number format, a penalty or a bias is out of bounds "
+             "for this input";
     }
   }
   return "logits changed while they were read";

@@ -197,7 +197,12 @@ BAD: list[tuple[Arrays, str, dict[str, Any], str]] = [
     (tensors(blk__0__attn_q__weight__lora_a=None), "llama", {}, "lacks the lora_a of model.layers.0.self_attn.q_proj"),
     (tensors(blk__0__attn_q__weight__lora_b=ones(48, RANK)), "llama", {}, "lora_b has shape [48, 4], but"),
     (tensors(blk__0__attn_q__weight__lora_a=ones(RANK, 32)), "llama", {}, "lora_a has shape [4, 32], but"),
-    (tensors(blk__0__attn_q__weight__lora_a=ones(65, 64)), "llama", {}, "with a rank from 1 to 64; allow higher ones"),
+    (
+        tensors(blk__0__attn_q__weight__lora_a=ones(65, 64)),
+        "llama",
+        {},
+        "from 1 to 64, which is max_lora_rank",
+    ),
     (tensors(blk__0__attn_q__weight__lora_a=ones(64)), "llama", {}, "has shape [64]; it must be a matrix"),
     (tensors(blk__0__attn_q__weight__lora_b=np.full((64, RANK), np.inf, np.float16)), "llama", {}, "NaN or infinite"),
     (tensors(blk__0__attn_q__weight__lora_b=np.ones((64, RANK), np.int8)), "llama", {}, "can't be dequantized"),
@@ -218,6 +223,15 @@ def test_what_is_not_supported_is_an_error(
         read(path)
     assert message in str(error.value)
     assert str(error.value).isprintable()
+
+
+def test_an_adapter_of_another_architecture_is_an_error(tmp_path: Path) -> None:
+    """Files of `llama` have the rows of queries and keys in another order than those of `qwen3`."""
+    path = write(tmp_path / "adapter.gguf", tensors())
+    for model_class in ("LlamaForCausalLM", "OfAnotherEngine"):
+        assert read(path, model_class=model_class).layers
+    with pytest.raises(ModelError, match="that of the base model, Qwen3ForCausalLM, is qwen3; convert the adapter"):
+        read(path, model_class="Qwen3ForCausalLM")
 
 
 @pytest.mark.parametrize("shape", [(2, RANK, 64), (RANK, 64)])

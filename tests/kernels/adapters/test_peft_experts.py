@@ -89,7 +89,7 @@ BAD: list[tuple[Arrays, dict[str, Any], str]] = [
     ),
     (stacked(), {"use_dora": True}, f"use_dora is true, and target_parameters has {AT}"),
     (stacked(), {"lora_bias": True}, f"lora_bias is true, and target_parameters has {AT}"),
-    (stacked(), {"rank_pattern": {"down_proj": 9}}, "rank_pattern is 9; ranks must be from 1 to 8"),
+    (stacked(), {"rank_pattern": {"down_proj": 9}}, "rank_pattern is 9; max_lora_rank is 8"),
     (stacked(), {"target_parameters": None}, "has 4 tensors that are not of this base model"),
     (
         stacked() | {name.replace(GATES, f"{GATES}.base_layer"): array for name, array in exchanged(stacked()).items()},

@@ -53,6 +53,13 @@ def test_every_matrix_of_a_checkpoint_is_there() -> None:
         assert not [name for name in matrices - known if not name.endswith(OTHER_EMBEDDINGS)]
 
 
+def test_every_norm_of_a_checkpoint_is_there() -> None:
+    for graph, stored in models():
+        known = {key for name in other_shapes(graph) for key in stored_names(name)}
+        norms = {name for name, shape in stored.items() if len(shape) == 1 and "norm" in name.split(".")[-2]}
+        assert not norms - known, sorted(norms - known)[:5]
+
+
 def read(folder: Path, graph: Graph, names: Iterable[str]) -> Adapter:
     """Write an adapter of ones that changes these layers, and read it."""
     folder.mkdir()

@@ -78,7 +78,7 @@ GOOD: dict[str, Entry] = {f"{LARGE}.lora_A.weight": ("F32", [2, 8]), f"{LARGE}.l
             "lora_A.weight has shape [274877906944, 8], but rank 2",
         ),
         ({**GOOD, "x": ("F32", [HUGE])}, "1 tensors that are not of this base model, or not supported: x;"),
-        ({**GOOD, "x": ("F64", [HUGE])}, "not supported: x of type F64;"),
+        ({**GOOD, "x": ("F64", [HUGE])}, "tensor x is of type F64; adapters are f32"),
         ({**GOOD, f"{PREFIX}{HEAD}.weight": ("F32", [HUGE, 8])}, "but lm_head.weight of the base model asks for"),
     ],
 )
