@@ -84,9 +84,10 @@ class StepUpdate:
         """Compute the halves of a batch that has failed, down to a single request that fails twice, which ends.
 
         Requests end too that cannot be computed again: those for which more than a sample may have been taken. Under a
-        supervisor they go on in the next process, and so does everything when memory is short, or a GPU is lost.
+        supervisor they go on in the next process, and so does everything when memory is short, or a GPU is lost, which
+        ends the engine in any case.
         """
-        if self._is_supervised and isinstance(error, MemoryError | DeviceLostError):
+        if isinstance(error, DeviceLostError) or (self._is_supervised and isinstance(error, MemoryError)):
             raise error
         if len(batch.requests) == 1 and (is_part or not self._take_back(batch, 0)):
             self._fail(batch.requests, error)

@@ -261,6 +261,9 @@ def plan_of(options: LoadOptions, checkpoint: Checkpoint, features: Features | N
     limits = choose_limits(options, graph.max_positions, min(longest, graph.max_positions), whole=graph.is_encoder)
     plan = replace(lower(graph, context, limits, quantization), config=config.fields)
     check(quantization, plan.weights)
+    if context.fast_matmul and all(each.quantized for each in plan.weights if isinstance(each, Matrix)):
+        logger.warning("fast_matmul has no effect: all weights are quantized, whose products are exact as they are")
+        return replace(plan, context=replace(context, fast_matmul=False))
     return plan
 
 

@@ -98,16 +98,28 @@ class Cuda:
     def _compiler(self) -> PtxCompiler:
         if not self._is_architecture:
             try:
-                return PtxCompiler(CudaDevice.architecture_of(int(self._name)), str(self._cache))
+                return self._compiler_for(CudaDevice.architecture_of(int(self._name)))
             except (RuntimeError, ValueError) as error:
                 raise self._unusable(error) from None
         known = f"give one such as {', '.join(ARCHITECTURES)}"
-        if (number := re.match(r"sm_(\d+)", self._name)) and int(number[1]) < _LEAST_ARCHITECTURE:
+        if 0 < _number_of(self._name) < _LEAST_ARCHITECTURE:
             raise ModelError(f"device is '{self.name}', which lacks cp.async; kernels need sm_80 or later; {known}")
         try:
             return PtxCompiler(self._name, str(self._cache))
         except ValueError as error:
             raise ModelError(f"{error}; {known}") from None
+
+    def _compiler_for(self, architecture: str) -> PtxCompiler:
+        """Return a compiler for a GPU's architecture, or if LLVM does not know it for the newest one that it follows,
+        whose PTX the driver takes."""
+        try:
+            return PtxCompiler(architecture, str(self._cache))
+        except ValueError:
+            older = [name for name in ARCHITECTURES if _number_of(name) < _number_of(architecture)]
+            if not older:
+                raise
+            logger.warning("%s: LLVM does not know %s; kernels are compiled for %s", self.name, architecture, older[-1])
+            return PtxCompiler(older[-1], str(self._cache))
 
     @property
     def compiled(self) -> int:
@@ -148,6 +160,12 @@ class Cuda:
     def available_memory(self) -> int:
         """See Device."""
         return self.native.free_memory
+
+
+def _number_of(architecture: str) -> int:
+    """Return the number of an architecture, as 90 of sm_90a; 0 if there is none."""
+    found = re.match(r"sm_(\d+)", architecture)
+    return 0 if found is None else int(found[1])
 
 
 def local_bytes(ptx: str) -> int:

@@ -159,6 +159,7 @@ class Loader:
         count = self._counter(sizes)
         for matrix, size in sorted(sizes.items(), key=lambda item: -item[1]):
             self.pack(matrix)
+            self.device.settle(self.addresses[matrix], size)  # a GPU's host need not have memory for all of them
             count(size)
 
     def pack(self, matrix: Matrix) -> None:

@@ -120,6 +120,7 @@ class CacheFile:
         for (matrix, size), stored in zip(self.sizes.items(), checksums, strict=True):
             if self.device.read_part(descriptor, offset, self.addresses[matrix], size) != stored:
                 raise DamagedFileError(f"is damaged in {matrix.parts[0].tensor} (wrong checksum)")
+            self.device.settle(self.addresses[matrix], size)
             offset += size
             progress(size)
 

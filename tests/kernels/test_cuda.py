@@ -34,8 +34,8 @@ from quire.kernels.errors import ModelError
 from quire.kernels.options import LoadOptions, choose_device
 from quire.kernels.runner import describe, load_model
 
-ROUNDED = re.compile(r"(fma|add|sub|mul|div|rcp|sqrt)\.rn\.ftz\.f32")
-"""Operations that round to nearest, each by itself, with denormals as zero."""
+ROUNDED = re.compile(r"(fma|add|sub|mul|div|rcp|sqrt)\.rn\.ftz\.f32(x2)?")
+"""Operations that round to nearest, each by itself, with denormals as zero; `x2`: of two lanes."""
 
 MOST_REGISTERS = 255
 MOST_SPILLED_BYTES = 512  # of a thread: what loops do not change, so that two blocks of threads fit a multiprocessor
@@ -57,7 +57,7 @@ def check(kernels: list[tuple[Kernel, str]], architecture: str, *, fast_matmul: 
     for kernel, ptx in kernels:
         assert f".target {architecture}" in ptx
         assert f".visible .entry {ENTRY}(" in ptx
-        operations = set(re.findall(r"^\s+(?:@\S+\s+)?([a-z]\w*(?:\.\w+)*\.f32)\s", ptx, re.MULTILINE))
+        operations = set(re.findall(r"^\s+(?:@\S+\s+)?([a-z]\w*(?:\.\w+)*\.f32(?:x2)?)\s", ptx, re.MULTILINE))
         unsafe = {name for name in operations if not ROUNDED.fullmatch(name) and not EXACT.fullmatch(name)}
         found |= unsafe
         assert not unsafe or (fast_matmul and isinstance(kernel, GemmKernel)), kernel.name

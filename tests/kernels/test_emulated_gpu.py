@@ -115,6 +115,26 @@ def in_process(code: str, model: Path, folder: Path, **environment: str) -> str:
     return done.stdout
 
 
+def test_each_matrix_goes_to_the_gpu_once_it_is_packed(tiny: Path, tmp_path: Path) -> None:
+    """So the host needs no memory for all of them; from a weight cache too."""
+    code = """
+    from dataclasses import replace
+    moved, seen = ctypes.CDLL("libcuda.so.1").emulated_bytes_prefetched, []
+    moved.restype = ctypes.c_size_t
+    def progress(task, done, total):
+        if task == "loading weights":
+            seen.append((done, moved()))
+    for _ in range(2):
+        runner.load_model(replace(chosen, weight_cache=sys.argv[1] + "/cache"), progress)
+        for (done, before), (more, after) in zip(seen, seen[1:]):
+            assert after - before >= more - done > 0
+        print(len(seen))
+        seen.clear()
+    """
+    first, again = in_process(code, tiny, tmp_path / "process").split()
+    assert int(first) == int(again) > 5
+
+
 def test_no_step_moves_memory_to_and_fro(tiny: Path, tmp_path: Path) -> None:
     """Once all is loaded, the host accesses no memory that prefers the GPU, also not for forks and copies of pages."""
     code = """

@@ -146,6 +146,19 @@ def test_its_kv_is_that_of_one_kind_of_gpu(demo_model: Path) -> None:
     assert not set(exact) & set(fast)
 
 
+def test_quantized_weights_have_the_bits_of_the_cpu_anyway(demo_model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    exact, fast = (
+        LoadOptions(str(demo_model), dtype="bfloat16", quantization="int8", device="cuda:sm_90", fast_matmul=fast)
+        for fast in (False, True)
+    )
+    plan, other = describe(exact)[0], describe(fast)[0]
+    assert not other.context.fast_matmul
+    assert kv_format(plan, "one GPU") == kv_format(other, "another")
+    assert caplog.messages == [
+        "fast_matmul has no effect: all weights are quantized, whose products are exact as they are"
+    ]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

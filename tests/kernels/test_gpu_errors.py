@@ -8,10 +8,12 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import emulated_gpu
+import greedy_steps
 import pytest
 import tiny_model
 from kernel_calls import context_of
@@ -28,16 +30,14 @@ from quire.kernels.options import LoadOptions, choose_device
 
 MIB = 1 << 20
 TOO_OLD = {"QUIRE_EMULATED_MAJOR": "7"}
-UNKNOWN = {"QUIRE_EMULATED_MAJOR": "77"}
 UNSHARED = {"QUIRE_EMULATED_MANAGED": "no"}
 UNUSABLE = pytest.mark.parametrize(
     ("environment", "words"),
     [
         (TOO_OLD, "Emulated GPU has compute capability 7.0, and 8.0 or a later one is needed"),
-        (UNKNOWN, "LLVM cannot generate code for the GPU architecture 'sm_770'"),
         (UNSHARED, "Emulated GPU and the host can't access the same memory at a time, which is needed"),
     ],
-    ids=["too old", "unknown to LLVM", "no shared access"],
+    ids=["too old", "no shared access"],
 )
 LOCAL = """
 .version 8.0
@@ -84,6 +84,16 @@ def test_auto_is_the_cpu_where_a_gpu_cannot_be_used(
     assert caplog.messages == [f"device auto is cpu: cuda:0 (Emulated GPU) can't be used: {words}"]
 
 
+def test_a_gpu_newer_than_llvm_knows_has_the_kernels_of_the_one_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = LoadOptions(str(tiny_model.write(tmp_path / "tiny", tiny_model.weights())), num_pages=8, threads=1)
+    expected = greedy_steps.generate(model, (1, 17))
+    monkeypatch.setenv("QUIRE_EMULATED_MAJOR", "77")
+    assert greedy_steps.generate(replace(model, device="cuda"), (1, 17)) == expected
+    assert "cuda:0: LLVM does not know sm_770; kernels are compiled for sm_120" in caplog.messages
+
+
 @UNUSABLE
 @pytest.mark.parametrize("name", ["cuda", "cuda:0"])
 def test_a_gpu_that_is_named_and_cannot_be_used_is_an_error(
@@ -102,7 +112,8 @@ def test_a_gpu_that_is_named_and_cannot_be_used_is_an_error(
     [
         (2, MemoryError),
         (1, RuntimeError),
-        *((code, _native.DeviceLostError) for code in (214, 220, 226, 700, 719, 999)),
+        (701, RuntimeError),
+        *((code, _native.DeviceLostError) for code in (4, 46, 201, 214, 220, 226, 700, 702, 719, 999)),
     ],
 )
 def test_a_failed_allocation_keeps_the_drivers_error(

@@ -84,8 +84,17 @@ void bind_device(nb::module_& m) {
       .def(
           "allocate_exchanged", [](Device& d, std::size_t bytes) { return address_of(d.allocate_exchanged(bytes)); },
           "num_bytes"_a, "Allocate memory that the host writes or reads in each step.")
-      .def("settle", &Device::settle, nb::call_guard<nb::gil_scoped_release>(),
-           "Move what the host has written to where kernels access it fastest.")
+      .def(
+          "settle", [](Device& d) { d.settle(); }, nb::call_guard<nb::gil_scoped_release>(),
+          "Move what the host has written to where kernels access it fastest.")
+      .def(
+          "settle",
+          [](Device& d, Address address, std::size_t bytes) {
+            const auto* memory = reinterpret_cast<const std::byte*>(address);
+            d.check(memory, bytes);
+            d.settle(memory, bytes);
+          },
+          "address"_a, "num_bytes"_a, nb::call_guard<nb::gil_scoped_release>(), "Move a part of it.")
       .def(
           "allocate_matrix", [](Device& d, std::size_t bytes) { return address_of(d.allocate_matrix(bytes)); },
           "num_bytes"_a, nb::call_guard<nb::gil_scoped_release>(),

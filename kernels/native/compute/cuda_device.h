@@ -56,6 +56,7 @@ class CudaDevice final : public Device {
   std::byte* allocate_exchanged(std::size_t bytes) override { return memory_.allocate_exchanged(bytes); }
   std::byte* allocate_matrix(std::size_t bytes) override { return allocate(bytes); }
   void settle() override { memory_.settle(); }
+  void settle(const std::byte* memory, std::size_t bytes) override { memory_.settle(memory, bytes); }
   void place_matrix(std::byte*, std::size_t) const override {}
   bool maps_files() const override { return false; }
   std::byte* map_file(int fd, std::size_t bytes, bool writable) override;

@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+
 namespace quire {
 namespace {
 
@@ -20,12 +22,12 @@ void find(void* library, const char* name, Function& function) {
     throw std::runtime_error(std::string(kLibrary) + " has no function " + name + "; a newer driver is needed");
 }
 
-/// Returns true for the errors that no later call recovers from: of memory or a link that fails, of an access or a
-/// launch.
+/// Returns true for the errors that no later call recovers from: of a driver, a GPU or a context that is gone, of
+/// memory or a link that fails, of an access or a launch, but for one that asks for too much.
 bool loses_device(CudaDriver::Result result) {
-  constexpr CudaDriver::Result kMemory = 214, kLink = 220, kContained = 226, kFirst = 700, kLast = 719, kUnknown = 999;
-  return result == kMemory || result == kLink || result == kContained || (result >= kFirst && result <= kLast) ||
-         result == kUnknown;
+  constexpr CudaDriver::Result kSingle[] = {4, 46, 201, 214, 220, 226, 999}, kFirst = 700, kTooMuch = 701, kLast = 719;
+  return std::ranges::find(kSingle, result) != std::end(kSingle) ||
+         (result >= kFirst && result <= kLast && result != kTooMuch);
 }
 
 }  // namespace

@@ -9,9 +9,10 @@
 namespace quire {
 namespace {
 
-constexpr unsigned kAttachGlobal = 1;       // CU_MEM_ATTACH_GLOBAL
-constexpr unsigned kPortableAndMapped = 3;  // CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
-constexpr unsigned kNonBlocking = 1;        // CU_STREAM_NON_BLOCKING
+constexpr unsigned kAttachGlobal = 1;           // CU_MEM_ATTACH_GLOBAL
+constexpr unsigned kPortableAndMapped = 3;      // CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
+constexpr unsigned kNonBlocking = 1;            // CU_STREAM_NON_BLOCKING
+constexpr std::size_t kMostPitch = 0x7FFFFFFF;  // of a driver's GPUs, by CU_DEVICE_ATTRIBUTE_MAX_PITCH
 
 CudaDriver::Pointer pointer(const std::byte* memory) { return reinterpret_cast<CudaDriver::Pointer>(memory); }
 
@@ -58,6 +59,7 @@ void CudaMemory::prepare(std::byte* memory, std::size_t bytes) {
   const CudaDriver::Pointer address = pointer(memory);
   driver_.check(driver_.advise(address, bytes, CudaDriver::kPreferredLocation, device_), "place memory");
   driver_.advise(address, bytes, CudaDriver::kAccessedBy, CudaDriver::kHost);  // a hint, which not all machines take
+  driver_.check(driver_.prefetch(address, bytes, device_, copies_.handle()), "place memory");
   driver_.check(driver_.clear(address, 0, bytes, copies_.handle()), "clear memory");
   copies_.synchronize("clear memory");
 }
@@ -97,6 +99,12 @@ void CudaMemory::settle() {
     if (!part.is_exchanged)
       driver_.check(driver_.prefetch(pointer(memory), part.bytes, device_, stream_.handle()), "move memory");
   stream_.synchronize("move memory");
+}
+
+void CudaMemory::settle(const std::byte* memory, std::size_t bytes) {
+  context_.use();
+  driver_.check(driver_.prefetch(pointer(memory), bytes, device_, copies_.handle()), "move memory");
+  copies_.synchronize("move memory");
 }
 
 /// Returns the part that an address lies in, or nullptr.
@@ -147,9 +155,14 @@ void CudaMemory::clear(std::byte* memory, const Pieces& pieces) const {
   }
   context_.use();
   const std::size_t pitch = std::max(pieces.stride, pieces.bytes);
-  driver_.check(driver_.clear_2d(pointer(memory), pitch, 0, pieces.bytes, static_cast<std::size_t>(pieces.count),
-                                 stream_.handle()),
-                "clear memory");
+  if (pitch <= kMostPitch) {
+    driver_.check(driver_.clear_2d(pointer(memory), pitch, 0, pieces.bytes, static_cast<std::size_t>(pieces.count),
+                                   stream_.handle()),
+                  "clear memory");
+    return;
+  }
+  for (std::int64_t i = 0; i < pieces.count; i++, memory += pieces.stride)
+    driver_.check(driver_.clear(pointer(memory), 0, pieces.bytes, stream_.handle()), "clear memory");
 }
 
 }  // namespace quire

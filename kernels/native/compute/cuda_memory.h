@@ -61,8 +61,9 @@ class CudaMemory {
   std::byte* allocate(std::size_t bytes);
   std::byte* allocate_exchanged(std::size_t bytes);
 
-  /// Moves all memory that prefers the GPU there.
+  /// Moves all memory that prefers the GPU there, or a part of it.
   void settle();
+  void settle(const std::byte* memory, std::size_t bytes);
 
   bool holds(const void* address, std::size_t bytes) const;
 

@@ -37,8 +37,9 @@ class Device {
   /// Returns such memory for what the host writes or reads in each step.
   virtual std::byte* allocate_exchanged(std::size_t bytes) { return allocate(bytes); }
 
-  /// Moves what the host has written to where kernels access it fastest.
+  /// Moves what the host has written, all of it or a part, to where kernels access it fastest.
   virtual void settle() {}
+  virtual void settle(const std::byte* /*memory*/, std::size_t /*bytes*/) {}
 
   /// Allocates memory for a matrix whose columns lie one after the other, each part near the units that `run` prefers
   /// to give it to.

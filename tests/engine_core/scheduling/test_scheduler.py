@@ -8,6 +8,7 @@ import pytest
 from paged_executor import Engine, FailingSequences, PagedStepResult, expected_tokens
 
 from quire.engine_core.request import Request
+from quire.kernels.runner import DeviceLostError
 from quire.kernels.step import StepInput
 from quire.protocol.messages import (
     Abort,
@@ -298,6 +299,15 @@ def test_under_a_supervisor_a_step_fails_that_another_process_can_compute(error:
         engine.step()
     engine.core.flush()
     assert not any(engine.outputs(str(number)) for number in range(3))
+
+
+@pytest.mark.parametrize("is_supervised", [False, True])
+def test_an_engine_ends_with_its_gpu(is_supervised: bool) -> None:
+    engine = Engine(is_supervised=is_supervised)
+    engine.add("a", PROMPT, max_tokens=6)
+    engine.executor.fail_step = DeviceLostError("the GPU is lost")
+    with pytest.raises(DeviceLostError):
+        engine.step()
 
 
 @pytest.mark.parametrize("is_supervised", [False, True])

@@ -33,10 +33,11 @@ typedef struct Part {
 static Part *parts;
 static pthread_mutex_t parts_lock = PTHREAD_MUTEX_INITIALIZER;
 static int num_faults, watches, num_inside;
-static size_t bytes_to_host;
+static size_t bytes_to_host, bytes_prefetched;
 
 int emulated_faults(void) { return num_faults; }
 size_t emulated_bytes_to_host(void) { return bytes_to_host; }
+size_t emulated_bytes_prefetched(void) { return bytes_prefetched; }
 
 static Part *part_of(const void *address, size_t size) {
   const char *at = address;
@@ -181,12 +182,13 @@ int cuMemAdvise(unsigned long long address, size_t size, int advice, int device)
 }
 int cuMemPrefetchAsync(unsigned long long address, size_t size, int device, void *stream) {
   if (!is_managed(address, size) || device || !may_work(stream)) return INVALID;
+  bytes_prefetched += size;
   return enter(), leave(), OK;
 }
 static int num_clears;  // of any thread
 int cuMemsetD2D8Async(unsigned long long address, size_t pitch, unsigned char value, size_t width, size_t height,
                       void *stream) {
-  if (!width || !height || pitch < width || !is_managed(address, pitch * (height - 1) + width)) return INVALID;
+  if (!width || !height || pitch < width || pitch > 0x7FFFFFFF && height > 1 || !is_managed(address, pitch * (height - 1) + width)) return INVALID;
   if (!may_work(stream)) return INVALID;
   __atomic_fetch_add(&num_clears, 1, __ATOMIC_SEQ_CST);
   const char *fails = getenv("QUIRE_EMULATED_CLEAR");  // the error of all that is cleared

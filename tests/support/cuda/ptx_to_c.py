@@ -260,6 +260,9 @@ class Translator:
         if type_ == "f32":
             self.check_rounding(opcode)
             return f"{target} = B(F({a}) {ARITHMETIC[name]} F({b}));"
+        if type_ == "f32x2":
+            self.check_rounding(opcode)
+            return f"{target} = {self.both(lambda lane: f'B(F({lane(a)}) {ARITHMETIC[name]} F({lane(b)}))')};"
         if name == "mul" and how[0] == "hi":
             if type_ not in ("u16", "u32", "u64"):
                 raise ValueError(f"unknown instruction {'.'.join(opcode)}")
@@ -277,12 +280,21 @@ class Translator:
     @staticmethod
     def check_rounding(opcode: list[str]) -> None:
         """Raise ValueError for an operation that an assembler may round or join in another way."""
-        if opcode[1:] != ["rn", "ftz", "f32"]:
+        if opcode[1:] not in (["rn", "ftz", "f32"], ["rn", "ftz", "f32x2"]):
             raise ValueError(f"{'.'.join(opcode)} does not say how it rounds")
+
+    @staticmethod
+    def both(result: Callable[[Callable[[str], str]], str]) -> str:
+        """Return the bits of two results, of which each is given what returns its lane of an operand."""
+        low, high = result("(uint32_t){}".format), result("(uint32_t)({} >> 32)".format)
+        return f"(uint64_t){high} << 32 | {low}"
 
     def do_fma(self, opcode: list[str], operands: list[str]) -> str:
         self.check_rounding(opcode)
         target, a, b, c = map(self.value, operands)
+        if opcode[-1] == "f32x2":
+            result = self.both(lambda lane: f"B(__builtin_fmaf(F({lane(a)}), F({lane(b)}), F({lane(c)})))")
+            return f"{target} = {result};"
         return f"{target} = B(__builtin_fmaf(F({a}), F({b}), F({c})));"
 
     def do_mad(self, opcode: list[str], operands: list[str]) -> str:
