@@ -12,6 +12,7 @@ all that was compared is equal, 1 if something differs, failed or was cut off, a
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import select
@@ -52,7 +53,15 @@ FORMATS: dict[str, dict[str, Any]] = {
     "int4": {"dtype": "bfloat16", "quantization": "int4"},
 }
 
-_SPEED_SHAPE, _SPEED_LAYERS = "qwen3-0.6b", 8
+_SPEED_SHAPE, _SPEED_LAYERS, _LARGE_LAYERS = "qwen3-0.6b", 8, 4
+_WORKS = (1, 128), (8, 64)  # sequences, and tokens of the prompt of each
+_LARGE_WORKS = (1, 2048), (64, 30)
+_LARGE: dict[str, Any] = {
+    "hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32, "num_key_value_heads": 8,
+}  # fmt: skip
+"""Fields of Qwen3-8B that the speed's shape has others of."""
+
+_COPIED_BYTES, _COPIES = 1 << 28, 10
 _FIXED = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "bos_token_id": 0, "eos_token_id": 0, "dtype": "bfloat16"}
 _SMALL = {
     "hidden_size": 128,
@@ -93,6 +102,7 @@ class Case:
     model: Path
     formats: dict[str, Any] = field(default_factory=dict)
     chunk: int = 512
+    works: tuple[tuple[int, int], ...] = _WORKS
 
     def other(self, device: str) -> tuple[Case, str, str]:
         """Return the case whose answers are the same, its device, and what it is called."""
@@ -188,15 +198,53 @@ def speed_cases(folder: Path) -> Iterator[tuple[str, Callable[[], Case]]]:
     """Yield the names of what is measured, likewise."""
     for name, formats in FORMATS.items():
         yield f"demo {name}", partial(Case, f"demo {name}", DEMO_MODEL, formats, 2048)
-    config = _FIXED | SHAPES[_SPEED_SHAPE] | {"num_hidden_layers": _SPEED_LAYERS, "vocab_size": 32000}
-    model = cache(partial(write_model, folder / "speed", config))
-    for name, formats in FORMATS.items():
-        if name != "f32":
-            yield (title := f"{_SPEED_LAYERS} layers of {_SPEED_SHAPE} {name}"), partial(_made, title, model, formats)
+    small: dict[str, Any] = {**_FIXED, **SHAPES[_SPEED_SHAPE], "vocab_size": 32000}
+    for shape, layers, changes, works in (
+        (_SPEED_SHAPE, _SPEED_LAYERS, {}, _WORKS),
+        ("qwen3-8b", _LARGE_LAYERS, _LARGE, _LARGE_WORKS),
+    ):
+        config = small | changes | {"num_hidden_layers": layers}
+        model = cache(partial(write_model, folder / shape, config))
+        for name, formats in FORMATS.items():
+            if name != "f32":
+                yield (title := f"{layers} layers of {shape} {name}"), partial(_made, title, model, formats, works)
 
 
-def _made(name: str, model: Callable[[], Path], formats: dict[str, Any]) -> Case:
-    return Case(name, model(), formats, 2048)
+def _made(name: str, model: Callable[[], Path], formats: dict[str, Any], works: tuple[tuple[int, int], ...]) -> Case:
+    return Case(name, model(), formats, 2048, works)
+
+
+def copy_rate(device: str) -> float:
+    """Return the bytes per second that a GPU reads and writes when it copies its memory. Raises OSError."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    handle, context, places = ctypes.c_int(), ctypes.c_void_p(), [ctypes.c_uint64() for _ in range(2)]
+
+    def call(name: str, *arguments: Any) -> None:
+        if status := getattr(driver, name)(*arguments):
+            raise OSError(f"{name} returned {status}")
+
+    def copy(count: int) -> float:
+        begun = time.perf_counter()
+        for _ in range(count):
+            call("cuMemcpyDtoDAsync_v2", *reversed(places), ctypes.c_size_t(_COPIED_BYTES), None)
+        call("cuCtxSynchronize")
+        return time.perf_counter() - begun
+
+    call("cuInit", 0)
+    call("cuDeviceGet", ctypes.byref(handle), int(device.partition(":")[2] or 0))
+    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
+    call("cuCtxSetCurrent", context)
+    try:
+        for place in places:
+            call("cuMemAllocManaged", ctypes.byref(place), ctypes.c_size_t(_COPIED_BYTES), 1)
+            call("cuMemPrefetchAsync", place, ctypes.c_size_t(_COPIED_BYTES), handle, None)
+        copy(1)
+        return 2 * _COPIED_BYTES * _COPIES / copy(_COPIES)
+    finally:
+        for place in places:
+            if place.value:
+                call("cuMemFree_v2", place)
+        call("cuDevicePrimaryCtxRelease_v2", handle)
 
 
 def step_seconds(engine: ModelRunner, sequences: int, length: int, steps: int) -> tuple[float, float]:
@@ -222,10 +270,11 @@ def step_seconds(engine: ModelRunner, sequences: int, length: int, steps: int) -
 def measure(case: Case, device: str, steps: int) -> None:
     """Print the speed of a model. A step of one sequence reads all weights once."""
     begun = time.perf_counter()
-    engine = load_model(replace(case.options(device), num_pages=256, max_model_len=1024))
+    longest = max(length for _, length in case.works) + steps + 2
+    engine = load_model(replace(case.options(device), num_pages=256, max_model_len=max(1024, longest)))
     size = engine.memory.weights
     print(f"speed  {case.name:28} loaded in {time.perf_counter() - begun:.1f} s, {size / 1e6:,.0f} MB of weights")
-    for sequences, length in ((1, 128), (8, 64)):
+    for sequences, length in case.works:
         prefill, decode = step_seconds(engine, sequences, length, steps)
         rate = sequences * length / prefill
         print(
@@ -310,6 +359,16 @@ class Check:
         yield is_wanted
         self._longest = max(self._longest, time.monotonic() - begun)
 
+    def measure_copies(self) -> None:
+        """Measure copies, which are the limit of what reads weights."""
+        with self._timed("speed", "copy") as is_wanted:
+            if not is_wanted:
+                return
+            try:
+                print(f"speed  {'copy':28} reads and writes {copy_rate(self._device) / 1e9:,.0f} GB/s", flush=True)
+            except OSError as error:
+                print(f"speed  {'copy':28} {_failure(error)}", flush=True)
+
     def _report(self, event: str, name: str) -> None:
         os.write(self._reports, f"{event} {name}\n".encode())
 
@@ -324,7 +383,10 @@ def compute(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="quire-check-") as folder:
         for name, make in cases(Path(folder)):
             check.compare(name, make)
-        for name, make in () if arguments.no_speed else speed_cases(Path(folder)):
+        if arguments.no_speed:
+            return
+        check.measure_copies()
+        for name, make in speed_cases(Path(folder)):
             check.measure(name, make)
 
 

@@ -24,19 +24,22 @@ def check_gpu(*options: str, **environment: str) -> subprocess.CompletedProcess[
 
 def test_it_compares_and_measures(demo_model: Path, tmp_path: Path) -> None:
     gpu = emulated_gpu.build(tmp_path)
-    done = check_gpu("--only", "demo f32,lfm2,fast", "--steps", "1", "--seconds", "1000", "--prompts", "1,17,70", **gpu)
+    done = check_gpu(
+        "--only", "demo f32,lfm2,fast,copy", "--steps", "1", "--seconds", "1000", "--prompts", "1,17,70", **gpu
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "GPUs   Emulated GPU"
     assert [line[7:36].strip() for line in lines if " equal (" in line] == ["demo f32", "demo fast_matmul", "lfm2-1.2b"]
-    assert sum(line.startswith("speed") and "GB/s" in line for line in lines) == 2
+    assert sum(line.startswith("speed  demo") and "GB/s" in line for line in lines) == 2
+    assert [line.split()[1:5] for line in lines if "copy" in line] == [["copy", "reads", "and", "writes"]]
     assert lines[-1] == "all 3 cases that were compared are equal"
 
 
 def test_what_there_is_no_time_for_is_left_out(tmp_path: Path) -> None:
     done = check_gpu("--seconds", "-1", **emulated_gpu.build(tmp_path))
     assert done.returncode == 1
-    assert done.stdout.count("left out: no time is left") == 19
+    assert done.stdout.count("left out: no time is left") == 23
     assert done.stdout.endswith("nothing was compared\n")
 
 
