@@ -95,7 +95,12 @@ def _checked(name: str, given: str, download_dir: str | None, max_rank: int | No
 
 
 def max_rank_of(given: Mapping[str, Any]) -> int:
-    """Return the largest rank of adapters of an engine with these options."""
+    """Return the largest rank of the adapters of an engine for which these options are given.
+
+    Raises `ValueError` for options that name adapters and turn them off.
+    """
+    if given.get("lora_modules") and given.get("enable_lora") is False:
+        raise ValueError("lora_modules names adapters, and enable_lora=False turns them off; give one of the two")
     rank: int = given.get("max_lora_rank", options_of(EngineOptions)["max_lora_rank"].default)
     return rank
 

@@ -160,7 +160,7 @@ class EngineOptions:
     max_waiting_tokens: Annotated[int, Option("TOKENS", COUNT)] = 1 << 24
     max_waiting_requests_per_client: Annotated[int | None, Option("N", COUNT)] = None
     speculative_config: Annotated[str | None, Option("JSON")] = None
-    enable_lora: Annotated[bool | None, Option()] = None
+    enable_lora: Annotated[bool, Option()] = False
     lora_modules: Annotated[tuple[str, ...], Option("NAME=FOLDER")] = ()
     max_loras: Annotated[int, Option("N", Range(1, MAX_LORAS))] = 8
     max_lora_rank: Annotated[int, Option("N", Range(1, MAX_LORA_RANK))] = 64
@@ -171,7 +171,7 @@ class EngineOptions:
     @property
     def serves_adapters(self) -> bool:
         """True if requests may name LoRA adapters."""
-        return bool(self.enable_lora or self.lora_modules)
+        return self.enable_lora or bool(self.lora_modules)
 
     @property
     def adapter_folders(self) -> dict[str, str]:
@@ -187,8 +187,6 @@ class EngineOptions:
         names = [module.partition("=")[0] for module in self.lora_modules]
         if twice := [name for name in self.adapter_folders if names.count(name) > 1]:
             raise ValueError(f"lora_modules has the name {twice[0]!r:.100} twice; give each adapter one of its own")
-        if self.lora_modules and self.enable_lora is False:
-            raise ValueError("lora_modules names adapters, and enable_lora=False turns them off; give one of the two")
         if self.allow_runtime_lora and not self.serves_adapters:
             raise ValueError("allow_runtime_lora is given without enable_lora")
         if self.kv_cache_memory_bytes is not None and self.num_pages is not None:
