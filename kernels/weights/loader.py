@@ -159,7 +159,8 @@ class Loader:
         count = self._counter(sizes)
         for matrix, size in sorted(sizes.items(), key=lambda item: -item[1]):
             self.pack(matrix)
-            self.device.settle(self.addresses[matrix], size)  # a GPU's host need not have memory for all of them
+            if self.cache_folder is None:  # else the host reads it once more, for the file
+                self.device.settle(self.addresses[matrix], size)
             count(size)
 
     def pack(self, matrix: Matrix) -> None:

@@ -162,6 +162,7 @@ class CacheFile:
             offset, footer = 0, self.key
             for matrix, size in self.sizes.items():
                 written = self.device.write_part(descriptor, offset, self.addresses[matrix], size)
+                self.device.settle(self.addresses[matrix], size)
                 footer += written.to_bytes(8, "little")
                 offset += size
             os.pwrite(descriptor, footer + _checksum(footer), offset)
