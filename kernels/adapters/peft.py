@@ -166,15 +166,15 @@ class _PeftReader:
 
         It may name modules that the base does not have: PEFT enters each name that the head of a classification has.
         """
-        saved = {change.module for change in changes.values() if not change.parts.keys().isdisjoint(WHOLE)}
-        for given in self._config.saved:
-            end = f".{given}.weight"
-            is_known = any(f".{name}".endswith(end) for name in self._checks.shapes)
-            if is_known and not any(f".{module}".endswith(f".{given}") for module in saved):
-                raise ModelError(
-                    f"{self._path} lacks the tensors of {quoted(given)} in modules_to_save of {CONFIG}; save the "
-                    "adapter again, or remove the name if it was not trained"
-                )
+        saved = [f".{change.module}" for change in changes.values() if not change.parts.keys().isdisjoint(WHOLE)]
+        missing = [given for given in self._config.saved if not any(module.endswith(f".{given}") for module in saved)]
+        ends = tuple(f".{given}.weight" for given in missing)
+        lacked = next((name for name in self._checks.shapes if f".{name}".endswith(ends)), None)
+        if lacked is not None:
+            raise ModelError(
+                f"{self._path} lacks {lacked}, which modules_to_save of {CONFIG} names; save the adapter again, or "
+                "remove the name if it was not trained"
+            )
 
     def _check_experts(self, changes: Mapping[str, Changed]) -> None:
         """Raise ModelError for changes of stacked experts that can't be."""
