@@ -94,13 +94,14 @@ def _checked(name: str, given: str, download_dir: str | None, max_rank: int | No
     return path
 
 
-def max_rank_of(given: Mapping[str, Any]) -> int:
-    """Return the largest rank of the adapters of an engine for which these options are given.
-
-    Raises `ValueError` for options that name adapters and turn them off.
-    """
+def check_enabled(given: Mapping[str, Any]) -> None:
+    """Raise `ValueError` if options name adapters and turn them off."""
     if given.get("lora_modules") and given.get("enable_lora") is False:
         raise ValueError("lora_modules names adapters, and enable_lora=False turns them off; give one of the two")
+
+
+def max_rank_of(given: Mapping[str, Any]) -> int:
+    """Return the largest rank of the adapters of an engine for which these options are given."""
     rank: int = given.get("max_lora_rank", options_of(EngineOptions)["max_lora_rank"].default)
     return rank
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
-from quire.frontend.adapters import absolute_modules, max_rank_of, runtime_options
+from quire.frontend.adapters import absolute_modules, check_enabled, max_rank_of, runtime_options
 from quire.frontend.hub.names import check_model, is_gguf, is_hub_name
 from quire.frontend.hub.resolve import resolve_model
 from quire.frontend.vllm.options import ENGINE_OPTIONS, nearest, own_options, with_max_loras
@@ -87,6 +87,7 @@ class EngineArgs(ClientOptions, SupervisionOptions, HubOptions, EngineOptions):
         if model is not None:
             given["model"] = str(model)
         check_attaching(given)
+        check_enabled(given)
         if "lora_modules" in given:
             modules, download_dir = given["lora_modules"], given.get("download_dir")
             given["lora_modules"] = absolute_modules(modules, download_dir, max_rank_of(given))

@@ -131,10 +131,11 @@ class EngineFlags(Flags):
 
     def check(self) -> None:
         """Raise `ValueError` for the first value that is not allowed, and for options that contradict each other."""
-        from quire.frontend.adapters import check_modules, max_rank_of
+        from quire.frontend.adapters import check_enabled, check_modules, max_rank_of
         from quire.frontend.engine_args import DEMO_MODEL
 
         super().check()
+        check_enabled(self.given)
         check_modules(self.given.get("lora_modules", ()), max_rank_of(self.given))
         own = options_of(EngineOptions)
         EngineOptions(**{"model": DEMO_MODEL, **{name: value for name, value in self.given.items() if name in own}})
