@@ -30,9 +30,6 @@ prefetched by NEAR alone: one row reads memory at 100 % of the rate of plain loa
 
 LINE = _native.CACHE_LINE
 
-RowValues = Callable[[Value, Sequence[Value]], None]
-"""Called with a row number and its two vectors of 16 columns."""
-
 
 class ColumnSink:
     """Takes products: called with the number of a block of 32 columns, a row number and its two vectors of 16 columns.

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from quire.kernels.emit.builder import F32, I8, I16, I32, I64, TILE, VF32, VI32, Builder, Value
 from quire.kernels.emit.dots import add_dots, has_dots, is_narrow, is_neon
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, round_up
-from quire.kernels.emit.products import FAR_BYTES, RowSink, RowValues
+from quire.kernels.emit.products import FAR_BYTES, RowSink
 from quire.kernels.emit.quantized_narrow import NarrowProducts
 from quire.kernels.emit.quantized_operands import LINE, QUADS, DotOperands
 from quire.kernels.emit.quantized_single import SingleRowProducts
@@ -78,10 +78,6 @@ class QuantizedProducts(DotOperands):
         """Multiply `rows` rows, in panels of 16 with at most `most` rows."""
         with b.loop(0, rows, TILE_ROWS) as first:
             panel = self.panel(b, x, first.index)
-
-            def in_panel(row: Value, values: Sequence[Value]) -> None:
-                sink(first.index + row, values)
-
             count = (rows - first.index).min(TILE_ROWS)
             done = b.index(0)
             for chunk, times in _chunks(count):
@@ -89,10 +85,13 @@ class QuantizedProducts(DotOperands):
                     continue
                 stop = done + times * chunk
                 with b.loop(done, stop, chunk) as row:
-                    self._chunk(b, panel, row.index, chunk, block, in_panel)
+                    products = self._chunk(b, panel, row.index, chunk, block)
+                    for r, values in enumerate(products):
+                        sink(first.index + row.index + r, values)
                 done = stop
 
-    def _chunk(self, b: Builder, panel: Value, row: Value, chunk: int, block: Value, sink: RowValues) -> None:
+    def _chunk(self, b: Builder, panel: Value, row: Value, chunk: int, block: Value) -> list[Sequence[Value]]:
+        """Return the products of `chunk` rows of a panel, from number `row` on, each two vectors of 16 columns."""
         zero = b.constant(0.0, VF32)
         with b.loop(0, self.format.groups(self.k) // self.shared, state=[zero] * (2 * chunk)) as group:
             x_scales = b.address(self.panel_scales(b, panel, group.index), row * 4)
@@ -113,8 +112,7 @@ class QuantizedProducts(DotOperands):
                     scale = b.load(x_scales, r * 4, F32)
                     state[both] = self.add_scaled(b, header, columns.number, sums[both], scale, x_sums[r], state[both])
             group.carry(*state)
-        for r in range(chunk):
-            sink(row + r, group.results[2 * r : 2 * r + 2])
+        return [group.results[2 * r : 2 * r + 2] for r in range(chunk)]
 
     def _prefetch_share(self, b: Builder, block: Value, x_group: Value) -> None:
         """Prefetch a share of the next header and its values, in the order of memory.
