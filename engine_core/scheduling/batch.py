@@ -94,7 +94,7 @@ class Batch:
         Rows of one adapter follow one another: kernels compute them together.
         """
         decodes, step = running.decodes, self.step
-        if any(request.adapter for request in decodes):
+        if any(map(attrgetter("adapter"), decodes)):
             decodes = sorted(decodes, key=attrgetter("adapter"))
         self.num_single_decodes = len(decodes)
         self.num_decode_requests, self.num_decode_rows = running.num_decode_requests, running.num_decode_rows
