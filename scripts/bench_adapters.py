@@ -2,8 +2,9 @@
 
 Steps of a batch without adapters, with one adapter for all rows, and with one for each row, and of a single stream with
 and without one, beside the same steps of a model that was loaded without adapters. The adapters are random, and change
-all linear layers. With `--whole-heads N` the last N of them have a head of their own too. The kinds of steps take
-turns in any order, since the load of a shared machine changes by the second; compare ratios.
+all linear layers, or those that `--targets` names. With `--whole-heads N` the last N of them have a head of their own
+too. The kinds of steps take turns in any order, since the load of a shared machine changes by the second; compare
+ratios.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import argparse
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -36,11 +37,19 @@ def tensor(values: np.ndarray) -> Tensor:
 
 
 def random_adapter(
-    plan: ModelPlan, shapes: dict[str, tuple[int, int]], rank: int, seed: int, *, has_head: bool = False
+    plan: ModelPlan,
+    shapes: dict[str, tuple[int, int]],
+    rank: int,
+    seed: int,
+    *,
+    targets: Collection[str] = (),
+    has_head: bool = False,
 ) -> Adapter:
-    """Return an adapter of this rank that changes all linear layers that adapters can change."""
+    """Return an adapter of this rank that changes the layers of these last names, by default all that adapters can."""
     rng = np.random.default_rng(seed)
     names = {name for product in products_of(plan.adapted) for name in product.layers}
+    if targets:
+        names = {name for name in names if name.removesuffix(".weight").rpartition(".")[2] in targets}
     layers = {}
     for name in sorted(names):
         outputs, inputs = shapes[name]
@@ -83,11 +92,13 @@ def main() -> None:
     parser.add_argument("--quantization", help="int8 or int4")
     parser.add_argument("--batch", type=int, default=32, help="sequences of a batch (default 32)")
     parser.add_argument("--ranks", default="8,16,32,64", help="ranks of the batch's adapters in turn (8,16,32,64)")
+    parser.add_argument("--targets", default="", help="last names of the layers, as q_proj,v_proj (default all)")
     parser.add_argument("--context", type=int, default=64, help="tokens of each prompt (default 64)")
     parser.add_argument("--whole-heads", type=int, default=0, help="adapters with a head of their own (default none)")
     parser.add_argument("--steps", type=int, default=40, help="steps of each kind (default 40)")
     given = parser.parse_args()
     ranks = [int(rank) for rank in given.ranks.split(",")]
+    targets = [name for name in given.targets.split(",") if name]
     common = LoadOptions(
         given.model, threads=given.threads, quantization=given.quantization, max_model_len=2048, num_pages=1024
     )
@@ -99,7 +110,8 @@ def main() -> None:
     num_bytes = []
     for number in range(given.batch):
         has_head = number >= given.batch - given.whole_heads
-        adapter = random_adapter(plan, shapes, ranks[number % len(ranks)], number, has_head=has_head)
+        rank = ranks[number % len(ranks)]
+        adapter = random_adapter(plan, shapes, rank, number, targets=targets, has_head=has_head)
         packed = pack_adapter(plan.adapted, adapter, plan.dtypes, plan.quantization)
         runner.set_adapter(number + 1, packed)
         num_bytes.append(packed.num_bytes)
