@@ -206,7 +206,7 @@ def test_a_logit_that_is_no_number_is_the_error_of_the_cpu(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("environment", [{}, {"QUIRE_EMULATED_GRAPHS": "no"}], ids=["graphs", "launches"])
 def test_steps_that_come_again_are_graphs(tiny: Path, tmp_path: Path, environment: dict[str, str]) -> None:
-    """More steps of different shapes than are kept, then the same again: answers are those of the CPU in any case."""
+    """Steps of many lengths share graphs, since sizes are rounded up: answers are those of the CPU in any case."""
     code = """
     from dataclasses import replace
     engine = runner.load_model(chosen)
@@ -232,7 +232,7 @@ def test_steps_that_come_again_are_graphs(tiny: Path, tmp_path: Path, environmen
         assert words in told[0]
     else:
         assert not told
-        assert int(launches) > 200
+        assert int(launches) > 250
 
 
 def test_a_graph_is_captured_while_another_thread_allocates(tiny: Path, tmp_path: Path) -> None:

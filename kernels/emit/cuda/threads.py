@@ -52,11 +52,16 @@ def register(name: str) -> str:
 
 
 def entry(shape: LaunchShape) -> str:
-    """Return the entry function, whose threads compute the items that KERNEL takes one of at a time."""
+    """Return the entry function, whose threads compute the items that KERNEL takes one of at a time.
+
+    The number of items is in memory, and the grid may have room for more: so a graph of launches serves steps of
+    several sizes.
+    """
     limits = f'["nvvm.maxntid", "{shape.threads_per_block}"], ["nvvm.minctasm", "{shape.blocks_at_once}"]'
     return f"""
-llvm.func ptx_kernelcc @{ENTRY}(%buffers: !llvm.ptr, %dims: !llvm.ptr, %items: i64)
+llvm.func ptx_kernelcc @{ENTRY}(%buffers: !llvm.ptr, %dims: !llvm.ptr, %count: !llvm.ptr)
     attributes {{passthrough = [{limits}]}} {{
+  %items = llvm.load %count : !llvm.ptr -> i64
   %thread = {register("tid.x")}
   %threads = {register("ntid.x")}
   %block = {register("ctaid.x")}

@@ -219,12 +219,12 @@ PageList CudaDevice::page_list(std::span<const std::int32_t> pages) {
 
 std::int64_t CudaDevice::busy_items() const { return kItemsAtOnce * multiprocessors_; }
 
-void CudaDevice::launch(const Launch& launch, CudaDriver::Pointer buffers, CudaDriver::Pointer dims,
-                        std::int64_t items) const {
-  if (items == 0) return;
+void CudaDevice::launch(const Launch& launch, const CudaStep& step, const CudaStep::Part& part) const {
+  if (part.most_items == 0) return;
   const auto& kernel = *reinterpret_cast<const CudaKernel*>(launch.kernel);
-  const CudaKernel::Grid grid = kernel.grid(items, multiprocessors_);
-  std::array<void*, 3> parameters = {&buffers, &dims, &items};
+  const CudaKernel::Grid grid = kernel.grid(part.most_items, multiprocessors_);
+  std::array<CudaDriver::Pointer, 3> values = {part.buffers, step.dims_address, part.items};
+  std::array<void*, 3> parameters = {&values[0], &values[1], &values[2]};
   driver_.check(driver_.launch(kernel.function, grid.blocks, 1, 1, grid.threads, 1, 1, kernel.shared_bytes,
                                stream_.handle(), parameters.data(), nullptr),
                 "launch a kernel");
@@ -235,8 +235,7 @@ void CudaDevice::run(const Plan& plan, const Dims& dims) {
   page_lists_->write();
   CudaStep& step = steps_.get(plan, dims);
   steps_.launch(step, [&] {
-    for (std::size_t i = 0; i < step.buffers.size(); i++)
-      launch(plan.launches()[i], step.buffers[i], step.dims, plan.launches()[i].items(dims));
+    for (std::size_t i = 0; i < step.parts.size(); i++) launch(plan.launches()[i], step, step.parts[i]);
   });
   stream_.synchronize("run a step");
 }
@@ -249,8 +248,8 @@ std::vector<double> CudaDevice::profile(const Plan& plan, const Dims& dims) {
   std::vector<double> seconds;
   stream_.synchronize("run a step");
   Clock::time_point last = Clock::now();
-  for (std::size_t i = 0; i < step.buffers.size(); i++) {
-    launch(plan.launches()[i], step.buffers[i], step.dims, plan.launches()[i].items(dims));
+  for (std::size_t i = 0; i < step.parts.size(); i++) {
+    launch(plan.launches()[i], step, step.parts[i]);
     stream_.synchronize("run a kernel");
     const Clock::time_point done = Clock::now();
     seconds.push_back(std::chrono::duration<double>(done - std::exchange(last, done)).count());

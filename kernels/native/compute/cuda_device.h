@@ -84,7 +84,7 @@ class CudaDevice final : public Device {
   class PageLists;
 
   std::string link(const std::string& ptx) const;
-  void launch(const Launch& launch, CudaDriver::Pointer buffers, CudaDriver::Pointer dims, std::int64_t items) const;
+  void launch(const Launch& launch, const CudaStep& step, const CudaStep::Part& part) const;
 
   const CudaDriver& driver_;
   CudaDriver::Device device_;

@@ -1,5 +1,7 @@
 #include "compute/cuda_steps.h"
 
+#include <algorithm>
+#include <bit>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -13,6 +15,13 @@ constexpr std::size_t kChunk = std::size_t{1} << 16;
 
 std::size_t in_lines(std::size_t bytes) { return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine; }
 
+/// Rounds up to three significant bits: few sizes, none of them a quarter too large.
+std::int64_t rounded(std::int64_t size) {
+  const auto bits = std::bit_width(static_cast<std::uint64_t>(size));
+  const std::int64_t unit = bits <= 3 ? 1 : std::int64_t{1} << (bits - 3);
+  return (size + unit - 1) / unit * unit;
+}
+
 }  // namespace
 
 CudaSteps::~CudaSteps() {
@@ -25,30 +34,38 @@ void CudaSteps::drop(CudaStep& step) const {
 }
 
 CudaStep& CudaSteps::get(const Plan& plan, const Dims& dims) {
-  const Key key{plan.version(), dims};
+  Dims most{};
+  std::ranges::transform(dims, most.begin(), rounded);
+  CudaStep& step = find(plan, most);
+  if (step.dims != dims) write_sizes(step, plan, dims);
+  return step;
+}
+
+CudaStep& CudaSteps::find(const Plan& plan, const Dims& most) {
+  const Key key{plan.version(), most};
   if (const auto found = places_.find(key); found != places_.end()) {
     steps_.splice(steps_.begin(), steps_, found->second);
     CudaStep& step = steps_.front().second;
     step.is_repeated = true;
     return step;
   }
-  CudaStep step;
+  CudaStep step{.most = most, .dims = {}};
   if (steps_.size() == kMostSteps) {
     places_.erase(steps_.back().first);
     step.memory = steps_.back().second.memory;
     drop(steps_.back().second);
     steps_.pop_back();
   }
-  write(step, plan, dims);
+  write(step, plan);
   steps_.emplace_front(key, std::move(step));
   places_[key] = steps_.begin();
   return steps_.front().second;
 }
 
-/// Writes dims and operands to the memory of the step, which may have been another's.
-void CudaSteps::write(CudaStep& step, const Plan& plan, const Dims& dims) {
-  std::vector<std::byte> content(in_lines(sizeof dims));
-  std::memcpy(content.data(), dims.data(), sizeof dims);
+/// Writes the operands to the memory of the step, which may have been another's, and the addresses of all.
+void CudaSteps::write(CudaStep& step, const Plan& plan) {
+  const std::size_t num_launches = plan.launches().size();
+  std::vector<std::byte> content(in_lines(sizeof step.dims) + in_lines(num_launches * sizeof(std::int64_t)));
   std::vector<std::size_t> places;
   for (const Launch& launch : plan.launches()) {
     places.push_back(content.size());
@@ -61,9 +78,20 @@ void CudaSteps::write(CudaStep& step, const Plan& plan, const Dims& dims) {
     step.memory = {memory_.allocate(bytes), bytes};
   }
   memory_.write(step.memory.data(), content.data(), content.size());
-  step.dims = reinterpret_cast<CudaDriver::Pointer>(step.memory.data());
-  step.buffers.clear();
-  for (const std::size_t place : places) step.buffers.push_back(step.dims + place);
+  step.dims_address = reinterpret_cast<CudaDriver::Pointer>(step.memory.data());
+  for (std::size_t i = 0; i < num_launches; i++) {
+    const CudaDriver::Pointer items = step.dims_address + in_lines(sizeof step.dims) + i * sizeof(std::int64_t);
+    step.parts.push_back({step.dims_address + places[i], items, plan.launches()[i].items(step.most)});
+  }
+}
+
+/// Writes the dims and the items of the step that comes next.
+void CudaSteps::write_sizes(CudaStep& step, const Plan& plan, const Dims& dims) {
+  std::vector<std::int64_t> content(in_lines(sizeof dims) / sizeof(std::int64_t));
+  std::ranges::copy(dims, content.begin());
+  for (const Launch& launch : plan.launches()) content.push_back(launch.items(dims));
+  memory_.write(step.memory.data(), content.data(), content.size() * sizeof(std::int64_t));
+  step.dims = dims;
 }
 
 void CudaSteps::launch(CudaStep& step, const std::function<void()>& launch) {

@@ -19,17 +19,28 @@ namespace quire {
 /// Tells the user something in a line.
 using Warn = std::function<void(const std::string&)>;
 
-/// A plan with the dims of a step as a GPU has it: its operands in memory, and once it is used again a graph of its
-/// launches.
+/// A plan as a GPU has it for all steps of about the same dims: its operands in memory, with the dims and the work
+/// items of the step that it runs next, and once it is used again a graph of its launches.
 struct CudaStep {
-  CudaDriver::Pointer dims = 0;
-  std::vector<CudaDriver::Pointer> buffers;  ///< operands of each launch
-  std::span<std::byte> memory;               ///< all of these
-  CudaDriver::Handle graph = nullptr;        ///< nullptr: there is none
+  /// A launch with the addresses of its operands and of its number of items.
+  struct Part {
+    CudaDriver::Pointer buffers, items;
+    std::int64_t most_items;  ///< of all such steps
+  };
+
+  Dims most;  ///< the largest dims
+  Dims dims;  ///< those in memory
+  CudaDriver::Pointer dims_address = 0;
+  std::vector<Part> parts;
+  std::span<std::byte> memory;         ///< dims, numbers of items, operands
+  CudaDriver::Handle graph = nullptr;  ///< nullptr: there is none
   bool is_repeated = false;
 };
 
-/// The steps that a GPU has computed last. One that comes again is a graph, which is launched as a whole.
+/// The steps that a GPU has computed last. One whose like comes again is a graph, which is launched as a whole.
+///
+/// Kernels read the dims and the number of their items from memory, and a grid may be larger than that. So steps share
+/// a graph if their dims are equal once they are rounded up.
 class CudaSteps {
  public:
   /// `warn` is called once if the driver fails to make a graph, with the reason.
@@ -39,7 +50,7 @@ class CudaSteps {
   CudaSteps(const CudaSteps&) = delete;
   CudaSteps& operator=(const CudaSteps&) = delete;
 
-  /// Returns a step of a plan, good until the next call. The GPU must be idle.
+  /// Returns the step for these dims of a plan, good until the next call. The GPU must be idle.
   CudaStep& get(const Plan& plan, const Dims& dims);
 
   /// Launches a step: its graph, or else what `launch` launches, of which it makes a graph if the step is repeated.
@@ -51,7 +62,9 @@ class CudaSteps {
   using Key = std::pair<std::uint64_t, Dims>;
   using Steps = std::list<std::pair<Key, CudaStep>>;
 
-  void write(CudaStep& step, const Plan& plan, const Dims& dims);
+  CudaStep& find(const Plan& plan, const Dims& most);
+  void write(CudaStep& step, const Plan& plan);
+  void write_sizes(CudaStep& step, const Plan& plan, const Dims& dims);
   void capture(CudaStep& step, const std::function<void()>& launch);
   CudaDriver::Handle record(const std::function<void()>& launch) const;
   void drop(CudaStep& step) const;
