@@ -54,6 +54,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--decode", metavar="SHAPES", help=f"BATCHxCONTEXT,..., by default those of {DECODE} that fit")
     add("--gen", type=int, default=64, help="tokens that each sequence of a decode generates (default 64)")
     add("--reps", type=int, default=5, help="repetitions, each a turn of every engine (default 5)")
+    add("--device", default="cpu", metavar="NAMES", help="of Quire, separated by commas: cpu,cuda")
     add("--quantization", default="none", metavar="NAMES", help="of Quire, separated by commas: none,int8")
     add("--kv-cache-dtype", default="auto", metavar="NAMES", help="of Quire's KV pages, separated by commas: auto,int8")
     add(

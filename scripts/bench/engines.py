@@ -21,11 +21,14 @@ StepBytes = Callable[[Decode], int]
 class BenchEngine(ABC):
     """An engine with its model loaded. Engines of one `name` are variants, of which the better one counts."""
 
-    def __init__(self, name: str, variant: str, step_bytes: StepBytes, *, ours: bool = False) -> None:
+    def __init__(
+        self, name: str, variant: str, step_bytes: StepBytes, *, ours: bool = False, on_gpu: bool = False
+    ) -> None:
         self.name = name
         self.variant = variant
         self.step_bytes = step_bytes
         self.ours = ours
+        self.on_gpu = on_gpu
 
     @property
     def full_name(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import sys
 from collections.abc import Iterator
@@ -35,14 +36,20 @@ def unquantized(arguments: argparse.Namespace) -> Configuration:
 
 def _start_quire(arguments: argparse.Namespace, max_model_len: int, threads: int) -> Iterator[BenchEngine]:
     kind = AsyncQuireEngine if arguments.streaming else QuireEngine
-    for quantization in arguments.quantization.split(","):
-        for kv_cache_dtype in arguments.kv_cache_dtype.split(","):
-            mode = None if quantization == "none" else quantization
-            plain = replace(unquantized(arguments), quantization=mode, kv_cache_dtype=kv_cache_dtype)
-            for drafting in (None, *arguments.speculative_config):
-                configuration = replace(plain, speculative_config=drafting)
-                _announce(configuration.name)
-                yield kind(configuration, max_model_len, threads)
+    choices = itertools.product(
+        arguments.device.split(","), arguments.quantization.split(","), arguments.kv_cache_dtype.split(","),
+        (None, *arguments.speculative_config),
+    )  # fmt: skip
+    for device, quantization, kv_cache_dtype, drafting in choices:
+        configuration = replace(
+            unquantized(arguments),
+            device=device,
+            quantization=None if quantization == "none" else quantization,
+            kv_cache_dtype=kv_cache_dtype,
+            speculative_config=drafting,
+        )
+        _announce(configuration.name)
+        yield kind(configuration, max_model_len, threads)
 
 
 def _start_vllm(arguments: argparse.Namespace, max_model_len: int, threads: int) -> Iterator[BenchEngine]:

@@ -36,11 +36,21 @@ class Configuration:
     quantization: str | None = None
     kv_cache_dtype: str = "auto"
     speculative_config: str | None = None
+    device: str = "cpu"
+
+    @property
+    def on_gpu(self) -> bool:
+        """True if a GPU computes the model."""
+        return self.device != "cpu"
 
     @property
     def name(self) -> str:
-        """Quire, the names of its quantizations, and how it drafts."""
-        words = [self.quantization, None if self.kv_cache_dtype == "auto" else f"kv-{self.kv_cache_dtype}"]
+        """Quire, its device if that is a GPU, the names of its quantizations, and how it drafts."""
+        words = [
+            self.device if self.on_gpu else None,
+            self.quantization,
+            None if self.kv_cache_dtype == "auto" else f"kv-{self.kv_cache_dtype}",
+        ]
         return " ".join(["Quire", *filter(None, words), *self._drafting])
 
     @property
@@ -75,6 +85,8 @@ class Configuration:
             given["quantization"] = self.quantization
         if self.kv_cache_dtype != "auto":
             given["kv_cache_dtype"] = self.kv_cache_dtype
+        if self.on_gpu:
+            given["device"] = self.device
         if self.speculative_config is not None:
             given["speculative_config"] = self.speculative_config
         return given
@@ -124,7 +136,9 @@ class QuireEngine(BenchEngine):
     """`LLM`; the times of tokens are the engine's."""
 
     def __init__(self, configuration: Configuration, max_model_len: int, threads: int) -> None:
-        super().__init__(configuration.name, "", step_bytes(configuration.plan()), ours=True)
+        super().__init__(
+            configuration.name, "", step_bytes(configuration.plan()), ours=True, on_gpu=configuration.on_gpu
+        )
         self._build = configuration.build("LLM", max_model_len, threads)
         self._llm = _TimedLLM(configuration.model, **configuration.options(max_model_len, threads))
 
@@ -150,7 +164,9 @@ class AsyncQuireEngine(BenchEngine):
     """`AsyncLLM` on uvloop; the times of tokens are the caller's."""
 
     def __init__(self, configuration: Configuration, max_model_len: int, threads: int) -> None:
-        super().__init__(configuration.name, "", step_bytes(configuration.plan()), ours=True)
+        super().__init__(
+            configuration.name, "", step_bytes(configuration.plan()), ours=True, on_gpu=configuration.on_gpu
+        )
         self._build = configuration.build("AsyncLLM", max_model_len, threads)
         self._llm = AsyncLLM(configuration.model, **configuration.options(max_model_len, threads))
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)

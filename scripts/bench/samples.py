@@ -51,8 +51,9 @@ class WorkSamples:
         return list(fastest.values())
 
     def limit(self, engine: BenchEngine) -> float | None:
-        """Return the tokens per second of steps that only read their weights and KV; None for a prefill."""
-        if not isinstance(self.work, Decode):
+        """Return the tokens per second of steps that only read their weights and KV from the host's memory; None for a
+        prefill, or on a GPU."""
+        if engine.on_gpu or not isinstance(self.work, Decode):
             return None
         return self.work.batch * statistics.median(self.bandwidths) / engine.step_bytes(self.work)
 
