@@ -139,6 +139,7 @@ def main() -> int:
     parser.add_argument("--kv-cache-dtype", default="auto", help="auto or int8")
     parser.add_argument("--dtype", default="auto", help="auto, bfloat16 or float32")
     parser.add_argument("--memory-limit", type=int, help="bytes of an engine's process")
+    parser.add_argument("--max-loras", type=int, default=0, help="LoRA adapters, for which the plan has kernels too")
     parser.add_argument("--device", default="cpu", help="cpu, or a GPU's architecture, as cuda:sm_90")
     parser.add_argument("--fast-matmul", action="store_true", help="products of bf16 by a GPU's tensor cores")
     arguments = parser.parse_args()
@@ -151,6 +152,7 @@ def main() -> int:
                 quantization=arguments.quantization,
                 kv_cache_dtype=arguments.kv_cache_dtype,
                 memory_limit=arguments.memory_limit,
+                max_loras=arguments.max_loras,
                 device=arguments.device,
                 fast_matmul=arguments.fast_matmul,
             )

@@ -148,6 +148,8 @@ def check_options(options: LoadOptions) -> None:
         value = getattr(options, name)
         if value is not None and not 1 <= value <= most:
             raise ModelError(f"{name} is {value}; it must be from 1 to {most}")
+    if options.max_loras < 0:
+        raise ModelError(f"max_loras is {options.max_loras}; it must be 0 or more")
     for name in ("gpu_memory_utilization", "kv_share"):
         if (part := getattr(options, name)) is not None and not 0 < part <= 1:
             raise ModelError(f"{name} is {part}; it must be above 0 and at most 1")

@@ -234,13 +234,16 @@ def test_a_machine_without_a_driver_says_so_in_one_line(demo_model: Path, tmp_pa
 
 
 def test_info_prints_the_sizes_of_kernels(demo_model: Path) -> None:
-    command = [sys.executable, "-m", "quire.kernels.info", "--model", str(demo_model), "--device", "cuda:sm_90"]
+    options = ["--max-loras", "1", "--model", str(demo_model), "--device", "cuda:sm_90"]
+    command = [sys.executable, "-m", "quire.kernels.info", *options]
     done = subprocess.run(command, capture_output=True, check=True)
     plan = msgspec.json.decode(done.stdout)["plan"]
     assert plan["device"] == "cuda:sm_90"
     assert plan["device_kernels"].keys() >= plan["kernels"].keys()
     assert all(kernel["ptx_bytes"] > 0 for kernel in plan["device_kernels"].values())
-    assert {kernel["threads_per_block"] for kernel in plan["device_kernels"].values()} == {256}
+    shrink, linear = (next(name for name in plan["kernels"] if part in name) for part in ("shrink", "linear"))
+    assert plan["device_kernels"][shrink]["threads_per_block"] == 64
+    assert plan["device_kernels"][linear]["threads_per_block"] == 256
     failed = subprocess.run([*command[:-1], "cuda:sm_0"], capture_output=True, text=True, check=False)
     assert (failed.returncode, failed.stderr.count("\n")) == (1, 1)
     assert "cuda:sm_0" in failed.stderr or "'sm_0'" in failed.stderr
