@@ -206,23 +206,29 @@ def test_a_logit_that_is_no_number_is_the_error_of_the_cpu(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("environment", [{}, {"QUIRE_EMULATED_GRAPHS": "no"}], ids=["graphs", "launches"])
 def test_steps_that_come_again_are_graphs(tiny: Path, tmp_path: Path, environment: dict[str, str]) -> None:
-    """Steps of many lengths share graphs, since sizes are rounded up: answers are those of the CPU in any case."""
+    """Steps of about the same size share graphs, and those of more sizes come than are kept: answers are the CPU's."""
     code = """
     from dataclasses import replace
     engine = runner.load_model(chosen)
     cpu = runner.load_model(replace(chosen, device="cpu"))
-    def answer(engine, length):
-        slot = engine.sequences.open([1 + n % 120 for n in range(length)], length,
-            sampling=runner.SamplingConfig(temperature=0.0, logprobs=2))
-        assert engine.sequences.reserve(slot, length + 2)
+    def answers(engine, length, others):
+        slots = []
+        for count in (length, *[1] * others):
+            slots.append(engine.sequences.open([1 + n % 120 for n in range(count)], count,
+                sampling=runner.SamplingConfig(temperature=0.0, logprobs=2)))
+            assert engine.sequences.reserve(slots[-1], count + 1)
+        counts = [length, *[1] * others]
         found = []
-        for start, count in ((0, length), (length, 1), (length + 1, 1)):
-            result = engine.run(StepInput([slot], [start], [count]))
-            found.append((result.token_ids[0], result.logprobs(0)))
-        engine.sequences.close(slot)
+        for starts, counts in (([0] * len(slots), counts), (counts, [1] * len(slots))):
+            result = engine.run(StepInput(slots, starts, counts))
+            found.append((result.token_ids, [result.logprobs(i) for i in range(len(slots))]))
+        for slot in slots:
+            engine.sequences.close(slot)
         return found
-    lengths = [*range(1, 100), 1, 1, 50, 50, 99]
-    assert [answer(engine, length) for length in lengths] == [answer(cpu, length) for length in lengths]
+    lengths = [*range(1, 99, 7), 57, 57, 58]
+    for others in (*range(10), 0):
+        for length in lengths:
+            assert answers(engine, length, others) == answers(cpu, length, others)
     print(engine._assembly.device.native.num_graph_launches)
     """
     *told, launches = in_process(code, tiny, tmp_path / "gpu", **environment).splitlines()
