@@ -70,8 +70,10 @@ def load_options(options: EngineProcessOptions) -> LoadOptions:
     """Return the options that concern the model, which have the same names."""
     names = {field.name for field in fields(LoadOptions)} & options_of(EngineProcessOptions).keys()
     chosen = {name: getattr(options, name) for name in names}
+    host_memory = options.kv_host_memory if options.enable_prefix_caching else 0  # which has pages of the prefix cache
     loads = options.speculative_config and parse_speculative_config(options.speculative_config).loads_weights
     return LoadOptions(
         **chosen
         | {"max_loras": options.max_loras if options.serves_adapters else 0, "kv_share": _DRAFTED_KV if loads else 1.0}
+        | {"kv_host_memory": host_memory}
     )

@@ -52,7 +52,8 @@ class MemoryGuard:
         trim: Callable[[], None] = trim_heap,
     ) -> None:
         """`read` returns the resident bytes of the process; `trim` gives back what is free in it."""
-        self.limit = plan.limit
+        self.limit = plan.resident_limit
+        self._planned = plan.limit
         self._read = read or ResidentMemory().read
         self.resident = self._read()
         self.is_full = False
@@ -82,7 +83,7 @@ class MemoryGuard:
 
     def stats(self) -> dict[str, int]:
         """Return the state as it is now, for the utility call `stats`."""
-        return {"resident_bytes": self._read(), "memory_limit": self.limit, "memory_sheddings": self.num_sheddings}
+        return {"resident_bytes": self._read(), "memory_limit": self._planned, "memory_sheddings": self.num_sheddings}
 
     @property
     def words(self) -> str:

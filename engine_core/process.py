@@ -28,8 +28,9 @@ from quire.engine_core.grammar.grammars import Grammars
 from quire.engine_core.grammar.tokenizer import PRELOADING_THREAD, GrammarTokenizer
 from quire.engine_core.host import EngineHost, refuse_reload
 from quire.engine_core.kv_events import KvEvents, start_kv_events
-from quire.engine_core.kv_tiers.disk import DiskTier
 from quire.engine_core.kv_tiers.disk_files import DiskFiles
+from quire.engine_core.kv_tiers.file_tier import FileTier
+from quire.engine_core.kv_tiers.host_file import HostFile, least_bytes
 from quire.engine_core.kv_tiers.page_server import PageServer
 from quire.engine_core.kv_tiers.peer import KvPeer
 from quire.engine_core.kv_tiers.peers import PeerSet
@@ -294,7 +295,10 @@ def _prepare(parsed: EngineProcessOptions, stages: Stages) -> PreparedModel:
     options = load_options(parsed)
     with advised(options):
         features = features_needed(parsed, options)
-        prepared = PreparedModel(options, progress, log_sealed_pages=parsed.kv_disk is not None, features=features)
+        prepared = PreparedModel(options, progress, sealed_queues=int(parsed.kv_disk is not None), features=features)
+    given = options.kv_host_memory
+    if prepared.has_host_tier and given is not None and given < (least := least_bytes(prepared.page_bytes)):
+        raise ModelError(f"kv_host_memory={given} holds no KV page, which takes {least} bytes; give more, or 0")
     if prepared.computes_whole_prompts:
         _check_encoder(parsed)
     return prepared
@@ -311,12 +315,20 @@ def _log_take_over(runner: ModelRunner) -> None:
 
 def _start_tiers(parsed: EngineProcessOptions, runner: ModelRunner) -> list[KvTier]:
     """Start the tiers of this machine, those nearer to this engine first."""
-    if parsed.kv_disk is None:
-        return []
-    folder, size = Path(parsed.kv_disk), parse_size(str(parsed.kv_disk_bytes or DEFAULT_DISK_SIZE))
-    disk = DiskTier(lambda: DiskFiles(folder, size, runner.kv_model, runner.page_bytes), runner)
-    disk.start()
-    return [disk]
+    tiers, queues, model, page_bytes = [], runner.sealed_queues, runner.kv_model, runner.page_bytes
+    if (memory := runner.host_tier) is not None:
+        if memory.bytes < least_bytes(page_bytes):
+            logger.warning("there is no host memory to keep KV pages of the device; those that are evicted are lost")
+        else:
+            tiers.append(
+                FileTier("host", lambda: HostFile(memory.fd, memory.bytes, model, page_bytes), runner, queues.pop())
+            )
+    if parsed.kv_disk is not None:
+        folder, size = Path(parsed.kv_disk), parse_size(str(parsed.kv_disk_bytes or DEFAULT_DISK_SIZE))
+        tiers.append(FileTier("disk", lambda: DiskFiles(folder, size, model, page_bytes), runner, queues.pop()))
+    for tier in tiers:
+        tier.start()
+    return [*tiers]
 
 
 def _start_peers(parsed: EngineProcessOptions, runner: ModelRunner) -> PeerSet | None:
@@ -338,6 +350,7 @@ def _check_encoder(parsed: EngineProcessOptions) -> None:
     """Raise ModelError for an option that an encoder cannot honour, as it computes each prompt in one step."""
     reasons = {
         "kv_disk": "keeps KV of prompts that begin alike, of which an encoder keeps none",
+        "kv_host_memory": "keeps KV of prompts that begin alike, of which an encoder keeps none",
         "kv_peer": "fetches KV of prompts that begin alike, of which an encoder keeps none",
         "long_prefill_token_threshold": "splits prompts, and an encoder computes each in one step",
     }

@@ -45,6 +45,7 @@ class Assembly:
     memory_plan: MemoryPlan
     size: KvSize
     kv_file: KvFile | None  # None: the KV ends with the runner
+    has_host_tier: bool = False
     kernels: dict[Kernel, int] = field(default_factory=dict)
     buffers: dict[str, int] = field(default_factory=dict)
 
@@ -125,7 +126,7 @@ def logits_shape(plan: ModelPlan) -> tuple[int, int]:
 
 
 def open_runner(
-    plan: ModelPlan, device: Device, size: KvSize, file: KvFile | None = None, *, log_sealed_pages: bool = False
+    plan: ModelPlan, device: Device, size: KvSize, file: KvFile | None = None, *, sealed_queues: int = 0
 ) -> Runner:
     """Return a native runner for the plan. Raises ModelError if there is no such device."""
     state = None
@@ -148,6 +149,6 @@ def open_runner(
         bidirectional=plan.is_encoder, samples_on_device=plan.context.capabilities.samples,
         lookahead=plan.features is not None and plan.features.lookahead,
         kv_memory_fd=None if file is None else file.fd, kv_model="" if file is None else file.model,
-        log_sealed_pages=log_sealed_pages,
+        sealed_queues=sealed_queues,
     )  # fmt: skip
     return Runner(config, device.native)

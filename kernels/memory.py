@@ -18,7 +18,8 @@ class MemoryPlan:
     """Bytes of the process by purpose. `reserve` is for what grows and shrinks with the requests, and for adapters that
     take more than the `adapters` bytes planned for them.
 
-    `on_device`: weights, buffers and KV pages lie in the memory of a device, and take none of the process.
+    `on_device`: weights, buffers and KV pages lie in the memory of a device, and take none of the process. `host_tier`:
+    what the tier below them may take of the host's, which counts, though it is not resident in the process.
     """
 
     weights: int
@@ -28,10 +29,16 @@ class MemoryPlan:
     on_device: bool = False
     program: int = PROGRAM_BYTES
     adapters: int = 0
+    host_tier: int = 0
 
     @property
     def limit(self) -> int:
         """The ceiling: all that the process has of them, and the program."""
+        return self.resident_limit + self.host_tier
+
+    @property
+    def resident_limit(self) -> int:
+        """Bytes of the ceiling that may be resident in the process."""
         return (
             self.program
             + self.reserve
@@ -41,8 +48,8 @@ class MemoryPlan:
 
     @property
     def high(self) -> int:
-        """Bytes of the process, close below the ceiling, above which it gives back memory and takes no new requests."""
-        return self.limit - self.reserve // 8
+        """Resident bytes, close below the ceiling, above which it gives back memory and takes no new requests."""
+        return self.resident_limit - self.reserve // 8
 
     def measured(self, resident: int, memory_limit: int | None) -> MemoryPlan:
         """Return the plan of a process that has loaded a model into a device's memory, and has so many bytes resident.
@@ -59,12 +66,17 @@ class MemoryPlan:
             )
         return replace(self, program=program, reserve=memory_limit - program)
 
+    def with_host_tier(self, size: int, memory_limit: int | None) -> MemoryPlan:
+        """Return the plan with a tier of so many bytes, which a `memory_limit` takes from what requests may have."""
+        return replace(self, host_tier=size, reserve=self.reserve - (0 if memory_limit is None else size))
+
     def describe(self) -> str:
         """Return the parts in words."""
         place = " in the device's memory" if self.on_device else ""
         return (
             f"weights {self.weights}, buffers {self.buffers}, KV pages {self.kv}{place}, program {self.program}, "
             f"requests and their answers {self.reserve}{f', adapters {self.adapters}' if self.adapters else ''}"
+            f"{f', KV pages in host memory {self.host_tier}' if self.host_tier else ''}"
         )
 
 

@@ -48,11 +48,12 @@ class LoadOptions:
     own method. `kv_cache_dtype`: `auto` or `int8`. `weight_cache`: folder where packed weights are kept for the next
     start. `kv_memory_fd`: file descriptor of the memory of KV pages, which the next engine takes over. `weights_fd`:
     file descriptor of the memory of packed weights, which other engines have too. `memory_limit`: bytes of the whole
-    process. `machine_share`: "I/N" for one of N engines, which share the memory that is left. `hf_overrides`: fields
-    that replace those of config.json, as a JSON object. `max_loras`: adapters that are in memory at a time, each of a
-    rank up to `max_lora_rank`. `gpu_memory_utilization`: the part of a GPU's memory that weights, buffers, adapters
-    and, by default, KV pages take. `kv_share`: the part of what the others leave of it that is for KV pages; what else
-    the engine loads has the rest.
+    process. `kv_host_memory`: bytes of host memory for a tier below the KV pages of a GPU; 0: no tier.
+    `machine_share`: "I/N" for one of N engines, which share the memory that is left. `hf_overrides`: fields that
+    replace those of config.json, as a JSON object. `max_loras`: adapters that are in memory at a time, each of a rank
+    up to `max_lora_rank`. `gpu_memory_utilization`: the part of a GPU's memory that weights, buffers, adapters and, by
+    default, KV pages take. `kv_share`: the part of what the others leave of it that is for KV pages; what else the
+    engine loads has the rest.
     """
 
     model: str
@@ -75,6 +76,7 @@ class LoadOptions:
     kv_memory_fd: int | None = None
     weights_fd: int | None = None
     memory_limit: int | None = None
+    kv_host_memory: int | None = 0
     machine_share: str | None = None
     hf_overrides: str | None = None
     max_loras: int = 0

@@ -41,6 +41,7 @@ from quire.kernels.emit.builder import BF16, F32, I8
 from quire.kernels.emit.layout import ELEMENT_BYTES
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import Features
+from quire.kernels.host_tier import HostTierMemory, has_host_tier, open_host_tier
 from quire.kernels.kv_file import KvFile, kv_format, model_name
 from quire.kernels.kv_size import KvSize, choose_kv_size, describe_smaller_pool, plan_memory
 from quire.kernels.lowering.model import lower
@@ -96,7 +97,9 @@ class ModelRunner:
     native/kv_cache/sequences.h, native/compute/runner.h and native/kv_cache/page_io.h.
     """
 
-    def __init__(self, assembly: Assembly, options: LoadOptions, pooler: Pooler) -> None:
+    def __init__(
+        self, assembly: Assembly, options: LoadOptions, pooler: Pooler, host_tier: HostTierMemory | None = None
+    ) -> None:
         self._native = native = assembly.native
         self._plan = assembly.plan
         self._format, self._format_lock = "", threading.Lock()
@@ -119,6 +122,8 @@ class ModelRunner:
         self.kv_dtype = _KV_DTYPES[plan.dtypes.kv.weights]
         self.kv_bytes = pages * plan.page_bytes
         self.memory = assembly.memory_plan
+        self.host_tier = host_tier
+        self.sealed_queues = native.sealed_queues
         self.kv_survives = options.kv_memory_fd is not None and assembly.device.in_host_memory
         self.device, self.device_product = assembly.device.name, assembly.device.product
         self.fast_matmul = plan.context.fast_matmul
@@ -191,10 +196,6 @@ class ModelRunner:
         """Fill a page that nobody else uses with a copy of one; return its checksum. Any thread."""
         return self._native.fill_page(page, copy)
 
-    def take_sealed(self, most: int, seconds: float) -> list[tuple[int, bytes, bytes, int]]:
-        """Wait so long for a page to be sealed; return the oldest ones, as the native runner does. Any thread."""
-        return self._native.take_sealed(most, seconds)
-
     def set_synthetic_acceptance(self, probability: float) -> None:
         """Take each draft for right with this probability, whatever is sampled: for benchmarks."""
         self._native.set_synthetic_acceptance(probability)
@@ -225,11 +226,6 @@ class ModelRunner:
         if missing:
             raise ModelError(f"the draft head shares {' and '.join(sorted(missing))}, which the model has not")
         return found
-
-    @property
-    def num_sealed_left_out(self) -> int:
-        """Number of pages that `take_sealed` has left out, since it was called too rarely."""
-        return self._native.num_sealed_left_out
 
     def kv_format(self) -> str:
         """Return a hash of all that the bits of KV depend on besides tokens: also other hosts may compare it.
@@ -326,8 +322,6 @@ def _with_memory_of(device: Device, options: LoadOptions) -> LoadOptions:
     """Return the options without the memory of files that a device can't use."""
     if device.in_host_memory:
         return options
-    if options.kv_memory_fd is not None:
-        logger.info("KV pages on the device %s end with the engine, which kv_memory_fd can't hold", device.name)
     if options.weights_fd is not None:
         logger.info("weights on the device %s are those of this engine alone, whatever weights_fd has", device.name)
     return replace(options, kv_memory_fd=None, weights_fd=None)
@@ -338,7 +332,7 @@ def assemble(
     options: LoadOptions,
     progress: Progress | None = None,
     *,
-    log_sealed_pages: bool = False,
+    sealed_queues: int = 0,
     trial: ImportanceTrial | None = None,
 ) -> Assembly:
     """Put the plan into memory: pack weights, compile kernels; KV memory is left to `open_kv`.
@@ -347,8 +341,9 @@ def assemble(
     """
     limits, device = plan.limits, choose_device(options)
     options = _with_memory_of(device, options)
-    fd = options.kv_memory_fd
-    if fd is None and log_sealed_pages:
+    has_tier = has_host_tier(options, device, whole=plan.is_encoder)
+    fd, sealed_queues = options.kv_memory_fd, sealed_queues + has_tier
+    if fd is None and sealed_queues:
         fd = os.memfd_create("quire-kv")  # until this process ends
     file = None if fd is None else KvFile(fd, model_name(plan, device.product))
     shared = None if options.weights_fd is None else _claim_weights(plan, options.weights_fd, trial, progress)
@@ -369,9 +364,9 @@ def assemble(
             "kv_cache_memory_bytes, or lower max_model_len",
             size.pages, size.pages * limits.block_size, limits.max_model_len,
         )  # fmt: skip
-    native = open_runner(plan, device, size, file, log_sealed_pages=log_sealed_pages)
+    native = open_runner(plan, device, size, file, sealed_queues=sealed_queues)
     loader = Loader(device.native, plan.quantization, plan.dtypes, progress, options.weight_cache, trial, shared)
-    assembly = Assembly(native, device, plan, loader, memory, size, file, kernels)
+    assembly = Assembly(native, device, plan, loader, memory, size, file, has_tier, kernels)
     loader.load(plan.weights)
     assembly.allocate()
     return assembly
@@ -385,13 +380,13 @@ class PreparedModel:
         options: LoadOptions,
         progress: Progress | None = None,
         *,
-        log_sealed_pages: bool = False,
+        sealed_queues: int = 0,
         features: Features | None = None,
     ) -> None:
         """Load it, maybe while another engine has the file of KV memory.
 
-        `log_sealed_pages` has `take_sealed` tell which KV pages are full, for a thread that copies them elsewhere.
-        Steps keep `features` for a draft head.
+        `sealed_queues`: number of `ModelRunner.sealed_queues` that tell which KV pages are full, each for a thread that
+        copies them elsewhere; the tier of host memory has one more. Steps keep `features` for a draft head.
 
         Raises ModelError with a message for the user if an option, the checkpoint or the host does not allow it.
         """
@@ -401,19 +396,25 @@ class PreparedModel:
             logger.warning("only the text part of %s is loaded: no images, audio or video", config.architecture)
         self._pooler = pooler_of(options, checkpoint)
         trial = TrialRun(options, checkpoint, progress)
-        self._assembly = assemble(plan, options, progress, log_sealed_pages=log_sealed_pages, trial=trial)
+        self._assembly = assemble(plan, options, progress, sealed_queues=sealed_queues, trial=trial)
         self._pooler.load(self._assembly.native)
+        self.has_host_tier = self._assembly.has_host_tier
+        self.page_bytes = plan.page_bytes
         self.vocab_size = plan.vocab_size
         self.computes_whole_prompts = plan.is_encoder
         self.eos_token_ids = checkpoint.eos_token_ids()
 
     def open(self) -> ModelRunner:
         """Map KV memory, with the pages that an engine before has left there. Raises ModelError."""
-        assembly, limit = self._assembly, self._options.memory_limit
+        assembly, limit, host_tier = self._assembly, self._options.memory_limit, None
         assembly.open_kv()
         if assembly.memory_plan.on_device:
-            assembly.memory_plan = assembly.memory_plan.measured(host.resident_memory(), limit)
-        return ModelRunner(self._assembly, self._options, self._pooler)
+            plan = assembly.memory_plan.measured(host.resident_memory(), limit)
+            if self.has_host_tier:
+                host_tier = open_host_tier(self._options, plan.kv, plan.program)
+                plan = plan.with_host_tier(host_tier.bytes, limit)
+            assembly.memory_plan = plan
+        return ModelRunner(assembly, self._options, self._pooler, host_tier)
 
 
 def load_model(options: LoadOptions, progress: Progress | None = None) -> ModelRunner:

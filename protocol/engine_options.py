@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from quire.protocol.kv_events import parse_kv_events_config
-from quire.protocol.options import MAX_INT32, MAX_INT64, Option, Range, check_options
+from quire.protocol.options import MAX_INT32, MAX_INT64, Option, Range, check_options, parse_size
 from quire.protocol.speculative_config import parse_speculative_config
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ SECONDS_OR_ZERO = Range(0, 10**9)
 MILLISECONDS_OR_ZERO = Range(0, 10**9)
 COUNT = Range(1, MAX_INT32)
 STEP_TOKENS = 1 << 20
+SIZE_OR_ZERO = Range(0, MAX_INT64)
 DEFAULT_DISK_SIZE = "16GiB"
 
 
@@ -69,8 +70,8 @@ class EngineOptions:
             for every usable core.
         pin_threads: Bind each thread to a CPU of its own.
         memory_limit: Memory of the engine's process, as 16GiB: weights, KV pages and all else. KV pages take what is
-            left of it; near it, new requests are rejected. The memory of a GPU does not count. Default: as planned,
-            with KV pages by their own options.
+            left of it; near it, new requests are rejected. The memory of a GPU does not count, but kv_host_memory does.
+            Default: as planned, with KV pages by their own options.
         hf_overrides: JSON object of fields that replace those of config.json, as {"architectures": ["BertModel"]}.
             Default: none.
         cache_dir: Keep compiled kernels there. Default: quire in the user's cache folder.
@@ -87,6 +88,10 @@ class EngineOptions:
             what is free where other programs use the GPU.
         num_pages: KV pages, in place of kv_cache_memory_bytes. Default: as the memory allows.
         enable_prefix_caching: Keep KV pages for requests that begin with the same tokens.
+        kv_host_memory: Memory of the host for KV pages of a GPU, as 16GiB: a prefix that the GPU has evicted, or lost
+            with a crash or a reload, is read from there where that is faster than computing it again. 0: none.
+            Default: a quarter of what is free, at most four times the GPU's KV pages; on the CPU, whose KV pages are
+            there anyway, none.
         kv_disk: Keep KV pages there too, also for later starts: a prefix is read from disk where that is faster than
             computing it again. One engine of a model may use a folder at a time.
         kv_disk_bytes: Space that the pages in kv_disk may take, as 64GiB. Default: 16GiB.
@@ -147,6 +152,7 @@ class EngineOptions:
     gpu_memory_utilization: Annotated[float | None, Option("PART", Range(0, 1, closed=False))] = None
     num_pages: Annotated[int | None, Option("N", COUNT)] = None
     enable_prefix_caching: Annotated[bool, Option()] = True
+    kv_host_memory: Annotated[int | str | None, Option("SIZE", SIZE_OR_ZERO)] = None
     kv_disk: Annotated[str | None, Option("FOLDER")] = None
     kv_disk_bytes: Annotated[int | str | None, Option("SIZE")] = None
     kv_peer: Annotated[str | None, Option("ADDRESS")] = None
@@ -193,6 +199,10 @@ class EngineOptions:
             raise ValueError("kv_cache_memory_bytes and num_pages both size the KV cache; give one of them")
         if self.kv_disk is not None and not self.enable_prefix_caching:
             raise ValueError("kv_disk keeps pages of the prefix cache, and enable_prefix_caching=False turns that off")
+        if parse_size(str(self.kv_host_memory or 0)) and not self.enable_prefix_caching:
+            raise ValueError(
+                "kv_host_memory keeps pages of the prefix cache, and enable_prefix_caching=False turns that off"
+            )
         if self.kv_peer is not None and not self.enable_prefix_caching:
             raise ValueError("kv_peer fills the prefix cache, and enable_prefix_caching=False turns that off")
         publishes = self.kv_events_config is not None and parse_kv_events_config(self.kv_events_config).is_enabled

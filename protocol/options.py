@@ -166,7 +166,8 @@ class Option:
         if self.choices:
             return f"one of {', '.join(map(str, self.choices))}"
         if self.is_size:
-            return "a number of bytes above 0, or text such as '4GiB' or '512MiB'"
+            above = " above 0" * (self.range is None)
+            return f"a number of bytes{above}, or text such as '4GiB' or '512MiB'"
         number = {bool: "True or False", int: "a whole number", float: "a number"}.get(self.type)
         if self.metavar == _JSON:
             return "a JSON object"
@@ -212,7 +213,8 @@ class Option:
             return any(type(value) is type(choice) and value == choice for choice in self.choices)
         if self.is_size:
             with contextlib.suppress(ValueError):
-                return type(value) in (int, str) and parse_size(str(value)) > 0
+                size = parse_size(str(value))
+                return type(value) in (int, str) and (size > 0 if self.range is None else self.range.holds(size))
             return False
         if self.type is bool:
             return type(value) is bool
@@ -310,7 +312,7 @@ def parse_size(text: str) -> int:
     number, unit, binary = match.groups()
     decimal = unit and not binary and text.strip().upper().endswith("B")
     size = float(number) * (1000 if decimal else 1024) ** ("KMGT".index(unit.upper()) + 1 if unit else 0)
-    if not 0 < size <= MAX_INT64:
+    if not size <= MAX_INT64:
         raise ValueError(f"{text!r} is out of range; write it as 4GiB, 512MiB or a number of bytes")
     return int(size)
 

@@ -13,7 +13,8 @@ from fault_simulation.disk import Disk, ProcessDisk
 from fault_simulation.storage import ProcessMemory, Storage, disk_bytes
 from fault_simulation.world import Process, Thread, World
 
-from quire.engine_core.kv_tiers.disk_files import DiskFiles, UnusableFolderError
+from quire.engine_core.kv_tiers.disk_files import DiskFiles
+from quire.engine_core.kv_tiers.page_file import UnusableFileError
 from quire.protocol.engine_shape import EngineShape
 
 LIMITS = EngineShape(
@@ -68,7 +69,7 @@ def test_a_dead_process_leaves_what_it_has_written_and_its_lock(world: World, di
         files[0]._disk.pwrite(files[0]._data, b"abc", 5)
 
     run_in(process, use)
-    with pytest.raises(UnusableFolderError, match="is used by another engine"):
+    with pytest.raises(UnusableFileError, match="is used by another engine"):
         DiskFiles(disk.folder, disk_bytes(4), "0" * 32, 16)
     process.kill("test")
     DiskFiles(disk.folder, disk_bytes(4), "0" * 32, 16).close()
@@ -146,9 +147,9 @@ def test_memory_passes_to_the_next_process_as_it_is_when_this_one_dies(world: Wo
             memory.bytes[:] = bytes(range(256)) * (len(memory.bytes) // 256) + bytes(len(memory.bytes) % 256)
             sequences.share(slot, len(tokens))
             memory.seal()
-            assert (sealed := memory.take_sealed(9, 0.0))
+            assert (sealed := memory.take(9, 0.0))
         elif life == 1:
-            assert [page[1:] for page in memory.take_sealed(9, 0.0)] == [page[1:] for page in sealed]
+            assert [page[1:] for page in memory.take(9, 0.0)] == [page[1:] for page in sealed]
             page = sequences.pages(slot)[0]
             memory.bytes[page * memory.page_bytes] ^= 1  # of a sealed page
         else:

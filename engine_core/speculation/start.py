@@ -101,7 +101,7 @@ def _own_options(config: SpeculativeConfig, loading: LoadOptions, runner: ModelR
     """Return the options by which what drafts is loaded beside the model; what is in its files is loaded as it is."""
     own = replace(
         loading, quantization=config.quantization or loading.quantization, max_model_len=None, num_pages=None,
-        kv_memory_fd=None, weights_fd=None, memory_limit=None, max_loras=0,
+        kv_memory_fd=None, weights_fd=None, memory_limit=None, max_loras=0, kv_host_memory=0,
         kv_cache_memory_bytes=max(runner.kv_bytes // _KV_SHARE, 1 << 24),
     )  # fmt: skip
     if config.model is None:

@@ -43,11 +43,19 @@ _COUNTERS = {
 
 
 _TIER_GAUGES = {
+    "kv_host_pages": "KV pages of a GPU in host memory.",
+    "kv_host_pages_total": "KV pages of a GPU for which there is room in host memory.",
     "kv_disk_pages": "KV pages on disk.",
     "kv_disk_pages_total": "KV pages for which there is room on disk.",
     "kv_peer_connected": "1 if KV pages can be fetched from another engine.",
 }
 _TIER_COUNTERS = {
+    "kv_host_pages_read": "KV pages that came back from host memory.",
+    "kv_host_pages_written": "KV pages written to host memory.",
+    "kv_host_pages_evicted": "KV pages evicted from host memory.",
+    "kv_host_pages_skipped": "KV pages not written to host memory, as they were evicted first.",
+    "kv_host_failures": "Damaged KV pages, and failures to use host memory.",
+    "kv_host_read_seconds": "Time in which KV pages were read from host memory.",
     "kv_disk_pages_read": "KV pages that came back from disk.",
     "kv_disk_pages_written": "KV pages written to disk.",
     "kv_disk_pages_evicted": "KV pages evicted from disk.",

@@ -58,6 +58,7 @@ LIMITS = EngineShape(
 # A value of each kind of option that is neither its default nor out of range.
 OTHERS: dict[str, Any] = {"model": "m", "kv_cache_memory_bytes": 1 << 30, "num_pages": None}
 OTHERS |= {"memory_limit": 8 << 30, "kv_disk_bytes": 1 << 40, "enable_prefix_caching": True}  # which kv_disk needs
+OTHERS["kv_host_memory"] = 0
 OTHERS["speculative_config"] = '{"method": "ngram"}'
 OTHERS["kv_events_config"] = '{"topic": "kv"}'
 OTHERS["lora_modules"] = ("tales=/adapters/tales",)
@@ -138,7 +139,11 @@ def test_the_model_is_loaded_with_the_same_names_and_defaults() -> None:
     assert {*fields} - {*process} == own
     fields = {name: default for name, default in fields.items() if name not in own}
     assert fields.keys() - ENGINE.keys() == {"kv_memory_fd", "machine_share", "weights_fd"}
-    assert {name for name in fields if process[name].default != fields[name]} == {"model", "max_loras"}
+    assert {name for name in fields if process[name].default != fields[name]} == {
+        "model",
+        "max_loras",
+        "kv_host_memory",
+    }
     values = {name: other(process[name]) for name in fields}
     loaded = load_options(EngineProcessOptions(**values, enable_lora=True))
     assert {name: getattr(loaded, name) for name in values} == values
@@ -361,13 +366,21 @@ def test_flags_have_no_abbreviations(capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("4GiB", 4 << 30), ("512MB", 512 * 10**6), ("1.5G", 3 << 29), ("1048576", 1 << 20), (" 2 t ", 2 << 40), ("7B", 7)],
+    [
+        ("4GiB", 4 << 30),
+        ("512MB", 512 * 10**6),
+        ("1.5G", 3 << 29),
+        ("1048576", 1 << 20),
+        (" 2 t ", 2 << 40),
+        ("7B", 7),
+        ("0", 0),
+    ],
 )
 def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "lots", "-1", "1e9", "4 GiBs", "0", "9" * 400 + "G", "99999999T"])
+@pytest.mark.parametrize("text", ["", "lots", "-1", "1e9", "4 GiBs", "9" * 400 + "G", "99999999T"])
 def test_texts_that_are_no_size(text: str) -> None:
     with pytest.raises(ValueError, match="write it as 4GiB"):
         parse_size(text)

@@ -50,7 +50,7 @@ def memfd() -> int:
 class Engine:
     """A runner without a model: the test writes the KV."""
 
-    def __init__(self, fd: int, num_pages: int, model: str = "model", *, log_sealed_pages: bool = False) -> None:
+    def __init__(self, fd: int, num_pages: int, model: str = "model", *, sealed_queues: int = 0) -> None:
         self.fd, self.num_pages = fd, num_pages
         self.native = Runner(
             RunnerConfig(
@@ -59,7 +59,7 @@ class Engine:
                 kv_layers=[
                     KvLayerShape(heads=heads, tile_bytes=size, value_offset=size // 2) for heads, size in KV_LAYERS
                 ],
-                kv_memory_fd=fd, kv_model=model, log_sealed_pages=log_sealed_pages,
+                kv_memory_fd=fd, kv_model=model, sealed_queues=sealed_queues,
             ),
             CpuDevice(ThreadPool(2)),
         )  # fmt: skip

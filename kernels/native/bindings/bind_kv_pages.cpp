@@ -26,8 +26,7 @@ class KvPages {
   KvPages(Device& device, std::int32_t fd, const std::string& model, std::int32_t num_pages, std::int32_t block_size,
           std::int64_t page_bytes, std::int32_t vocab_size)
       : cache_(
-            KvConfig{
-                {{{1, page_bytes, page_bytes}}, kTileTokens, num_pages}, block_size, vocab_size, {}, fd, model, true},
+            KvConfig{{{{1, page_bytes, page_bytes}}, kTileTokens, num_pages}, block_size, vocab_size, {}, fd, model, 1},
             device) {}
 
   KvCache& kv_cache() { return cache_; }
@@ -45,21 +44,26 @@ using Copy = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cp
 using ConstCopy = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Sealed = std::tuple<std::int32_t, nb::bytes, nb::bytes, std::uint64_t>;
 
-SealedPages& log_of(KvCache& cache) {
-  if (cache.sealed_pages == nullptr) throw std::logic_error("this runner does not log its sealed pages");
-  return *cache.sealed_pages;
-}
-
-std::vector<Sealed> take_sealed(KvCache& cache, std::size_t most, double seconds) {
+std::vector<Sealed> take_sealed(SealedQueue& queue, std::size_t most, double seconds) {
   std::vector<SealedPage> pages;
   {
     const nb::gil_scoped_release unlocked;
-    pages = log_of(cache).take(most, std::chrono::duration<double>(seconds));
+    pages = queue.take(most, std::chrono::duration<double>(seconds));
   }
   std::vector<Sealed> taken;
   for (const SealedPage& page : pages)
     taken.emplace_back(page.page, bytes_of(page.prefix), bytes_of(page.key), page.content);
   return taken;
+}
+
+/// Returns the queues of sealed pages, which keep their owner alive.
+template <class Owner>
+nb::typed<nb::list, SealedQueue> sealed_queues(const nb::typed<nb::object, Owner>& owner) {
+  nb::list queues;
+  SealedPages* pages = nb::cast<Owner&>(owner).kv_cache().sealed_pages.get();
+  if (pages == nullptr) return queues;
+  for (SealedQueue& queue : pages->queues()) queues.append(nb::cast(&queue, nb::rv_policy::reference_internal, owner));
+  return queues;
 }
 
 /// Binds what the owner of a KvCache tells of its pages.
@@ -82,16 +86,9 @@ void bind_pages(nb::class_<Owner>& owner) {
           },
           "page"_a, "copy"_a, nb::call_guard<nb::gil_scoped_release>(),
           "Fill a page that nobody else uses with a copy of one; return its checksum.")
-      .def(
-          "take_sealed",
-          [](Owner& o, std::size_t most, double seconds) { return take_sealed(o.kv_cache(), most, seconds); }, "most"_a,
-          "seconds"_a,
-          "Wait so long for a page to be sealed, and return the oldest ones in turn: page, key of the prefix before "
-          "it, key of the prefix that it ends, and checksum of its KV.")
+      .def_prop_ro("sealed_queues", &sealed_queues<Owner>,
+                   "Queues of the pages that were sealed, one for each thread that copies them elsewhere.")
       .def_prop_ro("page_bytes", [](Owner& o) { return o.kv_cache().memory.page_bytes(); })
-      .def_prop_ro(
-          "num_sealed_left_out", [](Owner& o) { return log_of(o.kv_cache()).num_left_out(); },
-          "Number of sealed pages that `take_sealed` has left out, since it was called too rarely.")
       .def_prop_ro(
           "num_taken_over_pages",
           [](Owner& o) {
@@ -114,6 +111,12 @@ void bind_pages(nb::class_<Owner>& owner) {
 }  // namespace
 
 void bind_kv_pages(nb::module_& m, nb::class_<Runner>& runner) {
+  nb::class_<SealedQueue>(m, "SealedQueue", "A queue of the pages that were sealed, of which it has all.")
+      .def("take", &take_sealed, "most"_a, "seconds"_a,
+           "Wait so long for a page to be sealed, and return the oldest ones in turn: page, key of the prefix before "
+           "it, key of the prefix that it ends, and checksum of its KV.")
+      .def_prop_ro("num_left_out", &SealedQueue::num_left_out,
+                   "Number of sealed pages that `take` has left out, since it was called too rarely.");
   bind_pages(runner);
   nb::class_<KvPages> pages(m, "KvPages",
                             "KV pages in a file without a model, and their sequences, for executors that compute "

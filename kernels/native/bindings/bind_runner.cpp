@@ -135,7 +135,7 @@ void bind_runner(nb::module_& m) {
       option("window", &RunnerConfig::window), option("bidirectional", &RunnerConfig::bidirectional),
       option("samples_on_device", &RunnerConfig::samples_on_device), option("lookahead", &RunnerConfig::lookahead),
       option("kv_memory_fd", &RunnerConfig::kv_memory_fd), option("kv_model", &RunnerConfig::kv_model),
-      option("log_sealed_pages", &RunnerConfig::log_sealed_pages));
+      option("sealed_queues", &RunnerConfig::sealed_queues));
   nb::class_<Runner> runner(m, "Runner",
                             "Executes the steps of a model on a device; owns its KV pages, sequences and plans.");
   runner.def(nb::init<const RunnerConfig&, Device&>(), "config"_a, "device"_a, nb::keep_alive<1, 3>())

@@ -59,7 +59,7 @@ void Runner::open_kv() {
                              config_.state.value_or(StateShape{}),
                              config_.kv_memory_fd,
                              config_.kv_model,
-                             config_.log_sealed_pages},
+                             config_.sealed_queues},
                     device_);
 }
 

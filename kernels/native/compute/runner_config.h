@@ -30,7 +30,7 @@ struct RunnerConfig {
   /// besides tokens. Without a file KV memory ends with the runner.
   std::optional<std::int32_t> kv_memory_fd;
   std::string kv_model;
-  bool log_sealed_pages;  ///< log the sealed pages of the file, for a thread that copies them elsewhere
+  std::int32_t sealed_queues;  ///< queues of the sealed pages of the file, each for a thread that copies them elsewhere
 };
 
 /// Returns the config. Throws std::invalid_argument that names the field that is out of range.

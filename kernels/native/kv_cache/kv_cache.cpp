@@ -32,11 +32,11 @@ StateMemory open_state_memory(const KvFile* file, Device& device, const StateSha
 }
 
 std::unique_ptr<SealedPages> open_log(const KvConfig& config) {
-  if (!config.log_sealed_pages) return nullptr;
-  if (!config.fd) throw std::invalid_argument("log_sealed_pages needs the file of kv_memory_fd");
+  if (config.sealed_queues <= 0) return nullptr;
+  if (!config.fd) throw std::invalid_argument("sealed_queues need the file of kv_memory_fd");
   const StateShape& state = config.state;
-  return std::make_unique<SealedPages>(
-      static_cast<std::size_t>(config.shape.num_pages + state.num_records * state.num_pieces()));
+  const auto capacity = static_cast<std::size_t>(config.shape.num_pages + state.num_records * state.num_pieces());
+  return std::make_unique<SealedPages>(static_cast<std::size_t>(config.sealed_queues), capacity);
 }
 
 std::unique_ptr<PageLedger> open_ledger(KvFile* file, const KvMemory& memory, const std::string& model,

@@ -25,7 +25,7 @@ struct KvConfig {
   /// besides tokens. Without a file, or with a device that maps none, KV memory ends with its owner.
   std::optional<std::int32_t> fd;
   std::string model;
-  bool log_sealed_pages;  ///< log the sealed pages of the file, for a thread that copies them elsewhere
+  std::int32_t sealed_queues;  ///< queues of the sealed pages of the file, each for a thread that copies them elsewhere
 };
 
 /// KV memory, the pages that it is divided into, and the sequences that have them.
@@ -59,7 +59,7 @@ struct KvCache {
 
   std::unique_ptr<KvFile> file;
   KvMemory memory;
-  std::unique_ptr<SealedPages> sealed_pages;  ///< nullptr unless they are logged
+  std::unique_ptr<SealedPages> sealed_pages;  ///< nullptr without queues
   std::unique_ptr<PageLedger> ledger;         ///< nullptr without a file
   StateMemory states;
   std::unique_ptr<StateLedger> state_ledger;  ///< nullptr without a file, and for a model without state

@@ -4,7 +4,7 @@
 
 namespace quire {
 
-void SealedPages::add(const SealedPage& page) {
+void SealedQueue::add(const SealedPage& page) {
   {
     const std::lock_guard lock(mutex_);
     if (pages_.size() == capacity_) {
@@ -16,7 +16,7 @@ void SealedPages::add(const SealedPage& page) {
   added_.notify_one();
 }
 
-std::vector<SealedPage> SealedPages::take(std::size_t most, std::chrono::duration<double> patience) {
+std::vector<SealedPage> SealedQueue::take(std::size_t most, std::chrono::duration<double> patience) {
   std::unique_lock lock(mutex_);
   added_.wait_for(lock, patience, [&] { return !pages_.empty(); });
   const auto end = pages_.begin() + static_cast<std::ptrdiff_t>(std::min(most, pages_.size()));
@@ -25,7 +25,7 @@ std::vector<SealedPage> SealedPages::take(std::size_t most, std::chrono::duratio
   return taken;
 }
 
-std::int64_t SealedPages::num_left_out() const {
+std::int64_t SealedQueue::num_left_out() const {
   const std::lock_guard lock(mutex_);
   return num_left_out_;
 }

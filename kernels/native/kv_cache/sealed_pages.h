@@ -22,9 +22,9 @@ struct SealedPage {
 
 /// A queue of the pages that were sealed, for a thread that copies them elsewhere. If that thread is slow, the oldest
 /// ones are left out. Thread-safe.
-class SealedPages {
+class SealedQueue {
  public:
-  explicit SealedPages(std::size_t capacity) : capacity_(capacity) {}
+  explicit SealedQueue(std::size_t capacity) : capacity_(capacity) {}
 
   void add(const SealedPage& page);
 
@@ -39,6 +39,23 @@ class SealedPages {
   std::condition_variable added_;
   std::deque<SealedPage> pages_;
   std::int64_t num_left_out_ = 0;
+};
+
+/// The queues of all that copy sealed pages elsewhere, each of which gets every page.
+class SealedPages {
+ public:
+  SealedPages(std::size_t num_queues, std::size_t capacity) {
+    for (std::size_t i = 0; i < num_queues; i++) queues_.emplace_back(capacity);
+  }
+
+  void add(const SealedPage& page) {
+    for (SealedQueue& queue : queues_) queue.add(page);
+  }
+
+  std::deque<SealedQueue>& queues() { return queues_; }
+
+ private:
+  std::deque<SealedQueue> queues_;  // which leaves each in its place
 };
 
 }  // namespace quire

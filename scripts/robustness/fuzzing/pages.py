@@ -14,18 +14,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
-from disk_process import MODEL, Process
 from engine_without_model import Engine, memfd
 from fuzzing.target import mutate_json, replace
+from tier_process import MODEL, Process
 
-from quire.engine_core.kv_tiers.disk_files import HEADER_BYTES, RECORD, checksum_of
+from quire.engine_core.kv_tiers.page_file import HEADER_BYTES, RECORD, RECORD_BYTES, checksum_of
 
 _INDEX, _PAGES, _MEMORY = range(3)
 _OTHER_MODEL = "1" * 32
 _SLOT_BYTES = 4096
 _PREFIXES = ((1, 2, 3), (1, 2, 2), (3, 1), (2,))
 _NUM_PAGES = 12
-_RECORD_BYTES = RECORD.size + 8
 _PLACE_BYTES = 5
 _NUMBERS = (0, 1, 2, 1 << 31, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 2, (1 << 64) - 1)
 
@@ -117,7 +116,7 @@ class Pages:
         line, _, rest = data[1:].partition(b"\n")
         if random.randrange(6) == 0:
             return data[:1] + mutate_json(line, random) + b"\n" + rest
-        records = [rest[at : at + _RECORD_BYTES] for at in range(0, len(rest), _RECORD_BYTES)]
+        records = [rest[at : at + RECORD_BYTES] for at in range(0, len(rest), RECORD_BYTES)]
         if not records:
             raise ValueError("no record")
         slot = random.randrange(len(records))
@@ -130,7 +129,7 @@ class Pages:
 
         No key is given to the KV of another one, which no checksum could tell.
         """
-        prefix, key, content, last_use = RECORD.unpack_from(record.ljust(_RECORD_BYTES, b"\0"))
+        prefix, key, content, last_use = RECORD.unpack_from(record.ljust(RECORD_BYTES, b"\0"))
         match random.randrange(4):
             case 0:
                 prefix = random.choice((key, bytes(32), random.randbytes(32)))

@@ -19,7 +19,7 @@ from quire.engine_core.crash_journal import CrashJournal
 from quire.engine_core.engine import EngineCore, EngineParts
 from quire.engine_core.features import make_features
 from quire.engine_core.host import EngineHost
-from quire.engine_core.kv_tiers.disk import DiskTier
+from quire.engine_core.kv_tiers.file_tier import FileTier
 from quire.engine_core.loop import EngineLoop
 from quire.engine_core.request import Request
 from quire.engine_core.supervisor_link import Answer
@@ -152,7 +152,7 @@ class SimulatedEngine:
         self._storage = storage
         self._disk = None if storage.disk is None else ProcessDisk(self.process, storage.disk)
         self._memory: ProcessMemory | None = None
-        self._tier: DiskTier | None = None
+        self._tier: FileTier | None = None
         self._on_ready = on_ready
         self._network = network
         self._eos_token_ids = eos_token_ids

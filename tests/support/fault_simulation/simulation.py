@@ -28,7 +28,7 @@ from fault_simulation.operator import Operator
 from fault_simulation.server import ADDRESS
 from fault_simulation.storage import Storage, disk_bytes
 from fault_simulation.world import Process, Thread, World
-from quire.engine_core.kv_tiers import disk as disk_tier
+from quire.engine_core.kv_tiers import file_tier
 from quire.engine_core.request import Request
 from quire.frontend.client import engine_client, standby, supervisor
 from quire.frontend.client.launcher import ReloadCall
@@ -304,7 +304,7 @@ def silence() -> Iterator[None]:
     try:
         with (
             patch.object(engine_client, "_RETRY_SECONDS", 0.25),
-            patch.object(disk_tier, "_POLL_SECONDS", _DISK_POLL_SECONDS),
+            patch.object(file_tier, "_POLL_SECONDS", _DISK_POLL_SECONDS),
             patch.object(supervisor, "show"),
             patch.object(standby, "show"),
         ):

@@ -12,8 +12,9 @@ from typing import cast
 
 from fault_simulation.disk import Disk, ProcessDisk
 from fault_simulation.world import Process, Thread, World, current_thread
-from quire.engine_core.kv_tiers.disk import DiskTier, SealedPage
-from quire.engine_core.kv_tiers.disk_files import Copy, DiskFiles
+from quire.engine_core.kv_tiers.disk_files import DiskFiles
+from quire.engine_core.kv_tiers.file_tier import FileTier, SealedPage
+from quire.engine_core.kv_tiers.page_file import Copy
 from quire.kernels._native import CpuDevice, KvPages, ThreadPool
 from quire.kernels.kv_file import KvFile
 from quire.protocol.engine_shape import EngineShape
@@ -84,7 +85,7 @@ def disk_bytes(num_slots: int) -> int:
 
 
 class ProcessMemory:
-    """The KV memory of a process, of which the supervisor keeps `kept`: KvPages of a disk tier.
+    """The KV memory of a process, of which the supervisor keeps `kept`: KvPages of a disk tier, and its Sealed.
 
     The process maps a copy, which is copied back at its death. So nothing that is left of it reaches the next one.
     """
@@ -105,6 +106,7 @@ class ProcessMemory:
         self.pages = KvPages(
             _device(), self.fd, storage.model, limits.num_pages, limits.block_size, self.page_bytes, limits.vocab_size
         )
+        (self._sealed,) = self.pages.sealed_queues
         self.bytes = memoryview(self.pages.tiles.data)
         self.positions = cast("MutableSequence[int]", self.bytes.cast("B").cast("I"))
 
@@ -116,15 +118,15 @@ class ProcessMemory:
             self._waiting.wake()
 
     @property
-    def num_sealed_left_out(self) -> int:
-        return self.pages.num_sealed_left_out
+    def num_left_out(self) -> int:
+        return self._sealed.num_left_out
 
-    def take_sealed(self, most: int, seconds: float) -> list[SealedPage]:
-        if not (pages := self.pages.take_sealed(most, 0.0)) and seconds:
+    def take(self, most: int, seconds: float) -> list[SealedPage]:
+        if not (pages := self._sealed.take(most, 0.0)) and seconds:
             self._waiting = current_thread()
             self._waiting.wait(seconds)
             self._waiting = None
-            pages = self.pages.take_sealed(most, 0.0)
+            pages = self._sealed.take(most, 0.0)
         return pages
 
     def copy_page(self, page: int, copy: Copy) -> int:
@@ -151,12 +153,14 @@ class ProcessMemory:
 
 def start_disk_tier(
     process: Process, storage: Storage, memory: ProcessMemory, disk: ProcessDisk | None
-) -> DiskTier | None:
+) -> FileTier | None:
     """Start the disk tier of an engine, if there is a disk."""
     if disk is None:
         return None
     folder, size, model = disk.folder, storage.disk_bytes, storage.model
-    tier = DiskTier(lambda: DiskFiles(folder, size, model, memory.page_bytes, disk), memory, process.host)
+    tier = FileTier(
+        "disk", lambda: DiskFiles(folder, size, model, memory.page_bytes, disk), memory, memory, process.host
+    )
     tier.start()
     return tier
 

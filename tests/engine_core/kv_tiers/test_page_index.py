@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from quire.engine_core.kv_tiers.disk_index import DiskIndex, DiskPage
+from quire.engine_core.kv_tiers.page_index import FilePage, PageIndex
 
 LETTERS = "abc"
 
@@ -21,7 +21,7 @@ class Index(RuleBasedStateMachine):
     @initialize(num_slots=st.integers(1, 6))
     def start(self, num_slots: int) -> None:
         self.num_slots = num_slots
-        self.index = DiskIndex(num_slots)
+        self.index = PageIndex(num_slots)
         self.slots: dict[bytes, int] = {}
         self.held: list[list[bytes]] = []
 
@@ -44,7 +44,7 @@ class Index(RuleBasedStateMachine):
             assert dropped in droppable
             del self.slots[dropped]
         assert slot not in self.slots.values()
-        self.index.add(DiskPage(slot, key[:-1], key, len(name)))
+        self.index.add(FilePage(slot, key[:-1], key, len(name)))
         self.slots[key] = slot
 
     @rule(name=st.text(LETTERS, min_size=1, max_size=4))
@@ -73,7 +73,7 @@ class Index(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         pages = [page for key in self.slots if (page := self.index.get(key)) is not None]
-        self.index = DiskIndex(self.num_slots, pages)
+        self.index = PageIndex(self.num_slots, pages)
         self.held = []
 
     @invariant()
@@ -92,19 +92,19 @@ class Index(RuleBasedStateMachine):
 TestIndex = Index.TestCase
 
 
-def fill(index: DiskIndex, *names: str) -> None:
+def fill(index: PageIndex, *names: str) -> None:
     for name in names:
         key, slot = name.encode(), index.take_slot()
         assert slot is not None
-        index.add(DiskPage(slot, key[:-1], key, 0))
+        index.add(FilePage(slot, key[:-1], key, 0))
 
 
-def here(index: DiskIndex, *names: str) -> str:
+def here(index: PageIndex, *names: str) -> str:
     return " ".join(name for name in names if index.get(name.encode()) is not None)
 
 
 def test_the_least_recently_used_prefix_goes_from_its_end_to_its_beginning() -> None:
-    index = DiskIndex(6)
+    index = PageIndex(6)
     fill(index, "a", "ab", "abc", "b", "bc", "bca")
     index.touch(keys("abc"))
     fill(index, "x")
@@ -114,7 +114,7 @@ def test_the_least_recently_used_prefix_goes_from_its_end_to_its_beginning() -> 
 
 
 def test_a_beginning_that_is_used_alone_outlives_older_pages() -> None:
-    index = DiskIndex(4)
+    index = PageIndex(4)
     fill(index, "a", "ab", "b", "c")
     index.touch(keys("a"))
     fill(index, "x", "y")
@@ -122,17 +122,17 @@ def test_a_beginning_that_is_used_alone_outlives_older_pages() -> None:
 
 
 def test_the_order_outlives_the_process() -> None:
-    index = DiskIndex(3)
+    index = PageIndex(3)
     fill(index, "a", "b", "c")
     index.touch([b"a"])
     pages = [page for key in (b"c", b"a", b"b") if (page := index.get(key)) is not None]
-    index = DiskIndex(3, pages)
+    index = PageIndex(3, pages)
     fill(index, "x")
     assert here(index, "a", "b", "c", "x") == "a c x"
 
 
 def test_of_two_pages_with_a_key_the_later_one_counts() -> None:
-    index = DiskIndex(3, [DiskPage(0, b"", b"a", 1, last_use=5), DiskPage(1, b"", b"a", 1, last_use=6)])
+    index = PageIndex(3, [FilePage(0, b"", b"a", 1, last_use=5), FilePage(1, b"", b"a", 1, last_use=6)])
     page = index.get(b"a")
     assert page is not None
     assert page.slot == 1

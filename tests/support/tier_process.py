@@ -1,4 +1,4 @@
-"""An engine without a model over a disk tier, for tests that damage the files of the tier."""
+"""An engine without a model over a tier on disk or in host memory, for tests that damage the files of the tier."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 
 from engine_without_model import BLOCK_SIZE, PAGE_BYTES, Engine, memfd, tokens_of
 
-from quire.engine_core.kv_tiers.disk import NUM_READERS, DiskTier
 from quire.engine_core.kv_tiers.disk_files import DiskFiles
+from quire.engine_core.kv_tiers.file_tier import NUM_READERS, FileTier
+from quire.engine_core.kv_tiers.host_file import HostFile
 from quire.engine_core.kv_tiers.tier import Fetch
 
 MODEL = "0" * 32
@@ -17,28 +18,31 @@ ROOM = 12 * SLOT_BYTES
 
 
 class Process:
-    """An engine without a model over a disk tier without threads."""
+    """An engine without a model over a tier without threads: on disk in a folder, or in the host memory of a memfd."""
 
-    def __init__(self, folder: Path, num_pages: int = 12, room: int = ROOM, model: str = MODEL) -> None:
-        self.folder = folder
-        self.engine = Engine(memfd(), num_pages, log_sealed_pages=True)
+    def __init__(self, storage: Path | int, num_pages: int = 12, room: int = ROOM, model: str = MODEL) -> None:
+        self.storage = storage
+        self.engine = Engine(memfd(), num_pages, sealed_queues=1)
         self.native, self.sequences = self.engine.native, self.engine.sequences
         assert self.native.page_bytes == PAGE_BYTES
-        self.files: list[DiskFiles] = []
+        self.files: list[DiskFiles | HostFile] = []
 
-        def open_files() -> DiskFiles:
-            self.files.append(DiskFiles(folder, room, model, PAGE_BYTES))
+        def open_file() -> DiskFiles | HostFile:
+            kept = room, model, PAGE_BYTES
+            self.files.append(HostFile(storage, *kept) if isinstance(storage, int) else DiskFiles(storage, *kept))
             return self.files[-1]
 
-        self.tier = DiskTier(open_files, self.native)
+        (self.sealed,) = self.native.sealed_queues
+        self.name = "host" if isinstance(storage, int) else "disk"
+        self.tier = FileTier(self.name, open_file, self.native, self.sealed)
         self.tier.open()
 
     def write(self) -> None:
         """Write what has been sealed."""
-        self.tier.write(self.native.take_sealed(1000, 0.0))
+        self.tier.write(self.sealed.take(1000, 0.0))
 
     def find(self, salt: str, blocks: tuple[int, ...]) -> int:
-        """Return the pages of a prefix that are on disk."""
+        """Return the pages of a prefix that the tier has."""
         slot = self.sequences.open([*tokens_of(blocks), 0], 1, cache_salt=salt)
         keys = self.sequences.keys(slot)[1:]
         self.sequences.close(slot)
@@ -77,6 +81,10 @@ class Process:
         with contextlib.suppress(OSError):  # killed before
             self.engine.end()
 
+    def stat(self, name: str) -> float:
+        """Return a figure of the tier, by its name without that of the tier."""
+        return self.tier.stats()[f"kv_{self.name}_{name}"]
+
     @property
     def failures(self) -> float:
-        return self.tier.stats()["kv_disk_failures"]
+        return self.stat("failures")

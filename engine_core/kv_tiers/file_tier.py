@@ -1,4 +1,5 @@
-"""The disk tier: pages go to disk soon after they are full, and come back when a request needs them.
+"""A tier over a page file, on disk or in host memory: pages go there soon after they are full, and come back when a
+request needs them.
 
 Both happen on threads of their own. A page is copied out of KV memory, and not written if its checksum shows that it
 has been evicted and written anew meanwhile. A page that comes back is checked. A fetch that is cancelled touches KV
@@ -20,8 +21,8 @@ from typing import Protocol
 import numpy as np
 
 from quire.engine_core.averages import average
-from quire.engine_core.kv_tiers.disk_files import Copy, FolderInUseError, PageFile, ShortFileError, UnusableFolderError
-from quire.engine_core.kv_tiers.disk_index import DiskIndex, DiskPage
+from quire.engine_core.kv_tiers.page_file import Copy, FileInUseError, PageFile, ShortFileError, UnusableFileError
+from quire.engine_core.kv_tiers.page_index import FilePage, PageIndex
 from quire.engine_core.kv_tiers.tier import Fetch, Key
 from quire.protocol.host import HOST, Host
 
@@ -32,8 +33,8 @@ _PAGES_AT_ONCE = 16  # that a thread takes from the queue
 NUM_READERS = 2  # threads that share each fetch: one copies at half the speed of memory
 _WRITER_NICENESS = 10  # behind the threads that compute
 _POLL_SECONDS = 0.2
-_OPEN_SECONDS = 1.0  # that a start waits for the folder
-_RETRY_SECONDS = 2.0  # after which a folder that was in use is tried again
+_OPEN_SECONDS = 1.0  # that a start waits for the file
+_RETRY_SECONDS = 2.0  # after which a file that was in use is tried again
 _PAUSE_SECONDS = 30.0  # without writing, after a write has failed
 _UPKEEP_SECONDS = 5.0  # between two times that times of use are written
 _PROBE_SECONDS = 60.0  # after which the time of reads is measured anew
@@ -51,13 +52,6 @@ class KvPages(Protocol):
     def page_bytes(self) -> int:
         """Bytes of a page."""
 
-    @property
-    def num_sealed_left_out(self) -> int:
-        """Number of pages that `take_sealed` has left out, since it was called too rarely."""
-
-    def take_sealed(self, most: int, seconds: float) -> list[SealedPage]:
-        """Wait so long for a page to be sealed; return the oldest ones that have not been taken."""
-
     def copy_page(self, page: int, copy: Copy) -> int:
         """Copy a page; return the checksum of the copy."""
 
@@ -65,10 +59,21 @@ class KvPages(Protocol):
         """Fill a page that nobody else uses; return its checksum."""
 
 
+class Sealed(Protocol):
+    """The pages that were sealed, of which each tier has a queue: see the native `SealedQueue`."""
+
+    @property
+    def num_left_out(self) -> int:
+        """Number of pages that `take` has left out, since it was called too rarely."""
+
+    def take(self, most: int, seconds: float) -> list[SealedPage]:
+        """Wait so long for a page to be sealed; return the oldest ones that have not been taken."""
+
+
 class _Reading:
     """A fetch that is being read; `lock` guards the rest, and its pages."""
 
-    def __init__(self, fetch: Fetch, pages: Sequence[DiskPage | None]) -> None:
+    def __init__(self, fetch: Fetch, pages: Sequence[FilePage | None]) -> None:
         self.fetch = fetch
         self.pages = pages
         self.lock = threading.Lock()
@@ -82,21 +87,25 @@ class _Reading:
         return next((count for count, has_come in enumerate(self.has_come) if not has_come), len(self.has_come))
 
 
-class DiskTier:
-    """Pages on disk, in a file that `open_file` opens.
+class FileTier:
+    """Pages in a file that `open_file` opens, those of `sealed`. Logs and statistics name the tier, as "disk".
 
     A file that can't be used, now or later, is logged and counted; there are fewer pages then, or none.
     """
 
-    def __init__(self, open_file: Callable[[], PageFile], kv: KvPages, host: Host = HOST) -> None:
+    def __init__(
+        self, name: str, open_file: Callable[[], PageFile], kv: KvPages, sealed: Sealed, host: Host = HOST
+    ) -> None:
+        self._name = name
         self._open_file = open_file
         self._kv = kv
+        self._sealed = sealed
         self._host = host
         self._clock = host.monotonic
         self._lock = threading.Lock()  # of all that several threads write
         self._file: PageFile | None = None
-        self._index = DiskIndex(0)
-        self._uses: dict[DiskPage, None] = {}  # whose records are out of date
+        self._index = PageIndex(0)
+        self._uses: dict[FilePage, None] = {}  # whose records are out of date
         self._backlog: deque[SealedPage] = deque()  # taken, and not written yet
         self._next_open: float | None = 0.0  # None: not again
         self._next_write = self._next_upkeep = self._next_probe = 0.0
@@ -110,12 +119,12 @@ class DiskTier:
         self._stopping = host.event()
         self._opened = host.event()
         self._threads = [
-            host.thread("quire-disk-writer", self._write_all),
-            *(host.thread("quire-disk-reader", partial(self._read_all, reader)) for reader in range(NUM_READERS)),
+            host.thread(f"quire-{name}-writer", self._write_all),
+            *(host.thread(f"quire-{name}-reader", partial(self._read_all, reader)) for reader in range(NUM_READERS)),
         ]
 
     def start(self) -> None:
-        """Start the threads, and wait a little until the folder has been opened."""
+        """Start the threads, and wait a little until the file has been opened."""
         for thread in self._threads:
             thread.start()
         self._opened.wait(_OPEN_SECONDS)
@@ -172,16 +181,17 @@ class DiskTier:
     def stats(self) -> dict[str, float]:
         """Return counters and gauges by name."""
         with self._lock:
-            return {
-                "kv_disk_pages": len(self._index),
-                "kv_disk_pages_total": self._num_slots,
-                "kv_disk_pages_read": self._num_read,
-                "kv_disk_pages_written": self._num_written,
-                "kv_disk_pages_evicted": self._index.num_evicted,
-                "kv_disk_pages_skipped": self._num_skipped + self._kv.num_sealed_left_out,
-                "kv_disk_failures": self._num_failures,
-                "kv_disk_read_seconds": self._read_seconds,
+            figures = {
+                "pages": len(self._index),
+                "pages_total": self._num_slots,
+                "pages_read": self._num_read,
+                "pages_written": self._num_written,
+                "pages_evicted": self._index.num_evicted,
+                "pages_skipped": self._num_skipped + self._sealed.num_left_out,
+                "failures": self._num_failures,
+                "read_seconds": self._read_seconds,
             }
+        return {f"kv_{self._name}_{name}": value for name, value in figures.items()}
 
     # On the readers' threads
 
@@ -242,7 +252,7 @@ class DiskTier:
                 self._discard(found, "wrong checksum")
                 return
 
-    def _read_page(self, file: PageFile, found: DiskPage, copy: Copy) -> bool:
+    def _read_page(self, file: PageFile, found: FilePage, copy: Copy) -> bool:
         try:
             file.read(found.slot, copy)
         except ShortFileError:
@@ -253,7 +263,7 @@ class DiskTier:
             return True
         return False
 
-    def _discard(self, found: DiskPage, reason: str) -> None:
+    def _discard(self, found: FilePage, reason: str) -> None:
         """Forget a page that is damaged."""
         self._fail(f"the page in slot {found.slot} is damaged ({reason}); it is computed again")
         if self._file is not None:
@@ -276,13 +286,13 @@ class DiskTier:
             return
         try:
             file = self._open_file()
-            index = DiskIndex(file.num_slots, file.load())
-        except FolderInUseError as error:
+            index = PageIndex(file.num_slots, file.load())
+        except FileInUseError as error:
             if not self._next_open:
                 self._fail(f"{error}; waiting for it to end")
             self._next_open = self._clock() + _RETRY_SECONDS
             return
-        except (UnusableFolderError, OSError) as error:
+        except (UnusableFileError, OSError) as error:
             self._next_open = None
             self._fail(f"{error}; going on without it")
             return
@@ -290,10 +300,10 @@ class DiskTier:
             self._fail(file.replaced)
         with self._lock:
             self._index, self._file, self._num_slots = index, file, file.num_slots
-        logger.info("disk tier: %d of %d pages are there", len(index), file.num_slots)
+        logger.info("%s tier: %d of %d pages are there", self._name, len(index), file.num_slots)
 
     def write(self, pages: Iterable[SealedPage]) -> None:
-        """Write pages that are not on disk yet. Those left when writing fails come first the next time."""
+        """Write pages that are not in the file yet. Those left when writing fails come first the next time."""
         self._backlog.extend(pages)
         copy = self._new_copy()
         while self._backlog and self._file is not None and self._can_write:
@@ -301,7 +311,7 @@ class DiskTier:
                 self._backlog.popleft()
 
     def keep_up(self) -> None:
-        """Write times of use now and then, and look whether the folder is still there."""
+        """Write times of use now and then, and look whether the file is still there."""
         if self._file is None or not self._can_write or self._clock() < self._next_upkeep:
             return
         self._next_upkeep = self._clock() + _UPKEEP_SECONDS
@@ -325,7 +335,7 @@ class DiskTier:
             if slot is None:
                 self._num_skipped += 1
                 return True
-        new = DiskPage(slot, prefix, key, content)
+        new = FilePage(slot, prefix, key, content)
         try:
             file.erase(slot)
             file.write(slot, copy)
@@ -364,7 +374,7 @@ class DiskTier:
     def _fail(self, words: str) -> None:
         with self._lock:
             self._num_failures += 1
-        logger.warning("disk tier: %s", words)
+        logger.warning("%s tier: %s", self._name, words)
 
     def _write_all(self) -> None:
         with suppress(OSError):  # this thread's alone
@@ -374,19 +384,19 @@ class DiskTier:
                 self.open()
                 self._opened.set()
                 if self._can_write:
-                    self.write([] if self._backlog else self._kv.take_sealed(_PAGES_AT_ONCE, _POLL_SECONDS))
+                    self.write([] if self._backlog else self._sealed.take(_PAGES_AT_ONCE, _POLL_SECONDS))
                     self.keep_up()
                 else:
                     self._stopping.wait(_POLL_SECONDS)
             deadline = self._clock() + _STOP_SECONDS / 2
             while self._can_write and self._clock() < deadline:
-                if not (pages := self._kv.take_sealed(_PAGES_AT_ONCE, 0.0)):
+                if not (pages := self._sealed.take(_PAGES_AT_ONCE, 0.0)):
                     break
                 self.write(pages)
             if self._file is not None and self._can_write:
                 self._write_uses(self._file)
         except Exception:
-            logger.exception("disk tier: the thread that writes has failed; no more pages are written")
+            logger.exception("%s tier: the thread that writes has failed; no more pages are written", self._name)
             with self._lock:
                 self._num_failures += 1
 
@@ -403,7 +413,7 @@ class DiskTier:
         try:
             self.read(reading, reader)
         except Exception:
-            logger.exception("disk tier: a thread that reads has failed; some pages are computed")
+            logger.exception("%s tier: a thread that reads has failed; some pages are computed", self._name)
             with self._lock:
                 self._num_failures += 1
 

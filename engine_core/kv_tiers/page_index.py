@@ -1,4 +1,4 @@
-"""The index of the pages on disk: where each lies, and which is dropped next."""
+"""The index of the pages in a page file: where each lies, and which is dropped next."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from quire.engine_core.kv_tiers.tier import Key
 
 
 @dataclass(slots=True, eq=False)
-class DiskPage:
-    """A page on disk, in the slot of this number: its keys, the checksum of its KV, and the time of its last use."""
+class FilePage:
+    """A page in the slot of this number: its keys, the checksum of its KV, and the time of its last use."""
 
     slot: int
     prefix: Key
@@ -21,14 +21,14 @@ class DiskPage:
     last_use: int = 0
 
 
-class DiskIndex:
-    """The pages on disk by key. Not thread-safe; every operation takes a time in proportion to its keys.
+class PageIndex:
+    """The pages of a file by key. Not thread-safe; every operation takes a time in proportion to its keys.
 
     A page is of no use without those before it, so only leaves are dropped, pages that no other one follows: the least
     recently used one first. Times count uses.
     """
 
-    def __init__(self, num_slots: int, pages: Iterable[DiskPage] = ()) -> None:
+    def __init__(self, num_slots: int, pages: Iterable[FilePage] = ()) -> None:
         """Begin with `pages` in slots below `num_slots`; of two with the same key the one used last counts."""
         self.num_evicted = 0
         self._pages = {page.key: page for page in sorted(pages, key=lambda page: page.last_use)}
@@ -42,7 +42,7 @@ class DiskIndex:
     def __len__(self) -> int:
         return len(self._pages)
 
-    def get(self, key: Key) -> DiskPage | None:
+    def get(self, key: Key) -> FilePage | None:
         """Return the page of a key, if it is here."""
         return self._pages.get(key)
 
@@ -50,11 +50,11 @@ class DiskIndex:
         """Return how many of the first of these keys are here."""
         return next((count for count, key in enumerate(keys) if key not in self._pages), len(keys))
 
-    def sample(self, count: int) -> list[DiskPage]:
+    def sample(self, count: int) -> list[FilePage]:
         """Return some pages, of those that have been here for long."""
         return list(islice(self._pages.values(), count))
 
-    def touch(self, keys: Iterable[Key]) -> list[DiskPage]:
+    def touch(self, keys: Iterable[Key]) -> list[FilePage]:
         """Note a use of those of these keys that are here; return their pages."""
         self._clock += 1
         touched = [page for key in keys if (page := self._pages.get(key)) is not None]
@@ -90,10 +90,10 @@ class DiskIndex:
         self._free.append(slot)
 
     def give_up_free_slots(self) -> None:
-        """Do with the slots that have pages, as the disk has no room for others."""
+        """Do with the slots that have pages, as there is no room for others."""
         self._free.clear()
 
-    def add(self, page: DiskPage) -> None:
+    def add(self, page: FilePage) -> None:
         """Add the page of a slot that has been taken, whose key is not here."""
         self._clock += 1
         page.last_use = self._clock
@@ -103,7 +103,7 @@ class DiskIndex:
         if page.key not in self._num_followers:
             self._leaves[page.key] = None
 
-    def remove(self, page: DiskPage) -> None:
+    def remove(self, page: FilePage) -> None:
         """Remove a page, whose slot may be taken then. No effect if it is not here."""
         if self._pages.get(page.key) is not page:
             return
