@@ -13,7 +13,7 @@ from typing import Annotated, Any, Concatenate, ParamSpec, Self, TypeVar, cast
 from quire.frontend.adapters import absolute_modules, check_enabled, max_rank_of, runtime_options
 from quire.frontend.hub.names import check_model, is_gguf, is_hub_name
 from quire.frontend.hub.resolve import resolve_model
-from quire.frontend.vllm.options import ENGINE_OPTIONS, nearest, own_options, with_max_loras
+from quire.frontend.vllm.options import ENGINE_OPTIONS, nearest, own_options, with_kv_host_memory, with_max_loras
 from quire.frontend.vllm.script_args import add_engine_arguments
 from quire.protocol.engine_options import (
     SECONDS_OR_ZERO,
@@ -167,7 +167,7 @@ def reload_arguments(options: Mapping[str, Any], *, drain: bool, drain_timeout: 
     if hub and options.get("model") is None:
         raise ValueError(f"{', '.join(hub)} can be set for a model given by its name; give model as well")
     settings: dict[str, bool | int | float | str | list[str] | None] = {}
-    for name, given in with_max_loras(options).items():
+    for name, given in with_kv_host_memory(with_max_loras(options), options.get("device", "auto")).items():
         if name in options_of(HubOptions):
             continue
         if name not in rows:

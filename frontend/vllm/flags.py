@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from quire.frontend.adapters import as_module
 from quire.frontend.vllm.options import ALIASES, ENGINE_OPTIONS, ForeignOption, nearest_text, own_options, take
 from quire.frontend.vllm.script_args import text_value
-from quire.protocol.options import flag_of
+from quire.protocol.options import command_line, flag_of
 
 _MARK = "--dtype"  # in every command that takes the options of an engine
 _LEVEL = re.compile(r"(-O)(\d)")  # of optimization, as -O3
@@ -20,7 +20,8 @@ _SEVERAL = {  # flags that in vLLM take all that follow
     "--served-model-name": re.compile(r"[^-\s]\S*"),  # here once there is a model
     "--lora-modules": re.compile(r"[^-\s={][^\s=]*=.+|\{.*", re.DOTALL),
 }
-_LORAS = "--max-loras"
+_RENAMED = {"max_cpu_loras": "max_loras", "kv_offloading_size": "kv_host_memory"}
+_READ = ("--max-loras", "--kv-host-memory", "--device")  # own flags by which `own_options` renames others
 _WITHOUT_MODEL = ("--lora-modules",)  # whose values are not like a model's name
 
 # Values that hold for commands, though not for Python.
@@ -44,15 +45,16 @@ def own_arguments(arguments: Sequence[str], own: Mapping[str, bool]) -> list[str
     """
     if _MARK not in own:
         return list(arguments)
-    waiting, loras = deque(arguments), dict[str, Any]()
-    found = list(_own(waiting, own, loras))
-    if "max_cpu_loras" in loras:
-        found += [f"{_LORAS}={value}" for value in own_options(loras, {"max_loras"}).values()]  # the last one counts
+    waiting, read = deque(arguments), dict[str, Any]()
+    found = list(_own(waiting, own, read))
+    renamed = [own_name for name, own_name in _RENAMED.items() if name in read]
+    values = own_options(read, {*_RENAMED.values(), "device"}) if renamed else {}
+    found += command_line({name: values[name] for name in renamed if name in values})  # the last one counts
     return [*found, *waiting]
 
 
-def _own(waiting: deque[str], own: Mapping[str, bool], loras: dict[str, Any]) -> Iterator[str]:
-    """Yield the arguments until `--`; `loras` gets the values of `max_loras` and `max_cpu_loras`, if they are given."""
+def _own(waiting: deque[str], own: Mapping[str, bool], read: dict[str, Any]) -> Iterator[str]:
+    """Yield the arguments until `--`; `read` gets the values of vLLM's that are to be renamed, and of `_READ`."""
     has_model = False
     while waiting:
         argument = waiting.popleft()
@@ -64,15 +66,15 @@ def _own(waiting: deque[str], own: Mapping[str, bool], loras: dict[str, Any]) ->
         has_model |= flag == "--model" or not argument.startswith("-")
         if flag in own:
             with_value = list(_with_value(flag, text if equals else None, waiting if own[flag] else deque()))
-            if flag == _LORAS:
-                loras["max_loras"] = text_value(with_value[-1].removeprefix(f"{_LORAS}="))
+            if flag in _READ:
+                read[flag[2:].replace("-", "_")] = text_value(with_value[-1].removeprefix(f"{flag}="))
             yield from with_value
             if flag in _SEVERAL and not equals and (has_model or flag in _WITHOUT_MODEL):
                 while waiting and _SEVERAL[flag].fullmatch(waiting[0]):
                     yield from _with_value(flag, None, waiting)
         elif (foreign := _foreign(flag, text if equals else None)) is not None:
-            if foreign.name == "max_cpu_loras" and _LORAS in own:
-                loras[foreign.name] = _value(foreign, waiting)
+            if flag_of(_RENAMED.get(foreign.name, "")) in own:
+                read[foreign.name] = _value(foreign, waiting)
             else:
                 _take(foreign, waiting)
         else:

@@ -39,7 +39,7 @@ _WITHOUT_EFFECT = {
     ),
     "weights and KV pages are in the CPU's memory; kv_cache_memory_bytes sizes the KV cache": (
         "swap_space cpu_offload_gb cpu_offload_params* offload_backend offload_group_size offload_num_in_group "
-        "offload_prefetch_step offload_params* kv_offloading_size kv_offloading_backend preemption_mode"
+        "offload_prefetch_step offload_params* preemption_mode"
     ),
     "an engine is one process on one machine; threads says how many CPUs compute": (
         "distributed_executor_backend max_parallel_loading_workers worker_use_ray? master_addr master_port "
@@ -137,6 +137,9 @@ _REFUSED = {
     "max_num_batched_tokens is the token budget of a step": "max_num_scheduled_tokens",
     "give speculative_config with method, model and num_speculative_tokens": "spec_method spec_model spec_tokens",
     "give hf_overrides": "rope_scaling rope_theta hf_config_path model_class_overrides",
+    "KV pages of a GPU go to host memory by Quire itself, as many GiB as kv_offloading_size says": (
+        "kv_offloading_size kv_offloading_backend"
+    ),
     "an engine fetches KV pages from another with kv_peer, or prefill_address": (
         "kv_transfer_config ec_transfer_config"
     ),
@@ -185,6 +188,7 @@ _HOLDS: dict[str, tuple[object, ...]] = {
     "api_server_count": (1,),
     "swap_space": (0,),
     "cpu_offload_gb": (0,),
+    "kv_offloading_backend": ("native",),
     "distributed_executor_backend": ("uni",),
     "enable_chunked_prefill": (True,),
     "use_tqdm_on_load": (True,),
@@ -248,6 +252,8 @@ _NEAREST: dict[str, dict[object, object]] = {
 }
 
 
+_MOST_GIB = 1 << 33  # in 63 bits
+
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 80  # an image or a tensor may be given
 
@@ -299,6 +305,26 @@ def with_max_loras(options: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**{name: value for name, value in options.items() if name != "max_cpu_loras"}, "max_loras": most}
 
 
+def with_kv_host_memory(options: Mapping[str, Any], device: object) -> Mapping[str, Any]:
+    """Return options with `kv_host_memory` in the place of vLLM's `kv_offloading_size`, which is a number of GiB.
+
+    Without a GPU, by the `device`, there is neither, and a warning. Raises `ValueError` if both are given.
+    """
+    size = options.get("kv_offloading_size")
+    if isinstance(size, bool) or not isinstance(size, int | float) or not 0 <= size < _MOST_GIB:
+        return options
+    others = {name: value for name, value in options.items() if name != "kv_offloading_size"}
+    if device in (None, "cpu"):
+        warn(
+            f"kv_offloading_size={size!r} has no effect: there is no GPU; KV pages are in the CPU's memory, and "
+            "kv_cache_memory_bytes sizes the KV cache"
+        )
+        return others
+    if others.get("kv_host_memory") is not None:
+        raise ValueError("kv_offloading_size and kv_host_memory both size host memory for KV pages; give one of them")
+    return {**others, "kv_host_memory": int(size * (1 << 30))}
+
+
 def _with_gpu_memory(options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return options without the part of a GPU's memory, and a warning, if there is no GPU."""
     part = options.get("gpu_memory_utilization")
@@ -320,6 +346,8 @@ def own_options(options: Mapping[str, Any], own: Set[str]) -> dict[str, Any]:
         options = with_max_loras(options)
     if "gpu_memory_utilization" in own:
         options = _with_gpu_memory(options)
+    if "kv_host_memory" in own:
+        options = with_kv_host_memory(options, options.get("device"))
     for name, value in options.items():
         if name not in own:
             _check_known(name, own)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,7 @@ OWN = {"--model": True, "--dtype": True, "--block-size": True, "--max-model-len"
 OWN |= {"--enable-prefix-caching": False, "--no-enable-prefix-caching": False, "--quantization": True}
 OWN |= {"--allowed-origins": True, "--served-model-name": True, "--lora-modules": True, "--enable-lora": False}
 OWN |= {"--no-enable-lora": False, "--max-loras": True, "--gpu-memory-utilization": True}
+OWN |= {"--kv-host-memory": True, "--device": True}
 
 
 def test_every_field_is_known() -> None:
@@ -160,6 +162,22 @@ def test_adapters_in_memory_are_those_of_a_step(demo_model: Path) -> None:
     assert EngineArgs.from_options(str(demo_model), {"max_loras": 2, "max_cpu_loras": 2}).max_loras == 2
     with pytest.raises(ValueError, match="max_cpu_loras=1 is less than max_loras=2; give 2 or more"):
         EngineArgs.from_options(str(demo_model), {"max_loras": 2, "max_cpu_loras": 1})
+
+
+def test_gib_of_offloaded_kv_are_host_memory_of_a_gpu(demo_model: Path) -> None:
+    given: dict[str, Any] = {"kv_offloading_size": 1.5, "kv_offloading_backend": "native"}
+    assert EngineArgs.from_options(str(demo_model), {**given, "device": "cuda"}).kv_host_memory == 3 << 29
+    assert reload_arguments(given, drain=False, drain_timeout=1).settings == {"kv_host_memory": 3 << 29}
+    with pytest.warns(UserWarning, match=r"^kv_offloading_size=1\.5 has no effect: there is no GPU; KV pages are in"):
+        assert EngineArgs.from_options(str(demo_model), given).kv_host_memory is None
+    with pytest.raises(ValueError, match="kv_offloading_size and kv_host_memory both size host memory for KV pages"):
+        EngineArgs.from_options(str(demo_model), {**given, "device": "cuda", "kv_host_memory": "1GiB"})
+    for size in ("much", -1, 1e300, float("nan")):
+        words = re.escape(f"kv_offloading_size={size!r} is not supported: KV pages of a GPU")
+        with pytest.raises(ValueError, match=words):
+            EngineArgs.from_options(str(demo_model), {"kv_offloading_size": size, "device": "cuda"})
+    with pytest.raises(ValueError, match=r"^kv_offloading_backend='lmcache' is not supported: .* only be 'native'"):
+        EngineArgs.from_options(str(demo_model), {"kv_offloading_backend": "lmcache"})
 
 
 def test_engine_args_are_made_as_those_of_vllm(demo_model: Path) -> None:
@@ -228,6 +246,9 @@ def test_every_option_is_an_argument_of_a_script(capsys: pytest.CaptureFixture[s
         ("--lora-modules=a=b", "--lora-modules=a=b"),
         ('--lora-modules {"name":"a","path":"/b"} tales', "--lora-modules a=/b tales"),
         ("--lora-dtype auto", ""),
+        ("--kv-offloading-size 2 --device cuda m", "--device cuda m --kv-host-memory=2147483648"),
+        ("--kv_offloading_size=0.5 --device=auto", "--device=auto --kv-host-memory=536870912"),
+        ("--kv-offloading-backend native m", "m"),
         ("--enable-chunked-prefill tales", "tales"),
         ("--generation-config auto", ""),
         ("--stop --enforce-eager x", "--stop --enforce-eager x"),
@@ -263,6 +284,7 @@ def test_flags_of_vllm_become_those_of_quire(line: str, own: str) -> None:
         ),
         ("--dtype half", "--dtype bfloat16", "dtype='half' is not available"),
         ("--block-size=16", "--block-size=32", "block_size=16 is not available"),
+        ("--kv-offloading-size 2 m", "m", "kv_offloading_size=2 has no effect: there is no GPU"),
         (
             "--max-cpu-loras 16 tales -- a",
             "tales --max-loras=16 -- a",
@@ -281,6 +303,9 @@ def test_flags_without_effect_are_dropped_with_a_warning(line: str, own: str, wa
     [
         ("-tp 2", "tensor_parallel_size=2 is not supported: an engine is one process on one machine"),
         ("--max-cpu-loras 4 --max-loras 8", "max_cpu_loras=4 is less than max_loras=8; give 8 or more"),
+        ("--device cuda --kv-offloading-size many", "kv_offloading_size='many' is not supported: KV pages of a GPU"),
+        ("--device cuda --kv-offloading-size 1 --kv-host-memory 1GiB", "both size host memory for KV pages; give one"),
+        ("--kv-offloading-backend lmcache", "kv_offloading_backend='lmcache' is not supported"),
         ("--max-cpu-loras many", "max_cpu_loras='many' is not supported: max_loras says"),
         ("--lora-dtype float16", "lora_dtype='float16' is not supported: an adapter is computed in the dtype"),
         ('--lora-modules {"name":"a"}', "missing required field `path`"),
