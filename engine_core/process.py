@@ -315,10 +315,10 @@ def _log_take_over(runner: ModelRunner) -> None:
 
 def _start_tiers(parsed: EngineProcessOptions, runner: ModelRunner) -> list[KvTier]:
     """Start the tiers of this machine, those nearer to this engine first."""
-    tiers, queues, model, page_bytes = [], runner.sealed_queues, runner.kv_model, runner.page_bytes
+    tiers, queues, model, page_bytes = [], [*runner.sealed_queues], runner.kv_model, runner.page_bytes
     if (memory := runner.host_tier) is not None:
         if memory.bytes < least_bytes(page_bytes):
-            logger.warning("there is no host memory to keep KV pages of the device; those that are evicted are lost")
+            logger.warning("%d bytes of host memory are left for KV pages of the device, and hold none", memory.bytes)
         else:
             tiers.append(
                 FileTier("host", lambda: HostFile(memory.fd, memory.bytes, model, page_bytes), runner, queues.pop())

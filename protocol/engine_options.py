@@ -265,8 +265,8 @@ class EngineProcessOptions(SocketOptions, EngineOptions):
         log_level: Least level of messages on stderr.
         die_with_parent: Be killed when this process is gone, or once clients can connect end without a word to them; 0:
             the one that started the engine. Default: no process.
-        kv_memory_fd: Inherited file descriptor of a memfd to hold the KV pages. The next engine that is given it takes
-            over the pages of this one. Default: the pages end with the engine.
+        kv_memory_fd: Inherited file descriptor of a memfd to hold the KV pages, or those of kv_host_memory. The next
+            engine that is given it takes over the pages of this one. Default: the pages end with the engine.
         weights_fd: Inherited file descriptor of a memfd (MFD_ALLOW_SEALING) to hold the packed weights. The first
             engine that is given it packs them; all others, also later ones, find them there. Default: each engine packs
             its own.

@@ -189,6 +189,19 @@ def test_a_tier_that_cannot_be_is_refused(model: str, options: dict[str, Any], w
         LLM(model, **{"device": "cuda", **OPTIONS, **options})
 
 
+def test_a_reload_to_the_cpu_needs_the_tier_to_be_given_up(model: str, expected: list[object]) -> None:
+    with LLM(model, device="cuda", kv_host_memory="4MiB", **OPTIONS) as llm:
+        assert answers(ask(llm)) == expected
+        wait_until_kept(llm)
+        with pytest.raises(RuntimeError, match=f"kv_host_memory={4 << 20} keeps KV pages of a GPU .*, or give 0"):
+            llm.reload(device="cpu")
+        assert answers(ask(llm)) == expected
+        llm.reload(device="cpu", kv_host_memory=0)
+        assert answers(ask(llm)) == expected
+        assert "kv_host_pages" not in llm.stats()
+        check_accounts(llm)
+
+
 @pytest.mark.parametrize("options", [{"kv_host_memory": 0}, {"enable_prefix_caching": False}], ids=str)
 def test_an_engine_without_a_tier(model: str, expected: list[object], options: dict[str, Any]) -> None:
     with LLM(model, device="cuda", **OPTIONS, **options) as llm:
