@@ -98,6 +98,16 @@ def test_a_prefix_outlives_a_crash(model: str, expected: list[object]) -> None:
         assert llm.stats()["kv_host_failures"] == 0
 
 
+def test_whatever_an_engine_was_writing_when_it_died_the_answers_are_right(model: str, expected: list[object]) -> None:
+    with LLM(model, device="cuda", **OPTIONS | {"num_pages": 13}) as llm:
+        for _ in range(4):
+            assert answers(ask(llm)) == expected
+            kill(llm)
+        assert answers(ask(llm)) == expected
+        assert llm.stats()["kv_host_failures"] == 0
+        check_accounts(llm)
+
+
 def test_a_prefix_outlives_a_reload_of_the_gpu_and_no_pool_of_a_cpu(model: str, expected: list[object]) -> None:
     """What an engine on the CPU finds is not its own, and what it leaves is not the GPU's."""
     with LLM(model, device="cuda", **OPTIONS) as llm:
