@@ -1,8 +1,8 @@
-"""Target `pages`: the files of the disk tier, and the memory of KV pages that outlives an engine.
+"""Target `pages`: the files of the tiers on disk and in host memory, and the KV memory that outlives an engine.
 
-An input is a byte, 0 for the disk tier's index, 1 for its pages and 2 for the memory, and then: the index's header line
-and its records, without the blank space between them; or places (4 bytes, little-endian) in the other two, each with
-the byte to write there.
+An input is a byte, 0 for the disk tier's index, 1 for its pages, 2 for the KV memory and 3 for the host tier's file,
+and then: the index's header line and its records, without the blank space between them; or places (4 bytes,
+little-endian) in the others, each with the byte to write there.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from engine_without_model import Engine, memfd
 from fuzzing.target import mutate_json, replace
 from tier_process import MODEL, Process
 
+from quire.engine_core.kv_tiers.host_file import DATA_START
 from quire.engine_core.kv_tiers.page_file import HEADER_BYTES, RECORD, RECORD_BYTES, checksum_of
 
-_INDEX, _PAGES, _MEMORY = range(3)
+_INDEX, _PAGES, _MEMORY, _HOST = range(4)
 _OTHER_MODEL = "1" * 32
 _SLOT_BYTES = 4096
 _PREFIXES = ((1, 2, 3), (1, 2, 2), (3, 1), (2,))
@@ -36,14 +37,15 @@ class Pages:
 
     def __init__(self, folder: Path) -> None:
         self._good, self._folder = folder / "good", folder / "damaged"
-        process = Process(self._good, _NUM_PAGES)
-        for blocks in _PREFIXES:
-            process.engine.compute("", blocks)
-        process.close_all()
-        process.write()
-        self._memory = process.engine.copy()
-        process.kill()
-        self._size = os.fstat(self._memory).st_size
+        self._host = memfd()
+        for storage in (self._host, self._good):
+            process = Process(storage, _NUM_PAGES)
+            for blocks in _PREFIXES:
+                process.engine.compute("", blocks)
+            process.close_all()
+            process.write()
+            self._memory = process.engine.copy()
+            process.kill()
         self._index = (self._good / f"{MODEL}.index").read_bytes()
 
     def seeds(self) -> Iterator[bytes]:
@@ -53,11 +55,15 @@ class Pages:
         yield bytes([_PAGES]) + _place(3, 1)
         for place in (100, 4096, 4096 + 17, 8192, 1 << 31):
             yield bytes([_MEMORY]) + _place(place, 1)
+        for place in (2, HEADER_BYTES, HEADER_BYTES + 70, DATA_START, DATA_START + 2 * _SLOT_BYTES):
+            yield bytes([_HOST]) + _place(place, 1)
 
     def test(self, data: bytes) -> None:
         """See Target."""
         if data[:1] == bytes([_MEMORY]):
             self._test_memory(data[1:])
+        elif data[:1] == bytes([_HOST]):
+            self._test_host(data[1:])
         else:
             self._test_disk(data)
 
@@ -91,14 +97,20 @@ class Pages:
             process.close_all()
             process.write()
         process.engine.check()
-        stats = process.tier.stats()
-        assert stats["kv_disk_pages"] <= stats["kv_disk_pages_total"]
-        assert stats["kv_disk_pages_written"] > 0
+        assert process.stat("pages") <= process.stat("pages_total")
+        assert process.stat("pages_written") > 0
+
+    def _test_host(self, places: bytes) -> None:
+        copy = _damaged(self._host, places)
+        process = Process(copy, _NUM_PAGES)
+        try:
+            self._use(process)
+        finally:
+            process.kill()
+            os.close(copy)
 
     def _test_memory(self, places: bytes) -> None:
-        copy = memfd()
-        os.sendfile(copy, self._memory, 0, self._size)
-        _write_places(copy, places)
+        copy = _damaged(self._memory, places)
         engine = Engine(copy, _NUM_PAGES)
         engine.check()
         for blocks in _PREFIXES:
@@ -109,7 +121,7 @@ class Pages:
     def mutate(self, data: bytes, random: Random) -> bytes:
         """See Target."""
         kind = data[0] if data else 0
-        if kind in {_PAGES, _MEMORY}:
+        if kind in {_PAGES, _MEMORY, _HOST}:
             at = _PLACE_BYTES * random.randrange(len(data) // _PLACE_BYTES + 1)
             place = random.choice((random.randrange(1 << 14), random.randrange(1 << 32)))
             return data[: 1 + at] + _place(place, random.randrange(256)) + data[1 + at :]
@@ -145,6 +157,14 @@ class Pages:
 
 def _place(place: int, value: int) -> bytes:
     return place.to_bytes(4, "little") + bytes([value])
+
+
+def _damaged(file: int, places: bytes) -> int:
+    """Return a copy of a memfd with bytes at places."""
+    copy = memfd()
+    os.sendfile(copy, file, 0, os.fstat(file).st_size)
+    _write_places(copy, places)
+    return copy
 
 
 def _write_places(file: int, places: bytes) -> None:
