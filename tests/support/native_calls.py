@@ -131,6 +131,7 @@ def world() -> dict[str, list[Any]]:
         "Device": [device],
         "CpuDevice": [device],
         "Runner": [runner],
+        "SealedQueue": _native.KvPages(device, os.memfd_create("kv"), "", 8, 32, 64, 50).sealed_queues,
         "StepResult": [runner.step([0], [0], [40])],
         "RunnerConfig": [
             _native.RunnerConfig(**{**RUNNER_SIZES, field: value}, kv_layers=[_native.KvLayerShape(**KV_LAYER)])

@@ -42,9 +42,13 @@ class KvPages {
 
 using Copy = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using ConstCopy = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+constexpr double kMostSeconds = 3600;  // that a thread waits for sealed pages
+
 using Sealed = std::tuple<std::int32_t, nb::bytes, nb::bytes, std::uint64_t>;
 
 std::vector<Sealed> take_sealed(SealedQueue& queue, std::size_t most, double seconds) {
+  if (!(seconds >= 0 && seconds <= kMostSeconds))
+    throw std::invalid_argument("seconds=" + std::to_string(seconds) + "; give 0 to " + std::to_string(kMostSeconds));
   std::vector<SealedPage> pages;
   {
     const nb::gil_scoped_release unlocked;

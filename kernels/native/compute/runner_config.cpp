@@ -10,7 +10,7 @@
 namespace quire {
 
 const RunnerConfig& checked(const RunnerConfig& config) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 31, kMostBytes = std::int64_t{1} << 48;
+  constexpr std::int64_t kMost = std::int64_t{1} << 31, kMostBytes = std::int64_t{1} << 48, kMostQueues = 16;
   const auto require = [](const char* name, std::int64_t given, std::int64_t least, std::int64_t most) {
     if (given < least || given > most)
       throw std::invalid_argument(std::string(name) + "=" + std::to_string(given) + "; it must be from " +
@@ -26,6 +26,7 @@ const RunnerConfig& checked(const RunnerConfig& config) {
   require("hidden_size", config.hidden_size, 0, kMost);
   require("tokens_per_entry", config.tokens_per_entry, 1, kMost);
   require("window", config.window, 0, kMost);
+  require("sealed_queues", config.sealed_queues, 0, kMostQueues);
   require("number of kv_layers", std::ssize(config.kv_layers), 1, kMost);
   const std::int64_t tiles = std::int64_t{config.num_pages} * (config.block_size / kTileTokens);
   std::int64_t left = kMostBytes / tiles;  // bytes of a tile in the layers that follow
