@@ -289,7 +289,8 @@ class ExpertGemmKernel(GemmKernel):
         blocks = self._blocks
         with b.items() as item:
             number, block = item // blocks, item % blocks
-            with b.when(number < b.load(entries, 0, I64)):
+            count = b.load(entries, 0, I64)
+            with b.when(number < count):
                 entry = b.address(entries, number * ENTRY_BYTES + 8)
                 expert, first, rows = (b.load(entry, 8 * i, I64) for i in range(3))
                 bias = None if biases is None else b.address(biases, expert * (blocks * BLOCK * 4))
@@ -298,7 +299,8 @@ class ExpertGemmKernel(GemmKernel):
                 if adapters is not None:
                     adapters.prefetch(b, context.dtypes, first, rows, block)
                 sink = self._sink(b, context, output, first)
-                self._multiply(b, context, x, weights, GemmItem(first // TILE_ROWS, rows, block, blocks), sink)
+                part = GemmItem(first // TILE_ROWS, rows, block, blocks, count * blocks)
+                self._multiply(b, context, x, weights, part, sink)
 
 
 @dataclass(frozen=True)

@@ -33,13 +33,14 @@ XIELU = "xielu"
 
 @dataclass(frozen=True)
 class GemmItem:
-    """A work item: `rows` rows of x, from panel number `panel` on, times block number `block` of 32 columns, of which
-    there are `blocks`."""
+    """One of `items` work items: `rows` rows of x, from panel number `panel` on, times block number `block` of 32
+    columns, of which there are `blocks`."""
 
     panel: Value
     rows: Value
     block: Value
     blocks: int
+    items: Value
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ class GemmKernel(Kernel):
             count = self._count(b, first, (rows - first).min(size))
             if adapters is not None:
                 adapters.prefetch(b, context.dtypes, first, count, column_block)
-            part = GemmItem(first // TILE_ROWS, count, column_block, self._blocks)
+            part = GemmItem(first // TILE_ROWS, count, column_block, self._blocks, groups * self._blocks)
             self._multiply(b, context, x, w, part, self._sink(b, context, output, first))
 
     def _count(self, b: Builder, first: Value, count: Value) -> Value:
@@ -157,9 +158,12 @@ class GemmKernel(Kernel):
         dtypes = context.dtypes
         if self.quantized is not None:
             panels = b.address(x, item.panel * self.quantized.panel_bytes(self.k))
-            weights = b.address(w, item.block * self._block_bytes(dtypes))
-            products = context.quantized_products(self.quantized, self.k)
-            products.emit(b, panels, item.rows, weights, sink.of(item.block))
+            products, size = context.quantized_products(self.quantized, self.k), self._block_bytes(dtypes)
+
+            def addresses(block: Value) -> Value:
+                return b.address(w, block * size)
+
+            products.emit_item(b, panels, item.rows, item.block, item.blocks, addresses, sink, item.items)
             return
         blocks = round_up(self.k, BLOCK) // BLOCK
         row_bytes = BLOCK * dtypes.activation_bytes

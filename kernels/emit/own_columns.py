@@ -79,7 +79,7 @@ class OwnColumnsKernel(GemmKernel):
                             sink(block.index, number, values)
 
                         rows = b.address(x, row.index % TILE_ROWS * row_bytes)
-                        part = GemmItem(row.index // TILE_ROWS, run, b.index(0), 1)
+                        part = GemmItem(row.index // TILE_ROWS, run, b.index(0), 1, b.index(1))
                         self._multiply(b, context, rows, b.address(at, MASK_BYTES), part, ColumnSink(store))
 
 

@@ -12,13 +12,13 @@ The registers of AVX2 and NEON need another order of loops for several rows, whi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from quire.kernels.emit.builder import F32, I8, I16, I32, I64, TILE, VF32, VI32, Builder, Value
 from quire.kernels.emit.dots import add_dots, has_dots, is_narrow, is_neon
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, round_up
-from quire.kernels.emit.products import FAR_BYTES, RowSink
+from quire.kernels.emit.products import FAR_BYTES, ColumnSink, RowSink
 from quire.kernels.emit.quantized_narrow import NarrowProducts
 from quire.kernels.emit.quantized_operands import LINE, QUADS, DotOperands
 from quire.kernels.emit.quantized_single import SingleRowProducts
@@ -71,6 +71,17 @@ class QuantizedProducts(DotOperands):
                 self._emit_chunks(b, x, rows, block, sink, few - 1)
         with b.when(rows >= few):
             emit_many(b, x, rows, block, sink)
+
+    def emit_item(
+        self, b: Builder, x: Value, rows: Value, block: Value, count: int, columns: Callable[[Value], Value],
+        sink: ColumnSink, items: Value,
+    ) -> None:  # fmt: skip
+        """Multiply rows by block number `block` of `count` blocks of columns, whose addresses are `columns`; each of
+        them is another one of `items` work items.
+
+        One item may multiply by the next blocks as well, whose items then do nothing.
+        """
+        self.emit(b, x, rows, columns(block), sink.of(block))
 
     # Rows times lines
 

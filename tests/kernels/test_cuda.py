@@ -26,7 +26,7 @@ from quire.kernels.emit.dots import CUDA
 from quire.kernels.emit.experts import CombineKernel
 from quire.kernels.emit.gates import CutoffKernel, GatedNormKernel
 from quire.kernels.emit.gemm import GemmKernel
-from quire.kernels.emit.layout import Dtypes
+from quire.kernels.emit.layout import Dtypes, QuantizedFormat
 from quire.kernels.emit.rows import NormKernel
 from quire.kernels.emit.state_update import StateUpdateKernel, UnitHeadsKernel
 from quire.kernels.emit.streams import CorrectKernel, PredictKernel, RescaleKernel
@@ -187,11 +187,23 @@ def test_a_kernel_has_the_threads_that_its_items_can_use(kernel: Kernel, threads
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("weights", ["bf16", "f32"])
-def test_products_have_registers_for_two_blocks_of_threads(weights: str, architecture: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("weights", "quantized"),
+    [
+        ("bf16", None),
+        ("f32", None),
+        ("bf16", QuantizedFormat(8)),
+        ("bf16", QuantizedFormat(4, 32, zeros=True)),
+        ("bf16", QuantizedFormat.of_gguf("Q2_K")),
+    ],
+    ids=str,
+)
+def test_products_have_registers_for_two_blocks_of_threads(
+    weights: str, quantized: QuantizedFormat | None, architecture: str, tmp_path: Path
+) -> None:
     """What does not fit does not change in the loop over k; sums would take many times as much."""
     context = context_of(CUDA, Dtypes(weights, weights, "f32"))
-    ptx = Cuda(architecture, tmp_path).ptx(GemmKernel("g", 4096, 4096), context)
+    ptx = Cuda(architecture, tmp_path).ptx(GemmKernel("g", 4096, 4096, quantized=quantized), context)
     taken = assembled.resources(ptx)
     assert taken["registers"] <= 128
     assert taken["spilled_bytes"] < 300

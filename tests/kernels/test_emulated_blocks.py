@@ -18,7 +18,7 @@ PTX = """
 .version 7.8
 .target sm_90
 .address_size 64
-.shared .align 4 .b8 exchanged[256];
+.shared .align 16 .b8 exchanged[512];
 .visible .entry entry(.param .u64 buffers, .param .u64 dims, .param .u64 items)
 .maxntid 64
 {
@@ -42,6 +42,10 @@ SHUFFLE = "shfl.sync.bfly.b32 %r3, %r2, 8, 4127, -1;\n"
 STORE = "add.s64 %rd4, %rd3, %rd2;\n st.shared.b32 [%rd4], %r2;\n"
 REVERSED = "sub.s64 %rd5, 252, %rd2;\n add.s64 %rd5, %rd3, %rd5;\n ld.shared.b32 %r2, [%rd5];\n"
 EACH_BUT_5 = "and.b32 %r4, %r1, 31;\n setp.eq.u32 %p1, %r4, 5;\n @%p1 bra $L_1;\n"
+COPY = """and.b64 %rd4, %rd1, -16; and.b64 %rd5, %rd2, -16; add.s64 %rd5, %rd3, %rd5;
+  cp.async.cg.shared.global [%rd5], [%rd4], 16; cp.async.commit_group;
+  cp.async.cg.shared.global [%rd5+256], [%rd4], 16; cp.async.commit_group;
+  """
 OF_5 = "shfl.sync.idx.b32 %r2, %r2, 5, 31, -33;\n"
 ONLY_BELOW_7 = "setp.lt.u32 %p1, %r1, 7;\n @%p1 bra $L_1;\n"
 
@@ -74,6 +78,15 @@ def test_threads_of_a_block_share_memory() -> None:
     assert run(STORE + "bar.sync 0;\n" + REVERSED).tolist() == [*reversed(range(THREADS))]
 
 
+@pytest.mark.parametrize(
+    ("wait", "ended"), [("wait_all", [True, True]), ("wait_group 0", [True, True]), ("wait_group 1", [True, False])]
+)
+def test_copies_are_there_once_their_group_is_waited_for(wait: str, ended: list[bool]) -> None:
+    waited = COPY + f"cp.async.{wait};\n bar.sync 0;\n add.s64 %rd4, %rd3, %rd2;\n"
+    copied = [run(waited + f"ld.shared.b32 %r2, [%rd4+{at}];\n").tolist() for at in (0, 256)]
+    assert [each == [*range(THREADS)] for each in copied] == ended
+
+
 def test_a_missing_barrier_shows() -> None:
     assert run(STORE + REVERSED).tolist() != [*reversed(range(THREADS))]
 
@@ -83,7 +96,7 @@ def test_shared_memory_begins_undefined_in_every_block() -> None:
 
 
 def test_launches_give_the_shared_memory_that_was_asked_for() -> None:
-    ptx = PTX.replace(".shared .align 4 .b8 exchanged[256];", ".extern .shared .align 4 .b8 exchanged[];")
+    ptx = PTX.replace(".shared .align 16 .b8 exchanged[512];", ".extern .shared .align 4 .b8 exchanged[];")
     for shared_bytes in (256, 99 << 10):
         found = run(STORE + "bar.sync 0;\n" + REVERSED, 2, ptx, shared_bytes)
         assert found.tolist() == [*range(THREADS)]  # by the second block as before

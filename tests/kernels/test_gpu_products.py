@@ -23,6 +23,7 @@ from kernel_calls import (
 )
 
 from quire.kernels._native import CpuDevice, GgufMatrix, QuantizedWeights, ThreadPool
+from quire.kernels.emit.cuda import quantized_products
 from quire.kernels.emit.cuda.choice import gpu_kernel
 from quire.kernels.emit.dots import CUDA
 from quire.kernels.emit.gemm import GemmKernel
@@ -107,6 +108,11 @@ def test_products_of_heads(rows: int, n: int) -> None:
     assert results[2].tobytes() == expected[2].tobytes()
 
 
+def use_wide_tiles(monkeypatch: pytest.MonkeyPatch, wide: bool) -> None:
+    """Multiply many rows by several blocks of columns at a time, however few items there are, or never."""
+    monkeypatch.setattr(quantized_products, "ITEMS_OF_WIDE_TILES", 1 if wide else 1 << 20)
+
+
 def quantized_operands(form: QuantizedFormat, k: int, rows: int) -> Array:
     """Return random packed activations."""
     random, span = np.random.default_rng([k, rows]), form.activation_group or form.span(k)
@@ -117,9 +123,12 @@ def quantized_operands(form: QuantizedFormat, k: int, rows: int) -> Array:
     return x
 
 
-@pytest.mark.parametrize(("k", "n"), [(2304, 40), (160, 32)])
+@pytest.mark.parametrize(("k", "n", "wide"), [(2304, 40, False), (160, 32, False), (672, 164, True)])
 @pytest.mark.parametrize("form", QUANTIZED, ids=str)
-def test_products_of_quantized_weights(form: QuantizedFormat, k: int, n: int) -> None:
+def test_products_of_quantized_weights(
+    form: QuantizedFormat, k: int, n: int, wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_wide_tiles(monkeypatch, wide)
     random, groups = np.random.default_rng(k), form.groups(k)
     values = random.integers(0, 1 << form.bits, (n, k), np.uint8)
     scales = random.uniform(1e-3, 1e-2, (n, groups)).astype(np.float32)
@@ -131,9 +140,22 @@ def test_products_of_quantized_weights(form: QuantizedFormat, k: int, n: int) ->
         product.check([quantized_operands(form, k, rows), weights, y], rows)
 
 
+def test_many_items_have_tiles_of_several_blocks_of_columns() -> None:
+    form, k, n, rows = QuantizedFormat(8), 64, 4096, 150
+    random, blocks = np.random.default_rng(n), n // 32
+    assert blocks * 2 == quantized_products.ITEMS_OF_WIDE_TILES  # of 128 rows and of 22
+    values = random.integers(0, 256, (n, k), np.uint8)
+    weights = pack_quantized(values, random.uniform(1e-3, 1e-2, (n, 1)).astype(np.float32), None, 8, 0)
+    y = np.full((rows, n), np.nan, np.float32)
+    kernel = GemmKernel("g", k, n, quantized=form)
+    Product(kernel, FLOATS["bf16"]).check([quantized_operands(form, k, rows), weights, y], rows)
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["narrow", "wide"])
 @pytest.mark.parametrize("kind", GGUF)
-def test_products_of_weights_of_gguf_files(kind: str) -> None:
-    form, n, k = QuantizedFormat.of_gguf(kind), 40, 768
+def test_products_of_weights_of_gguf_files(kind: str, wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_wide_tiles(monkeypatch, wide)
+    form, n, k = QuantizedFormat.of_gguf(kind), 90 if wide else 40, 768
     device = CpuDevice(ThreadPool(1, False))
     size = -(-n // 32) * form.block_bytes(k)
     target = device.allocate(size)

@@ -37,6 +37,11 @@ class BlockBuilder(WarpBuilder):
         return LaunchShape(self.threads, self.threads, BLOCKS_AT_ONCE)
 
     @property
+    def _item_bytes(self) -> int:
+        """See WarpBuilder."""
+        return self._scratch_bytes
+
+    @property
     def thread(self) -> Value:
         """The number of the thread in its block, an i64."""
         return self._hoist("thread", I64, "arith.extui %thread : i32 to i64")
@@ -136,9 +141,16 @@ class BlockBuilder(WarpBuilder):
         outside = self._result(_GLOBAL, f"llvm.addrspacecast {start.name} : {PTR} to {_GLOBAL}")
         self.call_void("llvm.nvvm.cp.async.cg.shared.global.16", [shared, outside])
 
-    def await_pieces(self) -> None:
-        """Wait for what the thread itself has begun to copy."""
-        self.call_void("llvm.nvvm.cp.async.wait.all", [])
+    def end_pieces(self) -> None:
+        """Make what the thread itself has begun to copy since it last came here a group of pieces."""
+        self.call_void("llvm.nvvm.cp.async.commit.group", [])
+
+    def await_pieces(self, groups: int | None = None) -> None:
+        """Wait for what the thread itself has begun to copy: for all, or for all but the last `groups` groups."""
+        if groups is None:
+            self.call_void("llvm.nvvm.cp.async.wait.all", [])
+        else:
+            self.call_void("llvm.nvvm.cp.async.wait.group", [self.constant(groups, I32)])
 
     def as_lanes(self, value: Value, type_: str) -> Value:
         """Return what a thread has of a scalar of its own as a vector of 16 lanes, or the other way round."""

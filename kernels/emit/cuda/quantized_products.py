@@ -8,19 +8,28 @@ group.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.kernels.emit.builder import F32, I32, LANES, VF32, VI32, Builder, Value
 from quire.kernels.emit.cuda.blocks import BlockBuilder
 from quire.kernels.emit.cuda.products import SUMS_BYTES, THREADS
-from quire.kernels.emit.cuda.quantized_tiles import TileProducts
+from quire.kernels.emit.cuda.quantized_tiles import MEMORY_BYTES, QuantizedTile
 from quire.kernels.emit.dots import add_dots
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS
-from quire.kernels.emit.products import RowSink
+from quire.kernels.emit.products import ColumnSink, RowSink
+from quire.kernels.emit.quantized import QuantizedProducts
 from quire.kernels.emit.quantized_operands import LINE
 
 ROWS_AT_ONCE = (1, 2, 4, 8)
 """Numbers of rows that are computed together."""
+
+WIDEST = 4
+"""Most blocks of columns of a tile."""
+
+ITEMS_OF_WIDE_TILES = 256
+"""Fewest items of which several have one tile: 64 tiles of four blocks of columns take as long on 132 multiprocessors
+as 256 of one block, which share less of what they read."""
 
 TEAMS = THREADS // LANES
 
@@ -40,7 +49,7 @@ class _QuantizedRows:
 
 
 @dataclass(frozen=True)
-class BlockQuantizedProducts(TileProducts):
+class BlockQuantizedProducts(QuantizedProducts):
     """Emits products by a block of threads, which must all come here."""
 
     @property
@@ -53,10 +62,24 @@ class BlockQuantizedProducts(TileProducts):
         """Units of a group of activations."""
         return max(self.format.span(self.k) // self.step, 1)
 
-    def emit(self, b: Builder, x: Value, rows: Value, block: Value, sink: RowSink) -> None:
-        """Call `sink` with each of `rows` rows, at most 128, of the panels at `x` times a block of 32 columns."""
+    def emit_item(
+        self, b: Builder, x: Value, rows: Value, block: Value, count: int, columns: Callable[[Value], Value],
+        sink: ColumnSink, items: Value,
+    ) -> None:  # fmt: skip
+        """See QuantizedProducts; of more than 16 rows, if there are enough items, one multiplies by several blocks."""
         assert isinstance(b, BlockBuilder)
-        sums, least = b.scratch(SUMS_BYTES), 0
+        memory = b.scratch(max(SUMS_BYTES, MEMORY_BYTES))
+        self._few(b, memory, x, rows, columns(block), sink.of(block))
+        across = WIDEST // 2 if self.format.group else WIDEST
+        is_first = (items >= ITEMS_OF_WIDE_TILES) & b.compare("eq", block % across, 0)
+        for blocks, some in ((across, is_first), (1, items < ITEMS_OF_WIDE_TILES)):
+            with b.when(b.compare("sgt", rows, TILE_ROWS) & some):
+                tile = QuantizedTile(self.format, self.k, self.isa, blocks, memory, x, rows, block, count, columns)
+                tile.emit(b, sink)
+
+    def _few(self, b: BlockBuilder, sums: Value, x: Value, rows: Value, block: Value, sink: RowSink) -> None:
+        """Call `sink` with each of `rows` rows, unless they are more than 16."""
+        least = 0
         for count in ROWS_AT_ONCE:
             with b.when(b.compare("sgt", rows, least) & b.compare("sle", rows, count)):
                 self._rows(b, _QuantizedRows(x, b.index(0), rows, count, sums), block, sink)
@@ -65,8 +88,6 @@ class BlockQuantizedProducts(TileProducts):
         with b.when(few), b.loop(0, rows, least) as first:
             wanted = (rows - first.index).min(least)
             self._rows(b, _QuantizedRows(x, first.index, wanted, least, sums), block, sink)
-        with b.when(b.compare("sgt", rows, TILE_ROWS)):
-            self.emit_tiles(b, x, rows, block, sums, sink)
 
     def _rows(self, b: BlockBuilder, rows: _QuantizedRows, block: Value, sink: RowSink) -> None:
         most = SUMS_BYTES // (rows.count * self._unit_bytes)

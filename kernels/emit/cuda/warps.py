@@ -80,7 +80,7 @@ class WarpBuilder(LaneBuilder):
 
     def kernel(self, shared_bytes: int = SHARED_BYTES) -> GpuKernel:
         """Return the kernel. Raises ScratchError if an item has more scratch than `shared_bytes`."""
-        each = self._scratch_bytes + (64 - self._scratch_bytes) % 128  # items use different banks
+        each = self._item_bytes
         if each > shared_bytes:
             raise ScratchError(f"{each} bytes")
         shape, memory = self._shape(max(SHARED_BYTES // each, 1) if self._scratch else BLOCK_ITEMS), ""
@@ -114,6 +114,11 @@ class WarpBuilder(LaneBuilder):
         self._lines = [line for i, line in enumerate(self._lines) if i not in unneeded]
         self._entry = [*setup, *self._entry]
         return GpuKernel(memory + self.text() + entry(shape), shape)
+
+    @property
+    def _item_bytes(self) -> int:
+        """Bytes from one item's scratch to the next one's: items use different banks."""
+        return self._scratch_bytes + (64 - self._scratch_bytes) % 128
 
     def _shape(self, items: int) -> LaunchShape:
         """Return how the kernel is launched if the scratch of so many items fits a block."""

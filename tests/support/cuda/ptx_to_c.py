@@ -87,15 +87,26 @@ static uint32_t shuffle(Block *mates, uint32_t thread, uint32_t site, char kind,
   if (!(mask >> from & 1)) mates->fail(mates, site, "a shuffle reads a thread that it does not name");
   return words[from][0];
 }
-typedef struct { uint64_t target[64], source[64]; uint32_t count; } Copies;  /* that a thread has not waited for */
+typedef struct {  /* that a thread has not waited for, each with the number of its group */
+  uint64_t target[64], source[64];
+  uint32_t group[64], count, groups;
+} Copies;
 static void begin_copy(Block *mates, uint32_t site, Copies *copies, uint64_t target, uint64_t source) {
   if (copies->count == 64) mates->fail(mates, site, "a thread has begun too many copies");
   memset((void *)target, 0xab, 16);  /* nobody may read what is there from now on */
-  copies->target[copies->count] = target, copies->source[copies->count++] = source;
+  uint32_t i = copies->count++;
+  copies->target[i] = target, copies->source[i] = source, copies->group[i] = copies->groups;
 }
-static void end_copies(Copies *copies) {
-  for (uint32_t i = 0; i < copies->count; i++) memcpy((void *)copies->target[i], (void *)copies->source[i], 16);
-  copies->count = 0;
+static void end_copies(Copies *copies, int32_t before) {  /* those of groups before that number */
+  uint32_t kept = 0;
+  for (uint32_t i = 0; i < copies->count; i++)
+    if ((int32_t)copies->group[i] < before) {
+      memcpy((void *)copies->target[i], (void *)copies->source[i], 16);
+    } else {
+      copies->target[kept] = copies->target[i], copies->source[kept] = copies->source[i];
+      copies->group[kept++] = copies->group[i];
+    }
+  copies->count = kept;
 }
 static void multiply_tiles(Block *mates, uint32_t thread, uint32_t site, const uint32_t *own, uint32_t *sums) {
   const Words *words = mates->meet(mates, thread, site, ~0u, own, 6);
@@ -185,7 +196,7 @@ class Translator:
         arguments = "const uint64_t *parameters, uint32_t thread, uint32_t threads, uint32_t block, Block *mates"
         head = f"static void {name}({arguments}) {{"
         loads = [f"const uint64_t {each} = parameters[{i}];" for i, each in enumerate(names)]
-        loads.append("Copies copies = {.count = 0};")
+        loads.append("Copies copies = {.count = 0, .groups = 0};")
         fields = f"{name}, shared, {shared_bytes}, {most[1] if most else 0}, {int(has_more)}, {int(self.meets)}"
         return "\n".join([head, *loads, *self.lines, "}", f"Function {name}_info = {{{fields}}};"])
 
@@ -402,7 +413,11 @@ class Translator:
     def do_cp(self, opcode: list[str], operands: list[str]) -> str:
         """Copies end as late as they may."""
         if opcode[1:] == ["async", "wait_all"]:
-            return "end_copies(&copies);"
+            return "end_copies(&copies, copies.groups + 1);"
+        if opcode[1:] == ["async", "commit_group"]:
+            return "copies.groups++;"
+        if opcode[1:] == ["async", "wait_group"]:
+            return f"end_copies(&copies, copies.groups - {self.value(operands[0])});"
         if opcode[1:] != ["async", "cg", "shared", "global"] or operands[2:] != ["16"]:
             raise ValueError(f"unknown instruction {'.'.join(opcode)}")
         target, source = map(self.address, operands[:2])
