@@ -137,11 +137,13 @@ class AdapterOperands:
         self, b: Builder, dtypes: Dtypes, entry: Value, rows: Sequence[Value], block: Value,
         values: Sequence[Sequence[Value]],
     ) -> list[list[Value]]:  # fmt: skip
-        """Return the products of each row with a block of columns, `values`, as an adapter changes them."""
-        columns = b.address(b.load(entry, 16, PTR), block * (2 * COLUMNS_BYTES))
+        """Return the products of each row with a block of as many columns as it has values, as an adapter changes
+        them."""
+        tiles = len(values[0])
+        columns = b.address(b.load(entry, 16, PTR), block * (tiles * COLUMNS_BYTES))
         shorts = [b.address(self.short, row * (self.tiles * 64)) for row in rows]
         changed: list[list[Value]] = [[] for _ in rows]
-        for i in range(2):
+        for i in range(tiles):
             at = b.address(columns, i * COLUMNS_BYTES)
             weights, first = b.load(at, 0, PTR), b.load(at, 16, I64) * 4
             sources = [b.address(short, first) for short in shorts]

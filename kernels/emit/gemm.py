@@ -22,6 +22,7 @@ from quire.kernels.emit.math import activation, clamped_swiglu, softcap, xielu
 from quire.kernels.emit.products import (
     BLOCKS_PER_PASS,
     FAR_BYTES,
+    LINE,
     ColumnSink,
     PackedColumns,
     Panels,
@@ -192,16 +193,19 @@ class GemmKernel(Kernel):
     def _finish(
         self, b: Builder, dtypes: Dtypes, output: GemmOutput, row: Value, block: Value, values: Sequence[Value]
     ) -> None:
-        """Store a row of products with block `block` of the columns, changed by its adapter, after the epilogue."""
+        """Store a row of products with block `block` of as many columns as there are values, changed by its adapter,
+        after the epilogue."""
+        size = len(values) * LINE
         if output.bias is not None:
             bias = output.bias if output.adapters is None else output.adapters.biases(b, row, output.bias)
-            values = [v + b.load(bias, block * (BLOCK * 4) + 64 * i, VF32, 64) for i, v in enumerate(values)]
+            values = [v + b.load(bias, block * size + 64 * i, VF32, 64) for i, v in enumerate(values)]
         if self.softcap:
             values = [softcap(b, v, self.softcap, self.scale) for v in values]
         elif self.scale != 1:
             values = [v * self.scale for v in values]
         if self.epilogue in ("store", "add"):
-            at = b.address(output.y, (row * round_up(self.y_columns or self.n, BLOCK) + block * BLOCK + self.first) * 4)
+            columns = round_up(self.y_columns or self.n, BLOCK)
+            at = b.address(output.y, (row * columns + self.first) * 4 + block * size)
             for i, value in enumerate(values):
                 total = value + b.load(at, 64 * i, VF32, 64) if self.epilogue == "add" else value
                 if output.mask is not None:
@@ -210,12 +214,12 @@ class GemmKernel(Kernel):
                 b.store(total, at, 64 * i, 64)
             return
         if output.factors is not None:
-            at = b.address(output.factors, (row * round_up(self.y_columns or self.n, BLOCK) + block * BLOCK) * 4)
+            at = b.address(output.factors, row * (round_up(self.y_columns or self.n, BLOCK) * 4) + block * size)
             pairs = [(b.load(at, 64 * i, VF32, 64), value) for i, value in enumerate(values)]
             results = [self._gated(b, *(pair if self.epilogue == "gated" else pair[::-1])) for pair in pairs]
         else:
             results = self._activated(b, output, values)
-        width = round_up(self.n, BLOCK) // (3 - len(results))
+        width = round_up(self.n, BLOCK) * len(results) // len(values)
         for i, value in enumerate(results):
             column = block * (16 * len(results)) + 16 * i
             store_activation(b, dtypes, value, output.y, packed_offset(dtypes, width, row, column))

@@ -33,6 +33,7 @@ LINE = _native.CACHE_LINE
 
 class ColumnSink:
     """Takes products: called with the number of a block of 32 columns, a row number and its two vectors of 16 columns.
+    One of a linear layer may be called with the number of a tile of 16 columns and one vector as well.
 
     Rows in memory are taken together.
     """

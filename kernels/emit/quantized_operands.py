@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quire.kernels import _native
 from quire.kernels.emit.builder import F16, F32, I8, I16, I32, VF32, VI32, Builder, Value, vector
@@ -19,10 +19,11 @@ _HALVES = 2 * BLOCK  # bytes of an f16 or i16 for each column
 
 @dataclass(frozen=True)
 class QuantizedOperands:
-    """Quantized activations and columns of `k` elements."""
+    """Quantized activations and columns of `k` elements, in `tiles` of a block of columns: in both, or in one."""
 
     format: QuantizedFormat
     k: int
+    tiles: Sequence[Value | int] = field(default=(0, 1), kw_only=True)
 
     @property
     def shared(self) -> int:
@@ -65,9 +66,9 @@ class QuantizedOperands:
         return b.address(header, first + self.format.header_bytes)
 
     def scales(self, b: Builder, header: Value, group: Value) -> list[Value]:
-        """Load the scales of a group's two tiles."""
+        """Load the scales of a group's tiles."""
         if not self.format.group:
-            return [b.load(header, LINE * tile, VF32, LINE) for tile in range(2)]
+            return [b.load(header, tile * LINE, VF32, LINE) for tile in self.tiles]
         if self.format.scales == "f16":
             return self._halves(b, header, 0)
         if self.format.scales == "e8m0":
@@ -78,7 +79,7 @@ class QuantizedOperands:
         return [d * factor for d, factor in zip(self._halves(b, header, 0), factors, strict=True)]
 
     def mins(self, b: Builder, header: Value, group: Value) -> list[Value]:
-        """Load the minima of a group's two tiles."""
+        """Load the minima of a group's tiles."""
         halves = self._halves(b, header, _HALVES)
         if self.format.scales == "f16":
             return halves
@@ -87,13 +88,13 @@ class QuantizedOperands:
         return [d * factor for d, factor in zip(halves, factors, strict=True)]
 
     def _halves(self, b: Builder, header: Value, at: int) -> list[Value]:
-        halves = [b.load(header, at + LINE // 2 * tile, vector(F16), LINE // 2) for tile in range(2)]
+        halves = [b.load(header, tile * (LINE // 2) + at, vector(F16), LINE // 2) for tile in self.tiles]
         return [b.convert("arith.extf", half, VF32) for half in halves]
 
     def _bytes(self, b: Builder, header: Value, at: int, group: Value, extension: str) -> list[Value]:
         """Load the bytes of a group in a table at `at`, [groups of the header][32 columns]."""
         place = group % self.format.super_groups * BLOCK + at
-        halves = [b.load(header, place + TILE_ROWS * tile, vector(I8), TILE_ROWS) for tile in range(2)]
+        halves = [b.load(header, place + tile * TILE_ROWS, vector(I8), TILE_ROWS) for tile in self.tiles]
         return [b.convert(extension, half, VI32) for half in halves]
 
 
@@ -124,23 +125,23 @@ class DotOperands(QuantizedOperands):
         return self.format.middle - self.offset
 
     def zeros(self, b: Builder, header: Value) -> list[Value]:
-        """Load the zero points of a group's two tiles."""
+        """Load the zero points of a group's tiles."""
         at = self.format.header_bytes - LINE
-        halves = [b.load(header, at + LINE // 2 * tile, vector(I16), LINE // 2) for tile in range(2)]
+        halves = [b.load(header, tile * (LINE // 2) + at, vector(I16), LINE // 2) for tile in self.tiles]
         zeros = [b.convert("arith.extsi", half, VI32) for half in halves]
         return [zero - self.offset for zero in zeros] if self.offset else zeros
 
     def start(self, b: Builder, header: Value, total: Value) -> list[Value]:
-        """Return -zero * sum x for the two tiles of a row."""
+        """Return -zero * sum x for the tiles of a row."""
         if not self.format.zeros:
-            return [total * -self.middle if self.middle else b.constant(0, VI32)] * 2
+            return [total * -self.middle if self.middle else b.constant(0, VI32)] * len(self.tiles)
         return [zero * total * -1 for zero in self.zeros(b, header)]
 
     def add_scaled(
         self, b: Builder, header: Value, group: Value, sums: Sequence[Value], scale: Value, x_sum: Value,
         totals: Sequence[Value],
     ) -> list[Value]:  # fmt: skip
-        """Return `totals` plus a row's scaled sums of a group, and its minima, for two tiles."""
+        """Return `totals` plus a row's scaled sums of a group, and its minima, for its tiles."""
         factor = b.broadcast(scale)
         results = [
             b.fma(b.convert("arith.sitofp", value, VF32), weight_scale * factor, total)
@@ -151,14 +152,14 @@ class DotOperands(QuantizedOperands):
         subtracted = b.broadcast(scale * b.convert("arith.sitofp", x_sum, F32) * -1.0)
         return [b.fma(least, subtracted, r) for least, r in zip(self.mins(b, header, group), results, strict=True)]
 
-    def quads(self, b: Builder, unit: Value, tile: int, first: int, count: int) -> list[Value]:
+    def quads(self, b: Builder, unit: Value, tile: Value | int, first: int, count: int) -> list[Value]:
         """Load `count` fours of k of a tile, from number `first` on of the unit at `unit`: lanes of bytes."""
         values: list[Value] = [b.constant(0, VI32)] * count
         line, shift = 0, 0
         for plane in self.format.planes:
             each = 8 // plane  # quads in a line
             lines = {
-                number: b.load(unit, (line + number) * (2 * LINE) + tile * LINE, VI32, LINE)
+                number: b.load(unit, tile * LINE + (line + number) * (2 * LINE), VI32, LINE)
                 for number in range(first // each, -(-(first + count) // each))
             }
             for i in range(count):

@@ -165,7 +165,10 @@ def test_a_second_start_compiles_nothing(demo_model: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("kernel", "threads"),
     [
-        (GemmKernel("g", 64, 32), 256),
+        (GemmKernel("g", 64, 32), 512),
+        (GemmKernel("g", 64, 8160, quantized=QuantizedFormat(8)), 512),
+        (GemmKernel("g", 64, 8192), 256),
+        (GemmKernel("g", 64, 32, "gate", activation="silu"), 256),
         (AttentionKernel("a", Heads(8, 2, 128), 0.1), 256),
         (AttentionKernel("a", Heads(20, 1, 576, 512), 0.1), 256),
         (CombineKernel("c", 64, 2), 256),

@@ -23,7 +23,7 @@ from kernel_calls import (
 )
 
 from quire.kernels._native import CpuDevice, GgufMatrix, QuantizedWeights, ThreadPool
-from quire.kernels.emit.cuda import quantized_products
+from quire.kernels.emit.cuda import choice, quantized_products
 from quire.kernels.emit.cuda.choice import gpu_kernel
 from quire.kernels.emit.dots import CUDA
 from quire.kernels.emit.gemm import GemmKernel
@@ -49,6 +49,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     emulated_gpu.use(monkeypatch, tmp_path)
 
 
+def expect_items(monkeypatch: pytest.MonkeyPatch, many: bool) -> None:
+    """Have kernels suit many items, however few there are, or few."""
+    most = 1 if many else 1 << 20
+    monkeypatch.setattr(quantized_products, "ITEMS_OF_WIDE_TILES", most)
+    monkeypatch.setattr(choice, "FEW_ITEMS", most)
+
+
 class Product:
     """A kernel for a CPU, whose results are expected, and for a GPU."""
 
@@ -68,9 +75,10 @@ class Product:
         assert np.array_equal(results[2].view(np.uint32), expected.view(np.uint32)), rows
 
 
-@pytest.mark.parametrize(("k", "n"), [(8300, 33), (96, 100)])
+@pytest.mark.parametrize(("k", "n", "many"), [(8300, 33, False), (96, 100, False), (8300, 33, True), (96, 100, True)])
 @pytest.mark.parametrize("form", FLOATS)
-def test_products_of_floats(form: str, k: int, n: int) -> None:
+def test_products_of_floats(form: str, k: int, n: int, many: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    expect_items(monkeypatch, many)
     random = np.random.default_rng(k)
     x, w = random.standard_normal((ROWS[-1], k), np.float32), random.standard_normal((n, k), np.float32)
     if form == "bf16":
@@ -108,11 +116,6 @@ def test_products_of_heads(rows: int, n: int) -> None:
     assert results[2].tobytes() == expected[2].tobytes()
 
 
-def use_wide_tiles(monkeypatch: pytest.MonkeyPatch, wide: bool) -> None:
-    """Multiply many rows by several blocks of columns at a time, however few items there are, or never."""
-    monkeypatch.setattr(quantized_products, "ITEMS_OF_WIDE_TILES", 1 if wide else 1 << 20)
-
-
 def quantized_operands(form: QuantizedFormat, k: int, rows: int) -> Array:
     """Return random packed activations."""
     random, span = np.random.default_rng([k, rows]), form.activation_group or form.span(k)
@@ -123,12 +126,12 @@ def quantized_operands(form: QuantizedFormat, k: int, rows: int) -> Array:
     return x
 
 
-@pytest.mark.parametrize(("k", "n", "wide"), [(2304, 40, False), (160, 32, False), (672, 164, True)])
+@pytest.mark.parametrize(("k", "n", "many"), [(2304, 40, False), (160, 32, False), (672, 164, True)])
 @pytest.mark.parametrize("form", QUANTIZED, ids=str)
 def test_products_of_quantized_weights(
-    form: QuantizedFormat, k: int, n: int, wide: bool, monkeypatch: pytest.MonkeyPatch
+    form: QuantizedFormat, k: int, n: int, many: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use_wide_tiles(monkeypatch, wide)
+    expect_items(monkeypatch, many)
     random, groups = np.random.default_rng(k), form.groups(k)
     values = random.integers(0, 1 << form.bits, (n, k), np.uint8)
     scales = random.uniform(1e-3, 1e-2, (n, groups)).astype(np.float32)
@@ -151,11 +154,11 @@ def test_many_items_have_tiles_of_several_blocks_of_columns() -> None:
     Product(kernel, FLOATS["bf16"]).check([quantized_operands(form, k, rows), weights, y], rows)
 
 
-@pytest.mark.parametrize("wide", [False, True], ids=["narrow", "wide"])
+@pytest.mark.parametrize("many", [False, True], ids=["few items", "many items"])
 @pytest.mark.parametrize("kind", GGUF)
-def test_products_of_weights_of_gguf_files(kind: str, wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_wide_tiles(monkeypatch, wide)
-    form, n, k = QuantizedFormat.of_gguf(kind), 90 if wide else 40, 768
+def test_products_of_weights_of_gguf_files(kind: str, many: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    expect_items(monkeypatch, many)
+    form, n, k = QuantizedFormat.of_gguf(kind), 90 if many else 40, 768
     device = CpuDevice(ThreadPool(1, False))
     size = -(-n // 32) * form.block_bytes(k)
     target = device.allocate(size)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from quire.kernels.emit.builder import F32, I32, I64, LANES, PTR, Builder, Loop, Value, vector
-from quire.kernels.emit.cuda.threads import LaunchShape
+from quire.kernels.emit.cuda.threads import LaunchShape, register
 from quire.kernels.emit.cuda.warps import WarpBuilder
 
 _GLOBAL, _SHARED = "!llvm.ptr<1>", "!llvm.ptr<3>"
@@ -24,17 +24,18 @@ class RepeatedStoreError(Exception):
 
 
 class BlockBuilder(WarpBuilder):
-    """Collects the text of a kernel that a block of `threads` threads runs for each work item."""
+    """Collects the text of a kernel that `parts` blocks of `threads` threads run for each work item."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, parts: int = 1) -> None:
         super().__init__()
         self.threads = threads
+        self._parts = parts
         self._stores = False
         self._in_turn: dict[int, Value] = {}
 
     def _shape(self, items: int) -> LaunchShape:
-        """See WarpBuilder; a block computes one item."""
-        return LaunchShape(self.threads, self.threads, BLOCKS_AT_ONCE)
+        """See WarpBuilder; a block computes one item, or a part of it."""
+        return LaunchShape(self.threads * self._parts, self.threads, BLOCKS_AT_ONCE)
 
     @property
     def _item_bytes(self) -> int:
@@ -45,6 +46,15 @@ class BlockBuilder(WarpBuilder):
     def thread(self) -> Value:
         """The number of the thread in its block, an i64."""
         return self._hoist("thread", I64, "arith.extui %thread : i32 to i64")
+
+    @property
+    def part(self) -> Value:
+        """The number of the block among those of its item, an i64."""
+        if self._parts == 1:
+            return self.index(0)
+        number = self._hoist("block", I32, register("ctaid.x"))
+        wide = self._hoist("wide block", I64, f"arith.extui {number.name} : i32 to i64")
+        return self._hoist("part", I64, f"arith.remui {wide.name}, {self.constant(self._parts, I64).name} : i64")
 
     @property
     def team(self) -> Value:

@@ -38,7 +38,7 @@ from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.head_linear import HeadLinearKernel
 from quire.kernels.emit.kv import SplitHeadsKernel
 from quire.kernels.emit.latent_heads import LatentHeadsKernel
-from quire.kernels.emit.layout import TILE_ROWS, QuantizedFormat, round_up
+from quire.kernels.emit.layout import BLOCK, TILE_ROWS, QuantizedFormat, round_up
 from quire.kernels.emit.products import Products
 from quire.kernels.emit.rows import NormKernel, QuantizeKernel, SpreadKernel
 from quire.kernels.emit.sampling import SampleKernel
@@ -63,6 +63,10 @@ _OWN_KERNELS: dict[type[Kernel], tuple[Callable[..., Kernel], int]] = {
 }
 """Kernels that are written for blocks of threads, and how many."""
 
+FEW_ITEMS = 256
+"""Items of up to 16 rows of which 132 multiprocessors get two each. If a linear layer has fewer, two blocks of threads
+compute one."""
+
 _LARGEST_KEY = 256
 """Rows of a state's matrix of which a quarter fits the registers of a thread."""
 
@@ -71,16 +75,18 @@ _LARGEST_KEY = 256
 class BlockContext(EmitContext):
     """Target of kernels whose work items are computed by blocks of threads.
 
-    Products have `sums_bytes` of shared memory for their sums.
+    Products have `sums_bytes` of shared memory for their sums, and those of linear layers `parts` blocks of threads for
+    an item.
     """
 
     sums_bytes: int = SUMS_BYTES
+    parts: int = 1
 
     @property
     def products(self) -> BlockProducts:
         """See EmitContext."""
         products = FastProducts if self.fast_matmul else BlockProducts
-        return products(self.isa, self.dtypes, self.rows_per_item, self.sums_bytes)
+        return products(self.isa, self.dtypes, self.rows_per_item, self.sums_bytes, self.parts)
 
     @property
     def kv_products(self) -> BlockProducts:
@@ -99,7 +105,7 @@ class BlockContext(EmitContext):
 
     def quantized_products(self, quantized: QuantizedFormat, k: int) -> BlockQuantizedProducts:
         """See EmitContext."""
-        return BlockQuantizedProducts(quantized, k, self.isa)
+        return BlockQuantizedProducts(quantized, k, self.isa, self.parts)
 
 
 @dataclass(frozen=True)
@@ -132,8 +138,9 @@ def by_blocks(
     own, threads = _OWN_KERNELS.get(type(kernel), (None, THREADS))
     if own is not None:
         kernel = own(*(getattr(kernel, field.name) for field in fields(kernel)))
-    b = BlockBuilder(threads)
-    kernel.build(b, BlockContext(context.capabilities, context.dtypes, context.fast_matmul, sums_bytes))
+    parts = _parts(kernel, context)
+    b = BlockBuilder(threads, parts)
+    kernel.build(b, BlockContext(context.capabilities, context.dtypes, context.fast_matmul, sums_bytes, parts))
     return b.kernel(shared_bytes)
 
 
@@ -148,6 +155,15 @@ def by_threads(kernel: Kernel, context: EmitContext) -> GpuKernel:
     """Return a kernel as on a CPU: one thread computes a work item, with its scratch in local memory."""
     shape, context = LaunchShape(1, WARP), WarpContext(context.capabilities, context.dtypes)
     return GpuKernel(replace(kernel, name=KERNEL).emit(context) + entry(shape), shape)
+
+
+def _parts(kernel: Kernel, context: EmitContext) -> int:
+    """Return the blocks of threads of a work item: two for linear layers of few columns, a tile of 16 each, unless an
+    epilogue takes two tiles together, or the tensor cores multiply bf16."""
+    if type(kernel) is not GemmKernel or kernel.epilogue == "gate":
+        return 1
+    is_fast = context.fast_matmul and kernel.quantized is None
+    return 1 if is_fast or -(-kernel.n // BLOCK) >= FEW_ITEMS else 2
 
 
 def _suits_blocks(kernel: Kernel) -> bool:

@@ -23,7 +23,7 @@ from quire.kernels.emit.cuda.product_tiles import (
     PIECE,
     ProductTile,
 )
-from quire.kernels.emit.cuda.products import ROW_BYTES, THREADS, BlockProducts, RowGroup
+from quire.kernels.emit.cuda.products import BlockProducts, RowGroup
 from quire.kernels.emit.cuda.threads import WARP
 from quire.kernels.emit.layout import BLOCK
 from quire.kernels.emit.products import LINE
@@ -100,12 +100,11 @@ class FastProducts(BlockProducts):
     """Emits products on tensor cores by a block of threads, which must all come here."""
 
     tile = FastTile
-    blocks_at_once = THREADS // WARP
 
     @staticmethod
-    def _slot(b: BlockBuilder) -> Value:
-        """See BlockProducts; each warp computes a block of k."""
-        return b.thread // WARP
+    def _threads(rows: RowGroup) -> int:
+        """See BlockProducts."""
+        return WARP
 
     def _store_sums(self, b: BlockBuilder, rows: RowGroup, weights: Value, block: Value, place: Value) -> None:
         """See BlockProducts."""
@@ -118,7 +117,7 @@ class FastProducts(BlockProducts):
             words = [b.load_own(weights, (half * HALF + i) * LINE, I32, 4, constant=True) for i in range(2)]
             sums = _multiplied(b, upper, [zero, zero], words, sums)
         with b.when(lane.row < rows.count):
-            target = place * (rows.count * ROW_BYTES) + lane.row * ROW_BYTES + lane.part * (2 * PIECE)
+            target = (place * rows.count + lane.row) * rows.row_bytes + lane.part * (2 * PIECE)
             _store_row(b, sums, 0, b.address(rows.sums, target))
 
 

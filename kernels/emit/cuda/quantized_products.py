@@ -9,11 +9,11 @@ group.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.kernels.emit.builder import F32, I32, LANES, VF32, VI32, Builder, Value
 from quire.kernels.emit.cuda.blocks import BlockBuilder
-from quire.kernels.emit.cuda.products import SUMS_BYTES, THREADS
+from quire.kernels.emit.cuda.products import THREADS
 from quire.kernels.emit.cuda.quantized_tiles import MEMORY_BYTES, QuantizedTile
 from quire.kernels.emit.dots import add_dots
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS
@@ -39,7 +39,7 @@ _QUADS_AT_ONCE = 4  # fours of k whose weights are loaded before they are multip
 @dataclass(frozen=True)
 class _QuantizedRows:
     """Rows of x that are computed together: `count` of them from number `first` of the panel on, `wanted` of which
-    matter; and the memory of their sums, i32 [unit][row][32 columns]."""
+    matter; and the memory of their sums, i32 [unit][row][columns]."""
 
     panel: Value
     first: Value
@@ -50,7 +50,9 @@ class _QuantizedRows:
 
 @dataclass(frozen=True)
 class BlockQuantizedProducts(QuantizedProducts):
-    """Emits products by a block of threads, which must all come here."""
+    """Emits products by a block of threads, which must all come here, or up to 16 rows by `parts` blocks, 1 or 2."""
+
+    parts: int = 1
 
     @property
     def step(self) -> int:
@@ -66,33 +68,40 @@ class BlockQuantizedProducts(QuantizedProducts):
         self, b: Builder, x: Value, rows: Value, block: Value, count: int, columns: Callable[[Value], Value],
         sink: ColumnSink, items: Value,
     ) -> None:  # fmt: skip
-        """See QuantizedProducts; of more than 16 rows, if there are enough items, one multiplies by several blocks."""
+        """See QuantizedProducts; of more than 16 rows, if there are enough items, one multiplies by several blocks.
+
+        Of two blocks of threads each multiplies up to 16 rows by a tile of 16 columns, and the first one more rows.
+        """
         assert isinstance(b, BlockBuilder)
-        memory = b.scratch(max(SUMS_BYTES, MEMORY_BYTES))
-        self._few(b, memory, x, rows, columns(block), sink.of(block))
+        with b.when(rows <= TILE_ROWS):
+            mine = self if self.parts == 1 else replace(self, tiles=(b.part,))
+            mine.emit(b, x, rows, columns(block), sink.of(block * self.parts + b.part))
+        is_many = b.compare("sgt", rows, TILE_ROWS) & b.compare("eq", b.part, 0)
         across = WIDEST // 2 if self.format.group else WIDEST
         is_first = (items >= ITEMS_OF_WIDE_TILES) & b.compare("eq", block % across, 0)
         for blocks, some in ((across, is_first), (1, items < ITEMS_OF_WIDE_TILES)):
-            with b.when(b.compare("sgt", rows, TILE_ROWS) & some):
+            with b.when(is_many & some):
+                memory = b.in_turn(MEMORY_BYTES)
                 tile = QuantizedTile(self.format, self.k, self.isa, blocks, memory, x, rows, block, count, columns)
                 tile.emit(b, sink)
 
-    def _few(self, b: BlockBuilder, sums: Value, x: Value, rows: Value, block: Value, sink: RowSink) -> None:
-        """Call `sink` with each of `rows` rows, unless they are more than 16."""
-        least = 0
+    def emit(self, b: Builder, x: Value, rows: Value, block: Value, sink: RowSink) -> None:
+        """See QuantizedProducts; of at most 16 rows."""
+        assert isinstance(b, BlockBuilder)
+        sums, least = b.in_turn(MEMORY_BYTES), 0
         for count in ROWS_AT_ONCE:
             with b.when(b.compare("sgt", rows, least) & b.compare("sle", rows, count)):
                 self._rows(b, _QuantizedRows(x, b.index(0), rows, count, sums), block, sink)
             least = count
-        few = b.compare("sgt", rows, least) & b.compare("sle", rows, TILE_ROWS)
-        with b.when(few), b.loop(0, rows, least) as first:
+        with b.when(b.compare("sgt", rows, least)), b.loop(0, rows, least) as first:
             wanted = (rows - first.index).min(least)
             self._rows(b, _QuantizedRows(x, first.index, wanted, least, sums), block, sink)
 
     def _rows(self, b: BlockBuilder, rows: _QuantizedRows, block: Value, sink: RowSink) -> None:
-        most = SUMS_BYTES // (rows.count * self._unit_bytes)
+        most = MEMORY_BYTES // (rows.count * self._unit_bytes)
         groups = self.format.groups(self.k) // self.shared
-        zero = [b.constant(0.0, VF32)] * 2
+        zero = [b.constant(0.0, VF32)] * len(self.tiles)
+        none = [b.constant(0, VI32)] * (len(self.tiles) * self.shared)
         if self.units <= most:
             at_once = most // self.units
             with b.loop(0, groups, at_once, state=zero) as start:
@@ -101,16 +110,14 @@ class BlockQuantizedProducts(QuantizedProducts):
                 last = b.select(b.team < rows.wanted, stop, start.index)
                 with b.loop(start.index, last, state=start.state) as group:
                     first = (group.index - start.index) * self.units
-                    sums = self._add_units(
-                        b, rows, first, first + self.units, [b.constant(0, VI32)] * (2 * self.shared)
-                    )
+                    sums = self._add_units(b, rows, first, first + self.units, none)
                     group.carry(*self._add_group(b, rows, block, group.index, sums, group.state))
                 start.carry(*group.results)
                 b.barrier()
         else:
             with b.loop(0, groups, state=zero) as start:
                 begin, end = start.index * self.units, (start.index + 1) * self.units
-                with b.loop(begin, end, most, state=[b.constant(0, VI32)] * (2 * self.shared)) as part:
+                with b.loop(begin, end, most, state=none) as part:
                     stop = (part.index + most).min(end)
                     self._sum_units(b, rows, block, part.index, stop)
                     part.carry(*self._add_units(b, rows, b.index(0), stop - part.index, part.state))
@@ -122,7 +129,12 @@ class BlockQuantizedProducts(QuantizedProducts):
     @property
     def _unit_bytes(self) -> int:
         """Return the bytes of the sums of a unit and a row."""
-        return self.shared * BLOCK * 4
+        return self.shared * self._row_bytes
+
+    @property
+    def _row_bytes(self) -> int:
+        """Return the bytes of the sums of a group of weights in a unit and a row."""
+        return len(self.tiles) * LINE
 
     def _sum_units(self, b: BlockBuilder, rows: _QuantizedRows, block: Value, first: Value, stop: Value) -> None:
         """Store the sums of units [first, stop), each by a half-warp, and wait for all of them."""
@@ -137,26 +149,26 @@ class BlockQuantizedProducts(QuantizedProducts):
             for part in range(self.shared):
                 quads = self.step // 4 // self.shared
                 for i, value in enumerate(self._unit_sums(b, x, weights, rows.count, part * quads, quads)):
-                    row, tile = divmod(i, 2)
-                    b.store_lanes(value, target, row * self._unit_bytes + part * BLOCK * 4 + tile * LINE)
+                    row, tile = divmod(i, len(self.tiles))
+                    b.store_lanes(value, target, row * self._unit_bytes + part * self._row_bytes + tile * LINE)
         b.barrier()
 
     def _unit_sums(self, b: BlockBuilder, x: Value, unit: Value, count: int, first: int, quads: int) -> list[Value]:
         """Return the sums of `quads` fours of k, from number `first` of a unit on, for each row and tile."""
-        sums = [b.constant(0, VI32)] * (2 * count)
+        sums = [b.constant(0, VI32)] * (len(self.tiles) * count)
         for start in range(first, first + quads, _QUADS_AT_ONCE):
-            tiles = [self.quads(b, unit, tile, start, _QUADS_AT_ONCE) for tile in range(2)]
+            tiles = [self.quads(b, unit, tile, start, _QUADS_AT_ONCE) for tile in self.tiles]
             for r in range(count):
                 for i, word in enumerate(b.load_own(x, r * LINE + start * 4, I32, _QUADS_AT_ONCE, constant=True)):
-                    for tile in range(2):
-                        number = 2 * r + tile
-                        sums[number] = add_dots(b, self.isa, sums[number], tiles[tile][i], b.broadcast(word))
+                    for tile, words in enumerate(tiles):
+                        number = len(tiles) * r + tile
+                        sums[number] = add_dots(b, self.isa, sums[number], words[i], b.broadcast(word))
         return sums
 
     def _add_units(
         self, b: BlockBuilder, rows: _QuantizedRows, first: Value, stop: Value, sums: list[Value]
     ) -> list[Value]:
-        """Add units [first, stop) of those in memory to a row's sums of two tiles, for each group that they have."""
+        """Add units [first, stop) of those in memory to a row's sums, for each group that they have."""
         row = b.team.min(rows.count - 1)
         mine = b.address(rows.sums, row * self._unit_bytes)
         with b.loop(first, stop, state=sums) as unit:
@@ -175,6 +187,7 @@ class BlockQuantizedProducts(QuantizedProducts):
             number = group * self.shared + part
             header, x_sum = self.header(b, block, number), self.x_sum(b, x_scales, 0, part)
             start = self.start(b, header, b.broadcast(x_sum))
-            exact = [a + s for a, s in zip(sums[2 * part : 2 * part + 2], start, strict=True)]
+            some = sums[part * len(start) : (part + 1) * len(start)]
+            exact = [a + s for a, s in zip(some, start, strict=True)]
             totals = self.add_scaled(b, header, number, exact, scale, x_sum, totals)
         return totals

@@ -94,7 +94,7 @@ class WarpBuilder(LaneBuilder):
             "%mates = arith.shli %all, %upper : i32",
         ]
         if self._scratch:
-            size, linkage = shape.threads_per_block // shape.threads_per_item * each, "internal"
+            size, linkage = max(shape.threads_per_block // shape.threads_per_item, 1) * each, "internal"
             if size > SHARED_BYTES:  # which no kernel can declare
                 shape, size, linkage = replace(shape, shared_bytes=size), 0, "external"
             memory = f"llvm.mlir.global {linkage} @scratch() {_SHARED} : !llvm.array<{size} x i8>\n"
