@@ -38,6 +38,10 @@ KvMemory::KvMemory(std::byte* base, const Device& device, const Shape& shape)
     : device_(device), shape_(shape), extent_(extent_of(shape)) {
   for (const KvLayerShape& layer : shape_.layers) {
     layers_.push_back(base);
+    if (alike_.empty() || alike_.back().shape.tile_bytes != layer.tile_bytes ||
+        alike_.back().shape.value_offset != layer.value_offset)
+      alike_.push_back({base, {0, layer.tile_bytes, layer.value_offset}});
+    alike_.back().shape.heads += layer.heads;
     for (std::int64_t head = 0; head < layer.heads; head++, base += tiles() * layer.tile_bytes)
       runs_.push_back({head, base, layer.tile_bytes});
     page_bytes_ += static_cast<std::size_t>(layer.heads * tiles_of_page() * layer.tile_bytes);
@@ -70,20 +74,16 @@ Pieces KvMemory::in_every_head(const KvLayerShape& layer, std::int64_t bytes) co
 }
 
 void KvMemory::copy_tiles(std::int32_t from, std::int32_t to, std::int64_t tiles) const {
-  for (std::size_t i = 0; i < layers_.size(); i++) {
-    const KvLayerShape& layer = shape_.layers[i];
+  for (const auto& [memory, layer] : alike_) {
     const std::int64_t page_bytes = tiles_of_page() * layer.tile_bytes;
-    device_.copy(layers_[i] + to * page_bytes, layers_[i] + from * page_bytes,
-                 in_every_head(layer, tiles * layer.tile_bytes));
+    device_.copy(memory + to * page_bytes, memory + from * page_bytes, in_every_head(layer, tiles * layer.tile_bytes));
   }
 }
 
 void KvMemory::clear_values(std::int64_t tile) const {
-  for (std::size_t i = 0; i < layers_.size(); i++) {
-    const KvLayerShape& layer = shape_.layers[i];
-    device_.clear(layers_[i] + tile * layer.tile_bytes + layer.value_offset,
+  for (const auto& [memory, layer] : alike_)
+    device_.clear(memory + tile * layer.tile_bytes + layer.value_offset,
                   in_every_head(layer, layer.tile_bytes - layer.value_offset));
-  }
 }
 
 void KvMemory::prefault(std::int64_t due, std::int64_t ahead) {

@@ -86,12 +86,19 @@ class KvMemory {
   void work();
   void touch(std::int64_t chunk);
 
+  /// Successive layers whose heads are alike, as one layer with all of these heads.
+  struct Layers {
+    std::byte* tiles;
+    KvLayerShape shape;
+  };
+
   std::span<std::byte> pages_of_run(std::int64_t begin, std::int64_t end, std::int64_t run) const;
   Pieces in_every_head(const KvLayerShape& layer, std::int64_t bytes) const;
 
   const Device& device_;
   Shape shape_;
   std::vector<std::byte*> layers_;
+  std::vector<Layers> alike_;
   std::vector<Run> runs_;
   std::size_t page_bytes_ = 0;
   std::int32_t extent_;
