@@ -11,7 +11,6 @@ products have the same bits on all hosts, and so have the weights that are quant
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import logging
 from collections.abc import Iterator, Sequence
@@ -213,6 +212,7 @@ class _StreamedPlan:
         assembly.compile(progress)
         assembly.allocate()
         assembly.native.open_kv()
+        device, buffer = assembly.device.native, assembly.device.native.matrix_buffer()
         chunks = tuple(Chunk(0, length) for length in self._tokens.lengths)
         step = Step(chunks, min(len(self._tokens.places), LOGIT_ROWS_AT_ONCE))
         inputs = StepInputs(assembly, step, self._tokens.places)
@@ -224,20 +224,20 @@ class _StreamedPlan:
                     yield layer, self._inputs_of(launch, matrix.k)
                 if _computes_logits(launch):
                     return
-                ctypes.memset(assembly.loader.addresses[matrix], 0, matrix.bytes(self._plan.dtypes))  # also its padding
-                assembly.loader.pack(matrix)
+                device.clear(assembly.loader.addresses[matrix], matrix.bytes(self._plan.dtypes))  # also its padding
+                assembly.loader.pack(matrix, buffer)
                 done += matrix.bytes(self._plan.dtypes)
                 if progress is not None:
                     progress("measuring inputs", done, total)
             native = Plan()
             assembly.add(native, launch, assembly.memory)
-            assembly.device.native.run(native, inputs.dims)
+            device.run(native, inputs.dims)
 
     def _inputs_of(self, launch: Launch, k: int) -> Floats:
         """Return a product's inputs, f32 [tokens, k]."""
         source, width = launch.operands[0], round_up(k, BLOCK)
         assert isinstance(source, Buffer)
-        panels = self._view(source.name, ctypes.c_float)
+        panels = self._read(source.name, np.float32)
         panels = panels[: len(panels) // (width * TILE_ROWS) * width * TILE_ROWS]
         rows = panels.reshape(-1, width // BLOCK, TILE_ROWS, BLOCK).swapaxes(1, 2).reshape(-1, width)
         inputs: Floats = rows[self._rows_of(launch), :k]
@@ -247,14 +247,14 @@ class _StreamedPlan:
         """Return the rows of a product's input that the step fills: of experts, those that tokens have got."""
         tokens = len(self._tokens.places)
         if isinstance(launch.kernel, ExpertGemmKernel):
-            return self._view(SLOTS, ctypes.c_int32)[: tokens * launch.copies]
+            return self._read(SLOTS, np.int32)[: tokens * launch.copies]
         return np.arange(min(tokens, LOGIT_ROWS_AT_ONCE) if launch.head else tokens, dtype=np.int32)
 
-    def _view(self, name: str, kind: type[ctypes.c_float] | type[ctypes.c_int32]) -> npt.NDArray[Any]:
-        """Return a view of a buffer's elements of 4 bytes."""
-        memory = (kind * (self._plan.buffers[name].bytes // 4)).from_address(self._assembly.buffers[name])
-        view: npt.NDArray[Any] = np.ctypeslib.as_array(memory)
-        return view
+    def _read(self, name: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Return a copy of a buffer."""
+        copy = np.empty(self._plan.buffers[name].bytes, np.uint8)
+        self._assembly.device.native.read(self._assembly.buffers[name], copy)
+        return copy.view(dtype)
 
 
 def _computes_logits(launch: Launch) -> bool:

@@ -226,7 +226,7 @@ def copy_rate(device: str) -> float:
     def copy(count: int) -> float:
         begun = time.perf_counter()
         for _ in range(count):
-            call("cuMemcpyDtoDAsync_v2", *reversed(places), ctypes.c_size_t(_COPIED_BYTES), None)
+            call("cuMemcpyAsync", *reversed(places), ctypes.c_size_t(_COPIED_BYTES), None)
         call("cuCtxSynchronize")
         return time.perf_counter() - begun
 
@@ -236,8 +236,7 @@ def copy_rate(device: str) -> float:
     call("cuCtxSetCurrent", context)
     try:
         for place in places:
-            call("cuMemAllocManaged", ctypes.byref(place), ctypes.c_size_t(_COPIED_BYTES), 1)
-            call("cuMemPrefetchAsync", place, ctypes.c_size_t(_COPIED_BYTES), handle, None)
+            call("cuMemAlloc_v2", ctypes.byref(place), ctypes.c_size_t(_COPIED_BYTES))
         copy(1)
         return 2 * _COPIED_BYTES * _COPIES / copy(_COPIES)
     finally:

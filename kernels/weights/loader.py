@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from quire.kernels._native import Device, MatrixView, PackedWeights, QuantizedWeights
+from quire.kernels._native import Device, MatrixBuffer, MatrixView, PackedWeights, QuantizedWeights
 from quire.kernels.emit.layout import TILE_ROWS, Dtypes, QuantizedFormat
 from quire.kernels.errors import ModelError
 from quire.kernels.operands import Array, ArrayWeight, Matrix, MatrixPart, Operand, Weight
@@ -85,7 +84,6 @@ class Loader:
         else:
             self._load_shared(self.shared, weights)
         self.checkpoint.drop_pages()
-        self.device.settle()
         self.trial, self._importance = None, {}  # they hold the graph and much else
 
     def _load_shared(self, shared: SharedWeights, weights: list[Weight]) -> None:
@@ -126,7 +124,7 @@ class Loader:
                 continue
             values = self._values(weight)
             if weight in self.addresses:
-                ctypes.memmove(self.addresses[weight], values.ctypes.data, values.nbytes)
+                self.device.write(self.addresses[weight], values)
             else:
                 self.addresses[weight] = self.device.upload(values)
 
@@ -156,22 +154,21 @@ class Loader:
         trial = _needed(self.trial, self.quantization, sizes)
         if trial is not None:
             self._importance = trial.run()
-        count = self._counter(sizes)
+        count, buffer = self._counter(sizes), self.device.matrix_buffer()
         for matrix, size in sorted(sizes.items(), key=lambda item: -item[1]):
-            self.pack(matrix)
-            if self.cache_folder is None:  # else the host reads it once more, for the file
-                self.device.settle(self.addresses[matrix], size)
+            self.pack(matrix, buffer)
             count(size)
 
-    def pack(self, matrix: Matrix) -> None:
-        """Pack a matrix to its address, and release what was read for it."""
-        unreleased = 0
+    def pack(self, matrix: Matrix, buffer: MatrixBuffer) -> None:
+        """Pack a matrix to its address, where memory must be zero, and release what was read for it."""
+        target, unreleased = buffer.begin(self.addresses[matrix], matrix.bytes(self.dtypes)), 0
         for piece in (piece for part in matrix.parts for piece in self._pieces(matrix, part)):
-            self._pack(matrix, piece)
+            self._pack(matrix, piece, target)
             unreleased += 4 * piece.n * piece.k
             if unreleased >= _PIECE_BYTES:
                 self.checkpoint.drop_pages()
                 unreleased = 0
+        buffer.end()
         self._read = None
         self.checkpoint.drop_pages()
 
@@ -182,8 +179,7 @@ class Loader:
             return iter([part])
         return part.slices(max(TILE_ROWS, _PIECE_BYTES // (4 * part.k) // TILE_ROWS * TILE_ROWS))
 
-    def _pack(self, matrix: Matrix, part: MatrixPart) -> None:
-        target = self.addresses[matrix]
+    def _pack(self, matrix: Matrix, part: MatrixPart, target: int) -> None:
         try:
             if matrix.quantized is None:
                 packed = PackedWeights(target, self.dtypes.weights, matrix.k)

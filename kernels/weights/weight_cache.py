@@ -12,7 +12,6 @@ running engine, and the weights lie on huge pages, on the NUMA nodes of their th
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import hashlib
 import logging
@@ -98,7 +97,7 @@ class CacheFile:
                 except (DamagedFileError, OSError) as error:
                     logger.warning("weight cache: %s %s; packing the checkpoint's weights again", self.path, error)
                     for matrix, size in self.sizes.items():
-                        ctypes.memset(self.addresses[matrix], 0, size)
+                        self.device.clear(self.addresses[matrix], size)
                     return False
         except FileNotFoundError:
             return False
@@ -120,7 +119,6 @@ class CacheFile:
         for (matrix, size), stored in zip(self.sizes.items(), checksums, strict=True):
             if self.device.read_part(descriptor, offset, self.addresses[matrix], size) != stored:
                 raise DamagedFileError(f"is damaged in {matrix.parts[0].tensor} (wrong checksum)")
-            self.device.settle(self.addresses[matrix], size)
             offset += size
             progress(size)
 
@@ -162,7 +160,6 @@ class CacheFile:
             offset, footer = 0, self.key
             for matrix, size in self.sizes.items():
                 written = self.device.write_part(descriptor, offset, self.addresses[matrix], size)
-                self.device.settle(self.addresses[matrix], size)
                 footer += written.to_bytes(8, "little")
                 offset += size
             os.pwrite(descriptor, footer + _checksum(footer), offset)

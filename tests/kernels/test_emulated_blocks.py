@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
 
 import emulated_gpu
@@ -63,7 +62,9 @@ def run(body: str, blocks: int = 1, ptx: str = PTX, shared_bytes: int = 0) -> np
     plan = _native.Plan()
     plan.add(kernel, [values], "tokens")
     device.run(plan, {"tokens": blocks})
-    return np.ctypeslib.as_array((ctypes.c_int32 * THREADS).from_address(values)).copy()
+    result = np.empty(THREADS, np.int32)
+    device.read(values, result.view(np.uint8))
+    return result
 
 
 def test_threads_exchange_values() -> None:

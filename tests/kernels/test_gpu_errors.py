@@ -30,14 +30,14 @@ from quire.kernels.options import LoadOptions, choose_device
 
 MIB = 1 << 20
 TOO_OLD = {"QUIRE_EMULATED_MAJOR": "7"}
-UNSHARED = {"QUIRE_EMULATED_MANAGED": "no"}
+UNSHARED = {"QUIRE_EMULATED_UNIFIED": "no"}
 UNUSABLE = pytest.mark.parametrize(
     ("environment", "words"),
     [
         (TOO_OLD, "Emulated GPU has compute capability 7.0, and 8.0 or a later one is needed"),
-        (UNSHARED, "Emulated GPU and the host can't access the same memory at a time, which is needed"),
+        (UNSHARED, "Emulated GPU and the host have no addresses in common (unified addressing), which is needed"),
     ],
-    ids=["too old", "no shared access"],
+    ids=["too old", "no shared addresses"],
 )
 LOCAL = """
 .version 8.0
@@ -129,7 +129,13 @@ def test_a_failed_allocation_keeps_the_drivers_error(
     assert words in str(failed.value)
 
 
-def test_an_allocation_that_fails_halfway_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+POOLS = pytest.mark.parametrize("pools", [True, False], ids=["pool", "no pool"])
+
+
+@POOLS
+def test_an_allocation_that_fails_halfway_leaves_nothing(pools: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not pools:
+        monkeypatch.setenv("QUIRE_EMULATED_POOLS", "no")
     gpu = device()
     blocks, free = Blocks(gpu), gpu.free_memory
     monkeypatch.setenv("QUIRE_EMULATED_CLEAR", "1")
@@ -144,13 +150,38 @@ def test_an_allocation_that_fails_halfway_leaves_nothing(monkeypatch: pytest.Mon
     assert blocks.take(4 * MIB).address == address
 
 
-def test_a_process_ends_in_peace_after_its_gpu(tmp_path: Path) -> None:
+@POOLS
+def test_all_that_is_free_can_be_allocated_and_nothing_else(pools: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the driver's pool keeps is free, and the next engine gets it."""
+    monkeypatch.setenv("QUIRE_EMULATED_OTHERS", str((8 << 10) - 64))
+    if not pools:
+        monkeypatch.setenv("QUIRE_EMULATED_POOLS", "no")
+    gpu = device()
+    before = gpu.free_memory
+    assert before == 64 * MIB
+    gpu.allocate(24 * MIB)
+    assert gpu.free_memory == before - 24 * MIB
+    with monkeypatch.context() as patch:
+        patch.setenv("QUIRE_EMULATED_CLEAR", "1")
+        with pytest.raises(RuntimeError, match="failed to clear memory"):
+            gpu.allocate(40 * MIB)
+    assert gpu.free_memory == before - 24 * MIB
+    with pytest.raises(MemoryError, match=f"{41 * MIB} bytes"):
+        gpu.allocate(41 * MIB)
+    gpu.allocate(40 * MIB)
+    assert gpu.free_memory == 0
+    del gpu
+    assert device().free_memory == before
+
+
+@POOLS
+def test_a_process_ends_in_peace_after_its_gpu(pools: bool, tmp_path: Path) -> None:
     """What frees memory has no error to raise, whatever the driver says."""
     code = "import os; from quire.kernels import _native\n"
     code += "gpu = _native.CudaDevice(0, _native.ThreadPool(1, False)); gpu.allocate(100)\n"
     code += "os.environ['QUIRE_EMULATED_LOST_CONTEXT'] = 'yes'; del gpu; print('ended')"
     (folder := tmp_path / "driver").mkdir()
-    environment = os.environ | emulated_gpu.build(folder)
+    environment = os.environ | emulated_gpu.build(folder) | ({} if pools else {"QUIRE_EMULATED_POOLS": "no"})
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
     assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
 

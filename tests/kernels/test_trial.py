@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from quire.kernels._native import SamplingConfig
+from quire.kernels._native import MatrixBuffer, SamplingConfig
 from quire.kernels.devices.instruction_sets import available_isas
 from quire.kernels.emit.embedding import EmbeddingKernel
 from quire.kernels.emit.experts import ExpertGemmKernel
@@ -106,9 +106,9 @@ def test_matrices_in_one_place_do_not_disturb_each_other(
     expected = measure(checkpoints / name)
     original = Loader.pack
 
-    def pack(loader: Loader, matrix: Matrix) -> None:
+    def pack(loader: Loader, matrix: Matrix, buffer: MatrixBuffer) -> None:
         loader.addresses[matrix] = loader.device.allocate(matrix.bytes(loader.dtypes))
-        original(loader, matrix)
+        original(loader, matrix, buffer)
 
     monkeypatch.setattr(Loader, "pack", pack)
     check_same(measure(checkpoints / name), expected)

@@ -31,7 +31,7 @@ EXEMPT = {
     "KvPages",  # for tests alone; what it has in common with Runner is called there
 }
 """Functions and classes that are not called."""
-EXAMPLES = 120
+EXAMPLES = 200
 CALLS = 60  # of an example
 SPARE_BYTES = 2 << 30  # address space of the process beyond what it has at its start
 
@@ -129,6 +129,7 @@ def world() -> dict[str, list[Any]]:
         "StateShape": shapes,
         "StateStore": [with_state.states],
         "Device": [device],
+        "MatrixBuffer": [device.matrix_buffer()],
         "CpuDevice": [device],
         "Runner": [runner],
         "SealedQueue": _native.KvPages(device, os.memfd_create("kv"), "", 8, 32, 64, 50).sealed_queues,

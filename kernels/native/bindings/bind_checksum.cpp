@@ -47,7 +47,7 @@ void bind_checked_file(nb::class_<Device>& device) {
       .def(
           "read_part",
           [](Device& d, int descriptor, std::uint64_t offset, Address address, std::size_t num_bytes) {
-            return read_part(d.threads(), descriptor, offset, memory_of(d, address, num_bytes));
+            return read_part(d, descriptor, offset, memory_of(d, address, num_bytes));
           },
           "descriptor"_a, "offset"_a, "address"_a, "num_bytes"_a, nb::call_guard<nb::gil_scoped_release>(),
           "Read part of an open file into memory of the device and return its checksum, that of the checksums of "
@@ -55,7 +55,7 @@ void bind_checked_file(nb::class_<Device>& device) {
       .def(
           "write_part",
           [](Device& d, int descriptor, std::uint64_t offset, Address address, std::size_t num_bytes) {
-            return write_part(d.threads(), descriptor, offset, memory_of(d, address, num_bytes));
+            return write_part(d, descriptor, offset, memory_of(d, address, num_bytes));
           },
           "descriptor"_a, "offset"_a, "address"_a, "num_bytes"_a, nb::call_guard<nb::gil_scoped_release>(),
           "Write memory of the device to part of an open file and return its checksum, as `read_part` does.");

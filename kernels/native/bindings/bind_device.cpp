@@ -2,6 +2,7 @@
 #include <nanobind/stl/function.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -49,21 +50,38 @@ void add_launch(Plan& plan, Address kernel, const std::vector<Address>& buffers,
   plan.add(std::move(launch));
 }
 
+constexpr std::size_t kClearedAtOnce = std::size_t{1} << 20;
+
 Address address_of(const void* memory) { return reinterpret_cast<Address>(memory); }
 
 using Array = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Pages = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 Address upload(Device& device, const Array& array) {
   std::byte* target = device.allocate(array.nbytes());
-  device.copy(target, static_cast<const std::byte*>(array.data()), {array.nbytes()});
+  device.write(target, {static_cast<const std::byte*>(array.data()), array.nbytes()});
   return address_of(target);
 }
 
 void write(Device& device, Address address, const Array& array) {
   auto* target = reinterpret_cast<std::byte*>(address);
   device.check(target, array.nbytes());
-  device.copy(target, static_cast<const std::byte*>(array.data()), {array.nbytes()});
+  device.write(target, {static_cast<const std::byte*>(array.data()), array.nbytes()});
+}
+
+void read(const Device& device, Address address, const Bytes& bytes) {
+  auto* source = reinterpret_cast<std::byte*>(address);
+  device.check(source, bytes.nbytes());
+  device.read(std::as_writable_bytes(std::span(bytes.data(), bytes.nbytes())), source);
+}
+
+void clear(const Device& device, Address address, std::size_t bytes) {
+  auto* memory = reinterpret_cast<std::byte*>(address);
+  device.check(memory, bytes);
+  device.write(split({memory, bytes}, kClearedAtOnce), [](std::size_t, Runs host) {
+    for (const std::span<std::byte> run : host) std::ranges::fill(run, std::byte{0});
+  });
 }
 
 }  // namespace
@@ -75,6 +93,16 @@ void bind_device(nb::module_& m) {
            "groups"_a = 0,
            "Append a launch of `repeats * ceil(dims[dim] / rows_per_item)` work items, or with `groups` of as many as "
            "parts of `copies * dims[dim]` rows in groups can be.");
+  nb::class_<MatrixBuffer>(m, "MatrixBuffer", "Where the host writes the matrices of a device, one after the other.")
+      .def(
+          "begin",
+          [](MatrixBuffer& buffer, Address address, std::size_t bytes) {
+            return address_of(buffer.begin({reinterpret_cast<std::byte*>(address), bytes}));
+          },
+          "address"_a, "num_bytes"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "Return the address of zeroed memory for a matrix: its own, which must be zero, or that of a buffer.")
+      .def("end", &MatrixBuffer::end, nb::call_guard<nb::gil_scoped_release>(),
+           "End it: the matrix is in its own memory then.");
   nb::class_<Device> device(m, "Device", "What computes a model: memory, and launches over it.");
   device
       .def(
@@ -85,20 +113,10 @@ void bind_device(nb::module_& m) {
           "allocate_exchanged", [](Device& d, std::size_t bytes) { return address_of(d.allocate_exchanged(bytes)); },
           "num_bytes"_a, "Allocate memory that the host writes or reads in each step.")
       .def(
-          "settle", [](Device& d) { d.settle(); }, nb::call_guard<nb::gil_scoped_release>(),
-          "Move what the host has written to where kernels access it fastest.")
-      .def(
-          "settle",
-          [](Device& d, Address address, std::size_t bytes) {
-            const auto* memory = reinterpret_cast<const std::byte*>(address);
-            d.check(memory, bytes);
-            d.settle(memory, bytes);
-          },
-          "address"_a, "num_bytes"_a, nb::call_guard<nb::gil_scoped_release>(), "Move a part of it.")
-      .def(
           "allocate_matrix", [](Device& d, std::size_t bytes) { return address_of(d.allocate_matrix(bytes)); },
           "num_bytes"_a, nb::call_guard<nb::gil_scoped_release>(),
           "Allocate memory for a matrix, each part of its columns near the units that will read it.")
+      .def("matrix_buffer", &Device::matrix_buffer, nb::keep_alive<0, 1>(), "Return what matrices are written through.")
       .def(
           "place_matrix",
           [](Device& d, Address address, std::size_t bytes) {
@@ -120,11 +138,16 @@ void bind_device(nb::module_& m) {
           "make_read_only", [](Device& d, Address address) { d.make_read_only(reinterpret_cast<std::byte*>(address)); },
           "address"_a, nb::call_guard<nb::gil_scoped_release>(),
           "End the writing to a file that was mapped here, from its first byte on. Raises OSError.")
-      .def("upload", &upload, "array"_a, nb::sig("def upload(self, array: numpy.typing.NDArray[typing.Any]) -> int"),
+      .def("upload", &upload, "array"_a, nb::call_guard<nb::gil_scoped_release>(),
+           nb::sig("def upload(self, array: numpy.typing.NDArray[typing.Any]) -> int"),
            "Copy the array into memory that lives as long as the device; return its address.")
       .def("write", &write, "address"_a, "array"_a, nb::call_guard<nb::gil_scoped_release>(),
            nb::sig("def write(self, address: int, array: numpy.typing.NDArray[typing.Any]) -> None"),
            "Copy the array to memory of the device.")
+      .def("read", &read, "address"_a, "array"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Copy memory of the device to the array.")
+      .def("clear", &clear, "address"_a, "num_bytes"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Clear memory of the device.")
       .def(
           "page_list", [](Device& d, const Pages& pages) { return d.page_list({pages.data(), pages.size()}); },
           "pages"_a, "Return the value by which kernels find pages, whose numbers must stay where they are.")

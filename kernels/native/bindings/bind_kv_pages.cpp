@@ -27,7 +27,9 @@ class KvPages {
           std::int64_t page_bytes, std::int32_t vocab_size)
       : cache_(
             KvConfig{{{{1, page_bytes, page_bytes}}, kTileTokens, num_pages}, block_size, vocab_size, {}, fd, model, 1},
-            device) {}
+            device) {
+    if (!device.in_host_memory()) throw std::invalid_argument("pages without a model can't lie in memory of a GPU");
+  }
 
   KvCache& kv_cache() { return cache_; }
   std::span<std::uint8_t> tiles() const {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <span>
+#include <stdexcept>
 
 #include "bindings/bind_struct.h"
 #include "bindings/bindings.h"
@@ -26,10 +27,12 @@ void bind_states(nb::module_& m) {
       .def(
           "record",
           [](StateStore& s, std::int32_t record) {
+            if (!s.in_host_memory()) throw std::invalid_argument("the records are memory of a GPU");
             const std::span<std::byte> bytes = s.record(record);
             return nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(bytes.data(), {bytes.size()});
           },
-          "record"_a, nb::rv_policy::reference_internal, "Return the bytes of a record, to be read and written.")
+          "record"_a, nb::rv_policy::reference_internal,
+          "Return the bytes of a record, to be read and written. Raises ValueError for those of a GPU.")
       .def("snapshot", &StateStore::snapshot, "page"_a, "Return the record of a page's snapshot, or -1.")
       .def_prop_ro("free_records", &StateStore::free_records)
       .def_prop_ro("cached_records", &StateStore::cached_records, "Snapshots that no sequence holds.")

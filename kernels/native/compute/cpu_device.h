@@ -31,7 +31,7 @@ class CpuDevice final : public Device {
   /// On huge pages. A part may share one with a neighbour's part.
   void place_matrix(std::byte* memory, std::size_t bytes) const override;
 
-  bool maps_files() const override { return true; }
+  bool in_host_memory() const override { return true; }
 
   /// What another process has written is resident at once.
   std::byte* map_file(int fd, std::size_t bytes, bool writable) override;
@@ -40,9 +40,8 @@ class CpuDevice final : public Device {
   void make_read_only(std::byte* memory) override;
   void check(const void* address, std::size_t bytes) const override;
 
-  std::span<const std::byte> read(std::span<const std::byte> memory, std::vector<std::byte>&) const override {
-    return memory;
-  }
+  void read(Runs runs, const UseRuns& use) const override { use(0, runs); }
+  void write(Runs runs, const UseRuns& fill) const override { fill(0, runs); }
 
   /// Heads are distributed over the NUMA nodes in turn.
   void touch(std::byte* begin, std::byte* end, std::int64_t head) const override;

@@ -23,7 +23,7 @@ int attribute(const CudaDriver& driver, CudaDriver::Device device, CudaDriver::A
   return value;
 }
 
-/// Returns a GPU that kernels can be compiled for, and whose memory the host can access.
+/// Returns a GPU that kernels can be compiled for, and that can access memory of the host.
 CudaDriver::Device find_device(const CudaDriver& driver, int ordinal) {
   const std::vector<std::string> names = CudaDevice::names();
   if (ordinal < 0 || std::cmp_greater_equal(ordinal, names.size()))
@@ -37,9 +37,8 @@ CudaDriver::Device find_device(const CudaDriver& driver, int ordinal) {
   if (major < kLeastMajor)
     throw std::runtime_error(name + " has compute capability " + std::to_string(major) + "." + std::to_string(minor) +
                              ", and " + std::to_string(kLeastMajor) + ".0 or a later one is needed");
-  if (attribute(driver, device, CudaDriver::kConcurrentManagedAccess) == 0 ||
-      attribute(driver, device, CudaDriver::kUnifiedAddressing) == 0)
-    throw std::runtime_error(name + " and the host can't access the same memory at a time, which is needed");
+  if (attribute(driver, device, CudaDriver::kUnifiedAddressing) == 0)
+    throw std::runtime_error(name + " and the host have no addresses in common (unified addressing), which is needed");
   return device;
 }
 
@@ -124,6 +123,7 @@ CudaDevice::CudaDevice(int ordinal, ThreadPool& threads, std::filesystem::path c
       context_(driver_, device_),
       stream_(driver_, context_),
       memory_(driver_, device_, context_, stream_),
+      transfers_(driver_, context_, memory_),
       steps_(driver_, memory_, stream_, std::move(warn)),
       cache_(std::move(cache_dir)),
       page_lists_(std::make_unique<PageLists>(memory_)) {}
@@ -203,12 +203,6 @@ void CudaDevice::make_read_only(std::byte*) { throw std::invalid_argument("no fi
 void CudaDevice::check(const void* address, std::size_t bytes) const {
   if (!memory_.holds(address, bytes))
     throw std::invalid_argument("these " + std::to_string(bytes) + " bytes are not memory of the device");
-}
-
-std::span<const std::byte> CudaDevice::read(std::span<const std::byte> memory, std::vector<std::byte>& buffer) const {
-  buffer.resize(memory.size());
-  copy(buffer.data(), memory.data(), {memory.size()});
-  return buffer;
 }
 
 void CudaDevice::begin_step() { page_lists_->reset(); }

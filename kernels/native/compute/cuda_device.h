@@ -14,6 +14,7 @@
 #include "compute/cuda_kernel.h"
 #include "compute/cuda_memory.h"
 #include "compute/cuda_steps.h"
+#include "compute/cuda_transfers.h"
 #include "compute/device.h"
 #include "jit/object_cache.h"
 
@@ -55,14 +56,14 @@ class CudaDevice final : public Device {
   std::byte* allocate(std::size_t bytes) override { return memory_.allocate(bytes); }
   std::byte* allocate_exchanged(std::size_t bytes) override { return memory_.allocate_exchanged(bytes); }
   std::byte* allocate_matrix(std::size_t bytes) override { return allocate(bytes); }
-  void settle() override { memory_.settle(); }
-  void settle(const std::byte* memory, std::size_t bytes) override { memory_.settle(memory, bytes); }
+  std::unique_ptr<MatrixBuffer> matrix_buffer() override { return transfers_.matrix_buffer(*this); }
   void place_matrix(std::byte*, std::size_t) const override {}
-  bool maps_files() const override { return false; }
+  bool in_host_memory() const override { return false; }
   std::byte* map_file(int fd, std::size_t bytes, bool writable) override;
   void make_read_only(std::byte* memory) override;
   void check(const void* address, std::size_t bytes) const override;
-  std::span<const std::byte> read(std::span<const std::byte> memory, std::vector<std::byte>& buffer) const override;
+  void read(Runs runs, const UseRuns& use) const override { transfers_.read(runs, use); }
+  void write(Runs runs, const UseRuns& fill) const override { transfers_.write(runs, fill); }
 
   /// Does nothing: memory is there once it is allocated.
   void touch(std::byte*, std::byte*, std::int64_t) const override {}
@@ -93,6 +94,7 @@ class CudaDevice final : public Device {
   CudaContext context_;
   CudaStream stream_;
   CudaMemory memory_;
+  mutable CudaTransfers transfers_;
   CudaSteps steps_;
   ObjectCache cache_;
   mutable std::mutex mutex_;      ///< guards what follows, up to `kernels_`

@@ -51,17 +51,21 @@ CudaDriver::CudaDriver() {
   find(library, "cuDevicePrimaryCtxRelease_v2", context_release);
   find(library, "cuCtxSetCurrent", context_set_current);
   find(library, "cuMemGetInfo_v2", memory_info);
-  find(library, "cuMemAllocManaged", allocate_managed);
+  find(library, "cuMemAlloc_v2", allocate);
   find(library, "cuMemFree_v2", free);
+  look_for(library, "cuDeviceGetDefaultMemPool", default_pool);
+  look_for(library, "cuMemPoolGetAttribute", pool_get);
+  look_for(library, "cuMemPoolSetAttribute", pool_set);
+  look_for(library, "cuMemPoolTrimTo", pool_trim);
+  look_for(library, "cuMemAllocAsync", allocate_async);
+  look_for(library, "cuMemFreeAsync", free_async);
   find(library, "cuMemHostAlloc", allocate_host);
   find(library, "cuMemFreeHost", free_host);
-  find(library, "cuMemAdvise", advise);
-  find(library, "cuMemPrefetchAsync", prefetch);
   find(library, "cuMemsetD8Async", clear);
   find(library, "cuMemsetD2D8Async", clear_2d);
-  find(library, "cuMemcpyDtoDAsync_v2", copy_within);
   find(library, "cuMemcpyHtoDAsync_v2", copy_to);
-  find(library, "cuMemcpyDtoHAsync_v2", copy_from);
+  find(library, "cuMemcpyAsync", copy);
+  find(library, "cuMemcpy2DAsync_v2", copy_2d);
   find(library, "cuLinkCreate_v2", link_create);
   find(library, "cuLinkAddData_v2", link_add);
   find(library, "cuLinkComplete", link_complete);
@@ -90,6 +94,10 @@ CudaDriver::CudaDriver() {
 
 bool CudaDriver::has_graphs() const {
   return capture_begin && capture_end && graph_instantiate && graph_launch && graph_destroy && graph_exec_destroy;
+}
+
+bool CudaDriver::has_pools() const {
+  return default_pool && pool_get && pool_set && pool_trim && allocate_async && free_async;
 }
 
 void CudaDriver::check(Result result, const char* what) const {

@@ -28,11 +28,24 @@ class CudaDriver {
     kUnifiedAddressing = 41,
     kMajor = 75,
     kMinor = 76,
-    kConcurrentManagedAccess = 89
+    kMemoryPools = 115
   };
   enum FunctionAttribute { kLocalBytes = 3, kMostSharedBytes = 8 };
-  enum Advice { kPreferredLocation = 3, kAccessedBy = 5 };
-  static constexpr Device kHost = -1;  ///< the host, as a place of managed memory
+  enum PoolAttribute { kReleaseThreshold = 4, kReservedBytes = 5, kUsedBytes = 7 };  // each a std::uint64_t
+
+  /// CUDA_MEMCPY2D: a copy of `height` rows of `width` bytes. The driver knows from an address whose memory it is.
+  struct Copy2d {
+    struct Side {
+      std::size_t x = 0, y = 0;
+      int memory_type = 4;  // CU_MEMORYTYPE_UNIFIED
+      const void* host = nullptr;
+      Pointer address;
+      Handle array = nullptr;
+      std::size_t pitch;
+    };
+    Side from, to;
+    std::size_t width, height;
+  };
   static constexpr Result kOutOfMemory = 2;
 
   /// Returns the driver. Throws std::runtime_error, with the reason, where there is none that can be used.
@@ -41,8 +54,9 @@ class CudaDriver {
   /// Throws DeviceLost or another std::runtime_error if a call has failed; `what` says what was tried.
   void check(Result result, const char* what) const;
 
-  /// Returns true if it has the functions of graphs, which old drivers lack.
+  /// Return true if it has the functions of graphs, or of memory pools, which old drivers lack.
   bool has_graphs() const;
+  bool has_pools() const;
 
   Result (*driver_version)(int*);
   Result (*device_count)(int*);
@@ -53,18 +67,22 @@ class CudaDriver {
   Result (*context_release)(Device);
   Result (*context_set_current)(Handle);
   Result (*memory_info)(std::size_t* free, std::size_t* total);
-  Result (*allocate_managed)(Pointer*, std::size_t, unsigned flags);
+  Result (*allocate)(Pointer*, std::size_t);
   Result (*free)(Pointer);
+  Result (*default_pool)(Handle*, Device);
+  Result (*pool_get)(Handle pool, PoolAttribute, void* value);
+  Result (*pool_set)(Handle pool, PoolAttribute, void* value);
+  Result (*pool_trim)(Handle pool, std::size_t bytes_to_keep);
+  Result (*allocate_async)(Pointer*, std::size_t, Handle stream);
+  Result (*free_async)(Pointer, Handle stream);
   Result (*allocate_host)(void**, std::size_t, unsigned flags);
   Result (*free_host)(void*);
-  Result (*advise)(Pointer, std::size_t, Advice, Device);
-  Result (*prefetch)(Pointer, std::size_t, Device, Handle stream);
   Result (*clear)(Pointer, unsigned char value, std::size_t width, Handle stream);
   Result (*clear_2d)(Pointer, std::size_t pitch, unsigned char value, std::size_t width, std::size_t height,
                      Handle stream);
-  Result (*copy_within)(Pointer to, Pointer from, std::size_t, Handle stream);
   Result (*copy_to)(Pointer to, const void* from, std::size_t, Handle stream);
-  Result (*copy_from)(void* to, Pointer from, std::size_t, Handle stream);
+  Result (*copy)(Pointer to, Pointer from, std::size_t, Handle stream);  ///< the driver knows whose memory both are
+  Result (*copy_2d)(const Copy2d*, Handle stream);
   Result (*link_create)(unsigned num_options, int* options, void** values, Handle* linker);
   Result (*link_add)(Handle linker, int type, void* data, std::size_t, const char* name, unsigned num_options,
                      int* options, void** values);

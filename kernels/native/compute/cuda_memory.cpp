@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "compute/arena.h"
@@ -9,7 +10,6 @@
 namespace quire {
 namespace {
 
-constexpr unsigned kAttachGlobal = 1;           // CU_MEM_ATTACH_GLOBAL
 constexpr unsigned kPortableAndMapped = 3;      // CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
 constexpr unsigned kNonBlocking = 1;            // CU_STREAM_NON_BLOCKING
 constexpr std::size_t kMostPitch = 0x7FFFFFFF;  // of a driver's GPUs, by CU_DEVICE_ATTRIBUTE_MAX_PITCH
@@ -31,13 +31,59 @@ CudaStream::CudaStream(const CudaDriver& driver, const CudaContext& context) : d
 
 CudaStream::~CudaStream() { driver_.stream_destroy(stream_); }
 
+void CudaStream::copy(const Rows& to, const Rows& from, std::size_t bytes, std::int64_t count) const {
+  const auto rows = static_cast<std::size_t>(count);
+  if (rows > 1 && std::max(to.pitch, from.pitch) <= kMostPitch) {
+    const CudaDriver::Copy2d copy{.from = {.address = from.begin, .pitch = from.pitch},
+                                  .to = {.address = to.begin, .pitch = to.pitch},
+                                  .width = bytes,
+                                  .height = rows};
+    driver_.check(driver_.copy_2d(&copy, stream_), "copy memory");
+    return;
+  }
+  for (std::size_t i = 0; i < rows; i++)
+    driver_.check(driver_.copy(to.begin + i * to.pitch, from.begin + i * from.pitch, bytes, stream_), "copy memory");
+}
+
+CudaPool::CudaPool(const CudaDriver& driver, CudaDriver::Device device, const CudaStream& stream)
+    : driver_(driver), stream_(stream) {
+  int is_there = 0;
+  driver_.check(driver_.device_attribute(&is_there, CudaDriver::kMemoryPools, device), "describe the GPU");
+  if (is_there == 0 || !driver_.has_pools()) return;
+  driver_.check(driver_.default_pool(&pool_, device), "find its memory");
+  std::uint64_t all = std::numeric_limits<std::uint64_t>::max();
+  driver_.check(driver_.pool_set(pool_, CudaDriver::kReleaseThreshold, &all), "keep memory");
+}
+
+CudaPool::~CudaPool() {
+  if (pool_ == nullptr) return;
+  stream_.synchronize_if_there();
+  driver_.pool_trim(pool_, 0);
+}
+
+CudaDriver::Result CudaPool::allocate(CudaDriver::Pointer* address, std::size_t bytes) const {
+  return pool_ == nullptr ? driver_.allocate(address, bytes) : driver_.allocate_async(address, bytes, stream_.handle());
+}
+
+void CudaPool::free(CudaDriver::Pointer address) const noexcept {
+  pool_ == nullptr ? driver_.free(address) : driver_.free_async(address, stream_.handle());
+}
+
+std::size_t CudaPool::spare_bytes() const {
+  if (pool_ == nullptr) return 0;
+  std::uint64_t reserved = 0, used = 0;
+  driver_.check(driver_.pool_get(pool_, CudaDriver::kReservedBytes, &reserved), "tell its memory");
+  driver_.check(driver_.pool_get(pool_, CudaDriver::kUsedBytes, &used), "tell its memory");
+  return reserved - std::min(reserved, used);
+}
+
 CudaMemory::CudaMemory(const CudaDriver& driver, CudaDriver::Device device, const CudaContext& context,
                        const CudaStream& stream)
-    : driver_(driver), device_(device), context_(context), stream_(stream), copies_(driver, context) {}
+    : driver_(driver), context_(context), stream_(stream), copies_(driver, context), pool_(driver, device, copies_) {}
 
 CudaMemory::~CudaMemory() {
   for (const auto& [memory, part] : parts_)
-    part.is_exchanged ? driver_.free_host(memory) : driver_.free(pointer(memory));
+    part.is_exchanged ? static_cast<void>(driver_.free_host(memory)) : pool_.free(pointer(memory));
 }
 
 CudaMemory::Info CudaMemory::info() const {
@@ -53,29 +99,19 @@ void CudaMemory::check_allocation(CudaDriver::Result result, std::size_t bytes) 
   driver_.check(result, "allocate memory");
 }
 
-/// Places managed memory on the GPU and clears it. The stream on which kernels run may be captured by another thread
-/// meanwhile, and is left alone.
-void CudaMemory::prepare(std::byte* memory, std::size_t bytes) {
-  const CudaDriver::Pointer address = pointer(memory);
-  driver_.check(driver_.advise(address, bytes, CudaDriver::kPreferredLocation, device_), "place memory");
-  driver_.advise(address, bytes, CudaDriver::kAccessedBy, CudaDriver::kHost);  // a hint, which not all machines take
-  driver_.check(driver_.prefetch(address, bytes, device_, copies_.handle()), "place memory");
-  driver_.check(driver_.clear(address, 0, bytes, copies_.handle()), "clear memory");
-  copies_.synchronize("clear memory");
-}
-
 std::byte* CudaMemory::allocate(std::size_t bytes) {
+  context_.use();
   const std::size_t size = std::max(bytes, std::size_t{1});
-  if (size > free_bytes()) throw OutOfMemory(bytes);  // what is more than free would be paged
   CudaDriver::Pointer address = 0;
-  check_allocation(driver_.allocate_managed(&address, size, kAttachGlobal), bytes);
+  check_allocation(pool_.allocate(&address, size), bytes);
   auto* memory = reinterpret_cast<std::byte*>(address);
   try {
-    prepare(memory, size);
+    driver_.check(driver_.clear(address, 0, size, copies_.handle()), "clear memory");
+    copies_.synchronize("clear memory");  // not the stream on which kernels run: another thread may capture that
     const std::lock_guard lock(mutex_);
     parts_.emplace(memory, Part{size, false});
   } catch (...) {
-    driver_.free(address);
+    pool_.free(address);
     throw;
   }
   return memory;
@@ -92,19 +128,12 @@ std::byte* CudaMemory::allocate_exchanged(std::size_t bytes) {
   return static_cast<std::byte*>(address);
 }
 
-void CudaMemory::settle() {
-  context_.use();
-  const std::lock_guard lock(mutex_);
-  for (const auto& [memory, part] : parts_)
-    if (!part.is_exchanged)
-      driver_.check(driver_.prefetch(pointer(memory), part.bytes, device_, stream_.handle()), "move memory");
-  stream_.synchronize("move memory");
-}
-
-void CudaMemory::settle(const std::byte* memory, std::size_t bytes) {
-  context_.use();
-  driver_.check(driver_.prefetch(pointer(memory), bytes, device_, copies_.handle()), "move memory");
-  copies_.synchronize("move memory");
+void CudaMemory::free_exchanged(std::byte* memory) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    parts_.erase(memory);
+  }
+  driver_.free_host(memory);
 }
 
 /// Returns the part that an address lies in, or nullptr.
@@ -128,20 +157,11 @@ bool CudaMemory::is_on_gpu(const void* address) const {
 }
 
 void CudaMemory::copy(std::byte* to, const std::byte* from, const Pieces& pieces) const {
-  const bool to_gpu = is_on_gpu(to), from_gpu = is_on_gpu(from);
-  if (to_gpu || from_gpu) context_.use();
-  for (std::int64_t i = 0; i < pieces.count; i++, to += pieces.stride, from += pieces.stride) {
-    if (to_gpu && from_gpu)
-      driver_.check(driver_.copy_within(pointer(to), pointer(from), pieces.bytes, stream_.handle()), "copy memory");
-    else if (to_gpu)
-      driver_.check(driver_.copy_to(pointer(to), from, pieces.bytes, copies_.handle()), "copy memory");
-    else if (from_gpu)
-      driver_.check(driver_.copy_from(to, pointer(from), pieces.bytes, copies_.handle()), "copy memory");
-    else
-      std::memcpy(to, from, pieces.bytes);
-  }
-  if (to_gpu && from_gpu) stream_.synchronize("copy memory");
-  if (to_gpu != from_gpu) copies_.synchronize("copy memory");
+  const bool is_within = is_on_gpu(to) && is_on_gpu(from);
+  context_.use();
+  const CudaStream& stream = is_within ? stream_ : copies_;
+  stream.copy({pointer(to), pieces.stride}, {pointer(from), pieces.stride}, pieces.bytes, pieces.count);
+  stream.synchronize("copy memory");
 }
 
 void CudaMemory::write(std::byte* to, const void* from, std::size_t bytes) const {
@@ -149,10 +169,6 @@ void CudaMemory::write(std::byte* to, const void* from, std::size_t bytes) const
 }
 
 void CudaMemory::clear(std::byte* memory, const Pieces& pieces) const {
-  if (!is_on_gpu(memory)) {
-    for (std::int64_t i = 0; i < pieces.count; i++, memory += pieces.stride) std::memset(memory, 0, pieces.bytes);
-    return;
-  }
   context_.use();
   const std::size_t pitch = std::max(pieces.stride, pieces.bytes);
   if (pitch <= kMostPitch) {

@@ -16,18 +16,18 @@ std::unique_ptr<KvFile> open_file(const KvConfig& config, const Device& device) 
   if (!config.fd) return nullptr;
   const std::size_t tile_bytes = KvMemory::bytes(config.shape);
   const auto state_bytes = static_cast<std::size_t>(config.state.bytes());
-  const auto contents = device.maps_files() ? KvFile::Contents{tile_bytes, state_bytes} : KvFile::Contents{};
+  const auto contents = device.in_host_memory() ? KvFile::Contents{tile_bytes, state_bytes} : KvFile::Contents{};
   const std::int32_t num_records = config.state.record_bytes == 0 ? 0 : config.state.num_records;
   return std::make_unique<KvFile>(*config.fd, config.shape.num_pages, config.block_size, num_records, contents);
 }
 
 std::byte* open_tiles(const KvFile* file, Device& device, const KvMemory::Shape& shape) {
-  return file != nullptr && device.maps_files() ? file->tiles() : device.allocate(KvMemory::bytes(shape));
+  return file != nullptr && device.in_host_memory() ? file->tiles() : device.allocate(KvMemory::bytes(shape));
 }
 
 StateMemory open_state_memory(const KvFile* file, Device& device, const StateShape& shape) {
   if (shape.record_bytes == 0) return {};
-  if (file != nullptr && device.maps_files()) return {file->states(), &device};
+  if (file != nullptr && device.in_host_memory()) return {file->states(), &device};
   return {device.allocate(static_cast<std::size_t>(shape.bytes())), &device};
 }
 
@@ -74,9 +74,9 @@ KvCache::KvCache(const KvConfig& config, Device& device)
 std::uint64_t KvCache::copy_page(std::int32_t page, std::span<std::byte> copy) const {
   const std::int32_t num_pages = memory.shape().num_pages;
   if (page < num_pages || sequences.states() == nullptr) return quire::copy_page(memory, page, copy);
-  const std::span<const std::byte> piece = sequences.states()->piece(page - num_pages);
+  const std::span<std::byte> piece = sequences.states()->piece(page - num_pages);
   check_copy(copy.size(), memory.page_bytes());
-  memory.device().copy(copy.data(), piece.data(), {piece.size()});
+  memory.device().read(copy.first(piece.size()), piece.data());
   std::ranges::fill(copy.subspan(piece.size()), std::byte{0});
   return checksum(copy.first(piece.size()));
 }
@@ -86,7 +86,7 @@ std::uint64_t KvCache::fill_page(std::int32_t page, std::span<const std::byte> c
   if (page < num_pages || sequences.states() == nullptr) return quire::fill_page(memory, page, copy);
   const std::span<std::byte> piece = sequences.states()->piece(page - num_pages);
   check_copy(copy.size(), memory.page_bytes());
-  memory.device().copy(piece.data(), copy.data(), {piece.size()});
+  memory.device().write(piece.data(), copy.first(piece.size()));
   return checksum(copy.first(piece.size()));
 }
 

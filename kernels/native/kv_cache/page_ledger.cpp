@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "checksum/checksum.h"
+#include "checksum/device_checksums.h"
 
 namespace quire {
 namespace {
@@ -113,18 +114,13 @@ std::uint64_t PageLedger::checksum_of(std::int32_t page, std::uint64_t content) 
 
 /// Returns the checksum of the tiles of each page. All threads take part.
 std::vector<std::uint64_t> PageLedger::contents(std::span<const std::int32_t> pages) {
-  const auto runs = static_cast<std::size_t>(memory_.runs_of_page());
-  std::vector<std::uint64_t> hashes(pages.size() * runs), sums;
-  if (pages.empty()) return sums;
-  std::atomic<std::size_t> next{0};
-  memory_.device().threads().run([&](int) {
-    std::vector<std::byte> buffer;
-    for (std::size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < hashes.size();) {
-      const auto run = memory_.run_of_page(pages[i / runs], static_cast<std::int64_t>(i % runs));
-      hashes[i] = hash_of(memory_.device().read(run, buffer));
-    }
-  });
-  for (std::size_t i = 0; i < pages.size(); i++) sums.push_back(hash_of(std::span(hashes).subspan(i * runs, runs)));
+  std::vector<std::span<std::byte>> runs;
+  for (const std::int32_t page : pages)
+    for (std::int64_t run = 0; run < memory_.runs_of_page(); run++) runs.push_back(memory_.run_of_page(page, run));
+  const std::vector<std::uint64_t> hashes = checksums_of(memory_.device(), runs);
+  const auto count = static_cast<std::size_t>(memory_.runs_of_page());
+  std::vector<std::uint64_t> sums;
+  for (std::size_t i = 0; i < pages.size(); i++) sums.push_back(hash_of(std::span(hashes).subspan(i * count, count)));
   return sums;
 }
 

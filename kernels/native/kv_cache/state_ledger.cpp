@@ -1,8 +1,10 @@
 #include "kv_cache/state_ledger.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "checksum/checksum.h"
+#include "checksum/device_checksums.h"
 #include "kv_cache/prefix_key.h"
 
 namespace quire {
@@ -81,22 +83,16 @@ std::vector<std::pair<std::int32_t, std::int32_t>> StateLedger::take_over() {
 /// Keeps those of the pieces. All threads take part.
 std::vector<std::uint64_t> StateLedger::checksums(std::span<const Added> snapshots) {
   const auto size = static_cast<std::size_t>(shape_.record_bytes), step = static_cast<std::size_t>(shape_.piece_bytes);
-  const auto count = static_cast<std::size_t>(shape_.num_pieces());
   std::vector<std::uint64_t> sums;
   if (snapshots.empty()) return sums;
-  for (const Added& added : snapshots) pieces_[static_cast<std::size_t>(added.record)].resize(count);
-  std::atomic<std::size_t> next{0};
-  memory_.device->threads().run([&](int) {
-    std::vector<std::byte> buffer;
-    for (std::size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < snapshots.size() * count;) {
-      const std::int32_t record = snapshots[i / count].record;
-      const std::size_t start = i % count * step;
-      pieces_[static_cast<std::size_t>(record)][i % count] = checksum(
-          memory_.device->read({memory_.base + shape_.offset(record) + start, std::min(step, size - start)}, buffer));
-    }
-  });
-  for (const Added& added : snapshots) {
-    std::vector<std::uint64_t> parts = pieces_[static_cast<std::size_t>(added.record)];
+  std::vector<std::span<std::byte>> runs;
+  for (const Added& added : snapshots)
+    std::ranges::copy(split({memory_.base + shape_.offset(added.record), size}, step), std::back_inserter(runs));
+  const std::vector<std::uint64_t> hashes = checksums_of(*memory_.device, runs);
+  for (auto next = hashes.begin(); const Added& added : snapshots) {
+    std::vector<std::uint64_t> parts(next, next + shape_.num_pieces());
+    pieces_[static_cast<std::size_t>(added.record)] = parts;
+    next += shape_.num_pieces();
     const PrefixKey key = pages_.key(added.page);
     parts.push_back(checksum(std::as_bytes(std::span(key))));
     sums.push_back(checksum(std::as_bytes(std::span(parts))));

@@ -87,6 +87,7 @@ class StateStore {
   std::span<std::byte> piece(std::int32_t piece) const;
 
   std::byte* memory() const { return memory_.base; }  ///< the first record
+  bool in_host_memory() const { return memory_.device == nullptr || memory_.device->in_host_memory(); }
 
   const StateShape& shape() const { return shape_; }
   std::int32_t total() const { return shape_.num_records; }

@@ -22,22 +22,24 @@ enum { PAGE = 4096, ALIGNMENT = 256 };  // of memory
 static int context;
 static char launch_failure[200];
 
-// Memory that was allocated. That of the GPU is protected from the host while no kernel runs if $QUIRE_EMULATED_FAULTS
-// is set; then emulated_faults counts the accesses of the host, for each of which a GPU would move a page.
+// Memory that was allocated. That of the GPU is protected from the host: it is accessible while the GPU works alone, and
+// what accesses it otherwise is killed.
 typedef struct Part {
   char *memory;
   size_t size;
-  int is_host;
+  int is_host, is_pooled;
   struct Part *next;
 } Part;
 static Part *parts;
-static pthread_mutex_t parts_lock = PTHREAD_MUTEX_INITIALIZER;
-static int num_faults, watches, num_inside;
-static size_t bytes_to_host, bytes_prefetched;
+static int num_inside;  // number of threads and streams for which the GPU works
+static pthread_mutex_t parts_lock = PTHREAD_MUTEX_INITIALIZER;  // guards both, and the pool
+static int num_copies, num_waits;  // calls of the driver
+static size_t bytes_to_host, bytes_to_gpu;
 
-int emulated_faults(void) { return num_faults; }
+int emulated_copies(void) { return num_copies; }
+int emulated_waits(void) { return num_waits; }
 size_t emulated_bytes_to_host(void) { return bytes_to_host; }
-size_t emulated_bytes_prefetched(void) { return bytes_prefetched; }
+size_t emulated_bytes_to_gpu(void) { return bytes_to_gpu; }
 
 static Part *part_of(const void *address, size_t size) {
   const char *at = address;
@@ -49,108 +51,13 @@ static Part *part_of(const void *address, size_t size) {
 }
 
 static size_t whole(size_t size) { return (size + PAGE - 1) & ~(size_t)(PAGE - 1); }
+static char *base_of(const Part *part) { return (char *)((uintptr_t)part->memory & ~(uintptr_t)(PAGE - 1)); }
 
 static void protect(int mode) {
-  if (!watches) return;
-  pthread_mutex_lock(&parts_lock);
   for (Part *part = parts; part; part = part->next)
-    if (!part->is_host) mprotect(part->memory, whole(part->size), mode);
-  pthread_mutex_unlock(&parts_lock);
+    if (!part->is_host) mprotect(base_of(part), whole(part->size), mode);
 }
 
-// Between these the GPU works. One thread at a time may.
-static void enter(void) {
-  if (watches && num_inside++ == 0) protect(PROT_READ | PROT_WRITE);
-}
-static void leave(void) {
-  if (watches && --num_inside == 0) protect(PROT_NONE);
-}
-
-static void on_fault(int number, siginfo_t *info, void *state) {
-  char *page = (char *)((uintptr_t)info->si_addr & ~(uintptr_t)(PAGE - 1));
-  for (Part *part = parts; part; part = part->next)
-    if (!part->is_host && page >= part->memory && page < part->memory + whole(part->size)) {
-      __atomic_fetch_add(&num_faults, 1, __ATOMIC_RELAXED);
-      mprotect(page, 4096, PROT_READ | PROT_WRITE);
-      return;
-    }
-  signal(SIGSEGV, SIG_DFL);
-}
-
-static void *allocate(size_t size, int is_host) {
-  if (!parts && getenv("QUIRE_EMULATED_FAULTS")) {
-    const struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO};
-    watches = 1;
-    sigaction(SIGSEGV, &action, NULL);
-  }
-  Part *part = malloc(sizeof *part);
-  char *base = mmap(NULL, whole(size) + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if ((void *)base == MAP_FAILED) return free(part), NULL;
-  mprotect(base + whole(size), PAGE, PROT_NONE);  // what reads beyond the end must be seen
-  void *memory = base + (watches ? 0 : (whole(size) - size) & ~(size_t)(ALIGNMENT - 1));
-  memset(memory, 0xab, size < 1 << 20 ? size : 1 << 20);  // it need not be zero
-  pthread_mutex_lock(&parts_lock);
-  *part = (Part){memory, size, is_host, parts};
-  parts = part;
-  pthread_mutex_unlock(&parts_lock);
-  return memory;
-}
-
-static int release(void *memory, int is_host) {
-  pthread_mutex_lock(&parts_lock);
-  Part **place = &parts, *part;
-  while ((part = *place) && part->memory != memory) place = &part->next;
-  if (part && part->is_host == is_host) *place = part->next;
-  pthread_mutex_unlock(&parts_lock);
-  if (!part || part->is_host != is_host) return INVALID;
-  munmap((char *)((uintptr_t)memory & ~(uintptr_t)(PAGE - 1)), whole(part->size) + PAGE);
-  return free(part), OK;
-}
-
-int cuInit(unsigned flags) { return flags ? INVALID : OK; }
-int cuDeviceGetCount(int *count) { return *count = 1, OK; }
-int cuDeviceGet(int *device, int ordinal) { return *device = ordinal, ordinal ? INVALID : OK; }
-int cuDeviceGetName(char *name, int size, int device) { return snprintf(name, size, "Emulated GPU"), OK; }
-int cuDeviceGetAttribute(int *value, int which, int device) {
-  const char *managed = getenv("QUIRE_EMULATED_MANAGED");
-  const char *major = getenv("QUIRE_EMULATED_MAJOR");  // of the compute capability
-  *value = which == 16 ? 4 : which == 75 ? 9 : which == 76 ? 0 : which == 89 ? !managed : which == 41;
-  if (which == 39) *value = 2048;
-  if (which == 75 && major) *value = atoi(major);
-  return OK;
-}
-int cuDevicePrimaryCtxRetain(void **to, int device) { return *to = &context, OK; }
-int cuDevicePrimaryCtxRelease_v2(int device) { return OK; }
-int cuCtxSetCurrent(void *given) {
-  if (getenv("QUIRE_EMULATED_LOST_CONTEXT")) return LOST;
-  return given == &context ? OK : INVALID;
-}
-int cuMemGetInfo_v2(size_t *free, size_t *total) {
-  const char *others = getenv("QUIRE_EMULATED_OTHERS");  // MiB that other programs have
-  size_t taken = others ? strtoull(others, NULL, 10) << 20 : (size_t)4 << 30;
-  pthread_mutex_lock(&parts_lock);
-  for (Part *part = parts; part; part = part->next) taken += part->is_host ? 0 : whole(part->size);
-  pthread_mutex_unlock(&parts_lock);
-  *total = (size_t)8 << 30;
-  return *free = taken < *total ? *total - taken : 0, OK;
-}
-static int allocation_failure(void) {
-  const char *error = getenv("QUIRE_EMULATED_ALLOCATION");  // the error of all allocations
-  return error ? atoi(error) : OK;
-}
-int cuMemAllocManaged(unsigned long long *address, size_t size, unsigned flags) {
-  if (allocation_failure()) return allocation_failure();
-  if (flags != 1 || size == 0) return INVALID;
-  if (!(*address = (uintptr_t)allocate(size, 0))) return NO_MEMORY;
-  return OK;
-}
-int cuMemFree_v2(unsigned long long address) { return release((void *)(uintptr_t)address, 0); }
-int cuMemHostAlloc(void **address, size_t size, unsigned flags) {
-  if (allocation_failure()) return allocation_failure();
-  if (flags != 3 || size == 0) return INVALID;
-  return (*address = allocate(size, 1)) ? OK : NO_MEMORY;
-}
-int cuMemFreeHost(void *address) { return release(address, 1); }
 // A stream, and the graph that its launches become parts of while it is captured.
 typedef struct {
   void *function;
@@ -164,8 +71,105 @@ typedef struct {
 typedef struct {
   Graph *captured;
   int is_broken;  // by what a capture does not allow
+  int works;      // until it is waited for
 } Stream;
 
+// Between these the GPU works, and on behalf of a stream until it is waited for.
+static void enter(Stream *on) {
+  pthread_mutex_lock(&parts_lock);
+  const int begins = num_inside++ == 0;
+  if (on && !on->works) on->works = 1, num_inside++;
+  if (begins) protect(PROT_READ | PROT_WRITE);
+  pthread_mutex_unlock(&parts_lock);
+}
+static void leave(void) {
+  pthread_mutex_lock(&parts_lock);
+  if (--num_inside == 0) protect(PROT_NONE);
+  pthread_mutex_unlock(&parts_lock);
+}
+static void end_work(Stream *on) {
+  pthread_mutex_lock(&parts_lock);
+  if (on->works && --num_inside == 0) protect(PROT_NONE);
+  on->works = 0;
+  pthread_mutex_unlock(&parts_lock);
+}
+
+// The pool takes memory from the GPU as it is needed, and keeps it until it is trimmed.
+static size_t pool_used, pool_reserved;
+static uint64_t pool_threshold;
+static int pool;
+
+static size_t total_bytes(void) { return (size_t)8 << 30; }
+
+// Returns the bytes of the GPU that nobody has, and no pool.
+static size_t free_bytes(void) {
+  const char *others = getenv("QUIRE_EMULATED_OTHERS");  // MiB that other programs have
+  size_t taken = pool_reserved + (others ? strtoull(others, NULL, 10) << 20 : (size_t)4 << 30);
+  for (Part *part = parts; part; part = part->next) taken += part->is_host || part->is_pooled ? 0 : whole(part->size);
+  return taken < total_bytes() ? total_bytes() - taken : 0;
+}
+
+static void *allocate(size_t size, int is_host, int is_pooled) {
+  Part *part = malloc(sizeof *part);
+  pthread_mutex_lock(&parts_lock);
+  const int fits = is_host || whole(size) <= free_bytes() + (is_pooled ? pool_reserved - pool_used : 0);
+  char *base = MAP_FAILED;
+  if (fits) base = mmap(NULL, whole(size) + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void *memory = NULL;
+  if ((void *)base != MAP_FAILED) {
+    mprotect(base + whole(size), PAGE, PROT_NONE);  // what reads beyond the end must be seen
+    memory = base + ((whole(size) - size) & ~(size_t)(ALIGNMENT - 1));
+    memset(memory, 0xab, size < 1 << 20 ? size : 1 << 20);  // it need not be zero
+    if (!is_host && !num_inside) mprotect(base, whole(size), PROT_NONE);
+    if (is_pooled && (pool_used += whole(size)) > pool_reserved) pool_reserved = pool_used;
+    *part = (Part){memory, size, is_host, is_pooled, parts};
+    parts = part;
+  }
+  pthread_mutex_unlock(&parts_lock);
+  if (!memory) free(part);
+  return memory;
+}
+
+static int release(void *memory, int is_host, int is_pooled) {
+  pthread_mutex_lock(&parts_lock);
+  Part **place = &parts, *part;
+  while ((part = *place) && part->memory != memory) place = &part->next;
+  const int is_good = part && part->is_host == is_host && part->is_pooled == is_pooled;
+  if (is_good) {
+    *place = part->next;
+    if (is_pooled) pool_used -= whole(part->size);
+    if (is_pooled && pool_reserved > pool_threshold) pool_reserved = pool_used;
+    munmap(base_of(part), whole(part->size) + PAGE);
+  }
+  pthread_mutex_unlock(&parts_lock);
+  return is_good ? (free(part), OK) : INVALID;
+}
+
+int cuInit(unsigned flags) { return flags ? INVALID : OK; }
+int cuDeviceGetCount(int *count) { return *count = 1, OK; }
+int cuDeviceGet(int *device, int ordinal) { return *device = ordinal, ordinal ? INVALID : OK; }
+int cuDeviceGetName(char *name, int size, int device) { return snprintf(name, size, "Emulated GPU"), OK; }
+int cuDeviceGetAttribute(int *value, int which, int device) {
+  const char *major = getenv("QUIRE_EMULATED_MAJOR");  // of the compute capability
+  *value = which == 16 ? 4 : which == 75 ? 9 : 0;
+  if (which == 41) *value = !getenv("QUIRE_EMULATED_UNIFIED");
+  if (which == 115) *value = !getenv("QUIRE_EMULATED_POOLS");
+  if (which == 39) *value = 2048;
+  if (which == 75 && major) *value = atoi(major);
+  return OK;
+}
+int cuDevicePrimaryCtxRetain(void **to, int device) { return *to = &context, OK; }
+int cuDevicePrimaryCtxRelease_v2(int device) { return OK; }
+int cuCtxSetCurrent(void *given) {
+  if (getenv("QUIRE_EMULATED_LOST_CONTEXT")) return LOST;
+  return given == &context ? OK : INVALID;
+}
+int cuMemGetInfo_v2(size_t *free, size_t *total) {
+  pthread_mutex_lock(&parts_lock);
+  *free = free_bytes();
+  pthread_mutex_unlock(&parts_lock);
+  return *total = total_bytes(), OK;
+}
 // Returns whether a stream may do what is no part of a graph. While it is captured that breaks the graph.
 static int may_work(void *stream) {
   Stream *on = stream;
@@ -173,46 +177,109 @@ static int may_work(void *stream) {
   return !on || !on->captured;
 }
 
-static int is_managed(unsigned long long address, size_t size) {
+static int allocation_failure(void) {
+  const char *error = getenv("QUIRE_EMULATED_ALLOCATION");  // the error of all allocations
+  return error ? atoi(error) : OK;
+}
+static int allocate_on_gpu(unsigned long long *address, size_t size, int is_pooled) {
+  if (allocation_failure()) return allocation_failure();
+  if (size == 0 || (is_pooled && getenv("QUIRE_EMULATED_POOLS"))) return INVALID;
+  return (*address = (uintptr_t)allocate(size, 0, is_pooled)) ? OK : NO_MEMORY;
+}
+int cuMemAlloc_v2(unsigned long long *address, size_t size) { return allocate_on_gpu(address, size, 0); }
+int cuMemFree_v2(unsigned long long address) { return release((void *)(uintptr_t)address, 0, 0); }
+int cuMemAllocAsync(unsigned long long *address, size_t size, void *stream) {
+  return may_work(stream) ? allocate_on_gpu(address, size, 1) : INVALID;
+}
+int cuMemFreeAsync(unsigned long long address, void *stream) {
+  return may_work(stream) ? release((void *)(uintptr_t)address, 0, 1) : INVALID;
+}
+int cuDeviceGetDefaultMemPool(void **made, int device) { return *made = &pool, device ? INVALID : OK; }
+int cuMemPoolSetAttribute(void *given, int which, void *value) {
+  if (given != &pool || which != 4) return INVALID;
+  return pool_threshold = *(uint64_t *)value, OK;
+}
+int cuMemPoolGetAttribute(void *given, int which, void *value) {
+  if (given != &pool || (which != 5 && which != 7)) return INVALID;
+  pthread_mutex_lock(&parts_lock);
+  *(uint64_t *)value = which == 5 ? pool_reserved : pool_used;
+  pthread_mutex_unlock(&parts_lock);
+  return OK;
+}
+int cuMemPoolTrimTo(void *given, size_t kept) {
+  if (given != &pool || kept) return INVALID;
+  pthread_mutex_lock(&parts_lock);
+  pool_reserved = pool_used;
+  pthread_mutex_unlock(&parts_lock);
+  return OK;
+}
+int cuMemHostAlloc(void **address, size_t size, unsigned flags) {
+  if (allocation_failure()) return allocation_failure();
+  if (flags != 3 || size == 0) return INVALID;
+  return (*address = allocate(size, 1, 0)) ? OK : NO_MEMORY;
+}
+int cuMemFreeHost(void *address) { return release(address, 1, 0); }
+
+static int is_on_gpu(unsigned long long address, size_t size) {
   const Part *part = part_of((void *)(uintptr_t)address, size);
   return part && !part->is_host;
-}
-int cuMemAdvise(unsigned long long address, size_t size, int advice, int device) {
-  return is_managed(address, size) && ((advice == 3 && device == 0) || (advice == 5 && device == -1)) ? OK : INVALID;
-}
-int cuMemPrefetchAsync(unsigned long long address, size_t size, int device, void *stream) {
-  if (!is_managed(address, size) || device || !may_work(stream)) return INVALID;
-  bytes_prefetched += size;
-  return enter(), leave(), OK;
 }
 static int num_clears;  // of any thread
 int cuMemsetD2D8Async(unsigned long long address, size_t pitch, unsigned char value, size_t width, size_t height,
                       void *stream) {
-  if (!width || !height || pitch < width || pitch > 0x7FFFFFFF && height > 1 || !is_managed(address, pitch * (height - 1) + width)) return INVALID;
+  if (!width || !height || pitch < width || pitch > 0x7FFFFFFF && height > 1 || !is_on_gpu(address, pitch * (height - 1) + width)) return INVALID;
   if (!may_work(stream)) return INVALID;
   __atomic_fetch_add(&num_clears, 1, __ATOMIC_SEQ_CST);
   const char *fails = getenv("QUIRE_EMULATED_CLEAR");  // the error of all that is cleared
   if (fails) return atoi(fails);
-  enter();
+  enter(stream);
   for (size_t i = 0; i < height; i++) memset((char *)(uintptr_t)address + i * pitch, value, width);
   return leave(), OK;
 }
 int cuMemsetD8Async(unsigned long long address, unsigned char value, size_t count, void *stream) {
   return cuMemsetD2D8Async(address, count, value, count, 1, stream);
 }
-static int copy(void *to, const void *from, size_t size) { return enter(), memcpy(to, from, size), leave(), OK; }
-int cuMemcpyDtoDAsync_v2(unsigned long long to, unsigned long long from, size_t size, void *stream) {
-  if (!is_managed(to, size) || !is_managed(from, size) || !may_work(stream)) return INVALID;
-  return copy((void *)(uintptr_t)to, (void *)(uintptr_t)from, size);
+// Copies rows between memory that was allocated here, or from other memory of the host too if `is_pageable`.
+static int copy(unsigned long long to, size_t to_pitch, unsigned long long from, size_t from_pitch, size_t width,
+                size_t height, int is_pageable, void *stream) {
+  const size_t to_size = to_pitch * (height - 1) + width, from_size = from_pitch * (height - 1) + width;
+  const Part *target = part_of((void *)(uintptr_t)to, to_size), *source = part_of((void *)(uintptr_t)from, from_size);
+  if (!height || !width || !target || (!source && (!is_pageable || part_of((void *)(uintptr_t)from, 1)))) return INVALID;
+  if (!may_work(stream)) return INVALID;
+  __atomic_fetch_add(&num_copies, 1, __ATOMIC_SEQ_CST);
+  const int from_host = !source || source->is_host;
+  if (target->is_host && !from_host) __atomic_fetch_add(&bytes_to_host, width * height, __ATOMIC_SEQ_CST);
+  if (!target->is_host && from_host) __atomic_fetch_add(&bytes_to_gpu, width * height, __ATOMIC_SEQ_CST);
+  enter(stream);
+  for (size_t i = 0; i < height; i++)
+    memcpy((char *)(uintptr_t)to + i * to_pitch, (char *)(uintptr_t)from + i * from_pitch, width);
+  return leave(), OK;
+}
+int cuMemcpyAsync(unsigned long long to, unsigned long long from, size_t size, void *stream) {
+  return copy(to, size, from, size, size, 1, 0, stream);
 }
 int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t size, void *stream) {
-  if (!may_work(stream)) return INVALID;
-  return is_managed(to, size) && !is_managed((uintptr_t)from, 1) ? copy((void *)(uintptr_t)to, from, size) : INVALID;
+  return is_on_gpu(to, size) ? copy(to, size, (uintptr_t)from, size, size, 1, 1, stream) : INVALID;
 }
-int cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t size, void *stream) {
-  if (!may_work(stream)) return INVALID;
-  bytes_to_host += size;
-  return is_managed(from, size) && !is_managed((uintptr_t)to, 1) ? copy(to, (void *)(uintptr_t)from, size) : INVALID;
+typedef struct {
+  size_t x, y;
+  int type;
+  void *host;
+  unsigned long long address;
+  void *array;
+  size_t pitch;
+} Side;
+typedef struct {
+  Side from, to;
+  size_t width, height;
+} Copy2d;
+static int is_good_side(const Side *side, size_t width) {
+  return !side->x && !side->y && side->type == 4 && side->pitch >= width && side->pitch <= 0x7FFFFFFF;
+}
+int cuMemcpy2DAsync_v2(const Copy2d *given, void *stream) {
+  const Side *from = &given->from, *to = &given->to;
+  if (!is_good_side(from, given->width) || !is_good_side(to, given->width)) return INVALID;
+  return copy(to->address, to->pitch, from->address, from->pitch, given->width, given->height, 0, stream);
 }
 
 // Bytes of local memory of a function's threads, by the text of its PTX; the last one first.
@@ -313,11 +380,13 @@ int cuStreamCreate(void **stream, unsigned flags) {
   if (flags != 1) return INVALID;
   return (*stream = calloc(1, sizeof(Stream))) ? OK : NO_MEMORY;
 }
-int cuStreamDestroy_v2(void *stream) { return free(stream), OK; }
+int cuStreamDestroy_v2(void *stream) { return end_work(stream), free(stream), OK; }
 int cuStreamSynchronize(void *stream) {
   const char *failure = getenv("QUIRE_EMULATED_FAILURE");  // a file: once it is there, the GPU is lost
   static int is_lost;
+  end_work(stream);
   if (is_lost || (failure && !unlink(failure))) return is_lost = 1, LOST;
+  __atomic_fetch_add(&num_waits, 1, __ATOMIC_SEQ_CST);
   return may_work(stream) ? OK : INVALID;
 }
 int cuStreamBeginCapture_v2(void *stream, int mode) {
@@ -367,7 +436,7 @@ int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsign
   const uint64_t values[] = {*(uint64_t *)parameters[0], *(uint64_t *)parameters[1], *(uint64_t *)parameters[2]};
   if (stream && ((Stream *)stream)->captured)
     return record(((Stream *)stream)->captured, &(Node){function, gx, bx, shared, {values[0], values[1], values[2]}});
-  enter();
+  enter(stream);
   const unsigned state = _mm_getcsr();
   _mm_setcsr(state | 0x8040);  // denormals are zero
   const char *failure = NULL;
@@ -379,14 +448,15 @@ int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsign
 }
 int cuGraphLaunch(void *graph, void *stream) {
   if (((Stream *)stream)->captured) return INVALID;
-  for (size_t i = 0; i < ((Graph *)graph)->count; i++) {
+  int error = OK;
+  enter(stream);
+  for (size_t i = 0; i < ((Graph *)graph)->count && !error; i++) {
     Node *node = &((Graph *)graph)->nodes[i];
     void *parameters[] = {&node->values[0], &node->values[1], &node->values[2]};
-    const int error = cuLaunchKernel(node->function, node->blocks, 1, 1, node->threads, 1, 1, node->shared, stream,
-                                     parameters, NULL);
-    if (error) return error;
+    error = cuLaunchKernel(node->function, node->blocks, 1, 1, node->threads, 1, 1, node->shared, stream,
+                           parameters, NULL);
   }
-  return OK;
+  return leave(), error;
 }
 int cuCtxSynchronize(void) { return OK; }
 int cuGetErrorName(int error, const char **name) {
