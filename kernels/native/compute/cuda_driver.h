@@ -46,7 +46,7 @@ class CudaDriver {
     Side from, to;
     std::size_t width, height;
   };
-  static constexpr Result kOutOfMemory = 2;
+  static constexpr Result kInvalidValue = 1, kOutOfMemory = 2;
 
   /// Returns the driver. Throws std::runtime_error, with the reason, where there is none that can be used.
   static const CudaDriver& get();

@@ -38,8 +38,11 @@ void CudaStream::copy(const Rows& to, const Rows& from, std::size_t bytes, std::
                                   .to = {.address = to.begin, .pitch = to.pitch},
                                   .width = bytes,
                                   .height = rows};
-    driver_.check(driver_.copy_2d(&copy, stream_), "copy memory");
-    return;
+    const CudaDriver::Result result = driver_.copy_2d(&copy, stream_);
+    if (result != CudaDriver::kInvalidValue) {  // within a GPU it need not take pitches that are not its own
+      driver_.check(result, "copy memory");
+      return;
+    }
   }
   for (std::size_t i = 0; i < rows; i++)
     driver_.check(driver_.copy(to.begin + i * to.pitch, from.begin + i * from.pitch, bytes, stream_), "copy memory");

@@ -279,6 +279,7 @@ static int is_good_side(const Side *side, size_t width) {
 int cuMemcpy2DAsync_v2(const Copy2d *given, void *stream) {
   const Side *from = &given->from, *to = &given->to;
   if (!is_good_side(from, given->width) || !is_good_side(to, given->width)) return INVALID;
+  if (getenv("QUIRE_EMULATED_PITCH") && is_on_gpu(from->address, 1) && is_on_gpu(to->address, 1)) return INVALID;
   return copy(to->address, to->pitch, from->address, from->pitch, given->width, given->height, 0, stream);
 }
 
