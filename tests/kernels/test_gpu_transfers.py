@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from quire.kernels._native import CpuDevice, CudaDevice, MatrixView, PackedWeights, ThreadPool
 
 MIB = 1 << 20
-LANE = 16 * MIB
+LANE = 4 * MIB
 
 
 @pytest.fixture
@@ -109,6 +110,19 @@ def test_matrices_are_packed_as_on_the_cpu(gpu: CudaDevice) -> None:
             device.read(address, packed[-1])
         assert packed[0].any()
         assert packed[0].tobytes() == packed[1].tobytes()
+
+
+def test_the_memory_of_a_matrix_is_zero_whatever_was_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """More threads than this host has cores clear it, of which some come too late to take part."""
+    emulated_gpu.use(monkeypatch, tmp_path)
+    gpu = CudaDevice(0, ThreadPool(8, False))
+    buffer, size = gpu.matrix_buffer(), 24 * MIB
+    address = gpu.allocate_matrix(size)
+    for _ in range(10):
+        memory = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(buffer.begin(address, size)))
+        assert not memory.any()
+        memory.fill(0xFF)
+        buffer.end()
 
 
 def test_other_memory_is_refused(gpu: CudaDevice) -> None:

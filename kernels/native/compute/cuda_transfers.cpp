@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -9,16 +10,16 @@
 namespace quire {
 namespace {
 
-constexpr std::size_t kLaneBytes = std::size_t{16} << 20;
+constexpr std::size_t kStagingBytes = std::size_t{4} << 20;
 constexpr std::size_t kCleared = std::size_t{1} << 20;  // bytes of a matrix that a thread clears at once
 
 CudaDriver::Pointer pointer(const std::byte* memory) { return reinterpret_cast<CudaDriver::Pointer>(memory); }
 
-/// Returns the number of first runs that are copied at once: those that fit in a lane, but one at least.
+/// Returns the number of first runs that are copied at once: those that fit in a buffer, but one at least.
 std::size_t num_at_once(Runs runs) {
   std::size_t count = 0;
   for (std::size_t bytes = 0; count < runs.size(); count++)
-    if ((bytes += runs[count].size()) > kLaneBytes && count > 0) break;
+    if ((bytes += runs[count].size()) > kStagingBytes && count > 0) break;
   return count;
 }
 
@@ -44,17 +45,17 @@ std::size_t num_rows(Runs runs) {
 }  // namespace
 
 /// Pinned memory with one batch of runs, and a stream. The memory grows for a run that it can't hold.
-class CudaTransfers::Lane {
+class CudaTransfers::StagingBuffer {
  public:
-  Lane(const CudaDriver& driver, const CudaContext& context, CudaMemory& memory)
+  StagingBuffer(const CudaDriver& driver, const CudaContext& context, CudaMemory& memory)
       : stream_(driver, context), memory_(memory) {
-    reserve(kLaneBytes);
+    reserve(kStagingBytes);
   }
-  ~Lane() { free(); }
-  Lane(const Lane&) = delete;
-  Lane& operator=(const Lane&) = delete;
+  ~StagingBuffer() { free(); }
+  StagingBuffer(const StagingBuffer&) = delete;
+  StagingBuffer& operator=(const StagingBuffer&) = delete;
 
-  bool is_large() const { return size_ > kLaneBytes; }
+  bool is_large() const { return size_ > kStagingBytes; }
   Runs host() const { return host_; }
   void wait() const { stream_.synchronize("copy memory"); }
   void wait_if_there() const noexcept { stream_.synchronize_if_there(); }
@@ -117,31 +118,31 @@ class CudaTransfers::Lane {
   std::vector<std::span<std::byte>> host_;
 };
 
-/// The lanes of a thread while it copies batches, which take turns.
-class CudaTransfers::LanePair {
+/// The buffers of a thread while it copies batches, which take turns.
+class CudaTransfers::StagingBuffers {
  public:
-  explicit LanePair(CudaTransfers& transfers) : transfers_(transfers) { transfers_.context_.use(); }
-  ~LanePair() {
-    for (auto& lane : lanes_)
-      if (lane) transfers_.give_back(std::move(lane));
+  explicit StagingBuffers(CudaTransfers& transfers) : transfers_(transfers) { transfers_.context_.use(); }
+  ~StagingBuffers() {
+    for (auto& buffer : buffers_)
+      if (buffer) transfers_.give_back(std::move(buffer));
   }
-  LanePair(const LanePair&) = delete;
-  LanePair& operator=(const LanePair&) = delete;
+  StagingBuffers(const StagingBuffers&) = delete;
+  StagingBuffers& operator=(const StagingBuffers&) = delete;
 
-  Lane& operator[](std::size_t batch) {
-    auto& lane = lanes_[batch % lanes_.size()];
-    if (!lane) lane = transfers_.take();
-    return *lane;
+  StagingBuffer& operator[](std::size_t batch) {
+    auto& buffer = buffers_[batch % buffers_.size()];
+    if (!buffer) buffer = transfers_.take();
+    return *buffer;
   }
 
   void wait() const {
-    for (const auto& lane : lanes_)
-      if (lane) lane->wait();
+    for (const auto& buffer : buffers_)
+      if (buffer) buffer->wait();
   }
 
  private:
   CudaTransfers& transfers_;
-  std::array<std::unique_ptr<Lane>, 2> lanes_;
+  std::array<std::unique_ptr<StagingBuffer>, 2> buffers_;
 };
 
 /// Packing threads write at random places, so its memory is pinned as a whole. It is cleared by all threads.
@@ -169,9 +170,9 @@ class CudaTransfers::PinnedMatrix final : public MatrixBuffer {
 
   void clear(std::span<std::byte> memory) {
     const std::vector<std::span<std::byte>> parts = split(memory, kCleared);
-    ThreadPool& threads = device().threads();
-    threads.run([&](int thread) {
-      for (auto i = static_cast<std::size_t>(thread); i < parts.size(); i += static_cast<std::size_t>(threads.size()))
+    std::atomic<std::size_t> next{0};
+    device().threads().run([&](int) {
+      for (std::size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < parts.size();)
         std::memset(parts[i].data(), 0, parts[i].size());
     });
   }
@@ -190,54 +191,54 @@ CudaTransfers::CudaTransfers(const CudaDriver& driver, const CudaContext& contex
 
 CudaTransfers::~CudaTransfers() = default;
 
-std::unique_ptr<CudaTransfers::Lane> CudaTransfers::take() {
+std::unique_ptr<CudaTransfers::StagingBuffer> CudaTransfers::take() {
   {
     const std::lock_guard lock(mutex_);
     if (!idle_.empty()) {
-      auto lane = std::move(idle_.back());
+      auto buffer = std::move(idle_.back());
       idle_.pop_back();
-      return lane;
+      return buffer;
     }
   }
-  return std::make_unique<Lane>(driver_, context_, memory_);
+  return std::make_unique<StagingBuffer>(driver_, context_, memory_);
 }
 
-/// Takes a lane back, unless its memory has grown. What is still copied after an error is waited for.
-void CudaTransfers::give_back(std::unique_ptr<Lane> lane) noexcept {
-  lane->wait_if_there();
-  if (lane->is_large()) return;
+/// Takes a buffer back, unless its memory has grown. What is still copied after an error is waited for.
+void CudaTransfers::give_back(std::unique_ptr<StagingBuffer> buffer) noexcept {
+  buffer->wait_if_there();
+  if (buffer->is_large()) return;
   const std::lock_guard lock(mutex_);
-  idle_.push_back(std::move(lane));
+  idle_.push_back(std::move(buffer));
 }
 
 void CudaTransfers::read(Runs runs, const UseRuns& use) {
   const std::vector<Runs> batches = batches_of(runs);
-  LanePair lanes(*this);
+  StagingBuffers buffers(*this);
   std::size_t first = 0;
   for (std::size_t i = 0; i <= batches.size(); i++) {
     if (i < batches.size()) {
-      lanes[i].set(batches[i]);
-      lanes[i].read();
+      buffers[i].set(batches[i]);
+      buffers[i].read();
     }
     if (i == 0) continue;
-    lanes[i - 1].wait();
-    use(first, lanes[i - 1].host());
+    buffers[i - 1].wait();
+    use(first, buffers[i - 1].host());
     first += batches[i - 1].size();
   }
 }
 
 void CudaTransfers::write(Runs runs, const UseRuns& fill) {
   const std::vector<Runs> batches = batches_of(runs);
-  LanePair lanes(*this);
+  StagingBuffers buffers(*this);
   std::size_t first = 0;
   for (std::size_t i = 0; i < batches.size(); i++) {
-    lanes[i].wait();
-    lanes[i].set(batches[i]);
-    fill(first, lanes[i].host());
-    lanes[i].write();
+    buffers[i].wait();
+    buffers[i].set(batches[i]);
+    fill(first, buffers[i].host());
+    buffers[i].write();
     first += batches[i].size();
   }
-  lanes.wait();
+  buffers.wait();
 }
 
 std::unique_ptr<MatrixBuffer> CudaTransfers::matrix_buffer(const Device& device) {

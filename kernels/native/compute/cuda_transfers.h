@@ -14,8 +14,8 @@ namespace quire {
 
 /// Copies between memory of a GPU and of the host, beside kernels. Any thread.
 ///
-/// They go through pinned memory in lanes, each with a stream of its own: so no thread waits for what others copy.
-/// While the host uses what is in one lane, what comes next is copied in another.
+/// They go through staging buffers of pinned memory, each with a stream of its own: so no thread waits for what others
+/// copy. While the host uses what is in one buffer, what comes next is copied in another.
 class CudaTransfers {
  public:
   CudaTransfers(const CudaDriver& driver, const CudaContext& context, CudaMemory& memory);
@@ -31,18 +31,18 @@ class CudaTransfers {
   std::unique_ptr<MatrixBuffer> matrix_buffer(const Device& device);
 
  private:
-  class Lane;
-  class LanePair;
+  class StagingBuffer;
+  class StagingBuffers;
   class PinnedMatrix;
 
-  std::unique_ptr<Lane> take();
-  void give_back(std::unique_ptr<Lane> lane) noexcept;
+  std::unique_ptr<StagingBuffer> take();
+  void give_back(std::unique_ptr<StagingBuffer> buffer) noexcept;
 
   const CudaDriver& driver_;
   const CudaContext& context_;
   CudaMemory& memory_;
-  std::mutex mutex_;                         ///< guards `idle_`
-  std::vector<std::unique_ptr<Lane>> idle_;  ///< lanes that no thread has
+  std::mutex mutex_;                                  ///< guards `idle_`
+  std::vector<std::unique_ptr<StagingBuffer>> idle_;  ///< those that no thread has
 };
 
 }  // namespace quire
