@@ -1,9 +1,9 @@
 """A tier over a page file, on disk or in host memory: pages go there soon after they are full, and come back when a
 request needs them.
 
-Both happen on threads of their own. A page is copied out of KV memory, and not written if its checksum shows that it
-has been evicted and written anew meanwhile. A page that comes back is checked. A fetch that is cancelled touches KV
-memory no more, even if its read hangs.
+Both happen on threads of their own. A page is copied out of KV memory, and not written if it has been evicted
+meanwhile. A page that comes back is checked. A fetch that is cancelled touches KV memory no more, even if its read
+hangs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from quire.engine_core.kv_tiers.tier import Fetch, Key
 from quire.protocol.host import HOST, Host
 
 SealedPage = tuple[int, Key, Key, int]
-"""Page, key of the prefix before it, key of the prefix that it ends, checksum of its KV."""
+"""Page, key of the prefix before it, key of the prefix that it ends, and its seal, a number that no other has."""
 
 _PAGES_AT_ONCE = 16  # that a thread takes from the queue
 NUM_READERS = 2  # threads that share each fetch: one copies at half the speed of memory
@@ -68,6 +68,9 @@ class Sealed(Protocol):
 
     def take(self, most: int, seconds: float) -> list[SealedPage]:
         """Wait so long for a page to be sealed; return the oldest ones that have not been taken."""
+
+    def is_sealed(self, page: int, seal: int) -> bool:
+        """Return whether a page still has a seal, so that a copy made before is that of the sealed page."""
 
 
 class _Reading:
@@ -324,14 +327,15 @@ class FileTier:
     def _can_write(self) -> bool:
         return self._file is not None and self._clock() >= self._next_write
 
-    def _write_page(self, file: PageFile, copy: Copy, page: int, prefix: Key, key: Key, content: int) -> bool:
+    def _write_page(self, file: PageFile, copy: Copy, page: int, prefix: Key, key: Key, seal: int) -> bool:
         """Write a page if it can be; return False if it may be later."""
         with self._lock:
             if self._index.get(key) is not None:
                 return True
-        is_unchanged = self._kv.copy_page(page, copy) == content
+        content = self._kv.copy_page(page, copy)
+        is_that_page = self._sealed.is_sealed(page, seal)
         with self._lock:
-            slot = self._index.take_slot() if is_unchanged else None
+            slot = self._index.take_slot() if is_that_page else None
             if slot is None:
                 self._num_skipped += 1
                 return True

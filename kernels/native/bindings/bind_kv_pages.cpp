@@ -58,7 +58,7 @@ std::vector<Sealed> take_sealed(SealedQueue& queue, std::size_t most, double sec
   }
   std::vector<Sealed> taken;
   for (const SealedPage& page : pages)
-    taken.emplace_back(page.page, bytes_of(page.prefix), bytes_of(page.key), page.content);
+    taken.emplace_back(page.page, bytes_of(page.prefix), bytes_of(page.key), page.seal);
   return taken;
 }
 
@@ -120,7 +120,10 @@ void bind_kv_pages(nb::module_& m, nb::class_<Runner>& runner) {
   nb::class_<SealedQueue>(m, "SealedQueue", "A queue of the pages that were sealed, of which it has all.")
       .def("take", &take_sealed, "most"_a, "seconds"_a,
            "Wait so long for a page to be sealed, and return the oldest ones in turn: page, key of the prefix before "
-           "it, key of the prefix that it ends, and checksum of its KV.")
+           "it, key of the prefix that it ends, and its seal.")
+      .def(
+          "is_sealed", &SealedQueue::is_sealed, "page"_a, "seal"_a,
+          "Return whether a page still has a seal: if it has, what was copied of it before is that of the sealed page.")
       .def_prop_ro("num_left_out", &SealedQueue::num_left_out,
                    "Number of sealed pages that `take` has left out, since it was called too rarely.");
   bind_pages(runner);

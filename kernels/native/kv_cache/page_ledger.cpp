@@ -35,34 +35,32 @@ void PageLedger::add(std::int32_t page, std::int32_t parent, const PrefixKey& pr
 void PageLedger::seal() {
   std::vector<std::int32_t> unknown;
   for (const Added& added : added_)
-    if (!added.content) unknown.push_back(added.page);
+    if (has_checksums() && !added.content) unknown.push_back(added.page);
   const std::vector<std::uint64_t> found = contents(unknown);
   auto next = found.begin();
   for (const Added& added : added_) {
-    const std::uint64_t content = added.content ? *added.content : *next++;
-    record(added.page).checksum = checksum_of(added.page, content);
+    if (has_checksums())
+      record(added.page).checksum = checksum_of(added.page, added.content ? *added.content : *next++);
     record(added.page).state.store(PageRecord::kSealed, std::memory_order_release);
-    log(added.page, content);
+    log(added.page);
   }
   added_.clear();
 }
 
 /// Tells those who copy sealed pages elsewhere of one.
-void PageLedger::log(std::int32_t page, std::uint64_t content) {
-  if (log_ != nullptr) log_->add({page, prefix(page), key(page), content});
+void PageLedger::log(std::int32_t page) {
+  if (log_ != nullptr) log_->add(page, prefix(page), key(page));
 }
 
 void PageLedger::remove(std::int32_t page) {
   std::erase_if(added_, [&](const Added& added) { return added.page == page; });
   record(page).state.store(PageRecord::kEmpty, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);  // orders this before any write to the page
+  if (log_ != nullptr) log_->remove(page);
 }
 
 std::vector<std::int32_t> PageLedger::take_over() {
-  const std::map<std::int32_t, std::uint64_t> intact = intact_pages();
-  std::vector<std::int32_t> candidates;
-  for (const auto& [page, content] : intact) candidates.push_back(page);
-  std::vector<std::int32_t> pages = in_order(candidates);
+  std::vector<std::int32_t> pages = in_order(intact_pages());
   for (std::int32_t page : std::views::reverse(pages))
     if (parent(page) != kNone) record(parent(page)).last_use = std::max(last_use(parent(page)), last_use(page));
   std::vector<bool> is_kept(file_.records().size());
@@ -72,20 +70,20 @@ std::vector<std::int32_t> PageLedger::take_over() {
     num_dropped_ += record(page).state == PageRecord::kSealed;
     remove(page);
   }
-  for (std::int32_t page : pages) log(page, intact.at(page));
+  for (std::int32_t page : pages) log(page);
   num_taken_over_ = static_cast<std::int32_t>(pages.size());
   return pages;
 }
 
-/// Returns the sealed pages whose checksum is right, and the checksums of their tiles.
-std::map<std::int32_t, std::uint64_t> PageLedger::intact_pages() {
+/// Returns the sealed pages whose checksum is right, in order.
+std::vector<std::int32_t> PageLedger::intact_pages() {
   std::vector<std::int32_t> pages;
   for (std::int32_t page = 0; std::cmp_less(page, file_.records().size()); page++)
     if (record(page).state == PageRecord::kSealed) pages.push_back(page);
   const std::vector<std::uint64_t> found = contents(pages);
-  std::map<std::int32_t, std::uint64_t> intact;
+  std::vector<std::int32_t> intact;
   for (std::size_t i = 0; i < pages.size(); i++)
-    if (record(pages[i]).checksum == checksum_of(pages[i], found[i])) intact[pages[i]] = found[i];
+    if (record(pages[i]).checksum == checksum_of(pages[i], found[i])) intact.push_back(pages[i]);
   return intact;
 }
 

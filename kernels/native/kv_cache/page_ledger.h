@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <span>
 #include <vector>
@@ -17,7 +16,8 @@ namespace quire {
 /// this one dies. Not thread-safe: the step loop owns it.
 ///
 /// The pages of the cache are sealed: their records have the key of the prefix before them, and a checksum. A page that
-/// is written is never sealed: `seal` marks it after the last write, and `remove` unmarks it before the first.
+/// is written is never sealed: `seal` marks it after the last write, and `remove` unmarks it before the first. Pages in
+/// a device's own memory end with the process, and have no checksums.
 class PageLedger {
  public:
   static constexpr std::int32_t kNone = -1;  ///< parent of a first page
@@ -64,9 +64,10 @@ class PageLedger {
   };
 
   std::uint64_t checksum_of(std::int32_t page, std::uint64_t content) const;
-  void log(std::int32_t page, std::uint64_t content);
+  bool has_checksums() const { return memory_.device().in_host_memory(); }
+  void log(std::int32_t page);
   std::vector<std::uint64_t> contents(std::span<const std::int32_t> pages);
-  std::map<std::int32_t, std::uint64_t> intact_pages();
+  std::vector<std::int32_t> intact_pages();
   std::vector<std::int32_t> in_order(std::span<const std::int32_t> pages) const;
 
   KvFile& file_;

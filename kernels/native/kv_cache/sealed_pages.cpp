@@ -4,6 +4,22 @@
 
 namespace quire {
 
+std::uint64_t Seals::set(std::int32_t page) {
+  seals_.at(static_cast<std::size_t>(page)).store(++last_, std::memory_order_release);
+  return last_;
+}
+
+void Seals::remove(std::int32_t page) {
+  seals_.at(static_cast<std::size_t>(page)).store(0, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);  // orders this before any write to the page
+}
+
+bool Seals::holds(std::int32_t page, std::uint64_t seal) const {
+  std::atomic_thread_fence(std::memory_order_acquire);  // orders all that was read of the page before this
+  const auto place = static_cast<std::size_t>(page);
+  return page >= 0 && place < seals_.size() && seal != 0 && seals_[place].load(std::memory_order_relaxed) == seal;
+}
+
 void SealedQueue::add(const SealedPage& page) {
   {
     const std::lock_guard lock(mutex_);

@@ -11,19 +11,15 @@ namespace quire {
 
 StateLedger::StateLedger(KvFile& file, const PageLedger& pages, const StateMemory& memory, const StateShape& shape,
                          SealedPages* log)
-    : file_(file),
-      pages_(pages),
-      memory_(memory),
-      shape_(shape),
-      log_(log),
-      pieces_(static_cast<std::size_t>(shape.num_records)) {}
+    : file_(file), pages_(pages), memory_(memory), shape_(shape), log_(log) {}
 
 void StateLedger::add(std::int32_t record, std::int32_t page, bool is_logged) {
   added_.push_back({record, page, is_logged});
 }
 
 void StateLedger::seal() {
-  const std::vector<std::uint64_t> sums = checksums(added_);
+  const bool has_checksums = memory_.device->in_host_memory();
+  const std::vector<std::uint64_t> sums = has_checksums ? checksums(added_) : std::vector<std::uint64_t>(added_.size());
   for (std::size_t i = 0; i < added_.size(); i++) {
     const auto& [record, page, is_logged] = added_[i];
     seal_of(record).checksum = sums[i];
@@ -44,16 +40,16 @@ void StateLedger::log(std::int32_t record) {
 void StateLedger::log_pieces(std::int32_t record, std::int32_t page) {
   if (log_ == nullptr) return;
   const PrefixKey prefix = pages_.key(page);
-  const std::vector<std::uint64_t>& contents = pieces_[static_cast<std::size_t>(record)];
-  const std::int32_t first = pages_.num_pages() + record * shape_.num_pieces();
   for (std::int32_t piece = 0; piece < shape_.num_pieces(); piece++)
-    log_->add({first + piece, prefix, state_key(prefix, piece), contents[static_cast<std::size_t>(piece)]});
+    log_->add(first_piece(record) + piece, prefix, state_key(prefix, piece));
 }
 
 void StateLedger::remove(std::int32_t record) {
   std::erase_if(added_, [&](const Added& added) { return added.record == record; });
   seal_of(record).page.store(0, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);  // orders this before any write to the record
+  for (std::int32_t piece = 0; log_ != nullptr && piece < shape_.num_pieces(); piece++)
+    log_->remove(first_piece(record) + piece);
 }
 
 std::vector<std::pair<std::int32_t, std::int32_t>> StateLedger::take_over() {
@@ -80,7 +76,7 @@ std::vector<std::pair<std::int32_t, std::int32_t>> StateLedger::take_over() {
 }
 
 /// Returns the checksum of each snapshot: of the pieces of its record, and the key of the prefix that its page ends.
-/// Keeps those of the pieces. All threads take part.
+/// All threads take part.
 std::vector<std::uint64_t> StateLedger::checksums(std::span<const Added> snapshots) {
   const auto size = static_cast<std::size_t>(shape_.record_bytes), step = static_cast<std::size_t>(shape_.piece_bytes);
   std::vector<std::uint64_t> sums;
@@ -91,7 +87,6 @@ std::vector<std::uint64_t> StateLedger::checksums(std::span<const Added> snapsho
   const std::vector<std::uint64_t> hashes = checksums_of(*memory_.device, runs);
   for (auto next = hashes.begin(); const Added& added : snapshots) {
     std::vector<std::uint64_t> parts(next, next + shape_.num_pieces());
-    pieces_[static_cast<std::size_t>(added.record)] = parts;
     next += shape_.num_pieces();
     const PrefixKey key = pages_.key(added.page);
     parts.push_back(checksum(std::as_bytes(std::span(key))));

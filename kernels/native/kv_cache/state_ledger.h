@@ -17,7 +17,7 @@ namespace quire {
 /// instruction this one dies. Not thread-safe: the step loop owns it.
 ///
 /// A snapshot is sealed after its last write, with a checksum that also covers the key of its page's prefix, and its
-/// seal is removed before the first write of what takes its place.
+/// seal is removed before the first write of what takes its place. Those in a device's own memory have no checksums.
 class StateLedger {
  public:
   /// The file, the ledger of its pages, and the device of the records must outlive this one. So must `log`, if there is
@@ -50,14 +50,14 @@ class StateLedger {
   StateSeal& seal_of(std::int32_t record) const { return file_.seals()[static_cast<std::size_t>(record)]; }
   std::vector<std::uint64_t> checksums(std::span<const Added> snapshots);
   void log_pieces(std::int32_t record, std::int32_t page);
+  std::int32_t first_piece(std::int32_t record) const { return pages_.num_pages() + record * shape_.num_pieces(); }
 
   KvFile& file_;
   const PageLedger& pages_;
   StateMemory memory_;
   StateShape shape_;
   SealedPages* log_;
-  std::vector<Added> added_;                        ///< since the last call of `seal`
-  std::vector<std::vector<std::uint64_t>> pieces_;  ///< checksums of the pieces of each record that is sealed
+  std::vector<Added> added_;  ///< since the last call of `seal`
 };
 
 }  // namespace quire

@@ -216,9 +216,8 @@ def test_pages_that_memory_has_kept_through_a_crash_are_written_too(process: Pro
     assert process.engine.compute("", (1, 2)) is not None
     fd = process.engine.copy()
     later = Engine(fd, 12, sealed_queues=1)
-    assert [page[2:4] for page in later.native.sealed_queues[0].take(9, 0.0)] == [
-        page[2:4] for page in process.sealed.take(9, 0.0)
-    ]
+    (queue,) = later.native.sealed_queues
+    assert [key for _, _, key, _ in queue.take(9, 0.0)] == [key for _, _, key, _ in process.sealed.take(9, 0.0)]
     later.end()
 
 
@@ -226,8 +225,12 @@ def test_a_page_that_is_written_anew_before_it_is_copied_is_skipped(either: Proc
     assert either.engine.compute("", (1,)) is not None
     either.close_all()
     sealed = either.sealed.take(9, 0.0)
+    ((page, _, _, seal),) = sealed
+    assert either.sealed.is_sealed(page, seal)
     either.engine.tree.evict(1)
+    assert not either.sealed.is_sealed(page, seal)
     assert either.engine.compute("", (2,)) is not None
+    assert not any(either.sealed.is_sealed(number, seal) for number in (-1, page, 1 << 20))
     either.tier.write(sealed)
     assert either.find("", (1,)) == 0
     assert either.stat("pages_skipped") == 1

@@ -129,6 +129,9 @@ class ProcessMemory:
             pages = self._sealed.take(most, 0.0)
         return pages
 
+    def is_sealed(self, page: int, seal: int) -> bool:
+        return self._sealed.is_sealed(page, seal)
+
     def copy_page(self, page: int, copy: Copy) -> int:
         self._process.burn()
         return self.pages.copy_page(page, copy)
