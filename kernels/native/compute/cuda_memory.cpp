@@ -50,9 +50,9 @@ void CudaStream::copy(const Rows& to, const Rows& from, std::size_t bytes, std::
 
 CudaPool::CudaPool(const CudaDriver& driver, CudaDriver::Device device, const CudaStream& stream)
     : driver_(driver), stream_(stream) {
-  int is_there = 0;
-  driver_.check(driver_.device_attribute(&is_there, CudaDriver::kMemoryPools, device), "describe the GPU");
-  if (is_there == 0 || !driver_.has_pools()) return;
+  int is_there = 0;  // and so it stays with drivers that do not know of pools
+  if (!driver_.has_pools() || driver_.device_attribute(&is_there, CudaDriver::kMemoryPools, device) != 0) return;
+  if (is_there == 0) return;
   driver_.check(driver_.default_pool(&pool_, device), "find its memory");
   std::uint64_t all = std::numeric_limits<std::uint64_t>::max();
   driver_.check(driver_.pool_set(pool_, CudaDriver::kReleaseThreshold, &all), "keep memory");

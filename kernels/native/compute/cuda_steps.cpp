@@ -65,7 +65,8 @@ CudaStep& CudaSteps::find(const Plan& plan, const Dims& most) {
 /// Writes the operands to the memory of the step, which may have been another's, and the addresses of all.
 void CudaSteps::write(CudaStep& step, const Plan& plan) {
   const std::size_t num_launches = plan.launches().size();
-  std::vector<std::byte> content(in_lines(sizeof step.dims) + in_lines(num_launches * sizeof(std::int64_t)));
+  std::vector<std::byte>& content = step.content;
+  content.resize(in_lines(sizeof step.dims) + in_lines(num_launches * sizeof(std::int64_t)));
   std::vector<std::size_t> places;
   for (const Launch& launch : plan.launches()) {
     places.push_back(content.size());
@@ -87,10 +88,12 @@ void CudaSteps::write(CudaStep& step, const Plan& plan) {
 
 /// Writes the dims and the items of the step that comes next.
 void CudaSteps::write_sizes(CudaStep& step, const Plan& plan, const Dims& dims) {
-  std::vector<std::int64_t> content(in_lines(sizeof dims) / sizeof(std::int64_t));
-  std::ranges::copy(dims, content.begin());
-  for (const Launch& launch : plan.launches()) content.push_back(launch.items(dims));
-  memory_.write(step.memory.data(), content.data(), content.size() * sizeof(std::int64_t));
+  std::vector<std::int64_t> sizes(in_lines(sizeof dims) / sizeof(std::int64_t));
+  std::ranges::copy(dims, sizes.begin());
+  for (const Launch& launch : plan.launches()) sizes.push_back(launch.items(dims));
+  const std::span<const std::byte> bytes = std::as_bytes(std::span(sizes));
+  std::ranges::copy(bytes, step.content.begin());
+  memory_.write(step.memory.data(), step.content.data(), bytes.size());
   step.dims = dims;
 }
 

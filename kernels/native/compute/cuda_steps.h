@@ -33,6 +33,7 @@ struct CudaStep {
   CudaDriver::Pointer dims_address = 0;
   std::vector<Part> parts;
   std::span<std::byte> memory;         ///< dims, numbers of items, operands
+  std::vector<std::byte> content;      ///< what was written there, which the driver may read until the step is done
   CudaDriver::Handle graph = nullptr;  ///< nullptr: there is none
   bool is_repeated = false;
 };
