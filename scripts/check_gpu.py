@@ -118,8 +118,11 @@ class Case:
         )  # fmt: skip
 
 
-def answers(engine: ModelRunner, chunk: int, prompts: list[int]) -> list[tuple[list[int], list[float]]]:
-    """Return the tokens and log probabilities of sequences that are computed together, greedy and sampled in turn."""
+def answers(
+    engine: ModelRunner, chunk: int, prompts: list[int]
+) -> tuple[list[tuple[list[int], list[float]]], list[int]]:
+    """Return the tokens and log probabilities of sequences that are computed together, greedy and sampled in turn, and
+    what the host and a fork get of the pages of the last one."""
     sequences = engine.sequences
     slots: list[int] = []
     done: list[int] = []
@@ -145,8 +148,32 @@ def answers(engine: ModelRunner, chunk: int, prompts: list[int]) -> list[tuple[l
             if result.token_ids[place]:
                 found[row][0].extend(result.token_ids[place])
                 found[row][1].extend(value for entry in result.logprobs(place) or [] for value in entry[1])
-    for slot in slots:
+    for slot in slots[:-1]:
         sequences.close(slot)
+    copied = copies(engine, slots[-1], done[-1])
+    sequences.close(slots[-1])
+    return found, copied
+
+
+def copies(engine: ModelRunner, slot: int, num_tokens: int) -> list[int]:
+    """Return the checksums of the full pages of a sequence of so many tokens as they are copied to the host, of one
+    that is copied into another page and back, and the token that a fork samples. Raises RuntimeError if a page changes.
+    """
+    sequences, copy, size = engine.sequences, np.empty(engine.page_bytes, np.uint8), engine.block_size
+    found = [engine.copy_page(page, copy) for page in sequences.pages(slot)[: num_tokens // size]]
+    if found:
+        other = sequences.open([1] * size, size, cache_salt="filled")
+        sequences.reserve(other, size)
+        (page,) = sequences.pages(other)
+        content, before = engine.fill_page(page, copy), copy.copy()
+        if content != found[-1] or engine.copy_page(page, copy) != content or not np.array_equal(copy, before):
+            raise RuntimeError("a page that was copied to the host and back is not the same")
+        sequences.close(other)
+    greedy, tokens = SamplingConfig(temperature=0.0), sequences.tokens(slot)[:num_tokens]
+    fork = sequences.open(tokens, num_tokens, sampling=greedy)
+    if engine.sequences.states is None and engine.fork(fork, slot, num_tokens - 1, num_tokens + 1):
+        found += engine.run(StepInput([fork], [num_tokens - 1], [1])).token_ids[0]
+    sequences.close(fork)
     return found
 
 
@@ -154,7 +181,11 @@ def difference(case: Case, device: str, prompts: list[int]) -> str | None:
     """Return what differs on a device; None if nothing does."""
     other_case, other_device, whose = case.other(device)
     compared = (case, device), (other_case, other_device)
-    ours, theirs = (answers(load_model(each.options(name)), each.chunk, prompts) for each, name in compared)
+    (ours, copied), (theirs, others) = (
+        answers(load_model(each.options(name)), each.chunk, prompts) for each, name in compared
+    )
+    if copied != others:
+        return f"copies of pages, or a fork: {copied}, and {whose} are {others}"
     for length, mine, other in zip(prompts, ours, theirs, strict=True):
         if mine[0] != other[0]:
             return f"after a prompt of {length} tokens: tokens {mine[0]}, and {whose} are {other[0]}"
