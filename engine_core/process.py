@@ -30,7 +30,7 @@ from quire.engine_core.host import EngineHost, refuse_reload
 from quire.engine_core.kv_events import KvEvents, start_kv_events
 from quire.engine_core.kv_tiers.disk_files import DiskFiles
 from quire.engine_core.kv_tiers.file_tier import FileTier
-from quire.engine_core.kv_tiers.host_file import HostFile, least_bytes
+from quire.engine_core.kv_tiers.host_file import HostFile, discard, least_bytes
 from quire.engine_core.kv_tiers.page_server import PageServer
 from quire.engine_core.kv_tiers.peer import KvPeer
 from quire.engine_core.kv_tiers.peers import PeerSet
@@ -316,13 +316,15 @@ def _log_take_over(runner: ModelRunner) -> None:
 def _start_tiers(parsed: EngineProcessOptions, runner: ModelRunner) -> list[KvTier]:
     """Start the tiers of this machine, those nearer to this engine first."""
     tiers, queues, model, page_bytes = [], [*runner.sealed_queues], runner.kv_model, runner.page_bytes
-    if (memory := runner.host_tier) is not None:
-        if memory.bytes < least_bytes(page_bytes):
-            logger.warning("%d bytes of host memory are left for KV pages of the device, and hold none", memory.bytes)
-        else:
-            tiers.append(
-                FileTier("host", lambda: HostFile(memory.fd, memory.bytes, model, page_bytes), runner, queues.pop())
-            )
+    memory = runner.host_tier
+    if memory is not None and memory.bytes >= least_bytes(page_bytes):
+        tiers.append(
+            FileTier("host", lambda: HostFile(memory.fd, memory.bytes, model, page_bytes), runner, queues.pop())
+        )
+    elif parsed.kv_memory_fd is not None and not runner.kv_survives:  # an engine before may have left its KV there
+        threading.Thread(target=discard, args=[parsed.kv_memory_fd], name="quire-discard", daemon=True).start()
+    if memory is not None and not tiers:
+        logger.warning("%d bytes of host memory are left for KV pages of the device, and hold none", memory.bytes)
     if parsed.kv_disk is not None:
         folder, size = Path(parsed.kv_disk), parse_size(str(parsed.kv_disk_bytes or DEFAULT_DISK_SIZE))
         tiers.append(FileTier("disk", lambda: DiskFiles(folder, size, model, page_bytes), runner, queues.pop()))

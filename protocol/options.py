@@ -186,7 +186,7 @@ class Option:
         else:
             allows = self._allows(value)
         if not allows:
-            problem = "out of range" if self.range is not None else "not possible"
+            problem = "not possible" if self.range is None or self.is_size else "out of range"
             raise ValueError(f"{self.name}={value!r} is {problem}; it must be {self.allowed}")
         if self.metavar == _JSON and isinstance(value, str):
             json_object(self.name, value)

@@ -162,6 +162,20 @@ def test_both_tiers_have_all_pages(model: str, expected: list[object], tmp_path:
         check_accounts(llm)
 
 
+def test_the_memory_of_a_pool_is_given_back_where_there_is_no_tier(model: str, expected: list[object]) -> None:
+    with LLM(model, **OPTIONS) as llm:
+        assert answers(ask(llm)) == expected
+        (file,) = (fd for fd in Path("/proc/self/fd").iterdir() if "memfd:quire-kv " in str(fd.resolve()))
+        assert file.stat().st_blocks > 0
+        llm.reload(device="cuda", kv_host_memory=0)
+        wait_until(lambda: file.stat().st_blocks == 0, "the memory is given back")
+        assert answers(ask(llm)) == expected
+        check_accounts(llm)
+        llm.reload(device="cpu")
+        assert answers(ask(llm)) == expected
+        assert file.stat().st_blocks > 0
+
+
 def test_a_small_tier_keeps_what_was_used_last(model: str, expected: list[object]) -> None:
     with LLM(model, device="cuda", kv_host_memory="100KiB", **OPTIONS | {"num_pages": 7}) as llm:
         for _ in range(2):
@@ -189,7 +203,7 @@ def test_a_model_with_state_outlives_a_crash(checkpoints: Path) -> None:
     [
         ({"device": "cpu", "kv_host_memory": "1GiB"}, "kv_host_memory=1073741824 keeps KV pages of a GPU .*; leave it"),
         ({"kv_host_memory": 1000}, "kv_host_memory=1000 holds no KV page, which takes .* bytes; give more, or 0"),
-        ({"kv_host_memory": 1 << 59}, f"kv_host_memory={1 << 59} is too much: .* are free for this engine; lower it"),
+        ({"kv_host_memory": 1 << 59}, f"kv_host_memory={1 << 59} is too much: .* are free; lower it"),
         ({"kv_host_memory": "1GiB", "memory_limit": "1GiB"}, "memory_limit=.* leaves .* for kv_host_memory=.*; raise"),
     ],
     ids=str,

@@ -2,7 +2,7 @@
 
 It has the header and the records of an index (see page_file.py), and then the slots, from a place that does not depend
 on their number. A supervisor keeps it for the next engine, which may hold its own KV pages there (kernels/kv_file.py):
-by the header each takes what the other has left for nothing, and begins anew.
+by the header each discards what the other has left.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class HostFile(SlotFile):
         """Use the memfd `descriptor`, of which pages and records may take `max_bytes`. Raises UnusableFileError."""
         super().__init__(disk, page_bytes, DATA_START)
         self._index = self._data = descriptor
-        self.num_slots = min(max_bytes // least_bytes(page_bytes), MAX_SLOTS)
+        room = max_bytes // least_bytes(page_bytes)
+        self.num_slots = min(room, MAX_SLOTS)
         if self.num_slots < 1:
             raise UnusableFileError(f"{max_bytes} bytes hold no page, which takes {least_bytes(page_bytes)}; give more")
         try:
@@ -49,6 +50,8 @@ class HostFile(SlotFile):
             raise FileInUseError("the host memory of KV pages is used by another engine") from None
         except OSError as error:
             raise UnusableFileError(f"the host memory of KV pages: {error.strerror}") from None
+        if room > self.num_slots:
+            logger.info("host tier: %d of the %d pages that there is memory for is the most", MAX_SLOTS, room)
 
     def is_gone(self) -> bool:
         """See PageFile."""
@@ -63,6 +66,13 @@ class HostFile(SlotFile):
         if (num_there := -(-self._data_bytes() // self._slot_bytes)) > self.num_slots:
             self._write_records(self.num_slots, bytes((min(num_there, MAX_SLOTS) - self.num_slots) * RECORD_BYTES))
             self._disk.truncate(self._data, self._offset(self.num_slots))
+
+
+def discard(descriptor: int) -> None:
+    """Give back the memory of the file once no other engine uses it. Blocks until then."""
+    fcntl.lockf(descriptor, fcntl.LOCK_EX)
+    os.ftruncate(descriptor, 0)
+    fcntl.lockf(descriptor, fcntl.LOCK_UN)
 
 
 def least_bytes(page_bytes: int) -> int:

@@ -67,6 +67,23 @@ def test_the_default_is_a_part_of_what_is_free_and_of_use(fd: int) -> None:
     assert size(fd, pool=FREE) == (FREE + 64 * MIB) // 4
 
 
+def test_engines_that_share_a_host_start_again_with_what_they_had(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory of the others is not free any more, and that of this one is its own."""
+    half: dict[str, Any] = {"pool": FREE, "machine_share": "0/2"}
+    default = size(fd, **half)
+    for given in (None, FREE // 16 * 6):
+        mine = default if given is None else given
+        os.ftruncate(fd, 0)
+        os.posix_fallocate(fd, 0, mine)
+        monkeypatch.setattr(host, "available_memory", lambda taken=2 * mine: FREE - taken)
+        assert size(fd, kv_host_memory=given, **half) == mine
+
+
+def test_auto_goes_on_where_there_is_no_gpu(caplog: pytest.LogCaptureFixture) -> None:
+    assert not has_host_tier(LoadOptions("model", kv_host_memory=MIB, device="auto"), CPU, whole=False)
+    assert f"kv_host_memory={MIB} has no effect: there is no GPU" in caplog.text
+
+
 def test_the_default_is_within_a_memory_limit(fd: int) -> None:
     assert size(fd, memory_limit=1024 * MIB) == 1024 * MIB - PROGRAM - 128 * MIB
     assert size(fd, memory_limit=PROGRAM + 64 * MIB) == 0
