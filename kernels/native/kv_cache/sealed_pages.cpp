@@ -5,8 +5,9 @@
 namespace quire {
 
 std::uint64_t Seals::set(std::int32_t page) {
-  seals_.at(static_cast<std::size_t>(page)).store(++last_, std::memory_order_release);
-  return last_;
+  std::atomic<std::uint64_t>& seal = seals_.at(static_cast<std::size_t>(page));
+  if (seal.load(std::memory_order_relaxed) == 0) seal.store(++last_, std::memory_order_release);
+  return seal.load(std::memory_order_relaxed);
 }
 
 void Seals::remove(std::int32_t page) {

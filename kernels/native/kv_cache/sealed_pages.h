@@ -27,7 +27,7 @@ class Seals {
  public:
   explicit Seals(std::size_t num_pages) : seals_(num_pages) {}
 
-  /// Sets and returns the seal of a page, which is written.
+  /// Returns the seal of a page, which is written, and sets one if it has none.
   std::uint64_t set(std::int32_t page);
 
   /// Breaks the seal of a page before it is written.
