@@ -82,9 +82,7 @@ void bind_pages(nb::class_<Owner>& owner) {
             return o.kv_cache().copy_page(page, std::as_writable_bytes(std::span(copy.data(), copy.size())));
           },
           "page"_a, "copy"_a, nb::call_guard<nb::gil_scoped_release>(),
-          "Copy the KV of a page to `copy`, `page_bytes` bytes; return the checksum of the copy, which shows whether "
-          "the "
-          "page has changed meanwhile.")
+          "Copy the KV of a page to `copy`, `page_bytes` bytes; return the checksum of the copy.")
       .def(
           "fill_page",
           [](Owner& o, std::int32_t page, const ConstCopy& copy) {

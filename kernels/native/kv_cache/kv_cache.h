@@ -43,8 +43,8 @@ struct KvCache {
   bool fork(std::int32_t slot, std::int32_t source, std::int64_t num_computed, std::int64_t num_tokens);
 
   /// Copies a page, or a piece of a record of state: their numbers follow those of the pages, and a piece takes the
-  /// beginning of `copy`. Returns the checksum, which shows whether it has changed meanwhile. Throws
-  /// std::invalid_argument for a page or a size that cannot be, and std::out_of_range for such a piece.
+  /// beginning of `copy`. Returns the checksum of the copy; whether it has changed meanwhile its seal tells (Seals).
+  /// Throws std::invalid_argument for a page or a size that cannot be, and std::out_of_range for such a piece.
   std::uint64_t copy_page(std::int32_t page, std::span<std::byte> copy) const;
 
   /// Fills one that nobody else uses with a copy of one. Returns its checksum.

@@ -11,7 +11,7 @@ namespace quire {
 // A copy of a page is its runs one after the other, KvMemory::page_bytes(). The checksum is that of a page's tiles, as
 // a ledger knows it. Both functions throw std::invalid_argument for a page or a size that cannot be.
 
-/// Copies a page. Returns the checksum of the copy, which shows whether the page has changed meanwhile.
+/// Copies a page. Returns the checksum of the copy.
 std::uint64_t copy_page(const KvMemory& memory, std::int32_t page, std::span<std::byte> copy);
 
 /// Fills a page that nobody else uses with a copy of one. Returns its checksum.
