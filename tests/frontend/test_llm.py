@@ -510,7 +510,10 @@ def test_a_program_that_ends_takes_its_engine_with_it(demo_model: Path, number: 
             stdin.write(b"end\n" if number is None else b"generate")
         if number is not None:
             process.send_signal(number)
-        assert process.wait(PATIENCE) == (0 if number is None else -number)
+        try:
+            assert process.wait(PATIENCE) == (0 if number is None else -number)
+        finally:
+            process.kill()
         assert select.select([engine], [], [], PATIENCE)[0], "the engine has outlived its program"
         os.close(engine)
     assert not Path(address.removeprefix("ipc://")).parent.exists()
