@@ -20,8 +20,8 @@ _STOPS = """
 import ctypes
 from quire.kernels.weights.loader import Loader
 pack = Loader.pack
-def pack_some(self, matrix):
-    pack(self, matrix)
+def pack_some(self, matrix, buffer):
+    pack(self, matrix, buffer)
     print("PACKED", flush=True)
     ctypes.PyDLL(None).pause()
 Loader.pack = pack_some
