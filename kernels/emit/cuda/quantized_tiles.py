@@ -55,7 +55,8 @@ class _Lane:
 
 @dataclass(frozen=True)
 class _Addresses:
-    """What a thread copies and reads: in the panels and the packed weights, and in the first unit in shared memory."""
+    """Addresses of what a thread copies and reads: in the panels and the packed weights, and in the first unit in
+    shared memory."""
 
     x_source: Value
     x_target: Value
