@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "checksum/checksum.h"
-#include "checksum/device_checksums.h"
+#include "checksum/run_checksums.h"
 
 namespace quire {
 namespace {
@@ -115,7 +115,7 @@ std::vector<std::uint64_t> PageLedger::contents(std::span<const std::int32_t> pa
   std::vector<std::span<std::byte>> runs;
   for (const std::int32_t page : pages)
     for (std::int64_t run = 0; run < memory_.runs_of_page(); run++) runs.push_back(memory_.run_of_page(page, run));
-  const std::vector<std::uint64_t> hashes = checksums_of(memory_.device(), runs);
+  const std::vector<std::uint64_t> hashes = checksums_of(runs, memory_.device().threads());
   const auto count = static_cast<std::size_t>(memory_.runs_of_page());
   std::vector<std::uint64_t> sums;
   for (std::size_t i = 0; i < pages.size(); i++) sums.push_back(hash_of(std::span(hashes).subspan(i * count, count)));

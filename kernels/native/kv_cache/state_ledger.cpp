@@ -4,7 +4,7 @@
 #include <iterator>
 
 #include "checksum/checksum.h"
-#include "checksum/device_checksums.h"
+#include "checksum/run_checksums.h"
 #include "kv_cache/prefix_key.h"
 
 namespace quire {
@@ -84,7 +84,7 @@ std::vector<std::uint64_t> StateLedger::checksums(std::span<const Added> snapsho
   std::vector<std::span<std::byte>> runs;
   for (const Added& added : snapshots)
     std::ranges::copy(split({memory_.base + shape_.offset(added.record), size}, step), std::back_inserter(runs));
-  const std::vector<std::uint64_t> hashes = checksums_of(*memory_.device, runs);
+  const std::vector<std::uint64_t> hashes = checksums_of(runs, memory_.device->threads());
   for (auto next = hashes.begin(); const Added& added : snapshots) {
     std::vector<std::uint64_t> parts(next, next + shape_.num_pieces());
     next += shape_.num_pieces();
