@@ -126,14 +126,25 @@ def test_a_preempted_request_has_the_same_answer(model: Path) -> None:
         assert under_pressure(gpu, lambda: ask(gpu)) == ask(cpu)
 
 
-def test_a_constrained_answer_is_that_of_the_cpu(demo_model: Path) -> None:
+def test_constrained_answers_are_those_of_the_cpu(demo_model: Path) -> None:
+    sampling: list[dict[str, Any]] = [
+        {"temperature": 1.0, "logprobs": 2},
+        {"temperature": 0.0},
+        {"top_p": 0.9, "top_k": 40, "repetition_penalty": 1.3, "logprobs": 0},
+        {"min_p": 0.05, "logit_bias": {7: 3.0, 11: -4.0}, "min_tokens": 3},
+    ]
     constraint = StructuredOutputsParams(regex="(yes|no), [a-z]{3,8} [0-9]{2}")
-    params = SamplingParams(max_tokens=12, temperature=1.0, seed=2, logprobs=2, structured_outputs=constraint)
-    found = []
-    for device in ("cpu", "cuda"):
-        with LLM(str(demo_model), device=device, num_pages=16, threads=1, start_timeout=PATIENCE) as llm:
-            found.append([each.outputs for each in llm.generate(["Is it?"], params, use_tqdm=False)])
-    assert found[0] == found[1]
+    params = [SamplingParams(max_tokens=12, seed=2, structured_outputs=constraint, **each) for each in sampling]
+    params += [SamplingParams(max_tokens=12, seed=2, **each) for each in sampling]
+    found, num_drafts = [], 0
+    drafts = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}}
+    for options in ({"device": "cpu"}, {"device": "cuda"}, {"device": "cuda", **drafts}):
+        with LLM(str(demo_model), num_pages=32, threads=1, start_timeout=PATIENCE, **options) as llm:
+            outputs = llm.generate(["Is it? yes, it is 1"] * len(params), params, use_tqdm=False)
+            found.append([each.outputs for each in outputs])
+            num_drafts = llm.stats()["totals"]["speculation"]["draft_tokens"]
+    assert found[0] == found[1] == found[2]
+    assert num_drafts > 0
 
 
 def test_adapters_lie_on_the_gpu(model: Path, tmp_path: Path) -> None:

@@ -3,15 +3,16 @@ integer, so the order of sums does not matter."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.kernels._native import SampledRow, SampleRow
-from quire.kernels.emit.builder import F32, F64, I1, I32, I64, LANES, Builder, Value
+from quire.kernels.emit.builder import F32, F64, I32, Builder, Value
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.layout import BLOCK, round_up
-from quire.kernels.emit.logit_rows import MOST, VI64, LogitRow, RowScratch, added
-from quire.kernels.emit.sampling_filters import Bound, Candidates, candidates_of
+from quire.kernels.emit.logit_edits import MASK_TOKENS, LogitEdits, RowMasks
+from quire.kernels.emit.logit_rows import MOST, LogitRow, RowScratch
+from quire.kernels.emit.running_masses import RunningMasses, TriedTokens, first_allowed
+from quire.kernels.emit.sampling_filters import Candidates, all_of, candidates_of
 from quire.kernels.emit.sampling_math import LEAST_KEY, MOST_KEY, order_key
 
 _LEAST_REACH = -30.0  # e^-30 weighs nothing
@@ -21,49 +22,64 @@ _LEAST_REACH = -30.0  # e^-30 weighs nothing
 class SampleKernel(Kernel):
     """Samples from rows of logits as their SampleRow says.
 
-    Buffers: logits f32 [m, vocabulary rounded up to 32], SampleRow [m], SampledRow [m]. Work items are rows.
+    Buffers: logits f32 [m, vocabulary rounded up to 32], SampleRow [m], SampledRow [m], the LogitEdits and the masks of
+    all rows, and rows like those of logits for changed ones. Work items are rows.
     """
 
     vocabulary: int
 
     def build(self, b: Builder, context: EmitContext) -> None:
         """See Kernel."""
-        logits, rows, results = b.buffer(0), b.buffer(1), b.buffer(2)
-        layout = RowScratch.of(b, self.vocabulary)
+        logits, rows, results, edits, memory, changed = (b.buffer(i) for i in range(6))
+        layout, masks = RowScratch.of(b, self.vocabulary), RowMasks(memory, -(-self.vocabulary // MASK_TOKENS))
+        tried = TriedTokens(b.scratch(SampleRow.MOST_TRIES * 4), b.scratch(SampleRow.MOST_TRIES * 4))
         with b.items() as item:
             wanted = b.address(rows, item * SampleRow.BYTES)
             result = b.address(results, item * SampledRow.BYTES)
-            row = b.address(logits, item * (round_up(self.vocabulary, BLOCK) * 4))
+            pair = [
+                LogitRow(layout, b.address(base, item * (round_up(self.vocabulary, BLOCK) * 4)))
+                for base in (logits, changed)
+            ]
             with b.when(b.compare("ne", b.load(wanted, SampleRow.KIND, I32), SampleRow.NOTHING)):
-                _sample(LogitRow(layout, row), wanted, result)
+                _sample(pair[0], pair[1], LogitEdits(wanted, edits, masks), tried, result)
 
 
-def _sample(row: LogitRow, wanted: Value, result: Value) -> None:
-    """Emit all that the SampleRow at `wanted` asks for."""
-    b = row.b
-    kind = b.load(wanted, SampleRow.KIND, I32)
-    most = row.find_maxima()
-    likeliest = row.first_with(most)
-    with b.loop(0, row.wide(b.compare("eq", kind, SampleRow.SAMPLE)), state=[likeliest]) as once:
-        candidates = candidates_of(row, most, wanted)
-        once.carry(_pick(candidates, b.load(wanted, SampleRow.RANDOM, F64)))
+def _sample(raw: LogitRow, changed: LogitRow, edits: LogitEdits, tried: TriedTokens, result: Value) -> None:
+    """Emit all that a SampleRow asks for."""
+    b, wanted = raw.b, edits.wanted
+    kind = edits.field(SampleRow.KIND)
+    most = raw.find_maxima()
+    tries = raw.wide(edits.field(SampleRow.TRIES))
+    with b.loop(0, tries.min(1), state=[b.constant(-1, I32)]) as trial:
+        trial.carry(first_allowed(raw, most, edits, tries, tried))
+    allowed = trial.results[0]
+    with b.loop(0, raw.wide(edits.are_any), state=[most]) as once:
+        once.carry(edits.apply(raw, changed))
+    left = once.results[0]  # the largest key of what is sampled from
+    row = LogitRow(raw.layout, b.select(edits.are_any, changed.logits, raw.logits))
+    likeliest = row.first_with(left)
+    is_sampled = b.compare("eq", kind, SampleRow.SAMPLE) & b.compare("slt", allowed, 0)
+    with b.loop(0, row.wide(is_sampled), state=[likeliest]) as once:
+        once.carry(_pick(candidates_of(row, left, wanted), b.load(wanted, tries * 8 + SampleRow.RANDOMS, F64)))
+    token = b.select(b.compare("sge", allowed, 0), allowed, once.results[0])
     is_report = b.compare("eq", kind, SampleRow.REPORT)
-    token = b.select(is_report, b.load(wanted, SampleRow.TOKEN, I32), once.results[0])
-    is_good = b.compare("slt", most, MOST_KEY) & b.compare("sgt", most, LEAST_KEY)
+    token = b.select(is_report, edits.field(SampleRow.TOKEN), token)
+    is_good = b.compare("slt", most, MOST_KEY) & b.compare("sgt", left, LEAST_KEY)
     with b.once():
         b.store(token, result, SampledRow.TOKEN)
         b.store(b.convert("arith.extui", is_good, I32), result, SampledRow.IS_GOOD)
-    top = b.load(wanted, SampleRow.TOP, I32)
+    top = edits.field(SampleRow.TOP)
     with b.when(b.compare("sge", top, 0) & is_good):
-        _report(row, token, most, top, result)
+        with b.when(edits.are_any):
+            raw.find_maxima()
+        _report(raw, token, most, top, result)
 
 
 def _report(row: LogitRow, token: Value, most: Value, top: Value, result: Value) -> None:
     """Emit what log probabilities are made of: keys of logits, and the mass of all at temperature 1."""
     b = row.b
-    bound = Bound(b.constant(LEAST_KEY, I32), b.constant(row.layout.size, I32))
-    all_ = Candidates(row, most, b.constant(1.0, F32), b.constant(_LEAST_REACH, F32), bound)
-    mass = row.sum_from(bound.key, all_.masses)
+    all_ = all_of(row, most, b.constant(1.0, F32), b.constant(_LEAST_REACH, F32))
+    mass = row.sum_from(all_.bound.key, all_.masses)
     key = order_key(b, b.load(row.logits, row.wide(token) * 4, F32))
     rank = row.rank(token, key)
     with b.once():
@@ -80,38 +96,5 @@ def _report(row: LogitRow, token: Value, most: Value, top: Value, result: Value)
 
 def _pick(candidates: Candidates, random: Value) -> Value:
     """Return the candidate at the random place in the running sum of masses, in order of tokens."""
-    row, layout, b = candidates.row, candidates.row.layout, candidates.row.b
-    with b.each(0, layout.count) as chunk:
-        with b.loop(*row.vectors_of(chunk.index), state=[b.constant(0, VI64)]) as part:
-            part.carry(candidates.masses(part.index) + part.state[0])
-        b.store(b.fold_lanes(part.results[0], added), layout.masses, chunk.index * 8)
-    groups = layout.count // LANES
-    total = row.fold(lambda part: b.load(layout.masses, part * 128, VI64, 64), groups, 0, I64, added)
-    place = b.convert("arith.fptoui", random * b.convert("arith.uitofp", total, F64), I64).min(total - 1).max(0)
-    with b.each(0, groups) as group:
-        masses = b.load(layout.masses, group.index * 128, VI64, 64)
-        b.store(b.fold_lanes(masses, added), layout.groups, group.index * 8)
-    found, left = _pass(b, lambda i: b.load(layout.groups, i * 8, I64), 0, groups, place)
-    first = found * LANES
-    found, left = _pass(b, lambda i: b.load(layout.masses, i * 8, I64), first, first + LANES, left)
-    found, left = _pass(b, lambda i: b.fold_lanes(candidates.masses(i), added), *row.vectors_of(found), left)
-    masses, token = candidates.masses(found), found * LANES
-    is_found = b.constant(0, I1)
-    for lane in range(LANES):
-        mass = b.lane(masses, lane)
-        is_found = is_found | b.compare("ult", left, mass)
-        left, token = b.select(is_found, left, left - mass), b.select(is_found, token, token + 1)
-    return b.convert("arith.trunci", token.min(layout.size - 1), I32)
-
-
-def _pass(
-    b: Builder, load: Callable[[Value], Value], start: Value | int, stop: Value | int, left: Value
-) -> tuple[Value, Value]:
-    """Return the first number from `start` on where the running sum exceeds `left`, and what is left before it."""
-    with b.loop(start, stop, state=[b.index(start), left]) as each:
-        found, rest = each.state
-        mass = load(each.index)
-        goes_on = b.compare("eq", found, each.index) & b.compare("uge", rest, mass)
-        each.carry(b.select(goes_on, found + 1, found), b.select(goes_on, rest - mass, rest))
-    found, rest = each.results
-    return found.min(b.index(stop) - 1), rest
+    masses = RunningMasses(candidates)
+    return masses.token_at(random, masses.weigh())

@@ -156,11 +156,16 @@ def _bits(value: Value) -> Value:
     return bits
 
 
+def all_of(row: LogitRow, most: Value, scale: Value, reach: Value) -> Candidates:
+    """Return the tokens of a row within reach of the largest key, `most`."""
+    b = row.b
+    return Candidates(row, most, scale, reach, Bound(b.constant(LEAST_KEY, I32), b.constant(row.layout.size, I32)))
+
+
 def candidates_of(row: LogitRow, most: Value, wanted: Value) -> Candidates:
     """Return the candidates that the filters of the SampleRow at `wanted` leave; `most` is the largest key."""
     b = row.b
     scale, reach = (b.load(wanted, at, F32) for at in (SampleRow.INVERSE_TEMPERATURE, SampleRow.REACH))
-    bound = Bound(b.constant(LEAST_KEY, I32), b.constant(row.layout.size, I32))
     top_k = row.wide(b.load(wanted, SampleRow.TOP_K, I32))
-    likeliest = Candidates(row, most, scale, reach, bound).likeliest(top_k)
+    likeliest = all_of(row, most, scale, reach).likeliest(top_k)
     return likeliest.nucleus(b.load(wanted, SampleRow.TOP_P, F64))

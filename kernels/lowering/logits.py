@@ -26,8 +26,10 @@ def lower_logits(lowering: LinearLowering, hidden: Buffer, operation: Logits, he
     else:
         _spread(lowering, x, operation, head, epilogue)
     if plan.context.capabilities.samples:
-        rows = Buffer("sample_rows", input=True), Buffer("sampled_rows", input=True)
-        plan.add(SampleKernel("sample", plan.vocab_size), [logits, *rows], "logit_rows")
+        names = ("sample_rows", "sampled_rows", "logit_edits", "token_masks")
+        changed = lowering.rows("changed_logits", plan.vocab_size, count=LOGIT_ROWS_AT_ONCE)
+        operands = [logits, *(Buffer(name, input=True) for name in names), changed]
+        plan.add(SampleKernel("sample", plan.vocab_size), operands, "logit_rows")
 
 
 def _spread(

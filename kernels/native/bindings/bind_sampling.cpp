@@ -50,10 +50,20 @@ Result token_logprobs(const Logits& logits, std::int32_t token, std::int32_t top
   return dict_of(token, logprobs_of({logits.data(), logits.size()}, token, top_n, scratch));
 }
 
-nb::bytes row_of(const SamplingConfig& config, std::int32_t vocab_size, std::int64_t position,
-                 const std::optional<std::int32_t>& token) {
-  const SamplingState state(config, {}, 0, vocab_size);
-  const SampleRow row = token ? row_to_report(state, *token) : row_to_sample(state, position);
+nb::bytes bytes_of(std::span<const std::byte> bytes) { return nb::bytes(bytes.data(), bytes.size()); }
+
+nb::bytes row_to_sample(SampleRequests& requests, const SamplingConfig& config, std::int32_t vocab_size,
+                        const Tokens& tokens, std::int64_t num_prompt_tokens, std::int64_t position,
+                        const TokenMask* mask) {
+  const SamplingState state(config, tokens, num_prompt_tokens, vocab_size);
+  const SampleRow row =
+      requests.sample(state, tokens, position, mask == nullptr ? std::span<const std::uint32_t>() : mask->words());
+  return nb::bytes(&row, sizeof row);
+}
+
+nb::bytes row_to_report(const SampleRequests& requests, const SamplingConfig& config, std::int32_t vocab_size,
+                        std::int32_t token) {
+  const SampleRow row = requests.report(SamplingState(config, {}, 0, vocab_size), token);
   return nb::bytes(&row, sizeof row);
 }
 
@@ -75,8 +85,18 @@ void bind_sampling(nb::module_& m) {
         "constraint"_a.none() = nb::none(), "Sample one token with a fresh state, for tests.");
   m.def("token_logprobs", &token_logprobs, "logits"_a, "token"_a, "top_n"_a,
         "Return the log probability and rank of a token, and the likeliest tokens.");
-  m.def("row_to_sample", &row_of, "config"_a, "vocab_size"_a, "position"_a, "token"_a.none() = nb::none(),
-        "Return the bytes of a SampleRow, to sample a token or to report one; for tests.");
+  nb::class_<SampleRequests>(m, "SampleRequests", "What a device is to sample of rows of logits; for tests.")
+      .def(nb::init<std::int32_t>(), "vocab_size"_a)
+      .def("sample", &row_to_sample, "config"_a, "vocab_size"_a, "tokens"_a, "num_prompt_tokens"_a, "position"_a,
+           "mask"_a.none() = nb::none(), "Return the bytes of a SampleRow that does what `sample` does.")
+      .def("report", &row_to_report, "config"_a, "vocab_size"_a, "token"_a,
+           "Return the bytes of a SampleRow that does what `token_logprobs` does.")
+      .def_prop_ro(
+          "edits", [](const SampleRequests& r) { return bytes_of(std::as_bytes(r.edits())); },
+          "The bytes of the edits of all rows.")
+      .def_prop_ro(
+          "masks", [](const SampleRequests& r) { return bytes_of(std::as_bytes(r.masks())); },
+          "The bytes of the masks of all rows.");
   m.def("sampled", &result_of_row, "row"_a, "top_n"_a.none() = nb::none(),
         "Return what a device has sampled of a row, as `sample` would return it; for tests.");
 }

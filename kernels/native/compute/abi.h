@@ -89,7 +89,19 @@ struct StateWrite {
   std::int64_t record;  ///< negative: none
 };
 
-/// What a device samples of a row of logits; numbers as in SamplingConfig.
+inline constexpr std::int32_t kMostTries = 16;       ///< most samples of a position before its mask counts
+inline constexpr std::int32_t kMostEdits = 1 << 16;  ///< most edits of the rows whose logits are computed at once
+inline constexpr std::int32_t kRowMasks = 2;         ///< most masks of a row
+
+/// A token whose logit a row changes before it samples, and how: its bias, or what its outputs take off.
+struct LogitEdit {
+  std::int32_t token;
+  float amount;
+};
+
+/// What a device samples of a row of logits; numbers as in SamplingConfig. Its edits follow one another from number
+/// `first_edit` on, of four kinds: tokens that are banned, those with a bias, those that were only in the prompt, and
+/// those that are outputs.
 struct SampleRow {
   enum Kind : std::int32_t {
     kNothing,
@@ -98,14 +110,20 @@ struct SampleRow {
     kReport,  ///< only log probabilities, of `token`
   };
 
-  double random;  ///< in [0, 1)
-  double top_p;   ///< 1: no bound
+  double randoms[kMostTries + 1];  ///< in [0, 1): one for each try, and the next for what the masks leave
+  double top_p;                    ///< 1: no bound
   float inverse_temperature;
   float reach;         ///< how far below the largest logit tokens may be, in temperatures, negative
   std::int32_t top_k;  ///< 0: no bound
   std::int32_t kind;
   std::int32_t token;
-  std::int32_t top;  ///< number of likeliest tokens of which log probabilities are wanted, or -1 if none at all are
+  std::int32_t top;     ///< number of likeliest tokens of which log probabilities are wanted, or -1 if none at all are
+  std::int32_t tries;   ///< samples from all tokens, of which the first that the mask allows is taken
+  std::int32_t mask;    ///< mask of the constraint, from 1; 0: none. It alone counts if edits ban all that it allows
+  std::int32_t limit;   ///< mask of the tokens that the edits leave, likewise
+  std::int32_t edited;  ///< 0: neither edits nor a limit
+  std::int32_t first_edit, banned, biased, prompted, generated;
+  float repetition_penalty, presence_penalty;
 };
 
 inline constexpr std::int32_t kMostTop = 20;  ///< most likeliest tokens of a SampledRow
@@ -148,6 +166,8 @@ struct StepInputs {
   std::int32_t* logit_rows;    ///< [max_logit_rows]: rows of the step whose logits or hidden states are wanted
   SampleRow* sample_rows;      ///< [max_logit_rows]; of a device that samples
   SampledRow* sampled_rows;    ///< [max_logit_rows]; of a device that samples
+  LogitEdit* logit_edits;      ///< [kMostEdits]; of a device that samples, as what follows
+  std::uint32_t* token_masks;  ///< [kRowMasks * max_logit_rows][logit_stride / 32]: a bit for each token, 1: allowed
   float* logits;               ///< [max_logit_rows][logit_stride]
   float* hidden_states;        ///< [max_logit_rows][hidden_size]
 
@@ -167,6 +187,8 @@ struct StepInputs {
     visit("logit_rows", logit_rows);
     visit("sample_rows", sample_rows);
     visit("sampled_rows", sampled_rows);
+    visit("logit_edits", logit_edits);
+    visit("token_masks", token_masks);
     visit("logits", logits);
     visit("hidden_states", hidden_states);
   }

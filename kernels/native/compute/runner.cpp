@@ -6,11 +6,11 @@
 #include <cstring>
 #include <functional>
 #include <numeric>
+#include <ranges>
 #include <stdexcept>
 #include <utility>
 
 #include "compute/step_checks.h"
-#include "sampling/device_sampling.h"
 
 namespace quire {
 namespace {
@@ -25,7 +25,11 @@ std::int64_t next_step_number() {
 }  // namespace
 
 Runner::Runner(const RunnerConfig& config, Device& device)
-    : config_(checked(config)), device_(device), gather_(config_, inputs_, device), sampler_(device.threads()) {
+    : config_(checked(config)),
+      device_(device),
+      gather_(config_, inputs_, device),
+      sampler_(device.threads()),
+      requests_(config_.vocab_size) {
   const auto tokens = static_cast<std::size_t>(config.max_num_batched_tokens);
   const auto rows = static_cast<std::size_t>(config.max_logit_rows);
   auto array = [&]<class T>(T*& target, std::size_t count) {
@@ -44,11 +48,17 @@ Runner::Runner(const RunnerConfig& config, Device& device)
   array(inputs_.state_writes, kStateWrites * with_state);
   array(inputs_.logit_rows, rows);
   const std::size_t num_logits = rows * static_cast<std::size_t>(config.logit_stride);
-  const std::size_t sampled = config.samples_on_device ? rows : 0;
-  array(inputs_.sample_rows, sampled);
-  array(inputs_.sampled_rows, sampled);
   array(config.samples_on_device ? fetched_logits_ : inputs_.logits, num_logits);
-  if (config.samples_on_device) inputs_.logits = reinterpret_cast<float*>(device_.allocate(num_logits * sizeof(float)));
+  if (config.samples_on_device) {
+    array(inputs_.sample_rows, rows);
+    array(inputs_.sampled_rows, rows);
+    const auto own = [&]<class T>(T*& target, std::size_t count) {
+      target = reinterpret_cast<T*>(device_.allocate(count * sizeof(T)));
+    };
+    own(inputs_.logits, num_logits);
+    own(inputs_.logit_edits, kMostEdits);
+    own(inputs_.token_masks, kRowMasks * rows * requests_.mask_words());
+  }
   array(inputs_.hidden_states, rows * static_cast<std::size_t>(config.hidden_size));
 }
 
@@ -94,7 +104,7 @@ StepResult Runner::step(const StepRows& rows) {
     if (keeps_features_) dim(dims, Dim::kept_tokens) = dim(dims, Dim::tokens);
     split_attention(dims);
     gather_.write_states();
-    device_.run(body_, dims);
+    run_body(dims);
     pool_states(rows, result);
     sample(begun, result);
   } catch (...) {
@@ -191,22 +201,57 @@ void Runner::pool_state(std::int32_t index, Sequence& sequence, std::span<const 
   }
 }
 
+/// Runs the body. The threads of the host, which would be idle, write the masks for a device that samples.
+void Runner::run_body(const Dims& dims) {
+  std::vector<SamplingTask>& tasks = gather_.tasks();
+  const bool has_masks = std::ranges::any_of(tasks, [](const auto& task) { return task.constraint != nullptr; });
+  if (!config_.samples_on_device || !has_masks) return device_.run(body_, dims);
+  std::atomic<std::size_t> next{0};
+  auto write = [&](int) {
+    for (std::size_t i; (i = next++) < tasks.size();) write_masks(tasks[i]);
+  };
+  ThreadPool& threads = device_.threads();
+  threads.begin([](void* function, int thread) { (*static_cast<decltype(write)*>(function))(thread); }, &write);
+  try {
+    device_.run(body_, dims);
+  } catch (...) {
+    threads.finish();
+    throw;
+  }
+  threads.finish();
+}
+
 void Runner::compute_logits(std::span<SamplingTask> tasks) {
   Dims& dims = gather_.dims();
   std::int64_t& rows = dim(dims, Dim::logit_rows) = 0;
   for (SamplingTask& task : tasks) {
     task.logits = {inputs_.logits + rows * config_.logit_stride, static_cast<std::size_t>(config_.vocab_size)};
-    if (config_.samples_on_device)
-      ask_device(task, {inputs_.sample_rows + rows, static_cast<std::size_t>(task.num_rows)});
     for (std::int32_t i = 0; i < task.num_rows; i++) inputs_.logit_rows[rows++] = task.first_row + i;
   }
+  if (config_.samples_on_device) ask(tasks);
   device_.run(head_, dims);
   if (config_.samples_on_device) take_samples(tasks);
 }
 
+/// Writes what the device is to sample.
+void Runner::ask(std::span<SamplingTask> tasks) {
+  requests_.clear();
+  std::size_t row = 0;
+  for (SamplingTask& task : tasks) {
+    const auto num_rows = static_cast<std::size_t>(task.num_rows);
+    if (task.masks.empty()) write_masks(task);  // one that was late may be written by now
+    requests_.add(task, {inputs_.sample_rows + row, num_rows});
+    row += num_rows;
+  }
+  const auto write = [&](void* to, std::span<const std::byte> bytes) {
+    if (!bytes.empty()) device_.write(static_cast<std::byte*>(to), bytes);
+  };
+  write(inputs_.logit_edits, std::as_bytes(requests_.edits()));
+  write(inputs_.token_masks, std::as_bytes(requests_.masks()));
+}
+
 /// Takes what the device has sampled; logits of other tasks are copied to the host.
 void Runner::take_samples(std::span<SamplingTask> tasks) {
-  const auto is_bad = [](const SampledRow& row) { return row.is_good == 0; };
   const auto stride = static_cast<std::size_t>(config_.logit_stride);
   std::size_t row = 0, num_wanted = 0;  // the last rows before `row` that are to be copied
   const auto fetch = [&] {
@@ -218,7 +263,10 @@ void Runner::take_samples(std::span<SamplingTask> tasks) {
   for (SamplingTask& task : tasks) {
     const auto num_rows = static_cast<std::size_t>(task.num_rows);
     const std::span<const SampledRow> sampled(inputs_.sampled_rows + row, num_rows);
-    if (inputs_.sample_rows[row].kind != SampleRow::kNothing && std::ranges::none_of(sampled, is_bad)) {
+    const auto asked = std::span(inputs_.sample_rows + row, num_rows);
+    const auto is_good = [&](std::size_t i) { return asked[i].kind == SampleRow::kNothing || sampled[i].is_good != 0; };
+    if (asked[0].kind != SampleRow::kNothing &&
+        std::ranges::all_of(std::views::iota(std::size_t{0}, num_rows), is_good)) {
       fetch();
       task.sampled = sampled;
     } else {

@@ -21,6 +21,7 @@
 #include "grammar/token_constraint.h"
 #include "kv_cache/kv_cache.h"
 #include "sampling/batch_sampler.h"
+#include "sampling/device_sampling.h"
 #include "sampling/sampler.h"
 
 namespace quire {
@@ -101,7 +102,9 @@ class Runner {
   void take_for_right();
   void pool_states(const StepRows& rows, StepResult& result);
   void pool_state(std::int32_t index, Sequence& sequence, std::span<const float> state, StepResult& result);
+  void run_body(const Dims& dims);
   void compute_logits(std::span<SamplingTask> tasks);
+  void ask(std::span<SamplingTask> tasks);
   void take_samples(std::span<SamplingTask> tasks);
   void sample(TokenConstraint::Clock::time_point begun, StepResult& result);
   std::int32_t take_next(std::size_t end, StepResult& result);
@@ -122,6 +125,7 @@ class Runner {
   std::size_t num_taken_ = 0;           ///< number of first tasks whose outcomes have been taken
   std::vector<ComputedSlot> computed_;  ///< slots whose pages are to be shared
   BatchSampler sampler_;
+  SampleRequests requests_;  ///< of a device that samples
   bool keeps_features_ = true;
   std::optional<double> synthetic_acceptance_;
   std::minstd_rand synthetic_random_;

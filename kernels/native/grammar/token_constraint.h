@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -40,6 +41,9 @@ class TokenConstraint {
 
   /// Goes back by the last `num_tokens` that it has advanced past. Throws std::runtime_error if it cannot.
   virtual void rollback(std::int64_t num_tokens) = 0;
+
+  /// Returns one at the same position, which advances independently.
+  virtual std::unique_ptr<TokenConstraint> copy() const = 0;
 };
 
 /// The tokens that a sequence may have next: a bit for each, the first token in the lowest bit of the first word. One
@@ -50,7 +54,9 @@ class TokenMask final : public TokenConstraint {
   /// Bans all tokens. Throws std::invalid_argument unless there is at least one.
   explicit TokenMask(std::int32_t num_tokens);
 
+  std::int32_t num_tokens() const { return static_cast<std::int32_t>(words_.size() * kBits); }  ///< that have a bit
   std::span<std::uint32_t> words() { return words_; }
+  std::span<const std::uint32_t> words() const { return words_; }
   bool is_ready() const { return ready_.load() != 0; }
   void reset() { ready_.reset(0); }
   void publish() { ready_.store(1); }
@@ -60,6 +66,7 @@ class TokenMask final : public TokenConstraint {
   const TokenMask& mask() override { return *this; }
   void follow(std::int32_t) override {}  ///< changes nothing: the mask allows the same tokens again
   void rollback(std::int64_t) override {}
+  std::unique_ptr<TokenConstraint> copy() const override;
 
   /// Allows or bans these tokens. Throws std::out_of_range for a token that has no bit.
   void set(std::span<const std::int32_t> tokens, bool allowed);

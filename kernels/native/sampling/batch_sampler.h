@@ -27,7 +27,8 @@ struct SamplingTask {
   std::int64_t position;  ///< position of the token that the first row predicts
   bool samples;           ///< false: report the prompt token that stands at `position`
   TokenConstraint* constraint = nullptr;
-  std::span<float> logits = {};              ///< logits of the first row
+  std::vector<std::vector<std::uint32_t>> masks = {};  ///< for a device: the constraint's, of rows that may be reached
+  std::span<float> logits = {};                        ///< logits of the first row
   std::span<const SampledRow> sampled = {};  ///< what a device has sampled of the rows; none: `logits` are the host's
   std::int32_t num_given = 0;  ///< number of drafts that are taken as if they were sampled: benchmarks only
 };

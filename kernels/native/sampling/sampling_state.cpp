@@ -6,6 +6,7 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <unordered_set>
 
 #include "sampling/sampling_ranges.h"
 
@@ -60,9 +61,11 @@ void check(const SamplingConfig& config, std::int32_t vocab_size) {
   check_range("min_tokens", config.min_tokens, sampling_ranges::min_tokens);
   require(is_count(config.logprobs), "logprobs", config.logprobs.value_or(0), counts);
   require(is_count(config.prompt_logprobs), "prompt_logprobs", config.prompt_logprobs.value_or(0), counts);
+  std::unordered_set<std::int32_t> biased;
   for (const auto& [token, bias] : config.logit_bias) {
     check_tokens({&token, 1}, vocab_size, "logit_bias");
     check_range("logit_bias", bias, sampling_ranges::logit_bias);
+    require(biased.insert(token).second, "logit_bias", token, "a token that has no other bias");
   }
   check_tokens(config.allowed_token_ids, vocab_size, "allowed_token_ids");
   check_tokens(config.stop_token_ids, vocab_size, "stop_token_ids");
@@ -117,16 +120,12 @@ bool SamplingState::edits_logits() const {
 
 void SamplingState::process(std::span<float> logits, std::span<const std::int32_t> tokens,
                             std::vector<float>& saved) const {
-  const auto outputs = tokens.subspan(static_cast<std::size_t>(num_prompt_tokens_));
   if (!config_.allowed_token_ids.empty()) keep_allowed(logits, saved);
-  ban_bad_words(logits, outputs);
-  if (std::ssize(outputs) < config_.min_tokens) {
-    for (const std::int32_t token : config_.stop_token_ids) logits[token] = kBanned;
-  }
+  for_each_ban(tokens, [&](std::int32_t token) { logits[token] = kBanned; });
   for (const auto& [token, bias] : config_.logit_bias) {
     if (logits[token] != kBanned) logits[token] = finite(logits[token] + bias);
   }
-  if (counts_outputs_) penalize(logits);
+  penalize(logits);
 }
 
 void SamplingState::keep_allowed(std::span<float> logits, std::vector<float>& saved) const {
@@ -136,27 +135,23 @@ void SamplingState::keep_allowed(std::span<float> logits, std::vector<float>& sa
   for (std::size_t i = 0; i < saved.size(); ++i) logits[config_.allowed_token_ids[i]] = saved[i];
 }
 
-/// Bans the last token of each bad word whose earlier tokens are the latest of `outputs`.
-void SamplingState::ban_bad_words(std::span<float> logits, std::span<const std::int32_t> outputs) const {
-  for (const auto& word : config_.bad_words_token_ids) {
-    const auto start = std::span(word).first(word.size() - 1);
-    if (start.size() > outputs.size()) continue;
-    if (std::ranges::equal(start, outputs.last(start.size()))) logits[word.back()] = kBanned;
-  }
+/// True if the last token of a word that must not come would be the next one: its earlier tokens are the latest of
+/// `outputs`.
+bool SamplingState::would_complete(std::span<const std::int32_t> word, std::span<const std::int32_t> outputs) {
+  const auto start = word.first(word.size() - 1);
+  return start.size() <= outputs.size() && std::ranges::equal(start, outputs.last(start.size()));
 }
 
 void SamplingState::penalize(std::span<float> logits) const {
-  for (const auto& [token, in_prompt, outputs] : counts_) {
+  for_each_penalty([&](std::int32_t token, std::int32_t outputs) {
     float& logit = logits[token];
-    if (logit == kBanned) continue;
-    if (counts_prompt_ && (in_prompt || outputs > 0)) {
-      logit = finite(logit > 0 ? logit / config_.repetition_penalty : logit * config_.repetition_penalty);
-    }
-    if (outputs > 0) {
-      logit = finite(logit - config_.frequency_penalty * static_cast<float>(outputs));
-      logit = finite(logit - config_.presence_penalty);
-    }
-  }
+    if (logit == kBanned) return;
+    const float penalty = config_.repetition_penalty;
+    logit = finite(logit > 0 ? logit / penalty : logit * penalty);
+    if (outputs == 0) return;
+    logit = finite(logit - frequency_loss(outputs));
+    logit = finite(logit - config_.presence_penalty);
+  });
 }
 
 }  // namespace quire

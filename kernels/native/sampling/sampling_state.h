@@ -1,6 +1,9 @@
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <optional>
 #include <span>
 #include <unordered_map>
@@ -55,16 +58,35 @@ class SamplingState {
   /// scratch.
   void process(std::span<float> logits, std::span<const std::int32_t> tokens, std::vector<float>& saved) const;
 
+  /// Calls ban(token) for each token that bad words and min_tokens ban after `tokens`, which are all of the sequence.
+  template <class Ban>
+  void for_each_ban(std::span<const std::int32_t> tokens, Ban ban) const {
+    const auto outputs = tokens.subspan(static_cast<std::size_t>(num_prompt_tokens_));
+    for (const auto& word : config_.bad_words_token_ids)
+      if (would_complete(word, outputs)) ban(word.back());
+    if (std::ssize(outputs) < config_.min_tokens) std::ranges::for_each(config_.stop_token_ids, ban);
+  }
+
+  /// Calls penalize(token, outputs) for each token that is penalized; `outputs`: how often it came after the prompt.
+  template <class Penalize>
+  void for_each_penalty(Penalize penalize) const {
+    for (const auto& [token, in_prompt, outputs] : counts_)
+      if (outputs > 0 || in_prompt) penalize(token, outputs);
+  }
+
+  /// Returns what the outputs of a token take off its logit, but for the presence penalty.
+  float frequency_loss(std::int32_t outputs) const { return config_.frequency_penalty * static_cast<float>(outputs); }
+
  private:
   struct Count {
     std::int32_t token;
-    bool in_prompt;
+    bool in_prompt;        ///< false unless the prompt is counted
     std::int32_t outputs;  ///< occurrences after the prompt
   };
 
+  static bool would_complete(std::span<const std::int32_t> word, std::span<const std::int32_t> outputs);
   Count& count_of(std::int32_t token);
   void keep_allowed(std::span<float> logits, std::vector<float>& saved) const;
-  void ban_bad_words(std::span<float> logits, std::span<const std::int32_t> outputs) const;
   void penalize(std::span<float> logits) const;
 
   SamplingConfig config_;
