@@ -78,12 +78,17 @@ class AdapterOperands:
     short: Value
     tiles: int
 
-    def _entry(self, b: Builder, row: Value) -> Value:
+    def entry(self, b: Builder, row: Value) -> Value:
+        """Return the address of the entry of a row's adapter."""
         return b.address(self.table, self.rows.number(b, row) * ENTRY_BYTES)
+
+    def has_changes(self, b: Builder, entry: Value) -> Value:
+        """Return whether the adapter of an entry has ranks."""
+        return b.compare("ne", b.load(entry, 24, I64), 0)
 
     def biases(self, b: Builder, row: Value, base: Value) -> Value:
         """Return the address of a row's biases, which are at `base` unless its adapter has some of its own."""
-        entry = self._entry(b, row)
+        entry = self.entry(b, row)
         return b.select(b.compare("ne", b.load(entry, 32, I64), 0), b.load(entry, 32, PTR), base)
 
     def prefetch(self, b: Builder, dtypes: Dtypes, first: Value, count: Value, block: Value) -> None:
@@ -91,24 +96,31 @@ class AdapterOperands:
 
         Rows with adapters of their own read short pieces of memory, and would wait for each of them.
         """
-        pair_bytes = dtypes.plain.tile_bytes // PAIRS
         with b.loop(first, first + count, state=[b.index(0)]) as row:
             number = self.rows.number(b, row.index)
             entry = b.address(self.table, number * ENTRY_BYTES)
-            is_new = b.compare("ne", number, row.state[0]) & b.compare("ne", b.load(entry, 24, I64), 0)
-            with b.when(is_new):
-                columns = b.address(b.load(entry, 16, PTR), block * (2 * COLUMNS_BYTES))
-                b.prefetch(columns, 2 * COLUMNS_BYTES, level=1)
-                for i in range(2):
-                    weights = b.load(columns, i * COLUMNS_BYTES, PTR)
-                    size = b.load(columns, i * COLUMNS_BYTES + 24, I64) * pair_bytes
-                    with b.loop(0, size, LINE) as line:
-                        b.prefetch(weights, line.index, level=2)
+            with b.when(b.compare("ne", number, row.state[0]) & self.has_changes(b, entry)):
+                self.prefetch_place(b, entry, block + 1)
+                self.prefetch_columns(b, dtypes, entry, block)
             row.carry(number)
+
+    def prefetch_place(self, b: Builder, entry: Value, block: Value) -> None:
+        """Prefetch where an adapter's columns of a block lie."""
+        b.prefetch(b.load(entry, 16, PTR), block * (2 * COLUMNS_BYTES), level=1)
+
+    def prefetch_columns(self, b: Builder, dtypes: Dtypes, entry: Value, block: Value) -> None:
+        """Prefetch what an adapter that has changes reads for a block of columns."""
+        pair_bytes = dtypes.plain.tile_bytes // PAIRS
+        columns = b.address(b.load(entry, 16, PTR), block * (2 * COLUMNS_BYTES))
+        for i in range(2):
+            weights = b.load(columns, i * COLUMNS_BYTES, PTR)
+            size = b.load(columns, i * COLUMNS_BYTES + 24, I64) * pair_bytes
+            with b.loop(0, size, LINE) as line:
+                b.prefetch(weights, line.index, level=2)
 
     def apply(self, b: Builder, dtypes: Dtypes, row: Value, block: Value, values: Sequence[Value]) -> list[Value]:
         """Return the products of a row with block number `block` of the columns, changed by the row's adapter."""
-        entry = self._entry(b, row)
+        entry = self.entry(b, row)
         with b.loop(0, b.load(entry, 24, I64).min(1), state=values) as once:  # not at all without an adapter
             once.carry(*self._changed(b, dtypes, entry, [row], block, [once.state])[0])
         return once.results
@@ -119,19 +131,24 @@ class AdapterOperands:
         """Change the products of `count` rows from number `first` on with a block of columns, f32 [row][32]."""
 
         def change(row: Value, size: int) -> None:
-            entry = self._entry(b, row)
-            with b.when(b.compare("ne", b.load(entry, 24, I64), 0)):
+            with b.when(self.has_changes(b, self.entry(b, row))):
                 rows = [row + i for i in range(size)]
-                places = [b.address(totals, (other - first) * (2 * LINE)) for other in rows]
-                values = [[b.load(place, LINE * i, VF32, LINE) for i in range(2)] for place in places]
-                changed = self._changed(b, context.dtypes, entry, rows, block, values)
-                for place, both in zip(places, changed, strict=True):
-                    for i, value in enumerate(both):
-                        b.store(value, place, LINE * i, LINE)
+                self.change(
+                    b, context.dtypes, rows, block, [b.address(totals, (one - first) * (2 * LINE)) for one in rows]
+                )
 
         size = rows_at_once(context.isa, EXPANDED_ROWS)
         with b.loop(first, first + count, size) as start:
             self.rows.grouped(b, start.index, size, first + count, change)
+
+    def change(self, b: Builder, dtypes: Dtypes, rows: Sequence[Value], block: Value, places: Sequence[Value]) -> None:
+        """Change the products of rows of one adapter, which has changes, with a block of columns, f32 [32] at each of
+        `places`."""
+        values = [[b.load(place, LINE * i, VF32, LINE) for i in range(2)] for place in places]
+        changed = self._changed(b, dtypes, self.entry(b, rows[0]), rows, block, values)
+        for place, both in zip(places, changed, strict=True):
+            for i, value in enumerate(both):
+                b.store(value, place, LINE * i, LINE)
 
     def _changed(
         self, b: Builder, dtypes: Dtypes, entry: Value, rows: Sequence[Value], block: Value,
@@ -161,21 +178,19 @@ class AdapterOperands:
 
 
 class AdaptingSink(ColumnSink):
-    """Takes products of rows from number `first` on, and passes to `store` what their adapters make of them."""
+    """Takes products of rows from number `first` on, and passes to `sink` what their adapters make of them."""
 
     def __init__(
-        self, b: Builder, context: EmitContext, adapters: AdapterOperands, first: Value,
-        store: Callable[[Value, Value, Sequence[Value]], None],
-    ) -> None:  # fmt: skip
-        super().__init__(store)
-        self._b, self._context, self._adapters, self._first = b, context, adapters, first
+        self, b: Builder, context: EmitContext, adapters: AdapterOperands, first: Value, sink: ColumnSink
+    ) -> None:
+        self._b, self._context, self._adapters, self._first, self._sink = b, context, adapters, first, sink
 
     def __call__(self, block: Value, row: Value, values: Sequence[Value]) -> None:
         """See ColumnSink."""
         changed = self._adapters.apply(self._b, self._context.dtypes, self._first + row, block, values)
-        super().__call__(block, row, changed)
+        self._sink(block, row, changed)
 
     def take(self, b: Builder, block: Value, first: Value, count: Value, totals: Value) -> None:
         """See ColumnSink."""
         self._adapters.apply_to(b, self._context, self._first + first, count, block, totals)
-        super().take(b, block, first, count, totals)
+        self._sink.take(b, block, first, count, totals)

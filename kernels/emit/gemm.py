@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.kernels.activations import ClampedSwiglu, FixedActivation
+from quire.kernels.emit.adapted_spans import SPAN_BLOCKS, AdaptedSpan, SpanSink
 from quire.kernels.emit.adapters import AdapterOperands, AdaptingSink, RowAdapters
-from quire.kernels.emit.builder import VF32, VI32, Builder, Value
+from quire.kernels.emit.builder import I1, VF32, VI32, Builder, Value
 from quire.kernels.emit.context import EmitContext, Kernel
+from quire.kernels.emit.dots import CUDA
 from quire.kernels.emit.layout import (
     BLOCK,
     TILE_ROWS,
@@ -120,18 +122,31 @@ class GemmKernel(Kernel):
         number = 3 + self.bias + (factors is not None) + (parameters is not None)
         adapters = self._adapters(b, number) if self.adapter_tiles else None
         output = GemmOutput(y, bias, factors, parameters, adapters)
-        rows = b.dim(self.dim)
-        size = context.rows_per_item
+        rows, size = b.dim(self.dim), context.rows_per_item
         groups = (rows + (size - 1)) // size
-        with b.items() as item:
-            column_block = item // groups
-            first = item % groups * size
 
+        def multiply(item: Value, span: AdaptedSpan | None = None) -> None:
+            block, first = item // groups, item % groups * size
             count = self._count(b, first, (rows - first).min(size))
+            sink = self._sink(b, context, output, first)
+            if span is not None:
+                sink = SpanSink(span, sink)
             if adapters is not None:
-                adapters.prefetch(b, context.dtypes, first, count, column_block)
-            part = GemmItem(first // TILE_ROWS, count, column_block, self._blocks, groups * self._blocks)
-            self._multiply(b, context, x, w, part, self._sink(b, context, output, first))
+                with b.when(b.constant(1, I1) if span is None else b.compare("eq", span.is_used, 0)):
+                    adapters.prefetch(b, context.dtypes, first, count, block)
+            part = GemmItem(first // TILE_ROWS, count, block, self._blocks, groups * self._blocks)
+            self._multiply(b, context, x, w, part, sink)
+
+        if adapters is None or self.quantized is not None or context.isa == CUDA:
+            with b.items() as item:
+                multiply(item)
+            return
+        with b.loop(b.begin, b.end, SPAN_BLOCKS) as start:
+            stop, first = (start.index + SPAN_BLOCKS).min(b.end), start.index
+            span = AdaptedSpan.of(b, adapters, self._count(b, b.index(0), rows), first, groups)
+            with b.loop(first, stop) as each:
+                multiply(each.index, span)
+            span.finish(b, context.dtypes, stop - first, self._plain_sink(b, context, output, b.index(0)))
 
     def _count(self, b: Builder, first: Value, count: Value) -> Value:
         """Return how many of `count` rows from number `first` on are computed: all or none."""
@@ -182,13 +197,16 @@ class GemmKernel(Kernel):
     def _sink(self, b: Builder, context: EmitContext, output: GemmOutput, first: Value) -> ColumnSink:
         """Return what takes the products of rows from number `first` on, and stores what adapters and the epilogue
         make of them."""
+        plain = self._plain_sink(b, context, output, first)
+        return plain if output.adapters is None else AdaptingSink(b, context, output.adapters, first, plain)
+
+    def _plain_sink(self, b: Builder, context: EmitContext, output: GemmOutput, first: Value) -> ColumnSink:
+        """Return what takes products that adapters have changed already."""
 
         def finish(block: Value, row: Value, values: Sequence[Value]) -> None:
             self._finish(b, context.dtypes, output, first + row, block, values)
 
-        if output.adapters is None:
-            return ColumnSink(finish)
-        return AdaptingSink(b, context, output.adapters, first, finish)
+        return ColumnSink(finish)
 
     def _finish(
         self, b: Builder, dtypes: Dtypes, output: GemmOutput, row: Value, block: Value, values: Sequence[Value]

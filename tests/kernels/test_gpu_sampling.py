@@ -138,7 +138,8 @@ def edited(random: np.random.Generator, row: Row, tiny: float) -> Row:
     tokens = random.integers(vocabulary, size=random.integers(12)).tolist()
 
     def some(most: int) -> list[int]:
-        return random.choice(vocabulary, size=random.integers(1, min(vocabulary, most) + 1), replace=False).tolist()
+        size = int(random.integers(1, min(vocabulary, most) + 1))
+        return [int(token) for token in random.choice(vocabulary, size=size, replace=False)]
 
     for name, choices in (
         ("repetition_penalty", [1.0, 1.0, 1.3, 0.7, tiny, 3e38]),
