@@ -11,7 +11,17 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from quire.kernels._native import KvLayerShape, Plan, Runner, RunnerConfig, StateShape
+from quire.kernels._native import (
+    MASK_BITS,
+    MOST_EDITS,
+    ROW_MASKS,
+    KvLayerShape,
+    LogitEdit,
+    Plan,
+    Runner,
+    RunnerConfig,
+    StateShape,
+)
 from quire.kernels.adapters.packing import PackedAdapter
 from quire.kernels.devices import Device
 from quire.kernels.emit.context import Kernel
@@ -123,6 +133,15 @@ def logits_shape(plan: ModelPlan) -> tuple[int, int]:
     """Return the rows of logits computed at once, and their stride, 0 for a model without logits."""
     stride = round_up(plan.vocab_size, BLOCK) if any(launch.head for launch in plan.launches) else 0
     return min(LOGIT_ROWS_AT_ONCE, plan.limits.max_num_batched_tokens), stride
+
+
+def logits_bytes(plan: ModelPlan) -> int:
+    """Return the bytes of rows of logits and of hidden states, and of what a device reads to sample from the former."""
+    rows, stride = logits_shape(plan)
+    size = rows * 4 * (stride + plan.hidden_size)
+    if not (stride and plan.context.capabilities.samples):
+        return size
+    return size + MOST_EDITS * LogitEdit.BYTES + ROW_MASKS * rows * stride // MASK_BITS * 4
 
 
 def open_runner(

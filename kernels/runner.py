@@ -34,7 +34,7 @@ from quire.kernels.adapters.changeable import changeable_in
 from quire.kernels.adapters.changed_head import ClassifierHead
 from quire.kernels.adapters.packing import PackedAdapter, pack_adapter
 from quire.kernels.adapters.reading import read_adapter
-from quire.kernels.assembly import Assembly, Progress, Rows, compile_kernels, logits_shape, open_runner
+from quire.kernels.assembly import Assembly, Progress, Rows, compile_kernels, logits_bytes, open_runner
 from quire.kernels.config import ModelConfig
 from quire.kernels.devices import Device
 from quire.kernels.emit.builder import BF16, F32, I8
@@ -287,8 +287,7 @@ def choose_memory(
     `shared_bytes` of the weights are in the memory of other engines already. `device`: by default the options'.
     """
     device = device or choose_device(options)
-    logit_rows, logit_stride = logits_shape(plan)
-    buffers = sum(b.bytes for b in plan.buffers.values()) + logit_rows * 4 * (logit_stride + plan.hidden_size)
+    buffers = sum(b.bytes for b in plan.buffers.values()) + logits_bytes(plan)
     weights = plan.weight_bytes + plan.array_bytes
     on_device, most_loras = not device.in_host_memory, plan.limits.max_loras
     adapter = most_bytes(plan.adapted, plan.limits.max_lora_rank, ELEMENT_BYTES[plan.dtypes.weights])

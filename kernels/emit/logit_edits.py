@@ -1,12 +1,11 @@
-"""What a row changes of its logits before it is sampled: masks, bans, biases and penalties, those of the host's
-SamplingState."""
+"""Edits of a row of logits before sampling: masks, bans, biases and penalties, as in the host's SamplingState."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from quire.kernels._native import LogitEdit, SampleRow
+from quire.kernels._native import MASK_BITS, LogitEdit, SampleRow
 from quire.kernels.emit.builder import F32, I32, I64, LANES, Builder, Value
 from quire.kernels.emit.logit_rows import LogitRow
 from quire.kernels.emit.sampling_math import LEAST_KEY
@@ -14,9 +13,6 @@ from quire.kernels.emit.sampling_math import LEAST_KEY
 _BANNED_BITS = -0x800000  # those of -inf
 _MOST = 3.4028234663852886e38
 """The largest finite f32, which takes the place of an overflow."""
-
-MASK_TOKENS = 32
-"""Tokens of a word of a mask."""
 
 
 def banned(b: Builder) -> Value:
@@ -26,7 +22,7 @@ def banned(b: Builder) -> Value:
 
 @dataclass(frozen=True)
 class RowMasks:
-    """Masks of tokens, of `words` words each, at address `memory`; rows know theirs by their numbers, from 1."""
+    """Masks of tokens, of `words` words each, at address `memory`; a SampleRow names one by its number, from 1."""
 
     memory: Value
     words: int
@@ -36,16 +32,10 @@ class RowMasks:
         b = number.builder
         return b.address(self.memory, b.convert("arith.extui", number.max(1) - 1, I64) * (self.words * 4))
 
-    def allows(self, number: Value, token: Value) -> Value:
-        """Return whether a mask allows a token, an i32."""
-        b = number.builder
-        word = b.load(self.address(number), b.convert("arith.extui", token // MASK_TOKENS, I64) * 4, I32)
-        return b.compare("ne", (word >> (token % MASK_TOKENS)) & 1, 0)
-
 
 @dataclass(frozen=True)
 class LogitEdits:
-    """The changes that the SampleRow at `wanted` asks for."""
+    """The edits that the SampleRow at `wanted` asks for."""
 
     wanted: Value
     edits: Value
@@ -55,9 +45,8 @@ class LogitEdits:
         """Return a field of the SampleRow."""
         return self.wanted.builder.load(self.wanted, offset, type_)
 
-    @property
     def are_any(self) -> Value:
-        """Whether a logit may change."""
+        """Return whether a logit may change."""
         b = self.wanted.builder
         return b.compare("ne", self.field(SampleRow.EDITED) | self.field(SampleRow.MASK), 0)
 
@@ -81,8 +70,8 @@ class LogitEdits:
         with b.each(0, raw.num_vectors) as part:
             values, first = raw.values(part.index), part.index * LANES
             for memory, is_none in bits:
-                word = b.load(memory, first // MASK_TOKENS * 4, I32)
-                word = word >> b.convert("arith.trunci", first % MASK_TOKENS, I32)
+                word = b.load(memory, first // MASK_BITS * 4, I32)
+                word = word >> b.convert("arith.trunci", first % MASK_BITS, I32)
                 word = b.select(is_none, b.constant(-1, I32), word)
                 lanes = b.op("arith.shrui", [b.broadcast(word), b.lane_numbers()], b.lane_numbers().type)
                 values = b.select(b.compare("ne", lanes & 1, 0), values, none)

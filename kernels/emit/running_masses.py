@@ -1,18 +1,16 @@
-"""The running sum of the masses of candidates, in order of tokens: where a random number falls, a token is sampled."""
+"""Sampling by the running sum of masses in order of tokens: the token is the one where a random number falls."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quire.kernels._native import SampleRow
+from quire.kernels._native import LEAST_SHARE_BITS, SampledRow, SampleRow
 from quire.kernels.emit.builder import F32, F64, I1, I32, I64, LANES, Builder, Value
-from quire.kernels.emit.logit_edits import LogitEdits, banned
-from quire.kernels.emit.logit_rows import VI64, LogitRow, added
+from quire.kernels.emit.logit_edits import banned
+from quire.kernels.emit.logit_rows import MOST, VI64, LogitRow, added
 from quire.kernels.emit.sampling_filters import Candidates, all_of
-
-_LEAST_SHARE_BITS = 16
-"""1 / 2^16 of the mass must be left: sampling from less would be too coarse."""
+from quire.kernels.emit.sampling_math import LEAST_KEY
 
 
 @dataclass(frozen=True)
@@ -90,42 +88,55 @@ def _pass(
 
 @dataclass(frozen=True)
 class TriedTokens:
-    """Scratch for tokens that a mask does not allow, i32, and their logits, f32."""
+    """Scratch for the tokens that are tried, i32, and their logits, f32."""
 
     tokens: Value
     logits: Value
 
 
-def first_allowed(row: LogitRow, most: Value, edits: LogitEdits, tries: Value, tried: TriedTokens) -> Value:
-    """Return the first of `tries` samples from all tokens that the mask allows, or -1; `most` is the largest key.
+def try_samples(row: LogitRow, most: Value, wanted: Value, tries: Value, tried: TriedTokens, result: Value) -> Value:
+    """Emit up to `tries` samples from all tokens to SampledRow.TRIED, each from those that have not been sampled.
 
-    Each sample is one of the tokens that have not been tried; their logits are -inf meanwhile.
+    Return the first one. `most` is the largest key. Logits of sampled tokens are -inf meanwhile.
     """
     b = row.b
-    scale, reach = (edits.field(at, F32) for at in (SampleRow.INVERSE_TEMPERATURE, SampleRow.REACH))
-    masses, mask = RunningMasses(all_of(row, most, scale, reach)), edits.field(SampleRow.MASK)
+    scale, reach = (b.load(wanted, at, F32) for at in (SampleRow.INVERSE_TEMPERATURE, SampleRow.REACH))
+    masses = RunningMasses(all_of(row, most, scale, reach))
     total = masses.weigh()
-    least = total >> _LEAST_SHARE_BITS
-    with b.loop(0, tries, state=[b.constant(-1, I32), total, b.index(0)]) as trial:
-        allowed, left, count = trial.state
-        goes_on = b.compare("slt", allowed, 0) & b.compare("ugt", left, least)
-        with b.loop(0, row.wide(goes_on), state=trial.state) as once:
-            random = b.load(edits.wanted, trial.index * 8 + SampleRow.RANDOMS, F64)
-            token = masses.token_at(random, left)
-            is_allowed = edits.masks.allows(mask, token)
-            with b.loop(0, row.wide(b.compare("eq", is_allowed, 0)), state=[left, count]) as rejected:
-                before = masses.mass_around(token)
-                _reject(row, tried, token, count)
-                masses.weigh_again(token)
-                rejected.carry(left - (before - masses.mass_around(token)), count + 1)
-            once.carry(b.select(is_allowed, token, b.constant(-1, I32)), *rejected.results)
+    least = total >> LEAST_SHARE_BITS
+    with b.loop(0, tries, state=[total, b.index(0), b.constant(0, I32)]) as trial:
+        left, count, _ = trial.state
+        with b.loop(0, row.wide(b.compare("ugt", left, least)), state=trial.state) as once:
+            token = masses.token_at(b.load(wanted, trial.index * 8 + SampleRow.RANDOMS, F64), left)
+            before = masses.mass_around(token)
+            _ban(row, token, tried, count)
+            masses.weigh_again(token)
+            first = b.select(b.compare("eq", count, 0), token, trial.state[2])
+            once.carry(left - (before - masses.mass_around(token)), count + 1, first)
         trial.carry(*once.results)
-    _restore(row, tried, trial.results[2])
-    return trial.results[0]
+    _, count, first = trial.results
+    with b.each_scalar(0, count) as each:
+        token = b.load(tried.tokens, each.index * 4, I32)
+        b.store(b.load(tried.logits, each.index * 4, F32), row.logits, row.wide(token) * 4)
+        b.store(token, result, each.index * 4 + SampledRow.TRIED)
+    _store_count(b, count, result)
+    return first
 
 
-def _reject(row: LogitRow, tried: TriedTokens, token: Value, count: Value) -> None:
-    """Ban a token, and note its logit as number `count`."""
+def try_likeliest(row: LogitRow, tries: Value, result: Value) -> None:
+    """Emit the likeliest tokens, up to `tries`, to SampledRow.TRIED."""
+    b = row.b
+    with b.loop(0, tries, state=[b.constant(MOST, I32), b.constant(-1, I32), b.index(0)]) as trial:
+        key, token = row.next_likeliest(*trial.state[:2])
+        with b.once():
+            b.store(token, result, trial.index * 4 + SampledRow.TRIED)
+        is_there = row.wide(b.compare("sgt", key, LEAST_KEY))
+        trial.carry(key, token, trial.state[2] + is_there)
+    _store_count(b, trial.results[2], result)
+
+
+def _ban(row: LogitRow, token: Value, tried: TriedTokens, count: Value) -> None:
+    """Ban a token, which is number `count` of those that are tried."""
     b, place = row.b, row.wide(token) * 4
     logit = b.load(row.logits, place, F32)
     with b.once():
@@ -134,9 +145,6 @@ def _reject(row: LogitRow, tried: TriedTokens, token: Value, count: Value) -> No
         b.store(banned(b), row.logits, place)
 
 
-def _restore(row: LogitRow, tried: TriedTokens, count: Value) -> None:
-    """Give the first `count` of the tried tokens their logits back."""
-    b = row.b
-    with b.each_scalar(0, count) as each:
-        token = row.wide(b.load(tried.tokens, each.index * 4, I32))
-        b.store(b.load(tried.logits, each.index * 4, F32), row.logits, token * 4)
+def _store_count(b: Builder, count: Value, result: Value) -> None:
+    with b.once():
+        b.store(b.convert("arith.trunci", count, I32), result, SampledRow.NUM_TRIED)

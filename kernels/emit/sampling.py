@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.kernels._native import SampledRow, SampleRow
+from quire.kernels._native import MASK_BITS, SampledRow, SampleRow
 from quire.kernels.emit.builder import F32, F64, I32, Builder, Value
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.layout import BLOCK, round_up
-from quire.kernels.emit.logit_edits import MASK_TOKENS, LogitEdits, RowMasks
+from quire.kernels.emit.logit_edits import LogitEdits, RowMasks
 from quire.kernels.emit.logit_rows import MOST, LogitRow, RowScratch
-from quire.kernels.emit.running_masses import RunningMasses, TriedTokens, first_allowed
+from quire.kernels.emit.running_masses import RunningMasses, TriedTokens, try_likeliest, try_samples
 from quire.kernels.emit.sampling_filters import Candidates, all_of, candidates_of
 from quire.kernels.emit.sampling_math import LEAST_KEY, MOST_KEY, order_key
 
@@ -31,46 +31,46 @@ class SampleKernel(Kernel):
     def build(self, b: Builder, context: EmitContext) -> None:
         """See Kernel."""
         logits, rows, results, edits, memory, changed = (b.buffer(i) for i in range(6))
-        layout, masks = RowScratch.of(b, self.vocabulary), RowMasks(memory, -(-self.vocabulary // MASK_TOKENS))
-        tried = TriedTokens(b.scratch(SampleRow.MOST_TRIES * 4), b.scratch(SampleRow.MOST_TRIES * 4))
+        layout, masks = RowScratch.of(b, self.vocabulary), RowMasks(memory, -(-self.vocabulary // MASK_BITS))
+        tried = TriedTokens(*(b.scratch(SampleRow.MOST_TRIES * 4) for _ in range(2)))
         with b.items() as item:
-            wanted = b.address(rows, item * SampleRow.BYTES)
+            asked = b.address(rows, item * SampleRow.BYTES)
             result = b.address(results, item * SampledRow.BYTES)
-            pair = [
+            raw, own = (
                 LogitRow(layout, b.address(base, item * (round_up(self.vocabulary, BLOCK) * 4)))
                 for base in (logits, changed)
-            ]
-            with b.when(b.compare("ne", b.load(wanted, SampleRow.KIND, I32), SampleRow.NOTHING)):
-                _sample(pair[0], pair[1], LogitEdits(wanted, edits, masks), tried, result)
+            )
+            with b.when(b.compare("ne", b.load(asked, SampleRow.KIND, I32), SampleRow.NOTHING)):
+                wanted = b.staged(asked, SampleRow.BYTES)  # a GPU reads it from the host's memory
+                _sample(raw, own, LogitEdits(wanted, edits, masks), tried, result)
 
 
 def _sample(raw: LogitRow, changed: LogitRow, edits: LogitEdits, tried: TriedTokens, result: Value) -> None:
     """Emit all that a SampleRow asks for."""
     b, wanted = raw.b, edits.wanted
-    kind = edits.field(SampleRow.KIND)
+    kind, are_edited = edits.field(SampleRow.KIND), edits.are_any()
     most = raw.find_maxima()
-    tries = raw.wide(edits.field(SampleRow.TRIES))
-    with b.loop(0, tries.min(1), state=[b.constant(-1, I32)]) as trial:
-        trial.carry(first_allowed(raw, most, edits, tries, tried))
-    allowed = trial.results[0]
-    with b.loop(0, raw.wide(edits.are_any), state=[most]) as once:
+    with b.loop(0, raw.wide(are_edited), state=[most]) as once:
         once.carry(edits.apply(raw, changed))
     left = once.results[0]  # the largest key of what is sampled from
-    row = LogitRow(raw.layout, b.select(edits.are_any, changed.logits, raw.logits))
-    likeliest = row.first_with(left)
-    is_sampled = b.compare("eq", kind, SampleRow.SAMPLE) & b.compare("slt", allowed, 0)
-    with b.loop(0, row.wide(is_sampled), state=[likeliest]) as once:
-        once.carry(_pick(candidates_of(row, left, wanted), b.load(wanted, tries * 8 + SampleRow.RANDOMS, F64)))
-    token = b.select(b.compare("sge", allowed, 0), allowed, once.results[0])
+    row = LogitRow(raw.layout, b.select(are_edited, changed.logits, raw.logits))
+    likeliest, tries = row.first_with(left), raw.wide(edits.field(SampleRow.TRIES))
+    is_sampled, is_tried = b.compare("eq", kind, SampleRow.SAMPLE), b.compare("ne", tries, 0)
+    with b.loop(0, row.wide(is_sampled & b.compare("eq", tries, 0)), state=[likeliest]) as once:
+        once.carry(_pick(candidates_of(row, left, wanted), b.load(wanted, SampleRow.RANDOMS, F64)))
+    with b.loop(0, row.wide(is_sampled & is_tried), state=[once.results[0]]) as trial:
+        trial.carry(try_samples(raw, most, wanted, tries, tried, result))
+    with b.when(is_tried & b.compare("eq", kind, SampleRow.LIKELIEST)):
+        try_likeliest(raw, tries, result)
     is_report = b.compare("eq", kind, SampleRow.REPORT)
-    token = b.select(is_report, edits.field(SampleRow.TOKEN), token)
+    token = b.select(is_report, edits.field(SampleRow.TOKEN), trial.results[0])
     is_good = b.compare("slt", most, MOST_KEY) & b.compare("sgt", left, LEAST_KEY)
     with b.once():
         b.store(token, result, SampledRow.TOKEN)
         b.store(b.convert("arith.extui", is_good, I32), result, SampledRow.IS_GOOD)
     top = edits.field(SampleRow.TOP)
     with b.when(b.compare("sge", top, 0) & is_good):
-        with b.when(edits.are_any):
+        with b.when(are_edited | is_tried):
             raw.find_maxima()
         _report(raw, token, most, top, result)
 

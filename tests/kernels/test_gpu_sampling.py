@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from quire.kernels import _native
-from quire.kernels._native import SampledRow, SampleRequests, SampleRow, SamplingConfig, TokenMask
+from quire.kernels._native import LogitEdit, SampledRow, SampleRequests, SampleRow, SamplingConfig, TokenMask
 from quire.kernels.devices.instruction_sets import choose_isa
 from quire.kernels.emit.cuda.choice import by_blocks
 from quire.kernels.emit.dots import CUDA
@@ -24,22 +24,18 @@ from quire.kernels.emit.sampling import SampleKernel
 Floats = npt.NDArray[np.float32]
 
 DTYPES = Dtypes("f32", "f32", "f32", False)
-TOP = f"{SampleRow.MOST_TOP}i4"
 SAMPLED = np.dtype({
-    "names": ["mass", "is_good", "token", "most", "key", "rank", "top_tokens", "top_keys"],
-    "formats": ["u8", "i4", "i4", "i4", "i4", "i4", TOP, TOP],
-    "offsets": [
-        SampledRow.MASS, SampledRow.IS_GOOD, SampledRow.TOKEN, SampledRow.MOST, SampledRow.KEY, SampledRow.RANK,
-        SampledRow.TOP_TOKENS, SampledRow.TOP_KEYS,
-    ],
+    "names": ["is_good", "num_tried"],
+    "formats": ["i4", "i4"],
+    "offsets": [SampledRow.IS_GOOD, SampledRow.NUM_TRIED],
     "itemsize": SampledRow.BYTES,
 })  # fmt: skip
 
 
 @dataclass
 class Row:
-    """A row of logits after `tokens` and what is wanted of it: by `config`, maybe only of the `allowed` tokens, or the
-    log probabilities of `token`."""
+    """A row of logits after `tokens` and what is wanted of it: by `config`, optionally only of the `allowed` tokens, or
+    the log probabilities of `token`."""
 
     logits: Floats
     config: dict[str, Any] = field(default_factory=dict)
@@ -57,13 +53,24 @@ class Row:
         mask.publish()
         return mask
 
+    @property
+    def samples_from_all(self) -> bool:
+        """True if the host samples without a mask first."""
+        off = {"top_k": (-1, 0), "top_p": (1.0,), "min_p": (0.0,)}
+        names = self.config.keys() - {"temperature", "seed", "logprobs"}
+        if self.config.get("temperature") == 0:
+            names -= off.keys()
+        return all(self.config[name] in off.get(name, ()) for name in names)
+
     def asked(self, requests: SampleRequests) -> bytes:
-        """Return the SampleRow."""
+        """Return the SampleRow, of which a constraint has the mask or checks what is tried."""
         size = len(self.logits)
         if self.token >= 0:
             return requests.report(SamplingConfig(prompt_logprobs=self.config.get("logprobs")), size, self.token)
+        is_tried = self.allowed is not None and self.samples_from_all
+        mask, tries = (None, SampleRow.MOST_TRIES) if is_tried else (self.mask(), 0)
         config = SamplingConfig(**self.config)
-        return requests.sample(config, size, self.tokens, self.prompt, self.position, self.mask())
+        return requests.sample(config, size, self.tokens, self.prompt, self.position, mask, tries)
 
     def expected(self) -> dict[str, Any]:
         if self.token >= 0:
@@ -72,17 +79,31 @@ class Row:
         return _native.sample(self.logits, self.tokens, self.prompt, self.position, config, self.mask())
 
 
-def compute(rows: list[Row], on: str) -> gpu_calls.Array:
-    """Return SampledRow of each row, computed by the kernel on a GPU or a CPU; the logits stay as they are."""
+@dataclass
+class Computed:
+    """What the kernel has computed of a row."""
+
+    asked: bytes
+    sampled: Any
+
+    def result(self, row: Row) -> dict[str, Any] | None:
+        """Return what the host takes; None if it samples itself."""
+        return _native.sampled(self.asked, self.sampled.tobytes(), row.config.get("logprobs"), row.mask())
+
+
+def compute(rows: list[Row], on: str) -> list[Computed]:
+    """Compute rows by the kernel on a GPU or a CPU; the logits stay as they are."""
     vocabulary = len(rows[0].logits)
     logits = np.full((len(rows), -(-vocabulary // 32) * 32), np.nan, np.float32)  # what follows is not read
     for number, row in enumerate(rows):
         logits[number, :vocabulary] = row.logits
     requests = SampleRequests(vocabulary)
-    asked = np.frombuffer(b"".join(row.asked(requests) for row in rows), np.uint8)
-    edits, masks = (np.frombuffer(given or bytes(4), np.uint8) for given in (requests.edits, requests.masks))
+    asked = [row.asked(requests) for row in rows]
+    edits = np.frombuffer(requests.edits or bytes(LogitEdit.BYTES), np.uint8)
+    masks = np.frombuffer(requests.masks or bytes(4 * -(-vocabulary // 32)), np.uint8)  # there is room for one
     sampled = np.zeros(len(rows), SAMPLED)
-    buffers: list[gpu_calls.Array] = [logits, asked, sampled.view(np.uint8), edits, masks, np.zeros_like(logits)]
+    given = np.frombuffer(b"".join(asked), np.uint8)
+    buffers: list[gpu_calls.Array] = [logits, given, sampled.view(np.uint8), edits, masks, np.zeros_like(logits)]
     kernel, context = SampleKernel("sample", vocabulary), kernel_calls.context_of(on, DTYPES)
     if on == CUDA:
         found = gpu_calls.run(by_blocks(kernel, context), buffers, len(rows), (1, 1))
@@ -90,13 +111,15 @@ def compute(rows: list[Row], on: str) -> gpu_calls.Array:
         found = [kernel_calls.aligned(buffer) for buffer in buffers]
         kernel_calls.run(on, kernel.emit(context), "sample", found, [len(rows)] * 16, (0, len(rows)))
     assert found[0].view(np.int32).tolist() == logits.view(np.int32).tolist()
-    return found[2].view(SAMPLED)
+    return [Computed(*pair) for pair in zip(asked, found[2].view(SAMPLED), strict=True)]
 
 
-def check(rows: list[Row], on: str) -> None:
-    for row, found in zip(rows, compute(rows, on), strict=True):
-        assert found["is_good"] == 1
-        assert _native.sampled(found.tobytes(), row.config.get("logprobs")) == row.expected(), row.config
+def check(rows: list[Row], on: str) -> list[dict[str, Any] | None]:
+    """Compare what is sampled with what the host samples; return it, or None where the host is to sample."""
+    results = [each.result(row) for row, each in zip(rows, compute(rows, on), strict=True)]
+    for row, result in zip(rows, results, strict=True):
+        assert result == row.expected() or (result is None and row.allowed is not None), row.config
+    return results
 
 
 @pytest.fixture(params=["cpu", CUDA])
@@ -192,40 +215,58 @@ def test_samples_of_changed_logits_are_those_of_the_host(vocabulary: int, on: st
     rows += [constrained(random, row) for row in rows_of(random, vocabulary, len(rows)) + rows]
     can = [has_choice(row) for row in rows]
     assert sum(can) > len(rows) / 2
-    check([row for row, has in zip(rows, can, strict=True) if has], on)
+    left = [row for row in check([row for row, has in zip(rows, can, strict=True) if has], on) if row is None]
+    assert len(left) < len(rows) / 8
     others = [row for row, has in zip(rows, can, strict=True) if not has]
-    if others:
-        assert not compute(others, on)["is_good"].any()
+    assert not others or not any(each.result(row) for row, each in zip(others, compute(others, on), strict=True))
 
 
 def test_a_mask_counts_where_edits_ban_all_that_it_allows(on: str) -> None:
     banned = {"bad_words_token_ids": [[3], [4]], "logprobs": 3}
     rows = [Row(np.arange(70, dtype=np.float32), {**banned, "seed": seed}, allowed=[3, 4]) for seed in range(6)]
-    check(rows, on)
-    assert {int(found["token"]) for found in compute(rows, on)} == {3, 4}
+    assert {result and result["token"] for result in check(rows, on)} == {3, 4}
 
 
-def test_what_a_mask_never_allows_is_tried_only_so_often(on: str) -> None:
-    """What is left after the tries is sampled by the mask; likewise where the tried tokens had almost all of the
-    mass."""
-    flat, steep = np.zeros(300, np.float32), np.zeros(300, np.float32)
+def test_a_constraint_takes_the_first_of_16_tokens_that_it_allows(on: str) -> None:
+    logits = np.linspace(0, -60, 64, dtype=np.float32)
+    rows = [Row(logits, {"temperature": 0.0}, allowed=[first, 40]) for first in (0, 3, 15, 16)]
+    assert [result and result["token"] for result in check(rows, on)] == [0, 3, 15, None]
+    flat = [Row(np.zeros(64, np.float32), {"seed": seed}, allowed=[5, 40, 41]) for seed in range(20)]
+    assert {result and result["token"] for result in check(flat, on)} == {5, 40, 41, None}
+
+
+def test_tries_end_where_almost_no_mass_is_left(on: str) -> None:
+    """As on the host, which then asks for the mask: what is left is too coarse."""
+    steep = np.zeros(300, np.float32)
     steep[7] = 40.0
-    rows = [Row(logits, {"seed": seed}, allowed=[11, 200]) for seed in range(8) for logits in (flat, steep)]
-    check(rows, on)
-    assert {int(found["token"]) for found in compute(rows, on)} == {11, 200}
+    rows = [Row(steep, {"seed": seed}, allowed=[11, 200]) for seed in range(8)]
+    assert check(rows, on) == [None] * 8
+    assert [int(each.sampled["num_tried"]) for each in compute(rows, on)] == [1] * 8
+
+
+def test_log_probabilities_of_another_than_the_first_token_are_left_to_the_host(on: str) -> None:
+    rows = [Row(np.arange(70, dtype=np.float32), {"temperature": 0.0, "logprobs": 2}, allowed=[n]) for n in (69, 68)]
+    first, second = check(rows, on)
+    assert first == rows[0].expected()
+    assert second is None
 
 
 def test_a_device_leaves_to_the_host_what_is_too_much() -> None:
-    requests = SampleRequests(70_000)
+    requests = SampleRequests(200_000)
     kind = slice(SampleRow.KIND, SampleRow.KIND + 4)
     nothing = SampleRow.NOTHING.to_bytes(4, "little")
-    assert requests.sample(SamplingConfig(logprobs=21), 70_000, [], 0, 0)[kind] == nothing
-    penalty, tokens = SamplingConfig(repetition_penalty=1.1), list(range(40_000))
-    assert requests.sample(penalty, 70_000, tokens, 0, 0)[kind] != nothing
+    assert requests.sample(SamplingConfig(logprobs=21), 200_000, [], 0, 0)[kind] == nothing
+    penalty, tokens = SamplingConfig(repetition_penalty=1.1), list(range(150_000))
+    assert requests.sample(penalty, 200_000, tokens, 0, 0)[kind] != nothing
     before = requests.edits
-    assert requests.sample(penalty, 70_000, tokens, 0, 0)[kind] == nothing
+    assert requests.sample(penalty, 200_000, tokens, 0, 0)[kind] == nothing
     assert requests.edits == before
-    assert requests.sample(penalty, 70_000, tokens[:100], 0, 0)[kind] != nothing
+    assert requests.sample(penalty, 200_000, tokens[:100_000], 0, 0)[kind] != nothing
+
+
+def test_a_token_has_one_bias() -> None:
+    with pytest.raises(ValueError, match="logit_bias=3; it must be a token that has no other bias"):
+        SampleRequests(9).sample(SamplingConfig(logit_bias=[(3, 1.0), (4, 1.0), (3, 2.0)]), 9, [], 0, 0)
 
 
 def test_what_cannot_be_sampled_is_noticed(on: str) -> None:
@@ -233,7 +274,7 @@ def test_what_cannot_be_sampled_is_noticed(on: str) -> None:
     for row, value in zip(rows[:4], (np.nan, -np.nan, np.inf, -np.inf), strict=True):
         row.logits[66] = value
     rows[4].logits[:] = -np.inf
-    assert compute(rows, on)["is_good"].tolist() == [0, 0, 0, 1, 0, 1]
+    assert [int(each.sampled["is_good"]) for each in compute(rows, on)] == [0, 0, 0, 1, 0, 1]
 
 
 def test_samples_from_a_large_vocabulary(on: str) -> None:

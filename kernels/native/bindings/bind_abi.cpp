@@ -93,6 +93,10 @@ void bind_abi(nb::module_& m) {
   sample.attr("REPORT") = static_cast<int>(SampleRow::kReport);
   sample.attr("MOST_TOP") = kMostTop;
   sample.attr("MOST_TRIES") = kMostTries;
+  m.attr("LEAST_SHARE_BITS") = kLeastShareBits;
+  m.attr("MASK_BITS") = kMaskBits;
+  m.attr("MOST_EDITS") = kMostEdits;
+  m.attr("ROW_MASKS") = kRowMasks;
   nb::class_<LogitEdit> edit(m, "LogitEdit", "Offsets of the fields of a change of a token's logit, in bytes.");
   edit.attr("TOKEN") = offsetof(LogitEdit, token);
   edit.attr("AMOUNT") = offsetof(LogitEdit, amount);
@@ -104,6 +108,8 @@ void bind_abi(nb::module_& m) {
   sampled.attr("MOST") = offsetof(SampledRow, most);
   sampled.attr("KEY") = offsetof(SampledRow, key);
   sampled.attr("RANK") = offsetof(SampledRow, rank);
+  sampled.attr("NUM_TRIED") = offsetof(SampledRow, num_tried);
+  sampled.attr("TRIED") = offsetof(SampledRow, tried);
   sampled.attr("TOP_TOKENS") = offsetof(SampledRow, top_tokens);
   sampled.attr("TOP_KEYS") = offsetof(SampledRow, top_keys);
   sampled.attr("BYTES") = sizeof(SampledRow);

@@ -54,10 +54,9 @@ nb::bytes bytes_of(std::span<const std::byte> bytes) { return nb::bytes(bytes.da
 
 nb::bytes row_to_sample(SampleRequests& requests, const SamplingConfig& config, std::int32_t vocab_size,
                         const Tokens& tokens, std::int64_t num_prompt_tokens, std::int64_t position,
-                        const TokenMask* mask) {
+                        const TokenMask* mask, std::int32_t tries) {
   const SamplingState state(config, tokens, num_prompt_tokens, vocab_size);
-  const SampleRow row =
-      requests.sample(state, tokens, position, mask == nullptr ? std::span<const std::uint32_t>() : mask->words());
+  const SampleRow row = requests.sample(state, tokens, position, mask, tries);
   return nb::bytes(&row, sizeof row);
 }
 
@@ -67,12 +66,18 @@ nb::bytes row_to_report(const SampleRequests& requests, const SamplingConfig& co
   return nb::bytes(&row, sizeof row);
 }
 
-Result result_of_row(const nb::bytes& row, const std::optional<std::int32_t>& top_n) {
-  SampledRow sampled;
-  if (row.size() != sizeof sampled) throw std::invalid_argument("these are not the bytes of a SampledRow");
-  std::memcpy(&sampled, row.c_str(), sizeof sampled);
-  const SampleResult result = result_of(sampled, top_n);
-  return dict_of(result.token, result.logprobs);
+template <class T>
+T from_bytes(const nb::bytes& bytes) {
+  T value;
+  if (bytes.size() != sizeof value) throw std::invalid_argument("these are not the bytes of a row");
+  std::memcpy(&value, bytes.c_str(), sizeof value);
+  return value;
+}
+
+std::optional<Result> result_of_rows(const nb::bytes& asked, const nb::bytes& row,
+                                     const std::optional<std::int32_t>& top_n, TokenConstraint* constraint) {
+  const auto result = result_of(from_bytes<SampleRow>(asked), from_bytes<SampledRow>(row), top_n, constraint);
+  return result ? std::optional(dict_of(result->token, result->logprobs)) : std::nullopt;
 }
 
 }  // namespace
@@ -85,20 +90,22 @@ void bind_sampling(nb::module_& m) {
         "constraint"_a.none() = nb::none(), "Sample one token with a fresh state, for tests.");
   m.def("token_logprobs", &token_logprobs, "logits"_a, "token"_a, "top_n"_a,
         "Return the log probability and rank of a token, and the likeliest tokens.");
-  nb::class_<SampleRequests>(m, "SampleRequests", "What a device is to sample of rows of logits; for tests.")
+  nb::class_<SampleRequests>(m, "SampleRequests", "Sampling requests for a device; for tests.")
       .def(nb::init<std::int32_t>(), "vocab_size"_a)
       .def("sample", &row_to_sample, "config"_a, "vocab_size"_a, "tokens"_a, "num_prompt_tokens"_a, "position"_a,
-           "mask"_a.none() = nb::none(), "Return the bytes of a SampleRow that does what `sample` does.")
+           "mask"_a.none() = nb::none(), "tries"_a = 0, "Return the bytes of the SampleRow for a sample.")
       .def("report", &row_to_report, "config"_a, "vocab_size"_a, "token"_a,
-           "Return the bytes of a SampleRow that does what `token_logprobs` does.")
+           "Return the bytes of the SampleRow for the log probabilities of a token.")
       .def_prop_ro(
           "edits", [](const SampleRequests& r) { return bytes_of(std::as_bytes(r.edits())); },
           "The bytes of the edits of all rows.")
       .def_prop_ro(
           "masks", [](const SampleRequests& r) { return bytes_of(std::as_bytes(r.masks())); },
           "The bytes of the masks of all rows.");
-  m.def("sampled", &result_of_row, "row"_a, "top_n"_a.none() = nb::none(),
-        "Return what a device has sampled of a row, as `sample` would return it; for tests.");
+  m.def("sampled", &result_of_rows, "asked"_a, "row"_a, "top_n"_a.none() = nb::none(),
+        "constraint"_a.none() = nb::none(),
+        "Return what a device has sampled of a row, as `sample` would return it, or None if it has sampled nothing "
+        "that the constraint allows; for tests.");
 }
 
 }  // namespace quire

@@ -89,11 +89,14 @@ struct StateWrite {
   std::int64_t record;  ///< negative: none
 };
 
-inline constexpr std::int32_t kMostTries = 16;       ///< most samples of a position before its mask counts
-inline constexpr std::int32_t kMostEdits = 1 << 16;  ///< most edits of the rows whose logits are computed at once
+inline constexpr std::int32_t kMostTries = 16;  ///< most tokens that are sampled before a constraint's mask counts
+inline constexpr std::int32_t kLeastShareBits =
+    16;  ///< trying ends at 1 / 2^kLeastShareBits of the mass: less is too coarse
+inline constexpr std::int32_t kMostEdits = 1 << 18;  ///< most edits of the rows whose logits are computed at once
 inline constexpr std::int32_t kRowMasks = 2;         ///< most masks of a row
+inline constexpr std::int64_t kMaskBits = 32;        ///< tokens of a word of a mask
 
-/// A token whose logit a row changes before it samples, and how: its bias, or what its outputs take off.
+/// A token whose logit is changed before a row samples, and how: its bias, or what its outputs take off.
 struct LogitEdit {
   std::int32_t token;
   float amount;
@@ -102,7 +105,7 @@ struct LogitEdit {
 /// What a device samples of a row of logits; numbers as in SamplingConfig. Its edits follow one another from number
 /// `first_edit` on, of four kinds: tokens that are banned, those with a bias, those that were only in the prompt, and
 /// those that are outputs.
-struct SampleRow {
+struct alignas(kCacheLine) SampleRow {
   enum Kind : std::int32_t {
     kNothing,
     kLikeliest,
@@ -110,17 +113,17 @@ struct SampleRow {
     kReport,  ///< only log probabilities, of `token`
   };
 
-  double randoms[kMostTries + 1];  ///< in [0, 1): one for each try, and the next for what the masks leave
-  double top_p;                    ///< 1: no bound
+  double randoms[kMostTries];  ///< in [0, 1), one for each try, or for the sample
+  double top_p;                ///< 1: no bound
   float inverse_temperature;
   float reach;         ///< how far below the largest logit tokens may be, in temperatures, negative
   std::int32_t top_k;  ///< 0: no bound
   std::int32_t kind;
   std::int32_t token;
   std::int32_t top;     ///< number of likeliest tokens of which log probabilities are wanted, or -1 if none at all are
-  std::int32_t tries;   ///< samples from all tokens, of which the first that the mask allows is taken
-  std::int32_t mask;    ///< mask of the constraint, from 1; 0: none. It alone counts if edits ban all that it allows
-  std::int32_t limit;   ///< mask of the tokens that the edits leave, likewise
+  std::int32_t tries;   ///< tokens that are sampled, each from what those before have left; 0: one token
+  std::int32_t mask;    ///< mask of a constraint, from 1; 0: none. It alone counts if edits ban all that it allows
+  std::int32_t limit;   ///< mask of the tokens that may be sampled at all, likewise
   std::int32_t edited;  ///< 0: neither edits nor a limit
   std::int32_t first_edit, banned, biased, prompted, generated;
   float repetition_penalty, presence_penalty;
@@ -135,6 +138,7 @@ struct SampledRow {
   std::int32_t token;
   std::int32_t most, key;                                 ///< keys of the largest logit and of the token's
   std::int32_t rank;                                      ///< from 1
+  std::int32_t num_tried, tried[kMostTries];              ///< the tokens that were tried, of which `token` is the first
   std::int32_t top_tokens[kMostTop], top_keys[kMostTop];  ///< by rank
 };
 
@@ -167,9 +171,10 @@ struct StepInputs {
   SampleRow* sample_rows;      ///< [max_logit_rows]; of a device that samples
   SampledRow* sampled_rows;    ///< [max_logit_rows]; of a device that samples
   LogitEdit* logit_edits;      ///< [kMostEdits]; of a device that samples, as what follows
-  std::uint32_t* token_masks;  ///< [kRowMasks * max_logit_rows][logit_stride / 32]: a bit for each token, 1: allowed
-  float* logits;               ///< [max_logit_rows][logit_stride]
-  float* hidden_states;        ///< [max_logit_rows][hidden_size]
+  std::uint32_t*
+      token_masks;       ///< [kRowMasks * max_logit_rows][logit_stride / kMaskBits]: a bit for each token, 1: allowed
+  float* logits;         ///< [max_logit_rows][logit_stride]
+  float* hidden_states;  ///< [max_logit_rows][hidden_size]
 
   /// Calls visit(name, array) for each array, by the name under which emitted kernels ask for it.
   template <class Visit>

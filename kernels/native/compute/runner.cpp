@@ -6,7 +6,6 @@
 #include <cstring>
 #include <functional>
 #include <numeric>
-#include <ranges>
 #include <stdexcept>
 #include <utility>
 
@@ -28,7 +27,7 @@ Runner::Runner(const RunnerConfig& config, Device& device)
     : config_(checked(config)),
       device_(device),
       gather_(config_, inputs_, device),
-      sampler_(device.threads()),
+      sampler_(device),
       requests_(config_.vocab_size) {
   const auto tokens = static_cast<std::size_t>(config.max_num_batched_tokens);
   const auto rows = static_cast<std::size_t>(config.max_logit_rows);
@@ -48,8 +47,9 @@ Runner::Runner(const RunnerConfig& config, Device& device)
   array(inputs_.state_writes, kStateWrites * with_state);
   array(inputs_.logit_rows, rows);
   const std::size_t num_logits = rows * static_cast<std::size_t>(config.logit_stride);
-  array(config.samples_on_device ? fetched_logits_ : inputs_.logits, num_logits);
-  if (config.samples_on_device) {
+  if (!config.samples_on_device) {
+    array(inputs_.logits, num_logits);
+  } else if (num_logits > 0) {
     array(inputs_.sample_rows, rows);
     array(inputs_.sampled_rows, rows);
     const auto own = [&]<class T>(T*& target, std::size_t count) {
@@ -201,14 +201,13 @@ void Runner::pool_state(std::int32_t index, Sequence& sequence, std::span<const 
   }
 }
 
-/// Runs the body. The threads of the host, which would be idle, write the masks for a device that samples.
+/// Runs the body. For a device that samples, threads of the host write masks, which else would be idle.
 void Runner::run_body(const Dims& dims) {
   std::vector<SamplingTask>& tasks = gather_.tasks();
-  const bool has_masks = std::ranges::any_of(tasks, [](const auto& task) { return task.constraint != nullptr; });
-  if (!config_.samples_on_device || !has_masks) return device_.run(body_, dims);
+  if (!config_.samples_on_device || std::ranges::none_of(tasks, needs_mask)) return device_.run(body_, dims);
   std::atomic<std::size_t> next{0};
   auto write = [&](int) {
-    for (std::size_t i; (i = next++) < tasks.size();) write_masks(tasks[i]);
+    for (std::size_t i; (i = next++) < tasks.size();) find_mask(tasks[i]);
   };
   ThreadPool& threads = device_.threads();
   threads.begin([](void* function, int thread) { (*static_cast<decltype(write)*>(function))(thread); }, &write);
@@ -230,7 +229,6 @@ void Runner::compute_logits(std::span<SamplingTask> tasks) {
   }
   if (config_.samples_on_device) ask(tasks);
   device_.run(head_, dims);
-  if (config_.samples_on_device) take_samples(tasks);
 }
 
 /// Writes what the device is to sample.
@@ -239,8 +237,10 @@ void Runner::ask(std::span<SamplingTask> tasks) {
   std::size_t row = 0;
   for (SamplingTask& task : tasks) {
     const auto num_rows = static_cast<std::size_t>(task.num_rows);
-    if (task.masks.empty()) write_masks(task);  // one that was late may be written by now
+    find_mask(task);  // it may be written by now
     requests_.add(task, {inputs_.sample_rows + row, num_rows});
+    task.asked = {inputs_.sample_rows + row, num_rows};
+    task.sampled = {inputs_.sampled_rows + row, num_rows};
     row += num_rows;
   }
   const auto write = [&](void* to, std::span<const std::byte> bytes) {
@@ -248,34 +248,6 @@ void Runner::ask(std::span<SamplingTask> tasks) {
   };
   write(inputs_.logit_edits, std::as_bytes(requests_.edits()));
   write(inputs_.token_masks, std::as_bytes(requests_.masks()));
-}
-
-/// Takes what the device has sampled; logits of other tasks are copied to the host.
-void Runner::take_samples(std::span<SamplingTask> tasks) {
-  const auto stride = static_cast<std::size_t>(config_.logit_stride);
-  std::size_t row = 0, num_wanted = 0;  // the last rows before `row` that are to be copied
-  const auto fetch = [&] {
-    const std::size_t first = (row - num_wanted) * stride, size = std::exchange(num_wanted, 0) * stride;
-    if (size == 0) return;
-    device_.copy(reinterpret_cast<std::byte*>(fetched_logits_ + first),
-                 reinterpret_cast<const std::byte*>(inputs_.logits + first), {size * sizeof(float)});
-  };
-  for (SamplingTask& task : tasks) {
-    const auto num_rows = static_cast<std::size_t>(task.num_rows);
-    const std::span<const SampledRow> sampled(inputs_.sampled_rows + row, num_rows);
-    const auto asked = std::span(inputs_.sample_rows + row, num_rows);
-    const auto is_good = [&](std::size_t i) { return asked[i].kind == SampleRow::kNothing || sampled[i].is_good != 0; };
-    if (asked[0].kind != SampleRow::kNothing &&
-        std::ranges::all_of(std::views::iota(std::size_t{0}, num_rows), is_good)) {
-      fetch();
-      task.sampled = sampled;
-    } else {
-      task.logits = {fetched_logits_ + row * stride, task.logits.size()};
-      num_wanted += num_rows;
-    }
-    row += num_rows;
-  }
-  fetch();
 }
 
 /// Constrained sequences are left to `collect`, unless their logits would be overwritten before.

@@ -105,7 +105,6 @@ class Runner {
   void run_body(const Dims& dims);
   void compute_logits(std::span<SamplingTask> tasks);
   void ask(std::span<SamplingTask> tasks);
-  void take_samples(std::span<SamplingTask> tasks);
   void sample(TokenConstraint::Clock::time_point begun, StepResult& result);
   std::int32_t take_next(std::size_t end, StepResult& result);
   void take_span(const SamplingTask& task, SampledSpan& span, StepResult& result);
@@ -116,7 +115,6 @@ class Runner {
   Device& device_;
   std::optional<KvCache> kv_cache_;
   StepInputs inputs_;
-  float* fetched_logits_ = nullptr;  ///< as `inputs_.logits`, of a device that samples: rows that the host samples
   Plan body_, head_, encoding_, hidden_states_;
   std::map<std::int32_t, PoolingHead> pooling_heads_{{0, {}}};  ///< by number of the adapter
   std::int64_t step_number_ = 0;                                ///< number of the last step

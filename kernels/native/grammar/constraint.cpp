@@ -26,22 +26,6 @@ Constraint::Constraint(const Matcher& grammar, std::int32_t vocab_size, std::vec
   force();
 }
 
-Constraint::Constraint(const Constraint& other)
-    : matcher_(other.matcher_),
-      vocab_size_(other.vocab_size_),
-      stop_token_ids_(other.stop_token_ids_),
-      ignored_(other.ignored_),
-      forced_(other.forced_),
-      error_(other.error_),
-      num_taken_(other.num_taken_),
-      is_stopped_(other.is_stopped_),
-      is_past_stop_(other.is_past_stop_),
-      mask_(other.mask_.num_tokens()) {}
-
-std::unique_ptr<TokenConstraint> Constraint::copy() const {
-  return std::unique_ptr<TokenConstraint>(new Constraint(*this));
-}
-
 void Constraint::stop_at(std::vector<std::int32_t> stop_token_ids) {
   stop_token_ids_ = std::move(stop_token_ids);
   ignored_.clear();

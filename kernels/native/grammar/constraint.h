@@ -48,8 +48,6 @@ class Constraint final : public TokenConstraint {
   /// `error` then.
   void rollback(std::int64_t num_tokens) override;
 
-  std::unique_ptr<TokenConstraint> copy() const override;
-
   /// Tokens that must come next; see `take_forced`.
   const std::deque<std::int32_t>& forced() const { return forced_; }
 
@@ -73,7 +71,6 @@ class Constraint final : public TokenConstraint {
   void write_mask();  ///< Throws nothing: an `error` is thrown by `mask`.
 
  private:
-  Constraint(const Constraint& other);  ///< at the same position, without a mask
   void force();
   void ask_mask();
   std::optional<std::size_t> ask(std::span<const std::int32_t> tokens);

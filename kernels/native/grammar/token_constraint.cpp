@@ -27,13 +27,6 @@ bool TokenMask::wait_until(Clock::time_point deadline) {
   return true;
 }
 
-std::unique_ptr<TokenConstraint> TokenMask::copy() const {
-  auto copy = std::make_unique<TokenMask>(num_tokens());
-  copy->words_ = words_;
-  copy->publish();
-  return copy;
-}
-
 void TokenMask::set(std::span<const std::int32_t> tokens, bool allowed) {
   for (const std::int32_t token : tokens) {
     std::uint32_t& word = words_.at(static_cast<std::size_t>(token) / kBits);

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -41,9 +40,6 @@ class TokenConstraint {
 
   /// Goes back by the last `num_tokens` that it has advanced past. Throws std::runtime_error if it cannot.
   virtual void rollback(std::int64_t num_tokens) = 0;
-
-  /// Returns one at the same position, which advances independently.
-  virtual std::unique_ptr<TokenConstraint> copy() const = 0;
 };
 
 /// The tokens that a sequence may have next: a bit for each, the first token in the lowest bit of the first word. One
@@ -51,10 +47,11 @@ class TokenConstraint {
 /// other times no thread writes them.
 class TokenMask final : public TokenConstraint {
  public:
+  static constexpr std::size_t kBits = 32;  ///< bits of a word
+
   /// Bans all tokens. Throws std::invalid_argument unless there is at least one.
   explicit TokenMask(std::int32_t num_tokens);
 
-  std::int32_t num_tokens() const { return static_cast<std::int32_t>(words_.size() * kBits); }  ///< that have a bit
   std::span<std::uint32_t> words() { return words_; }
   std::span<const std::uint32_t> words() const { return words_; }
   bool is_ready() const { return ready_.load() != 0; }
@@ -66,7 +63,6 @@ class TokenMask final : public TokenConstraint {
   const TokenMask& mask() override { return *this; }
   void follow(std::int32_t) override {}  ///< changes nothing: the mask allows the same tokens again
   void rollback(std::int64_t) override {}
-  std::unique_ptr<TokenConstraint> copy() const override;
 
   /// Allows or bans these tokens. Throws std::out_of_range for a token that has no bit.
   void set(std::span<const std::int32_t> tokens, bool allowed);
@@ -87,8 +83,6 @@ class TokenMask final : public TokenConstraint {
   void apply(std::span<float> logits) const;
 
  private:
-  static constexpr std::size_t kBits = 32;  ///< bits of a word
-
   std::vector<std::uint32_t> words_;
   Waitable ready_;
 };

@@ -21,8 +21,8 @@ void take_back(const SamplingTask& task, const SampledSpan& span) {
   task.sequence->tokens.resize(static_cast<std::size_t>(task.position));
 }
 
-BatchSampler::BatchSampler(ThreadPool& threads)
-    : threads_(threads), scratch_(static_cast<std::size_t>(threads.size())) {}
+BatchSampler::BatchSampler(const Device& device)
+    : device_(device), threads_(device.threads()), scratch_(static_cast<std::size_t>(threads_.size())) {}
 
 BatchSampler::~BatchSampler() { stop(); }
 
@@ -100,16 +100,41 @@ bool BatchSampler::await(TokenConstraint& constraint) {
 void BatchSampler::run(const SamplingTask& task, SamplerScratch& scratch, SampledSpan& span) {
   try {
     if (task.samples) return sample_span(task, scratch, span);
-    const Sequence& sequence = *task.sequence;
-    const std::int32_t token = sequence.tokens[task.position];
-    const std::int32_t count = sequence.sampling.config().prompt_logprobs.value_or(0);
-    span.token_ids.push_back(token);
-    span.logprobs.push_back(task.sampled.empty() ? logprobs_of(task.logits, token, count, scratch)
-                                                 : logprobs_of(task.sampled.front(), count));
+    span.token_ids.push_back(task.sequence->tokens[task.position]);
+    span.logprobs.push_back(report(task, scratch));
   } catch (const std::exception& error) {
     if (task.samples && !span.token_ids.empty()) return;  // a step from the token before will fail by itself
     span.error = error.what();
   }
+}
+
+/// Returns the logits of a row, in memory of the host.
+std::span<float> BatchSampler::logits_of(const SamplingTask& task, std::size_t row, SamplerScratch& scratch) const {
+  float* const logits = task.logits.data() + static_cast<std::int64_t>(row) * stride_;
+  if (task.asked.empty()) return {logits, task.logits.size()};
+  scratch.fetched.resize(task.logits.size());
+  device_.read(std::as_writable_bytes(std::span(scratch.fetched)), reinterpret_cast<std::byte*>(logits));
+  return scratch.fetched;
+}
+
+TokenLogprobs BatchSampler::report(const SamplingTask& task, SamplerScratch& scratch) const {
+  const std::int32_t count = task.sequence->sampling.config().prompt_logprobs.value_or(0);
+  std::optional<TokenLogprobs> reported;
+  if (!task.asked.empty()) reported = logprobs_of(task.asked.front(), task.sampled.front(), count);
+  if (reported) return *std::move(reported);
+  return logprobs_of(logits_of(task, 0, scratch), task.sequence->tokens[task.position], count, scratch);
+}
+
+/// Samples a row of a task, or takes what a device has sampled.
+SampleResult BatchSampler::sample_row(const SamplingTask& task, std::size_t row, SamplerScratch& scratch) const {
+  const SamplingState& state = task.sequence->sampling;
+  std::optional<SampleResult> result;
+  if (!task.asked.empty())
+    result = result_of(task.asked[row], task.sampled[row], state.config().logprobs, task.constraint);
+  if (result) return *std::move(result);
+  const std::int64_t position = task.position + static_cast<std::int64_t>(row);
+  const auto before = std::span<const std::int32_t>(task.sequence->tokens).first(static_cast<std::size_t>(position));
+  return sample(logits_of(task, row, scratch), state, before, position, scratch, task.constraint);
 }
 
 void BatchSampler::sample_span(const SamplingTask& task, SamplerScratch& scratch, SampledSpan& span) {
@@ -126,13 +151,8 @@ void BatchSampler::sample_span(const SamplingTask& task, SamplerScratch& scratch
   const bool forces = task.constraint != nullptr && !sequence.sampling.config().logprobs;
   while (agrees && std::ssize(span.token_ids) < task.num_rows) {
     if (task.constraint != nullptr && !await(*task.constraint)) return;
-    const std::int64_t i = std::ssize(span.token_ids), position = task.position + i;
-    const std::span row(task.logits.data() + i * stride_, task.logits.size());
-    const auto before = tokens.first(static_cast<std::size_t>(position));
-    SampleResult result =
-        task.sampled.empty()
-            ? sample(row, sequence.sampling, before, position, scratch, task.constraint)
-            : result_of(task.sampled[static_cast<std::size_t>(i)], sequence.sampling.config().logprobs);
+    const std::int64_t i = std::ssize(span.token_ids);
+    SampleResult result = sample_row(task, static_cast<std::size_t>(i), scratch);
     if (i < task.num_given) result.token = drafts[static_cast<std::size_t>(i)];
     if (task.constraint != nullptr) task.constraint->follow(result.token);
     add(result.token);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "compute/abi.h"
+#include "compute/device.h"
 #include "compute/thread_pool.h"
 #include "compute/waitable.h"
 #include "grammar/token_constraint.h"
@@ -27,9 +28,10 @@ struct SamplingTask {
   std::int64_t position;  ///< position of the token that the first row predicts
   bool samples;           ///< false: report the prompt token that stands at `position`
   TokenConstraint* constraint = nullptr;
-  std::vector<std::vector<std::uint32_t>> masks = {};  ///< for a device: the constraint's, of rows that may be reached
-  std::span<float> logits = {};                        ///< logits of the first row
-  std::span<const SampledRow> sampled = {};  ///< what a device has sampled of the rows; none: `logits` are the host's
+  std::span<float> logits = {};              ///< logits of the first row, in the device's memory
+  const TokenMask* mask = nullptr;           ///< what the constraint allows next, if a device is to know it
+  std::span<const SampleRow> asked = {};     ///< what a device was to sample of the rows; none if it never samples
+  std::span<const SampledRow> sampled = {};  ///< what it has sampled of them
   std::int32_t num_given = 0;  ///< number of drafts that are taken as if they were sampled: benchmarks only
 };
 
@@ -59,7 +61,7 @@ class BatchSampler {
  public:
   using Clock = TokenConstraint::Clock;
 
-  explicit BatchSampler(ThreadPool& threads);
+  explicit BatchSampler(const Device& device);  ///< with its threads; `device` must outlive the sampler
   ~BatchSampler();
   BatchSampler(const BatchSampler&) = delete;
   BatchSampler& operator=(const BatchSampler&) = delete;
@@ -88,7 +90,11 @@ class BatchSampler {
   bool await(TokenConstraint& constraint);
   void run(const SamplingTask& task, SamplerScratch& scratch, SampledSpan& span);
   void sample_span(const SamplingTask& task, SamplerScratch& scratch, SampledSpan& span);
+  SampleResult sample_row(const SamplingTask& task, std::size_t row, SamplerScratch& scratch) const;
+  TokenLogprobs report(const SamplingTask& task, SamplerScratch& scratch) const;
+  std::span<float> logits_of(const SamplingTask& task, std::size_t row, SamplerScratch& scratch) const;
 
+  const Device& device_;
   ThreadPool& threads_;
   std::vector<SamplerScratch> scratch_;  ///< one per thread
   std::span<const SamplingTask> tasks_;

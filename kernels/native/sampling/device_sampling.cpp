@@ -1,7 +1,6 @@
 #include "sampling/device_sampling.h"
 
 #include <algorithm>
-#include <memory>
 #include <stdexcept>
 
 #include "compute/denormals.h"
@@ -10,7 +9,27 @@
 namespace quire {
 namespace {
 
-constexpr std::size_t kBits = 32;  // of a word of a mask
+static_assert(kMaskBits == TokenMask::kBits);
+
+/// Drafts that a sampling state has counted, which it forgets at the end.
+class SeenDrafts {
+ public:
+  explicit SeenDrafts(SamplingState& state) : state_(state) {}
+  ~SeenDrafts() {
+    for (const std::int32_t token : tokens_) state_.remove(token);
+  }
+  SeenDrafts(const SeenDrafts&) = delete;
+  SeenDrafts& operator=(const SeenDrafts&) = delete;
+
+  void add(std::int32_t token) {
+    tokens_.push_back(token);
+    state_.append(token);
+  }
+
+ private:
+  SamplingState& state_;
+  std::vector<std::int32_t> tokens_;
+};
 
 }  // namespace
 
@@ -20,16 +39,16 @@ void SampleRequests::clear() {
 }
 
 SampleRow SampleRequests::sample(const SamplingState& state, std::span<const std::int32_t> tokens,
-                                 std::int64_t position, std::span<const std::uint32_t> mask) {
+                                 std::int64_t position, const TokenMask* mask, std::int32_t tries) {
   const SamplingConfig& config = state.config();
   SampleRow row{};
   row.top = config.logprobs.value_or(-1);
   if (row.top > kMostTop || (state.edits_logits() && !add_edits(state, tokens, row))) return {};
-  if (!mask.empty()) row.mask = add_mask(mask);
+  if (mask != nullptr) row.mask = add_mask(mask->words());
+  row.tries = tries;
   row.kind = state.greedy() ? SampleRow::kLikeliest : SampleRow::kSample;
   if (state.greedy()) return row;
-  row.tries = !mask.empty() && state.samples_from_all() ? kMostTries : 0;
-  for (std::int32_t i = 0; i <= row.tries; i++)
+  for (std::int32_t i = 0; i < std::max(tries, 1); i++)
     row.randoms[i] = random_number(state, position, static_cast<std::uint64_t>(i));
   row.top_p = static_cast<double>(config.top_p);
   row.top_k = std::max(config.top_k, 0);
@@ -47,48 +66,24 @@ SampleRow SampleRequests::report(const SamplingState& state, std::int32_t token)
 }
 
 void SampleRequests::add(const SamplingTask& task, std::span<SampleRow> rows) {
-  Sequence& sequence = *task.sequence;
-  const std::span<const std::int32_t> tokens(sequence.tokens);
-  const auto position = static_cast<std::size_t>(task.position);
-  std::ranges::fill(rows, SampleRow{});
-  if (!task.samples) {
-    rows.front() = report(sequence.sampling, tokens[position]);
-    return;
+  SamplingState& state = task.sequence->sampling;
+  const std::span<const std::int32_t> tokens(task.sequence->tokens);
+  const auto drafts = tokens.subspan(static_cast<std::size_t>(task.position), rows.size() - 1);
+  SeenDrafts seen(state);
+  for (std::size_t i = 0; i < rows.size(); i++) {
+    rows[i] = task.samples ? sample_row(task, i) : report(state, tokens[static_cast<std::size_t>(task.position)]);
+    if (i < drafts.size()) seen.add(drafts[i]);
   }
-  const auto drafts = tokens.subspan(position, rows.size() - 1);
-  const std::size_t end = task.constraint == nullptr ? rows.size() : task.masks.size();
-  for (std::size_t i = 0; i < end; i++) {
-    const auto before = tokens.first(position + i);
-    const auto mask = task.constraint == nullptr ? std::span<const std::uint32_t>() : task.masks[i];
-    rows[i] = sample(sequence.sampling, before, std::ssize(before), mask);
-    if (i < drafts.size()) sequence.sampling.append(drafts[i]);  // which the next row has seen
-  }
-  for (const std::int32_t token : drafts.first(std::min(end, drafts.size()))) sequence.sampling.remove(token);
-  if (std::ranges::any_of(rows.first(end), [](const SampleRow& row) { return row.kind == SampleRow::kNothing; }))
-    std::ranges::fill(rows, SampleRow{});
 }
 
-void write_masks(SamplingTask& task) {
-  if (task.constraint == nullptr || task.num_given > 0 || !task.constraint->wait_until({})) return;
-  const auto add = [&](TokenConstraint& constraint) -> const TokenMask& {
-    const TokenMask& mask = constraint.mask();
-    task.masks.emplace_back(mask.words().begin(), mask.words().end());
-    return mask;
-  };
-  try {
-    const TokenMask* mask = &add(*task.constraint);
-    if (task.num_rows == 1) return;
-    const std::unique_ptr<TokenConstraint> ahead = task.constraint->copy();
-    for (std::int32_t i = 0; i + 1 < task.num_rows; i++) {
-      const std::int32_t draft = task.sequence->tokens[static_cast<std::size_t>(task.position + i)];
-      if (!mask->has(draft)) return;
-      ahead->follow(draft);
-      if (ahead->has_ended()) return;
-      mask = &add(*ahead);
-    }
-  } catch (const std::runtime_error&) {
-    task.masks.clear();  // the host meets the same error when it samples
-  }
+/// Returns the request for a row of a task, whose drafts before it `sequence.sampling` has seen.
+SampleRow SampleRequests::sample_row(const SamplingTask& task, std::size_t row) {
+  const Sequence& sequence = *task.sequence;
+  const std::int64_t position = task.position + static_cast<std::int64_t>(row);
+  const auto tokens = std::span<const std::int32_t>(sequence.tokens).first(static_cast<std::size_t>(position));
+  if (task.constraint == nullptr) return sample(sequence.sampling, tokens, position, nullptr, 0);
+  if (!needs_mask(task)) return sample(sequence.sampling, tokens, position, nullptr, kMostTries);
+  return row == 0 && task.mask != nullptr ? sample(sequence.sampling, tokens, position, task.mask, 0) : SampleRow{};
 }
 
 /// Returns the number of the mask.
@@ -103,12 +98,13 @@ std::int32_t SampleRequests::add_mask(std::span<const std::int32_t> allowed) {
   masks_.resize(masks_.size() + mask_words_);
   const auto words = std::span(masks_).last(mask_words_);
   for (const std::int32_t token : allowed)
-    words[static_cast<std::size_t>(token) / kBits] |= std::uint32_t{1} << (static_cast<std::size_t>(token) % kBits);
+    words[static_cast<std::size_t>(token / kMaskBits)] |= std::uint32_t{1} << (token % kMaskBits);
   return static_cast<std::int32_t>(masks_.size() / mask_words_);
 }
 
-/// Adds what `state.process` does. Returns false, and adds nothing, if there are too many edits.
+/// Adds what `state.process` does. Returns false, and adds nothing, if there may be too many edits.
 bool SampleRequests::add_edits(const SamplingState& state, std::span<const std::int32_t> tokens, SampleRow& row) {
+  if (edits_.size() + state.most_edits() > kMostEdits) return false;
   const FlushDenormals flush;
   const SamplingConfig& config = state.config();
   const std::size_t first = edits_.size();
@@ -123,10 +119,6 @@ bool SampleRequests::add_edits(const SamplingState& state, std::span<const std::
   state.for_each_penalty([&](std::int32_t token, std::int32_t outputs) {
     if (outputs > 0) edits_.push_back({token, state.frequency_loss(outputs)});
   });
-  if (edits_.size() > kMostEdits) {
-    edits_.resize(first);
-    return false;
-  }
   row.edited = 1;
   row.first_edit = static_cast<std::int32_t>(first);
   row.banned = static_cast<std::int32_t>(banned - first);
@@ -139,13 +131,34 @@ bool SampleRequests::add_edits(const SamplingState& state, std::span<const std::
   return true;
 }
 
-SampleResult result_of(const SampledRow& row, std::optional<std::int32_t> top_n) {
+bool needs_mask(const SamplingTask& task) {
+  return task.constraint != nullptr && !task.sequence->sampling.samples_from_all();
+}
+
+void find_mask(SamplingTask& task) {
+  if (!needs_mask(task) || task.mask != nullptr || !task.constraint->wait_until({})) return;
+  try {
+    task.mask = &task.constraint->mask();
+  } catch (const std::runtime_error&) {
+  }
+}
+
+std::optional<SampleResult> result_of(const SampleRow& asked, const SampledRow& row, std::optional<std::int32_t> top_n,
+                                      TokenConstraint* constraint) {
+  if (asked.kind == SampleRow::kNothing || row.is_good == 0) return std::nullopt;
   SampleResult result{.token = row.token, .logprobs = {}};
-  if (top_n) result.logprobs = logprobs_of(row, *top_n);
+  if (asked.tries > 0) {
+    const auto tried = std::span(row.tried).first(static_cast<std::size_t>(row.num_tried));
+    const auto allowed = std::ranges::find_if(tried, [&](std::int32_t token) { return constraint->allows(token); });
+    if (allowed == tried.end() || (top_n && *allowed != row.token)) return std::nullopt;
+    result.token = *allowed;
+  }
+  if (top_n) result.logprobs = logprobs_of(asked, row, *top_n);
   return result;
 }
 
-TokenLogprobs logprobs_of(const SampledRow& row, std::int32_t top_n) {
+std::optional<TokenLogprobs> logprobs_of(const SampleRow& asked, const SampledRow& row, std::int32_t top_n) {
+  if (asked.kind == SampleRow::kNothing || row.is_good == 0) return std::nullopt;
   const FlushDenormals flush;
   const double log_sum = natural_log(static_cast<double>(row.mass) / kMassOfOne);
   const auto logprob = [&](std::int32_t key) { return logprob_of(key_value(key), key_value(row.most), log_sum); };

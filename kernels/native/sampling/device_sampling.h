@@ -7,37 +7,38 @@
 #include <vector>
 
 #include "compute/abi.h"
+#include "grammar/token_constraint.h"
 #include "sampling/batch_sampler.h"
 #include "sampling/sampler.h"
 
 namespace quire {
 
-/// What a device is to sample of rows of logits, with the edits and masks of all of them.
+/// Sampling requests for a device: one for each row of logits, and the edits and masks of all rows.
 class SampleRequests {
  public:
   explicit SampleRequests(std::int32_t vocab_size)
-      : mask_words_((static_cast<std::size_t>(vocab_size) + kPackedBlock - 1) / kPackedBlock) {}
+      : mask_words_(static_cast<std::size_t>((vocab_size + kMaskBits - 1) / kMaskBits)) {}
 
   std::size_t mask_words() const { return mask_words_; }  ///< words of a mask
   void clear();
 
-  /// Returns what the function of this name does with the same arguments, under a constraint with this mask, or if it
-  /// is empty without one. Returns nothing if that takes more than a device does: it reports at most kMostTop likeliest
-  /// tokens, and rows together have at most kMostEdits edits.
+  /// Returns the request for a sample after `tokens`, which are all of the sequence, or of several `tries`. `mask`: of
+  /// a constraint, if there is one. Returns kNothing for what a device does not do: it reports at most kMostTop
+  /// likeliest tokens, and rows together have at most kMostEdits edits.
   SampleRow sample(const SamplingState& state, std::span<const std::int32_t> tokens, std::int64_t position,
-                   std::span<const std::uint32_t> mask);
+                   const TokenMask* mask, std::int32_t tries);
 
-  /// Returns what `logprobs_of` does with a token of the prompt, or nothing.
+  /// Returns the request for the log probabilities of a token of the prompt, or kNothing.
   SampleRow report(const SamplingState& state, std::int32_t token) const;
 
-  /// Writes what is to be sampled of the rows of a task, but for those that are not reached: nothing if a device can't
-  /// sample all others.
+  /// Writes the requests of a task's rows. Those that a device does not sample are kNothing.
   void add(const SamplingTask& task, std::span<SampleRow> rows);
 
   std::span<const LogitEdit> edits() const { return edits_; }
   std::span<const std::uint32_t> masks() const { return masks_; }
 
  private:
+  SampleRow sample_row(const SamplingTask& task, std::size_t row);
   std::int32_t add_mask(std::span<const std::uint32_t> words);
   std::int32_t add_mask(std::span<const std::int32_t> allowed);
   bool add_edits(const SamplingState& state, std::span<const std::int32_t> tokens, SampleRow& row);
@@ -47,13 +48,19 @@ class SampleRequests {
   std::vector<std::uint32_t> masks_;
 };
 
-/// Writes the masks of a task, unless its constraint is late or fails.
-void write_masks(SamplingTask& task);
+/// Returns true if the host needs the mask of a constraint to sample, and so does a device.
+bool needs_mask(const SamplingTask& task);
 
-/// Returns what `sample` would have returned; `top_n`: config.logprobs.
-SampleResult result_of(const SampledRow& row, std::optional<std::int32_t> top_n);
+/// Has the mask of a task's constraint be written, if it is needed. It stays unknown if another thread still writes it,
+/// or if there is an error, which the host meets as well.
+void find_mask(SamplingTask& task);
 
-/// Returns what `logprobs_of` would have returned of the logits.
-TokenLogprobs logprobs_of(const SampledRow& row, std::int32_t top_n);
+/// Returns what `sample` would have returned, `top_n` being config.logprobs, or nothing if a device has not sampled the
+/// row, or none of the tokens that it tried is allowed.
+std::optional<SampleResult> result_of(const SampleRow& asked, const SampledRow& row, std::optional<std::int32_t> top_n,
+                                      TokenConstraint* constraint);
+
+/// Returns what `logprobs_of` would have returned of the logits, or nothing if a device has not done so.
+std::optional<TokenLogprobs> logprobs_of(const SampleRow& asked, const SampledRow& row, std::int32_t top_n);
 
 }  // namespace quire

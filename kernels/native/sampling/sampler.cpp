@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "compute/abi.h"
 #include "compute/denormals.h"
 #include "grammar/token_constraint.h"
 #include "sampling/logit_math.h"
@@ -15,8 +16,7 @@
 namespace quire {
 namespace {
 
-constexpr std::uint64_t kMaxTries = 16;  ///< samples of a position that are tried before its mask is written
-constexpr std::size_t kSparse = 8;       ///< masks that allow at most 1 / kSparse of the vocabulary are read by token
+constexpr std::size_t kSparse = 8;  ///< masks that allow at most 1 / kSparse of the vocabulary are read by token
 
 /// The place of the sampled token in the running sum of mass.
 std::uint64_t target(double random, std::uint64_t total) {
@@ -130,7 +130,7 @@ SampleResult sample_allowed(std::span<float> logits, const SamplingState& state,
   if (mask.num_allowed() > logits.size() / kSparse) {
     if (reports(state)) scratch.raw.assign(logits.begin(), logits.end());
     mask.apply(logits);
-    return sample_processed(logits, scratch.raw, state, position, kMaxTries, scratch);
+    return sample_processed(logits, scratch.raw, state, position, kMostTries, scratch);
   }
   std::vector<Candidate>& allowed = scratch.candidates;
   allowed.clear();
@@ -143,7 +143,7 @@ SampleResult sample_allowed(std::span<float> logits, const SamplingState& state,
   const std::uint64_t likeliest_key = std::ranges::min_element(allowed, likelier)->key;
   if (state.greedy()) return report(token_of(likeliest_key), logits, state, scratch);
   weigh(allowed, logit_of(likeliest_key), inverse_temperature(state.config()));
-  const std::int32_t token = pick(allowed, random_number(state, position, kMaxTries));
+  const std::int32_t token = pick(allowed, random_number(state, position, kMostTries));
   return report(token, logits, state, scratch);
 }
 
@@ -157,11 +157,11 @@ class RejectionSampler {
     if (state.greedy()) return;
     scale_ = inverse_temperature(state.config());
     mass_ = scan_.weigh(scale_);
-    least_mass_ = mass_ / kLeastShare;
+    least_mass_ = mass_ >> kLeastShareBits;
   }
 
   std::optional<std::int32_t> first_allowed(TokenConstraint& constraint) {
-    for (std::uint64_t number = 0; number < kMaxTries && is_left(); number++) {
+    for (std::uint64_t number = 0; number < kMostTries && is_left(); number++) {
       const std::int32_t token = next(number);
       if (constraint.allows(token)) return token;
       reject(token);
@@ -190,9 +190,6 @@ class RejectionSampler {
     scan_.ban(token);
     if (!state_.greedy()) mass_ -= scan_.drop_mass(token, scale_);
   }
-
-  static constexpr std::uint64_t kLeastShare =
-      1 << 16;  ///< 1 / kLeastShare of the mass must be left: less would be too coarse
 
   std::span<float> logits_;
   const SamplingState& state_;

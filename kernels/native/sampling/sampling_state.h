@@ -74,6 +74,12 @@ class SamplingState {
       if (outputs > 0 || in_prompt) penalize(token, outputs);
   }
 
+  /// Returns a number of bans, biases and penalties that there are at most.
+  std::size_t most_edits() const {
+    return config_.bad_words_token_ids.size() + config_.stop_token_ids.size() + config_.logit_bias.size() +
+           counts_.size();
+  }
+
   /// Returns what the outputs of a token take off its logit, but for the presence penalty.
   float frequency_loss(std::int32_t outputs) const { return config_.frequency_penalty * static_cast<float>(outputs); }
 

@@ -16,6 +16,7 @@ struct SamplerScratch {
   std::vector<std::uint64_t> block_mass;
   std::vector<Candidate> candidates;
   std::vector<Candidate> sorted;  ///< copy of candidates that may be reordered
+  std::vector<float> fetched;     ///< logits that were in the memory of a device
   std::vector<float> raw;         ///< the model's own logits
   std::vector<float> allowed;
 };
