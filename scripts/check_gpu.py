@@ -34,7 +34,7 @@ from make_checkpoint import SHAPES, chosen_layers, write_weights
 from quire.kernels import _native
 from quire.kernels.errors import ModelError
 from quire.kernels.options import LoadOptions
-from quire.kernels.runner import ModelRunner, SamplingConfig, load_model
+from quire.kernels.runner import ModelRunner, SamplingConfig, TokenMask, load_model
 from quire.kernels.step import StepInput
 
 DEMO_MODEL = Path(__file__).resolve().parents[1] / "frontend" / "demo_model"
@@ -44,6 +44,13 @@ _PROMPTS = "1,17,70,600"  # tokens of the sequences that each case computes toge
 _FAILURES = (ModelError, RuntimeError, MemoryError, OSError)
 _MOST_TOKENS = 768  # of all prompts
 _TOKENS = 6  # of each answer
+_SAMPLING: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.9},
+    {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.3, "frequency_penalty": 0.2, "logit_bias": [(3, 2.0)]},
+    {"temperature": 0.9, "bad_words_token_ids": [[5]]},
+)
+"""Parameters of sequences in turn; the last ones are constrained too."""
 _OTHER_CHUNK = 7
 
 FORMATS: dict[str, dict[str, Any]] = {
@@ -121,16 +128,18 @@ class Case:
 def answers(
     engine: ModelRunner, chunk: int, prompts: list[int]
 ) -> tuple[list[tuple[list[int], list[float]]], list[int]]:
-    """Return the tokens and log probabilities of sequences that are computed together, greedy and sampled in turn, and
-    what the host and a fork get of the pages of the last one."""
+    """Return the tokens and log probabilities of sequences that are computed together, and what the host and a fork get
+    of the pages of the last one."""
     sequences = engine.sequences
     slots: list[int] = []
     done: list[int] = []
     found: list[tuple[list[int], list[float]]] = []
     for index, length in enumerate(prompts):
         prompt = np.random.default_rng(length).integers(0, engine.vocab_size, length).tolist()
-        sampling = SamplingConfig(temperature=index % 2 * 0.9, seed=index, logprobs=3)
-        slots.append(sequences.open(prompt, length, sampling=sampling))
+        kind = index % len(_SAMPLING)
+        sampling = SamplingConfig(seed=index, logprobs=3, **_SAMPLING[kind])
+        constraint = every_third_token(engine.vocab_size) if kind == len(_SAMPLING) - 1 else None
+        slots.append(sequences.open(prompt, length, sampling=sampling, constraint=constraint))
         sequences.reserve(slots[-1], length + _TOKENS)
         done.append(0)
         found.append(([], []))
@@ -143,6 +152,8 @@ def answers(
                 counts.append(count)
                 left -= count
         result = engine.run(StepInput([slots[row] for row in rows], [done[row] for row in rows], counts))
+        while engine.collect_pending(result):
+            pass
         for place, row in enumerate(rows):
             done[row] += counts[place]
             if result.token_ids[place]:
@@ -153,6 +164,14 @@ def answers(
     copied = copies(engine, slots[-1], done[-1])
     sequences.close(slots[-1])
     return found, copied
+
+
+def every_third_token(vocab_size: int) -> TokenMask:
+    """Return a constraint that allows these tokens."""
+    mask = TokenMask(vocab_size)
+    mask.allow(list(range(0, vocab_size, 3)))
+    mask.publish()
+    return mask
 
 
 def copies(engine: ModelRunner, slot: int, num_tokens: int) -> list[int]:
