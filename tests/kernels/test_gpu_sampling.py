@@ -64,13 +64,12 @@ class Row:
 
     def asked(self, requests: SampleRequests) -> bytes:
         """Return the SampleRow, of which a constraint has the mask or checks what is tried."""
-        size = len(self.logits)
         if self.token >= 0:
-            return requests.report(SamplingConfig(prompt_logprobs=self.config.get("logprobs")), size, self.token)
+            return requests.report(SamplingConfig(prompt_logprobs=self.config.get("logprobs")), self.token)
         is_tried = self.allowed is not None and self.samples_from_all
         mask, tries = (None, SampleRow.MOST_TRIES) if is_tried else (self.mask(), 0)
         config = SamplingConfig(**self.config)
-        return requests.sample(config, size, self.tokens, self.prompt, self.position, mask, tries)
+        return requests.sample(config, self.tokens, self.prompt, self.position, mask, tries)
 
     def expected(self) -> dict[str, Any]:
         if self.token >= 0:
@@ -255,18 +254,18 @@ def test_a_device_leaves_to_the_host_what_is_too_much() -> None:
     requests = SampleRequests(200_000)
     kind = slice(SampleRow.KIND, SampleRow.KIND + 4)
     nothing = SampleRow.NOTHING.to_bytes(4, "little")
-    assert requests.sample(SamplingConfig(logprobs=21), 200_000, [], 0, 0)[kind] == nothing
+    assert requests.sample(SamplingConfig(logprobs=21), [], 0, 0)[kind] == nothing
     penalty, tokens = SamplingConfig(repetition_penalty=1.1), list(range(150_000))
-    assert requests.sample(penalty, 200_000, tokens, 0, 0)[kind] != nothing
+    assert requests.sample(penalty, tokens, 0, 0)[kind] != nothing
     before = requests.edits
-    assert requests.sample(penalty, 200_000, tokens, 0, 0)[kind] == nothing
+    assert requests.sample(penalty, tokens, 0, 0)[kind] == nothing
     assert requests.edits == before
-    assert requests.sample(penalty, 200_000, tokens[:100_000], 0, 0)[kind] != nothing
+    assert requests.sample(penalty, tokens[:100_000], 0, 0)[kind] != nothing
 
 
 def test_a_token_has_one_bias() -> None:
     with pytest.raises(ValueError, match="logit_bias=3; it must be a token that has no other bias"):
-        SampleRequests(9).sample(SamplingConfig(logit_bias=[(3, 1.0), (4, 1.0), (3, 2.0)]), 9, [], 0, 0)
+        SampleRequests(9).sample(SamplingConfig(logit_bias=[(3, 1.0), (4, 1.0), (3, 2.0)]), [], 0, 0)
 
 
 def test_what_cannot_be_sampled_is_noticed(on: str) -> None:

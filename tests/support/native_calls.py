@@ -142,6 +142,7 @@ def world() -> dict[str, list[Any]]:
         "KvLayerShape": [
             _native.KvLayerShape(**{**KV_LAYER, field: value}) for field in KV_LAYER for value in (-1, 0, 1, 1 << 30)
         ],
+        "SampleRequests": [_native.SampleRequests(50)],
         "SamplingConfig": [_native.SamplingConfig(temperature=0.0, logprobs=3, prompt_logprobs=2)],
         "PoolingConfig": [_native.PoolingConfig()],
         "PoolingHead": [_native.PoolingHead()],

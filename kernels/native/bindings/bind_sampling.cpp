@@ -52,17 +52,24 @@ Result token_logprobs(const Logits& logits, std::int32_t token, std::int32_t top
 
 nb::bytes bytes_of(std::span<const std::byte> bytes) { return nb::bytes(bytes.data(), bytes.size()); }
 
-nb::bytes row_to_sample(SampleRequests& requests, const SamplingConfig& config, std::int32_t vocab_size,
-                        const Tokens& tokens, std::int64_t num_prompt_tokens, std::int64_t position,
-                        const TokenMask* mask, std::int32_t tries) {
-  const SamplingState state(config, tokens, num_prompt_tokens, vocab_size);
+SampleRequests requests_for(std::int32_t vocab_size) {
+  SamplingState({}, {}, 0, vocab_size);  // throws for a size that is out of range
+  return SampleRequests(vocab_size);
+}
+
+nb::bytes row_to_sample(SampleRequests& requests, const SamplingConfig& config, const Tokens& tokens,
+                        std::int64_t num_prompt_tokens, std::int64_t position, const TokenMask* mask,
+                        std::int32_t tries) {
+  if (tries < 0 || tries > kMostTries)
+    throw std::invalid_argument("tries=" + std::to_string(tries) + "; it must be from 0 to " +
+                                std::to_string(kMostTries));
+  const SamplingState state(config, tokens, num_prompt_tokens, requests.vocab_size());
   const SampleRow row = requests.sample(state, tokens, position, mask, tries);
   return nb::bytes(&row, sizeof row);
 }
 
-nb::bytes row_to_report(const SampleRequests& requests, const SamplingConfig& config, std::int32_t vocab_size,
-                        std::int32_t token) {
-  const SampleRow row = requests.report(SamplingState(config, {}, 0, vocab_size), token);
+nb::bytes row_to_report(const SampleRequests& requests, const SamplingConfig& config, std::int32_t token) {
+  const SampleRow row = requests.report(SamplingState(config, {}, 0, requests.vocab_size()), token);
   return nb::bytes(&row, sizeof row);
 }
 
@@ -74,9 +81,14 @@ T from_bytes(const nb::bytes& bytes) {
   return value;
 }
 
-std::optional<Result> result_of_rows(const nb::bytes& asked, const nb::bytes& row,
+std::optional<Result> result_of_rows(const nb::bytes& asked_bytes, const nb::bytes& row_bytes,
                                      const std::optional<std::int32_t>& top_n, TokenConstraint* constraint) {
-  const auto result = result_of(from_bytes<SampleRow>(asked), from_bytes<SampledRow>(row), top_n, constraint);
+  const auto asked = from_bytes<SampleRow>(asked_bytes);
+  const auto row = from_bytes<SampledRow>(row_bytes);
+  if (top_n.value_or(0) < 0 || top_n.value_or(0) > kMostTop || row.num_tried < 0 || row.num_tried > kMostTries ||
+      (asked.tries > 0 && constraint == nullptr))
+    throw std::invalid_argument("these rows have no such result");
+  const auto result = result_of(asked, row, top_n, constraint);
   return result ? std::optional(dict_of(result->token, result->logprobs)) : std::nullopt;
 }
 
@@ -91,10 +103,10 @@ void bind_sampling(nb::module_& m) {
   m.def("token_logprobs", &token_logprobs, "logits"_a, "token"_a, "top_n"_a,
         "Return the log probability and rank of a token, and the likeliest tokens.");
   nb::class_<SampleRequests>(m, "SampleRequests", "Sampling requests for a device; for tests.")
-      .def(nb::init<std::int32_t>(), "vocab_size"_a)
-      .def("sample", &row_to_sample, "config"_a, "vocab_size"_a, "tokens"_a, "num_prompt_tokens"_a, "position"_a,
+      .def(nb::new_(&requests_for), "vocab_size"_a)
+      .def("sample", &row_to_sample, "config"_a, "tokens"_a, "num_prompt_tokens"_a, "position"_a,
            "mask"_a.none() = nb::none(), "tries"_a = 0, "Return the bytes of the SampleRow for a sample.")
-      .def("report", &row_to_report, "config"_a, "vocab_size"_a, "token"_a,
+      .def("report", &row_to_report, "config"_a, "token"_a,
            "Return the bytes of the SampleRow for the log probabilities of a token.")
       .def_prop_ro(
           "edits", [](const SampleRequests& r) { return bytes_of(std::as_bytes(r.edits())); },

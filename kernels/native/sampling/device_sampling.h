@@ -17,8 +17,9 @@ namespace quire {
 class SampleRequests {
  public:
   explicit SampleRequests(std::int32_t vocab_size)
-      : mask_words_(static_cast<std::size_t>((vocab_size + kMaskBits - 1) / kMaskBits)) {}
+      : vocab_size_(vocab_size), mask_words_(static_cast<std::size_t>((vocab_size + kMaskBits - 1) / kMaskBits)) {}
 
+  std::int32_t vocab_size() const { return vocab_size_; }
   std::size_t mask_words() const { return mask_words_; }  ///< words of a mask
   void clear();
 
@@ -43,6 +44,7 @@ class SampleRequests {
   std::int32_t add_mask(std::span<const std::int32_t> allowed);
   bool add_edits(const SamplingState& state, std::span<const std::int32_t> tokens, SampleRow& row);
 
+  std::int32_t vocab_size_;
   std::size_t mask_words_;
   std::vector<LogitEdit> edits_;
   std::vector<std::uint32_t> masks_;
