@@ -56,11 +56,14 @@ class Row:
     @property
     def samples_from_all(self) -> bool:
         """True if the host samples without a mask first."""
-        off = {"top_k": (-1, 0), "top_p": (1.0,), "min_p": (0.0,)}
+        filters = {"top_k": (-1, 0), "top_p": (1.0,), "min_p": (0.0,)}
+        edits = {"repetition_penalty": (1.0,), "presence_penalty": (0.0,), "frequency_penalty": (0.0,)}
         names = self.config.keys() - {"temperature", "seed", "logprobs"}
         if self.config.get("temperature") == 0:
-            names -= off.keys()
-        return all(self.config[name] in off.get(name, ()) for name in names)
+            names -= filters.keys()
+        if not self.config.get("min_tokens"):
+            names -= {"min_tokens", "stop_token_ids"}
+        return all(self.config[name] in {**filters, **edits}.get(name, ()) for name in names)
 
     def asked(self, requests: SampleRequests) -> bytes:
         """Return the SampleRow, of which a constraint has the mask or checks what is tried."""
