@@ -53,26 +53,12 @@ class Row:
         mask.publish()
         return mask
 
-    @property
-    def samples_from_all(self) -> bool:
-        """True if the host samples without a mask first."""
-        filters = {"top_k": (-1, 0), "top_p": (1.0,), "min_p": (0.0,)}
-        edits = {"repetition_penalty": (1.0,), "presence_penalty": (0.0,), "frequency_penalty": (0.0,)}
-        names = self.config.keys() - {"temperature", "seed", "logprobs"}
-        if self.config.get("temperature") == 0:
-            names -= filters.keys()
-        if not self.config.get("min_tokens"):
-            names -= {"min_tokens", "stop_token_ids"}
-        return all(self.config[name] in {**filters, **edits}.get(name, ()) for name in names)
-
     def asked(self, requests: SampleRequests) -> bytes:
-        """Return the SampleRow, of which a constraint has the mask or checks what is tried."""
+        """Return the SampleRow."""
         if self.token >= 0:
             return requests.report(SamplingConfig(prompt_logprobs=self.config.get("logprobs")), self.token)
-        is_tried = self.allowed is not None and self.samples_from_all
-        mask, tries = (None, SampleRow.MOST_TRIES) if is_tried else (self.mask(), 0)
         config = SamplingConfig(**self.config)
-        return requests.sample(config, self.tokens, self.prompt, self.position, mask, tries)
+        return requests.sample(config, self.tokens, self.prompt, self.position, self.mask())
 
     def expected(self) -> dict[str, Any]:
         if self.token >= 0:

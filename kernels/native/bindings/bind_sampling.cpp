@@ -58,13 +58,9 @@ SampleRequests requests_for(std::int32_t vocab_size) {
 }
 
 nb::bytes row_to_sample(SampleRequests& requests, const SamplingConfig& config, const Tokens& tokens,
-                        std::int64_t num_prompt_tokens, std::int64_t position, const TokenMask* mask,
-                        std::int32_t tries) {
-  if (tries < 0 || tries > kMostTries)
-    throw std::invalid_argument("tries=" + std::to_string(tries) + "; it must be from 0 to " +
-                                std::to_string(kMostTries));
+                        std::int64_t num_prompt_tokens, std::int64_t position, const TokenMask* mask) {
   const SamplingState state(config, tokens, num_prompt_tokens, requests.vocab_size());
-  const SampleRow row = requests.sample(state, tokens, position, mask, tries);
+  const SampleRow row = requests.sample(state, tokens, position, mask != nullptr, mask);
   return nb::bytes(&row, sizeof row);
 }
 
@@ -105,7 +101,7 @@ void bind_sampling(nb::module_& m) {
   nb::class_<SampleRequests>(m, "SampleRequests", "Sampling requests for a device; for tests.")
       .def(nb::new_(&requests_for), "vocab_size"_a)
       .def("sample", &row_to_sample, "config"_a, "tokens"_a, "num_prompt_tokens"_a, "position"_a,
-           "mask"_a.none() = nb::none(), "tries"_a = 0, "Return the bytes of the SampleRow for a sample.")
+           "mask"_a.none() = nb::none(), "Return the bytes of the SampleRow for a sample.")
       .def("report", &row_to_report, "config"_a, "token"_a,
            "Return the bytes of the SampleRow for the log probabilities of a token.")
       .def_prop_ro(

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "compute/abi.h"
 #include "compute/waitable.h"
 
 namespace quire {
@@ -47,8 +48,6 @@ class TokenConstraint {
 /// other times no thread writes them.
 class TokenMask final : public TokenConstraint {
  public:
-  static constexpr std::size_t kBits = 32;  ///< bits of a word
-
   /// Bans all tokens. Throws std::invalid_argument unless there is at least one.
   explicit TokenMask(std::int32_t num_tokens);
 
@@ -83,6 +82,8 @@ class TokenMask final : public TokenConstraint {
   void apply(std::span<float> logits) const;
 
  private:
+  static constexpr std::size_t kBits = kMaskBits;
+
   std::vector<std::uint32_t> words_;
   Waitable ready_;
 };

@@ -9,8 +9,6 @@
 namespace quire {
 namespace {
 
-static_assert(kMaskBits == TokenMask::kBits);
-
 /// Drafts that a sampling state has counted, which it forgets at the end.
 class SeenDrafts {
  public:
@@ -39,16 +37,18 @@ void SampleRequests::clear() {
 }
 
 SampleRow SampleRequests::sample(const SamplingState& state, std::span<const std::int32_t> tokens,
-                                 std::int64_t position, const TokenMask* mask, std::int32_t tries) {
+                                 std::int64_t position, bool is_constrained, const TokenMask* mask) {
   const SamplingConfig& config = state.config();
   SampleRow row{};
   row.top = config.logprobs.value_or(-1);
-  if (row.top > kMostTop || (state.edits_logits() && !add_edits(state, tokens, row))) return {};
-  if (mask != nullptr) row.mask = add_mask(mask->words());
-  row.tries = tries;
+  row.tries = is_constrained && state.samples_from_all() ? kMostTries : 0;
+  const bool needs_mask = is_constrained && row.tries == 0;
+  if (row.top > kMostTop || (needs_mask && mask == nullptr)) return {};
+  if (state.edits_logits() && !add_edits(state, tokens, row)) return {};
+  if (needs_mask) row.mask = add_mask(mask->words());
   row.kind = state.greedy() ? SampleRow::kLikeliest : SampleRow::kSample;
   if (state.greedy()) return row;
-  for (std::int32_t i = 0; i < std::max(tries, 1); i++)
+  for (std::int32_t i = 0; i < std::max(row.tries, 1); i++)
     row.randoms[i] = random_number(state, position, static_cast<std::uint64_t>(i));
   row.top_p = static_cast<double>(config.top_p);
   row.top_k = std::max(config.top_k, 0);
@@ -81,25 +81,24 @@ SampleRow SampleRequests::sample_row(const SamplingTask& task, std::size_t row) 
   const Sequence& sequence = *task.sequence;
   const std::int64_t position = task.position + static_cast<std::int64_t>(row);
   const auto tokens = std::span<const std::int32_t>(sequence.tokens).first(static_cast<std::size_t>(position));
-  if (task.constraint == nullptr) return sample(sequence.sampling, tokens, position, nullptr, 0);
-  if (!needs_mask(task)) return sample(sequence.sampling, tokens, position, nullptr, kMostTries);
-  return row == 0 && task.mask != nullptr ? sample(sequence.sampling, tokens, position, task.mask, 0) : SampleRow{};
+  const TokenMask* mask = row == 0 ? task.mask : nullptr;  // that of a later row depends on the drafts before it
+  return sample(sequence.sampling, tokens, position, task.constraint != nullptr, mask);
 }
 
 /// Returns the number of the mask.
 std::int32_t SampleRequests::add_mask(std::span<const std::uint32_t> words) {
   const std::size_t begin = masks_.size();
-  masks_.insert(masks_.end(), words.begin(), words.begin() + std::min(words.size(), mask_words_));
-  masks_.resize(begin + mask_words_);
-  return static_cast<std::int32_t>(masks_.size() / mask_words_);
+  masks_.insert(masks_.end(), words.begin(), words.begin() + std::min(words.size(), mask_words()));
+  masks_.resize(begin + mask_words());
+  return static_cast<std::int32_t>(masks_.size() / mask_words());
 }
 
 std::int32_t SampleRequests::add_mask(std::span<const std::int32_t> allowed) {
-  masks_.resize(masks_.size() + mask_words_);
-  const auto words = std::span(masks_).last(mask_words_);
+  masks_.resize(masks_.size() + mask_words());
+  const auto words = std::span(masks_).last(mask_words());
   for (const std::int32_t token : allowed)
     words[static_cast<std::size_t>(token / kMaskBits)] |= std::uint32_t{1} << (token % kMaskBits);
-  return static_cast<std::int32_t>(masks_.size() / mask_words_);
+  return static_cast<std::int32_t>(masks_.size() / mask_words());
 }
 
 /// Adds what `state.process` does. Returns false, and adds nothing, if there may be too many edits.

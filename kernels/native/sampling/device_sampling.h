@@ -16,18 +16,18 @@ namespace quire {
 /// Sampling requests for a device: one for each row of logits, and the edits and masks of all rows.
 class SampleRequests {
  public:
-  explicit SampleRequests(std::int32_t vocab_size)
-      : vocab_size_(vocab_size), mask_words_(static_cast<std::size_t>((vocab_size + kMaskBits - 1) / kMaskBits)) {}
+  explicit SampleRequests(std::int32_t vocab_size) : vocab_size_(vocab_size) {}
 
   std::int32_t vocab_size() const { return vocab_size_; }
-  std::size_t mask_words() const { return mask_words_; }  ///< words of a mask
+  std::size_t mask_words() const { return static_cast<std::size_t>((vocab_size_ + kMaskBits - 1) / kMaskBits); }
   void clear();
 
-  /// Returns the request for a sample after `tokens`, which are all of the sequence, or of several `tries`. `mask`: of
-  /// a constraint, if there is one. Returns kNothing for what a device does not do: it reports at most kMostTop
-  /// likeliest tokens, and rows together have at most kMostEdits edits.
+  /// Returns the request for a sample after `tokens`, which are all of the sequence. Under a constraint several tokens
+  /// are tried where `sample` asks it about tokens, and else its `mask` is needed. Returns kNothing without it, and for
+  /// what a device does not do: it reports at most kMostTop likeliest tokens, and rows together have at most kMostEdits
+  /// edits.
   SampleRow sample(const SamplingState& state, std::span<const std::int32_t> tokens, std::int64_t position,
-                   const TokenMask* mask, std::int32_t tries);
+                   bool is_constrained, const TokenMask* mask);
 
   /// Returns the request for the log probabilities of a token of the prompt, or kNothing.
   SampleRow report(const SamplingState& state, std::int32_t token) const;
@@ -45,7 +45,6 @@ class SampleRequests {
   bool add_edits(const SamplingState& state, std::span<const std::int32_t> tokens, SampleRow& row);
 
   std::int32_t vocab_size_;
-  std::size_t mask_words_;
   std::vector<LogitEdit> edits_;
   std::vector<std::uint32_t> masks_;
 };
