@@ -8,10 +8,26 @@ from typing import ClassVar
 
 from quire.kernels.emit.builder import I8, I16, I32, I64, TILE, Builder, Value
 from quire.kernels.emit.layout import PAIRS, TILE_ROWS, load_pair
-from quire.kernels.emit.products import LINE, ColumnSink, PackedColumns, Panels, PartialProducts, Products
+from quire.kernels.emit.products import (
+    BLOCKS_PER_PASS,
+    LINE,
+    ColumnSink,
+    PackedColumns,
+    Panels,
+    PartialProducts,
+    Products,
+)
 
 _TURN_ROWS = 2 * TILE_ROWS
 """Rows of a turn: two panels, which share the tiles of the weights."""
+
+_FEW_ROWS = 4 * TILE_ROWS
+"""Most rows whose first turn alone prefetches, a little ahead; turns of more rows share the prefetching of the next
+pass."""
+
+_AHEAD_BYTES = 1024
+"""Prefetch distance for few rows, from where the hardware prefetcher goes on. Products of 1 to 64 rows take 80 to 93 %
+of the time that they take with 4096 (Sapphire Rapids)."""
 
 _SECOND_LEVEL = "t1"
 """Hint of loads of many rows of x, which are needed again for other columns, but must not evict the weights from the
@@ -23,6 +39,10 @@ class AmxProducts(Products):
     """Emits products of bf16 activations by AMX tiles."""
 
     uses_tiles: ClassVar[bool] = True
+
+    def far(self, b: Builder, rows: Value) -> Value | int:
+        """See Products."""
+        return b.select(rows <= _FEW_ROWS, b.index(_AHEAD_BYTES), BLOCKS_PER_PASS * self.dtypes.block_bytes)
 
     def emit_blocks(
         self, b: Builder, x: Panels, rows: Value, count: Value | int, columns: Callable[[Value], PackedColumns],
@@ -58,13 +78,15 @@ class AmxProducts(Products):
         """Add partial products.
 
         A turn multiplies two panels of 16 rows, so that each loaded tile is used twice; the last one may be a single
-        panel. Totals of rows past the last are undefined. Each turn prefetches its share of the blocks.
+        panel. Totals of rows past the last are undefined. Each turn prefetches its share of the blocks: the first one
+        of few rows all of them.
         """
         x, rows, columns = partial.x, partial.rows, partial.columns
         pairs = (rows + (TILE_ROWS - 1)) // _TURN_ROWS * _TURN_ROWS
         turns = (rows + (_TURN_ROWS - 1)) // _TURN_ROWS
         lines = self.dtypes.block_bytes // LINE
-        share = (turns + (lines - 1)) // turns  # of the lines of a block
+        equal = (turns + (lines - 1)) // turns
+        share = b.select(rows <= _FEW_ROWS, b.index(lines), equal)  # of the lines of a block
         unused = b.scratch(2 * TILE_ROWS * 2 * LINE)
         for panels, first, last in ((2, b.index(0), pairs), (1, pairs, rows)):
             zeros = [_zero_tile(b) for _ in range(2 * panels)]

@@ -21,14 +21,7 @@ from quire.kernels.emit.layout import (
     store_activation,
 )
 from quire.kernels.emit.math import activation, clamped_swiglu, softcap, xielu
-from quire.kernels.emit.products import (
-    BLOCKS_PER_PASS,
-    FAR_BYTES,
-    LINE,
-    ColumnSink,
-    PackedColumns,
-    Panels,
-)
+from quire.kernels.emit.products import LINE, ColumnSink, PackedColumns, Panels
 
 XIELU = "xielu"
 """The activation whose parameters are an operand."""
@@ -185,9 +178,7 @@ class GemmKernel(Kernel):
         row_bytes = BLOCK * dtypes.activation_bytes
         panel_bytes = blocks * TILE_ROWS * row_bytes
         operand = Panels(b.address(x, item.panel * panel_bytes), row_bytes, TILE_ROWS * row_bytes, panel_bytes)
-        far: Value | int = FAR_BYTES
-        if context.products.uses_tiles:  # turns share prefetching the next pass; one alone prefetches its own
-            far = b.select(item.rows <= 2 * TILE_ROWS, b.index(FAR_BYTES), BLOCKS_PER_PASS * dtypes.block_bytes)
+        far = context.products.far(b, item.rows)
 
         def columns(block: Value) -> PackedColumns:
             return context.products.streamed(b, blocks, b.address(w, block * self._block_bytes(dtypes)), far)

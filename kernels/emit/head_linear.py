@@ -57,17 +57,18 @@ class HeadLinearKernel(Kernel):
             start = first // TILE_ROWS * panel_bytes + head * (blocks * TILE_ROWS * row_bytes)
             operand = Panels(b.address(x, start), row_bytes, TILE_ROWS * row_bytes, panel_bytes)
 
+            count = (rows - first).min(size)
+
             def columns(block: Value) -> PackedColumns:
                 base = b.address(w, (head * of_head + block) * (blocks * dtypes.block_bytes))
-                return context.products.streamed(b, blocks, base)
+                return context.products.streamed(b, blocks, base, context.products.far(b, count))
 
             def store(block: Value, row: Value, values: Sequence[Value]) -> None:
                 for i, value in enumerate(values):
                     at = self._offset(context, first + row, head, (head * of_head + block) * BLOCK + 16 * i)
                     store_activation(b, dtypes, value, y, at)
 
-            count, sink = (rows - first).min(size), ColumnSink(store)
-            context.products.emit_item(b, operand, count, within, of_head, columns, sink)
+            context.products.emit_item(b, operand, count, within, of_head, columns, ColumnSink(store))
 
     def _offset(self, context: EmitContext, row: Value, head: Value, column: Value) -> Value:
         """Return the offset of y[row, head, column - head * n]."""

@@ -178,7 +178,11 @@ class Products:
     dtypes: Dtypes
     rows_per_block: int
 
-    def streamed(self, b: Builder, blocks: int, base: Value, far: Value | int = FAR_BYTES) -> PackedColumns:
+    def far(self, b: Builder, rows: Value) -> Value | int:
+        """Return how many bytes ahead weights are prefetched into the second-level cache for so many rows."""
+        return FAR_BYTES
+
+    def streamed(self, b: Builder, blocks: int, base: Value, far: Value | int) -> PackedColumns:
         """Return `blocks` blocks at `base` that are read from memory, maybe by several rows.
 
         Memory `far` bytes ahead is prefetched into the second-level cache where that is faster.

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from quire.kernels.emit.builder import F32, I8, I16, I32, I64, TILE, VF32, VI32, Builder, Value
 from quire.kernels.emit.dots import add_dots, has_dots, is_narrow, is_neon
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, round_up
-from quire.kernels.emit.products import FAR_BYTES, ColumnSink, RowSink
+from quire.kernels.emit.products import FAR_BYTES, STREAM_BYTES, ColumnSink, RowSink
 from quire.kernels.emit.quantized_narrow import NarrowProducts
 from quire.kernels.emit.quantized_operands import LINE, QUADS, DotOperands
 from quire.kernels.emit.quantized_single import SingleRowProducts
@@ -166,7 +166,7 @@ class QuantizedProducts(DotOperands):
         sums = list(sums)
         lines = LINES_AT_ONCE if self.is_direct else self.format.bits
         for line in range(lines * 2) if first == 0 else ():
-            b.prefetch(unit, line * LINE + FAR_BYTES, level=1)
+            b.prefetch(unit, line * LINE + self._ahead, level=1)
         at_once = self._quads_at_once(chunk)
         for start in range(first, first + count, at_once):
             some = min(at_once, count)
@@ -177,6 +177,12 @@ class QuantizedProducts(DotOperands):
                     for tile in range(2):
                         sums[2 * r + tile] = self._dot(b, sums[2 * r + tile], tiles[tile][i], quad)
         return sums
+
+    @property
+    def _ahead(self) -> int:
+        """Prefetch distance of units. With the shorter one, int8 takes 10 % less time, and int4 15 % more (Sapphire
+        Rapids)."""
+        return STREAM_BYTES if self.isa == "amx" and self.format.bits == 8 else FAR_BYTES
 
     def _quads_at_once(self, chunk: int) -> int:
         """Return the fours of k whose weights are loaded at once, as registers allow beside the sums of rows."""
@@ -209,7 +215,11 @@ class QuantizedProducts(DotOperands):
 
     def _emit_tiles(self, b: Builder, x: Value, rows: Value, block: Value, sink: RowSink) -> None:
         """Multiply two panels of 16 rows at a time with AMX tiles, so that each loaded and unpacked tile is used twice;
-        then the last panel. Rows past the last are computed but not passed to `sink`."""
+        then the last panel. Rows past the last are computed but not passed to `sink`.
+
+        The first panels read the weights from memory, and prefetch them; so int8 takes 11 to 19 % less time for 16 to
+        64 rows (Sapphire Rapids).
+        """
         totals, result, unpacked = (b.scratch(2 * TILE_ROWS * 2 * LINE) for _ in range(3))
         pairs = (rows + (TILE_ROWS - 1)) // (2 * TILE_ROWS) * (2 * TILE_ROWS)
         for panels, start, stop in ((2, b.index(0), pairs), (1, pairs, rows)):
@@ -221,7 +231,7 @@ class QuantizedProducts(DotOperands):
                 with b.loop(0, self.format.groups(self.k) // self.shared) as group:
                     for part in range(self.shared):
                         columns = ColumnGroup(block, group.index * self.shared + part, part)
-                        self._tile_sums(b, bases, columns, totals, unpacked)
+                        self._tile_sums(b, bases, columns, totals, unpacked, b.compare("eq", first.index, 0))
                         with b.loop(0, count) as row:
                             x_panel = self.panel(b, bases[0], row.index)
                             x_scales = b.address(self.panel_scales(b, x_panel, group.index), row.index % TILE_ROWS * 4)
@@ -242,7 +252,7 @@ class QuantizedProducts(DotOperands):
             b.store(value, result, at + LINE * tile, 64)
 
     def _tile_sums(
-        self, b: Builder, panels: Sequence[Value], group: ColumnGroup, totals: Value, unpacked: Value
+        self, b: Builder, panels: Sequence[Value], group: ColumnGroup, totals: Value, unpacked: Value, prefetches: Value
     ) -> None:
         """Store the group's products of the panels, without the start, as i32 [row][32 columns]."""
         lines = self.lines(b, group.block, group.number)
@@ -253,7 +263,12 @@ class QuantizedProducts(DotOperands):
         zeros = [b.call("llvm.x86.tilezero.internal", [rows, line], TILE) for _ in range(2 * len(panels))]
         with b.loop(0, span // step, state=zeros) as piece:
             k = group.number * span + piece.index * step
-            at = b.address(lines, piece.index * (step * self.format.bits // 16 * LINE))
+            size = step * self.format.bits // 16 * LINE
+            at = b.address(lines, piece.index * size)
+            if group.part == 0 and self.format.scales != "super":
+                with b.when(prefetches):
+                    for ahead in range(0, size * self.shared, LINE):
+                        b.prefetch(at, STREAM_BYTES + ahead, level=2)
             weights = []
             for column in range(2):
                 source, stride = self._tile_lines(b, at, column, step // 4, group.part, unpacked)

@@ -18,7 +18,7 @@ from quire.kernels.emit.layout import (
     packed_offset,
     round_up,
 )
-from quire.kernels.emit.products import FAR_BYTES, LINE
+from quire.kernels.emit.products import LINE, STREAM_BYTES
 
 SHRUNK_ROWS = 4
 """Rows of one adapter that are multiplied by A together with vector registers of 16 lanes."""
@@ -84,7 +84,7 @@ class ShrinkKernel(Kernel):
                     sums = list(some.state)
                     for pair in range(_PAIRS_PER_ITERATION):
                         for line in range(0, pair_bytes, LINE):
-                            b.prefetch(at, (some.index + pair) * pair_bytes + (FAR_BYTES + line), level=1)
+                            b.prefetch(at, (some.index + pair) * pair_bytes + (STREAM_BYTES + line), level=2)
                         columns = load_pair(b, plain, at, some.index + pair)
                         for r, source in enumerate(sources):
                             for k, column in enumerate(columns, start=2 * pair):
