@@ -30,7 +30,7 @@ from quire.kernels.kv_file import KvFile
 from quire.kernels.kv_size import KvSize
 from quire.kernels.memory import MemoryPlan
 from quire.kernels.operands import Launch, Memory
-from quire.kernels.plan import LOGIT_ROWS_AT_ONCE, ModelPlan
+from quire.kernels.plan import ModelPlan
 from quire.kernels.weights.loader import Loader
 
 Progress = Callable[[str, int, int], None]
@@ -101,6 +101,8 @@ class Assembly:
             self.add(self.native.hidden_states, launch, self.memory)
         for launch in self.plan.encoding:
             self.add(self.native.encoding, launch, self.memory)
+        for launch in self.plan.resampling:
+            self.add(self.native.resampling, launch, self.memory)
 
     def set_adapter(self, number: int, packed: PackedAdapter | None) -> None:
         """Write an adapter's entries to all tables, or empty ones."""
@@ -132,7 +134,7 @@ def compile_kernels(plan: ModelPlan, device: Device, progress: Progress | None) 
 def logits_shape(plan: ModelPlan) -> tuple[int, int]:
     """Return the rows of logits computed at once, and their stride, 0 for a model without logits."""
     stride = round_up(plan.vocab_size, BLOCK) if any(launch.head for launch in plan.launches) else 0
-    return min(LOGIT_ROWS_AT_ONCE, plan.limits.max_num_batched_tokens), stride
+    return plan.logit_rows, stride
 
 
 def logits_bytes(plan: ModelPlan) -> int:

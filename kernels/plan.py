@@ -69,6 +69,7 @@ class ModelPlan:
     num_token_types: int = 1
     launches: list[Launch] = field(default_factory=list)
     hidden_states: list[Launch] = field(default_factory=list)  # launches of steps that return hidden states
+    resampling: list[Launch] = field(default_factory=list)  # the launch that samples one row of logits once more
     encoding: list[Launch] = field(default_factory=list)  # launches that encode features before a draft head's steps
     features: Features | None = None  # hidden states that steps keep for a draft head
     lent: frozenset[Matrix] = frozenset()  # matrices of another plan, whose weights this one uses
@@ -82,6 +83,11 @@ class ModelPlan:
     def dtypes(self) -> Dtypes:
         """Dtypes of the kernels."""
         return self.context.dtypes
+
+    @property
+    def logit_rows(self) -> int:
+        """The most rows of logits that are computed at once."""
+        return min(LOGIT_ROWS_AT_ONCE, self.limits.max_num_batched_tokens)
 
     @property
     def exchanged(self) -> frozenset[str]:

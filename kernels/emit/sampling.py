@@ -22,8 +22,8 @@ _LEAST_REACH = -30.0  # e^-30 weighs nothing
 class SampleKernel(Kernel):
     """Samples from rows of logits as their SampleRow says.
 
-    Buffers: logits f32 [m, vocabulary rounded up to 32], SampleRow [m], SampledRow [m], the LogitEdits and the masks of
-    all rows, and rows like those of logits for changed ones. Work items are rows.
+    Buffers: logits f32 [m, vocabulary rounded up to 32], SampleRows, SampledRows, the LogitEdits and the masks of all
+    rows, and rows like those of logits for changed ones. Work items are SampleRows, each of which names its row.
     """
 
     vocabulary: int
@@ -33,15 +33,14 @@ class SampleKernel(Kernel):
         logits, rows, results, edits, memory, changed = (b.buffer(i) for i in range(6))
         layout, masks = RowScratch.of(b, self.vocabulary), RowMasks(memory, -(-self.vocabulary // MASK_BITS))
         tried = TriedTokens(*(b.scratch(SampleRow.MOST_TRIES * 4) for _ in range(2)))
+        size = round_up(self.vocabulary, BLOCK) * 4
         with b.items() as item:
             asked = b.address(rows, item * SampleRow.BYTES)
             result = b.address(results, item * SampledRow.BYTES)
-            raw, own = (
-                LogitRow(layout, b.address(base, item * (round_up(self.vocabulary, BLOCK) * 4)))
-                for base in (logits, changed)
-            )
             with b.when(b.compare("ne", b.load(asked, SampleRow.KIND, I32), SampleRow.NOTHING)):
                 wanted = b.staged(asked, SampleRow.BYTES)  # a GPU reads it from the host's memory
+                start = b.load_index(b.address(wanted, SampleRow.ROW), b.index(0)) * size
+                raw, own = (LogitRow(layout, b.address(base, start)) for base in (logits, changed))
                 _sample(raw, own, LogitEdits(wanted, edits, masks), tried, result)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quire.kernels._native import SampledRow, SampleRow
 from quire.kernels.adapted import AdaptedProduct
 from quire.kernels.emit.layout import BLOCK, TILE_ROWS, round_up
 from quire.kernels.emit.own_columns import BLOCKS_PER_ITEM, OwnColumnsKernel
@@ -26,10 +27,18 @@ def lower_logits(lowering: LinearLowering, hidden: Buffer, operation: Logits, he
     else:
         _spread(lowering, x, operation, head, epilogue)
     if plan.context.capabilities.samples:
-        names = ("sample_rows", "sampled_rows", "logit_edits", "token_masks")
-        changed = lowering.rows("changed_logits", plan.vocab_size, count=LOGIT_ROWS_AT_ONCE)
-        operands = [logits, *(Buffer(name, input=True) for name in names), changed]
-        plan.add(SampleKernel("sample", plan.vocab_size), operands, "logit_rows")
+        _sample(plan, logits, lowering.rows("changed_logits", plan.vocab_size, count=LOGIT_ROWS_AT_ONCE))
+
+
+def _sample(plan: ModelPlan, logits: Buffer, changed: Buffer) -> None:
+    """Lower sampling of all rows of logits, and that of one row once more, whose request follows theirs."""
+    kernel = SampleKernel("sample", plan.vocab_size)
+    edits = [Buffer(name, input=True) for name in ("logit_edits", "token_masks")]
+    for first in (0, plan.logit_rows):
+        asked = Buffer("sample_rows", input=True, offset=first * SampleRow.BYTES)
+        sampled = Buffer("sampled_rows", input=True, offset=first * SampledRow.BYTES)
+        plan.add(kernel, [logits, asked, sampled, *edits, changed], "logit_rows")
+    plan.resampling.append(plan.launches.pop())
 
 
 def _spread(

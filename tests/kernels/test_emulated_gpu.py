@@ -235,8 +235,8 @@ def test_sealed_pages_are_those_of_the_cpu(name: str, checkpoints: Path) -> None
 
 
 def test_logits_stay_where_they_are(tiny: Path, tmp_path: Path) -> None:
-    """Rows are copied to the host if they report many likeliest tokens, if a mask is late or needed for drafts, or if a
-    constraint allows none of the tokens that are tried."""
+    """Rows are sampled once more if a mask is needed for drafts, or if a constraint allows none of the tokens that were
+    tried. They are copied to the host if they report many likeliest tokens."""
     code = """
     from dataclasses import replace
     moved = ctypes.CDLL("libcuda.so.1").emulated_bytes_to_host
@@ -252,10 +252,12 @@ def test_logits_stay_where_they_are(tiny: Path, tmp_path: Path) -> None:
         {"bad_words_token_ids": [[3]], "top_p": 0.9}, {"min_tokens": 2, "stop_token_ids": [4]}]
     rare = mask(True, [3])
     late = {"constraint": mask(False), "top_k": 2}
-    fetched = [{"logprobs": 21}, {"constraint": rare}, {"constraint": mask(True, [4]), "top_k": 2, "drafts": 1}]
+    again = [{"constraint": rare}, {"constraint": rare, "logprobs": 2}, {"constraint": mask(True, [4]), "drafts": 1},
+        {"constraint": mask(True, [4]), "top_k": 2, "drafts": 1, "logprobs": 1}]
+    fetched = [{"logprobs": 21}]
     masked = [{"constraint": mask(True), **each}
         for each in ({}, {"temperature": 0.0}, {"top_k": 2}, {"drafts": 2}, *edited)]
-    def bytes_of_step(configs):
+    def bytes_of_step(configs, awaited=()):
         slots, drafts = [], []
         for number, each in enumerate(configs):
             own = dict(each)
@@ -267,6 +269,8 @@ def test_logits_stay_where_they_are(tiny: Path, tmp_path: Path) -> None:
             assert engine.sequences.reserve(slot, 8)
         before = moved()
         result = engine.run(StepInput(slots, [0] * len(slots), [3] * len(slots), drafts))
+        for each in awaited:
+            each.publish()
         while engine.collect_pending(result):
             pass
         assert not result.errors
@@ -275,10 +279,11 @@ def test_logits_stay_where_they_are(tiny: Path, tmp_path: Path) -> None:
             engine.sequences.close(slot)
         return moved() - before
     rows = [bytes_of_step(configs) / (4 * -(-engine.vocab_size // 32) * 32)
-        for configs in (plain, edited, masked, fetched, [*edited, late, *fetched, *masked, *plain])]
-    print(*rows)
+        for configs in (plain, edited, masked, again, fetched, [*edited, late, *fetched, *masked, *again, *plain])]
+    awaited = [mask(False) for _ in range(2)]
+    print(*rows, bytes_of_step([{"constraint": each, "top_k": 2, "logprobs": 1} for each in awaited], awaited))
     """
-    assert in_process(code, tiny, tmp_path / "gpu").split() == ["0.0", "0.0", "0.0", "3.0", "3.0"]
+    assert in_process(code, tiny, tmp_path / "gpu").split() == ["0.0", "0.0", "0.0", "0.0", "1.0", "1.0", "0"]
 
 
 def test_a_logit_that_is_no_number_is_the_error_of_the_cpu(tmp_path: Path) -> None:

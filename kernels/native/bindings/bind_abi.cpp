@@ -73,6 +73,7 @@ void bind_abi(nb::module_& m) {
   sample.attr("REACH") = offsetof(SampleRow, reach);
   sample.attr("TOP_K") = offsetof(SampleRow, top_k);
   sample.attr("KIND") = offsetof(SampleRow, kind);
+  sample.attr("ROW") = offsetof(SampleRow, row);
   sample.attr("TOKEN") = offsetof(SampleRow, token);
   sample.attr("TOP") = offsetof(SampleRow, top);
   sample.attr("TRIES") = offsetof(SampleRow, tries);

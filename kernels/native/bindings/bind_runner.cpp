@@ -149,6 +149,8 @@ void bind_runner(nb::module_& m) {
            "Encode the features of the next step's first rows.")
       .def_prop_ro("hidden_states", &Runner::hidden_states, nb::rv_policy::reference_internal,
                    "Plan from hidden states to those that are pooled.")
+      .def_prop_ro("resampling", &Runner::resampling, nb::rv_policy::reference_internal,
+                   "Plan that samples one row of logits once more, for a device that samples.")
       .def("set_pooling_head", &Runner::set_pooling_head, "adapter"_a, "head"_a.none(),
            "Let the pooled vectors of an adapter's sequences go through this head, or through the model's, which is "
            "that "

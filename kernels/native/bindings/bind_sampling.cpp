@@ -58,14 +58,18 @@ SampleRequests requests_for(std::int32_t vocab_size) {
 }
 
 nb::bytes row_to_sample(SampleRequests& requests, const SamplingConfig& config, const Tokens& tokens,
-                        std::int64_t num_prompt_tokens, std::int64_t position, const TokenMask* mask) {
+                        std::int64_t num_prompt_tokens, std::int64_t position, const TokenMask* mask, bool is_tried) {
   const SamplingState state(config, tokens, num_prompt_tokens, requests.vocab_size());
-  const SampleRow row = requests.sample(state, tokens, position, mask != nullptr, mask);
+  const TokenMask* given = state.samples_from_all() && !is_tried ? nullptr : mask;
+  const SampleRow row = requests.sample(state, tokens, position, mask != nullptr, given);
   return nb::bytes(&row, sizeof row);
 }
 
-nb::bytes row_to_report(const SampleRequests& requests, const SamplingConfig& config, std::int32_t token) {
-  const SampleRow row = requests.report(SamplingState(config, {}, 0, requests.vocab_size()), token);
+nb::bytes row_to_report(const SampleRequests& requests, std::int32_t token, std::int32_t top) {
+  if (token < 0 || token >= requests.vocab_size() || top < 0 || top > requests.vocab_size())
+    throw std::invalid_argument("token " + std::to_string(token) + " and its " + std::to_string(top) +
+                                " likeliest asked of a vocabulary of " + std::to_string(requests.vocab_size()));
+  const SampleRow row = requests.report(token, top);
   return nb::bytes(&row, sizeof row);
 }
 
@@ -77,15 +81,21 @@ T from_bytes(const nb::bytes& bytes) {
   return value;
 }
 
-std::optional<Result> result_of_rows(const nb::bytes& asked_bytes, const nb::bytes& row_bytes,
-                                     const std::optional<std::int32_t>& top_n, TokenConstraint* constraint) {
+std::optional<std::int32_t> token_of_rows(const nb::bytes& asked_bytes, const nb::bytes& row_bytes,
+                                          TokenConstraint* constraint) {
   const auto asked = from_bytes<SampleRow>(asked_bytes);
   const auto row = from_bytes<SampledRow>(row_bytes);
-  if (top_n.value_or(0) < 0 || top_n.value_or(0) > kMostTop || row.num_tried < 0 || row.num_tried > kMostTries ||
-      (asked.tries > 0 && constraint == nullptr))
-    throw std::invalid_argument("these rows have no such result");
-  const auto result = result_of(asked, row, top_n, constraint);
-  return result ? std::optional(dict_of(result->token, result->logprobs)) : std::nullopt;
+  if (row.num_tried < 0 || row.num_tried > kMostTries || (asked.tries > 0 && constraint == nullptr))
+    throw std::invalid_argument("these rows have no such token");
+  return token_of(asked, row, constraint);
+}
+
+Result result_of_rows(const nb::bytes& asked_bytes, const nb::bytes& row_bytes) {
+  const auto asked = from_bytes<SampleRow>(asked_bytes);
+  const auto row = from_bytes<SampledRow>(row_bytes);
+  if (asked.top > kMostTop) throw std::invalid_argument("these rows have no such result");
+  const SampleResult result = result_of(asked, row, row.token);
+  return dict_of(result.token, result.logprobs);
 }
 
 }  // namespace
@@ -100,20 +110,23 @@ void bind_sampling(nb::module_& m) {
         "Return the log probability and rank of a token, and the likeliest tokens.");
   nb::class_<SampleRequests>(m, "SampleRequests", "Sampling requests for a device; for tests.")
       .def(nb::new_(&requests_for), "vocab_size"_a)
-      .def("sample", &row_to_sample, "config"_a, "tokens"_a, "num_prompt_tokens"_a, "position"_a,
-           "mask"_a.none() = nb::none(), "Return the bytes of the SampleRow for a sample.")
-      .def("report", &row_to_report, "config"_a, "token"_a,
-           "Return the bytes of the SampleRow for the log probabilities of a token.")
+      .def(
+          "sample", &row_to_sample, "config"_a, "tokens"_a, "num_prompt_tokens"_a, "position"_a,
+          "mask"_a.none() = nb::none(), "is_tried"_a = false,
+          "Return the bytes of the SampleRow for a sample, where `is_tried` after those that the mask has not allowed.")
+      .def("report", &row_to_report, "token"_a, "top"_a,
+           "Return the bytes of the SampleRow for the log probabilities of a token and of the likeliest ones.")
       .def_prop_ro(
           "edits", [](const SampleRequests& r) { return bytes_of(std::as_bytes(r.edits())); },
           "The bytes of the edits of all rows.")
       .def_prop_ro(
           "masks", [](const SampleRequests& r) { return bytes_of(std::as_bytes(r.masks())); },
           "The bytes of the masks of all rows.");
-  m.def("sampled", &result_of_rows, "asked"_a, "row"_a, "top_n"_a.none() = nb::none(),
-        "constraint"_a.none() = nb::none(),
-        "Return what a device has sampled of a row, as `sample` would return it, or None if it has sampled nothing "
-        "that the constraint allows; for tests.");
+  m.def("sampled_token", &token_of_rows, "asked"_a, "row"_a, "constraint"_a.none() = nb::none(),
+        "Return the token that a device has sampled of a row, None if the constraint allows none of those that it has "
+        "tried; for tests.");
+  m.def("sampled", &result_of_rows, "asked"_a, "row"_a,
+        "Return what a device has sampled of a row, as `sample` would return it; for tests.");
 }
 
 }  // namespace quire

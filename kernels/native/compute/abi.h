@@ -92,7 +92,7 @@ struct StateWrite {
 inline constexpr std::int32_t kMostTries = 16;  ///< most tokens that are sampled before a constraint's mask counts
 inline constexpr std::int32_t kLeastShareBits =
     16;  ///< trying ends at 1 / 2^kLeastShareBits of the mass: less is too coarse
-inline constexpr std::int32_t kMostEdits = 1 << 18;  ///< most edits of the rows whose logits are computed at once
+inline constexpr std::int32_t kMostEdits = 1 << 19;  ///< most edits of the rows whose logits are computed at once
 inline constexpr std::int32_t kRowMasks = 2;         ///< most masks of a row
 inline constexpr std::int64_t kMaskBits = 32;        ///< tokens of a word of a mask
 
@@ -119,6 +119,7 @@ struct alignas(kCacheLine) SampleRow {
   float reach;         ///< how far below the largest logit tokens may be, in temperatures, negative
   std::int32_t top_k;  ///< 0: no bound
   std::int32_t kind;
+  std::int32_t row;  ///< among the rows of logits
   std::int32_t token;
   std::int32_t top;     ///< number of likeliest tokens of which log probabilities are wanted, or -1 if none at all are
   std::int32_t tries;   ///< tokens that are sampled, each from what those before have left; 0: one token
@@ -168,8 +169,8 @@ struct StepInputs {
   StateEntry* state_entries;   ///< [max_num_batched_tokens]; of a model with state
   StateWrite* state_writes;    ///< [kStateWrites * max_num_batched_tokens]
   std::int32_t* logit_rows;    ///< [max_logit_rows]: rows of the step whose logits or hidden states are wanted
-  SampleRow* sample_rows;      ///< [max_logit_rows]; of a device that samples
-  SampledRow* sampled_rows;    ///< [max_logit_rows]; of a device that samples
+  SampleRow* sample_rows;      ///< [max_logit_rows + 1]; of a device that samples; the last one is sampled once more
+  SampledRow* sampled_rows;    ///< [max_logit_rows + 1], likewise
   LogitEdit* logit_edits;      ///< [kMostEdits]; of a device that samples, as what follows
   std::uint32_t*
       token_masks;       ///< [kRowMasks * max_logit_rows][logit_stride / kMaskBits]: a bit for each token, 1: allowed

@@ -97,8 +97,10 @@ void CudaSteps::write_sizes(CudaStep& step, const Plan& plan, const Dims& dims) 
   step.dims = dims;
 }
 
+/// A single launch is as fast without a graph. It may come while another thread copies pages, which a graph that is
+/// being made would take in.
 void CudaSteps::launch(CudaStep& step, const std::function<void()>& launch) {
-  if (step.graph == nullptr && step.is_repeated && makes_graphs_) capture(step, launch);
+  if (step.graph == nullptr && step.is_repeated && makes_graphs_ && step.parts.size() > 1) capture(step, launch);
   if (step.graph == nullptr) {
     launch();
     return;

@@ -38,7 +38,8 @@ struct CudaStep {
   bool is_repeated = false;
 };
 
-/// The steps that a GPU has computed last. One whose like comes again is a graph, which is launched as a whole.
+/// The steps that a GPU has computed last. One of several launches whose like comes again is a graph, which is launched
+/// as a whole.
 ///
 /// Kernels read the dims and the number of their items from memory, and a grid may be larger than that. So steps share
 /// a graph if their dims are equal once they are rounded up.

@@ -27,8 +27,8 @@ Runner::Runner(const RunnerConfig& config, Device& device)
     : config_(checked(config)),
       device_(device),
       gather_(config_, inputs_, device),
-      sampler_(device),
-      requests_(config_.vocab_size) {
+      device_sampler_(device, inputs_, config_.vocab_size, config_.max_logit_rows),
+      sampler_(device, config_.samples_on_device ? &device_sampler_ : nullptr) {
   const auto tokens = static_cast<std::size_t>(config.max_num_batched_tokens);
   const auto rows = static_cast<std::size_t>(config.max_logit_rows);
   auto array = [&]<class T>(T*& target, std::size_t count) {
@@ -50,14 +50,14 @@ Runner::Runner(const RunnerConfig& config, Device& device)
   if (!config.samples_on_device) {
     array(inputs_.logits, num_logits);
   } else if (num_logits > 0) {
-    array(inputs_.sample_rows, rows);
-    array(inputs_.sampled_rows, rows);
+    array(inputs_.sample_rows, rows + 1);
+    array(inputs_.sampled_rows, rows + 1);
     const auto own = [&]<class T>(T*& target, std::size_t count) {
       target = reinterpret_cast<T*>(device_.allocate(count * sizeof(T)));
     };
     own(inputs_.logits, num_logits);
     own(inputs_.logit_edits, kMostEdits);
-    own(inputs_.token_masks, kRowMasks * rows * requests_.mask_words());
+    own(inputs_.token_masks, kRowMasks * rows * device_sampler_.mask_words());
   }
   array(inputs_.hidden_states, rows * static_cast<std::size_t>(config.hidden_size));
 }
@@ -227,27 +227,8 @@ void Runner::compute_logits(std::span<SamplingTask> tasks) {
     task.logits = {inputs_.logits + rows * config_.logit_stride, static_cast<std::size_t>(config_.vocab_size)};
     for (std::int32_t i = 0; i < task.num_rows; i++) inputs_.logit_rows[rows++] = task.first_row + i;
   }
-  if (config_.samples_on_device) ask(tasks);
+  if (config_.samples_on_device) device_sampler_.ask(tasks);
   device_.run(head_, dims);
-}
-
-/// Writes what the device is to sample.
-void Runner::ask(std::span<SamplingTask> tasks) {
-  requests_.clear();
-  std::size_t row = 0;
-  for (SamplingTask& task : tasks) {
-    const auto num_rows = static_cast<std::size_t>(task.num_rows);
-    find_mask(task);  // it may be written by now
-    requests_.add(task, {inputs_.sample_rows + row, num_rows});
-    task.asked = {inputs_.sample_rows + row, num_rows};
-    task.sampled = {inputs_.sampled_rows + row, num_rows};
-    row += num_rows;
-  }
-  const auto write = [&](void* to, std::span<const std::byte> bytes) {
-    if (!bytes.empty()) device_.write(static_cast<std::byte*>(to), bytes);
-  };
-  write(inputs_.logit_edits, std::as_bytes(requests_.edits()));
-  write(inputs_.token_masks, std::as_bytes(requests_.masks()));
 }
 
 /// Constrained sequences are left to `collect`, unless their logits would be overwritten before.

@@ -21,7 +21,7 @@
 #include "grammar/token_constraint.h"
 #include "kv_cache/kv_cache.h"
 #include "sampling/batch_sampler.h"
-#include "sampling/device_sampling.h"
+#include "sampling/device_sampler.h"
 #include "sampling/sampler.h"
 
 namespace quire {
@@ -47,10 +47,11 @@ class Runner {
   /// Returns the first record of state; nullptr for a model without state, and before `open_kv`.
   std::byte* states() const;
 
-  Plan& body() { return body_; }                    ///< plan from token ids to the hidden state
-  Plan& head() { return head_; }                    ///< plan from the hidden state to logits, for `logit_rows`
-  Plan& encoding() { return encoding_; }            ///< plan from features to a draft head's initial hidden states
-  Plan& hidden_states() { return hidden_states_; }  ///< plan from the hidden state to what `head` reads, in f32
+  Plan& body() { return body_; }                         ///< plan from token ids to the hidden state
+  Plan& head() { return head_; }                         ///< plan from the hidden state to logits, for `logit_rows`
+  Plan& encoding() { return encoding_; }                 ///< plan from features to a draft head's initial hidden states
+  Plan& hidden_states() { return hidden_states_; }       ///< plan from the hidden state to what `head` reads, in f32
+  Plan& resampling() { return device_sampler_.plan(); }  ///< plan that samples one row of logits once more
 
   /// Lets the pooled vectors of an adapter's sequences go through a head of its own, or without one through the
   /// model's, which is that of adapter 0; between steps.
@@ -104,7 +105,6 @@ class Runner {
   void pool_state(std::int32_t index, Sequence& sequence, std::span<const float> state, StepResult& result);
   void run_body(const Dims& dims);
   void compute_logits(std::span<SamplingTask> tasks);
-  void ask(std::span<SamplingTask> tasks);
   void sample(TokenConstraint::Clock::time_point begun, StepResult& result);
   std::int32_t take_next(std::size_t end, StepResult& result);
   void take_span(const SamplingTask& task, SampledSpan& span, StepResult& result);
@@ -122,8 +122,8 @@ class Runner {
   DraftBranches branches_;
   std::size_t num_taken_ = 0;           ///< number of first tasks whose outcomes have been taken
   std::vector<ComputedSlot> computed_;  ///< slots whose pages are to be shared
+  DeviceSampler device_sampler_;        ///< if the device samples
   BatchSampler sampler_;
-  SampleRequests requests_;  ///< of a device that samples
   bool keeps_features_ = true;
   std::optional<double> synthetic_acceptance_;
   std::minstd_rand synthetic_random_;

@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include "sampling/device_sampling.h"
+#include "sampling/device_sampler.h"
 
 namespace quire {
 namespace {
@@ -21,8 +21,11 @@ void take_back(const SamplingTask& task, const SampledSpan& span) {
   task.sequence->tokens.resize(static_cast<std::size_t>(task.position));
 }
 
-BatchSampler::BatchSampler(const Device& device)
-    : device_(device), threads_(device.threads()), scratch_(static_cast<std::size_t>(threads_.size())) {}
+BatchSampler::BatchSampler(const Device& device, DeviceSampler* device_sampler)
+    : device_(device),
+      device_sampler_(device_sampler),
+      threads_(device.threads()),
+      scratch_(static_cast<std::size_t>(threads_.size())) {}
 
 BatchSampler::~BatchSampler() { stop(); }
 
@@ -111,30 +114,28 @@ void BatchSampler::run(const SamplingTask& task, SamplerScratch& scratch, Sample
 /// Returns the logits of a row, in memory of the host.
 std::span<float> BatchSampler::logits_of(const SamplingTask& task, std::size_t row, SamplerScratch& scratch) const {
   float* const logits = task.logits.data() + static_cast<std::int64_t>(row) * stride_;
-  if (task.asked.empty()) return {logits, task.logits.size()};
+  if (device_sampler_ == nullptr) return {logits, task.logits.size()};
   scratch.fetched.resize(task.logits.size());
   device_.read(std::as_writable_bytes(std::span(scratch.fetched)), reinterpret_cast<std::byte*>(logits));
   return scratch.fetched;
 }
 
 TokenLogprobs BatchSampler::report(const SamplingTask& task, SamplerScratch& scratch) const {
-  const std::int32_t count = task.sequence->sampling.config().prompt_logprobs.value_or(0);
   std::optional<TokenLogprobs> reported;
-  if (!task.asked.empty()) reported = logprobs_of(task.asked.front(), task.sampled.front(), count);
+  if (device_sampler_ != nullptr) reported = device_sampler_->reported(task);
   if (reported) return *std::move(reported);
+  const std::int32_t count = task.sequence->sampling.config().prompt_logprobs.value_or(0);
   return logprobs_of(logits_of(task, 0, scratch), task.sequence->tokens[task.position], count, scratch);
 }
 
-/// Samples a row of a task, or takes what a device has sampled.
+/// Samples a row of a task, or takes what the device has sampled.
 SampleResult BatchSampler::sample_row(const SamplingTask& task, std::size_t row, SamplerScratch& scratch) const {
-  const SamplingState& state = task.sequence->sampling;
   std::optional<SampleResult> result;
-  if (!task.asked.empty())
-    result = result_of(task.asked[row], task.sampled[row], state.config().logprobs, task.constraint);
+  if (device_sampler_ != nullptr) result = device_sampler_->sampled(task, row);
   if (result) return *std::move(result);
   const std::int64_t position = task.position + static_cast<std::int64_t>(row);
   const auto before = std::span<const std::int32_t>(task.sequence->tokens).first(static_cast<std::size_t>(position));
-  return sample(logits_of(task, row, scratch), state, before, position, scratch, task.constraint);
+  return sample(logits_of(task, row, scratch), task.sequence->sampling, before, position, scratch, task.constraint);
 }
 
 void BatchSampler::sample_span(const SamplingTask& task, SamplerScratch& scratch, SampledSpan& span) {

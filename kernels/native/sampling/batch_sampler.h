@@ -17,6 +17,8 @@
 
 namespace quire {
 
+class DeviceSampler;
+
 /// Rows of logits of one sequence: one for the token after its last one, and one more for each draft. Or a single row,
 /// for the log probability of a prompt token.
 struct SamplingTask {
@@ -61,7 +63,9 @@ class BatchSampler {
  public:
   using Clock = TokenConstraint::Clock;
 
-  explicit BatchSampler(const Device& device);  ///< with its threads; `device` must outlive the sampler
+  /// With the threads of `device`; `device_sampler`, if the device samples, has been asked about all tasks. Both must
+  /// outlive the sampler.
+  explicit BatchSampler(const Device& device, DeviceSampler* device_sampler = nullptr);
   ~BatchSampler();
   BatchSampler(const BatchSampler&) = delete;
   BatchSampler& operator=(const BatchSampler&) = delete;
@@ -95,6 +99,7 @@ class BatchSampler {
   std::span<float> logits_of(const SamplingTask& task, std::size_t row, SamplerScratch& scratch) const;
 
   const Device& device_;
+  DeviceSampler* device_sampler_;  ///< nullptr: the host samples
   ThreadPool& threads_;
   std::vector<SamplerScratch> scratch_;  ///< one per thread
   std::span<const SamplingTask> tasks_;

@@ -41,15 +41,17 @@ SampleRow SampleRequests::sample(const SamplingState& state, std::span<const std
   const SamplingConfig& config = state.config();
   SampleRow row{};
   row.top = config.logprobs.value_or(-1);
-  row.tries = is_constrained && state.samples_from_all() ? kMostTries : 0;
-  const bool needs_mask = is_constrained && row.tries == 0;
-  if (row.top > kMostTop || (needs_mask && mask == nullptr)) return {};
+  const bool can_try = is_constrained && state.samples_from_all();
+  row.tries = can_try && mask == nullptr ? kMostTries : 0;
+  const bool is_masked = is_constrained && row.tries == 0;
+  if (row.top > kMostTop || (is_masked && mask == nullptr)) return {};
   if (state.edits_logits() && !add_edits(state, tokens, row)) return {};
-  if (needs_mask) row.mask = add_mask(mask->words());
+  if (is_masked) row.mask = add_mask(mask->words());
   row.kind = state.greedy() ? SampleRow::kLikeliest : SampleRow::kSample;
   if (state.greedy()) return row;
+  const std::int32_t num_tried = can_try && is_masked ? kMostTries : 0;
   for (std::int32_t i = 0; i < std::max(row.tries, 1); i++)
-    row.randoms[i] = random_number(state, position, static_cast<std::uint64_t>(i));
+    row.randoms[i] = random_number(state, position, static_cast<std::uint64_t>(num_tried + i));
   row.top_p = static_cast<double>(config.top_p);
   row.top_k = std::max(config.top_k, 0);
   row.inverse_temperature = inverse_temperature(config);
@@ -57,9 +59,13 @@ SampleRow SampleRequests::sample(const SamplingState& state, std::span<const std
   return row;
 }
 
-SampleRow SampleRequests::report(const SamplingState& state, std::int32_t token) const {
+SampleRow SampleRequests::sample_masked(const SamplingTask& task, std::size_t row) {
+  return sample_row(task, row, task.constraint == nullptr ? nullptr : &task.constraint->mask());
+}
+
+SampleRow SampleRequests::report(std::int32_t token, std::int32_t top) const {
   SampleRow row{};
-  row.top = state.config().prompt_logprobs.value_or(0);
+  row.top = top;
   row.token = token;
   row.kind = row.top > kMostTop ? SampleRow::kNothing : SampleRow::kReport;
   return row;
@@ -71,17 +77,19 @@ void SampleRequests::add(const SamplingTask& task, std::span<SampleRow> rows) {
   const auto drafts = tokens.subspan(static_cast<std::size_t>(task.position), rows.size() - 1);
   SeenDrafts seen(state);
   for (std::size_t i = 0; i < rows.size(); i++) {
-    rows[i] = task.samples ? sample_row(task, i) : report(state, tokens[static_cast<std::size_t>(task.position)]);
+    const TokenMask* mask = i == 0 ? task.mask : nullptr;  // that of a later row depends on the drafts before it
+    rows[i] = task.samples
+                  ? sample_row(task, i, mask)
+                  : report(tokens[static_cast<std::size_t>(task.position)], state.config().prompt_logprobs.value_or(0));
     if (i < drafts.size()) seen.add(drafts[i]);
   }
 }
 
 /// Returns the request for a row of a task, whose drafts before it `sequence.sampling` has seen.
-SampleRow SampleRequests::sample_row(const SamplingTask& task, std::size_t row) {
+SampleRow SampleRequests::sample_row(const SamplingTask& task, std::size_t row, const TokenMask* mask) {
   const Sequence& sequence = *task.sequence;
   const std::int64_t position = task.position + static_cast<std::int64_t>(row);
   const auto tokens = std::span<const std::int32_t>(sequence.tokens).first(static_cast<std::size_t>(position));
-  const TokenMask* mask = row == 0 ? task.mask : nullptr;  // that of a later row depends on the drafts before it
   return sample(sequence.sampling, tokens, position, task.constraint != nullptr, mask);
 }
 
@@ -142,27 +150,25 @@ void find_mask(SamplingTask& task) {
   }
 }
 
-std::optional<SampleResult> result_of(const SampleRow& asked, const SampledRow& row, std::optional<std::int32_t> top_n,
-                                      TokenConstraint* constraint) {
-  if (asked.kind == SampleRow::kNothing || row.is_good == 0) return std::nullopt;
-  SampleResult result{.token = row.token, .logprobs = {}};
-  if (asked.tries > 0) {
-    const auto tried = std::span(row.tried).first(static_cast<std::size_t>(row.num_tried));
-    const auto allowed = std::ranges::find_if(tried, [&](std::int32_t token) { return constraint->allows(token); });
-    if (allowed == tried.end() || (top_n && *allowed != row.token)) return std::nullopt;
-    result.token = *allowed;
-  }
-  if (top_n) result.logprobs = logprobs_of(asked, row, *top_n);
+std::optional<std::int32_t> token_of(const SampleRow& asked, const SampledRow& row, TokenConstraint* constraint) {
+  if (asked.tries == 0) return row.token;
+  const auto tried = std::span(row.tried).first(static_cast<std::size_t>(row.num_tried));
+  const auto allowed = std::ranges::find_if(tried, [&](std::int32_t token) { return constraint->allows(token); });
+  return allowed == tried.end() ? std::nullopt : std::optional(*allowed);
+}
+
+SampleResult result_of(const SampleRow& asked, const SampledRow& row, std::int32_t token) {
+  SampleResult result{.token = token, .logprobs = {}};
+  if (asked.top >= 0) result.logprobs = logprobs_of(asked, row);
   return result;
 }
 
-std::optional<TokenLogprobs> logprobs_of(const SampleRow& asked, const SampledRow& row, std::int32_t top_n) {
-  if (asked.kind == SampleRow::kNothing || row.is_good == 0) return std::nullopt;
+TokenLogprobs logprobs_of(const SampleRow& asked, const SampledRow& row) {
   const FlushDenormals flush;
   const double log_sum = natural_log(static_cast<double>(row.mass) / kMassOfOne);
   const auto logprob = [&](std::int32_t key) { return logprob_of(key_value(key), key_value(row.most), log_sum); };
   TokenLogprobs result{.logprob = logprob(row.key), .rank = row.rank, .top_ids = {}, .top_logprobs = {}};
-  for (std::int32_t i = 0; i < top_n; i++) {
+  for (std::int32_t i = 0; i < asked.top; i++) {
     result.top_ids.push_back(row.top_tokens[i]);
     result.top_logprobs.push_back(logprob(row.top_keys[i]));
   }

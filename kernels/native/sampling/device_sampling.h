@@ -23,14 +23,18 @@ class SampleRequests {
   void clear();
 
   /// Returns the request for a sample after `tokens`, which are all of the sequence. Under a constraint several tokens
-  /// are tried where `sample` asks it about tokens, and else its `mask` is needed. Returns kNothing without it, and for
-  /// what a device does not do: it reports at most kMostTop likeliest tokens, and rows together have at most kMostEdits
-  /// edits.
+  /// are tried where `sample` asks it about tokens, and else its `mask` is needed. A mask that is there all the same is
+  /// for what `sample` does once the constraint has allowed none of them. Returns kNothing without a mask that is
+  /// needed, and for what a device does not do: it reports at most kMostTop likeliest tokens, and rows together have at
+  /// most kMostEdits edits.
   SampleRow sample(const SamplingState& state, std::span<const std::int32_t> tokens, std::int64_t position,
                    bool is_constrained, const TokenMask* mask);
 
-  /// Returns the request for the log probabilities of a token of the prompt, or kNothing.
-  SampleRow report(const SamplingState& state, std::int32_t token) const;
+  /// Returns the request for a row of a task whose constraint, if it has one, is ready to be asked for its mask.
+  SampleRow sample_masked(const SamplingTask& task, std::size_t row);
+
+  /// Returns the request for the log probabilities of a token and the `top` likeliest ones, or kNothing.
+  SampleRow report(std::int32_t token, std::int32_t top) const;
 
   /// Writes the requests of a task's rows. Those that a device does not sample are kNothing.
   void add(const SamplingTask& task, std::span<SampleRow> rows);
@@ -39,7 +43,7 @@ class SampleRequests {
   std::span<const std::uint32_t> masks() const { return masks_; }
 
  private:
-  SampleRow sample_row(const SamplingTask& task, std::size_t row);
+  SampleRow sample_row(const SamplingTask& task, std::size_t row, const TokenMask* mask);
   std::int32_t add_mask(std::span<const std::uint32_t> words);
   std::int32_t add_mask(std::span<const std::int32_t> allowed);
   bool add_edits(const SamplingState& state, std::span<const std::int32_t> tokens, SampleRow& row);
@@ -56,12 +60,16 @@ bool needs_mask(const SamplingTask& task);
 /// or if there is an error, which the host meets as well.
 void find_mask(SamplingTask& task);
 
-/// Returns what `sample` would have returned, `top_n` being config.logprobs, or nothing if a device has not sampled the
-/// row, or none of the tokens that it tried is allowed.
-std::optional<SampleResult> result_of(const SampleRow& asked, const SampledRow& row, std::optional<std::int32_t> top_n,
-                                      TokenConstraint* constraint);
+/// Returns the token of a row that a device has sampled: the first of those that it tried which is allowed, or nothing
+/// if none is.
+std::optional<std::int32_t> token_of(const SampleRow& asked, const SampledRow& row, TokenConstraint* constraint);
 
-/// Returns what `logprobs_of` would have returned of the logits, or nothing if a device has not done so.
-std::optional<TokenLogprobs> logprobs_of(const SampleRow& asked, const SampledRow& row, std::int32_t top_n);
+/// Returns what `sample` would have returned with this token of a row, which must be `row.token` if log probabilities
+/// were asked for.
+SampleResult result_of(const SampleRow& asked, const SampledRow& row, std::int32_t token);
+
+/// Returns what `logprobs_of` would have returned of the logits of a row with as many likeliest tokens as were asked
+/// for.
+TokenLogprobs logprobs_of(const SampleRow& asked, const SampledRow& row);
 
 }  // namespace quire
