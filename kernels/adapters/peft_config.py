@@ -20,7 +20,7 @@ CONFIG = "adapter_config.json"
 _MOST_BYTES = 1 << 21  # the most tokens, each on a line of its own
 _MOST_DEPTH = 32
 _MOST_TOKENS = 100_000
-_MOST_NAMES = 64
+_MOST_NAMES, _MOST_PARAMETERS = 64, 256
 
 _IGNORED = {
     "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "exclude_modules", "inference_mode",
@@ -70,7 +70,7 @@ class PeftConfig:
     fan_in_fan_out: bool
     tokens: Any
     max_rank: int
-    has_parameters: bool  # target_parameters
+    parameters: tuple[str, ...]  # target_parameters
     saved: tuple[str, ...]  # modules_to_save
 
     def rank_of(self, module: str) -> int:
@@ -122,7 +122,7 @@ def read_peft_config(folder: Path, max_rank: int) -> PeftConfig:
         ModulePatterns(f"{path}: alpha_pattern", _object(path, fields, "alpha_pattern")),
         _flag(path, fields, "use_rslora"), _flag(path, fields, "use_dora"), _flag(path, fields, "lora_bias"),
         _flag(path, fields, "fan_in_fan_out"), tokens, max_rank,
-        bool(fields.get("target_parameters")), _names(path, fields, "modules_to_save"),
+        _names(path, fields, "target_parameters", _MOST_PARAMETERS), _names(path, fields, "modules_to_save", _MOST_NAMES),
     )  # fmt: skip
 
 
@@ -186,11 +186,11 @@ def _object(path: Path, fields: dict[str, Any], name: str) -> dict[str, Any]:
     return value or {}
 
 
-def _names(path: Path, fields: dict[str, Any], name: str) -> tuple[str, ...]:
+def _names(path: Path, fields: dict[str, Any], name: str, most: int) -> tuple[str, ...]:
     value = fields.get(name)
     given = [value] if isinstance(value, str) else value or []
-    if not isinstance(given, list) or len(given) > _MOST_NAMES or not all(isinstance(each, str) for each in given):
-        raise _bad(path, name, value, f"it must list at most {_MOST_NAMES} names of modules")
+    if not isinstance(given, list) or len(given) > most or not all(isinstance(each, str) for each in given):
+        raise _bad(path, name, value, f"it must list at most {most} names")
     return tuple(given)
 
 

@@ -76,7 +76,7 @@ class StackedExperts:
     def enter(self, name: str, tensor: StoredTensor) -> bool:
         """Enter a tensor of the file, by its name without prefix; return False for one that is of no experts."""
         match = _TENSOR.fullmatch(name)
-        if match is None or not self._config.has_parameters:
+        if match is None or not self._config.parameters:
             return False
         first = self._names.find(self._path, f"{match['module']}{_FIRST}")
         if first is None:
@@ -96,7 +96,8 @@ class StackedExperts:
         return True
 
     def check(self) -> list[str]:
-        """Return the names of all layers that are changed. Raises ModelError for changes in other shapes."""
+        """Return the names of all layers that are changed. Raises ModelError for changes in other shapes, and for
+        parameters that the config names and the file lacks."""
         for option in ("use_dora", "lora_bias"):
             if self._found and getattr(self._config, option):
                 module = next(iter(self._found.values())).module
@@ -111,7 +112,22 @@ class StackedExperts:
             if key in known:
                 raise ModelError(f"{self._path} changes {'.'.join(key)} of the base model twice; remove one")
             known[key] = stacked, layers
+        if self._config.parameters:
+            self._check_named({".".join(key) for key in known})
         return [name for stacked, layers in known.values() for name, _, _ in stacked.names(layers)]
+
+    def _check_named(self, changed: set[str]) -> None:
+        """Raise ModelError for a parameter of the base that `target_parameters` names, where none of its name is
+        changed."""
+        places = (name.removesuffix(_FIRST) for name in self._shapes if name.endswith(_FIRST))
+        stacks = [f"{at}.{layers.parameter}" for at in places for layers in self._stacks(at)]
+        for given in self._config.parameters:
+            named = [name for name in stacks if f".{name}".endswith(f".{given}")]
+            if named and changed.isdisjoint(named):
+                raise ModelError(
+                    f"{self._path} lacks changes of {named[0]}, which target_parameters of {CONFIG} names; save the "
+                    "adapter again, or remove the name if it was not trained"
+                )
 
     def tensors(self) -> Iterator[StoredTensor]:
         """Yield all tensors that `load` reads."""

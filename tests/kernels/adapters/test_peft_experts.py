@@ -101,6 +101,11 @@ BAD: list[tuple[Arrays, dict[str, Any], str]] = [
         {}, f"changes {AT}.1.up_proj.weight of the base model twice",
     ),
     (tensors(), FIELDS, "4 tensors that are not of this base model"),
+    (
+        {name: array for name, array in stacked().items() if GATES not in name}, {},
+        f"lacks changes of {AT}.gate_up_proj, which target_parameters of adapter_config.json names; save the adapter",
+    ),
+    (stacked(), {"target_parameters": {"mlp": 1}}, "it must list at most 256 names"),
 ]  # fmt: skip
 
 

@@ -37,7 +37,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"alpha_pattern": {"(.*)*q_proj": False}}, "alpha_pattern is False; it must be a finite number"),
     ({"modules_to_save": [DOWN]}, f"lacks {DOWN}.weight, which modules_to_save of adapter_config.json names"),
     ({"modules_to_save": "norm"}, "lacks model.norm.weight, which modules_to_save"),
-    ({"modules_to_save": [1]}, "modules_to_save is [1]; it must list at most 64 names of modules"),
+    ({"modules_to_save": [1]}, "modules_to_save is [1]; it must list at most 64 names"),
     ({"use_rslora": "yes"}, "use_rslora is 'yes'; it must be true or false"),
     ({"use_dora": True}, f"lacks the part magnitude of {DOWN} where adapter_config.json has use_dora true"),
     ({"lora_bias": True}, f"lacks the part bias of {DOWN} where adapter_config.json has lora_bias true"),
