@@ -67,15 +67,18 @@ class Adapters(Feature):
         folders: Collection[str] | None,
         wake: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
+        note: Callable[[Request], None] | None = None,
     ) -> None:
         """Keep `max_loras` adapters, only of these folders, or of any if they are None.
 
-        `wake` is called on any thread when `take_ready` has something to return.
+        `wake` is called on any thread when `take_ready` has something to return, and `note` with each request that has
+        got its adapter, and with it the salt of its prefixes.
         """
         self._loader = loader
         self._folders = None if folders is None else frozenset(map(adapter_path, folders))
         self._wake = wake
         self._clock = clock
+        self._note = note
         self._reader = AdapterReader(loader, wake, clock)
         self._free_numbers = list(range(max_loras, 0, -1))
         self._looks = FileLooks(wake, clock)
@@ -307,3 +310,5 @@ class Adapters(Feature):
         request.adapter = adapter.number
         if request.cache_salt is not None:
             request.cache_salt = adapter_salt(adapter.digest, request.cache_salt)
+        if self._note is not None:
+            self._note(request)

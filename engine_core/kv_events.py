@@ -16,7 +16,6 @@ import zmq
 
 from quire.engine_core.feature import Feature
 from quire.engine_core.request import Request
-from quire.engine_core.scheduling.batch import Batch
 from quire.engine_core.transport.waker import Waker
 from quire.engine_core.validation import adapter_path
 from quire.kernels.runner import PrefixWatch, Sequences
@@ -73,13 +72,11 @@ class _AdapterNames:
         self._by_root: dict[int, str] = {}
         self._salts: dict[str, int] = {}  # with the same keys, the one that was used least recently first
 
-    def add(self, requests: Iterable[Request]) -> None:
-        """Know the salts of requests that are about to be computed."""
-        for request in requests:
-            if request.adapter and (salt := request.cache_salt) is not None:
-                name = self._by_path.get(adapter_path(request.message.adapter))
-                if name is not None:
-                    self._add(salt, name)
+    def add(self, request: Request) -> None:
+        """Know the salt of a request that has got its adapter."""
+        name = self._by_path.get(adapter_path(request.message.adapter))
+        if name is not None and request.cache_salt is not None:
+            self._add(request.cache_salt, name)
 
     def find(self, root: int) -> str | None:
         """Return the name for the key of an empty prefix; None if it is of no adapter that has a name."""
@@ -116,7 +113,6 @@ class KvEvents(Feature):
         paths by name, of the adapters to name in events."""
         self._watch = sequences.tree.watch()
         self._names = _AdapterNames(self._watch, adapters or {})
-        self._has_names = bool(adapters)
         self._block_size = block_size
         self._publisher = publisher
         self._wake = wake
@@ -128,10 +124,9 @@ class KvEvents(Feature):
         self._publisher.put(KvEventBatch(self._clock(), [AllBlocksCleared()]))
         self.update()
 
-    def scheduled(self, batch: Batch) -> None:
-        """See Feature."""
-        if self._has_names:
-            self._names.add(batch.requests[batch.num_decode_requests :])  # whose prompts are computed
+    def note_adapter(self, request: Request) -> None:
+        """Learn whose pages are those of a request that has got its adapter."""
+        self._names.add(request)
 
     def update(self) -> None:
         """See Feature."""

@@ -217,11 +217,11 @@ def _assemble(
     journal = CrashJournal(parsed.crash_journal_fd)
     if link is not None and journal.num_explained_deaths:
         write_line("BLAMED", {"num_deaths": journal.num_explained_deaths})
-    peers = _start_peers(parsed, runner)
+    peers, events = _start_peers(parsed, runner), _start_kv_events(parsed, runner, wake)
     chosen = [
         start_speculation(parsed, load_options(parsed), runner, limits),
-        _start_kv_events(parsed, runner, wake),
-        _start_adapters(parsed, runner, wake),
+        events,
+        _start_adapters(parsed, runner, wake, events),
         peers,
     ]
     page_server = _start_page_server(parsed, runner, server, wake)
@@ -371,12 +371,15 @@ def _start_kv_events(parsed: EngineProcessOptions, runner: ModelRunner, wake: Ca
     return start_kv_events(config, runner.sequences, runner.block_size, wake, parsed.adapter_folders)
 
 
-def _start_adapters(parsed: EngineProcessOptions, runner: ModelRunner, wake: Callable[[], None]) -> Adapters | None:
+def _start_adapters(
+    parsed: EngineProcessOptions, runner: ModelRunner, wake: Callable[[], None], events: KvEvents | None
+) -> Adapters | None:
     """Return what gives requests their adapters, if they may have any."""
     if not parsed.serves_adapters:
         return None
     folders = None if parsed.allow_runtime_lora else frozenset(parsed.adapter_folders.values())
-    return Adapters(runner, parsed.max_loras, folders, wake)
+    note = None if events is None else events.note_adapter
+    return Adapters(runner, parsed.max_loras, folders, wake, note=note)
 
 
 def _start_page_server(

@@ -122,7 +122,8 @@ def read_peft_config(folder: Path, max_rank: int) -> PeftConfig:
         ModulePatterns(f"{path}: alpha_pattern", _object(path, fields, "alpha_pattern")),
         _flag(path, fields, "use_rslora"), _flag(path, fields, "use_dora"), _flag(path, fields, "lora_bias"),
         _flag(path, fields, "fan_in_fan_out"), tokens, max_rank,
-        _names(path, fields, "target_parameters", _MOST_PARAMETERS), _names(path, fields, "modules_to_save", _MOST_NAMES),
+        _names(path, fields, "target_parameters", _MOST_PARAMETERS),
+        _names(path, fields, "modules_to_save", _MOST_NAMES),
     )  # fmt: skip
 
 

@@ -16,12 +16,12 @@ import msgspec
 import pytest
 import zmq
 from conftest import EngineFactory
+from demo_adapters import write_demo_adapter
 from patience import PATIENCE
 
 from quire.engine_core import kv_events
 from quire.engine_core.kv_events import KvEvents, ZmqPublisher
-from quire.engine_core.scheduling.batch import Batch
-from quire.frontend import SamplingParams
+from quire.frontend import LLM, LoRARequest, SamplingParams
 from quire.kernels._native import SamplingConfig, Sequences
 from quire.protocol.kv_events import (
     AllBlocksCleared,
@@ -286,14 +286,39 @@ def test_events_name_the_adapters_of_prefixes() -> None:
         tokens = [number] * 5
         slot = sequences.open(tokens, len(tokens), sampling=SamplingConfig(), cache_salt=salt)
         sequences.start(slot, len(tokens))
-        request: Any = SimpleNamespace(adapter=int(bool(path)), message=SimpleNamespace(adapter=path), cache_salt=salt)
-        feature.scheduled(Batch([request]))
+        request: Any = SimpleNamespace(message=SimpleNamespace(adapter=path), cache_salt=salt)
+        if path:
+            feature.note_adapter(request)
         sequences.share(slot, 4)
         feature.update()
         sequences.close(slot)
     events = [event for batch in publisher.batches[1:] for event in batch.events]
     names = [event.lora_name for event in events if isinstance(event, BlockStored)]
     assert names == [None, None, "tales", "tales", None] * 2
+
+
+def test_pages_that_come_from_disk_have_the_name_of_their_adapter(
+    demo_model: Path, tmp_path: Path, context: zmq.Context[Any]
+) -> None:
+    folder = write_demo_adapter(tmp_path / "tales", 1)
+    modules, disk, prompt = (f"tales={folder}",), str(tmp_path / "disk"), [4] * 520
+    once, long = SamplingParams(max_tokens=1), SamplingParams(max_tokens=400, ignore_eos=True)
+    for start in range(2):
+        router = Subscriber(context, tmp_path)
+        with LLM(
+            str(demo_model), num_pages=64, max_num_seqs=1, kv_events_config=json.dumps(router.options), kv_disk=disk,
+            lora_modules=modules,
+        ) as llm:  # fmt: skip
+            requests = [None, LoRARequest("tales", 1, str(folder))]
+            _, output = llm.generate([[5], prompt], [long, once], lora_request=requests)
+            assert output.num_cached_tokens == 512 * start
+            stored = [event for batch in router.catch_up() for event in batch.events if isinstance(event, BlockStored)]
+            names = [event.lora_name for event in stored if event.token_ids[0] == prompt[0]]
+            assert names == ["tales"] * len(names)
+            assert names
+            stats = llm.stats()
+            assert stats["pages_held"] == 0
+            assert stats["pages_free"] + stats["pages_cached"] == stats["pages_total"]
 
 
 def test_so_many_salts_of_adapters_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,8 +328,8 @@ def test_so_many_salts_of_adapters_are_known(monkeypatch: pytest.MonkeyPatch) ->
     feature = KvEvents(sequences, 2, publisher, lambda: None, adapters={"tales": "/tales"})
     feature.attach([])
     for salt in ("a", "b", "a", "c"):
-        request: Any = SimpleNamespace(adapter=1, message=SimpleNamespace(adapter="/tales"), cache_salt=salt)
-        feature.scheduled(Batch([request]))
+        request: Any = SimpleNamespace(message=SimpleNamespace(adapter="/tales"), cache_salt=salt)
+        feature.note_adapter(request)
     for number, salt in enumerate("abc"):
         slot = sequences.open([number] * 3, 3, sampling=SamplingConfig(), cache_salt=salt)
         sequences.start(slot, 3)
