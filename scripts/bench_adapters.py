@@ -29,6 +29,7 @@ from quire.kernels.step import StepInput
 from quire.kernels.weights.tensor import Tensor
 
 WARM_STEPS = 3
+PAGE = 32
 
 
 def tensor(values: np.ndarray) -> Tensor:
@@ -60,17 +61,21 @@ def random_adapter(
 
 
 class Decode:
-    """Sequences that decode together, each with its adapter, 0 for none."""
+    """Sequences that decode together, each with its adapter, 0 for none.
+
+    Those of all kinds of a runner share the pages of their prompts, whatever their adapters: only times count here.
+    """
 
     def __init__(self, runner: ModelRunner, adapters: Sequence[int], context: int, steps: int) -> None:
         self._runner, sequences = runner, runner.sequences
         self._slots = []
         for number, adapter in enumerate(adapters):
             prompt = [(number * 131 + 7 * i) % 1000 + 10 for i in range(context)]
-            slot = sequences.open(prompt, context)
+            slot = sequences.open(prompt, context, cache_salt="")
             sequences.set_adapter(slot, adapter)
-            assert sequences.start(slot, context + steps + 1) is not None
-            runner.run(StepInput([slot], [0], [context]))
+            known = sequences.start(slot, context + steps + 1)
+            assert known is not None
+            runner.run(StepInput([slot], [known], [context - known]))
             self._slots.append(slot)
         self._start = context
         self.seconds: list[float] = []
@@ -99,9 +104,14 @@ def main() -> None:
     given = parser.parse_args()
     ranks = [int(rank) for rank in given.ranks.split(",")]
     targets = [name for name in given.targets.split(",") if name]
+    steps = given.steps + WARM_STEPS
+    tail_pages = -(-(steps + 1) // PAGE) + 2
+    num_pages = given.batch * (-(-given.context // PAGE) + 5 * tail_pages)
     common = LoadOptions(
-        given.model, threads=given.threads, quantization=given.quantization, max_model_len=2048, num_pages=1024
-    )
+        given.model, threads=given.threads, quantization=given.quantization,
+        max_model_len=given.context + tail_pages * PAGE, max_num_batched_tokens=max(given.context, 2048),
+        num_pages=num_pages,
+    )  # fmt: skip
     plain = load_model(common)
     options = LoadOptions(**{**vars(common), "max_loras": given.batch, "max_lora_rank": max(ranks)})
     plan, checkpoint = describe(options)
@@ -116,7 +126,6 @@ def main() -> None:
         runner.set_adapter(number + 1, packed)
         num_bytes.append(packed.num_bytes)
     one = ranks.index(16) + 1 if 16 in ranks else 1
-    steps = given.steps + WARM_STEPS
     batch, each = [0] * given.batch, [*range(1, given.batch + 1)]
     kinds = {
         "batch, no adapters loaded": Decode(plain, batch, given.context, steps),
