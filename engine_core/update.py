@@ -87,7 +87,7 @@ class StepUpdate:
         supervisor they go on in the next process, and so does everything when memory is short, or a GPU is lost, which
         ends the engine in any case.
         """
-        if isinstance(error, DeviceLostError) or (self._is_supervised and isinstance(error, MemoryError)):
+        if self._ends_engine(error):
             raise error
         if len(batch.requests) == 1 and (is_part or not self._take_back(batch, 0)):
             self._fail(batch.requests, error)
@@ -105,6 +105,10 @@ class StepUpdate:
             part = batch.part(indices)
             if indices and (result := self.execute(part, is_part=True)) is not None:
                 self.apply(part, result, self._clock())
+
+    def _ends_engine(self, error: Exception) -> bool:
+        """Return True for what ends the process: no request is at fault, and all go on in the next one, if any."""
+        return isinstance(error, DeviceLostError) or (self._is_supervised and isinstance(error, MemoryError))
 
     def _take_back(self, batch: Batch, index: int) -> bool:
         """Take back what the failed step has sampled of a request; return False if it cannot be computed again.
@@ -132,7 +136,9 @@ class StepUpdate:
                 for row in spans:
                     del deferred[batch.index_of(row)]
                 yield spans
-        except Exception as error:  # noqa: BLE001 - whatever it is, clients get the error, and other requests go on
+        except Exception as error:  # whatever it is, clients get the error, and other requests go on
+            if self._ends_engine(error):
+                raise
             self._fail([batch.requests[index] for index in deferred], error)
 
     def _take_constrained(

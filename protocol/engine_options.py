@@ -66,8 +66,8 @@ class EngineOptions:
         fast_matmul: Multiply bfloat16 weights on a GPU's tensor cores, which add in an order of their own: tokens and
             log probabilities are no longer those of the CPU, and may depend on the kind of GPU, but still not on
             batches or chunks. KV pages are not shared with engines without it.
-        threads: Threads that compute; with a GPU, those that load weights and sample. Default: QUIRE_THREADS, or one
-            for every usable core.
+        threads: Threads that compute; with a GPU, those that load weights and write token masks. Default:
+            QUIRE_THREADS, or one for every usable core.
         pin_threads: Bind each thread to a CPU of its own.
         memory_limit: Memory of the engine's process, as 16GiB: weights, KV pages and all else. KV pages take what is
             left of it; near it, new requests are rejected. The memory of a GPU does not count, but kv_host_memory does.

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 HELP_ALL = "--help-all"
 _MOST_AT_ONCE = 30  # flags; of more, the first page has those that most users need
 _COMMON = frozenset({
-    "--api-key", "--base-url", "--dtype", "--engine-address", "--goodput", "--host", "--html", "--input-len",
-    "--kv-disk", "--max-concurrency", "--max-model-len", "--max-num-seqs", "--max-tokens", "--memory-limit", "--model",
+    "--api-key", "--base-url", "--device", "--dtype", "--engine-address", "--goodput", "--host", "--html",
+    "--input-len", "--kv-disk", "--max-concurrency", "--max-model-len", "--max-num-seqs", "--max-tokens",
+    "--memory-limit", "--model",
     "--num-prompts", "--output", "--output-len", "--port", "--quantization", "--rate", "--request-rate", "--seed",
     "--served-model-name", "--speculative-config", "--temperature", "--threads", "--top-p",
 })  # fmt: skip

@@ -66,7 +66,7 @@ class Row:
         if token is not None:
             return requests.report(token, self.config["logprobs"])
         config = SamplingConfig(**self.config)
-        return requests.sample(config, self.tokens, self.prompt, self.position, self.mask(), is_tried=True)
+        return requests.sample(config, self.tokens, self.prompt, self.position, self.mask(), was_tried=True)
 
     def expected(self) -> dict[str, Any]:
         if self.token >= 0:
@@ -177,7 +177,7 @@ def rows_of(random: np.random.Generator, vocabulary: int, count: int) -> list[Ro
             config["top_k"] = int(random.choice([-1, 0, 1, 3, 20, vocabulary]))
             config["min_p"] = float(random.choice([0.0, 0.0, 0.02, 0.5]))
         if number % 2:
-            config["logprobs"] = int(min(vocabulary, random.choice([0, 1, 5, SampleRow.MOST_TOP])))
+            config["logprobs"] = int(min(vocabulary, random.choice([0, 1, 5, 20])))
         token = int(random.integers(vocabulary)) if number % 10 == 1 else -1
         rows.append(Row(logits, config, int(random.integers(10**6)), token))
     return rows
@@ -185,7 +185,7 @@ def rows_of(random: np.random.Generator, vocabulary: int, count: int) -> list[Ro
 
 def edited(random: np.random.Generator, row: Row, tiny: float) -> Row:
     """Return the row with changes of its logits, after some tokens, of which the last ones may begin bad words; `tiny`:
-    a small repetition penalty."""
+    a small repetition penalty, whose reciprocal is a large one."""
     vocabulary, config = len(row.logits), dict(row.config)
     tokens = random.integers(vocabulary, size=random.integers(12)).tolist()
 
@@ -194,7 +194,7 @@ def edited(random: np.random.Generator, row: Row, tiny: float) -> Row:
         return [int(token) for token in random.choice(vocabulary, size=size, replace=False)]
 
     for name, choices in (
-        ("repetition_penalty", [1.0, 1.0, 1.3, 0.7, tiny, 3e38]),
+        ("repetition_penalty", [1.0, 1.0, 1.3, 0.7, tiny, 1 / tiny]),
         ("presence_penalty", [0.0, 0.0, 1.5, -2.0]),
         ("frequency_penalty", [0.0, 0.0, 0.3, -0.1]),
     ):
@@ -287,7 +287,7 @@ def test_a_device_leaves_to_the_host_what_is_too_much() -> None:
     requests = SampleRequests(200_000)
     kind = slice(SampleRow.KIND, SampleRow.KIND + 4)
     nothing = SampleRow.NOTHING.to_bytes(4, "little")
-    assert requests.sample(SamplingConfig(logprobs=21), [], 0, 0)[kind] == nothing
+    assert requests.sample(SamplingConfig(logprobs=SampleRow.MOST_TOP + 1), [], 0, 0)[kind] == nothing
     penalty, tokens = SamplingConfig(repetition_penalty=1.1), list(range(150_000))
     assert requests.sample(penalty, tokens, 0, 0)[kind] != nothing
     assert requests.sample(penalty, tokens, 0, 0)[kind] != nothing
@@ -309,6 +309,11 @@ def test_what_cannot_be_sampled_is_noticed(on: str) -> None:
         row.logits[66] = value
     rows[4].logits[:] = -np.inf
     assert [int(each.sampled["is_good"]) for each in compute(rows, on)] == [0, 0, 0, 1, 0, 1]
+
+
+def test_the_most_likeliest_tokens_are_reported(on: str) -> None:
+    [row] = check([Row(np.arange(999, dtype=np.float32) % 300, {"logprobs": SampleRow.MOST_TOP, "seed": 1})], on)
+    assert len(row.result["top_ids"]) == SampleRow.MOST_TOP
 
 
 def test_samples_from_a_large_vocabulary(on: str) -> None:

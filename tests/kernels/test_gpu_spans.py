@@ -23,6 +23,7 @@ SAMPLING: list[dict[str, Any]] = [
     {"frequency_penalty": 0.8, "presence_penalty": -0.5, "temperature": 0.0},
     {"min_tokens": 4, "stop_token_ids": [300, 301], "bad_words_token_ids": [[11]]},
     {"allowed_token_ids": list(range(200, 1400)), "min_p": 0.01},
+    {"min_p": 1e-40, "presence_penalty": 1e-40},  # denormals, which are zeros
 ]
 PROMPT = [5, 6, 7]
 COUNT, DRAFTS = 9, 3
@@ -108,6 +109,8 @@ def test_spans_are_those_of_the_cpu(demo_model: Path, monkeypatch: pytest.Monkey
     ("sampling", "is_needed"),
     [
         ({}, False),
+        ({"min_p": 1e-40}, False),
+        ({"logprobs": 300}, False),
         ({"temperature": 0.0, "logprobs": 2}, False),
         ({"top_p": 0.9}, True),
         ({"min_tokens": 3, "stop_token_ids": [9]}, True),

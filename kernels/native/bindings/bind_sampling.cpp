@@ -58,10 +58,9 @@ SampleRequests requests_for(std::int32_t vocab_size) {
 }
 
 nb::bytes row_to_sample(SampleRequests& requests, const SamplingConfig& config, const Tokens& tokens,
-                        std::int64_t num_prompt_tokens, std::int64_t position, const TokenMask* mask, bool is_tried) {
+                        std::int64_t num_prompt_tokens, std::int64_t position, const TokenMask* mask, bool was_tried) {
   const SamplingState state(config, tokens, num_prompt_tokens, requests.vocab_size());
-  const TokenMask* given = state.samples_from_all() && !is_tried ? nullptr : mask;
-  const SampleRow row = requests.sample(state, tokens, position, mask != nullptr, given);
+  const SampleRow row = requests.sample(state, tokens, position, mask != nullptr, mask, was_tried);
   return nb::bytes(&row, sizeof row);
 }
 
@@ -110,10 +109,10 @@ void bind_sampling(nb::module_& m) {
         "Return the log probability and rank of a token, and the likeliest tokens.");
   nb::class_<SampleRequests>(m, "SampleRequests", "Sampling requests for a device; for tests.")
       .def(nb::new_(&requests_for), "vocab_size"_a)
-      .def(
-          "sample", &row_to_sample, "config"_a, "tokens"_a, "num_prompt_tokens"_a, "position"_a,
-          "mask"_a.none() = nb::none(), "is_tried"_a = false,
-          "Return the bytes of the SampleRow for a sample, where `is_tried` after those that the mask has not allowed.")
+      .def("sample", &row_to_sample, "config"_a, "tokens"_a, "num_prompt_tokens"_a, "position"_a,
+           "mask"_a.none() = nb::none(), "was_tried"_a = false,
+           "Return the bytes of the SampleRow for a sample, if it `was_tried` after those that the mask has not "
+           "allowed.")
       .def("report", &row_to_report, "token"_a, "top"_a,
            "Return the bytes of the SampleRow for the log probabilities of a token and of the likeliest ones.")
       .def_prop_ro(

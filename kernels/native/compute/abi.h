@@ -130,7 +130,7 @@ struct alignas(kCacheLine) SampleRow {
   float repetition_penalty, presence_penalty;
 };
 
-inline constexpr std::int32_t kMostTop = 20;  ///< most likeliest tokens of a SampledRow
+inline constexpr std::int32_t kMostTop = 256;  ///< most likeliest tokens of a SampledRow: a beam search wants many
 
 /// What a device has sampled: a token, and what log probabilities are made of. Keys are those of logit_math.h.
 struct SampledRow {

@@ -103,8 +103,8 @@ class CudaMemory {
   std::size_t free_bytes() const { return info().free + pool_.spare_bytes(); }  ///< bytes of the GPU that nobody has
   std::size_t total_bytes() const { return info().total; }                      ///< bytes of the GPU
 
-  /// Copies and waits: within the GPU after the kernels that were launched before, by the thread that launches them;
-  /// from and to exchanged memory beside kernels, by any thread.
+  /// Copies and waits: within the GPU after the kernels that were launched before, while no other thread captures the
+  /// stream; from and to exchanged memory beside kernels, by any thread.
   void copy(std::byte* to, const std::byte* from, const Pieces& pieces) const;
 
   /// Copies from the host, and clears, before the next kernels.

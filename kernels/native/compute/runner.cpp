@@ -256,6 +256,11 @@ std::int32_t Runner::take_next(std::size_t end, StepResult& result) {
   const SamplingTask& task = sampler_.next_task();
   SampledSpan& span = sampler_.take(end);
   num_taken_++;
+  if (span.failure) {
+    if (task.samples) take_back(task, span);
+    gather_.take_back_state(task.index);
+    std::rethrow_exception(span.failure);
+  }
   const bool has_failed = result.errors.contains(task.index);
   if (!has_failed && span.error.empty()) {
     take_span(task, span, result);

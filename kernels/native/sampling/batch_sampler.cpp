@@ -6,6 +6,8 @@
 #include <optional>
 #include <utility>
 
+#include "compute/arena.h"
+#include "compute/cuda_driver.h"
 #include "sampling/device_sampler.h"
 
 namespace quire {
@@ -105,6 +107,10 @@ void BatchSampler::run(const SamplingTask& task, SamplerScratch& scratch, Sample
     if (task.samples) return sample_span(task, scratch, span);
     span.token_ids.push_back(task.sequence->tokens[task.position]);
     span.logprobs.push_back(report(task, scratch));
+  } catch (const DeviceLost&) {
+    span.failure = std::current_exception();
+  } catch (const OutOfMemory&) {
+    span.failure = std::current_exception();
   } catch (const std::exception& error) {
     if (task.samples && !span.token_ids.empty()) return;  // a step from the token before will fail by itself
     span.error = error.what();

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <span>
 #include <string>
 #include <vector>
@@ -42,7 +43,8 @@ struct SampledSpan {
   std::vector<std::int32_t> token_ids{};  ///< empty without an `error`: the constraint was late
   std::vector<TokenLogprobs> logprobs{};  ///< log probabilities of each token, or none
   std::string error{};
-  Waitable is_done{};  ///< 1 once the outcome is complete
+  std::exception_ptr failure{};  ///< of the device: it is lost, or has too little memory
+  Waitable is_done{};            ///< 1 once the outcome is complete
 };
 
 /// Makes the sampling state of a task's sequence forget the tokens of its outcome, and truncates the sequence to the

@@ -1,5 +1,7 @@
 #include "sampling/device_sampler.h"
 
+#include <stdexcept>
+
 namespace quire {
 
 void DeviceSampler::ask(std::span<SamplingTask> tasks) {
@@ -21,7 +23,6 @@ void DeviceSampler::ask(std::span<SamplingTask> tasks) {
 std::optional<SampleResult> DeviceSampler::sampled(const SamplingTask& task, std::size_t row) {
   const SampleRow& asked = task.asked[row];
   const SampledRow& sampled = task.sampled[row];
-  const SamplingState& state = task.sequence->sampling;
   std::optional<std::int32_t> token;
   if (asked.kind != SampleRow::kNothing) {
     if (sampled.is_good == 0) return std::nullopt;
@@ -45,6 +46,7 @@ std::optional<TokenLogprobs> DeviceSampler::reported(const SamplingTask& task) c
 }
 
 SampledRow DeviceSampler::sample_again(const SampleRequests& requests, const SampleRow& row) {
+  if (plan_.launches().size() != 1) throw std::logic_error("a row is sampled once more by one launch");
   const std::lock_guard lock(mutex_);
   inputs_.sample_rows[once_more_] = row;
   write(requests);

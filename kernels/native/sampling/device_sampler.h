@@ -24,13 +24,17 @@ class DeviceSampler {
       : device_(device), inputs_(inputs), requests_(vocab_size), once_more_(static_cast<std::size_t>(max_rows)) {}
 
   std::size_t mask_words() const { return requests_.mask_words(); }  ///< of the mask of a row
-  Plan& plan() { return plan_; }                                     ///< samples the last row of `inputs` once more
+
+  /// Returns the plan that samples the last row of `inputs` once more. It must have a single launch, beside which other
+  /// threads may copy pages: see CudaSteps.
+  Plan& plan() { return plan_; }
 
   /// Writes what the device is to sample of the rows of the tasks, which have all rows of logits, in order.
   void ask(std::span<SamplingTask> tasks);
 
   /// Returns what `sample` would return of a row of a task, whose constraint is ready to be asked. Returns nothing if
-  /// the device does not sample such rows, and for what is an error of the logits. Any thread, while no plan runs.
+  /// the device does not sample such rows, and for what is an error of the logits. Throws what a device throws. Any
+  /// thread, while neither this runner nor another one of the device runs a plan.
   std::optional<SampleResult> sampled(const SamplingTask& task, std::size_t row);
 
   /// Returns the log probabilities that a task reports, or nothing, likewise.

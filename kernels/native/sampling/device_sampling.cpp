@@ -37,19 +37,19 @@ void SampleRequests::clear() {
 }
 
 SampleRow SampleRequests::sample(const SamplingState& state, std::span<const std::int32_t> tokens,
-                                 std::int64_t position, bool is_constrained, const TokenMask* mask) {
+                                 std::int64_t position, bool is_constrained, const TokenMask* mask, bool was_tried) {
   const SamplingConfig& config = state.config();
   SampleRow row{};
   row.top = config.logprobs.value_or(-1);
   const bool can_try = is_constrained && state.samples_from_all();
-  row.tries = can_try && mask == nullptr ? kMostTries : 0;
+  row.tries = can_try && !was_tried ? kMostTries : 0;
   const bool is_masked = is_constrained && row.tries == 0;
   if (row.top > kMostTop || (is_masked && mask == nullptr)) return {};
   if (state.edits_logits() && !add_edits(state, tokens, row)) return {};
   if (is_masked) row.mask = add_mask(mask->words());
   row.kind = state.greedy() ? SampleRow::kLikeliest : SampleRow::kSample;
   if (state.greedy()) return row;
-  const std::int32_t num_tried = can_try && is_masked ? kMostTries : 0;
+  const std::int32_t num_tried = can_try && was_tried ? kMostTries : 0;
   for (std::int32_t i = 0; i < std::max(row.tries, 1); i++)
     row.randoms[i] = random_number(state, position, static_cast<std::uint64_t>(num_tried + i));
   row.top_p = static_cast<double>(config.top_p);
@@ -60,7 +60,8 @@ SampleRow SampleRequests::sample(const SamplingState& state, std::span<const std
 }
 
 SampleRow SampleRequests::sample_masked(const SamplingTask& task, std::size_t row) {
-  return sample_row(task, row, task.constraint == nullptr ? nullptr : &task.constraint->mask());
+  if (task.sequence->sampling.config().logprobs.value_or(0) > kMostTop) return {};  // no mask need be written
+  return sample_row(task, row, task.constraint == nullptr ? nullptr : &task.constraint->mask(), true);
 }
 
 SampleRow SampleRequests::report(std::int32_t token, std::int32_t top) const {
@@ -86,11 +87,11 @@ void SampleRequests::add(const SamplingTask& task, std::span<SampleRow> rows) {
 }
 
 /// Returns the request for a row of a task, whose drafts before it `sequence.sampling` has seen.
-SampleRow SampleRequests::sample_row(const SamplingTask& task, std::size_t row, const TokenMask* mask) {
+SampleRow SampleRequests::sample_row(const SamplingTask& task, std::size_t row, const TokenMask* mask, bool was_tried) {
   const Sequence& sequence = *task.sequence;
   const std::int64_t position = task.position + static_cast<std::int64_t>(row);
   const auto tokens = std::span<const std::int32_t>(sequence.tokens).first(static_cast<std::size_t>(position));
-  return sample(sequence.sampling, tokens, position, task.constraint != nullptr, mask);
+  return sample(sequence.sampling, tokens, position, task.constraint != nullptr, mask, was_tried);
 }
 
 /// Returns the number of the mask.

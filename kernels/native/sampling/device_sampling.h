@@ -23,14 +23,14 @@ class SampleRequests {
   void clear();
 
   /// Returns the request for a sample after `tokens`, which are all of the sequence. Under a constraint several tokens
-  /// are tried where `sample` asks it about tokens, and else its `mask` is needed. A mask that is there all the same is
-  /// for what `sample` does once the constraint has allowed none of them. Returns kNothing without a mask that is
-  /// needed, and for what a device does not do: it reports at most kMostTop likeliest tokens, and rows together have at
-  /// most kMostEdits edits.
+  /// are tried where `sample` asks it about tokens, and else, or if it `was_tried` and has allowed none of them, its
+  /// `mask` is needed. Returns kNothing without it, and for what a device does not do: it reports at most kMostTop
+  /// likeliest tokens, and rows together have at most kMostEdits edits.
   SampleRow sample(const SamplingState& state, std::span<const std::int32_t> tokens, std::int64_t position,
-                   bool is_constrained, const TokenMask* mask);
+                   bool is_constrained, const TokenMask* mask, bool was_tried = false);
 
-  /// Returns the request for a row of a task whose constraint, if it has one, is ready to be asked for its mask.
+  /// Returns the request for a row of a task once its constraint, if it has one, has allowed nothing that was tried. It
+  /// must be ready to be asked for its mask.
   SampleRow sample_masked(const SamplingTask& task, std::size_t row);
 
   /// Returns the request for the log probabilities of a token and the `top` likeliest ones, or kNothing.
@@ -43,7 +43,7 @@ class SampleRequests {
   std::span<const std::uint32_t> masks() const { return masks_; }
 
  private:
-  SampleRow sample_row(const SamplingTask& task, std::size_t row, const TokenMask* mask);
+  SampleRow sample_row(const SamplingTask& task, std::size_t row, const TokenMask* mask, bool was_tried = false);
   std::int32_t add_mask(std::span<const std::uint32_t> words);
   std::int32_t add_mask(std::span<const std::int32_t> allowed);
   bool add_edits(const SamplingState& state, std::span<const std::int32_t> tokens, SampleRow& row);

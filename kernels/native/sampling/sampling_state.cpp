@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <iterator>
 #include <limits>
 #include <stdexcept>
@@ -36,6 +37,18 @@ void check_range(const char* field, T value, const sampling_ranges::Range& range
 /// by an infinity nor ban it.
 float finite(float logit) {
   return std::clamp(logit, std::numeric_limits<float>::lowest(), std::numeric_limits<float>::max());
+}
+
+/// The config with zeros in place of denormals, which are zeros wherever logits are processed.
+SamplingConfig without_denormals(SamplingConfig config) {
+  const auto flush = [](float& value) {
+    if (std::abs(value) < std::numeric_limits<float>::min()) value = 0;
+  };
+  for (float* value : {&config.temperature, &config.top_p, &config.min_p, &config.repetition_penalty,
+                       &config.presence_penalty, &config.frequency_penalty})
+    flush(*value);
+  for (auto& [token, bias] : config.logit_bias) flush(bias);
+  return config;
 }
 
 void check_tokens(std::span<const std::int32_t> tokens, std::int32_t vocab_size, const char* field) {
@@ -79,8 +92,9 @@ void check(const SamplingConfig& config, std::int32_t vocab_size) {
 
 SamplingState::SamplingState(SamplingConfig config, std::span<const std::int32_t> tokens,
                              std::int64_t num_prompt_tokens, std::int32_t vocab_size)
-    : config_(std::move(config)), num_prompt_tokens_(num_prompt_tokens), vocab_size_(vocab_size) {
-  check(config_, vocab_size);
+    : num_prompt_tokens_(num_prompt_tokens), vocab_size_(vocab_size) {
+  check(config, vocab_size);
+  config_ = without_denormals(std::move(config));
   require(num_prompt_tokens >= 0 && num_prompt_tokens <= std::ssize(tokens), "num_prompt_tokens", num_prompt_tokens,
           "at most the number of tokens, " + std::to_string(tokens.size()));
   counts_prompt_ = config_.repetition_penalty != 1;
