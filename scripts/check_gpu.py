@@ -1,9 +1,10 @@
 """Check a GPU: tokens and log probabilities are the CPU's, bit for bit, for the demo model and for small random models.
 With fast_matmul they are those of other chunks.
 
-Then it measures steps. What there is no time for in --seconds is left out, and said to be. A process of its own
-computes, which is ended if it takes 10 s longer, so that a summary is printed whatever happens. The exit status is 0 if
-all that was compared is equal, 1 if something differs, failed or was cut off, and 2 if there is no GPU.
+Then it measures steps, and torch and transformers beside them, where those are installed and find the GPU. What there
+is no time for in --seconds is left out, and said to be. A process of its own computes, which is ended if it takes 10 s
+longer, so that a summary is printed whatever happens. The exit status is 0 if all that was compared is equal, 1 if
+something differs, failed or was cut off, and 2 if there is no GPU.
 
     scripts/check_gpu                          # on a machine with a GPU; its --wheel brings Quire along
     scripts/check_gpu --only int8,gemma        # the cases whose names contain one of these
@@ -29,6 +30,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bench.torch_gpu import PeerError, compare_gemms, compare_model
+from bench.work_speed import WorkSpeed
 from make_checkpoint import SHAPES, chosen_layers, write_weights
 
 from quire.kernels import _native
@@ -60,13 +63,15 @@ FORMATS: dict[str, dict[str, Any]] = {
     "int4": {"dtype": "bfloat16", "quantization": "int4"},
 }
 
-_SPEED_SHAPE, _SPEED_LAYERS, _LARGE_LAYERS = "qwen3-0.6b", 8, 4
+_SPEED_SHAPE, _SPEED_LAYERS = "qwen3-0.6b", 8
+_LARGE_SHAPE, _LARGE_LAYERS = "qwen3-8b", 4
 _WORKS = (1, 128), (8, 64)  # sequences, and tokens of the prompt of each
 _LARGE_WORKS = (1, 2048), (64, 30)
 _LARGE: dict[str, Any] = {
     "hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32, "num_key_value_heads": 8,
 }  # fmt: skip
 """Fields of Qwen3-8B that the speed's shape has others of."""
+_PEER_SECONDS = 30.0  # of an import of torch from a slow disk, and its measurement
 
 _COPIED_BYTES, _COPIES = 1 << 28, 10
 _FIXED = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "bos_token_id": 0, "eos_token_id": 0, "dtype": "bfloat16"}
@@ -248,16 +253,23 @@ def speed_cases(folder: Path) -> Iterator[tuple[str, Callable[[], Case]]]:
     """Yield the names of what is measured, likewise."""
     for name, formats in FORMATS.items():
         yield f"demo {name}", partial(Case, f"demo {name}", DEMO_MODEL, formats, 2048)
-    small: dict[str, Any] = {**_FIXED, **SHAPES[_SPEED_SHAPE], "vocab_size": 32000}
     for shape, layers, changes, works in (
         (_SPEED_SHAPE, _SPEED_LAYERS, {}, _WORKS),
-        ("qwen3-8b", _LARGE_LAYERS, _LARGE, _LARGE_WORKS),
+        (_LARGE_SHAPE, _LARGE_LAYERS, _LARGE, _LARGE_WORKS),
     ):
-        config = small | changes | {"num_hidden_layers": layers}
-        model = cache(partial(write_model, folder / shape, config))
+        model = cache(partial(write_model, folder / shape, speed_config(layers, changes)))
         for name, formats in FORMATS.items():
             if name != "f32":
-                yield (title := f"{layers} layers of {shape} {name}"), partial(_made, title, model, formats, works)
+                yield (title := _speed_title(shape, layers, name)), partial(_made, title, model, formats, works)
+
+
+def speed_config(layers: int, changes: dict[str, Any]) -> dict[str, Any]:
+    """Return the config.json of a model that is measured, with some fields of its own."""
+    return {**_FIXED, **SHAPES[_SPEED_SHAPE], "vocab_size": 32000, **changes, "num_hidden_layers": layers}
+
+
+def _speed_title(shape: str, layers: int, name: str) -> str:
+    return f"{layers} layers of {shape} {name}"
 
 
 def _made(name: str, model: Callable[[], Path], formats: dict[str, Any], works: tuple[tuple[int, int], ...]) -> Case:
@@ -316,22 +328,19 @@ def step_seconds(engine: ModelRunner, sequences: int, length: int, steps: int) -
     return times[0], min(times[1:])
 
 
-def measure(case: Case, device: str, steps: int) -> None:
-    """Print the speed of a model. A step of one sequence reads all weights once."""
+def measure(case: Case, device: str, steps: int) -> list[WorkSpeed]:
+    """Print and return the speed of a model for each work."""
     begun = time.perf_counter()
     longest = max(length for _, length in case.works) + steps + 2
     engine = load_model(replace(case.options(device), num_pages=256, max_model_len=max(1024, longest)))
     size = engine.memory.weights
     print(f"speed  {case.name:28} loaded in {time.perf_counter() - begun:.1f} s, {size / 1e6:,.0f} MB of weights")
+    speeds = []
     for sequences, length in case.works:
-        prefill, decode = step_seconds(engine, sequences, length, steps)
-        rate = sequences * length / prefill
-        print(
-            f"speed  {case.name:28} {sequences} x {length} tokens: prefill {rate:,.0f} tokens/s, a decode step "
-            f"{decode * 1e3:.2f} ms, {sequences / decode:,.0f} tokens/s, weights at "
-            f"{size / decode / 1e9:,.1f} GB/s",
-            flush=True,
-        )
+        step_seconds(engine, sequences, length, 1)  # loads kernels
+        speeds.append(WorkSpeed(sequences, length, *step_seconds(engine, sequences, length, steps), size))
+        print(f"speed  {case.name:28} {speeds[-1]}", flush=True)
+    return speeds
 
 
 def lengths(text: str) -> list[int]:
@@ -371,6 +380,7 @@ class Check:
         self._end: float = arguments.begun + arguments.seconds
         self._reports: int = arguments.reports
         self._longest = 0.0
+        self._speeds: dict[str, list[WorkSpeed]] = {}
 
     def compare(self, name: str, make: Callable[[], Case]) -> None:
         """Compare a case with the CPU, if it is wanted and there is time."""
@@ -391,16 +401,17 @@ class Check:
             if not is_wanted:
                 return
             try:
-                measure(make(), self._device, self._steps)
+                self._speeds[name] = measure(make(), self._device, self._steps)
             except _FAILURES as error:
                 print(f"speed  {name:28} {_failure(error)}", flush=True)
                 self._report("differs", name)
 
     @contextmanager
-    def _timed(self, what: str, name: str) -> Iterator[bool]:
+    def _timed(self, what: str, name: str, least: float = 0.0) -> Iterator[bool]:
+        """Give whether a case is wanted and there is time for it: that of the longest one yet, and at least so much."""
         begun = time.monotonic()
         is_wanted = not self._only or any(text in name for text in self._only)
-        if is_wanted and begun + self._longest > self._end:
+        if is_wanted and begun + max(self._longest, least) > self._end:
             print(f"{what:6} {name:28} left out: no time is left", flush=True)
             is_wanted = False
         if is_wanted:
@@ -417,6 +428,28 @@ class Check:
                 print(f"speed  {'copy':28} reads and writes {copy_rate(self._device) / 1e9:,.0f} GB/s", flush=True)
             except OSError as error:
                 print(f"speed  {'copy':28} {_failure(error)}", flush=True)
+
+    def measure_peers(self) -> None:
+        """Measure torch's int8 GEMMs and a model of transformers, of the largest model that is measured."""
+        config, device = speed_config(_LARGE_LAYERS, _LARGE), self._device
+        ours = {name: self._speeds.get(_speed_title(_LARGE_SHAPE, _LARGE_LAYERS, name), []) for name in FORMATS}
+        _, rows = _LARGE_WORKS[0]
+        prefill = next(iter(ours["int8"]), None)
+        name = f"torch._int_mm {_LARGE_SHAPE} int8"
+        self._measure_peer(name, partial(compare_gemms, name, config, rows, device, prefill))
+        name = f"transformers {_LARGE_SHAPE} bf16"
+        self._measure_peer(name, partial(compare_model, name, config, _LARGE_WORKS, device, self._steps, ours["bf16"]))
+
+    def _measure_peer(self, name: str, compare: Callable[[], None]) -> None:
+        with self._timed("speed", name, _PEER_SECONDS) as is_wanted:
+            if not is_wanted:
+                return
+            try:
+                compare()
+            except PeerError as error:
+                print(f"speed  {name:28} left out: {error}", flush=True)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is no failure of Quire
+                print(f"speed  {name:28} {_failure(error)}", flush=True)
 
     def _report(self, event: str, name: str) -> None:
         os.write(self._reports, f"{event} {name}\n".encode())
@@ -437,6 +470,7 @@ def compute(arguments: argparse.Namespace) -> None:
         check.measure_copies()
         for name, make in speed_cases(Path(folder)):
             check.measure(name, make)
+        check.measure_peers()
 
 
 @dataclass

@@ -39,7 +39,15 @@ def test_it_compares_and_measures(demo_model: Path, tmp_path: Path) -> None:
 def test_what_there_is_no_time_for_is_left_out(tmp_path: Path) -> None:
     done = check_gpu("--seconds", "-1", **emulated_gpu.build(tmp_path))
     assert done.returncode == 1
-    assert done.stdout.count("left out: no time is left") == 23
+    assert done.stdout.count("left out: no time is left") == 25
+    assert done.stdout.endswith("nothing was compared\n")
+
+
+def test_peers_without_a_gpu_are_left_out(tmp_path: Path) -> None:
+    done = check_gpu("--only", "torch,transformers", **emulated_gpu.build(tmp_path))
+    assert (done.returncode, done.stderr) == (1, "")
+    lines = [line for line in done.stdout.splitlines() if " left out: torch " in line]
+    assert [line.split()[1] for line in lines] == ["torch._int_mm", "transformers"]
     assert done.stdout.endswith("nothing was compared\n")
 
 
