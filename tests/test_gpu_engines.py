@@ -40,9 +40,8 @@ from quire.frontend.text.prompts import PromptType
 from quire.protocol.messages import EventType, Ready
 
 OPTIONS: dict[str, Any] = {"num_pages": 64, "threads": 1, "skip_tokenizer_init": True, "start_timeout": PATIENCE}
-PROMPTS: list[PromptType] = [
-    [5 + 7 * (3 * number + place) % 120 for place in range(4 + 13 * number)] for number in range(6)
-]
+TOKENS = [[5 + 7 * (3 * number + place) % 120 for place in range(4 + 13 * number)] for number in range(6)]
+PROMPTS: list[PromptType] = [*TOKENS]
 PARAMS = [
     SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True, logprobs=3, prompt_logprobs=1),
     SamplingParams(temperature=0.9, top_p=0.8, seed=7, max_tokens=12, ignore_eos=True, logprobs=3),
@@ -66,7 +65,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model.write(tmp_path_factory.mktemp("models") / "tiny", tiny_model.weights())
 
 
-def answers(llm: LLM) -> list[object]:
+def answers(llm: LLM) -> list[Any]:
     params = [PARAMS[number % len(PARAMS)] for number in range(len(PROMPTS))]
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     return [(each.outputs[0].token_ids, each.outputs[0].logprobs, each.prompt_logprobs) for each in outputs]
@@ -75,8 +74,14 @@ def answers(llm: LLM) -> list[object]:
 @pytest.fixture(scope="module")
 def expected(model: Path) -> list[object]:
     """The answers of a CPU."""
+    return cpu_answers(model)
+
+
+@pytest.fixture(scope="module")
+def tales(model: Path) -> dict[int, object]:
+    """The answers of a CPU to `Streams`."""
     with LLM(str(model), **OPTIONS) as llm:
-        return answers(llm)
+        return {number: each.outputs for number, each in enumerate(llm.generate(PROMPTS, TALE, use_tqdm=False))}
 
 
 @pytest.mark.parametrize(
@@ -96,24 +101,48 @@ def test_answers_are_those_of_the_cpu(model: Path, expected: list[object], optio
         assert llm.stats()["totals"]["cached_tokens"] > 0
 
 
-def check_drafts(target: Path, method: str, drafts: Path) -> None:
-    speculation = json.dumps({"method": method, "model": str(drafts), "num_speculative_tokens": 2, "adaptive": False})
-    with LLM(str(target), **OPTIONS) as llm:
-        expected = answers(llm)
+def test_drafts_from_earlier_answers_change_nothing(model: Path, expected: list[object]) -> None:
+    speculation = json.dumps({"method": "suffix", "num_speculative_tokens": 3, "adaptive": False})
+    with LLM(str(model), device="cuda", speculative_config=speculation, **OPTIONS) as llm:
+        assert [answers(llm), answers(llm)] == [expected, expected]
+        assert llm.stats()["totals"]["speculation"]["accepted_tokens"] > 0
+
+
+def check_drafts(target: Path, expected: list[object], **drafting: str) -> dict[str, Any]:
+    """Compare the answers of a GPU; return the counts of its drafts."""
+    speculation = json.dumps({"num_speculative_tokens": 2, "adaptive": False, **drafting})
     with LLM(str(target), device="cuda", speculative_config=speculation, **OPTIONS) as llm:
         assert answers(llm) == expected
-        assert llm.stats()["totals"]["speculation"]["draft_tokens"] > 0
+        counts: dict[str, Any] = llm.stats()["totals"]["speculation"]
+    assert counts["draft_tokens"] > 0
+    return counts
 
 
-def test_drafts_of_a_model_change_nothing(model: Path) -> None:
-    check_drafts(model, "draft_model", model)
+def cpu_answers(model: Path) -> list[Any]:
+    with LLM(str(model), **OPTIONS) as llm:
+        return answers(llm)
+
+
+def test_drafts_of_a_model_change_nothing(model: Path, expected: list[object]) -> None:
+    check_drafts(model, expected, method="draft_model", model=str(model))
 
 
 @pytest.mark.parametrize("method", ["eagle3", "eagle"])
 def test_drafts_of_a_head_change_nothing(method: str, tmp_path: Path) -> None:
     draft_heads = import_reference("draft_heads")
     target = draft_heads.write_target(tmp_path / "target")
-    check_drafts(target, method, draft_heads.write_head(tmp_path / "head", draft_heads.new_head(method, target)))
+    head = draft_heads.write_head(tmp_path / "head", draft_heads.new_head(method, target))
+    check_drafts(target, cpu_answers(target), method=method, model=str(head))
+
+
+@pytest.mark.parametrize("name", ["qwen3.5-tied", "glm4-moe-groups"])
+def test_drafts_of_a_models_own_head_change_nothing(name: str, checkpoints: Path, tmp_path: Path) -> None:
+    """The head has learned one of the answers by heart, so some drafts are accepted and others are not."""
+    drafted = import_reference("mtp_heads").Drafted.random(checkpoints / name)
+    expected = cpu_answers(checkpoints / name)
+    drafted.train([[*TOKENS[3], *expected[3][0]]])
+    counts = check_drafts(drafted.write(checkpoints / name, tmp_path / name), expected, method="mtp")
+    assert 0 < counts["accepted_tokens"] < counts["draft_tokens"]
 
 
 def test_a_preempted_request_has_the_same_answer(model: Path) -> None:
@@ -227,11 +256,14 @@ async def engine(model: Path, **options: Any) -> AsyncIterator[AsyncLLM]:
 
 
 class Streams:
-    """Streams of all prompts at a time, one after the other until they are told to end: the engine is never idle."""
+    """Streams of all prompts at a time, one after the other until they are told to end: the engine is never idle.
 
-    def __init__(self, llm: AsyncLLM) -> None:
+    They have begun once one in the engine of that number has some tokens.
+    """
+
+    def __init__(self, llm: AsyncLLM, engine: int = 0) -> None:
         self.begun = asyncio.Event()
-        self._llm, self._ends = llm, False
+        self._llm, self._engine, self._ends = llm, engine, False
         self._outputs: list[tuple[int, RequestOutput]] = []
         self._tasks = [asyncio.create_task(self._run(number)) for number in range(len(PROMPTS))]
 
@@ -239,7 +271,7 @@ class Streams:
         while not self._ends:
             async for output in self._llm.generate(PROMPTS[number], TALE):
                 last = output
-                if number == 0 and len(output.outputs[0].token_ids) > 3:
+                if output.metrics.engine == self._engine and len(output.outputs[0].token_ids) > 3:
                     self.begun.set()
             self._outputs.append((number, last))
 
@@ -310,6 +342,33 @@ def test_an_engine_set_with_one_of_each(model: Path, expected: list[object]) -> 
         for each in (cpu, gpu):
             with DealerClient(each.address) as client:
                 assert client.call("stats")["totals"]["decode_tokens"] > 0
+
+
+@pytest.mark.parametrize("victim", ["cpu", "cuda"])
+def test_streams_of_a_killed_engine_go_on_on_the_other_device(
+    model: Path, tales: dict[int, object], victim: str
+) -> None:
+    async def main(engines: list[EngineUnderTest]) -> None:
+        given = {name: OPTIONS[name] for name in ("skip_tokenizer_init", "start_timeout")}
+        addresses = tuple(each.address for each in engines)
+        async with AsyncLLM(engine=addresses, router="round-robin", **given) as llm, asyncio.timeout(PATIENCE):
+            devices = [each.ready.device.partition(":")[0] for each in llm.engines()]
+            assert devices == ["cpu", "cuda"]
+            number = devices.index(victim)
+            streams = Streams(llm, number)
+            await streams.begun.wait()
+            os.kill(engines.pop(number).process.pid, signal.SIGKILL)
+            while llm.num_engine_losses == 0:  # noqa: ASYNC110 - another thread counts
+                await asyncio.sleep(0.001)
+            assert await streams.end(dict(tales)) > 0
+            assert llm.num_engine_losses == 1
+
+    flags = ("--threads", "1")
+    with EngineUnderTest(model, *flags) as cpu, EngineUnderTest(model, "--device", "cuda", *flags) as gpu:
+        left = [cpu, gpu]
+        asyncio.run(main(left))
+        with DealerClient(left[0].address) as client:
+            assert client.wait_until_at_rest()["totals"]["decode_tokens"] > 0
 
 
 def test_several_engines_of_one_server(model: Path, expected: list[object]) -> None:

@@ -53,6 +53,26 @@ def test_it_gives_the_bits_of_the_cpu(demo_model: Path, chunk: int, formats: dic
     assert generate("cuda", demo_model, chunk, formats) == generate("cpu", demo_model, 512, formats)
 
 
+@pytest.mark.parametrize("formats", [{}, {"quantization": "int8", "kv_cache_dtype": "int8"}], ids=["bf16", "int8"])
+@pytest.mark.parametrize("major", [8, 12])
+def test_other_architectures_give_the_bits_of_the_cpu(
+    major: int, formats: dict[str, str], demo_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LLVM joins operations in pairs for sm_100 and later, where one instruction computes both."""
+    loaded: list[str] = []
+    load = _native.CudaDevice.load
+
+    def recorded(device: _native.CudaDevice, ptx: str, entry: str, *shape: int) -> int:
+        loaded.append(ptx)
+        return load(device, ptx, entry, *shape)
+
+    monkeypatch.setattr(_native.CudaDevice, "load", recorded)
+    monkeypatch.setenv("QUIRE_EMULATED_MAJOR", str(major))
+    assert generate("cuda", demo_model, 64, formats) == generate("cpu", demo_model, 512, formats)
+    assert all(f".target sm_{major}0\n" in ptx for ptx in loaded)
+    assert any("fma.rn.ftz.f32x2" in ptx for ptx in loaded) == (major == 12)
+
+
 @pytest.mark.parametrize("name", ["mistral-window77", "qwen2-tied-window", "llama-gqa8-dynamic"])
 def test_long_contexts_have_the_bits_of_the_cpu(name: str, checkpoints: Path) -> None:
     """Chunks and single tokens attend over several blocks of 256 tokens, also within windows."""

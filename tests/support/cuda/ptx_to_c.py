@@ -206,11 +206,14 @@ class Translator:
         return f"static const uint8_t {name}[] __attribute__((aligned(64))) = {{{values}}};"
 
     def statement(self, text: str) -> None:
-        """Add a declaration, a label or an instruction."""
+        """Add a declaration, a label or an instruction, and the braces before it of a scope that begins or ends."""
+        while text.startswith(("{", "}")):
+            self.lines.append(text[0])
+            text = text[1:].lstrip()
         if text.endswith(":"):
             self.lines.append(f"{text[:-1].replace('$', 'L')}:;")
         elif text.startswith(".reg"):
-            self.registers(*re.findall(r"\.reg \.(\w+) (%\w+)(?:<(\d+)>)?", text)[0])
+            self.registers(*re.findall(r"\.reg \.(\w+) (%?\w+)(?:<(\d+)>)?", text)[0])
         elif text.startswith(".local"):
             name, size = re.findall(r"(\w+)\[(\d+)\]", text)[0]
             self.lines.append(f"uint8_t {name}[{size}] __attribute__((aligned(64)));")
@@ -226,8 +229,11 @@ class Translator:
     def registers(self, type_: str, name: str, count: str) -> None:
         """Declare registers."""
         c_type = "uint8_t" if type_ == "pred" else f"uint{type_[1:]}_t"
-        names = [name] if not count else [f"{name}{i}" for i in range(int(count))]
-        self.lines.append(f"{c_type} {', '.join(each.replace('%', 'v_') for each in names)};")
+        variable = f"v_{name.removeprefix('%')}"
+        if not name.startswith("%"):
+            self.special[name] = variable
+        variables = [f"{variable}{i}" for i in range(int(count))] if count else [variable]
+        self.lines.append(f"{c_type} {', '.join(variables)};")
 
     def operands(self, text: str) -> list[str]:
         """Return the operands; vectors and addresses are whole."""
