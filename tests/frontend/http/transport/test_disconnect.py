@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import socket
@@ -25,6 +24,7 @@ PROMPTS: Any = {"prompt": [[first, *range(1900)] for first in range(1, 9)], "max
 NUM_CONNECTIONS, AT_ONCE = 1000, 200
 FEW = 16  # file descriptors and threads that a server may still open for processes that start after it
 LIMITS = ["--max-num-seqs", "8", "--long-prefill-token-threshold", "2048", "--served-model-name", "m" * 4000]
+LIMITS += ["--scheduling-policy", "priority"]
 
 
 @pytest.fixture(scope="module")
@@ -100,13 +100,13 @@ def test_a_disconnect_during_prefill_ends_the_request_within_a_step(
 def test_a_disconnect_in_the_queue_ends_the_request_before_its_first_step(
     server: Server, watch: EngineWatch, body: dict[str, Any]
 ) -> None:
-    with contextlib.ExitStack() as others:  # one each: a client of many would give way
-        busy = [others.enter_context(RawConnection(server.url).send(post(COMPLETIONS, STREAM))) for _ in range(8)]
-        watch.until(lambda step: step.stats is not None and step.stats.running == 8)
+    ahead = {**STREAM, "n": 64, "priority": -9}  # they start first
+    with RawConnection(server.url).send(post(COMPLETIONS, ahead)) as busy:
+        watch.until(lambda step: step.stats is not None and (step.stats.running, step.stats.waiting) == (8, 56))
         connection = RawConnection(server.url).send(post(COMPLETIONS, body))
         number = watch.event(EventType.QUEUED).number
         assert check_aborted(watch, number, leave(server, connection)) == 0
-        assert all(each.begin_reply().status == 200 for each in busy)
+        assert busy.begin_reply().status == 200
 
 
 def test_the_disconnect_of_a_client_that_pipelined_a_request_is_noticed(server: Server, watch: EngineWatch) -> None:
