@@ -121,7 +121,9 @@ class StepUpdate:
             return False
         for slot, start in zip(request.slots, batch.starts_of(index), strict=True):
             if sequences.num_tokens(slot) > request.num_tokens:
-                sequences.truncate(slot, request.num_tokens)
+                sequences.truncate(slot, request.num_tokens)  # which drops a full page that others may have by now
+                if not sequences.reserve(slot, request.num_tokens):
+                    return False
             if sequences.num_computed_tokens(slot) < start:
                 return False
         return True

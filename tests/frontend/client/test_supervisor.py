@@ -385,6 +385,44 @@ def test_an_engine_that_fails_in_python_leaves_its_requests_to_the_next(
     assert "RuntimeError: out of luck" in capfd.readouterr().err
 
 
+_FAILS_AFTER_A_STEP = """
+import sys
+if "quire.engine_core" in sys.orig_argv:
+    from pathlib import Path
+    from quire.kernels.runner import ModelRunner
+    flag, submit = Path({flag!r}), ModelRunner.submit
+    def failing(runner, step):
+        result = submit(runner, step)
+        if flag.exists():
+            flag.unlink()
+            raise RuntimeError("out of luck")
+        return result
+    ModelRunner.submit = failing
+"""
+
+
+def test_a_step_that_fails_once_its_full_pages_are_shared_is_computed_again(
+    demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The prompt begins with cached pages, and fills another one up."""
+    flag = tmp_path / "flag"
+    (tmp_path / "sitecustomize.py").write_text(_FAILS_AFTER_A_STEP.format(flag=str(flag)))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    prompt, params = list(range(5, 133)), SamplingParams(temperature=0.0, max_tokens=8)
+    with LLM(str(demo_model), num_pages=64) as llm:
+        [expected] = llm.generate([prompt], params)
+        assert llm.reset_prefix_cache()
+        llm.generate([prompt[:97]], params)
+        flag.touch()
+        [found] = llm.generate([prompt], params)
+        assert not flag.exists()
+        assert found.num_cached_tokens == 96
+        assert found.outputs == expected.outputs
+        stats = llm.stats()
+        assert (stats["pages_held"], stats["pages_free"] + stats["pages_cached"]) == (0, 64)
+    assert "computed again, in parts" in capfd.readouterr().err
+
+
 @pytest.mark.usefixtures("soon")
 def test_a_forked_child_keeps_nothing_of_the_engine_open(demo_model: Path) -> None:
     with LLM(str(demo_model), num_pages=256) as llm:
