@@ -40,10 +40,6 @@ class AmxProducts(Products):
 
     uses_tiles: ClassVar[bool] = True
 
-    def far(self, b: Builder, rows: Value) -> Value | int:
-        """See Products."""
-        return b.select(rows <= _FEW_ROWS, b.index(_AHEAD_BYTES), BLOCKS_PER_PASS * self.dtypes.block_bytes)
-
     def emit_blocks(
         self, b: Builder, x: Panels, rows: Value, count: Value | int, columns: Callable[[Value], PackedColumns],
         sink: ColumnSink,
@@ -108,6 +104,10 @@ class AmxProducts(Products):
                 row.carry(total, *block.results)
             for i, tile in enumerate(row.results[1:]):
                 _store_tile(b, tile, row.results[0], i)
+
+    def _far(self, b: Builder, rows: Value) -> Value | int:
+        """See Products."""
+        return b.select(rows <= _FEW_ROWS, b.index(_AHEAD_BYTES), BLOCKS_PER_PASS * self.dtypes.block_bytes)
 
     def _load_columns(self, b: Builder, weights: Value) -> list[Value]:
         """Load the two tiles of a block of bf16 weights."""

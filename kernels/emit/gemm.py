@@ -178,10 +178,9 @@ class GemmKernel(Kernel):
         row_bytes = BLOCK * dtypes.activation_bytes
         panel_bytes = blocks * TILE_ROWS * row_bytes
         operand = Panels(b.address(x, item.panel * panel_bytes), row_bytes, TILE_ROWS * row_bytes, panel_bytes)
-        far = context.products.far(b, item.rows)
 
         def columns(block: Value) -> PackedColumns:
-            return context.products.streamed(b, blocks, b.address(w, block * self._block_bytes(dtypes)), far)
+            return context.products.streamed(b, blocks, b.address(w, block * self._block_bytes(dtypes)), item.rows)
 
         context.products.emit_item(b, operand, item.rows, item.block, item.blocks, columns, sink)
 

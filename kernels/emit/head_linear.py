@@ -56,12 +56,11 @@ class HeadLinearKernel(Kernel):
             head, within = number // of_head, number % of_head
             start = first // TILE_ROWS * panel_bytes + head * (blocks * TILE_ROWS * row_bytes)
             operand = Panels(b.address(x, start), row_bytes, TILE_ROWS * row_bytes, panel_bytes)
-
             count = (rows - first).min(size)
 
             def columns(block: Value) -> PackedColumns:
                 base = b.address(w, (head * of_head + block) * (blocks * dtypes.block_bytes))
-                return context.products.streamed(b, blocks, base, context.products.far(b, count))
+                return context.products.streamed(b, blocks, base, count)
 
             def store(block: Value, row: Value, values: Sequence[Value]) -> None:
                 for i, value in enumerate(values):

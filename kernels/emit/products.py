@@ -178,21 +178,19 @@ class Products:
     dtypes: Dtypes
     rows_per_block: int
 
-    def far(self, b: Builder, rows: Value) -> Value | int:
-        """Return how many bytes ahead weights are prefetched into the second-level cache for so many rows."""
-        return FAR_BYTES
-
-    def streamed(self, b: Builder, blocks: int, base: Value, far: Value | int) -> PackedColumns:
-        """Return `blocks` blocks at `base` that are read from memory, maybe by several rows.
-
-        Memory `far` bytes ahead is prefetched into the second-level cache where that is faster.
-        """
+    def streamed(self, b: Builder, blocks: int, base: Value, rows: Value) -> PackedColumns:
+        """Return `blocks` blocks at `base` that are read from memory by so many rows."""
         size = self.dtypes.block_bytes
         if self.isa == "avx2":
             return PackedColumns(blocks, lambda j: b.address(base, j * size), lambda _: (), NEAR_BYTES)
+        far = self._far(b, rows)
         return PackedColumns(
             blocks, lambda j: b.address(base, j * size), lambda j: [b.address(base, j * size + far)], STREAM_BYTES
         )
+
+    def _far(self, b: Builder, rows: Value) -> Value | int:
+        """Return how many bytes ahead weights are prefetched into the second-level cache for so many rows."""
+        return FAR_BYTES
 
     @property
     def uses_pairs(self) -> bool:
