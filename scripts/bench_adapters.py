@@ -89,6 +89,16 @@ class Decode:
         self._start += 1
 
 
+def options_of(given: argparse.Namespace, steps: int) -> LoadOptions:
+    """Return the options of both models, with pages for the prompts and for the steps of five kinds after them."""
+    tail_pages = -(-(steps + 1) // PAGE) + 2
+    return LoadOptions(
+        given.model, threads=given.threads, quantization=given.quantization,
+        max_model_len=given.context + tail_pages * PAGE, max_num_batched_tokens=max(given.context, 2048),
+        num_pages=given.batch * (-(-given.context // PAGE) + 5 * tail_pages),
+    )  # fmt: skip
+
+
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -105,13 +115,7 @@ def main() -> None:
     ranks = [int(rank) for rank in given.ranks.split(",")]
     targets = [name for name in given.targets.split(",") if name]
     steps = given.steps + WARM_STEPS
-    tail_pages = -(-(steps + 1) // PAGE) + 2
-    num_pages = given.batch * (-(-given.context // PAGE) + 5 * tail_pages)
-    common = LoadOptions(
-        given.model, threads=given.threads, quantization=given.quantization,
-        max_model_len=given.context + tail_pages * PAGE, max_num_batched_tokens=max(given.context, 2048),
-        num_pages=num_pages,
-    )  # fmt: skip
+    common = options_of(given, steps)
     plain = load_model(common)
     options = LoadOptions(**{**vars(common), "max_loras": given.batch, "max_lora_rank": max(ranks)})
     plan, checkpoint = describe(options)

@@ -358,23 +358,32 @@ _FAILS_ONCE = """
 import sys
 if "quire.engine_core" in sys.orig_argv:
     from pathlib import Path
-    from quire.engine_core.engine import EngineCore
-    flag, step = Path({flag!r}), EngineCore.step
-    def failing(core):
-        step(core)
-        if core.last_step.step > 30 and flag.exists():
+    from quire.{module} import {name}
+    flag, call = Path({flag!r}), {name}.{method}
+    def failing(self, *arguments):
+        result = call(self, *arguments)
+        if {condition} and flag.exists():
             flag.unlink()
             raise RuntimeError("out of luck")
-    EngineCore.step = failing
+        return result
+    {name}.{method} = failing
 """
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, folder: Path, module: str, method: str, condition: str = "True") -> Path:
+    """Have a method, Class.name, fail in engines after it has done its work, once the file that is returned is there
+    and the condition holds of `self`."""
+    flag, (name, _, function) = folder / "flag", method.partition(".")
+    text = _FAILS_ONCE.format(flag=str(flag), module=module, name=name, method=function, condition=condition)
+    (folder / "sitecustomize.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    return flag
 
 
 def test_an_engine_that_fails_in_python_leaves_its_requests_to_the_next(
     demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    flag = tmp_path / "flag"
-    (tmp_path / "sitecustomize.py").write_text(_FAILS_ONCE.format(flag=str(flag)))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    flag = fail_once(monkeypatch, tmp_path, "engine_core.engine", "EngineCore.step", "self.last_step.step > 30")
     with LLM(str(demo_model), num_pages=256) as llm:
         expected = [output.outputs for output in llm.generate(PROMPTS, LONG)]
         flag.touch()
@@ -385,29 +394,11 @@ def test_an_engine_that_fails_in_python_leaves_its_requests_to_the_next(
     assert "RuntimeError: out of luck" in capfd.readouterr().err
 
 
-_FAILS_AFTER_A_STEP = """
-import sys
-if "quire.engine_core" in sys.orig_argv:
-    from pathlib import Path
-    from quire.kernels.runner import ModelRunner
-    flag, submit = Path({flag!r}), ModelRunner.submit
-    def failing(runner, step):
-        result = submit(runner, step)
-        if flag.exists():
-            flag.unlink()
-            raise RuntimeError("out of luck")
-        return result
-    ModelRunner.submit = failing
-"""
-
-
 def test_a_step_that_fails_once_its_full_pages_are_shared_is_computed_again(
     demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The prompt begins with cached pages, and fills another one up."""
-    flag = tmp_path / "flag"
-    (tmp_path / "sitecustomize.py").write_text(_FAILS_AFTER_A_STEP.format(flag=str(flag)))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    flag = fail_once(monkeypatch, tmp_path, "kernels.runner", "ModelRunner.submit")
     prompt, params = list(range(5, 133)), SamplingParams(temperature=0.0, max_tokens=8)
     with LLM(str(demo_model), num_pages=64) as llm:
         [expected] = llm.generate([prompt], params)
