@@ -193,39 +193,35 @@ async def serving(addresses: list[str]) -> AsyncIterator[str]:
         await server.wait()
 
 
-class ShortMemory:
-    """A cgroup that has no memory: the kernel kills a process in it that needs a page more."""
-
-    def __init__(self) -> None:
-        found = [
-            Path("/sys/fs/cgroup", name) for name in _CGROUPS if Path("/sys/fs/cgroup", name, "cgroup.procs").exists()
-        ]
-        self._parent = found[0]
-        self._folder = self._parent / f"quire-chaos-{os.getpid()}"
-        self._folder.mkdir()
+@asynccontextmanager
+async def short_memory(pid: int) -> AsyncIterator[None]:
+    """Have a process in a cgroup that has no memory: the kernel kills it once it needs a page more."""
+    folders = [Path("/sys/fs/cgroup", name) for name in _CGROUPS]
+    parent = next(folder for folder in folders if (folder / "cgroup.procs").exists())
+    folder = parent / f"quire-chaos-{os.getpid()}"
+    folder.mkdir()
+    try:
         for limit in _CGROUPS.values():
-            if (self._folder / limit).exists():
-                (self._folder / limit).write_text("4096")
-
-    def move_in(self, pid: int) -> None:
-        """Move a process into it, if it has not ended."""
+            if (folder / limit).exists():
+                (folder / limit).write_text("4096")
+        with suppress(ProcessLookupError):  # it has ended
+            (folder / "cgroup.procs").write_text(str(pid))
+        yield
+    finally:
         with suppress(ProcessLookupError):
-            (self._folder / "cgroup.procs").write_text(str(pid))
-
-    def move_out(self, pid: int) -> None:
-        """Let a process have memory again, if it is still there."""
-        with suppress(ProcessLookupError):
-            (self._parent / "cgroup.procs").write_text(str(pid))
-
-    def remove(self) -> None:
-        """Remove the cgroup, which is empty."""
-        self._folder.rmdir()
+            (parent / "cgroup.procs").write_text(str(pid))
+        while folder.exists():
+            with suppress(OSError):  # the process that the kernel has killed is still in it
+                folder.rmdir()
+            await asyncio.sleep(0.001)
 
 
 class Hitter:
-    """Hits the engine again and again; `delays` has the seconds from each hit to the next token, by kind."""
+    """Hits the engine again and again; `delays` has the seconds from hits to the next token, by kind. There is none if
+    the round ended before."""
 
     def __init__(self, llm: AsyncLLM, url: str, kinds: Iterator[str], pause: tuple[float, float], flag: Path) -> None:
+        self.num_hits = Counter[str]()
         self.delays: dict[str, list[float]] = {}
         self.bombs: list[asyncio.Task[str]] = []  # which return what has become of them
         self._llm = llm
@@ -241,6 +237,8 @@ class Hitter:
             if (kind := next(self._kinds, None)) is None:
                 return
             begun = time.monotonic()
+            delays = self.delays.setdefault(kind, [])
+            self.num_hits[kind] += 1
             await self._hit(kind)
             num_arrived = len(streams.arrivals)  # none of them comes after the hit
             while len(streams.arrivals) == num_arrived:  # noqa: ASYNC110 - they come on other threads too
@@ -248,13 +246,13 @@ class Hitter:
             delay = streams.arrivals[num_arrived] - begun
             if kind in ("bomb", "drain"):  # the one goes off more than once, the other waits for an engine to be back
                 delay = longest_gap(begun, streams.arrivals)
-            self.delays.setdefault(kind, []).append(delay)
+            delays.append(delay)
             print(f"  {kind}: next token after {delay:.3f} s", flush=True)
 
     async def _hit(self, kind: str) -> None:
         """Hit an engine; return once it feels that, which most do not survive."""
         victim = random.choice(self._llm.engines())
-        pid, deadline = victim.ready.engine_pid, math.inf
+        pid = victim.ready.engine_pid
         if kind == "drain":
             await asyncio.shield(asyncio.create_task(self._leave_and_join()))  # which may outlive a round of streams
             return
@@ -271,18 +269,19 @@ class Hitter:
         if kind == "standby" and victim.supervised:
             await self._stop_standby(victim.number)
         if kind == "oom":
-            deadline, memory = time.monotonic() + _OOM_SECONDS, ShortMemory()
-            memory.move_in(pid)
-        else:
-            with suppress(ProcessLookupError):  # it ends already, of the hit before
-                os.kill(pid, SIGNALS[kind])
+            async with short_memory(pid):
+                await self._wait_until_away(pid, time.monotonic() + _OOM_SECONDS)
+            return
+        with suppress(ProcessLookupError):  # it ends already, of the hit before
+            os.kill(pid, SIGNALS[kind])
+        await self._wait_until_away(pid, math.inf)
+
+    async def _wait_until_away(self, pid: int, deadline: float) -> None:
+        """Wait until the client has lost its connection with an engine's process."""
         while time.monotonic() < deadline:
             if pid not in [engine.ready.engine_pid for engine in self._llm.engines() if engine.state != "away"]:
-                break
+                return
             await asyncio.sleep(0.001)
-        if kind == "oom":
-            memory.move_out(pid)
-            memory.remove()
 
     async def _leave_and_join(self) -> None:
         """Have an engine leave that is not this client's own, and join again."""
@@ -403,11 +402,7 @@ async def run(args: argparse.Namespace, flag: Path) -> int:
         flag.unlink(missing_ok=True)  # noqa: ASYNC240
         pages = await pages_of(llm, args.engines)
     for kind, delays in hitter.delays.items():
-        delays.sort()
-        print(
-            f"{len(delays)} hits by {kind}; seconds to the next token: p50 {statistics.median(delays):.3f}, "
-            f"p99 {delays[min(len(delays) - 1, int(0.99 * len(delays)))]:.3f}"
-        )
+        print(f"{hitter.num_hits[kind]} hits by {kind}{summary(delays)}")
     for text, count in Counter(bombs).items():
         print(f"{count} bombs ended with {text}")
     num_wrong += sum(text.startswith("no error") for text in bombs)
@@ -415,7 +410,16 @@ async def run(args: argparse.Namespace, flag: Path) -> int:
     for engine, counts in pages.items():
         print(f"KV pages of engine {engine}: {counts}")
         is_whole &= counts["held"] == 0 and counts["free"] + counts["cached"] == counts["total"]
-    return 0 if num_wrong == 0 and is_whole and hitter.delays else 1
+    return 0 if num_wrong == 0 and is_whole and hitter.num_hits else 1
+
+
+def summary(delays: list[float]) -> str:
+    """Return what the report says of the seconds from hits of one kind to the next token."""
+    if not delays:
+        return ", at the end of a round"
+    delays = sorted(delays)
+    p99 = delays[min(len(delays) - 1, int(0.99 * len(delays)))]
+    return f"; seconds to the next token: p50 {statistics.median(delays):.3f}, p99 {p99:.3f}"
 
 
 async def pages_of(llm: AsyncLLM, count: int) -> dict[int, dict[str, int]]:
