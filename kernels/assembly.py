@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from quire.kernels._native import (
     MASK_BITS,
-    MOST_EDITS,
     ROW_MASKS,
     KvLayerShape,
     LogitEdit,
@@ -21,6 +20,7 @@ from quire.kernels._native import (
     Runner,
     RunnerConfig,
     StateShape,
+    most_edits,
 )
 from quire.kernels.adapters.packing import PackedAdapter
 from quire.kernels.devices import Device
@@ -143,7 +143,8 @@ def logits_bytes(plan: ModelPlan) -> int:
     size = rows * 4 * (stride + plan.hidden_size)
     if not (stride and plan.context.capabilities.samples):
         return size
-    return size + MOST_EDITS * LogitEdit.BYTES + ROW_MASKS * rows * stride // MASK_BITS * 4
+    masks = ROW_MASKS * rows * stride // MASK_BITS
+    return size + 4 * (rows * stride + masks) + most_edits(plan.vocab_size) * LogitEdit.BYTES
 
 
 def open_runner(

@@ -168,6 +168,15 @@ class LogitRow:
             part.carry(b.select(is_found, numbers, MOST).min(part.state[0]))
         return b.fold_lanes(part.results[0], smaller)
 
+    def first_from(self, key: int) -> Value:
+        """Return the first token whose key is at least `key`."""
+        b = self.b
+
+        def numbers(part: Value) -> Value:
+            return b.select(b.compare("sge", self.keys(part), key), self.numbers(part), MOST)
+
+        return self.fold(numbers, self.num_vectors, self.layout.size - 1, I32, smaller)
+
     def next_likeliest(self, key: Value, token: Value) -> tuple[Value, Value]:
         """Return the likeliest token after one, key and number, of which all before have been returned.
 

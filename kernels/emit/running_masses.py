@@ -9,19 +9,20 @@ from quire.kernels._native import LEAST_SHARE_BITS, SampledRow, SampleRow
 from quire.kernels.emit.builder import F32, F64, I1, I32, I64, LANES, Builder, Value
 from quire.kernels.emit.logit_edits import banned
 from quire.kernels.emit.logit_rows import MOST, VI64, LogitRow, added
-from quire.kernels.emit.sampling_filters import Candidates, all_of
+from quire.kernels.emit.sampling_filters import all_of
 from quire.kernels.emit.sampling_math import LEAST_KEY
 
 
 @dataclass(frozen=True)
 class RunningMasses:
-    """The masses of chunks of candidates, and of groups of 16 chunks, in scratch."""
+    """The masses of chunks of a row, and of groups of 16 chunks, in scratch. `of` returns those of a vector."""
 
-    candidates: Candidates
+    row: LogitRow
+    of: Callable[[Value], Value]
 
     def weigh(self) -> Value:
         """Emit all masses; return their sum."""
-        row, layout, b = self.candidates.row, self.candidates.row.layout, self.candidates.row.b
+        row, layout, b = self.row, self.row.layout, self.row.b
         with b.each(0, layout.count) as chunk:
             self._weigh_chunk(chunk.index)
         groups = layout.count // LANES
@@ -31,7 +32,7 @@ class RunningMasses:
 
     def weigh_again(self, token: Value) -> None:
         """Emit the masses of a token's chunk and group, after its logit has changed."""
-        row, b = self.candidates.row, self.candidates.row.b
+        row, b = self.row, self.row.b
         chunk = row.wide(token) // (row.layout.vectors * LANES)
         with b.once():
             self._weigh_chunk(chunk)
@@ -40,31 +41,41 @@ class RunningMasses:
 
     def mass_around(self, token: Value) -> Value:
         """Return the mass of a token's chunk."""
-        row = self.candidates.row
+        row = self.row
         chunk = row.wide(token) // (row.layout.vectors * LANES)
         return row.b.load(row.layout.masses, chunk * 8, I64)
 
+    def before(self, chunk: Value) -> Value:
+        """Return the mass of all chunks before one; there are no vectors in this."""
+        layout, b = self.row.layout, self.row.b
+        group, mass = chunk // LANES, b.constant(0, I64)
+        for memory, first, stop in ((layout.groups, b.index(0), group), (layout.masses, group * LANES, chunk)):
+            with b.loop(first, stop, state=[mass]) as each:
+                each.carry(each.state[0] + b.load(memory, each.index * 8, I64))
+            mass = each.results[0]
+        return mass
+
     def _weigh_chunk(self, chunk: Value) -> None:
-        row, b = self.candidates.row, self.candidates.row.b
+        row, b = self.row, self.row.b
         with b.loop(*row.vectors_of(chunk), state=[b.constant(0, VI64)]) as part:
-            part.carry(self.candidates.masses(part.index) + part.state[0])
+            part.carry(self.of(part.index) + part.state[0])
         b.store(b.fold_lanes(part.results[0], added), row.layout.masses, chunk * 8)
 
     def _weigh_group(self, group: Value) -> None:
-        layout, b = self.candidates.row.layout, self.candidates.row.b
+        layout, b = self.row.layout, self.row.b
         masses = b.load(layout.masses, group * 128, VI64, 64)
         b.store(b.fold_lanes(masses, added), layout.groups, group * 8)
 
     def token_at(self, random: Value, total: Value) -> Value:
         """Return the token at this part, in [0, 1), of the total mass."""
-        candidates, layout, b = self.candidates, self.candidates.row.layout, self.candidates.row.b
+        layout, b = self.row.layout, self.row.b
         place = b.convert("arith.fptoui", random * b.convert("arith.uitofp", total, F64), I64).min(total - 1).max(0)
         found, left = _pass(b, lambda i: b.load(layout.groups, i * 8, I64), 0, layout.count // LANES, place)
         first = found * LANES
         found, left = _pass(b, lambda i: b.load(layout.masses, i * 8, I64), first, first + LANES, left)
-        vectors = candidates.row.vectors_of(found)
-        found, left = _pass(b, lambda i: b.fold_lanes(candidates.masses(i), added), *vectors, left)
-        masses, token = candidates.masses(found), found * LANES
+        vectors = self.row.vectors_of(found)
+        found, left = _pass(b, lambda i: b.fold_lanes(self.of(i), added), *vectors, left)
+        masses, token = self.of(found), found * LANES
         is_found = b.constant(0, I1)
         for lane in range(LANES):
             mass = b.lane(masses, lane)
@@ -101,7 +112,7 @@ def try_samples(row: LogitRow, most: Value, wanted: Value, tries: Value, tried: 
     """
     b = row.b
     scale, reach = (b.load(wanted, at, F32) for at in (SampleRow.INVERSE_TEMPERATURE, SampleRow.REACH))
-    masses = RunningMasses(all_of(row, most, scale, reach))
+    masses = RunningMasses(row, all_of(row, most, scale, reach).masses)
     total = masses.weigh()
     least = total >> LEAST_SHARE_BITS
     with b.loop(0, tries, state=[total, b.index(0), b.constant(0, I32)]) as trial:

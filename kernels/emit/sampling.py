@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.kernels._native import MASK_BITS, SampledRow, SampleRow
-from quire.kernels.emit.builder import F32, F64, I32, Builder, Value
+from quire.kernels._native import MASK_BITS, LikelyToken, SampledRow, SampleRow
+from quire.kernels.emit.builder import F32, F64, I32, I64, LANES, Builder, Value
 from quire.kernels.emit.context import EmitContext, Kernel
 from quire.kernels.emit.layout import BLOCK, round_up
-from quire.kernels.emit.logit_edits import LogitEdits, RowMasks
+from quire.kernels.emit.logit_edits import LogitEdits, RowMasks, banned
 from quire.kernels.emit.logit_rows import MOST, LogitRow, RowScratch
 from quire.kernels.emit.running_masses import RunningMasses, TriedTokens, try_likeliest, try_samples
 from quire.kernels.emit.sampling_filters import Candidates, all_of, candidates_of
@@ -23,7 +23,8 @@ class SampleKernel(Kernel):
     """Samples from rows of logits as their SampleRow says.
 
     Buffers: logits f32 [m, vocabulary rounded up to 32], SampleRows, SampledRows, the LogitEdits and the masks of all
-    rows, and rows like those of logits for changed ones. Work items are SampleRows, each of which names its row.
+    rows, and rows like those of logits for changed ones, or for LikelyTokens. Work items are SampleRows, each of which
+    names its row.
     """
 
     vocabulary: int
@@ -63,15 +64,29 @@ def _sample(raw: LogitRow, changed: LogitRow, edits: LogitEdits, tried: TriedTok
         try_likeliest(raw, tries, result)
     is_report = b.compare("eq", kind, SampleRow.REPORT)
     token = b.select(is_report, edits.field(SampleRow.TOKEN), trial.results[0])
-    is_good = b.compare("slt", most, MOST_KEY) & b.compare("sgt", left, LEAST_KEY)
+    has_left = b.compare("sgt", left, LEAST_KEY)
+    is_good = has_left & b.compare("slt", most, MOST_KEY)
     with b.once():
-        b.store(token, result, SampledRow.TOKEN)
+        b.store(b.select(has_left, token, b.constant(-1, I32)), result, SampledRow.TOKEN)
         b.store(b.convert("arith.extui", is_good, I32), result, SampledRow.IS_GOOD)
+    with b.when(b.compare("sge", most, MOST_KEY)):
+        _name_bad(raw, result)
     top = edits.field(SampleRow.TOP)
     with b.when(b.compare("sge", top, 0) & is_good):
         with b.when(are_edited | is_tried):
             raw.find_maxima()
         _report(raw, token, most, top, result)
+        with b.when(b.compare("sgt", top, SampleRow.MOST_TOP)):
+            _list_likeliest(raw, most, top, changed.logits)
+
+
+def _name_bad(row: LogitRow, result: Value) -> None:
+    """Emit the first token whose logit is NaN or infinite, and its key."""
+    b, token = row.b, row.first_from(MOST_KEY)
+    key = order_key(b, b.load(row.logits, row.wide(token) * 4, F32))
+    with b.once():
+        b.store(token, result, SampledRow.TOKEN)
+        b.store(key, result, SampledRow.KEY)
 
 
 def _report(row: LogitRow, token: Value, most: Value, top: Value, result: Value) -> None:
@@ -85,7 +100,8 @@ def _report(row: LogitRow, token: Value, most: Value, top: Value, result: Value)
         b.store(mass, result, SampledRow.MASS)
         for value, field in ((most, SampledRow.MOST), (key, SampledRow.KEY), (rank, SampledRow.RANK)):
             b.store(value, result, field)
-    with b.loop(0, row.wide(top), state=[b.constant(MOST, I32), b.constant(-1, I32)]) as place:
+    count = b.select(b.compare("sle", top, SampleRow.MOST_TOP), top, b.constant(0, I32))
+    with b.loop(0, row.wide(count), state=[b.constant(MOST, I32), b.constant(-1, I32)]) as place:
         best = row.next_likeliest(*place.state)
         with b.once():
             for value, field in zip(best, (SampledRow.TOP_KEYS, SampledRow.TOP_TOKENS), strict=True):
@@ -93,7 +109,28 @@ def _report(row: LogitRow, token: Value, most: Value, top: Value, result: Value)
         place.carry(*best)
 
 
+def _list_likeliest(row: LogitRow, most: Value, top: Value, memory: Value) -> None:
+    """Emit the `top` likeliest tokens and their keys, ordered by number."""
+    b, layout, size = row.b, row.layout, row.layout.vectors * LANES
+    likeliest = all_of(row, most, b.constant(1.0, F32), banned(b)).likeliest(row.wide(top))
+    counts = RunningMasses(row, likeliest.places)
+    counts.weigh()
+    with b.each_scalar(0, layout.count) as chunk:
+        first = chunk.index * size
+        is_empty = b.compare("eq", b.load(layout.masses, chunk.index * 8, I64), 0)
+        stop = b.select(is_empty, first, (first + size).min(layout.size))
+        with b.loop(first, stop, state=[counts.before(chunk.index)]) as each:
+            token, place = b.convert("arith.trunci", each.index, I32), each.state[0]
+            key = order_key(b, b.load(row.logits, each.index * 4, F32))
+            is_listed = likeliest.bound.holds(key, token)
+            with b.when(is_listed):
+                at = b.address(memory, place * LikelyToken.BYTES)
+                b.store(token, at, LikelyToken.TOKEN)
+                b.store(key, at, LikelyToken.KEY)
+            each.carry(place + row.wide(is_listed))
+
+
 def _pick(candidates: Candidates, random: Value) -> Value:
     """Return the candidate at the random place in the running sum of masses, in order of tokens."""
-    masses = RunningMasses(candidates)
+    masses = RunningMasses(candidates.row, candidates.masses)
     return masses.token_at(random, masses.weigh())

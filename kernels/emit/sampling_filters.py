@@ -20,6 +20,12 @@ class Bound(NamedTuple):
     key: Value
     token: Value
 
+    def holds(self, keys: Value, tokens: Value) -> Value:
+        """Return whether tokens, one or many, are left."""
+        b = keys.builder
+        key, token = (value if keys.type == I32 else b.broadcast(value) for value in self)
+        return b.compare("sgt", keys, key) | b.compare("eq", keys, key) & b.compare("sle", tokens, token)
+
 
 @dataclass(frozen=True)
 class Candidates:
@@ -41,15 +47,17 @@ class Candidates:
 
     def masses(self, part: Value) -> Value:
         """Return the masses of a vector, 0 for other tokens."""
-        b, row = self.row.b, self.row
-        keys = row.keys(part)
+        b = self.row.b
         at = self._distances(part)
-        is_inside = b.compare("sgt", keys, b.broadcast(self.bound.key)) | (
-            b.compare("eq", keys, b.broadcast(self.bound.key))
-            & b.compare("sle", row.numbers(part), b.broadcast(self.bound.token))
-        )
-        is_inside = is_inside & b.compare("oge", at, b.broadcast(self.reach))
+        is_inside = self._are_within_bound(part) & b.compare("oge", at, b.broadcast(self.reach))
         return b.select(is_inside, mass_of(b, at), 0)
+
+    def places(self, part: Value) -> Value:
+        """Return 1 for each token of a vector within the bound, 0 for others."""
+        return self.row.b.convert("arith.extui", self._are_within_bound(part), VI64)
+
+    def _are_within_bound(self, part: Value) -> Value:
+        return self.bound.holds(self.row.keys(part), self.row.numbers(part))
 
     def _distances(self, part: Value) -> Value:
         b = self.row.b

@@ -27,17 +27,17 @@ def lower_logits(lowering: LinearLowering, hidden: Buffer, operation: Logits, he
     else:
         _spread(lowering, x, operation, head, epilogue)
     if plan.context.capabilities.samples:
-        _sample(plan, logits, lowering.rows("changed_logits", plan.vocab_size, count=LOGIT_ROWS_AT_ONCE))
+        _sample(plan, logits)
 
 
-def _sample(plan: ModelPlan, logits: Buffer, changed: Buffer) -> None:
+def _sample(plan: ModelPlan, logits: Buffer) -> None:
     """Lower sampling of all rows of logits, and that of one row once more, whose request follows theirs."""
     kernel = SampleKernel("sample", plan.vocab_size)
-    edits = [Buffer(name, input=True) for name in ("logit_edits", "token_masks")]
+    others = [Buffer(name, input=True) for name in ("logit_edits", "token_masks", "changed_logits")]
     for first in (0, plan.logit_rows):
         asked = Buffer("sample_rows", input=True, offset=first * SampleRow.BYTES)
         sampled = Buffer("sampled_rows", input=True, offset=first * SampledRow.BYTES)
-        plan.add(kernel, [logits, asked, sampled, *edits, changed], "logit_rows")
+        plan.add(kernel, [logits, asked, sampled, *others], "logit_rows")
     plan.resampling.append(plan.launches.pop())
 
 

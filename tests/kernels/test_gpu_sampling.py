@@ -81,13 +81,15 @@ class Computed:
 
     asked: bytes
     sampled: Any
+    changed: bytes
+    vocabulary: int
 
     def token(self, row: Row) -> int | None:
         """Return the sampled token, None if the constraint allows none of those that were tried."""
         return _native.sampled_token(self.asked, self.sampled.tobytes(), row.mask())
 
     def result(self) -> dict[str, Any]:
-        return _native.sampled(self.asked, self.sampled.tobytes())
+        return _native.sampled(self.asked, self.sampled.tobytes(), self.changed, self.vocabulary)
 
 
 @dataclass
@@ -124,7 +126,9 @@ def compute(rows: list[Row], on: str, ask: Callable[[SampleRequests, int], bytes
         found = [kernel_calls.aligned(buffer) for buffer in buffers]
         kernel_calls.run(on, kernel.emit(context), "sample", found, [count] * 16, (0, count))
     assert found[0].view(np.int32).tolist() == logits.view(np.int32).tolist()
-    return [Computed(*pair) for pair in zip(asked, found[2].view(SAMPLED), strict=True)]
+    changed = [row.tobytes() for row in reversed(found[5])]
+    results = zip(asked, found[2].view(SAMPLED), changed, strict=True)
+    return [Computed(*result, vocabulary) for result in results]
 
 
 def check(rows: list[Row], on: str) -> list[Outcome]:
@@ -222,13 +226,13 @@ def constrained(random: np.random.Generator, row: Row) -> Row:
     return Row(row.logits, row.config, row.position, row.token, row.tokens, row.prompt, allowed.tolist())
 
 
-def has_choice(row: Row) -> bool:
-    """True if the host samples a token of this row."""
+def error_of(call: Callable[[], object]) -> str:
+    """Return the text of the error that a call raises, or nothing."""
     try:
-        row.expected()
-    except RuntimeError:
-        return False
-    return True
+        call()
+    except RuntimeError as error:
+        return str(error)
+    return ""
 
 
 @pytest.mark.parametrize("vocabulary", [1, 7, 64, 65, 300, 4099])
@@ -242,12 +246,13 @@ def test_samples_of_changed_logits_are_those_of_the_host(vocabulary: int, on: st
     tiny = 1e-38 if on == CUDA else 1e-30  # denormals count as 0, but not where a test calls a kernel of the CPU
     rows = [edited(random, row, tiny) for row in rows_of(random, vocabulary, 40 if on == CUDA else 400)]
     rows += [constrained(random, row) for row in rows_of(random, vocabulary, len(rows)) + rows]
-    can = [has_choice(row) for row in rows]
+    can = [not error_of(row.expected) for row in rows]
     assert sum(can) > len(rows) / 2
     again = [row for row in check([row for row, has in zip(rows, can, strict=True) if has], on) if row.came_again]
     assert 0 < len(again) < len(rows) / 4 or vocabulary == 1
     others = [row for row, has in zip(rows, can, strict=True) if not has]
-    assert not others or not any(int(each.sampled["is_good"]) for each in compute(others, on))
+    for row, computed in zip(others, compute(others, on) if others else [], strict=True):
+        assert error_of(computed.result) == error_of(row.expected)
 
 
 def test_a_mask_counts_where_edits_ban_all_that_it_allows(on: str) -> None:
@@ -287,7 +292,8 @@ def test_a_device_leaves_to_the_host_what_is_too_much() -> None:
     requests = SampleRequests(200_000)
     kind = slice(SampleRow.KIND, SampleRow.KIND + 4)
     nothing = SampleRow.NOTHING.to_bytes(4, "little")
-    assert requests.sample(SamplingConfig(logprobs=SampleRow.MOST_TOP + 1), [], 0, 0)[kind] == nothing
+    assert requests.sample(SamplingConfig(logprobs=100_000), [], 0, 0)[kind] != nothing
+    assert requests.sample(SamplingConfig(logprobs=100_001), [], 0, 0)[kind] == nothing
     penalty, tokens = SamplingConfig(repetition_penalty=1.1), list(range(150_000))
     assert requests.sample(penalty, tokens, 0, 0)[kind] != nothing
     assert requests.sample(penalty, tokens, 0, 0)[kind] != nothing
@@ -303,21 +309,42 @@ def test_a_token_has_one_bias() -> None:
         SampleRequests(9).sample(SamplingConfig(logit_bias=[(3, 1.0), (4, 1.0), (3, 2.0)]), [], 0, 0)
 
 
-def test_what_cannot_be_sampled_is_noticed(on: str) -> None:
-    rows = [Row(np.zeros(70, np.float32), {"logprobs": 2, "top_k": 3, "top_p": 0.5}) for _ in range(6)]
-    for row, value in zip(rows[:4], (np.nan, -np.nan, np.inf, -np.inf), strict=True):
-        row.logits[66] = value
-    rows[4].logits[:] = -np.inf
-    assert [int(each.sampled["is_good"]) for each in compute(rows, on)] == [0, 0, 0, 1, 0, 1]
+def test_what_cannot_be_sampled_is_named(on: str) -> None:
+    changes: list[dict[str, Any]] = [{"logprobs": 2, "top_k": 3, "top_p": 0.5}, {"allowed_token_ids": [3]}, {}]
+    ends = [np.nan], [-np.nan], [np.inf], [-np.inf], [np.inf, np.nan], [np.nan, np.inf], [0.0, np.inf]
+    rows = []
+    for config in [*changes, {"temperature": 0.0}]:
+        for values in ends:
+            rows.append(Row(np.zeros(70, np.float32), config))
+            rows[-1].logits[66 : 66 + len(values)] = values
+        rows.append(Row(np.full(70, -np.inf, np.float32), config))
+    rows += [Row(row.logits, {"logprobs": 2}, token=4) for row in rows[: len(ends) + 1]]
+    errors = [error_of(row.expected) for row in rows]
+    kinds = {error.partition(":")[0].partition(" may be")[0] for error in errors}
+    bad = {f"the logit of token {name}" for name in ("66 is NaN", "66 is infinite", "67 is infinite")}
+    assert kinds == {"", "none of the 70 tokens", *bad}
+    assert [error_of(each.result) for each in compute(rows, on)] == errors
 
 
 def test_the_most_likeliest_tokens_are_reported(on: str) -> None:
-    [row] = check([Row(np.arange(999, dtype=np.float32) % 300, {"logprobs": SampleRow.MOST_TOP, "seed": 1})], on)
-    assert len(row.result["top_ids"]) == SampleRow.MOST_TOP
+    logits, most = np.arange(999, dtype=np.float32) % 300, SampleRow.MOST_TOP
+    found = check([Row(logits, {"logprobs": count, "seed": 1}) for count in (most, most + 1, 499)], on)
+    assert [len(row.result["top_ids"]) for row in found] == [most, most + 1, 499]
+
+
+@pytest.mark.parametrize("vocabulary", [700, 4099, 40_000])
+def test_many_likeliest_tokens_are_those_of_the_host(vocabulary: int, on: str) -> None:
+    random = np.random.default_rng(vocabulary)
+    rows = rows_of(random, vocabulary, 12 if on == CUDA else 100)
+    rows = [row for row in rows if not error_of(row.expected)]
+    for row in rows:
+        row.config["logprobs"] = int(random.integers(SampleRow.MOST_TOP + 1, vocabulary // 2 + 1))
+    changed = [edited(random, row, 0.8) for row in rows] + [constrained(random, row) for row in rows]
+    check([*rows, *(row for row in changed if not error_of(row.expected))], on)
 
 
 def test_samples_from_a_large_vocabulary(on: str) -> None:
     random = np.random.default_rng(0)
     rows = rows_of(random, 151_936, 4)
     changed = [edited(random, row, 0.8) for row in rows] + [constrained(random, row) for row in rows]
-    check([*rows, *filter(has_choice, changed)], on)
+    check([*rows, *(row for row in changed if not error_of(row.expected))], on)

@@ -11,6 +11,7 @@
 #include "compute/arena.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace quire {
 namespace {
@@ -96,7 +97,12 @@ void bind_abi(nb::module_& m) {
   sample.attr("MOST_TRIES") = kMostTries;
   m.attr("LEAST_SHARE_BITS") = kLeastShareBits;
   m.attr("MASK_BITS") = kMaskBits;
-  m.attr("MOST_EDITS") = kMostEdits;
+  m.def("most_edits", &most_edits, "vocab_size"_a,
+        "Return the most edits of the rows whose logits are computed at once.");
+  nb::class_<LikelyToken> likely(m, "LikelyToken", "Offsets of the fields of a likely token, in bytes.");
+  likely.attr("TOKEN") = offsetof(LikelyToken, token);
+  likely.attr("KEY") = offsetof(LikelyToken, key);
+  likely.attr("BYTES") = sizeof(LikelyToken);
   m.attr("ROW_MASKS") = kRowMasks;
   nb::class_<LogitEdit> edit(m, "LogitEdit", "Offsets of the fields of a change of a token's logit, in bytes.");
   edit.attr("TOKEN") = offsetof(LogitEdit, token);

@@ -89,11 +89,16 @@ std::optional<std::int32_t> token_of_rows(const nb::bytes& asked_bytes, const nb
   return token_of(asked, row, constraint);
 }
 
-Result result_of_rows(const nb::bytes& asked_bytes, const nb::bytes& row_bytes) {
+Result result_of_rows(const nb::bytes& asked_bytes, const nb::bytes& row_bytes, const nb::bytes& listed_bytes,
+                      std::int32_t vocab_size) {
   const auto asked = from_bytes<SampleRow>(asked_bytes);
   const auto row = from_bytes<SampledRow>(row_bytes);
-  if (asked.top > kMostTop) throw std::invalid_argument("these rows have no such result");
-  const SampleResult result = result_of(asked, row, row.token);
+  const std::size_t count = asked.top > kMostTop ? static_cast<std::size_t>(asked.top) : 0;
+  if (listed_bytes.size() < count * sizeof(LikelyToken)) throw std::invalid_argument("these rows have no such result");
+  std::vector<LikelyToken> listed(count);
+  if (count > 0) std::memcpy(listed.data(), listed_bytes.c_str(), count * sizeof(LikelyToken));
+  check_good(row, vocab_size);
+  const SampleResult result = result_of(asked, row, row.token, std::move(listed));
   return dict_of(result.token, result.logprobs);
 }
 
@@ -124,8 +129,9 @@ void bind_sampling(nb::module_& m) {
   m.def("sampled_token", &token_of_rows, "asked"_a, "row"_a, "constraint"_a.none() = nb::none(),
         "Return the token that a device has sampled of a row, None if the constraint allows none of those that it has "
         "tried; for tests.");
-  m.def("sampled", &result_of_rows, "asked"_a, "row"_a,
-        "Return what a device has sampled of a row, as `sample` would return it; for tests.");
+  m.def("sampled", &result_of_rows, "asked"_a, "row"_a, "listed"_a, "vocab_size"_a,
+        "Return what a device has sampled of a row, as `sample` would return it; `listed` are the bytes of its row of "
+        "changed logits. For tests.");
 }
 
 }  // namespace quire

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -91,10 +92,13 @@ struct StateWrite {
 
 inline constexpr std::int32_t kMostTries = 16;  ///< most tokens that are sampled before a constraint's mask counts
 inline constexpr std::int32_t kLeastShareBits =
-    16;  ///< trying ends at 1 / 2^kLeastShareBits of the mass: less is too coarse
-inline constexpr std::int32_t kMostEdits = 1 << 19;  ///< most edits of the rows whose logits are computed at once
-inline constexpr std::int32_t kRowMasks = 2;         ///< most masks of a row
-inline constexpr std::int64_t kMaskBits = 32;        ///< tokens of a word of a mask
+    16;                                        ///< trying ends at 1 / 2^kLeastShareBits of the mass: less is too coarse
+inline constexpr std::int32_t kRowMasks = 2;   ///< most masks of a row
+inline constexpr std::int64_t kMaskBits = 32;  ///< tokens of a word of a mask
+
+/// Most edits of the rows whose logits are computed at once: no less than all tokens of the vocabulary, which a row may
+/// penalize, and all that a request may ban and bias.
+constexpr std::int32_t most_edits(std::int32_t vocab_size) { return std::max(1 << 19, vocab_size + (1 << 15)); }
 
 /// A token whose logit is changed before a row samples, and how: its bias, or what its outputs take off.
 struct LogitEdit {
@@ -130,13 +134,19 @@ struct alignas(kCacheLine) SampleRow {
   float repetition_penalty, presence_penalty;
 };
 
-inline constexpr std::int32_t kMostTop = 256;  ///< most likeliest tokens of a SampledRow: a beam search wants many
+/// Most likeliest tokens of a SampledRow. If more are wanted, as wide beam searches do, they are listed in its row of
+/// `changed_logits`, ordered by number.
+inline constexpr std::int32_t kMostTop = 256;
+
+struct LikelyToken {
+  std::int32_t token, key;
+};
 
 /// What a device has sampled: a token, and what log probabilities are made of. Keys are those of logit_math.h.
 struct SampledRow {
-  std::uint64_t mass;    ///< of all tokens at temperature 1
-  std::int32_t is_good;  ///< 0 if a logit is NaN or infinite, or if none is above -inf
-  std::int32_t token;
+  std::uint64_t mass;                                     ///< of all tokens at temperature 1
+  std::int32_t is_good;                                   ///< 0 if a logit is NaN or infinite, or if none is above -inf
+  std::int32_t token;                                     ///< the first bad one, if it is not good; -1 if all are -inf
   std::int32_t most, key;                                 ///< keys of the largest logit and of the token's
   std::int32_t rank;                                      ///< from 1
   std::int32_t num_tried, tried[kMostTries];              ///< the tokens that were tried, of which `token` is the first
@@ -171,11 +181,12 @@ struct StepInputs {
   std::int32_t* logit_rows;    ///< [max_logit_rows]: rows of the step whose logits or hidden states are wanted
   SampleRow* sample_rows;      ///< [max_logit_rows + 1]; of a device that samples; the last one is sampled once more
   SampledRow* sampled_rows;    ///< [max_logit_rows + 1], likewise
-  LogitEdit* logit_edits;      ///< [kMostEdits]; of a device that samples, as what follows
+  LogitEdit* logit_edits;      ///< [most_edits(vocab_size)]; of a device that samples, as what follows
   std::uint32_t*
-      token_masks;       ///< [kRowMasks * max_logit_rows][logit_stride / kMaskBits]: a bit for each token, 1: allowed
-  float* logits;         ///< [max_logit_rows][logit_stride]
-  float* hidden_states;  ///< [max_logit_rows][hidden_size]
+      token_masks;        ///< [kRowMasks * max_logit_rows][logit_stride / kMaskBits]: a bit for each token, 1: allowed
+  float* logits;          ///< [max_logit_rows][logit_stride]
+  float* changed_logits;  ///< likewise; of a device that samples
+  float* hidden_states;   ///< [max_logit_rows][hidden_size]
 
   /// Calls visit(name, array) for each array, by the name under which emitted kernels ask for it.
   template <class Visit>
@@ -196,6 +207,7 @@ struct StepInputs {
     visit("logit_edits", logit_edits);
     visit("token_masks", token_masks);
     visit("logits", logits);
+    visit("changed_logits", changed_logits);
     visit("hidden_states", hidden_states);
   }
 };

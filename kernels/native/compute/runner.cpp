@@ -27,7 +27,7 @@ Runner::Runner(const RunnerConfig& config, Device& device)
     : config_(checked(config)),
       device_(device),
       gather_(config_, inputs_, device),
-      device_sampler_(device, inputs_, config_.vocab_size, config_.max_logit_rows),
+      device_sampler_(device, inputs_, config_),
       sampler_(device, config_.samples_on_device ? &device_sampler_ : nullptr) {
   const auto tokens = static_cast<std::size_t>(config.max_num_batched_tokens);
   const auto rows = static_cast<std::size_t>(config.max_logit_rows);
@@ -56,7 +56,8 @@ Runner::Runner(const RunnerConfig& config, Device& device)
       target = reinterpret_cast<T*>(device_.allocate(count * sizeof(T)));
     };
     own(inputs_.logits, num_logits);
-    own(inputs_.logit_edits, kMostEdits);
+    own(inputs_.changed_logits, num_logits);
+    own(inputs_.logit_edits, static_cast<std::size_t>(most_edits(config.vocab_size)));
     own(inputs_.token_masks, kRowMasks * rows * device_sampler_.mask_words());
   }
   array(inputs_.hidden_states, rows * static_cast<std::size_t>(config.hidden_size));

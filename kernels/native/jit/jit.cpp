@@ -27,6 +27,9 @@ T unwrap(llvm::Expected<T> value, const char* what) {
   return static_cast<T&&>(*value);
 }
 
+// Part of the cache's key: how machine code is generated, apart from the target.
+constexpr const char* kCodeGeneration = "aggressive, small, pic, strict";
+
 llvm::orc::JITTargetMachineBuilder machine_builder(const Target& target) {
   llvm::orc::JITTargetMachineBuilder builder{llvm::Triple(llvm::sys::getProcessTriple())};
   builder.setCPU(target.cpu);
@@ -34,7 +37,8 @@ llvm::orc::JITTargetMachineBuilder machine_builder(const Target& target) {
   llvm::StringRef(target.features).split(features, ',', -1, false);
   for (llvm::StringRef feature : features) builder.addFeatures({feature.str()});
   builder.setCodeGenOptLevel(llvm::CodeGenOptLevel::Aggressive);
-  builder.setCodeModel(llvm::CodeModel::Small);  // ORC's default, Large, loads every constant through a movabs
+  builder.setCodeModel(llvm::CodeModel::Small);   // ORC's default, Large, loads every constant through a movabs
+  builder.setRelocationModel(llvm::Reloc::PIC_);  // JIT memory lies beyond the addresses of 32 bits
   // Only the FMAs that a kernel requests: contracting mul + add would change bits between instruction sets.
   builder.getOptions().AllowFPOpFusion = llvm::FPOpFusion::Strict;
   return builder;
@@ -113,15 +117,16 @@ Jit::Jit(Target target, std::filesystem::path cache_dir) : target_(std::move(tar
 Jit::~Jit() = default;
 
 std::vector<std::uintptr_t> Jit::compile(const std::string& source, const std::vector<std::string>& symbols) {
-  const std::string object = cache_.get(
-      {source, kPipeline, target_.cpu, target_.features, std::to_string(target_.vector_bits), llvm_version()}, ".o",
-      [&] {
-        llvm::LLVMContext context;
-        const auto machine = impl_->machine();
-        auto module = Impl::lower(source, target_, *machine, context);
-        llvm::orc::SimpleCompiler compiler(*machine);
-        return unwrap(compiler(*module), "LLVM code generation failed")->getBuffer().str();
-      });
+  const std::string object =
+      cache_.get({source, kPipeline, kCodeGeneration, target_.cpu, target_.features,
+                  std::to_string(target_.vector_bits), llvm_version()},
+                 ".o", [&] {
+                   llvm::LLVMContext context;
+                   const auto machine = impl_->machine();
+                   auto module = Impl::lower(source, target_, *machine, context);
+                   llvm::orc::SimpleCompiler compiler(*machine);
+                   return unwrap(compiler(*module), "LLVM code generation failed")->getBuffer().str();
+                 });
   auto& library = unwrap(impl_->jit->createJITDylib("kernels." + std::to_string(impl_->libraries++)), "JIT library");
   library.addToLinkOrder(impl_->jit->getMainJITDylib());
   if (auto error = impl_->jit->addObjectFile(library, llvm::MemoryBuffer::getMemBufferCopy(object)))

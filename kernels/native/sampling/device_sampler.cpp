@@ -25,24 +25,34 @@ std::optional<SampleResult> DeviceSampler::sampled(const SamplingTask& task, std
   const SampledRow& sampled = task.sampled[row];
   std::optional<std::int32_t> token;
   if (asked.kind != SampleRow::kNothing) {
-    if (sampled.is_good == 0) return std::nullopt;
+    check_good(sampled, requests_.vocab_size());
     token = token_of(asked, sampled, task.constraint);
-    if (token && (*token == sampled.token || asked.top < 0)) return result_of(asked, sampled, *token);
+    if (token && (*token == sampled.token || asked.top < 0)) return result_of(asked, sampled, *token, listed(asked));
   }
   SampleRequests requests(requests_.vocab_size());
   SampleRow again = token ? requests.report(*token, asked.top) : requests.sample_masked(task, row);
   if (again.kind == SampleRow::kNothing) return std::nullopt;
   again.row = asked.row;
   const SampledRow other = sample_again(requests, again);
-  if (other.is_good == 0) return std::nullopt;
-  return result_of(again, other, other.token);
+  check_good(other, requests_.vocab_size());
+  return result_of(again, other, other.token, listed(again));
 }
 
 std::optional<TokenLogprobs> DeviceSampler::reported(const SamplingTask& task) const {
   const SampleRow& asked = task.asked.front();
   const SampledRow& sampled = task.sampled.front();
-  if (asked.kind == SampleRow::kNothing || sampled.is_good == 0) return std::nullopt;
-  return logprobs_of(asked, sampled);
+  if (asked.kind == SampleRow::kNothing) return std::nullopt;
+  check_good(sampled, requests_.vocab_size());
+  return logprobs_of(asked, sampled, listed(asked));
+}
+
+/// Returns the likeliest tokens of a row that has been sampled, if they are more than a SampledRow has.
+std::vector<LikelyToken> DeviceSampler::listed(const SampleRow& row) const {
+  if (row.top <= kMostTop) return {};
+  std::vector<LikelyToken> tokens(static_cast<std::size_t>(row.top));
+  device_.read(std::as_writable_bytes(std::span(tokens)),
+               reinterpret_cast<std::byte*>(inputs_.changed_logits + row.row * logit_stride_));
+  return tokens;
 }
 
 SampledRow DeviceSampler::sample_again(const SampleRequests& requests, const SampleRow& row) {

@@ -1,10 +1,13 @@
 #include "sampling/device_sampling.h"
 
 #include <algorithm>
+#include <functional>
 #include <stdexcept>
+#include <utility>
 
 #include "compute/denormals.h"
 #include "sampling/logit_math.h"
+#include "sampling/vocab_scan.h"
 
 namespace quire {
 namespace {
@@ -44,7 +47,7 @@ SampleRow SampleRequests::sample(const SamplingState& state, std::span<const std
   const bool can_try = is_constrained && state.samples_from_all();
   row.tries = can_try && !was_tried ? kMostTries : 0;
   const bool is_masked = is_constrained && row.tries == 0;
-  if (row.top > kMostTop || (is_masked && mask == nullptr)) return {};
+  if (!can_report(row.top) || (is_masked && mask == nullptr)) return {};
   if (state.edits_logits() && !add_edits(state, tokens, row)) return {};
   if (is_masked) row.mask = add_mask(mask->words());
   row.kind = state.greedy() ? SampleRow::kLikeliest : SampleRow::kSample;
@@ -60,7 +63,7 @@ SampleRow SampleRequests::sample(const SamplingState& state, std::span<const std
 }
 
 SampleRow SampleRequests::sample_masked(const SamplingTask& task, std::size_t row) {
-  if (task.sequence->sampling.config().logprobs.value_or(0) > kMostTop) return {};  // no mask need be written
+  if (!can_report(task.sequence->sampling.config().logprobs.value_or(0))) return {};  // no mask need be written
   return sample_row(task, row, task.constraint == nullptr ? nullptr : &task.constraint->mask(), true);
 }
 
@@ -68,7 +71,7 @@ SampleRow SampleRequests::report(std::int32_t token, std::int32_t top) const {
   SampleRow row{};
   row.top = top;
   row.token = token;
-  row.kind = row.top > kMostTop ? SampleRow::kNothing : SampleRow::kReport;
+  row.kind = can_report(row.top) ? SampleRow::kReport : SampleRow::kNothing;
   return row;
 }
 
@@ -112,7 +115,7 @@ std::int32_t SampleRequests::add_mask(std::span<const std::int32_t> allowed) {
 
 /// Adds what `state.process` does. Returns false, and adds nothing, if there may be too many edits.
 bool SampleRequests::add_edits(const SamplingState& state, std::span<const std::int32_t> tokens, SampleRow& row) {
-  if (edits_.size() + state.most_edits() > kMostEdits) return false;
+  if (edits_.size() + state.most_edits() > static_cast<std::size_t>(most_edits(vocab_size_))) return false;
   const FlushDenormals flush;
   const SamplingConfig& config = state.config();
   const std::size_t first = edits_.size();
@@ -158,20 +161,31 @@ std::optional<std::int32_t> token_of(const SampleRow& asked, const SampledRow& r
   return allowed == tried.end() ? std::nullopt : std::optional(*allowed);
 }
 
-SampleResult result_of(const SampleRow& asked, const SampledRow& row, std::int32_t token) {
+void check_good(const SampledRow& row, std::int32_t vocab_size) {
+  if (row.is_good != 0) return;
+  if (row.token >= 0) throw_bad_logit(row.token, row.key);
+  check_not_all_banned(false, static_cast<std::size_t>(vocab_size));
+}
+
+SampleResult result_of(const SampleRow& asked, const SampledRow& row, std::int32_t token,
+                       std::vector<LikelyToken> listed) {
   SampleResult result{.token = token, .logprobs = {}};
-  if (asked.top >= 0) result.logprobs = logprobs_of(asked, row);
+  if (asked.top >= 0) result.logprobs = logprobs_of(asked, row, std::move(listed));
   return result;
 }
 
-TokenLogprobs logprobs_of(const SampleRow& asked, const SampledRow& row) {
+TokenLogprobs logprobs_of(const SampleRow& asked, const SampledRow& row, std::vector<LikelyToken> listed) {
   const FlushDenormals flush;
   const double log_sum = natural_log(static_cast<double>(row.mass) / kMassOfOne);
   const auto logprob = [&](std::int32_t key) { return logprob_of(key_value(key), key_value(row.most), log_sum); };
   TokenLogprobs result{.logprob = logprob(row.key), .rank = row.rank, .top_ids = {}, .top_logprobs = {}};
-  for (std::int32_t i = 0; i < asked.top; i++) {
-    result.top_ids.push_back(row.top_tokens[i]);
-    result.top_logprobs.push_back(logprob(row.top_keys[i]));
+  if (asked.top <= kMostTop)
+    for (std::int32_t i = 0; i < asked.top; i++) listed.push_back({row.top_tokens[i], row.top_keys[i]});
+  else
+    std::ranges::stable_sort(listed, std::greater{}, &LikelyToken::key);
+  for (const auto [token, key] : listed) {
+    result.top_ids.push_back(token);
+    result.top_logprobs.push_back(logprob(key));
   }
   return result;
 }

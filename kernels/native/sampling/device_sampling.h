@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -24,8 +25,8 @@ class SampleRequests {
 
   /// Returns the request for a sample after `tokens`, which are all of the sequence. Under a constraint several tokens
   /// are tried where `sample` asks it about tokens, and else, or if it `was_tried` and has allowed none of them, its
-  /// `mask` is needed. Returns kNothing without it, and for what a device does not do: it reports at most kMostTop
-  /// likeliest tokens, and rows together have at most kMostEdits edits.
+  /// `mask` is needed. Returns kNothing without it, for more likeliest tokens than half of the vocabulary, of which the
+  /// logits are less to copy, and if rows together would have more than most_edits.
   SampleRow sample(const SamplingState& state, std::span<const std::int32_t> tokens, std::int64_t position,
                    bool is_constrained, const TokenMask* mask, bool was_tried = false);
 
@@ -44,6 +45,7 @@ class SampleRequests {
 
  private:
   SampleRow sample_row(const SamplingTask& task, std::size_t row, const TokenMask* mask, bool was_tried = false);
+  bool can_report(std::int32_t top) const { return top <= std::max(kMostTop, vocab_size_ / 2); }
   std::int32_t add_mask(std::span<const std::uint32_t> words);
   std::int32_t add_mask(std::span<const std::int32_t> allowed);
   bool add_edits(const SamplingState& state, std::span<const std::int32_t> tokens, SampleRow& row);
@@ -64,12 +66,16 @@ void find_mask(SamplingTask& task);
 /// if none is.
 std::optional<std::int32_t> token_of(const SampleRow& asked, const SampledRow& row, TokenConstraint* constraint);
 
+/// Throws the error of the logits of a row if they are not good.
+void check_good(const SampledRow& row, std::int32_t vocab_size);
+
 /// Returns what `sample` would have returned with this token of a row, which must be `row.token` if log probabilities
 /// were asked for.
-SampleResult result_of(const SampleRow& asked, const SampledRow& row, std::int32_t token);
+SampleResult result_of(const SampleRow& asked, const SampledRow& row, std::int32_t token,
+                       std::vector<LikelyToken> listed);
 
 /// Returns what `logprobs_of` would have returned of the logits of a row with as many likeliest tokens as were asked
-/// for.
-TokenLogprobs logprobs_of(const SampleRow& asked, const SampledRow& row);
+/// for; if more than kMostTop, they are those `listed`.
+TokenLogprobs logprobs_of(const SampleRow& asked, const SampledRow& row, std::vector<LikelyToken> listed);
 
 }  // namespace quire

@@ -95,13 +95,6 @@ class RowSampler {
   SamplerScratch& scratch_;
 };
 
-void check_not_all_banned(bool any, std::size_t vocab_size) {
-  if (any) return;
-  throw std::runtime_error("none of the " + std::to_string(vocab_size) +
-                           " tokens may be sampled: allowed_token_ids, bad_words and min_tokens (which bans the stop "
-                           "tokens) together ban them all; allow at least one more");
-}
-
 bool reports(const SamplingState& state) { return state.config().logprobs.has_value(); }
 
 /// The result of sampling `token` where `raw` are the model's own logits.

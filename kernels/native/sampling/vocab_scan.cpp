@@ -36,20 +36,29 @@ std::uint64_t mass_of_block(const float* logits, float max, float inverse_temper
   return mass;
 }
 
-std::string not_a_number(std::span<const float> logits) {
+[[noreturn]] void throw_first_bad(std::span<const float> logits) {
   for (std::size_t i = 0; i < logits.size(); ++i) {
     const std::int32_t key = order_key(logits[i]);
-    if (key >= kMostKey || key < kLeastKey) {
-      const bool infinite = key == kMostKey;
-      return "the logit of token " + std::to_string(i) + (infinite ? " is infinite" : " is NaN") +
-             ": the weights of the model or of an adapter, its number format, a penalty or a bias is out of bounds "
-             "for this input";
-    }
+    if (key >= kMostKey || key < kLeastKey) throw_bad_logit(static_cast<std::int64_t>(i), key);
   }
-  return "logits changed while they were read";
+  throw std::runtime_error("logits changed while they were read");
 }
 
 }  // namespace
+
+void throw_bad_logit(std::int64_t token, std::int32_t key) {
+  throw std::runtime_error("the logit of token " + std::to_string(token) +
+                           (key == kMostKey ? " is infinite" : " is NaN") +
+                           ": the weights of the model or of an adapter, its number format, a penalty or a bias is out "
+                           "of bounds for this input");
+}
+
+void check_not_all_banned(bool any, std::size_t vocab_size) {
+  if (any) return;
+  throw std::runtime_error("none of the " + std::to_string(vocab_size) +
+                           " tokens may be sampled: allowed_token_ids, bad_words and min_tokens (which bans the stop "
+                           "tokens) together ban them all; allow at least one more");
+}
 
 /// Calls use(const float*) with kBlock logits; those beyond the vocabulary are -inf.
 template <class F>
@@ -72,7 +81,7 @@ VocabScan::VocabScan(std::span<const float> logits, SamplerScratch& scratch) : l
       all = {std::min(all.least, range.least), std::max(all.most, range.most)};
     });
   }
-  if (all.least < kLeastKey || all.most >= kMostKey) throw std::runtime_error(not_a_number(logits));
+  if (all.least < kLeastKey || all.most >= kMostKey) throw_first_bad(logits);
   max_key_ = all.most;
 }
 

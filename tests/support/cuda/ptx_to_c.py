@@ -445,6 +445,8 @@ class Translator:
             unordered = comparison.endswith("u")
             plain = comparison.removesuffix("u") if unordered else comparison
             of = "F" if type_ == "f32" else "D"
+            if comparison == "num":
+                return f"{target} = {of}({a}) == {of}({a}) && {of}({b}) == {of}({b});"
             compared = f"{of}({a}) {COMPARISONS[plain]} {of}({b})"
             either = f"{of}({a}) != {of}({a}) || {of}({b}) != {of}({b})"
             return f"{target} = {compared}{f' || {either}' if unordered else ''};"
