@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
 """Architectures that kernels are compiled for in tests; others of LLVM's may do as well."""
 
-CAPABILITIES = Capabilities(CUDA, F32, product_rows=128, query_rows=16, samples=True)
+CAPABILITIES = Capabilities(CUDA, F32, product_rows=128, query_rows=16, samples=True, fetches=True)
 """Capabilities of every GPU: an item of products has as many rows as share a tile of weights, one of attention few,
 since many threads need many items."""
 

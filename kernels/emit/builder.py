@@ -317,7 +317,7 @@ class Builder:
 
     # Memory
 
-    def buffer(self, number: int) -> Value:
+    def buffer(self, number: Value | int) -> Value:
         """Return the address of the launch's buffer `number`."""
         return self.load(Value(self, "%buffers", PTR), number * 8, PTR)
 

@@ -20,7 +20,7 @@ class Capabilities:
     `product_rows`: rows of a work item of products, which use blocks of weights while these are in a cache, and
     `tile_product_rows` where products are AMX tiles, which need many, to load blocks from memory while others are
     multiplied. `query_rows`: query rows (tokens times heads of a group) of a work item of attention. Rows are multiples
-    of 16. `samples`: plans sample tokens, too.
+    of 16. `samples`: plans sample tokens, too. `fetches`: inputs of a step are not in the device's memory.
     """
 
     isa: str
@@ -29,6 +29,7 @@ class Capabilities:
     tile_product_rows: int = 256
     query_rows: int = 64
     samples: bool = False
+    fetches: bool = False
 
     def tokens_per_entry(self, group: int) -> int:
         """Return the number of tokens of one sequence that one attention entry covers."""

@@ -40,6 +40,7 @@ from quire.kernels.graph.operations import (
 )
 from quire.kernels.lowering.attention import AttentionLowering, check_kv_sources
 from quire.kernels.lowering.experts import Sum, lower_experts
+from quire.kernels.lowering.fetching import fetch_inputs
 from quire.kernels.lowering.fused import FusedLinear, norm_kernel, widening_of
 from quire.kernels.lowering.latent_attention import lower_latent_attention
 from quire.kernels.lowering.linear import Epilogue
@@ -123,6 +124,8 @@ class Lowering(AttentionLowering):
         self._hidden_states(hidden, logits.norm)
         if isinstance(logits, Logits) and head is not None:
             lower_logits(self, hidden, logits, head)
+        if self.plan.context.capabilities.fetches:
+            fetch_inputs(self.plan)
         return self.plan
 
     def _layers(self, hidden: Buffer) -> None:

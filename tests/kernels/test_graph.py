@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ from quire.kernels.attention_heads import Heads, LatentHeads, StateHeads
 from quire.kernels.config import ModelConfig
 from quire.kernels.devices.instruction_sets import available_isas
 from quire.kernels.emit.context import EmitContext
+from quire.kernels.emit.dots import CUDA
 from quire.kernels.emit.layout import Dtypes
 from quire.kernels.errors import ModelError
 from quire.kernels.graph.operations import (
@@ -57,7 +59,7 @@ from quire.kernels.graph.operations import (
     Residual,
 )
 from quire.kernels.lowering.model import lower
-from quire.kernels.operands import PlanLimits
+from quire.kernels.operands import Buffer, PlanLimits
 from quire.kernels.options import LoadOptions, choose_device
 from quire.kernels.rope import QueryScale
 from quire.kernels.weights.quantization import choose_quantization
@@ -563,3 +565,21 @@ def test_equal_operations_share_kernels_and_weights() -> None:
     layer = ["norm", "linear", "split_heads", "attention", "linear_add", "norm", "linear_gate", "linear_add"]
     assert launches == ["embed", *layer, *layer, "norm", "logits"]
     assert len(plan.kernels) == len({launch.kernel for launch in plan.launches}) + 1  # the hidden states' norm
+
+
+@pytest.mark.parametrize(
+    ("model", "fetched"),
+    [
+        (BASE, {"positions", "kv_slots", "entries"}),
+        (STATES, {"state_entries", "state_writes"}),
+    ],
+    ids=["attention", "states"],
+)
+def test_a_gpu_fetches_the_inputs_of_layers_once(model: Graph, fetched: set[str]) -> None:
+    quantization = choose_quantization(None, MemoryCheckpoint({}), ModelConfig({}))
+    first, *others = lower(model, context_of(CUDA, Dtypes(*BF16)), PlanLimits(64, 128, 32), quantization).launches
+    buffers = [each for launch in others for each in launch.operands if isinstance(each, Buffer)]
+    counts = Counter(buffer.name for buffer in buffers if buffer.input)
+    assert {name for name, count in counts.items() if count > 1} == {"logits"}  # which are in the GPU's memory
+    assert not counts.keys() & fetched
+    assert fetched <= {each.name for each in first.operands if isinstance(each, Buffer)}

@@ -33,6 +33,7 @@ from quire.kernels.emit.cuda.warps import ScratchError, WarpBuilder
 from quire.kernels.emit.embedding import EmbeddingKernel
 from quire.kernels.emit.expert_adapters import ExpertShrinkKernel
 from quire.kernels.emit.experts import CombineKernel, GroupKernel, RouteKernel, ScatterKernel
+from quire.kernels.emit.fetch import FetchKernel
 from quire.kernels.emit.gates import CutoffKernel, GatedNormKernel, GateKernel
 from quire.kernels.emit.gemm import GemmKernel
 from quire.kernels.emit.head_linear import HeadLinearKernel
@@ -50,7 +51,7 @@ _BY_BLOCKS = (
     GemmKernel, HeadLinearKernel, AttentionKernel, SplitReductionKernel, SplitHeadsKernel, LatentHeadsKernel,
     NormKernel, QuantizeKernel, EmbeddingKernel, SpreadKernel, RouteKernel, ScatterKernel, CombineKernel, GateKernel,
     GatedNormKernel, StateRatesKernel, GroupKernel, ConvolutionKernel, StateUpdateKernel, ShrinkKernel,
-    SampleKernel, CutoffKernel, PredictKernel, CorrectKernel, RescaleKernel,
+    SampleKernel, CutoffKernel, PredictKernel, CorrectKernel, RescaleKernel, FetchKernel,
 )  # fmt: skip
 
 _OWN_KERNELS: dict[type[Kernel], tuple[Callable[..., Kernel], int]] = {

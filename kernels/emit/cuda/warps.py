@@ -126,10 +126,10 @@ class WarpBuilder(LaneBuilder):
 
     # Memory
 
-    def buffer(self, number: int) -> Value:
+    def buffer(self, number: Value | int) -> Value:
         """See Builder."""
         value = super().buffer(number)
-        self._roots[value.name] = f"buffer {number}"
+        self._roots[value.name] = f"buffer {number.name if isinstance(number, Value) else number}"
         return value
 
     def address(self, base: Value, offset: Value | int) -> Value:

@@ -36,6 +36,7 @@ void bind_abi(nb::module_& m) {
   m.attr("KV_TILE_TOKENS") = kTileTokens;
   m.attr("BLOCK_TOKENS") = kBlockTokens;
   m.attr("MAX_KV_SPLITS") = kMaxKvSplits;
+  m.attr("STATE_WRITES") = kStateWrites;
   nb::enum_<Dim> dims(m, "Dim", nb::is_arithmetic(), "Index of each size of a step in the dims that kernels read.");
   for (std::size_t i = 0; i < kNumDims; i++) dims.value(kDimNames[i].data(), static_cast<Dim>(i));
   nb::class_<AttentionEntry> entry(m, "AttentionEntry", "Offsets of the fields of an attention entry, in bytes.");
