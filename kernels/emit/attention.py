@@ -112,16 +112,18 @@ class _Tokens:
 class AttentionKernel(Kernel):
     """Attention of one layer.
 
-    Work items are entries times KV heads, the last entry first: later tokens of a prompt attend to more, and threads
-    that begin with the longest items end together. Buffers: entries i64 [n][row, tokens, position, address of i32 page
-    numbers, context], queries [kv][max tokens][group][dim padded], the layer's KV tiles, out (packed activations of
-    query * value_dim columns), and if `sinks` one f32 score for each query head, which takes part in the softmax but
-    has no value. `page_tiles` is the number of KV tiles of a page; `window` > 0 limits each token to the last `window`
-    tokens, itself included. If `bidirectional`, tokens attend to later ones too: to all of the entry's context, or to
-    the next `window`, themselves included.
+    Work items are KV heads times entries. Those of a head follow each other, since the entries of a prompt read the
+    same KV, the last one first: later tokens attend to more, and threads whose last items are short end together.
+    Buffers: entries i64 [n][row, tokens, position, address of i32 page numbers, context], queries [kv][max
+    tokens][group][dim padded], the layer's KV tiles, out (packed activations of query * value_dim columns), and if
+    `sinks` one f32 score for each query head, which takes part in the softmax but has no value. `page_tiles` is the
+    number of KV tiles of a page; `window` > 0 limits each token to the last `window` tokens, itself included. If
+    `bidirectional`, tokens attend to later ones too: to all of the entry's context, or to the next `window`, themselves
+    included.
 
-    With `kv_split`, an entry is one query token and one block, i64 [n][row, position, pages, block], and `out` receives
-    the block's result, f32 [n][kv][group][value_dim padded, then m, l and padding], for SplitReductionKernel.
+    With `kv_split`, work items are entries times KV heads; an entry is one query token and one block, i64 [n][row,
+    position, pages, block], and `out` receives the block's result, f32 [n][kv][group][value_dim padded, then m, l and
+    padding], for SplitReductionKernel.
     """
 
     heads: Heads
@@ -145,12 +147,9 @@ class AttentionKernel(Kernel):
         sinks = b.buffer(4) if self.sinks else None
         frame = self.frame(b, context)
         with b.items() as item:
-            size = KvSplit.BYTES if self.kv_split else AttentionEntry.BYTES
-            number, kv_head = item // self.heads.kv, item % self.heads.kv
-            if not self.kv_split:
-                number = b.dim("entries") - 1 - number
-            at = b.address(entries, number * size)
             if self.kv_split:
+                number, kv_head = item // self.heads.kv, item % self.heads.kv
+                at = b.address(entries, number * KvSplit.BYTES)
                 row, position, block = (b.load(at, i, I64) for i in (KvSplit.ROW, KvSplit.POSITION, KvSplit.BLOCK))
                 kv = PagedKv(layout, tiles, b.load(at, KvSplit.PAGES, PTR), kv_head, self.page_tiles)
                 size = self.heads.group * split_bytes(self.heads)
@@ -158,6 +157,9 @@ class AttentionKernel(Kernel):
                     self.attend(b, products, Entry(row, 1, position, kv), queries, frame, block)
                     self.write_split(b, frame.state, b.address(out, item * size))
             else:
+                count = b.dim("entries")
+                number, kv_head = count - 1 - item % count, item // count
+                at = b.address(entries, number * AttentionEntry.BYTES)
                 fields = AttentionEntry.ROW, AttentionEntry.TOKENS, AttentionEntry.POSITION
                 row, tokens, position = (b.load(at, i, I64) for i in fields)
                 whole = b.load(at, AttentionEntry.CONTEXT, I64) if self.bidirectional else None

@@ -23,6 +23,10 @@ from quire.kernels.emit.layout import (
 from quire.kernels.emit.math import activation, clamped_swiglu, softcap, xielu
 from quire.kernels.emit.products import LINE, ColumnSink, PackedColumns, Panels
 
+STRIPE_BLOCKS = 32
+"""Blocks of columns by which a CPU multiplies a group of rows before the next group: its rows stay in the second-level
+cache. Stripes are narrow enough that the columns of a matrix are still divided among the nodes of memory."""
+
 XIELU = "xielu"
 """The activation whose parameters are an operand."""
 
@@ -57,11 +61,11 @@ class GemmOutput:
 class GemmKernel(Kernel):
     """One GEMM.
 
-    Work items are blocks of 32 columns times groups of `rows_per_item` rows: few enough to spread a long prefill
-    over threads, many enough to reuse a block of weights. Buffers: x (packed activations, `k` columns), w (packed, `n`
-    columns), y, the f32 bias if `bias`, and the rows that `gated` and `gating` read, or the f32 parameters of the
-    activation `xielu`. The dim called `dim` is m. `quantized` is the weights' format if they are quantized; x is then
-    quantized for it.
+    Work items are blocks of 32 columns times groups of `rows_per_item` rows, in the order of `_place`: few enough to
+    spread a long prefill over threads, many enough to reuse a block of weights. Buffers: x (packed activations, `k`
+    columns), w (packed, `n` columns), y, the f32 bias if `bias`, and the rows that `gated` and `gating` read, or the
+    f32 parameters of the activation `xielu`. The dim called `dim` is m. `quantized` is the weights' format if they are
+    quantized; x is then quantized for it.
 
     `epilogue`: `store` writes f32 `scale * y[m, n]`, row-major with n rounded up to 32, with `softcap` as
     `softcap * tanh(scale * y / softcap)`; `add` adds `scale * y` to it; `activation` writes `act(y)` as packed
@@ -119,7 +123,8 @@ class GemmKernel(Kernel):
         groups = (rows + (size - 1)) // size
 
         def multiply(item: Value, span: AdaptedSpan | None = None) -> None:
-            block, first = item // groups, item % groups * size
+            block, group = self._place(b, context, item, groups)
+            first = group * size
             count = self._count(b, first, (rows - first).min(size))
             sink = self._sink(b, context, output, first)
             if span is not None:
@@ -140,6 +145,15 @@ class GemmKernel(Kernel):
             with b.loop(first, stop) as each:
                 multiply(each.index, span)
             span.finish(b, context.dtypes, stop - first, self._plain_sink(b, context, output, b.index(0)))
+
+    def _place(self, b: Builder, context: EmitContext, item: Value, groups: Value) -> tuple[Value, Value]:
+        """Return the block of columns and the group of rows of an item."""
+        if context.isa == CUDA:  # whose blocks of threads compute many items at a time
+            return item // groups, item % groups
+        first = item // (groups * STRIPE_BLOCKS) * STRIPE_BLOCKS
+        width = (b.index(self._blocks) - first).min(STRIPE_BLOCKS)
+        within = item - first * groups
+        return first + within % width, within // width
 
     def _count(self, b: Builder, first: Value, count: Value) -> Value:
         """Return how many of `count` rows from number `first` on are computed: all or none."""

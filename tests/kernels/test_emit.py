@@ -25,7 +25,7 @@ from kernel_calls import (
 from quire.kernels.activations import ACTIVATIONS
 from quire.kernels.devices.instruction_sets import available_isas
 from quire.kernels.emit.embedding import EmbeddingKernel
-from quire.kernels.emit.gemm import GemmKernel
+from quire.kernels.emit.gemm import STRIPE_BLOCKS, GemmKernel
 from quire.kernels.emit.layout import PAIRED, Dtypes
 from quire.kernels.emit.rows import NormKernel
 
@@ -123,6 +123,21 @@ def test_rows_do_not_depend_on_the_rows_computed_with_them(isa: str, form: str, 
         expected = np.concatenate(each)
     for m in counts:
         assert np.array_equal(rows_of(kernel, x[:m], weights, dtypes), expected[:m]), f"{m} rows"
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("blocks", [1, STRIPE_BLOCKS - 1, STRIPE_BLOCKS, 2 * STRIPE_BLOCKS + 3])
+def test_each_item_is_another_block_of_columns_or_group_of_rows(isa: str, blocks: int) -> None:
+    k, n, size = 32, 32 * blocks, context_of(isa, FORMATS["f32"]).rows_per_item
+    random = np.random.default_rng(blocks)
+    x, w = (random.integers(-3, 4, (rows, k)).astype(np.float32) for rows in (3 * size + 5, n))
+    kernel = CompiledKernel(isa, GemmKernel("g", k, n, "add").emit(context_of(isa, FORMATS["f32"])), "g")
+    weights = pack(w, "f32")
+    for rows in (1, size, size + 1, len(x)):
+        y = aligned(np.zeros((rows, n), np.float32))
+        for item in random.permutation(blocks * -(-rows // size)).tolist():
+            kernel.run([pack_activations(x[:rows]), weights, y], [rows], (item, item + 1))
+        assert np.array_equal(y, x[:rows] @ w.T)
 
 
 def rows_of(kernel: CompiledKernel, x: Array, weights: Array, dtypes: Dtypes) -> Array:
