@@ -20,7 +20,7 @@ from quire.kernels._native import (
     Runner,
     RunnerConfig,
     StateShape,
-    most_edits,
+    edit_limit,
 )
 from quire.kernels.adapters.packing import PackedAdapter
 from quire.kernels.devices import Device
@@ -144,7 +144,7 @@ def logits_bytes(plan: ModelPlan) -> int:
     if not (stride and plan.context.capabilities.samples):
         return size
     masks = ROW_MASKS * rows * stride // MASK_BITS
-    return size + 4 * (rows * stride + masks) + most_edits(plan.vocab_size) * LogitEdit.BYTES
+    return size + 4 * (rows * stride + masks) + edit_limit(plan.vocab_size) * LogitEdit.BYTES
 
 
 def open_runner(

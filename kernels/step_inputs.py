@@ -60,5 +60,6 @@ class StepInputs:
             "max_num_batched_tokens": plan.limits.max_num_batched_tokens,
             "kv_tiles": self.pages * size // KV_TILE,
             "state_entries": len(states) if plan.state_bytes else 0,
+            "state_writes": len(writes) if plan.state_bytes else 0,
         }
         self.dims = assembly.native.split_attention(sizes | {"entries": len(entries)})

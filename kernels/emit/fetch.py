@@ -13,7 +13,7 @@ FETCH_PARTS = 8
 
 @dataclass(frozen=True)
 class FetchKernel(Kernel):
-    """Copies arrays, by the dim and the bytes of their rows. Memory behind them, up to 8 bytes, may be copied too.
+    """Copies arrays, by the dim and the bytes of their rows, in whole words of 8 bytes, for which they have room.
 
     Buffers: the arrays, then their copies. Work items: FETCH_PARTS of each array.
     """

@@ -15,7 +15,7 @@ from quire.kernels.emit.sampling_math import LEAST_KEY
 
 @dataclass(frozen=True)
 class RunningMasses:
-    """The masses of chunks of a row, and of groups of 16 chunks, in scratch. `of` returns those of a vector."""
+    """Masses, or counts, of chunks of a row and of groups of 16 chunks, in scratch. `of` returns those of a vector."""
 
     row: LogitRow
     of: Callable[[Value], Value]

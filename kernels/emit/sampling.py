@@ -113,7 +113,7 @@ def _list_likeliest(row: LogitRow, most: Value, top: Value, memory: Value) -> No
     """Emit the `top` likeliest tokens and their keys, ordered by number."""
     b, layout, size = row.b, row.layout, row.layout.vectors * LANES
     likeliest = all_of(row, most, b.constant(1.0, F32), banned(b)).likeliest(row.wide(top))
-    counts = RunningMasses(row, likeliest.places)
+    counts = RunningMasses(row, likeliest.ones)
     counts.weigh()
     with b.each_scalar(0, layout.count) as chunk:
         first = chunk.index * size

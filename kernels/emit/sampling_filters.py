@@ -52,7 +52,7 @@ class Candidates:
         is_inside = self._are_within_bound(part) & b.compare("oge", at, b.broadcast(self.reach))
         return b.select(is_inside, mass_of(b, at), 0)
 
-    def places(self, part: Value) -> Value:
+    def ones(self, part: Value) -> Value:
         """Return 1 for each token of a vector within the bound, 0 for others."""
         return self.row.b.convert("arith.extui", self._are_within_bound(part), VI64)
 

@@ -12,16 +12,16 @@ from quire.kernels.operands import Buffer, Launch, Operand
 from quire.kernels.plan import ModelPlan
 
 _DIMS = {
-    "positions": ("tokens", 1),
-    "row_adapters": ("tokens", 1),
-    "kv_slots": ("tokens", 1),
-    "entries": ("entries", 1),
-    "kv_splits": ("kv_splits", 1),
-    "reductions": ("reductions", 1),
-    "state_entries": ("state_entries", 1),
-    "state_writes": ("tokens", STATE_WRITES),
+    "positions": "tokens",
+    "row_adapters": "tokens",
+    "kv_slots": "tokens",
+    "entries": "entries",
+    "kv_splits": "kv_splits",
+    "reductions": "reductions",
+    "state_entries": "state_entries",
+    "state_writes": "state_writes",
 }
-"""Inputs that kernels of each layer read: the dim of their rows, and how many there are at most for each."""
+"""Inputs that kernels of each layer read, and the dims of their rows."""
 
 
 def fetch_inputs(plan: ModelPlan) -> None:
@@ -32,12 +32,12 @@ def fetch_inputs(plan: ModelPlan) -> None:
     if not inputs:
         return
     most_tokens, row_bytes = plan.limits.max_num_batched_tokens, step_input_bytes()
+    most_rows = {"kv_splits": MAX_KV_SPLITS, "reductions": MAX_KV_SPLITS, "state_writes": STATE_WRITES * most_tokens}
     copies: dict[Operand, Operand] = {}
     arrays = []
     for operand in inputs:
-        dim, count = _DIMS[operand.name]
-        most = MAX_KV_SPLITS if dim in ("kv_splits", "reductions") else most_tokens
-        size = count * row_bytes[operand.name]
+        dim, size = _DIMS[operand.name], row_bytes[operand.name]
+        most = most_rows.get(dim, most_tokens)
         copies[operand] = plan.buffer(f"fetched_{operand.name}", round_up(most * size, CACHE_LINE))
         arrays.append((dim, size))
     kernel = plan.kernel(FetchKernel("fetch", tuple(arrays)))

@@ -568,18 +568,20 @@ def test_equal_operations_share_kernels_and_weights() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "fetched"),
+    ("model", "limits", "fetched"),
     [
-        (BASE, {"positions", "kv_slots", "entries"}),
-        (STATES, {"state_entries", "state_writes"}),
+        (BASE, PlanLimits(64, 128, 32), {"positions", "kv_slots", "entries"}),
+        (BASE, PlanLimits(64, 1024, 32), {"entries", "kv_splits", "reductions"}),
+        (BASE, PlanLimits(64, 128, 32, max_loras=2, max_lora_rank=8), {"row_adapters"}),
+        (STATES, PlanLimits(64, 128, 32), {"state_entries", "state_writes"}),
     ],
-    ids=["attention", "states"],
+    ids=["attention", "splits", "adapters", "states"],
 )
-def test_a_gpu_fetches_the_inputs_of_layers_once(model: Graph, fetched: set[str]) -> None:
+def test_a_gpu_fetches_the_inputs_of_layers_once(model: Graph, limits: PlanLimits, fetched: set[str]) -> None:
     quantization = choose_quantization(None, MemoryCheckpoint({}), ModelConfig({}))
-    first, *others = lower(model, context_of(CUDA, Dtypes(*BF16)), PlanLimits(64, 128, 32), quantization).launches
-    buffers = [each for launch in others for each in launch.operands if isinstance(each, Buffer)]
-    counts = Counter(buffer.name for buffer in buffers if buffer.input)
-    assert {name for name, count in counts.items() if count > 1} == {"logits"}  # which are in the GPU's memory
+    first, *others = lower(model, context_of(CUDA, Dtypes(*BF16)), limits, quantization).launches
+    operands = [each for launch in others if not launch.head for each in launch.operands if isinstance(each, Buffer)]
+    counts = Counter(operand.name for operand in operands if operand.input)
+    assert max(counts.values()) == 1
     assert not counts.keys() & fetched
     assert fetched <= {each.name for each in first.operands if isinstance(each, Buffer)}

@@ -22,8 +22,11 @@ Array = npt.NDArray[Any]
 _ISA = "avx2"
 
 
-def run(kernel: GpuKernel, buffers: Sequence[Array], rows: int, items: tuple[int, int]) -> list[Array]:
-    """Return what buffers hold after a launch whose dims are all `rows`, and items as (rows of an item, repeats)."""
+def run(
+    kernel: GpuKernel, buffers: Sequence[Array], rows: int, items: tuple[int, int], dims: dict[str, int] | None = None
+) -> list[Array]:
+    """Return what buffers hold after a launch whose dims are all `rows`, but for `dims`, and items as (rows of an item,
+    repeats)."""
     device = _native.CudaDevice(0, _native.ThreadPool(1, False))
     ptx = PtxCompiler(device.architecture, str(cache_folder())).compile(kernel.text)
     shape = kernel.shape
@@ -31,7 +34,7 @@ def run(kernel: GpuKernel, buffers: Sequence[Array], rows: int, items: tuple[int
     addresses = [device.upload(buffer) for buffer in buffers]
     plan = _native.Plan()
     plan.add(number, addresses, "tokens", *items)
-    device.run(plan, {dim.name: rows for dim in _native.Dim})
+    device.run(plan, {dim.name: rows for dim in _native.Dim} | (dims or {}))
     results = [np.empty_like(buffer) for buffer in buffers]
     for address, result in zip(addresses, results, strict=True):
         device.read(address, result.reshape(-1).view(np.uint8))

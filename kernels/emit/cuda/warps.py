@@ -127,7 +127,7 @@ class WarpBuilder(LaneBuilder):
     # Memory
 
     def buffer(self, number: Value | int) -> Value:
-        """See Builder."""
+        """See Builder. What is written to a buffer that a Value names must not be read by another name."""
         value = super().buffer(number)
         self._roots[value.name] = f"buffer {number.name if isinstance(number, Value) else number}"
         return value

@@ -98,8 +98,8 @@ void bind_abi(nb::module_& m) {
   sample.attr("MOST_TRIES") = kMostTries;
   m.attr("LEAST_SHARE_BITS") = kLeastShareBits;
   m.attr("MASK_BITS") = kMaskBits;
-  m.def("most_edits", &most_edits, "vocab_size"_a,
-        "Return the most edits of the rows whose logits are computed at once.");
+  m.def("edit_limit", &edit_limit, "vocab_size"_a,
+        "Return how many edits there may be of all rows whose logits are computed at once.");
   nb::class_<LikelyToken> likely(m, "LikelyToken", "Offsets of the fields of a likely token, in bytes.");
   likely.attr("TOKEN") = offsetof(LikelyToken, token);
   likely.attr("KEY") = offsetof(LikelyToken, key);

@@ -35,13 +35,14 @@ enum class Dim {
   reductions,
   kept_tokens,
   state_entries,
+  state_writes,
   count
 };
 
 inline constexpr std::size_t kNumDims = static_cast<std::size_t>(Dim::count);
 inline constexpr std::array<std::string_view, kNumDims> kDimNames = {
-    "tokens",     "logit_rows",  "max_num_batched_tokens", "kv_tiles", "entries", "kv_splits",
-    "reductions", "kept_tokens", "state_entries"};
+    "tokens",     "logit_rows",  "max_num_batched_tokens", "kv_tiles",    "entries", "kv_splits",
+    "reductions", "kept_tokens", "state_entries",          "state_writes"};
 static_assert(!kDimNames.back().empty());
 
 using Dims = std::array<std::int64_t, kNumDims>;
@@ -90,15 +91,14 @@ struct StateWrite {
   std::int64_t record;  ///< negative: none
 };
 
-inline constexpr std::int32_t kMostTries = 16;  ///< most tokens that are sampled before a constraint's mask counts
-inline constexpr std::int32_t kLeastShareBits =
-    16;                                        ///< trying ends at 1 / 2^kLeastShareBits of the mass: less is too coarse
-inline constexpr std::int32_t kRowMasks = 2;   ///< most masks of a row
-inline constexpr std::int64_t kMaskBits = 32;  ///< tokens of a word of a mask
+inline constexpr std::int32_t kMostTries = 16;       ///< most tokens that are sampled before a constraint's mask counts
+inline constexpr std::int32_t kLeastShareBits = 16;  ///< trying ends at 2^-16 of the mass: less is too coarse
+inline constexpr std::int32_t kRowMasks = 2;         ///< most masks of a row
+inline constexpr std::int64_t kMaskBits = 32;        ///< tokens of a word of a mask
 
-/// Most edits of the rows whose logits are computed at once: no less than all tokens of the vocabulary, which a row may
-/// penalize, and all that a request may ban and bias.
-constexpr std::int32_t most_edits(std::int32_t vocab_size) { return std::max(1 << 19, vocab_size + (1 << 15)); }
+/// Returns how many edits there may be of all rows whose logits are computed at once: no fewer than a single row may
+/// have, which may penalize each token of the vocabulary, and besides ban and bias what a request may.
+constexpr std::int32_t edit_limit(std::int32_t vocab_size) { return std::max(1 << 19, vocab_size + (1 << 15)); }
 
 /// A token whose logit is changed before a row samples, and how: its bias, or what its outputs take off.
 struct LogitEdit {
@@ -181,7 +181,7 @@ struct StepInputs {
   std::int32_t* logit_rows;    ///< [max_logit_rows]: rows of the step whose logits or hidden states are wanted
   SampleRow* sample_rows;      ///< [max_logit_rows + 1]; of a device that samples; the last one is sampled once more
   SampledRow* sampled_rows;    ///< [max_logit_rows + 1], likewise
-  LogitEdit* logit_edits;      ///< [most_edits(vocab_size)]; of a device that samples, as what follows
+  LogitEdit* logit_edits;      ///< [edit_limit(vocab_size)]; of a device that samples, as what follows
   std::uint32_t*
       token_masks;        ///< [kRowMasks * max_logit_rows][logit_stride / kMaskBits]: a bit for each token, 1: allowed
   float* logits;          ///< [max_logit_rows][logit_stride]

@@ -32,7 +32,8 @@ Runner::Runner(const RunnerConfig& config, Device& device)
   const auto tokens = static_cast<std::size_t>(config.max_num_batched_tokens);
   const auto rows = static_cast<std::size_t>(config.max_logit_rows);
   auto array = [&]<class T>(T*& target, std::size_t count) {
-    target = reinterpret_cast<T*>(device_.allocate_exchanged(count * sizeof(T)));
+    const std::size_t lines = (count * sizeof(T) + kCacheLine - 1) / kCacheLine;  // kernels read whole words
+    target = reinterpret_cast<T*>(device_.allocate_exchanged(lines * kCacheLine));
   };
   array(inputs_.token_ids, tokens);
   array(inputs_.positions, tokens);
@@ -57,7 +58,7 @@ Runner::Runner(const RunnerConfig& config, Device& device)
     };
     own(inputs_.logits, num_logits);
     own(inputs_.changed_logits, num_logits);
-    own(inputs_.logit_edits, static_cast<std::size_t>(most_edits(config.vocab_size)));
+    own(inputs_.logit_edits, static_cast<std::size_t>(edit_limit(config.vocab_size)));
     own(inputs_.token_masks, kRowMasks * rows * device_sampler_.mask_words());
   }
   array(inputs_.hidden_states, rows * static_cast<std::size_t>(config.hidden_size));

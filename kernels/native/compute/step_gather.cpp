@@ -69,7 +69,7 @@ void StepGather::write_states() {
   Sequences& sequences = kv_cache_->sequences;
   const StateStore* store = sequences.states();
   if (store == nullptr) return;
-  std::int64_t num_writes = 0;
+  std::int64_t& num_writes = dim(dims_, Dim::state_writes);
   for (const auto& [slot, row, start, count, certain] : pieces_) {
     const StatePath path = sequences.write_states(slot, start, start + count, certain);
     const std::int64_t first = num_writes;

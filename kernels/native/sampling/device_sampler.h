@@ -17,7 +17,8 @@
 namespace quire {
 
 /// Samples rows of logits where a device has them: all rows of a step at once, and single ones once more where a
-/// constraint allows none of the tokens, or where its mask was not known before.
+/// constraint allows none of the tokens, or not the first, whose log probabilities alone are known, where its mask was
+/// not known before, and where rows have too many edits together.
 class DeviceSampler {
  public:
   /// `inputs` must outlive it, and have room for `max_logit_rows` rows before it is used, and for one that is sampled

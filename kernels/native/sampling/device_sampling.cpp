@@ -115,7 +115,7 @@ std::int32_t SampleRequests::add_mask(std::span<const std::int32_t> allowed) {
 
 /// Adds what `state.process` does. Returns false, and adds nothing, if there may be too many edits.
 bool SampleRequests::add_edits(const SamplingState& state, std::span<const std::int32_t> tokens, SampleRow& row) {
-  if (edits_.size() + state.most_edits() > static_cast<std::size_t>(most_edits(vocab_size_))) return false;
+  if (edits_.size() + state.most_edits() > static_cast<std::size_t>(edit_limit(vocab_size_))) return false;
   const FlushDenormals flush;
   const SamplingConfig& config = state.config();
   const std::size_t first = edits_.size();
@@ -164,7 +164,7 @@ std::optional<std::int32_t> token_of(const SampleRow& asked, const SampledRow& r
 void check_good(const SampledRow& row, std::int32_t vocab_size) {
   if (row.is_good != 0) return;
   if (row.token >= 0) throw_bad_logit(row.token, row.key);
-  check_not_all_banned(false, static_cast<std::size_t>(vocab_size));
+  throw_all_banned(static_cast<std::size_t>(vocab_size));
 }
 
 SampleResult result_of(const SampleRow& asked, const SampledRow& row, std::int32_t token,
@@ -179,14 +179,16 @@ TokenLogprobs logprobs_of(const SampleRow& asked, const SampledRow& row, std::ve
   const double log_sum = natural_log(static_cast<double>(row.mass) / kMassOfOne);
   const auto logprob = [&](std::int32_t key) { return logprob_of(key_value(key), key_value(row.most), log_sum); };
   TokenLogprobs result{.logprob = logprob(row.key), .rank = row.rank, .top_ids = {}, .top_logprobs = {}};
-  if (asked.top <= kMostTop)
-    for (std::int32_t i = 0; i < asked.top; i++) listed.push_back({row.top_tokens[i], row.top_keys[i]});
-  else
-    std::ranges::stable_sort(listed, std::greater{}, &LikelyToken::key);
-  for (const auto [token, key] : listed) {
+  const auto add = [&](std::int32_t token, std::int32_t key) {
     result.top_ids.push_back(token);
     result.top_logprobs.push_back(logprob(key));
+  };
+  if (asked.top <= kMostTop) {
+    for (std::int32_t i = 0; i < asked.top; i++) add(row.top_tokens[i], row.top_keys[i]);
+    return result;
   }
+  std::ranges::stable_sort(listed, std::greater{}, &LikelyToken::key);
+  for (const auto [token, key] : listed) add(token, key);
   return result;
 }
 

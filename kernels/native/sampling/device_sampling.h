@@ -26,7 +26,7 @@ class SampleRequests {
   /// Returns the request for a sample after `tokens`, which are all of the sequence. Under a constraint several tokens
   /// are tried where `sample` asks it about tokens, and else, or if it `was_tried` and has allowed none of them, its
   /// `mask` is needed. Returns kNothing without it, for more likeliest tokens than half of the vocabulary, of which the
-  /// logits are less to copy, and if rows together would have more than most_edits.
+  /// logits are less to copy, and if rows together may have more than edit_limit.
   SampleRow sample(const SamplingState& state, std::span<const std::int32_t> tokens, std::int64_t position,
                    bool is_constrained, const TokenMask* mask, bool was_tried = false);
 

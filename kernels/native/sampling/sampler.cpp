@@ -109,7 +109,7 @@ SampleResult report(std::int32_t token, std::span<const float> raw, const Sampli
 SampleResult sample_processed(std::span<const float> logits, std::span<const float> raw, const SamplingState& state,
                               std::int64_t position, std::uint64_t number, SamplerScratch& scratch) {
   VocabScan scan(logits, scratch);
-  check_not_all_banned(scan.max_key() > kLeastKey, logits.size());
+  if (scan.max_key() <= kLeastKey) throw_all_banned(logits.size());
   const SamplingConfig& config = state.config();
   const double random = random_number(state, position, number);
   return report(state.greedy() ? scan.argmax() : RowSampler(scan, config, random, scratch).token(), raw, state,
@@ -132,7 +132,7 @@ SampleResult sample_allowed(std::span<float> logits, const SamplingState& state,
     const std::int32_t key = order_key(logits[token]);
     if (key > kLeastKey) allowed.push_back({token_key(key, token), 0});
   });
-  check_not_all_banned(!allowed.empty(), logits.size());
+  if (allowed.empty()) throw_all_banned(logits.size());
   const std::uint64_t likeliest_key = std::ranges::min_element(allowed, likelier)->key;
   if (state.greedy()) return report(token_of(likeliest_key), logits, state, scratch);
   weigh(allowed, logit_of(likeliest_key), inverse_temperature(state.config()));
@@ -146,7 +146,7 @@ class RejectionSampler {
  public:
   RejectionSampler(std::span<float> logits, const SamplingState& state, std::int64_t position, SamplerScratch& scratch)
       : logits_(logits), state_(state), position_(position), scan_(logits, scratch) {
-    check_not_all_banned(scan_.max_key() > kLeastKey, logits.size());
+    if (scan_.max_key() <= kLeastKey) throw_all_banned(logits.size());
     if (state.greedy()) return;
     scale_ = inverse_temperature(state.config());
     mass_ = scan_.weigh(scale_);
@@ -247,7 +247,7 @@ TokenLogprobs logprobs_of(std::span<const float> logits, std::int32_t token, std
   }
   const FlushDenormals flush;
   VocabScan scan(logits, scratch);
-  check_not_all_banned(scan.max_key() > kLeastKey, logits.size());
+  if (scan.max_key() <= kLeastKey) throw_all_banned(logits.size());
   const double log_sum = natural_log(static_cast<double>(scan.weigh(1.0f)) / kMassOfOne);
   const auto logprob = [&](float logit) { return logprob_of(logit, scan.max(), log_sum); };
   TokenLogprobs result{.logprob = logprob(logits[token]), .rank = scan.rank(token), .top_ids = {}, .top_logprobs = {}};

@@ -53,8 +53,7 @@ void throw_bad_logit(std::int64_t token, std::int32_t key) {
                            "of bounds for this input");
 }
 
-void check_not_all_banned(bool any, std::size_t vocab_size) {
-  if (any) return;
+void throw_all_banned(std::size_t vocab_size) {
   throw std::runtime_error("none of the " + std::to_string(vocab_size) +
                            " tokens may be sampled: allowed_token_ids, bad_words and min_tokens (which bans the stop "
                            "tokens) together ban them all; allow at least one more");

@@ -24,8 +24,8 @@ struct SamplerScratch {
 /// Throws the std::runtime_error of a logit with this key, which is that of a NaN or of +inf.
 [[noreturn]] void throw_bad_logit(std::int64_t token, std::int32_t key);
 
-/// Throws std::runtime_error unless any token is left.
-void check_not_all_banned(bool any, std::size_t vocab_size);
+/// Throws the std::runtime_error of a row in which no token is left.
+[[noreturn]] void throw_all_banned(std::size_t vocab_size);
 
 /// Passes over one row of logits in blocks of kBlock. The maximum of each block, found first, lets later passes skip
 /// the blocks that hold nothing of interest.
