@@ -316,28 +316,37 @@ def test_what_a_sampled_row_has_no_room_for_is_listed_or_sampled_once_more(tmp_p
     from dataclasses import replace
     moved = ctypes.CDLL("libcuda.so.1").emulated_bytes_to_host
     banned = [[token] for token in range(50, 1050)] * 300
+    rare = runner.TokenMask(1100)
+    rare.allow([3])
+    rare.publish()
     steps = [[{"temperature": 0.0, "logprobs": top} for top in (257, 550, 256, 300)], [{"logprobs": 551}],
-        [{"temperature": 0.0, "bad_words_token_ids": banned, "logprobs": 2} for _ in range(3)]]
+        [{"temperature": 0.0, "bad_words_token_ids": banned, "logprobs": 2} for _ in range(3)],
+        [{"prompt_logprobs": 300}], [{"constraint": rare, "logprobs": 280}]]
     for device in ("cpu", "cuda"):
-        engine = runner.load_model(replace(chosen, device=device))
+        engine = runner.load_model(replace(chosen, device=device, max_num_batched_tokens=13))
         for step in steps:
-            slots = [engine.sequences.open([6, 5, 4 + number], 3, sampling=runner.SamplingConfig(**each), cache_salt="")
-                for number, each in enumerate(step)]
+            constraints = [each.get("constraint") for each in step]
+            configs = [runner.SamplingConfig(**{k: v for k, v in each.items() if k != "constraint"}) for each in step]
+            slots = [
+                engine.sequences.open([6, 5, 4 + number], 3, sampling=config, constraint=constraint, cache_salt="")
+                for number, (config, constraint) in enumerate(zip(configs, constraints))]
             for slot in slots:
                 assert engine.sequences.reserve(slot, 8)
             before = moved()
             result = engine.run(StepInput(slots, [0] * len(slots), [3] * len(slots)))
-            logprobs = [result.logprobs(i) for i in range(len(step))]
+            engine.collect_pending(result)
+            logprobs = [result.logprobs(i) for i in range(len(step))], result.prompt_logprobs
             print(device, result.token_ids, logprobs, dict(result.errors), moved() - before, sep="; ")
             for slot in slots:
                 engine.sequences.close(slot)
     """
     lines = [line.split("; ") for line in in_process(code, model, tmp_path / "gpu").splitlines()]
     cpu, gpu = ([line[1:-1] for line in lines if line[0] == device] for device in ("cpu", "cuda"))
-    assert len(cpu) == 3
+    assert len(cpu) == 5
     assert cpu == gpu
     assert all(line[2] == "{}" for line in cpu)
-    assert [int(line[-1]) for line in lines] == [0, 0, 0, 8 * (257 + 550 + 300), 4 * 1100, 0]
+    listed = [8 * (257 + 550 + 300), 4 * 1100, 0, 8 * 2 * 300, 8 * 280]
+    assert [int(line[-1]) for line in lines] == [0] * 5 + listed
 
 
 def test_a_gpu_that_is_lost_while_a_row_is_sampled_once_more_is_no_error_of_its_request(
