@@ -27,6 +27,11 @@ class EngineWatch:
             self.wait_for(running=0, waiting=0)
         self._client.start_trace(self._steps.put).result(PATIENCE)
 
+    @property
+    def pid(self) -> int:
+        """The process of the engine."""
+        return self._client.ready.engine_pid
+
     def until(self, is_it: Callable[[StepTrace], bool]) -> list[StepTrace]:
         """The steps up to the first one that is it."""
         steps: list[StepTrace] = []

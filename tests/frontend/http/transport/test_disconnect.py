@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_watch import EngineWatch, engine_pid, halted, wait_until
+from engine_watch import EngineWatch, halted, wait_until
 from http_server import Server
 from raw_http import RawConnection, post
 
-from quire.protocol.messages import EventType, FinishReason, RequestEvent, StepTrace
+from quire.protocol.messages import EventType, FinishReason, StepTrace
 
 COMPLETIONS = "/v1/completions"
 LONG: Any = {"prompt": "Once upon a time", "max_tokens": 1500, "ignore_eos": True}
 STREAM: Any = {**LONG, "stream": True}
 BEAMS: Any = {**LONG, "n": 8, "use_beam_search": True}  # takes all slots, and gives way to nobody
-PROMPTS: Any = {"prompt": [[first, *range(1900)] for first in range(1, 9)], "max_tokens": 50}
+PROMPTS: Any = {"prompt": [[first, *range(1900)] for first in range(1, 65)], "max_tokens": 100}  # seconds of prefill
+NEXT: Any = {"prompt": [1, 2, 3], "max_tokens": 1}  # no other prompt is as short
 NUM_CONNECTIONS, AT_ONCE = 1000, 200
 FEW = 16  # file descriptors and threads that a server may still open for processes that start after it
 LIMITS = ["--max-num-seqs", "8", "--long-prefill-token-threshold", "2048", "--served-model-name", "m" * 4000]
@@ -41,13 +40,23 @@ def watch(server: Server) -> Iterator[EngineWatch]:
         yield watch
 
 
-def leave(server: Server, connection: RawConnection) -> float:
-    """Close a connection while the engine is halted, until the server has noticed; return the time it resumed."""
+def leave(server: Server, watch: EngineWatch, connection: RawConnection) -> list[StepTrace]:
+    """Close a connection while the engine is halted, and send NEXT once the server has noticed.
+
+    Return the steps until the engine has received NEXT, which the server sends after the abort.
+    """
+
+    def receives_next(step: StepTrace) -> bool:
+        queued = [event for event in step.events if event.type is EventType.QUEUED]
+        return any(event.num_prompt_tokens == len(NEXT["prompt"]) for event in queued)
+
     address = connection.address
-    with halted(engine_pid(server)):
-        connection.close()
-        wait_given_up(server, address)
-        return time.monotonic()
+    with contextlib.ExitStack() as stack:
+        with halted(watch.pid):
+            connection.close()
+            wait_given_up(server, address)
+            stack.enter_context(RawConnection(server.url).send(post(COMPLETIONS, NEXT)))
+        return watch.until(receives_next)
 
 
 def wait_given_up(server: Server, address: str) -> None:
@@ -58,33 +67,42 @@ def wait_given_up(server: Server, address: str) -> None:
     )
 
 
-def check_aborted(watch: EngineWatch, number: int, since: float) -> int:
-    """Check that a request ended within one step after `since`; return the number of its steps."""
-
-    def ends(step: StepTrace) -> list[RequestEvent]:
-        return [event for event in step.events if event.number == number and event.type is EventType.FINISHED]
-
-    steps = watch.until(lambda step: bool(ends(step)))
-    assert ends(steps[-1])[0].finish_reason is FinishReason.ABORT
-    its_steps = [step for step in steps if number in [each.number for each in step.sequences]]
-    assert sum(step.begin > since for step in its_steps) <= 1, [step.begin - since for step in its_steps]
+def check_aborted(steps: list[StepTrace], number: int) -> int:
+    """Check that a request is aborted before the last step, which no longer computes it; return its number of steps."""
+    ends = [
+        event for step in steps for event in step.events if (event.number, event.type) == (number, EventType.FINISHED)
+    ]
+    assert [event.finish_reason for event in ends] == [FinishReason.ABORT]
+    its_steps = [step for step in steps if number in [sequence.number for sequence in step.sequences]]
+    assert steps[-1] not in its_steps
     return len(its_steps)
 
 
 def prefills(step: StepTrace) -> bool:
-    """Return whether a step is long; a decode step of the demo model is shorter than a message to the engine."""
     return step.stats is not None and step.stats.prefill_tokens > 1000
 
 
+def decodes(step: StepTrace) -> bool:
+    return step.stats is not None and step.stats.decode_tokens > 0
+
+
+@pytest.fixture
+def prefilling(server: Server, watch: EngineWatch, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Have the engine compute prompts of another client, for seconds: so long does no other request end by itself."""
+    body = {**PROMPTS, "max_tokens": 1, "cache_salt": request.node.name}
+    with RawConnection(server.url).send(post(COMPLETIONS, body)):
+        watch.until(prefills)
+        yield
+
+
+@pytest.mark.usefixtures("prefilling")
 @pytest.mark.parametrize("body", [STREAM, LONG], ids=["streamed", "whole"])
 def test_a_disconnect_during_decode_ends_the_request_within_a_step(
     server: Server, watch: EngineWatch, body: dict[str, Any]
 ) -> None:
     connection = RawConnection(server.url).send(post(COMPLETIONS, body))
-    number = watch.decode()
-    with RawConnection(server.url).send(post(COMPLETIONS, {**PROMPTS, "cache_salt": f"others {body}"})):
-        watch.until(prefills)
-        check_aborted(watch, number, leave(server, connection))
+    number = watch.until(decodes)[-1].sequences[0].number
+    check_aborted(leave(server, watch, connection), number)
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
@@ -93,8 +111,9 @@ def test_a_disconnect_during_prefill_ends_the_request_within_a_step(
 ) -> None:
     body = {**PROMPTS, "stream": stream, "cache_salt": f"prefill {stream}"}
     connection = RawConnection(server.url).send(post(COMPLETIONS, body))
-    number = watch.until(prefills)[-1].sequences[-1].number
-    check_aborted(watch, number, leave(server, connection))
+    steps = [*watch.until(prefills), *leave(server, watch, connection)]
+    last = [step for step in steps if prefills(step)][-1]
+    check_aborted(steps, last.sequences[-1].number)  # which would decode in the next step at the earliest
 
 
 @pytest.mark.parametrize("body", [STREAM, LONG], ids=["streamed", "whole"])
@@ -107,14 +126,14 @@ def test_a_disconnect_in_the_queue_ends_the_request_before_its_first_step(
             watch.event(EventType.QUEUED)
         connection = RawConnection(server.url).send(post(COMPLETIONS, body))
         number = watch.event(EventType.QUEUED).number
-        assert check_aborted(watch, number, leave(server, connection)) == 0
+        assert check_aborted(leave(server, watch, connection), number) == 0
 
 
+@pytest.mark.usefixtures("prefilling")
 def test_the_disconnect_of_a_client_that_pipelined_a_request_is_noticed(server: Server, watch: EngineWatch) -> None:
     connection = RawConnection(server.url).send(post(COMPLETIONS, STREAM) + post(COMPLETIONS, STREAM))
-    number = watch.decode()
-    leave(server, connection)
-    check_aborted(watch, number, math.inf)
+    number = watch.until(decodes)[-1].sequences[0].number
+    check_aborted(leave(server, watch, connection), number)
 
 
 def test_a_client_that_reads_nothing_costs_no_memory_and_is_dropped() -> None:

@@ -8,10 +8,12 @@ import re
 import signal
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.client import HTTPResponse
 from typing import Any, cast
 
-from engine_watch import EngineWatch, engine_pid
+from engine_watch import EngineWatch, halted
 from http_server import Server, events_of
 from openai.types.responses import Response
 from patience import PATIENCE
@@ -30,6 +32,9 @@ ENDLESS: dict[str, dict[str, Any]] = {
 }
 """Requests to each API that a test outlives."""
 
+CROWD: Any = {**ENDLESS["/v1/completions"], "n": 32}
+"""A request whose many sequences make all steps long, so that no other ends by itself."""
+
 
 def post_to(server: Server, path: str, body: dict[str, Any]) -> RawConnection:
     return RawConnection(server.url).send(post(path, body))
@@ -46,12 +51,20 @@ def begin(server: Server, path: str, body: dict[str, Any]) -> tuple[HTTPResponse
     return reply, sent
 
 
+@contextmanager
+def crowded(server: Server) -> Iterator[EngineWatch]:
+    """Have the engine compute CROWD."""
+    with EngineWatch(server) as watch, post_to(server, "/v1/completions", CROWD):
+        watch.until(lambda step: step.stats is not None and step.stats.decode_tokens == CROWD["n"])
+        yield watch
+
+
 def kill_engine(server: Server) -> None:
     os.kill(server.engine_pid, signal.SIGKILL)
 
 
 def test_a_failed_stream_ends_with_an_error_event() -> None:
-    with Server.start("--max-restarts", "0") as server:
+    with Server.start("--max-restarts", "0") as server, crowded(server):
         long = {"max_output_tokens": 1900, "ignore_eos": True}
         responses = begin(server, "/v1/responses", {"input": "Tell me a tale", **long})
         messages = begin(server, "/v1/messages", {"messages": TALE, "max_tokens": 1900, "output_config": LONG})
@@ -72,17 +85,14 @@ def test_a_failed_stream_ends_with_an_error_event() -> None:
 
 def test_an_answer_that_a_stopped_engine_ends_is_an_error_in_every_api() -> None:
     """An operator stops the engine, which ends the requests beyond its time limit in good order."""
-    with Server.start("--shutdown-timeout", "0", "--log-level", "error") as server:
-        pid = engine_pid(server)
-        with EngineWatch(server, idle=False) as watch:  # before the answers, which take a few seconds
-            streams = {path: post_to(server, path, {**body, "stream": True}) for path, body in ENDLESS.items()}
-            wholes = {path: post_to(server, path, {**body, "stream": False}) for path, body in ENDLESS.items()}
-            watch.wait_for(running=2 * len(ENDLESS))
-            watch.shut_down()
-            watch.wait_for()  # an answer of the next iteration of its loop, which has begun its time limit
-            os.kill(pid, signal.SIGSTOP)  # a fast engine would finish within its time limit
+    with Server.start("--shutdown-timeout", "0", "--log-level", "error") as server, crowded(server) as watch:
+        streams = {path: post_to(server, path, {**body, "stream": True}) for path, body in ENDLESS.items()}
+        wholes = {path: post_to(server, path, {**body, "stream": False}) for path, body in ENDLESS.items()}
+        watch.wait_for(running=CROWD["n"] + 2 * len(ENDLESS))
+        watch.shut_down()
+        watch.wait_for()  # an answer of the next iteration of its loop, which has begun its time limit
+        with halted(watch.pid):  # a fast engine would finish within its time limit
             time.sleep(6)
-            os.kill(pid, signal.SIGCONT)
         replies = {path: connection.reply() for path, connection in wholes.items()}
         sent = {path: connection.begin_reply().read() for path, connection in streams.items()}
         assert server.process.wait(PATIENCE) == 1

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_watch import EngineWatch, engine_pid, wait_until
+from engine_watch import EngineWatch, engine_pid, halted, wait_until
 from http_server import Server, events_of
 from patience import PATIENCE
 from raw_http import RawConnection, post
 
 COMPLETIONS = "/v1/completions"
-STREAM: Any = {"prompt": "Once upon a time", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+STREAM: Any = {"prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+CROWD: Any = {**STREAM, "stream": False, "n": 128}  # makes all steps long, so that no stream ends by itself
 
 
 def streaming(server: Server, **fields: Any) -> http.client.HTTPResponse:
@@ -27,26 +28,30 @@ def streaming(server: Server, **fields: Any) -> http.client.HTTPResponse:
     return RawConnection(server.url).send(post(COMPLETIONS, {**STREAM, **fields})).begin_reply()
 
 
-def running(server: Server, count: int) -> None:
-    """Wait until the engine runs `count` requests."""
-    with EngineWatch(server, idle=False) as watch:
-        watch.wait_for(running=count)
+def crowd(server: Server) -> RawConnection:
+    """Send CROWD, and wait until the engine computes all of it."""
+    with EngineWatch(server) as watch:
+        connection = RawConnection(server.url).send(post(COMPLETIONS, CROWD))
+        watch.until(lambda step: step.stats is not None and step.stats.decode_tokens == CROWD["n"])
+        return connection
 
 
 def test_sigterm_drains_streams_and_rejects_new_requests() -> None:
     with Server.start("--shutdown-timeout", str(PATIENCE), "--keep-alive", str(PATIENCE)) as server:
         assert server.request("/ready").status == 200
-        stream = streaming(server, n=4, max_tokens=1900)  # long enough for all that follows
-        server.process.send_signal(signal.SIGTERM)
-        wait_until(
-            lambda: server.request("/ready").status == 503, "the server does not report that it is shutting down"
-        )
-        for path, body in (("/health", None), ("/ready", None), (COMPLETIONS, {"prompt": "x"})):
-            refused = server.request(path, body)  # on a new connection: the server still listens
-            assert (refused.status, refused.error["code"]) == (503, "shutting_down")
-            assert "shutting down" in refused.error["message"]
-            assert int(refused.headers["retry-after"]) >= 1
-        assert server.request("/version").status == 200
+        pid = engine_pid(server)
+        stream = streaming(server, n=4, max_tokens=1900)
+        with halted(pid):  # the stream outlasts all that follows
+            server.process.send_signal(signal.SIGTERM)
+            wait_until(
+                lambda: server.request("/ready").status == 503, "the server does not report that it is shutting down"
+            )
+            for path, body in (("/health", None), ("/ready", None), (COMPLETIONS, {"prompt": "x"})):
+                refused = server.request(path, body)  # on a new connection: the server still listens
+                assert (refused.status, refused.error["code"]) == (503, "shutting_down")
+                assert "shutting down" in refused.error["message"]
+                assert int(refused.headers["retry-after"]) >= 1
+            assert server.request("/version").status == 200
         *events, done = events_of(stream.read())
         assert done == "[DONE]"
         assert events[-1]["choices"][0]["finish_reason"] == "length"
@@ -56,10 +61,7 @@ def test_sigterm_drains_streams_and_rejects_new_requests() -> None:
 def test_requests_beyond_the_drain_limit_get_an_error() -> None:
     with Server.start("--shutdown-timeout", "0.2") as server:
         pid = engine_pid(server)
-        many = {"n": 16, "max_tokens": 2000}
-        stream = streaming(server, **many)
-        whole = RawConnection(server.url).send(post(COMPLETIONS, {**STREAM, **many, "stream": False}))
-        running(server, 32)
+        whole, stream = crowd(server), streaming(server)
         server.process.send_signal(signal.SIGTERM)
         *_, error, done = events_of(stream.read())
         assert (error["error"]["code"], done) == ("shutting_down", "[DONE]")
@@ -90,10 +92,7 @@ def test_sigint_ends_the_server_at_once_and_leaves_nothing_behind(tmp_path: Path
 @pytest.mark.parametrize(("number", "report"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGSEGV, "Fatal Python error")])
 def test_requests_get_an_error_and_the_server_ends_when_the_engine_dies(number: signal.Signals, report: str) -> None:
     with Server.start("--max-restarts", "0") as server:
-        many = {"n": 16, "max_tokens": 2000}
-        stream = streaming(server, **many)
-        whole = RawConnection(server.url).send(post(COMPLETIONS, {**STREAM, **many, "stream": False}))
-        running(server, 32)
+        whole, stream = crowd(server), streaming(server)
         os.kill(engine_pid(server), number)
         *_, error, done = events_of(stream.read())
         assert (error["error"]["code"], error["error"]["type"], done) == ("engine_dead", "server_error", "[DONE]")
@@ -127,7 +126,7 @@ def test_health_checks_do_not_keep_the_server_from_ending() -> None:
 def test_a_stopped_engine_ends_with_the_server() -> None:
     with Server.start("--shutdown-timeout", "0.2") as server:
         pid = engine_pid(server)
-        stream = streaming(server)
+        stream = streaming(server, n=16)
         os.kill(pid, signal.SIGSTOP)
         server.process.send_signal(signal.SIGTERM)
         assert events_of(stream.read())[-2]["error"]["code"] == "shutting_down"
