@@ -332,7 +332,7 @@ def test_the_most_likeliest_tokens_are_reported(on: str) -> None:
     assert [len(row.result["top_ids"]) for row in found] == [most, most + 1, 499]
 
 
-@pytest.mark.parametrize("vocabulary", [700, 4099, 40_000])
+@pytest.mark.parametrize("vocabulary", [700, 4099, 20_000])
 def test_many_likeliest_tokens_are_those_of_the_host(vocabulary: int, on: str) -> None:
     random = np.random.default_rng(vocabulary)
     rows = rows_of(random, vocabulary, 12 if on == CUDA else 100)
