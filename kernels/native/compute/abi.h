@@ -20,6 +20,9 @@ inline constexpr std::int64_t kBlockTokens = 256;   ///< tokens of a block of at
 inline constexpr std::int64_t kMaxKvSplits = 1024;  ///< most KV splits of a step
 inline constexpr std::int64_t kStateWrites = 4;     ///< most writes of state for each token of an entry
 
+/// Rounds up to whole cache lines.
+constexpr std::size_t in_lines(std::size_t bytes) { return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine; }
+
 static_assert(kPackedBlock == 2 * kTileRows && kPackedBlock == 2 * kTilePairs);
 static_assert(kTileTokens == kPackedBlock && kBlockTokens % kTileTokens == 0);
 

@@ -13,8 +13,6 @@ constexpr std::size_t kMostSteps = 128;
 constexpr int kOfThisThread = 1;  // CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 constexpr std::size_t kChunk = std::size_t{1} << 16;
 
-std::size_t in_lines(std::size_t bytes) { return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine; }
-
 /// Rounds up to three significant bits: few sizes, none of them a quarter too large.
 std::int64_t rounded(std::int64_t size) {
   const auto bits = std::bit_width(static_cast<std::uint64_t>(size));

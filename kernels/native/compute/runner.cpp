@@ -32,8 +32,7 @@ Runner::Runner(const RunnerConfig& config, Device& device)
   const auto tokens = static_cast<std::size_t>(config.max_num_batched_tokens);
   const auto rows = static_cast<std::size_t>(config.max_logit_rows);
   auto array = [&]<class T>(T*& target, std::size_t count) {
-    const std::size_t lines = (count * sizeof(T) + kCacheLine - 1) / kCacheLine;  // kernels read whole words
-    target = reinterpret_cast<T*>(device_.allocate_exchanged(lines * kCacheLine));
+    target = reinterpret_cast<T*>(device_.allocate_exchanged(in_lines(count * sizeof(T))));  // kernels read whole words
   };
   array(inputs_.token_ids, tokens);
   array(inputs_.positions, tokens);
